@@ -436,6 +436,7 @@ class bl_meta_stat(CStruct):
     held_bytes: int
     data_bytes: int
     retired_stripe_count: int
+    table_evict_count: int
 
 class bl_meta_stat_init(TypedDict, total=False):
     block_count: int
@@ -459,6 +460,7 @@ class bl_meta_stat_init(TypedDict, total=False):
     held_bytes: int
     data_bytes: int
     retired_stripe_count: int
+    table_evict_count: int
 
 class bl_entry(CStruct):
     key: uint64_p
@@ -2715,6 +2717,7 @@ class Lib:
     def bl_meta_serve(self, meta: bl_meta | Null, /) -> int: ...
     def bl_meta_describe(self, meta: bl_meta | Null, out: bl_meta_stat | Null, /) -> None: ...
     def bl_lower_attach(self, meta: bl_meta | Null, count_max: int, flags: int, token: int, /) -> int: ...
+    def bl_lower_told(self, meta: bl_meta | Null, /) -> None: ...
     def bl_lower_wait(self, meta: bl_meta | Null, kinds: int, timeout_ns: int, /) -> int: ...
     def bl_lower_describe(self, meta: bl_meta | Null, out: bl_lower_stat | Null, /) -> None: ...
     def bl_lookup(self, session: bl_session | Null, keys: uint64_p | Null | Sequence[int], count: int, flags: int, records: bl_block_record | Null, state: uint32_p | Null, timeout_ns: int, /) -> int: ...

@@ -93,6 +93,12 @@ def _medians(axes: Any, rows: list[Row]) -> None:
     axes.set_xlabel(f"median, ns, {rows[0]['memory']}")
 
 
+def _disk(axes: Any, rows: list[Row]) -> None:
+    read = [row for row in rows if row["gb_per_s"] is not None]
+    _bars(axes, read, "gb_per_s", lambda row: f"{row['case']}, depth {row['depth']}")
+    axes.set_xlabel("GB/s")
+
+
 def _scheduler(axes: Any, rows: list[Row]) -> None:
     virtual = [row for row in rows if row["memory"] == "virtual time"]
     _bars(axes, virtual, "p99_ns", lambda row: str(row["case"]))
@@ -122,5 +128,6 @@ _CHARTS: dict[str, Callable[[Any, list[Row]], None]] = {
     "scheduler": _scheduler,
     "indexer": _medians,
     "blocks": _medians,
+    "tiers-disk": _disk,
     "gateway": _medians,
 }

@@ -15,7 +15,7 @@ from beluga.cli.output import print_facts, print_json, print_table, progress, sa
 from beluga.cli.scrub import scrub_admission
 from beluga.errors import NoDefaultPoolError, PoolError
 from beluga.meta import check_devices, repair_pool
-from beluga.pool import Pool, default_specs, emulated_paths, forget, remember, show_size
+from beluga.pool import Geometry, Pool, default_specs, emulated_paths, forget, remember, show_size
 from beluga.transfer import Crossovers, crossovers, default_threads, policy
 
 app = typer.Typer(help="Create, show, check and destroy pools.", no_args_is_help=True)
@@ -57,7 +57,19 @@ Sparse = Annotated[
 Force = Annotated[
     bool, typer.Option("--force", help="Format the devices although a pool is on them.")
 ]
-MaxBlocks = Annotated[int | None, typer.Option(min=1, help="How many blocks the pool can hold.")]
+MaxBlocks = Annotated[
+    int | None,
+    typer.Option(min=1, help="How many blocks the pool can hold. By default see --block-bytes."),
+]
+BlockBytes = Annotated[
+    int | None,
+    typer.Option(
+        parser=size,
+        metavar="SIZE",
+        help="The smallest block that will be stored: the table gets an entry for each that fits. "
+        "By default 256K.",
+    ),
+]
 Lanes = Annotated[int | None, typer.Option(min=1, help="How many clients can attach at once.")]
 
 
@@ -70,6 +82,7 @@ def create(
     sparse: Sparse = False,
     force: Force = False,
     max_blocks: MaxBlocks = None,
+    block_bytes: BlockBytes = None,
     lanes: Lanes = None,
     json: Json = False,
 ) -> None:
@@ -83,6 +96,7 @@ def create(
             sparse=sparse,
             force=force,
             max_blocks=max_blocks,
+            block_bytes=block_bytes,
             lane_count=lanes,
             progress=advance,
         )
@@ -160,6 +174,7 @@ def mount(
     sparse: Sparse = False,
     force: Force = False,
     max_blocks: MaxBlocks = None,
+    block_bytes: BlockBytes = None,
     lanes: Lanes = None,
     json: Json = False,
 ) -> None:
@@ -171,7 +186,18 @@ def mount(
     if create_first:
         if not paths:
             Path(specs[0]).parent.mkdir(mode=0o700, exist_ok=True)
-        create(specs, device_size, interleave, coherence, sparse, force, max_blocks, lanes, json)
+        create(
+            specs,
+            device_size,
+            interleave,
+            coherence,
+            sparse,
+            force,
+            max_blocks,
+            block_bytes,
+            lanes,
+            json,
+        )
     else:
         with Pool.open(specs) as pool:
             _describe(pool, json)
@@ -207,7 +233,7 @@ def _describe(pool: Pool, json: bool) -> None:
         {
             "pool": pool.id,
             "for blocks": show_size(geometry.data_size),
-            "max blocks": geometry.block_count_max,
+            "max blocks": _table(geometry),
             "lanes": f"{geometry.lane_count} of {geometry.slot_count} slots",
             "stripes": "interleaved" if geometry.interleaved else "device after device",
             "memory": f"{known.memory} ({known.memory_source})",
@@ -234,6 +260,15 @@ def _describe(pool: Pool, json: bool) -> None:
     print_table(
         ["copies by", "before a read", "after a write"],
         [[name, row["before_read"], row["after_write"]] for name, row in rows.items()],
+    )
+
+
+def _table(geometry: Geometry) -> str:
+    """Say how many blocks fit into the table, and which are too small to fill the space."""
+    smallest = max(geometry.data_size // geometry.block_count_max, 1)
+    return (
+        f"{geometry.block_count_max}: blocks of less than {show_size(smallest)} fill the table "
+        "before the space (--block-bytes)"
     )
 
 

@@ -13,6 +13,7 @@ import typer
 
 from beluga.cli.options import Json, size
 from beluga.cli.output import print_facts, print_json, progress, say
+from beluga.cli.tiers import AdmissionName, DiskBytes, Disks, Offload, Remotes
 from beluga.errors import ReplayError
 from beluga.replay import Conversations, Options, Result, make_workload, read_trace
 from beluga.replay import replay as run_replay
@@ -55,9 +56,18 @@ def replay(
     compare: Annotated[
         bool, typer.Option(help="Compare every fetched byte with what was put.")
     ] = True,
+    disk: Disks = None,
+    disk_bytes: DiskBytes = 0,
+    remote: Remotes = None,
+    offload: Offload = "wait",
+    admission: AdmissionName = "always",
     json: Json = False,
 ) -> None:
-    """Replay a trace: several processes put and get its blocks in a pool of their own."""
+    """Replay a trace: several processes put and get its blocks in a pool of their own.
+
+    With --disk or --remote, blocks that the pool evicts sink to these tiers and come back; and if
+    the server is killed meanwhile, it is started again.
+    """
     requests = read_trace(trace) if trace else make_workload(Conversations())
     options = Options(
         client_count=clients,
@@ -65,6 +75,11 @@ def replay(
         pool_size=pool_bytes,
         speed=speed,
         compare=compare,
+        disks=tuple(disk or ()),
+        disk_size=disk_bytes,
+        remotes=tuple(remote or ()),
+        offload=offload,
+        admission=admission,
     )
     with progress("replaying", shown=not json) as advance:
         result = run_replay(requests, options, say=say, advance=advance)
@@ -72,8 +87,8 @@ def replay(
         print_json(result)
     else:
         print_facts(_facts(result, clients, compare))
-    if result.wrong_blocks:
-        raise ReplayError(f"{result.wrong_blocks} blocks came back with wrong bytes")
+    if result.verify_errors:
+        raise ReplayError(f"{result.verify_errors} blocks came back with wrong bytes")
 
 
 def _block_size(trace: Path | None) -> int:
@@ -90,7 +105,8 @@ def _facts(result: Result, clients: int, compare: bool) -> dict[str, object]:
         "blocks put": _moved(result.blocks_put, result.bytes_put, result.put_gb_per_s),
         "blocks got": _moved(result.blocks_hit, result.bytes_got, result.get_gb_per_s),
         "RPC p50 / p99": f"{result.rpc_p50_us:.1f} / {result.rpc_p99_us:.1f} us",
-        "wrong blocks": result.wrong_blocks if compare else "not compared",
+        "put again": result.blocks_put_again,
+        "wrong blocks": result.verify_errors if compare else "not compared",
     }
 
 

@@ -15,10 +15,12 @@ import typer
 
 from beluga.cli.options import Host, Json, PoolPaths, Timeout, open_pool
 from beluga.cli.output import print_facts, print_json, say
+from beluga.cli.tiers import AdmissionName, DiskBytes, Disks, Offload, Remotes
 from beluga.errors import DeposedError
 from beluga.lease import Lease, open_lease
 from beluga.meta import EVICTIONS, MetaClient, MetaServer
 from beluga.rpc import SILENT_S, Client, Keeper, Quota, Server, stand_by
+from beluga.tiers import TierService, TierSettings
 
 DeclaredGone = Annotated[
     bool,
@@ -44,6 +46,27 @@ QuotaCalls = Annotated[
 Eviction = Annotated[
     str, typer.Option(help=f"The policy by which blocks are evicted: {', '.join(EVICTIONS)}.")
 ]
+Standby = Annotated[
+    bool,
+    typer.Option("--standby", help="Wait until the pool's server has ended, then take over."),
+]
+Watch = Annotated[
+    bool, typer.Option("--watch", help="Stand by again after another server has taken over.")
+]
+Silent = Annotated[
+    float,
+    typer.Option(
+        min=0.5,
+        help="After how many seconds without a heartbeat another machine's server counts as lost.",
+    ),
+]
+LeaseUrl = Annotated[
+    str,
+    typer.Option(
+        help="Stand by, and serve only while this lock is held: etcd://HOST:PORT/NAME or "
+        "k8s://NAMESPACE/NAME."
+    ),
+]
 _LOOK_INTERVAL_S = 0.5
 
 
@@ -56,41 +79,42 @@ def serve(
     quota_bytes: QuotaBytes = 0,
     quota_calls: QuotaCalls = 0,
     eviction: Eviction = "lru",
-    standby: Annotated[
-        bool,
-        typer.Option("--standby", help="Wait until the pool's server has ended, then take over."),
-    ] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Stand by again after another server has taken over.")
-    ] = False,
-    silent: Annotated[
-        float,
-        typer.Option(
-            min=0.5,
-            help="After how many seconds without a heartbeat another machine's "
-            "server counts as lost.",
-        ),
-    ] = SILENT_S,
-    lease: Annotated[
-        str,
-        typer.Option(
-            help="Stand by, and serve only while this lock is held: etcd://HOST:PORT/NAME or "
-            "k8s://NAMESPACE/NAME."
-        ),
-    ] = "",
+    standby: Standby = False,
+    watch: Watch = False,
+    silent: Silent = SILENT_S,
+    lease: LeaseUrl = "",
+    disk: Disks = None,
+    disk_bytes: DiskBytes = 0,
+    remote: Remotes = None,
+    offload: Offload = "drop",
+    admission: AdmissionName = "adaptive",
 ) -> None:
-    """Serve the pool's block index until SIGTERM or Ctrl-C."""
+    """Serve the pool's block index until SIGTERM or Ctrl-C.
+
+    With --disk or --remote, blocks that the pool evicts sink to these tiers, and come back when
+    they are asked for.
+    """
     if eviction not in EVICTIONS:
         raise typer.BadParameter(f"--eviction is one of {', '.join(EVICTIONS)}, not {eviction}")
+    tiers = TierSettings(
+        disks=tuple(disk or ()),
+        disk_bytes=disk_bytes,
+        remotes=tuple(remote or ()),
+        offload=offload,
+        admission=admission,
+        eviction=eviction,
+    )
     quota = Quota(grants=quota_grants, pins=quota_pins, bytes=quota_bytes, calls_per_s=quota_calls)
     with open_pool(pool) as opened:
         while True:
             server = MetaServer(
                 opened, host=host, declared_gone=declare_gone, quota=quota, eviction=eviction
             )
+            service = TierService(server, opened, tiers, host=host) if tiers else None
             try:
                 serve_until_told(
                     server,
+                    service=service,
                     silent_s=silent if standby or lease else None,
                     lease=open_lease(lease) if lease else None,
                 )
@@ -105,9 +129,14 @@ def serve(
 
 
 def serve_until_told(
-    server: Server, *, silent_s: float | None = None, lease: Lease | None = None
+    server: Server,
+    *,
+    service: TierService | None = None,
+    silent_s: float | None = None,
+    lease: Lease | None = None,
 ) -> None:
-    """Run ``server`` on its thread until a signal comes. Raises the error that ended it otherwise.
+    """Run ``server`` on its thread until a signal comes, and the service of its lower tiers. Raises
+    the error that ended it otherwise.
 
     With ``silent_s`` the server first stands by, and follows a server whose heartbeat has not moved
     for so many seconds. With ``lease`` it serves only while the lease is held.
@@ -126,10 +155,14 @@ def serve_until_told(
                 return
             say(f"took over, epoch {server.stat().epoch}")
         with nullcontext() if lease is None else Keeper(server, lease):
+            if service is not None:
+                service.start()
             while not told.wait(_LOOK_INTERVAL_S):
                 if server.failure is not None:
                     raise server.failure
     finally:
+        if service is not None:
+            service.stop()
         server.stop()
 
 
@@ -156,7 +189,9 @@ def ping(
 def stat(pool: PoolPaths = None, host: Host = None, json: Json = False) -> None:
     """Show the server's counters."""
     with open_pool(pool) as opened, Client(opened, host=host) as client:
-        counters = asdict(MetaClient(client).stat())
+        found = MetaClient(client).stat()
+    taken = found.block_count + found.grant_count
+    counters = asdict(found) | {"table_full": taken >= found.block_count_max}
     if json:
         print_json(counters)
     else:

@@ -296,9 +296,15 @@ class KVCache:
             tiers[hits:] = fastest(self._meta.tiers(keys[hits:]))
         return Found(tiers)
 
-    def prefetch(self, digests: Digests) -> int:
+    def onboard(self, digests: Digests) -> int:
         """Ask lower tiers for the leading blocks, and do not wait. Returns how many of them the
         pool has or gets.
+        """
+        return self._meta.onboard(self.keys(digests))
+
+    def prefetch(self, digests: Digests) -> int:
+        """Do as :meth:`onboard`, for blocks that are wanted later: those that somebody waits for
+        come first.
         """
         return self._meta.onboard(self.keys(digests), prefetch=True)
 

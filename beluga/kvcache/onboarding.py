@@ -52,7 +52,7 @@ class Onboarding:
         self._meta, self._timeout_s = meta, timeout_s
         self._until_s = 0.0
         self._nap_s = _NAP_S
-        self._asked = False  # without progress since then
+        self._asked = False
 
     def more(self, keys: NDArray[np.uint64], state: BlockState, *, progress: bool) -> bool:
         """Return whether the get shall try again, after a nap if the next block is on its way.
@@ -63,11 +63,11 @@ class Onboarding:
         if progress or not self._until_s:
             self._until_s = time.monotonic() + self._timeout_s
             self._nap_s, self._asked = _NAP_S, False
-        if state in _COMING and not self._asked:
+        if state not in _COMING or time.monotonic() > self._until_s:
+            return False
+        if state == BlockState.BELOW or not self._asked:  # it may have been evicted again
             self._asked = True
             return self._meta.onboard(keys) > 0
-        if state != BlockState.PENDING or not self._asked or time.monotonic() > self._until_s:
-            return False
         time.sleep(self._nap_s)
         self._nap_s = min(self._nap_s * 1.5, _NAP_MAX_S)
         return True

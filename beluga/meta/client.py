@@ -66,10 +66,13 @@ class Lookup:
 
 @dataclasses.dataclass(slots=True)
 class Pins:
-    """The leading hits of a lookup, pinned for its session. ``count`` is 0 after their release."""
+    """The leading hits of a lookup, pinned for its session. ``count`` is 0 after their release.
+    ``state`` is that of the next key, as in :class:`Lookup`.
+    """
 
     count: int
     _commits: core.bl_commit = dataclasses.field(repr=False)
+    state: BlockState = BlockState.MISS
 
 
 class MetaClient:
@@ -124,7 +127,7 @@ class MetaClient:
         commits = np.zeros(hits, dtype=_COMMIT)
         for name in ("generation", "block"):
             commits[name] = records[name][:hits]
-        return Pins(hits, ffi.from_buffer("bl_commit[]", commits))
+        return Pins(hits, ffi.from_buffer("bl_commit[]", commits), BlockState(state[0]))
 
     def unpin(self, pins: Pins) -> int:
         """Drop these pins, once. Returns how many were dropped."""

@@ -77,6 +77,13 @@ class MetaServer(Server):
             )
         return token
 
+    def lower_told(self) -> None:
+        """Note that the server was told of all that its lower tiers have. Until then it takes any
+        key for one that they may have.
+        """
+        with self._running():
+            lib.bl_lower_told(self._meta)
+
     def wait_lower(self, kinds: int, timeout_s: float) -> int:
         """Wait until the lower tiers have work of one of these kinds, as bits ``1 << Work``.
 

@@ -38,6 +38,7 @@ class MetaStat:
     held_bytes: int
     data_bytes: int
     retired_stripe_count: int
+    table_evict_count: int
 
     @classmethod
     def of(cls, struct: core.bl_meta_stat) -> MetaStat:

@@ -22,6 +22,10 @@ _MIB = 1 << 20
 _GIB = 1 << 30
 
 
+_BLOCK_BYTES = 256 << 10  # if no smaller blocks are asked for
+_BLOCKS_LEAST = 1024
+
+
 @dataclass(frozen=True, slots=True)
 class Wishes:
     """The choices of a pool's creator; None leaves a choice to Beluga. Sizes are in bytes. See
@@ -34,6 +38,7 @@ class Wishes:
     sparse: bool = False
     force: bool = False
     max_blocks: int | None = None
+    block_bytes: int | None = None
     lane_count: int | None = None
     slot_count: int | None = None
     bulk_size: int | None = None
@@ -62,7 +67,7 @@ class Layout:
             config.lane_count = wishes.lane_count or (64 if large else 8 if small else 16)
             config.slot_count = wishes.slot_count or (64 if small else 256)
             config.bulk_size = wishes.bulk_size or (32 if size < 64 * _MIB else 64) << 10
-            config.block_count_max = wishes.max_blocks or max(1024, size >> 18)
+            config.block_count_max = _block_count_max(wishes, size)
             code = lib.bl_geometry_make(config, self._geometry)
         except OverflowError:
             code = -errno.EINVAL
@@ -115,3 +120,11 @@ def _coherence_of_each(
             "each, in the devices' order"
         )
     return named
+
+
+def _block_count_max(wishes: Wishes, size: int) -> int:
+    """Return the entries of the block table: as many as blocks of the smallest size fit."""
+    if wishes.max_blocks is not None:
+        return wishes.max_blocks
+    smallest = wishes.block_bytes or _BLOCK_BYTES
+    return max(_BLOCKS_LEAST, -(-size // smallest))

@@ -81,6 +81,7 @@ class Pool:
         sparse: bool = False,
         force: bool = False,
         max_blocks: int | None = None,
+        block_bytes: int | None = None,
         lane_count: int | None = None,
         slot_count: int | None = None,
         bulk_size: int | None = None,
@@ -91,9 +92,12 @@ class Pool:
         ``device_size`` is in bytes, a multiple of 2 MiB; None takes the devices' own size, or a
         share of the free space for new files. ``coherence`` is "hardware" or "software", or a list
         with one of them for each path; None means "hardware" for files and "software" for devdax
-        nodes. A pool with a device of hardware coherence is for one host. ``sparse`` reserves no
-        space for files (for tests). ``force`` destroys what is on the devices. ``progress`` is
-        called with the bytes pre-faulted and the bytes in all.
+        nodes. A pool with a device of hardware coherence is for one host. ``block_bytes`` is the
+        smallest block that will be stored, 256 KiB if it is None: the block table gets an entry for
+        each that fits, or ``max_blocks`` entries. If smaller blocks are stored, the table is full
+        before the space is. ``sparse`` reserves no space for files (for tests). ``force`` destroys
+        what is on the devices. ``progress`` is called with the bytes pre-faulted and the bytes in
+        all.
 
         Raises a :class:`~beluga.errors.PoolError`; then nothing is changed or left behind.
         """
@@ -104,6 +108,7 @@ class Pool:
             sparse=sparse,
             force=force,
             max_blocks=max_blocks,
+            block_bytes=block_bytes,
             lane_count=lane_count,
             slot_count=slot_count,
             bulk_size=bulk_size,

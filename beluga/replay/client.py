@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
-from beluga.errors import BelugaError
+from beluga._ffi import lib
+from beluga.errors import BelugaError, RpcError
 from beluga.kvcache import KVCache
 from beluga.meta import BlockState
 from beluga.pool import Pool
@@ -28,11 +32,15 @@ from beluga.replay.process import report
 from beluga.replay.trace import Request, read_trace
 from beluga.rpc import Client
 
-NAMESPACE = "beluga replay"
+T = TypeVar("T")
 
 _REPORT_INTERVAL_S = 0.1
 _PENDING_WAIT_S = 0.1  # the longest wait for a block that another client is writing
 _PENDING_NAP_S = 0.0002
+# A tier is behind, or the server ended between a grant and its commit.
+_TRY_AGAIN = -int(lib.BL_ERROR_OFFLOADING), -int(lib.BL_ERROR_NO_GRANT)
+_OFFLOADING_NAP_S = 0.001
+_PATIENCE_S = 60.0  # how long a patient client waits for a server or for tiers
 
 
 @dataclass(slots=True)
@@ -57,8 +65,8 @@ class Worker:
     def __init__(self, client: Client, job: Job) -> None:
         self.tally = Tally()
         self._client = client
-        self._compare = job.compare
-        self._cache = KVCache(client, namespace=NAMESPACE)
+        self._compare, self._patient = job.compare, job.patient
+        self._cache = KVCache(client, namespace=job.namespace)
         self._contents = Contents(job.block_size)
         self._blocks = np.empty((0, job.block_size // 8), np.uint64)
 
@@ -71,7 +79,7 @@ class Worker:
         hit_count = self._get(ids, keys)
         if hit_count < len(ids):
             self._put(ids[hit_count:], keys[hit_count:])
-        self.tally.rpc_ns.append(int(self._client.ping() * 1e9))
+        self.tally.rpc_ns.append(int(self._ask(self._client.ping) * 1e9))
         self.tally.request_count += 1
         self.tally.looked_up_count += len(ids)
         self.tally.hit_count += hit_count
@@ -83,7 +91,7 @@ class Worker:
         count = 0
         while count < len(ids):
             start = time.perf_counter()
-            result = self._cache.get(keys[count:], blocks[count:])
+            result = self._ask(partial(self._cache.get, keys[count:], blocks[count:]))
             now = time.perf_counter()
             self.tally.get_s += now - start
             self.tally.mismatch_count += result.mismatches
@@ -99,13 +107,32 @@ class Worker:
         return count
 
     def _put(self, ids: Ids, keys: Digests) -> None:
-        blocks = self._blocks[: len(ids)]
-        self._contents.fill(ids, blocks)
-        start = time.perf_counter()
-        result = self._cache.put(keys, blocks)
-        self.tally.put_s += time.perf_counter() - start
-        self.tally.put_count += result.stored
-        self.tally.refused_count += result.refused
+        until = time.monotonic() + _PATIENCE_S
+        while True:
+            blocks = self._blocks[: len(ids)]
+            self._contents.fill(ids, blocks)
+            start = time.perf_counter()
+            result = self._ask(partial(self._cache.put, keys, blocks))
+            self.tally.put_s += time.perf_counter() - start
+            self.tally.put_count += result.stored
+            waiting = np.isin(result.statuses, _TRY_AGAIN) & self._patient
+            if not waiting.any() or time.monotonic() > until:
+                self.tally.refused_count += result.refused
+                return
+            self.tally.refused_count += result.refused - int(np.count_nonzero(waiting))
+            ids, keys = ids[waiting], keys[waiting]
+            time.sleep(_OFFLOADING_NAP_S)
+
+    def _ask(self, call: Callable[[], T]) -> T:
+        """Call, again if the server ended meanwhile and another is being started."""
+        until = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return call()
+            except RpcError:
+                if not self._patient or time.monotonic() > until:
+                    raise
+                time.sleep(_PENDING_WAIT_S)
 
 
 def work(job: Job) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The job of a client process of a replay."""
+"""The jobs of the processes of a replay."""
 
 from __future__ import annotations
 
@@ -14,3 +14,18 @@ class Job(msgspec.Struct, frozen=True):
     trace: str
     block_size: int  # bytes
     compare: bool
+    namespace: str  # of this replay alone: a disk may still have the blocks of others
+    patient: bool  # wait for a server that is started again, and for tiers that are behind
+
+
+class ServerJob(msgspec.Struct, frozen=True):
+    """The server's only argument, passed as JSON. ``directory`` is removed at the end."""
+
+    directory: str
+    devices: list[str]
+    disks: list[str]
+    disk_bytes: int
+    remotes: list[str]
+    offload: str
+    admission: str
+    block_size: int

@@ -19,6 +19,10 @@ from beluga.errors import ReplayError
 _STOP_TIMEOUT_S = 10.0
 
 
+class ProcessKilledError(ReplayError):
+    """A process of the replay was ended by a signal."""
+
+
 def report(message: Mapping[str, object]) -> None:
     """Report to the parent. If the parent has gone, the child exits, too."""
     try:
@@ -62,7 +66,10 @@ class Process:
         if "error" in message:
             raise ReplayError(f"{self.name}: {message['error']}")
         if not message:
-            raise ReplayError(f"{self.name} ended before its work did: {self._how()}")
+            code = self._child.wait()
+            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+            kind = ProcessKilledError if code < 0 else ReplayError
+            raise kind(f"{self.name} ended before its work did: {how}")
         return message
 
     def stop(self) -> None:
@@ -77,7 +84,3 @@ class Process:
             self._child.kill()
             self._child.wait()
         self.stdout.close()
-
-    def _how(self) -> str:
-        code = self._child.wait()
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"

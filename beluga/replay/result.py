@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from beluga.replay.trace import Request, ideal_hit_rate
+from beluga.replay.trace import Request, ideal_hit_rate, unique_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,9 +18,12 @@ class Result:
     """Figures of a replay. Rates are 0..1, bytes are of payload, and the RPC is a ping after each
     request.
 
-    ``wrong_blocks`` counts blocks fetched with wrong bytes. ``mismatches`` counts those that the
-    cache found changed and did not return. ``put_gb_per_s`` and ``get_gb_per_s`` are for one client
-    while it puts or gets, with checksums, copies and calls to the server.
+    ``verify_errors`` counts blocks fetched with wrong bytes. ``mismatches`` counts those that the
+    cache found changed and did not return. ``blocks_put_again`` counts puts of blocks that had been
+    stored before and were lost: it is 0 if every block that was stored stays a hit.
+    ``server_restarts`` counts servers that were killed and started again. ``put_gb_per_s`` and
+    ``get_gb_per_s`` are for one client while it puts or gets, with checksums, copies and calls to
+    the server.
     """
 
     requests: int
@@ -32,13 +35,15 @@ class Result:
     blocks_refused: int
     bytes_put: int
     bytes_got: int
-    wrong_blocks: int
+    blocks_put_again: int
+    verify_errors: int
     mismatches: int
     seconds: float
     put_gb_per_s: float
     get_gb_per_s: float
     rpc_p50_us: float
     rpc_p99_us: float
+    server_restarts: int = 0
 
 
 def summarize(
@@ -46,6 +51,7 @@ def summarize(
     block_size: int,
     seconds: float,
     tallies: Sequence[dict[str, Any]],
+    server_restarts: int = 0,
 ) -> Result:
     """Compute the result from the ``Tally`` of every client."""
 
@@ -65,11 +71,13 @@ def summarize(
         blocks_refused=total("refused_count"),
         bytes_put=bytes_put,
         bytes_got=bytes_got,
-        wrong_blocks=total("wrong_count"),
+        blocks_put_again=max(total("put_count") - unique_count(requests), 0),
+        verify_errors=total("wrong_count"),
         mismatches=total("mismatch_count"),
         seconds=seconds,
         put_gb_per_s=bytes_put / 1e9 / max(total("put_s"), 1e-9),
         get_gb_per_s=bytes_got / 1e9 / max(total("get_s"), 1e-9),
         rpc_p50_us=float(p50),
         rpc_p99_us=float(p99),
+        server_restarts=server_restarts,
     )

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,8 +25,8 @@ import msgspec
 from beluga.errors import ReplayError
 from beluga.pool import Pool, room, scratch_folder, show_size
 from beluga.replay.dispatcher import Dispatcher
-from beluga.replay.job import Job
-from beluga.replay.process import Process
+from beluga.replay.job import Job, ServerJob
+from beluga.replay.process import Process, ProcessKilledError
 from beluga.replay.result import Result, summarize
 from beluga.replay.sizing import DEVICE_COUNT, PoolSize, pool_size_for
 from beluga.replay.trace import Request, write_trace
@@ -39,7 +40,8 @@ _MEMORY = Path("/dev/shm")  # noqa: S108  the files lie in a fresh directory of 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """The options of a replay. Sizes are in bytes. ``speed`` 1 keeps the trace's own times, and
-    None never waits.
+    None never waits. ``disks`` to ``admission`` are the tiers below the pool
+    (:class:`beluga.tiers.TierSettings`).
     """
 
     client_count: int = 2
@@ -47,12 +49,18 @@ class Options:
     pool_size: int | None = None  # None for a pool that holds all blocks of the trace
     speed: float | None = None
     compare: bool = True
+    disks: tuple[str, ...] = ()
+    disk_size: int = 0
+    remotes: tuple[str, ...] = ()
+    offload: str = "wait"
+    admission: str = "always"
 
 
 def replay(requests: Sequence[Request], options: Options, *, say: Say, advance: Advance) -> Result:
     """Replay the requests. ``say`` gets messages for people, ``advance`` gets (done, total).
 
-    Raises ReplayError if a process dies or fails, and a PoolError if there is no space.
+    Raises ReplayError if a process dies or fails, and a PoolError if there is no space. With a tier
+    below the pool, a server that is killed is started again.
     """
     if options.block_size < 64 or options.block_size % 8:
         raise ReplayError(f"a block of {options.block_size} bytes; give 64 or more, in steps of 8")
@@ -63,27 +71,41 @@ def replay(requests: Sequence[Request], options: Options, *, say: Say, advance: 
         devices = _make_pool(directory, size)
         trace = directory / "trace.jsonl"
         write_trace(requests, trace)
-        job = Job(devices, str(trace), options.block_size, options.compare)
+        namespace = f"beluga replay {uuid.uuid4()}"
+        patient = bool(options.disks or options.remotes)
+        job = Job(devices, str(trace), options.block_size, options.compare, namespace, patient)
+        server_job = ServerJob(
+            str(directory),
+            devices,
+            list(options.disks),
+            options.disk_size,
+            list(options.remotes),
+            options.offload,
+            options.admission,
+            options.block_size,
+        )
         dispatcher = Dispatcher(requests, options.speed)
         # this runs after the clients have ended, because it may wait for a reader
         cleanup.callback(dispatcher.stop)
-        clients = _Clients(cleanup, job, options.client_count, dispatcher.read_end)
+        clients = _Processes(cleanup, job, server_job, options.client_count, dispatcher.read_end)
         start_s = time.monotonic()
         dispatcher.start()
         tallies = clients.watch(lambda done: advance(done, len(requests)))
         seconds = time.monotonic() - start_s
-    return summarize(requests, options.block_size, seconds, tallies)
+    return summarize(requests, options.block_size, seconds, tallies, clients.server_restarts)
 
 
-class _Clients:
-    """The server and the clients, which all read the same pipe."""
+class _Processes:
+    """The server, and the clients, which all read the same pipe."""
 
-    def __init__(self, cleanup: ExitStack, job: Job, client_count: int, tickets: int) -> None:
+    def __init__(
+        self, cleanup: ExitStack, job: Job, server_job: ServerJob, client_count: int, tickets: int
+    ) -> None:
         self._messages: queue.Queue[tuple[int, dict[str, Any] | ReplayError]] = queue.Queue()
-        arguments = [str(Path(job.trace).parent), *job.devices]
-        server = Process("the server", "beluga.replay.server", arguments, subprocess.PIPE)
-        cleanup.callback(server.stop)
-        server.next_report()
+        self._cleanup, self._server_job = cleanup, server_job
+        self._again = job.patient
+        self.server_restarts = 0
+        server = self._serve()
         argument = msgspec.json.encode(job).decode()
         self._clients = []
         for index in range(client_count):
@@ -93,7 +115,17 @@ class _Clients:
         for client in self._clients:
             client.next_report()
         for index, process in enumerate([*self._clients, server]):
-            threading.Thread(target=self._listen, args=(index, process), daemon=True).start()
+            self._listen_to(index, process)
+
+    def _serve(self) -> Process:
+        argument = msgspec.json.encode(self._server_job).decode()
+        server = Process("the server", "beluga.replay.server", [argument], subprocess.PIPE)
+        self._cleanup.callback(server.stop)
+        server.next_report()
+        return server
+
+    def _listen_to(self, index: int, process: Process) -> None:
+        threading.Thread(target=self._listen, args=(index, process), daemon=True).start()
 
     def watch(self, advance: Callable[[int], None]) -> list[dict[str, Any]]:
         """Return the tally of every client. Raises ReplayError as soon as one of the processes
@@ -103,6 +135,10 @@ class _Clients:
         tallies: list[dict[str, Any]] = []
         while len(tallies) < len(self._clients):
             index, message = self._messages.get()
+            if isinstance(message, ProcessKilledError) and index == len(done) and self._again:
+                self.server_restarts += 1
+                self._listen_to(index, self._serve())
+                continue
             if isinstance(message, ReplayError):
                 raise message
             if "tally" in message:

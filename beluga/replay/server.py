@@ -1,36 +1,62 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The server process of a replay, which runs as a program with arguments DIRECTORY DEVICE...
+"""The server process of a replay, a program with a :class:`ServerJob` as its argument.
 
 It reports on stdout once it serves, and ends when its stdin does, and so with its parent. Then it
-removes DIRECTORY, which holds the devices, because a parent that was killed cannot.
+removes the directory of the devices, because a parent that was killed cannot.
 """
 
 from __future__ import annotations
 
 import shutil
 import sys
+from contextlib import ExitStack
+
+import msgspec
 
 from beluga.errors import BelugaError
 from beluga.meta import MetaServer
 from beluga.pool import Pool
+from beluga.replay.job import ServerJob
 from beluga.replay.process import report
+from beluga.tiers import TierService, TierSettings
+
+
+def serve(job: ServerJob) -> None:
+    """Serve the pool until stdin ends."""
+    tiers = TierSettings(
+        disks=tuple(job.disks),
+        disk_bytes=job.disk_bytes,
+        remotes=tuple(job.remotes),
+        offload=job.offload,
+        admission=job.admission,
+        block_bytes=job.block_size,
+        owner="beluga replay",
+    )
+    with ExitStack() as cleanup:
+        pool = cleanup.enter_context(Pool.open(job.devices))
+        server = MetaServer(pool)
+        service = TierService(server, pool, tiers) if tiers else None
+        cleanup.enter_context(server)
+        if service is not None:
+            cleanup.callback(service.stop)
+            service.start()
+        report({"ready": True})
+        sys.stdin.buffer.read()
+        if server.failure is not None:
+            raise server.failure
 
 
 def main() -> None:
-    """Serve the pool until stdin ends."""
-    directory, *devices = sys.argv[1:]
+    """Do the job, or report in one line why it failed."""
+    job = msgspec.json.decode(sys.argv[1], type=ServerJob)
     try:
-        with Pool.open(devices) as pool, MetaServer(pool) as server:
-            report({"ready": True})
-            sys.stdin.buffer.read()
-            if server.failure is not None:
-                raise server.failure
+        serve(job)
     except (BelugaError, OSError) as error:
         report({"error": str(error)})
         sys.exit(1)
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(job.directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

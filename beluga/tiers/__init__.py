@@ -2,7 +2,6 @@
 # Copyright The Beluga Authors
 """Tiers below the pool: where blocks sink to, and from where they come back."""
 
-from beluga.tiers.admission import Admission
 from beluga.tiers.blocks import (
     Alert,
     BlockManager,
@@ -17,8 +16,10 @@ from beluga.tiers.blocks import (
     Targets,
     WeakBlock,
 )
+from beluga.tiers.breakeven import AlwaysFetch, BreakEven, FetchRule, MeasuredBandwidth
 from beluga.tiers.kv_shape import KvShape, read_model
 from beluga.tiers.service import TierService
+from beluga.tiers.settings import TierSettings
 from beluga.tiers.sizing import Advice, TierAdvice, TierSize, advise
 from beluga.tiers.storage import MemoryType, Storage
 from beluga.tiers.tier import BLOCK, LowerTier, StoredBlock
@@ -26,17 +27,20 @@ from beluga.tiers.tier_blocks import TierBlocks, copy_blocks
 
 __all__ = [
     "BLOCK",
-    "Admission",
     "Advice",
     "Alert",
+    "AlwaysFetch",
     "BlockManager",
     "BlockPool",
     "BlockState",
+    "BreakEven",
     "Copy",
     "CopyAdmission",
+    "FetchRule",
     "Key",
     "KvShape",
     "LowerTier",
+    "MeasuredBandwidth",
     "MemoryType",
     "MutableBlock",
     "OwnedTier",
@@ -47,6 +51,7 @@ __all__ = [
     "TierAdvice",
     "TierBlocks",
     "TierService",
+    "TierSettings",
     "TierSize",
     "WeakBlock",
     "advise",

@@ -115,10 +115,6 @@ class PoolSide:
         raise_for_status(code, "storing blocks of a lower tier")
         return states
 
-    def close(self) -> None:
-        """End the session."""
-        self._client.close()
-
     def _queue(self) -> AbstractContextManager[core.bl_io_queue | core.Null]:
         return _NO_QUEUE if self._handle is None else self._handle.using()
 

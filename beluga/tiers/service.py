@@ -10,16 +10,19 @@ says what to do (``csrc/index/lower.c``)::
 
 Offload is best effort: one thread does it, and a block that was evicted first is dropped. Onboard
 must answer: other threads do it, so that no offload is ever before it, and each key that was taken
-is told of, whatever happened.
+is told of, whatever happened. Only the first tier is moved from and to by these threads. A slower
+one, which may be a store that hangs, has threads of its own.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +32,7 @@ from beluga.meta import LOWER_NOTE, BlockState, LowerWork, Work
 from beluga.metrics import REGISTRY
 from beluga.rpc import Client
 from beluga.tiers.poolside import PoolSide, kinds
+from beluga.tiers.settings import TierSettings
 from beluga.tiers.tier import BLOCK
 from beluga.transfer import IoHandle, LinkSettings, TransferClass, host_link
 
@@ -47,6 +51,9 @@ _OFFLOAD_BATCH = 256  # blocks that are taken at once, the most of one call
 _ARENA_SIZE = 32 << 20  # bytes of the pool that are read before they are saved
 _ONBOARD_BYTES = 32 << 20  # bytes that one thread loads at once, about
 _ONBOARD_BATCH = 128
+_LANE_SAVES = 4  # batches that wait to be saved in a slower tier
+_LANE_LOADS = 2  # threads that load from a slower tier
+_PAGE_SIZE = 4096
 _WAIT_S = 0.2
 _RETRY_S = 0.05
 _PUT_TRIES_S = 5.0  # for how long a block that came from a tier waits for space in the pool
@@ -76,10 +83,13 @@ _OFFLOAD_SECONDS = REGISTRY.histogram(
 class TierService:
     """The tiers below one pool. Make it before the server starts, and start it after.
 
-    ``tiers`` are asked in their order: put the fastest first. With ``wait``, the pool evicts a
-    block only after it was offered to them; without it, what is evicted first is dropped.
-    ``admission`` says what is saved; None saves everything. ``link`` is that of this host to the
-    pool: None is its usual one, and False is none.
+    ``tiers`` are asked in their order: put the fastest first; they are the caller's to close. With
+    ``wait``, the pool evicts a block only after it was offered to them; without it, what is evicted
+    first is dropped. ``admission`` says what is saved; None saves everything. If ``tiers`` are the
+    settings of an operator, they say all this; :meth:`start` opens these tiers (until then another
+    server may have them) and :meth:`stop` closes them.
+
+    ``link`` is that of this host to the pool: None is its usual one, and False is none.
 
     Raises :class:`~beluga.errors.TierError` for more than 7 tiers or none.
     """
@@ -88,7 +98,7 @@ class TierService:
         self,
         server: MetaServer,
         pool: Pool,
-        tiers: Sequence[LowerTier],
+        tiers: Sequence[LowerTier] | TierSettings,
         *,
         host: int | None = None,
         wait: bool = False,
@@ -96,50 +106,74 @@ class TierService:
         link: LinkSettings | bool | None = None,
         onboard_threads: int = 2,
     ) -> None:
-        if not 1 <= len(tiers) <= TIERS_MAX:
-            raise TierError(f"{len(tiers)} lower tiers; a pool has 1 to {TIERS_MAX}")
         self._server, self._pool, self._host = server, pool, host
-        self.tiers = tuple(tiers)
+        self._settings = tiers if isinstance(tiers, TierSettings) else None
+        self.tiers: tuple[LowerTier, ...] = ()
+        if isinstance(tiers, TierSettings):
+            wait, admission = tiers.waits, tiers.policy(server, pool)
+            count, count_max = tiers.count, tiers.block_count_max(pool)
+            unknown = bool(tiers.remotes)
+        else:
+            self.tiers = tuple(tiers)
+            count, count_max = len(tiers), sum(tier.block_count_max for tier in tiers)
+            unknown = not all(map(_knows, tiers))
+        if not 1 <= count <= TIERS_MAX:
+            raise TierError(f"{count} lower tiers; a pool has 1 to {TIERS_MAX}")
+        self._token = server.attach_lower(count_max, wait=wait, unknown=unknown)
         self._admission = admission
         self._onboard_threads = onboard_threads
-        held = [tier.keys() for tier in self.tiers]
-        self._held = held
-        unknown = any(keys is None for keys in held)
-        count_max = sum(tier.block_count_max for tier in self.tiers)
-        self._token = server.attach_lower(count_max, wait=wait, unknown=unknown)
         self._link_settings = link
         self._threads: list[threading.Thread] = []
         self._stopping = threading.Event()
+        self._clients: list[Client] = []
+        self._lanes: list[_Lane] = []  # of all tiers but the first
+        self._handle: IoHandle | None = None
         self._block_size = 1 << 20  # of the last block that came: how many are loaded at once
 
     def start(self) -> None:
-        """Tell the server what the tiers have, and begin. The server serves already."""
-        client = Client(self._pool, host=self._host)
+        """Tell the server what the tiers have, and begin. The server serves already.
+
+        Raises :class:`~beluga.errors.TierError` if a tier cannot be opened.
+        """
+        if self._settings is not None:
+            self.tiers = tuple(self._settings.open(self._pool))
+        client = self._client()
         self._work = LowerWork(client, self._token)
-        self._clients = [client]
         self._handle = self._handle_of_link()
-        for bit, keys in zip(self._bits(), self._held, strict=True):
+        for number, tier in enumerate(self.tiers):
+            tier.on_lost(functools.partial(self._lost, _bit(number)))
+            keys = tier.keys()
             if keys is not None:
-                self._tell(_notes(keys, stored=bit))
-        self._held = []
-        for bit, tier in zip(self._bits(), self.tiers, strict=True):
-            tier.on_lost(functools.partial(self._lost, bit))
+                self._work.tell(_notes(keys, stored=_bit(number)))
+        for number in range(1, len(self.tiers)):
+            sides = [PoolSide(self._client(), self._handle) for _ in range(_LANE_LOADS)]
+            self._lanes.append(_Lane(self, number, sides))
+        self._server.lower_told()
         self._run("offload", self._offload)
         for number in range(self._onboard_threads):
             self._run(f"onboard-{number}", self._onboard)
 
     def stop(self) -> None:
-        """Finish what is under way, and end the threads. The tiers stay open."""
+        """Finish what is under way, and end the threads. A second call does nothing."""
         self._stopping.set()
-        for thread in self._threads:
-            thread.join()
-        self._threads.clear()
-        for client in getattr(self, "_clients", []):
-            client.close()
-        handle = getattr(self, "_handle", None)
-        if handle is not None:
-            handle.close()
-            handle.link.close()
+        while self._threads:
+            self._threads.pop().join()
+        while self._lanes:
+            self._lanes.pop().close()
+        while self._clients:
+            self._clients.pop().close()
+        if self._handle is not None:
+            self._handle.close()
+            self._handle.link.close()
+            self._handle = None
+        if self._settings is not None:
+            for tier in self.tiers:
+                tier.close()
+
+    def _client(self) -> Client:
+        client = Client(self._pool, host=self._host)
+        self._clients.append(client)
+        return client
 
     def _handle_of_link(self) -> IoHandle | None:
         if self._link_settings is False:
@@ -152,15 +186,14 @@ class TierService:
             _logger.warning("beluga: moves between tiers are not scheduled: %s", error)
             return None
 
-    def _bits(self) -> list[int]:
-        return [1 << number for number in range(1, len(self.tiers) + 1)]
+    def tell(self, notes: NDArray[np.void]) -> None:
+        """Tell the server what became of blocks."""
+        self._work.tell(notes)
 
     def _run(self, name: str, work: Callable[[PoolSide], None]) -> None:
-        client = Client(self._pool, host=self._host)
-        self._clients.append(client)
+        side = PoolSide(self._client(), self._handle)
 
         def run() -> None:
-            side = PoolSide(client, self._handle)
             while not self._stopping.is_set():
                 try:
                     work(side)
@@ -174,12 +207,9 @@ class TierService:
         self._threads.append(thread)
         thread.start()
 
-    def _tell(self, notes: NDArray[np.void]) -> None:
-        self._work.tell(notes)
-
     def _lost(self, bit: int, keys: NDArray[np.uint64]) -> None:
         if not self._stopping.is_set():
-            self._tell(_notes(keys, lost=bit))
+            self._work.tell(_notes(keys, lost=bit))
 
     # ---- Out of the pool.
 
@@ -208,7 +238,7 @@ class TierService:
         finally:  # blocks that are not told of could never be evicted
             notes = _notes(records["key"], stored=stored)
             notes["generation"], notes["block"] = records["generation"], records["block"]
-            self._tell(notes)
+            self._work.tell(notes)
         _OFFLOAD_SECONDS.observe(time.perf_counter() - started_s)
 
     def _save(
@@ -218,9 +248,10 @@ class TierService:
         places: NDArray[np.intp],
         stored: NDArray[np.uint8],
     ) -> None:
-        """Save blocks of one kind in every tier, and add the tiers that have them to ``stored``."""
-        length = int(records[places[0]]["length"])
-        stride = -(-length // 4096) * 4096
+        """Save blocks of one kind in the first tier, and note in ``stored`` those that it has. The
+        other tiers get them, too, if they are not far behind.
+        """
+        stride = -(-int(records[places[0]]["length"]) // _PAGE_SIZE) * _PAGE_SIZE
         many = max(_ARENA_SIZE // stride, 1)
         for first in range(0, len(places), many):
             if self._stopping.is_set():
@@ -234,20 +265,15 @@ class TierService:
             blocks = np.zeros(int(read.sum()), BLOCK)
             for name in ("key", "fingerprint", "length", "chunk_size"):
                 blocks[name] = records[name][some][read]
-            saved_any = np.zeros(len(blocks), np.bool_)
             rows = payload if read.all() else payload[read]
-            for bit, tier in zip(self._bits(), self.tiers, strict=True):
-                saved = tier.save(blocks, rows)
-                stored[some[read][saved]] |= bit
-                saved_any |= saved
-                _OFFLOADED.add(int(saved.sum()), tier=tier.name)
-                _OFFLOADED_BYTES.add(int(saved.sum()) * length, tier=tier.name)
-            _drop(int(np.count_nonzero(~saved_any)), "not saved")
+            stored[some[read][_saved(self.tiers[0], blocks, rows)]] |= _bit(0)
+            for lane in self._lanes:
+                lane.save(blocks, rows)
 
     def _remove(self, records: NDArray[np.void]) -> None:
         for tier in self.tiers:
             tier.remove(np.ascontiguousarray(records["key"]))
-        self._tell(_notes(records["key"], lost=0xFF, ended=1))
+        self._work.tell(_notes(records["key"], lost=0xFF, ended=1))
 
     # ---- Into the pool.
 
@@ -260,35 +286,44 @@ class TierService:
         ):
             if not waited & 1 << work:
                 continue
-            started_s = time.perf_counter()
             many = min(max(_ONBOARD_BYTES // self._block_size, 1), _ONBOARD_BATCH)
             records = self._work.take(work, many)
             if len(records):
-                self._bring(side, records, kind)
-                _ONBOARD_SECONDS.observe(time.perf_counter() - started_s)
+                self.bring(side, 0, records, kind)
             return  # whoever waits for a block comes before the next to prefetch
 
-    def _bring(self, side: PoolSide, records: NDArray[np.void], kind: TransferClass) -> None:
+    def bring(
+        self, side: PoolSide, number: int, records: NDArray[np.void], kind: TransferClass
+    ) -> None:
+        """Bring keys from the tier of this number into the pool. Those that it does not have are
+        the next tier's; if there is none, they are told of as missing.
+        """
+        started_s = time.perf_counter()
+        tier, bit = self.tiers[number], _bit(number)
         notes = _notes(records["key"], ended=1)
+        told = np.ones(len(records), np.bool_)
         try:
-            left = np.arange(len(records))
-            for bit, tier, knows in zip(
-                self._bits(), self.tiers, map(_knows, self.tiers), strict=True
-            ):
-                here = left[(records["tiers"][left] & bit) != 0] if knows else left
-                if not len(here):
-                    continue
-                found = tier.load(np.ascontiguousarray(records["key"][here]))
-                came = np.array([block is not None for block in found])
-                notes["lost"][here[~came]] |= bit
-                blocks = [block for block in found if block is not None]
-                self._put(side, blocks, kind, tier.name)
-                notes["stored"][here[came]] |= bit
-                left = np.setdiff1d(left, here[came], assume_unique=True)
-            if len(left):
-                _NOT_ONBOARDED.add(len(left), reason="not found")
-        finally:  # a key that is not told of would be awaited for nothing
-            self._tell(notes)
+            told[:] = False
+            bits = records["tiers"]
+            asked = ((bits & bit) != 0) | (bits == 0) if _knows(tier) else told | True
+            here = np.flatnonzero(asked)
+            found = tier.load(np.ascontiguousarray(records["key"][here])) if len(here) else []
+            came = np.array([block is not None for block in found], np.bool_)
+            notes["lost"][here[~came]] = bit
+            notes["stored"][here[came]] = bit
+            self._put(side, [block for block in found if block is not None], kind, tier.name)
+            told[here[came]] = True
+            if number + 1 == len(self.tiers):
+                _NOT_ONBOARDED.add(int(np.count_nonzero(~told)), reason="not found")
+                told[:] = True
+            elif not told.all():
+                self._lanes[number].bring(records[~told], kind)
+        except BaseException:
+            told[:] = True  # a key that is not told of would be awaited for nothing
+            raise
+        finally:
+            self._work.tell(notes[told])
+        _ONBOARD_SECONDS.observe(time.perf_counter() - started_s, tier=tier.name)
 
     def _put(
         self, side: PoolSide, blocks: Sequence[StoredBlock], kind: TransferClass, name: str
@@ -319,6 +354,70 @@ class TierService:
                     break
 
 
+class _Lane:
+    """The moves of one of the slower tiers, which must not hold up those of the first: it has
+    threads of its own. A save is dropped if many wait.
+    """
+
+    def __init__(self, service: TierService, number: int, sides: Sequence[PoolSide]) -> None:
+        self._service, self._number = service, number
+        self._tier = service.tiers[number]
+        self._sides = queue.SimpleQueue[PoolSide]()
+        for side in sides:
+            self._sides.put(side)
+        name = f"beluga-{self._tier.name}"
+        self._loads = ThreadPoolExecutor(len(sides), thread_name_prefix=f"{name}-load")
+        self._saves = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-save")
+        self._room = threading.Semaphore(_LANE_SAVES)
+
+    def save(self, blocks: NDArray[np.void], rows: NDArray[np.uint8]) -> None:
+        """Save blocks soon, or drop them."""
+        if not self._room.acquire(blocking=False):
+            _drop(len(blocks), "tier is behind")
+            return
+        self._saves.submit(self._save, blocks, rows)
+
+    def bring(self, records: NDArray[np.void], kind: TransferClass) -> None:
+        """Bring keys into the pool soon."""
+        self._loads.submit(self._bring, records, kind)
+
+    def close(self) -> None:
+        """Finish what is under way, and drop the rest."""
+        for threads in (self._loads, self._saves):
+            threads.shutdown(cancel_futures=True)
+
+    def _save(self, blocks: NDArray[np.void], rows: NDArray[np.uint8]) -> None:
+        try:
+            saved = _saved(self._tier, blocks, rows)
+            self._service.tell(_notes(blocks["key"][saved], stored=_bit(self._number)))
+        finally:
+            self._room.release()
+
+    def _bring(self, records: NDArray[np.void], kind: TransferClass) -> None:
+        side = self._sides.get()
+        try:
+            self._service.bring(side, self._number, records, kind)
+        except (BelugaError, OSError) as error:
+            _logger.warning("beluga: %s: %s", self._tier.name, error)
+        finally:
+            self._sides.put(side)
+
+
+def _bit(number: int) -> int:
+    """Return the bit of the tier that is asked as the ``number``-th, from 0."""
+    return 2 << number
+
+
+def _saved(tier: LowerTier, blocks: NDArray[np.void], rows: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Save blocks, and count them."""
+    saved = tier.save(blocks, rows)
+    count = int(np.count_nonzero(saved))
+    _OFFLOADED.add(count, tier=tier.name)
+    _OFFLOADED_BYTES.add(count * int(blocks["length"][0]), tier=tier.name)
+    _drop(len(blocks) - count, f"not saved in {tier.name}")
+    return saved
+
+
 def _knows(tier: LowerTier) -> bool:
     """Return whether the server was told of every block of a tier."""
     return tier.block_count_max > 0
@@ -343,6 +442,6 @@ def _notes(
 
 def _aligned(count: int, stride: int) -> NDArray[np.uint8]:
     """Return an array of shape (count, stride) that begins at a page, as direct I/O wants it."""
-    space = np.empty(count * stride + 4096, np.uint8)
-    start = -space.__array_interface__["data"][0] % 4096
+    space = np.empty(count * stride + _PAGE_SIZE, np.uint8)
+    start = -space.__array_interface__["data"][0] % _PAGE_SIZE
     return space[start : start + count * stride].reshape(count, stride)

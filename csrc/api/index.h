@@ -24,8 +24,11 @@ void bl_meta_describe(const bl_meta *meta, bl_meta_stat *out);
 enum bl_lower_flag { BL_LOWER_WAIT = 1, BL_LOWER_UNKNOWN = 2 };
 
 /* Attach lower tiers with at most count_max blocks, before the server serves: 0, -EEXIST, -ENOMEM.
- * Whoever knows the token is their service. */
+ * Whoever knows the token is their service. Until bl_lower_told() they may have any key. */
 int bl_lower_attach(bl_meta *meta, uint32_t count_max, uint32_t flags, uint64_t token);
+
+/* Note that the server was told of all that the tiers have. Any thread may call this. */
+void bl_lower_told(bl_meta *meta);
 
 /* Wait until there is work of one of these kinds (bits 1 << bl_lower_kind), at most timeout_ns:
  * return the kinds, as bits. Any thread may call this while the index exists. */

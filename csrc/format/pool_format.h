@@ -405,6 +405,7 @@ typedef struct bl_meta_stat {
     uint64_t held_bytes;        /* bytes in quarantine */
     uint64_t data_bytes;        /* bytes for blocks in all */
     uint64_t retired_stripe_count; /* stripes never used again, because their memory failed */
+    uint64_t table_evict_count; /* blocks evicted for their entry, because the table was full */
 } bl_meta_stat;
 
 /* A block's entry. Valid only if its check is right: a torn or stale line is read again.

@@ -222,7 +222,7 @@ BL_FIELD(bl_commit, generation, 16);
 BL_FIELD(bl_commit, block, 24);
 BL_FIELD(bl_commit, checksums_crc, 28);
 
-BL_SIZE(bl_meta_stat, 168);
+BL_SIZE(bl_meta_stat, 176);
 BL_FIELD(bl_meta_stat, block_count, 0);
 BL_FIELD(bl_meta_stat, block_count_max, 8);
 BL_FIELD(bl_meta_stat, block_bytes, 16);
@@ -244,6 +244,7 @@ BL_FIELD(bl_meta_stat, used_bytes, 136);
 BL_FIELD(bl_meta_stat, held_bytes, 144);
 BL_FIELD(bl_meta_stat, data_bytes, 152);
 BL_FIELD(bl_meta_stat, retired_stripe_count, 160);
+BL_FIELD(bl_meta_stat, table_evict_count, 168);
 
 BL_SIZE(bl_entry, 64);
 BL_FIELD(bl_entry, key, 0);

@@ -25,8 +25,13 @@
 enum {
     BL_NO_NAME = 0x7fffffff,
     BL_WANTED_MAX = 65536,      /* keys that are wanted at a time (D12) */
-    BL_LOWER_TAKEN = BL_LOWER_KINDS /* the list of names that the service works on */
+    BL_ABSENT_MAX = 16384,      /* keys that were asked for in vain and are remembered */
+    BL_LOWER_TAKEN = BL_LOWER_KINDS,    /* the list of names that the service works on */
+    BL_LOWER_ABSENT,            /* the list of names that no tier had a moment ago */
+    BL_LOWER_LISTS
 };
+
+#define BL_ABSENT_NS 1000000000ull  /* for how long they are: others may write to a remote store */
 
 /* A key that a lower tier has, or that is wanted. */
 typedef struct bl_lower_name {
@@ -35,6 +40,7 @@ typedef struct bl_lower_name {
     uint8_t tiers;              /* that have it, as bits */
     uint8_t wanted;             /* bl_lower_kind; BL_LOWER_OFFLOAD: it is not wanted */
     uint8_t taken;
+    uint64_t absent_ns;         /* when it was found to be in no tier; 0: it was not */
 } bl_lower_name;
 
 /* A list, to which elements are added at its end. */
@@ -49,11 +55,13 @@ struct bl_lower {
     uint32_t free_name;
     uint32_t fresh_name;        /* names from here on were never used */
     uint32_t unknown;           /* a tier may have keys without a name */
+    uint64_t told;              /* 1: the others have none; written by the service */
     uint32_t lane;              /* the service's */
     uint64_t token;
     bl_lower_list waiting;      /* blocks that were not offered */
     bl_lower_list taken;        /* blocks that are being offered */
-    bl_lower_list wanted[BL_LOWER_KINDS + 1];   /* names, by kind; and BL_LOWER_TAKEN */
+    bl_lower_list lists[BL_LOWER_LISTS];    /* names: wanted ones by kind, and the others */
+    uint32_t absent_count;
     bl_lower_stat stat;
     uint64_t work[BL_LOWER_KINDS];  /* 1: there is some; written by the server's thread */
     pthread_mutex_t lock;       /* of those who wait for work */
@@ -183,7 +191,7 @@ static bl_lower_name *bl_lower_name_of(const bl_lower *lower, const uint64_t key
 /* Forget a name that no tier has and nobody wants. */
 static void bl_lower_name_end(bl_lower *lower, bl_lower_name *name)
 {
-    if (name->tiers != 0 || name->wanted != BL_LOWER_OFFLOAD)
+    if (name->tiers != 0 || name->wanted != BL_LOWER_OFFLOAD || name->absent_ns != 0)
         return;
     bl_index_remove(lower->index, name->key);
     name->link.next = lower->free_name;
@@ -196,10 +204,40 @@ static void bl_lower_unwant(bl_meta *meta, bl_lower_name *name)
 {
     bl_lower *lower = meta->lower;
     uint32_t list = name->taken ? (uint32_t)BL_LOWER_TAKEN : name->wanted;
-    bl_lower_unlink(meta, &lower->wanted[list], bl_lower_name_link,
+    bl_lower_unlink(meta, &lower->lists[list], bl_lower_name_link,
                     (uint32_t)(name - lower->names));
     name->wanted = BL_LOWER_OFFLOAD, name->taken = 0;
     lower->stat.wanted_count--;
+}
+
+/* Forget that no tier had a name. */
+static void bl_lower_unmiss(bl_meta *meta, bl_lower_name *name)
+{
+    if (name->absent_ns == 0)
+        return;
+    bl_lower_unlink(meta, &meta->lower->lists[BL_LOWER_ABSENT], bl_lower_name_link,
+                    (uint32_t)(name - meta->lower->names));
+    name->absent_ns = 0;
+    meta->lower->absent_count--;
+}
+
+/* Remember for a moment that no tier has a name. Without this, whoever waits for it would ask again
+ * and again. */
+static void bl_lower_miss(bl_meta *meta, bl_lower_name *name)
+{
+    bl_lower *lower = meta->lower;
+    uint64_t now_ns = bl_now_ns(&meta->pool->memory);
+    bl_lower_list *list = &lower->lists[BL_LOWER_ABSENT];
+    name->absent_ns = now_ns;
+    bl_lower_append(meta, list, bl_lower_name_link, (uint32_t)(name - lower->names));
+    lower->absent_count++;
+    for (;;) {
+        bl_lower_name *oldest = &lower->names[list->first];
+        if (lower->absent_count <= BL_ABSENT_MAX && now_ns - oldest->absent_ns < BL_ABSENT_NS)
+            return;
+        bl_lower_unmiss(meta, oldest);
+        bl_lower_name_end(lower, oldest);
+    }
 }
 
 /* Let a name be wanted for this kind of work, unless it is for something more urgent. */
@@ -212,8 +250,9 @@ static void bl_lower_want(bl_meta *meta, bl_lower_name *name, uint32_t kind)
         return;
     if (name->wanted != BL_LOWER_OFFLOAD)
         bl_lower_unwant(meta, name);
+    bl_lower_unmiss(meta, name);
     name->wanted = (uint8_t)kind;
-    bl_lower_append(meta, &lower->wanted[kind], bl_lower_name_link,
+    bl_lower_append(meta, &lower->lists[kind], bl_lower_name_link,
                     (uint32_t)(name - lower->names));
     lower->stat.wanted_count++;
     bl_lower_rouse(lower, kind, 1);
@@ -278,11 +317,17 @@ void bl_lower_lane_gone(bl_meta *meta, uint32_t lane)
         meta->blocks[number].offload = BL_OFFLOAD_WAITING;
         bl_lower_rouse(lower, BL_LOWER_OFFLOAD, 1);
     }
-    while (lower->wanted[BL_LOWER_TAKEN].first != BL_NO_NUMBER) {
-        bl_lower_name *name = &lower->names[lower->wanted[BL_LOWER_TAKEN].first];
+    while (lower->lists[BL_LOWER_TAKEN].first != BL_NO_NUMBER) {
+        bl_lower_name *name = &lower->names[lower->lists[BL_LOWER_TAKEN].first];
         bl_lower_unwant(meta, name);
         bl_lower_name_end(lower, name);
     }
+}
+
+/* May a tier have a key without a name? */
+static int bl_lower_unnamed(const bl_lower *lower)
+{
+    return lower->unknown || !bl_host_load(&lower->told);
 }
 
 uint32_t bl_lower_state(const bl_meta *meta, const uint64_t key[2])
@@ -291,8 +336,10 @@ uint32_t bl_lower_state(const bl_meta *meta, const uint64_t key[2])
         return BL_BLOCK_MISS;
     const bl_lower_name *name = bl_lower_name_of(meta->lower, key);
     if (name == NULL)
-        return meta->lower->unknown ? BL_BLOCK_BELOW : BL_BLOCK_MISS;
-    if (name->wanted == BL_LOWER_REMOVE)
+        return bl_lower_unnamed(meta->lower) ? BL_BLOCK_BELOW : BL_BLOCK_MISS;
+    uint64_t now_ns = name->absent_ns ? bl_now_ns(&meta->pool->memory) : 0;
+    if (name->wanted == BL_LOWER_REMOVE ||
+        (name->absent_ns && now_ns - name->absent_ns < BL_ABSENT_NS))
         return BL_BLOCK_MISS;
     return name->wanted != BL_LOWER_OFFLOAD ? BL_BLOCK_PENDING : BL_BLOCK_BELOW;
 }
@@ -310,7 +357,7 @@ void bl_lower_remove(bl_meta *meta, const uint64_t key[2])
     if (lower == NULL)
         return;
     bl_lower_name *name = bl_lower_name_of(lower, key);
-    if (name == NULL && lower->unknown)
+    if (name == NULL && bl_lower_unnamed(lower))
         name = bl_lower_name_new(meta, key);
     if (name != NULL)
         bl_lower_want(meta, name, BL_LOWER_REMOVE);
@@ -329,7 +376,7 @@ static int bl_onboard_one(bl_meta *meta, const uint64_t key[2], uint32_t kind)
                (name != NULL && name->wanted != BL_LOWER_OFFLOAD);
     if (lower->stat.wanted_count >= BL_WANTED_MAX)
         return name != NULL && name->wanted != BL_LOWER_OFFLOAD;
-    if (name == NULL && lower->unknown)
+    if (name == NULL && bl_lower_unnamed(lower))
         name = bl_lower_name_new(meta, key);
     if (name == NULL || name->wanted == BL_LOWER_REMOVE)
         return 0;
@@ -421,10 +468,10 @@ static bl_lower_record bl_lower_take_block(bl_meta *meta)
 static bl_lower_record bl_lower_take_name(bl_meta *meta, uint32_t kind)
 {
     bl_lower *lower = meta->lower;
-    uint32_t number = lower->wanted[kind].first;
+    uint32_t number = lower->lists[kind].first;
     bl_lower_name *name = &lower->names[number];
-    bl_lower_unlink(meta, &lower->wanted[kind], bl_lower_name_link, number);
-    bl_lower_append(meta, &lower->wanted[BL_LOWER_TAKEN], bl_lower_name_link, number);
+    bl_lower_unlink(meta, &lower->lists[kind], bl_lower_name_link, number);
+    bl_lower_append(meta, &lower->lists[BL_LOWER_TAKEN], bl_lower_name_link, number);
     name->taken = 1;
     return (bl_lower_record){.key = {name->key[0], name->key[1]}, .tiers = name->tiers};
 }
@@ -438,7 +485,7 @@ int bl_handle_lower_take(void *context, bl_call *call)
         return -BL_ERROR_BAD_REQUEST;
     bl_lower *lower = meta->lower;
     const bl_lower_list *list = request.kind == BL_LOWER_OFFLOAD ? &lower->waiting
-                                                                 : &lower->wanted[request.kind];
+                                                                 : &lower->lists[request.kind];
     uint32_t count = 0;
     lower->lane = call->lane;
     for (; count < request.count && list->first != BL_NO_NUMBER; count++) {
@@ -478,9 +525,14 @@ static void bl_lower_note_one(bl_meta *meta, const bl_lower_note *note)
         name = bl_lower_name_new(meta, note->key);
     if (name == NULL)
         return;
+    int sought = note->ended && name->taken && name->wanted != BL_LOWER_REMOVE;
     name->tiers = (uint8_t)((name->tiers | note->stored) & ~note->lost);
+    if (name->tiers != 0)
+        bl_lower_unmiss(meta, name);
     if (note->ended && name->taken)
         bl_lower_unwant(meta, name);
+    if (sought && name->tiers == 0 && bl_lower_unnamed(lower))
+        bl_lower_miss(meta, name);
     bl_lower_name_end(lower, name);
 }
 
@@ -518,8 +570,8 @@ int bl_lower_attach(bl_meta *meta, uint32_t count_max, uint32_t flags, uint64_t 
     lower->token = token;
     lower->lane = UINT32_MAX;
     lower->waiting = lower->taken = empty;
-    for (uint32_t list = 0; list <= BL_LOWER_TAKEN; list++)
-        lower->wanted[list] = empty;
+    for (uint32_t list = 0; list < BL_LOWER_LISTS; list++)
+        lower->lists[list] = empty;
     lower->names = bl_lazy_map(lower->name_max * sizeof *lower->names);
     if (lower->names == NULL || bl_index_create(&lower->index, lower->name_max) < 0) {
         bl_lazy_unmap(lower->names, lower->name_max * sizeof *lower->names);
@@ -534,6 +586,12 @@ int bl_lower_attach(bl_meta *meta, uint32_t count_max, uint32_t flags, uint64_t 
     meta->lower = lower;
     meta->lower_waits = (flags & BL_LOWER_WAIT) != 0;
     return 0;
+}
+
+void bl_lower_told(bl_meta *meta)
+{
+    if (meta->lower != NULL)
+        bl_host_store(&meta->lower->told, 1);
 }
 
 void bl_lower_describe(const bl_meta *meta, bl_lower_stat *out)

@@ -28,6 +28,7 @@ int64_t bl_number_take(bl_meta *meta)
         if (coldest < 0)
             return -BL_ERROR_TABLE_FULL;
         bl_block_evict(meta, (uint32_t)coldest);
+        meta->stat.table_evict_count++;
     }
     if (meta->free_number == BL_NO_NUMBER)
         return meta->fresh_number++;

@@ -7,8 +7,10 @@ their output.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
+import re
 import signal
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -24,11 +26,13 @@ from typer.testing import CliRunner, Result
 from beluga.cli import bench, block, cxl_rpc, gateway, main, prefill_worker, replay, scrub, serve
 from beluga.cli import verify as verify_command
 from beluga.cli.app import app
-from beluga.errors import BelugaError, DeposedError, PoolError, ReplayError
+from beluga.errors import BelugaError, DeposedError, PoolError, ReplayError, TierError
+from beluga.meta import MetaStat
 from beluga.replay import Conversations, make_workload, write_trace
 from beluga.replay.result import Result as ReplayResult
 from beluga.replay.run import Options as ReplayOptions
 from beluga.rpc import METHOD_USER, SILENT_S, Quota
+from beluga.tiers import TierSettings
 
 
 def beluga(*arguments: object) -> Result:
@@ -190,20 +194,56 @@ def served(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> list[Served]:
 def test_a_server_has_no_quotas_and_no_lease_unless_told(served: list[Served]) -> None:
     assert beluga("serve").exit_code == 0
     assert served == [
-        Served({"host": None, "declared_gone": False, "quota": Quota()},
-               {"silent_s": None, "lease": None})
+        Served({"host": None, "declared_gone": False, "quota": Quota(), "eviction": "lru"},
+               {"service": None, "silent_s": None, "lease": None})
     ]  # fmt: skip
     assert Quota() == Quota(grants=0, pins=0, bytes=0, calls_per_s=0)
 
 
 def test_options_reach_the_server(served: list[Served], opened: Opened) -> None:
     beluga("serve", "--pool", "a", "--pool", "b", "--host", 3, "--declare-gone", "--quota-grants",
-           1, "--quota-pins", 2, "--quota-bytes", 3, "--quota-calls", 4)  # fmt: skip
+           1, "--quota-pins", 2, "--quota-bytes", 3, "--quota-calls", 4, "--eviction",
+           "s3fifo")  # fmt: skip
     assert opened.paths == [["a", "b"]]
     assert served[0].server == {
         "host": 3, "declared_gone": True,
-        "quota": Quota(grants=1, pins=2, bytes=3, calls_per_s=4),
+        "quota": Quota(grants=1, pins=2, bytes=3, calls_per_s=4), "eviction": "s3fifo",
     }  # fmt: skip
+
+
+def test_tiers_reach_their_service(
+    served: list[Served], opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "TierService", lambda *parts, **more: (parts[2], more))
+    beluga("serve", "--disk", "/a", "--disk", "/b", "--disk-bytes", "4G", "--remote", "file:///c",
+           "--offload", "wait", "--admission", "sketch", "--host", 3)  # fmt: skip
+    settings, more = served[0].how["service"]
+    assert settings == TierSettings(
+        disks=("/a", "/b"),
+        disk_bytes=4 << 30,
+        remotes=("file:///c",),
+        offload="wait",
+        admission="sketch",
+    )
+    assert more == {"host": 3}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--disk", "/a"], "--disk-bytes"),
+        (["--disk-bytes", "1G"], "--disk-bytes"),
+        (["--remote", "memory:///", "--offload", "never"], "offload is 'never'"),
+        (["--remote", "memory:///", "--admission", "none"], "admission is 'none'"),
+    ],
+)
+def test_tiers_that_make_no_sense_are_refused(
+    served: list[Served], arguments: list[str], word: str
+) -> None:
+    shown = beluga("serve", *arguments)
+    assert isinstance(shown.exception, TierError)
+    assert word in str(shown.exception)
+    assert served == []
 
 
 @pytest.mark.parametrize(
@@ -219,7 +259,7 @@ def test_who_waits_stands_by(
     served: list[Served], arguments: list[Any], how: dict[str, Any]
 ) -> None:
     beluga("serve", *arguments)
-    assert served[0].how == how
+    assert served[0].how == how | {"service": None}
 
 
 # ---- ping and stat
@@ -250,10 +290,14 @@ def test_ping_tells_people_in_a_line(trips: dict[str, Any]) -> None:
 
 
 def test_stat_shows_all_counters(trips: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    counters = Quota(grants=11, pins=22)  # any dataclass
+    zero = {field.name: 0 for field in dataclasses.fields(MetaStat)}
+    counters = MetaStat(**zero | {"block_count": 20, "grant_count": 2, "block_count_max": 22})
     monkeypatch.setattr(serve, "MetaClient", lambda client: Opened(stat=lambda: counters))
-    assert json.loads(beluga("stat", "--json").stdout)["pins"] == 22
-    assert "│ grants      │ 11 │" in beluga("stat").stdout
+    shown = json.loads(beluga("stat", "--json").stdout)
+    assert (shown["block_count"], shown["table_full"]) == (20, True)
+    assert re.search(r"block_count +│ +20 │", beluga("stat").stdout)
+    counters = dataclasses.replace(counters, grant_count=1)
+    assert json.loads(beluga("stat", "--json").stdout)["table_full"] is False
 
 
 # ---- put, get and calls
@@ -370,17 +414,18 @@ def test_people_see_what_a_replay_found(monkeypatch: pytest.MonkeyPatch) -> None
         "blocks put": "3,000 (12.00 GB, 1.2 GB/s per client)",
         "blocks got": "1,000 (4.00 GB, 2.5 GB/s per client)",
         "RPC p50 / p99": "1.0 / 9.0 us",
+        "put again": "0",
         "wrong blocks": "0",
     }
     assert "not compared" in beluga("replay", "--no-compare").stdout
 
 
 def test_wrong_bytes_are_an_error_after_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    replayed(monkeypatch, wrong_blocks=2)
+    replayed(monkeypatch, verify_errors=2)
     shown = beluga("replay", "--json")
     assert isinstance(shown.exception, ReplayError)
     assert "2 blocks came back with wrong bytes" in str(shown.exception)
-    assert json.loads(shown.stdout)["wrong_blocks"] == 2
+    assert json.loads(shown.stdout)["verify_errors"] == 2
 
 
 # ---- bench

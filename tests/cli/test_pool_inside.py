@@ -128,7 +128,7 @@ def test_what_is_mounted_is_remembered(
     del how["progress"]
     assert made[1] == (specs, {
         "device_size": 16 << 20, "interleave": True, "coherence": None, "sparse": False,
-        "force": False, "max_blocks": None, "lane_count": 3,
+        "force": False, "max_blocks": None, "block_bytes": None, "lane_count": 3,
     })  # fmt: skip
 
 

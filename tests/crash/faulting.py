@@ -410,6 +410,7 @@ SURVIVES: dict[str, Ready] = {
     "bl_meta_create": _meta(_no_word(lambda meta: None)),
     "bl_meta_destroy": _meta(_no_word(lib.bl_meta_destroy)),
     "bl_lower_attach": _meta(_no_word(lambda m: lib.bl_lower_attach(m, 1, 0, 1))),
+    "bl_lower_told": _meta(_no_word(lib.bl_lower_told)),
     "bl_lower_wait": _meta(_no_word(lambda m: lib.bl_lower_wait(m, 1, 0))),
     "bl_lower_describe": _meta(_no_word(lambda m: lib.bl_lower_describe(m, _a("bl_lower_stat *")))),
     "bl_meta_describe": _meta(_no_word(lambda m: lib.bl_meta_describe(m, _a("bl_meta_stat *")))),

@@ -91,7 +91,7 @@ def test_what_clients_did_is_summed_up() -> None:
     assert (found.hit_rate, found.ideal_hit_rate) == (0.25, 0.5)
     assert (found.blocks_put, found.blocks_refused) == (12, 2)
     assert (found.bytes_put, found.bytes_got) == (12 * 10**9, 4 * 10**9)
-    assert (found.wrong_blocks, found.mismatches, found.seconds) == (6, 8, 7)
+    assert (found.verify_errors, found.mismatches, found.seconds) == (6, 8, 7)
     assert (found.put_gb_per_s, found.get_gb_per_s) == (3, 4)
     assert (found.rpc_p50_us, found.rpc_p99_us) == (2, pytest.approx(2.98))
 
@@ -244,9 +244,10 @@ def test_a_report_is_a_line_and_a_parent_that_has_gone_ends_the_child(
 
 
 def clients_of(*messages: tuple[int, Any], clients: int = 2) -> Any:
-    made = object.__new__(run._Clients)
+    made = object.__new__(run._Processes)
     made._clients = [None] * clients  # type: ignore[list-item]
     made._messages = run.queue.Queue()
+    made._again = False
     for message in messages:
         made._messages.put(message)
     return made
@@ -350,7 +351,7 @@ class Cache:
         self.puts += 1
         for key, block in zip(map(bytes, keys), blocks, strict=True):
             self.blocks[key] = block.copy()
-        return SimpleNamespace(stored=len(keys), refused=1)
+        return SimpleNamespace(stored=len(keys), refused=1, statuses=np.zeros(len(keys), np.int32))
 
 
 @pytest.fixture
@@ -373,7 +374,7 @@ class SharedClock(Clock):
 
 def worker(*, compare: bool = True) -> Worker:
     connection: Any = SimpleNamespace(ping=lambda: 2.5e-6)
-    return Worker(connection, Job([], "", 64, compare))
+    return Worker(connection, Job([], "", 64, compare, "test", False))
 
 
 def key(block: int) -> bytes:
@@ -440,7 +441,7 @@ def test_a_client_tells_its_progress_ten_times_a_second(
 
     monkeypatch.setattr(client, "tickets", numbers)
     monkeypatch.setattr(client, "sys", SimpleNamespace(stdin=SimpleNamespace(fileno=lambda: 0)))
-    client.work(Job([], "", 64, True))
+    client.work(Job([], "", 64, True, "test", False))
     assert told[0] == {"ready": True}
     assert told[1:-1] == [{"done": 2}, {"done": 4}]
     assert told[-1]["tally"]["request_count"] == 5
@@ -465,7 +466,7 @@ class Context(SimpleNamespace):
 def test_a_client_reports_why_it_can_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     monkeypatch.setattr(client, "report", told.append)
-    job = msgspec.json.encode(Job(["/none"], "/none/trace", 64, True)).decode()
+    job = msgspec.json.encode(Job(["/none"], "/none/trace", 64, True, "test", False)).decode()
     monkeypatch.setattr(client.sys, "argv", ["client", job])
     with pytest.raises(SystemExit) as ended:
         client.main()

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from beluga import KVCache, Pool
 from beluga.errors import OffloadingError, TierError
 from beluga.meta import BlockState, MetaServer
-from beluga.tiers import Admission, LowerTier, TierService
+from beluga.tiers import LowerTier, TierService
+from beluga.tiers.admission import Admission
 
 LENGTH = 100_000  # several checksums, not a whole number of pages
 MANY = 400  # more than the pool has room for
@@ -170,11 +171,26 @@ def test_a_remote_store_is_asked_for_what_nobody_knows(shm: Path) -> None:
     with serving(shm, [near, far], wait=True) as served:
         served.put_all(range(20))
         assert served.offered()
-        assert (len(near.blocks), len(far.blocks)) == (20, 20)
+        assert eventually(lambda: (len(near.blocks), len(far.blocks)) == (20, 20))
     (shm / "other").mkdir()
     with serving(shm / "other", [MemoryTier("empty"), far]) as other:
         assert other.wrong(range(20)) == []
         assert other.wrong(range(20, 22)) == [20, 21]  # nobody has them: a miss, soon
+
+
+def test_a_remote_store_that_hangs_holds_up_no_other_tier(shm: Path) -> None:
+    near, far = MemoryTier("near"), MemoryTier("far", remote=True)
+    with serving(shm, [near, far], wait=True, timeout_s=0.3) as served:
+        far.open.clear()
+        served.put_all(range(MANY))
+        assert served.offered()
+        assert len(near.blocks) == MANY
+        nobody = [hashlib.sha256(b"nobody %d" % i).digest() for i in range(8)]
+        asked = threading.Thread(target=lambda: served.cache.onboard(nobody))
+        asked.start()
+        asked.join()
+        assert served.wrong(range(MANY)) == []
+        far.open.set()
 
 
 def test_a_lost_block_is_a_miss_and_no_longer_found(shm: Path) -> None:
@@ -278,6 +294,28 @@ def test_only_the_service_may_take_and_tell(shm: Path) -> None:
             stranger.take(Work.ONBOARD, 1)
         with pytest.raises(BadRequestError):
             stranger.tell(np.zeros(1, LOWER_NOTE))
+
+
+def test_a_service_ends_when_it_is_stopped_or_its_pool_is_closed(shm: Path) -> None:
+    for end in ("stop", "close"):
+        with Pool.create([shm / end], device_size=24 << 20, sparse=True) as pool:
+            server = MetaServer(pool)
+            service = TierService(server, pool, [MemoryTier()])
+            service.stop()  # it was not started
+        with Pool.open([shm / end]) as pool:
+            server = MetaServer(pool)
+            service = TierService(server, pool, [MemoryTier(), MemoryTier(remote=True)])
+            server.start()
+            service.start()
+            with KVCache(pool, namespace="test") as cache:
+                cache.put(NAMES[:3], contents(range(3)))
+            if end == "stop":
+                server.stop()
+            else:
+                pool.close()
+            service.stop()
+            service.stop()
+        assert not [t for t in threading.enumerate() if t.name.startswith("beluga-o")]
 
 
 def test_a_pool_has_a_bounded_number_of_tiers(shm: Path) -> None:

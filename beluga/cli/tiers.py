@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The options of commands that serve a pool with tiers below it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from beluga.cli.options import size
+
+Disks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--disk",
+        metavar="PATH",
+        help="Let blocks sink to this disk: a directory, a file or a block device. Repeat the "
+        "option to spread them over several disks.",
+    ),
+]
+DiskBytes = Annotated[
+    int,
+    typer.Option(
+        parser=size, metavar="SIZE", help="How much of the disks is used, in all, such as 800G."
+    ),
+]
+Remotes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--remote",
+        metavar="URL",
+        help="Let blocks sink to this store, which several pools may share: s3://BUCKET/PREFIX, "
+        "file:///PATH, redis://HOST:PORT/DB or mooncake://HOST:PORT.",
+    ),
+]
+Offload = Annotated[
+    str,
+    typer.Option(
+        metavar="drop|wait",
+        help="What becomes of a block that would be evicted from the pool before it was offered to "
+        "these tiers: drop it, or wait.",
+    ),
+]
+AdmissionName = Annotated[
+    str,
+    typer.Option(
+        "--admission",
+        metavar="NAME",
+        help="Which blocks the tiers save: always, second-touch, sketch or adaptive.",
+    ),
+]

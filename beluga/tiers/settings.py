@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The tiers below a pool as an operator names them: directories, remote stores, and rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from beluga.errors import TierError
+from beluga.tiers.admission import ADMISSIONS, REMEMBERED, Adaptive, Always
+from beluga.tiers.disk import DiskTier, SpreadTier
+from beluga.tiers.remote import open_remote
+
+if TYPE_CHECKING:
+    from beluga.meta import MetaServer
+    from beluga.pool import Pool
+    from beluga.tiers.admission import Admission
+    from beluga.tiers.tier import LowerTier
+
+OFFLOADS = "drop", "wait"
+_PAGE_SIZE = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierSettings:
+    """The tiers below a pool, fastest first: a disk tier, then remote stores.
+
+    ``disks`` are directories, files or block devices, one for each disk; ``disk_bytes`` is their
+    size in all. ``remotes`` are URLs (:func:`beluga.tiers.open_remote`). With ``offload`` wait, a
+    block is evicted from the pool only after it was offered to them; with drop it may be lost
+    first. ``admission`` says which blocks are saved, and ``eviction`` which the disk drops.
+    ``block_bytes`` is about the smallest block; None takes what the pool's table was made for.
+    ``owner`` names whose blocks a disk has; by default it is the pool, and another pool's disk is
+    refused.
+
+    Raises :class:`~beluga.errors.TierError` for settings that contradict each other.
+    """
+
+    disks: tuple[str, ...] = ()
+    disk_bytes: int = 0
+    remotes: tuple[str, ...] = ()
+    offload: str = "drop"
+    admission: str = "adaptive"
+    eviction: str = "lru"
+    block_bytes: int | None = None
+    owner: str = ""
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without opening anything."""
+        if bool(self.disks) != (self.disk_bytes > 0):
+            raise TierError("a disk tier needs a place and a size: give --disk and --disk-bytes")
+        if self.offload not in OFFLOADS:
+            raise TierError(f"offload is {self.offload!r}; give {' or '.join(OFFLOADS)}")
+        if self.admission not in ADMISSIONS:
+            raise TierError(f"admission is {self.admission!r}; give {', '.join(ADMISSIONS)}")
+
+    def __bool__(self) -> bool:
+        """Return whether there is a tier at all."""
+        return bool(self.disks or self.remotes)
+
+    @property
+    def count(self) -> int:
+        """How many tiers there are."""
+        return bool(self.disks) + len(self.remotes)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the pool's eviction waits for these tiers."""
+        return self.offload == "wait"
+
+    def smallest_block(self, pool: Pool) -> int:
+        """Return about the size of the smallest block, for the size of tables."""
+        geometry = pool.geometry
+        size = (geometry.size - geometry.data_offset) // geometry.block_count_max
+        given = size if self.block_bytes is None else self.block_bytes
+        return max(given // _PAGE_SIZE * _PAGE_SIZE, _PAGE_SIZE)
+
+    def block_count_max(self, pool: Pool) -> int:
+        """Return the most blocks that the disks can have."""
+        return self.disk_bytes // self.smallest_block(pool)
+
+    def policy(self, server: MetaServer, pool: Pool) -> Admission:
+        """Return the rule that says which blocks are saved. ``server`` is the pool's."""
+        remembered = self.block_count_max(pool) or REMEMBERED
+        kind = ADMISSIONS[self.admission]
+        if issubclass(kind, Adaptive):
+            return kind(
+                remembered,
+                warm_up=2 * pool.geometry.block_count_max,
+                pool_hits=lambda: server.meta_stat().hit_count,
+            )
+        return kind() if issubclass(kind, Always) else kind(remembered)
+
+    def open(self, pool: Pool) -> list[LowerTier]:
+        """Open the tiers. Raises :class:`~beluga.errors.TierError`."""
+        tiers: list[LowerTier] = []
+        try:
+            if self.disks:
+                tiers.append(self._open_disks(pool))
+            tiers.extend(open_remote(url) for url in self.remotes)
+        except BaseException:
+            for tier in tiers:
+                tier.close()
+            raise
+        return tiers
+
+    def _open_disks(self, pool: Pool) -> LowerTier:
+        part = self.disk_bytes // len(self.disks)
+        opened: list[DiskTier] = []
+        try:
+            opened.extend(
+                DiskTier(
+                    Path(path),
+                    part,
+                    server=self.owner or pool.id,
+                    eviction=self.eviction,
+                    smallest_block=self.smallest_block(pool),
+                )
+                for path in self.disks
+            )
+            return opened[0] if len(opened) == 1 else SpreadTier(opened)
+        except BaseException:
+            for disk in opened:
+                disk.close()
+            raise

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Replays through a pool that is too small, with a disk below it: what was stored stays a hit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_replay import TRACES, wait_for_children
+
+from beluga.replay import Request, write_trace
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """A trace of 2,000 blocks that are all asked for twice."""
+    once = [Request(0, 1, 1, [n * 100 + i for i in range(50)]) for n in range(40)]
+    write_trace(once + once, tmp_path / "trace.jsonl")
+    return tmp_path / "trace.jsonl"
+
+
+def options(disk: Path) -> list[str]:
+    """A pool for about a quarter of the blocks, which all fit on the disk."""
+    return [
+        *("--json", "--block-bytes", "64K", "--pool-bytes", "64M"),
+        *("--disk", str(disk), "--disk-bytes", "400M"),
+    ]
+
+
+def judge(stdout: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(stdout)
+    assert (result["verify_errors"], result["blocks_put_again"]) == (0, 0)
+    assert result["blocks_refused"] == 0
+    return result
+
+
+def test_every_block_that_was_stored_is_a_hit(run: Run, trace: Path, tmp_path: Path) -> None:
+    ended = run("replay", trace, *options(tmp_path / "disk"), "--clients", "1")
+    assert ended.returncode == 0, ended.stderr
+    result = judge(ended.stdout)
+    assert result["hit_rate"] == result["ideal_hit_rate"]
+
+
+def test_two_clients_and_a_second_replay_on_the_same_disk(
+    run: Run, trace: Path, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        ended = run("replay", trace, *options(tmp_path / "disk"), "--clients", "2")
+        assert ended.returncode == 0, ended.stderr
+        result = judge(ended.stdout)
+        assert result["hit_rate"] == pytest.approx(result["ideal_hit_rate"], abs=0.02)
+
+
+def test_a_folder_as_a_remote_store(run: Run, trace: Path, tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    sizes = ["--block-bytes", "64K", "--pool-bytes", "64M"]
+    store = f"file://{tmp_path}/store"
+    ended = run("replay", trace, "--json", *sizes, "--remote", store, "--clients", "1")
+    assert ended.returncode == 0, ended.stderr
+    result = judge(ended.stdout)
+    assert result["hit_rate"] == result["ideal_hit_rate"]
+
+
+def kill_servers(replay: subprocess.Popen[str], count: int, pause_s: float) -> None:
+    """Kill the replay's server, and each that is started after it, ``count`` times."""
+    killed: set[int] = set()
+    wait_for_children(replay.pid, "beluga.replay.client", 2)
+    while len(killed) < count and replay.poll() is None:
+        time.sleep(pause_s)
+        for pid, _ in wait_for_children(replay.pid, "beluga.replay.server", 1):
+            if pid not in killed:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+
+
+def test_a_server_that_is_killed_loses_nothing(start: Start, tmp_path: Path) -> None:
+    once = [Request(1000 * n, 1, 1, [n * 100 + i for i in range(50)]) for n in range(40)]
+    again = [Request(1000 * (40 + n), 1, 1, one.hash_ids) for n, one in enumerate(once)]
+    write_trace(once + again, tmp_path / "trace.jsonl")
+    replay = start("replay", tmp_path / "trace.jsonl", *options(tmp_path / "disk"), "--speed", "8")
+    kill_servers(replay, 2, 2.0)
+    stdout, stderr = replay.communicate(timeout=120)
+    assert replay.returncode == 0, stderr
+    result = judge(stdout)
+    assert result["server_restarts"] == 2
+    assert result["hit_rate"] == pytest.approx(result["ideal_hit_rate"], abs=0.02)
+
+
+def test_a_disk_without_a_size_is_refused(run: Run, trace: Path, tmp_path: Path) -> None:
+    refused = run("replay", trace, "--disk", str(tmp_path / "disk"))
+    assert refused.returncode == 1
+    assert "give --disk and --disk-bytes" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_the_conversation_trace_with_a_tenth_of_its_blocks_in_the_pool(
+    start: Start, tmp_path: Path
+) -> None:
+    trace = TRACES / "mooncake/conversation_trace.jsonl"
+    if not trace.exists():
+        pytest.skip(f"no {trace.name} beside the checkout")
+    sizes = ["--pool-bytes", "80M", "--disk", str(tmp_path / "disk"), "--disk-bytes", "2G"]
+    replay = start("replay", trace, "--json", *sizes)
+    kill_servers(replay, 2, 4.0)
+    stdout, stderr = replay.communicate(timeout=280)
+    assert replay.returncode == 0, stderr
+    result = judge(stdout)
+    assert result["requests"] == 12031
+    assert result["hit_rate"] == pytest.approx(result["ideal_hit_rate"], abs=0.005)
