@@ -25,6 +25,8 @@ class PoolSettings:
     * ``host``: this machine's number, for devdax.
     * ``timeout_ms``: the limit of every wait of the engine for the pool's server.
     * ``retry_s``: after a failure the pool is not used for this long, and every lookup is a miss.
+    * ``onboard_ms``: how long a request waits for blocks that a tier below the pool has
+      (``beluga serve --disk``); 0 waits for none.
     * ``salt``: a tenant's secret. Only engines with the same salt share blocks.
     * ``check_checksums``: check the checksums of every loaded byte.
     * ``load_threads``: how many threads share the copying of a load; None means one per core, at
@@ -41,6 +43,7 @@ class PoolSettings:
     host: int | None = None
     timeout_ms: int = 500
     retry_s: float = 1.0
+    onboard_ms: int = 2000
     salt: str = ""
     check_checksums: bool = True
     load_threads: int | None = None
@@ -50,6 +53,8 @@ class PoolSettings:
     def __post_init__(self) -> None:
         if self.timeout_ms <= 0 or self.retry_s <= 0:
             raise ConnectorError("timeout_ms and retry_s must be greater than 0")
+        if self.onboard_ms < 0:
+            raise ConnectorError("onboard_ms must be at least 0")
         if self.load_threads is not None and self.load_threads <= 0:
             raise ConnectorError("load_threads must be greater than 0")
         if self.link != LINK_OFF:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from beluga.connectors.vllm.onboarding import Onboarding
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -26,6 +28,7 @@ class Asker:
 
     answers: dict[bytes, bool] = dataclasses.field(default_factory=dict)
     pins: list[Pins] = dataclasses.field(default_factory=list)
+    onboarding: Onboarding | None = None  # while blocks may come from below the pool
     loading: bool = False
     loaded: bool = False
 
@@ -35,8 +38,8 @@ class Answers:
     hashes.
     """
 
-    def __init__(self, lookups: Lookups) -> None:
-        self._lookups = lookups
+    def __init__(self, lookups: Lookups, onboard_s: float = 0) -> None:
+        self._lookups, self._onboard_s = lookups, onboard_s
         self._askers: dict[str, Asker] = {}
 
     def digest(self, key: bytes) -> bytes:
@@ -47,15 +50,22 @@ class Answers:
         """Begin a request that is new to the scheduler."""
         return self._askers.setdefault(request, Asker())
 
-    def ask(self, asker: Asker, key: bytes, following: Iterable[bytes]) -> bool:
-        """Return whether the pool has a block. ``following`` are the next blocks, which are likely
-        asked for.
+    def ask(self, asker: Asker, key: bytes, following: Iterable[bytes]) -> bool | None:
+        """Return whether the pool has a block; None if it is on its way there. ``following`` are
+        the next blocks, which are likely asked for.
         """
         if asker.loaded:
             return False
         if key not in asker.answers:
             keys = [key, *following]
-            hits, pins = self._lookups.pin([self.digest(one) for one in keys])
+            digests = [self.digest(one) for one in keys]
+            hits, pins = self._lookups.pin(digests)
+            if asker.onboarding is None:
+                asker.onboarding = Onboarding(self._lookups, self._onboard_s)
+            if asker.onboarding.waits(pins, hits, lambda: digests[hits:]):
+                self._lookups.release(pins)
+                return None
+            asker.onboarding = None
             if pins is not None:
                 asker.pins.append(pins)
             asker.answers |= {one: place < hits for place, one in enumerate(keys)}

@@ -17,6 +17,8 @@ from beluga.kvcache import fold
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from beluga.connectors.connection import Attachment, Connection
     from beluga.connectors.vllm.counters import Counters
     from beluga.kvcache import Namespace
@@ -64,9 +66,7 @@ class Lookups:
         if not digests or not self.ranks:
             return 0, None
         started = time.perf_counter()
-        packed = np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(digests), -1)
-        # The keys of one block for all ranks are adjacent, so leading hits are whole blocks.
-        keys = np.stack([fold(rank, packed) for rank in self.ranks], axis=1).reshape(-1, 2)
+        keys = self._keys(digests)
 
         def ask(attachment: Attachment) -> Pins:
             return attachment.cache(self.ranks[0]).pin(keys)
@@ -78,12 +78,27 @@ class Lookups:
             return 0, None
         return pins.count // len(self.ranks), pins
 
+    def onboard(self, digests: list[bytes]) -> int:
+        """Ask the tiers below the pool for leading blocks. Returns how many come, or are there."""
+        keys = self._keys(digests)
+
+        def ask(attachment: Attachment) -> int:
+            return attachment.cache(self.ranks[0]).onboard(keys)
+
+        found = self._connection.attempt("asking lower tiers for blocks", ask) or 0
+        return -(-found // len(self.ranks))
+
     def release(self, pins: Pins | None) -> None:
         """Release the pins of :meth:`pin`."""
         if pins is not None and pins.count > 0:
             self._connection.attempt(
                 "releasing blocks", lambda a: a.cache(self.ranks[0]).release(pins)
             )
+
+    def _keys(self, digests: list[bytes]) -> NDArray[np.uint64]:
+        packed = np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(digests), -1)
+        # The keys of one block for all ranks are adjacent, so leading hits are whole blocks.
+        return np.stack([fold(rank, packed) for rank in self.ranks], axis=1).reshape(-1, 2)
 
     def _adapter(self, lora: Any) -> bytes:
         if lora is None:

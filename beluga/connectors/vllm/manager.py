@@ -54,7 +54,7 @@ class BelugaManager(OffloadingManager):
         self._connection = Connection(settings, name="lookups", logger=logger)
         self._counters = Counters()
         self._lookups = Lookups(self._connection, self._counters)
-        self._answers = Answers(self._lookups)
+        self._answers = Answers(self._lookups, settings.onboard_ms / 1000)
         rendezvous = Rendezvous(config.engine_id, settings.salt)
         world_size, since_s = config.parallel.world_size, process_start_s()
 
@@ -86,12 +86,16 @@ class BelugaManager(OffloadingManager):
         return self._connection.attached
 
     def lookup(self, key: Any, req_context: Any) -> LookupResult:
-        """Return whether the pool has a block. If so, the block is pinned."""
+        """Return whether the pool has a block. If so, the block is pinned. RETRY means that it is
+        on its way to the pool from a tier below.
+        """
         if not req_context.load_tier_filter.allows(MEDIUM, None):
             return LookupResult.MISS
         following = _after(req_context, key)
         block_hash = get_offload_block_hash(key)
         found = self._answers.ask(self._asker(req_context), block_hash, following)
+        if found is None:
+            return LookupResult.RETRY
         return LookupResult.HIT if found else LookupResult.MISS
 
     def prepare_load(self, keys: Collection[Any], req_context: Any) -> LoadStoreSpec:

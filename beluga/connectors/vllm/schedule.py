@@ -21,6 +21,7 @@ import dataclasses
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from beluga.connectors.vllm.onboarding import Onboarding, Worth
 from beluga.connectors.vllm.steps import BlockRange, Orders
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Tracked:
     local: int = -1  # blocks in the engine's own cache at the lookup; -1 without a lookup
     hits: int = 0  # further blocks in the pool
     pins: Pins | None = None
+    onboarding: Onboarding | None = None  # while blocks may come from below the pool
     loaded: range = range(0)  # blocks that were loaded, which the pool has
     loaded_ids: frozenset[int] = frozenset()
     saved: int = 0  # leading blocks that were offered or need no save
@@ -67,6 +69,8 @@ class Schedule:
         announcements: Announcements | None = None,
     ) -> None:
         self._asynchronous = settings.load == "async"
+        self._onboard_s = settings.onboard_ms / 1000
+        self._worth = Worth(settings, block_size)
         self._saves_at_all = settings.save
         self._lookups, self._counters = lookups, counters
         self._block_size = block_size
@@ -79,16 +83,16 @@ class Schedule:
         self._loading: set[str] = set()
         self._load_reports: Counter[str] = Counter()
 
-    def matched_tokens(self, request: Any, computed_tokens: int) -> tuple[int, bool]:
+    def matched_tokens(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:
         """Return the tokens that the pool has for a request, and whether they load beside the
-        forwards.
+        forwards. None means that more are on their way to the pool: the engine asks again.
         """
         tracked = self._track(request)
         local = computed_tokens // self._block_size
         if tracked.spoiled:
             return 0, False
-        if tracked.local != local:
-            self._look_up(tracked, local)
+        if tracked.local != local and not self._look_up(tracked, local):
+            return None, False
         tokens = tracked.hits * self._block_size
         return tokens, self._asynchronous and tokens > 0
 
@@ -171,15 +175,24 @@ class Schedule:
             tracked = self._requests[request.request_id] = Tracked(request)
         return tracked
 
-    def _look_up(self, tracked: Tracked, local: int) -> None:
-        """Look up a request that starts, or that starts again after it was preempted."""
+    def _look_up(self, tracked: Tracked, local: int) -> bool:
+        """Look up a request that starts, or that starts again after it was preempted. Returns False
+        if blocks that a lower tier has are on their way.
+        """
         self._forget_lookup(tracked)
         tracked.loaded, tracked.loaded_ids, tracked.saved = range(0), frozenset(), 0
         request = tracked.request
         last = (request.num_tokens - 1) // self._block_size
         digests = self._lookups.digests(request, local, last)
         tracked.hits, tracked.pins = self._lookups.pin(digests)
+        if tracked.onboarding is None:
+            tracked.onboarding = Onboarding(self._lookups, self._onboard_s, self._worth)
+        cached = local + tracked.hits
+        if tracked.onboarding.waits(tracked.pins, cached, lambda: digests[tracked.hits :]):
+            return False
+        tracked.onboarding = None
         tracked.local = local if tracked.pins is not None else -1
+        return True
 
     def _forget_lookup(self, tracked: Tracked) -> None:
         self._unpin(tracked)

@@ -19,11 +19,17 @@ class VllmSettings(PoolSettings):
     ``load`` "sync" loads before the forward that needs the blocks, which gives the fastest first
     token; "async" loads beside the forwards of other requests. ``save`` is false for an engine that
     only reads. ``save_queue`` is how many blocks may wait to be saved; more are skipped.
+
+    ``prefill_b_ms`` and ``prefill_c_ms`` say how long a prefill takes for each token, and for each
+    pair of tokens (:class:`beluga.tiers.BreakEven`). With them, blocks below the pool are fetched
+    only if they come sooner than they are computed; without them, they always are.
     """
 
     load: str = "sync"
     save: bool = True
     save_queue: int = 4096
+    prefill_b_ms: float = 0.0
+    prefill_c_ms: float = 0.0
 
     def __post_init__(self) -> None:
         super(VllmSettings, self).__post_init__()
@@ -31,3 +37,7 @@ class VllmSettings(PoolSettings):
             raise ConnectorError(f"beluga's setting load is {self.load!r}; it must be sync, async")
         if self.save_queue <= 0:
             raise ConnectorError("beluga's setting save_queue must be greater than 0")
+        if self.prefill_b_ms < 0 or self.prefill_c_ms < 0:
+            raise ConnectorError(
+                "beluga's settings prefill_b_ms and prefill_c_ms must be at least 0"
+            )

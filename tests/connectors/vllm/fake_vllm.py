@@ -64,6 +64,7 @@ class Medium(enum.Enum):
 class LookupResult(enum.Enum):
     MISS = 1
     HIT = 2
+    RETRY = 3
 
 
 class TierFilter:

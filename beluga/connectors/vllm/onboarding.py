@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Requests that wait for blocks from tiers below the pool. vLLM asks again meanwhile."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from beluga.meta import BlockState
+from beluga.tiers import AlwaysFetch, BreakEven, MeasuredBandwidth
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from beluga.connectors.vllm.lookups import Lookups
+    from beluga.connectors.vllm.settings import VllmSettings
+    from beluga.meta import Pins
+    from beluga.tiers import FetchRule
+
+_COMING = BlockState.BELOW, BlockState.PENDING
+_ASSUMED_BLOCKS_PER_S = 1e9  # so that the first blocks are fetched, and measured
+
+
+class Worth:
+    """Whether blocks below the pool come sooner than they are computed, by what earlier ones took.
+    ``block_tokens`` is the size of a block in tokens.
+    """
+
+    def __init__(self, settings: VllmSettings, block_tokens: int) -> None:
+        b_ms, c_ms = settings.prefill_b_ms, settings.prefill_c_ms
+        self._rule: FetchRule = BreakEven(b_ms, c_ms) if b_ms or c_ms else AlwaysFetch()
+        self._tokens = block_tokens
+        self._speed = MeasuredBandwidth(_ASSUMED_BLOCKS_PER_S)  # in blocks
+
+    def pays(self, cached: int, new: int) -> bool:
+        """Return whether to fetch ``new`` blocks behind ``cached`` ones."""
+        tokens = self._tokens
+        return self._rule.pays(cached * tokens, new * tokens, new, self._speed.bytes_per_s)
+
+    def took(self, count: int, seconds: float) -> None:
+        """Note that so many blocks came in so many seconds."""
+        self._speed.note(count, seconds)
+
+
+class Onboarding:
+    """The wait of one request: it begins with the first lookup that stops at a block that a lower
+    tier has, and ends when the blocks are there, or after ``limit_s`` seconds.
+    """
+
+    def __init__(self, lookups: Lookups, limit_s: float, worth: Worth | None = None) -> None:
+        self._lookups, self._limit_s, self._worth = lookups, limit_s, worth
+        self._since_s: float | None = None
+        self._count = 0  # blocks that were promised
+
+    def waits(self, pins: Pins | None, cached: int, rest: Callable[[], list[bytes]]) -> bool:
+        """Return whether the request shall wait.
+
+        ``pins`` are those of a lookup just now, ``cached`` counts the blocks before those that it
+        did not find, and ``rest`` returns the digests of these.
+        """
+        if pins is None or self._limit_s == 0:
+            return False
+        now_s = time.monotonic()
+        if pins.state not in _COMING:
+            if self._count and self._worth is not None and self._since_s is not None:
+                self._worth.took(self._count, now_s - self._since_s)
+            return False
+        if self._since_s is None:
+            self._since_s = now_s
+        elif pins.state == BlockState.PENDING:
+            return now_s < self._since_s + self._limit_s
+        if now_s >= self._since_s + self._limit_s:
+            return False
+        return self._asks(cached, rest())
+
+    def _asks(self, cached: int, rest: list[bytes]) -> bool:
+        if self._worth is not None and not self._worth.pays(cached, len(rest)):
+            return False
+        self._count = self._lookups.onboard(rest)
+        return self._count > 0

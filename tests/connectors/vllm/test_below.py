@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Requests whose blocks lie in a tier below the pool: vLLM waits for them, for a while."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from blocks import eventually
+from fake_vllm import LookupResult
+from memory_tier import MemoryTier
+from vllm_parts import BLOCK_TOKENS, request
+
+from beluga import KVCache, MetaServer, Namespace, Pool
+from beluga.connectors.connection import Connection
+from beluga.connectors.vllm.answers import Answers
+from beluga.connectors.vllm.counters import Counters
+from beluga.connectors.vllm.lookups import Lookups
+from beluga.connectors.vllm.onboarding import Worth
+from beluga.connectors.vllm.schedule import Schedule
+from beluga.connectors.vllm.settings import VllmSettings
+from beluga.tiers import TierService
+
+RANKS = tuple(Namespace({"rank": rank}) for rank in range(2))
+TOKENS = list(range(100, 100 + 5 * BLOCK_TOKENS + 1))  # five blocks and a token
+
+
+@contextlib.contextmanager
+def served(path: Path, tier: MemoryTier) -> Iterator[Pool]:
+    with (
+        Pool.create([path], device_size=32 << 20, sparse=True) as pool,
+        contextlib.ExitStack() as e,
+    ):
+        server = MetaServer(pool)
+        service = TierService(server, pool, [tier], wait=True)
+        e.enter_context(server)
+        e.callback(service.stop)
+        service.start()
+        yield pool
+
+
+def sunk(directory: Path, made: Any) -> MemoryTier:
+    """Return a tier that has a request's five blocks for each rank."""
+    tier = MemoryTier()
+    with served(directory / "first", tier) as pool:
+        for rank in RANKS:
+            with KVCache(pool, namespace=rank) as cache:
+                cache.put(list(made.block_hashes[:5]), np.ones((5, 4096), np.uint8))
+        assert eventually(lambda: len(tier.blocks) == 10)
+    return tier
+
+
+@contextlib.contextmanager
+def looking(path: Path, **changes: Any) -> Iterator[tuple[VllmSettings, Lookups]]:
+    settings = VllmSettings(pool=str(path), timeout_ms=500, **changes)
+    connection = Connection(settings, name="lookups", logger=logging.getLogger("test"))
+    try:
+        assert connection.wait(60)
+        lookups = Lookups(connection, Counters())
+        lookups.ranks = RANKS
+        yield settings, lookups
+    finally:
+        connection.close()
+
+
+def schedule(settings: VllmSettings, lookups: Lookups) -> Schedule:
+    return Schedule(
+        settings, lookups, Counters(), block_size=BLOCK_TOKENS, block_ids_of=lambda _: []
+    )
+
+
+def asked_until_answered(asked: Schedule, made: Any) -> int:
+    found: list[int | None] = []
+
+    def ask() -> bool:
+        found.append(asked.matched_tokens(made, 0)[0])
+        return found[-1] is not None
+
+    assert eventually(ask)
+    assert found[0] is None, "the blocks were not in the pool yet"
+    assert found[-1] is not None
+    return found[-1]
+
+
+def test_a_request_waits_for_blocks_below_the_pool(shm: Path) -> None:
+    made = request("r", TOKENS)
+    tier = sunk(shm, made)
+    with served(shm / "pool", tier), looking(shm / "pool") as (settings, lookups):
+        assert asked_until_answered(schedule(settings, lookups), made) == 5 * BLOCK_TOKENS
+
+
+def test_a_request_does_not_wait_if_it_shall_not(shm: Path) -> None:
+    made = request("r", TOKENS)
+    tier = sunk(shm, made)
+    with served(shm / "pool", tier), looking(shm / "pool", onboard_ms=0) as (settings, lookups):
+        assert schedule(settings, lookups).matched_tokens(made, 0) == (0, False)
+
+
+def test_a_request_waits_no_longer_than_it_shall(shm: Path) -> None:
+    made = request("r", TOKENS)
+    tier = sunk(shm, made)
+    tier.open.clear()
+    with served(shm / "pool", tier), looking(shm / "pool", onboard_ms=100) as (settings, lookups):
+        try:
+            started = time.monotonic()
+            assert asked_until_answered(schedule(settings, lookups), made) == 0
+            assert time.monotonic() - started >= 0.1
+        finally:
+            tier.open.set()
+
+
+def test_blocks_that_turn_out_to_be_lost_are_a_miss(shm: Path) -> None:
+    made = request("r", TOKENS)
+    tier = sunk(shm, made)
+    with served(shm / "pool", tier), looking(shm / "pool") as (settings, lookups):
+        kept = dict(list(tier.blocks.items())[:6])
+        with KVCache(Pool.open([shm / "pool"]), namespace=RANKS[0]) as cache:
+            first = [
+                tuple(int(word) for word in key) for key in cache.keys(list(made.block_hashes[:5]))
+            ]
+        gone = first[3]
+        del tier.blocks[gone], kept
+        assert asked_until_answered(schedule(settings, lookups), made) == 3 * BLOCK_TOKENS
+
+
+def test_the_offloading_manager_says_retry(shm: Path) -> None:
+    made = request("r", TOKENS)
+    tier = sunk(shm, made)
+    with served(shm / "pool", tier), looking(shm / "pool") as (settings, lookups):
+        answers = Answers(lookups, settings.onboard_ms / 1000)
+        asker = answers.begin("r")
+        first, *following = made.block_hashes[:5]
+        assert answers.ask(asker, first, following) is None
+        assert eventually(lambda: answers.ask(asker, first, following) is True)
+        assert all(answers.ask(asker, key, []) for key in following)
+        answers.end("r")
+        assert LookupResult.RETRY is not LookupResult.MISS
+
+
+def test_blocks_that_are_computed_sooner_are_not_fetched(shm: Path) -> None:
+    made = request("r", TOKENS)
+    tier = sunk(shm, made)
+    costs = {"prefill_b_ms": 1e-6}
+    with served(shm / "pool", tier), looking(shm / "pool", **costs) as (settings, lookups):
+        asked = schedule(settings, lookups)
+        assert asked_until_answered(asked, made) == 5 * BLOCK_TOKENS  # the first is measured
+        worth = Worth(settings, BLOCK_TOKENS)
+        assert worth.pays(0, 5)
+        worth.took(5, 0.1)
+        assert not worth.pays(0, 5)
+        cheap = Worth(VllmSettings(), BLOCK_TOKENS)
+        cheap.took(5, 0.1)
+        assert cheap.pays(0, 5)
+
+
+def test_a_wrong_wait_is_refused() -> None:
+    from beluga.errors import ConnectorError
+
+    with pytest.raises(ConnectorError, match="onboard_ms"):
+        VllmSettings(onboard_ms=-1)
