@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from beluga.meta import MetaClient
 
 _NAP_S = 0.0001
-_NAP_MAX_S = 0.002
+_NAP_MAX_S = 0.005
+_NAP_SHARE = 0.125  # of the time waited so far: a wait is at most so much too long
 _COMING = BlockState.BELOW, BlockState.PENDING
 
 
@@ -50,8 +51,7 @@ class Onboarding:
 
     def __init__(self, meta: MetaClient, timeout_s: float) -> None:
         self._meta, self._timeout_s = meta, timeout_s
-        self._until_s = 0.0
-        self._nap_s = _NAP_S
+        self._since_s = 0.0  # when the wait began; 0: it did not
         self._asked = False
 
     def more(self, keys: NDArray[np.uint64], state: BlockState, *, progress: bool) -> bool:
@@ -60,14 +60,14 @@ class Onboarding:
         ``keys`` are those of the blocks that are missing, and ``state`` is that of the first.
         ``progress`` says that the last try has fetched blocks.
         """
-        if progress or not self._until_s:
-            self._until_s = time.monotonic() + self._timeout_s
-            self._nap_s, self._asked = _NAP_S, False
-        if state not in _COMING or time.monotonic() > self._until_s:
+        now_s = time.monotonic()
+        if progress or not self._since_s:
+            self._since_s, self._asked = now_s, False
+        waited_s = now_s - self._since_s
+        if state not in _COMING or waited_s > self._timeout_s:
             return False
         if state == BlockState.BELOW or not self._asked:  # it may have been evicted again
             self._asked = True
             return self._meta.onboard(keys) > 0
-        time.sleep(self._nap_s)
-        self._nap_s = min(self._nap_s * 1.5, _NAP_MAX_S)
+        time.sleep(min(max(waited_s * _NAP_SHARE, _NAP_S), _NAP_MAX_S))
         return True
