@@ -182,8 +182,8 @@ void bl_lower_lane_gone(bl_meta *meta, uint32_t lane);
 /* Return the state of a key that the pool does not have: MISS, BELOW, or PENDING. */
 uint32_t bl_lower_state(const bl_meta *meta, const uint64_t key[2]);
 
-/* Let the lower tiers remove a key. */
-void bl_lower_remove(bl_meta *meta, const uint64_t key[2]);
+/* Let the lower tiers remove a key, unless it is a task's; number is its block, or negative. */
+void bl_lower_remove(bl_meta *meta, const uint64_t key[2], int64_t number);
 
 /* Return why there is no room for a grant: status, or -BL_ERROR_OFFLOADING if there will be. */
 int bl_lower_excuse(const bl_meta *meta, int status);

@@ -141,8 +141,7 @@ int bl_handle_release(void *context, bl_call *call)
 static int bl_remove_one(bl_meta *meta, const uint64_t key[2])
 {
     int64_t number = bl_index_find(meta->index, key);
-    if (number < 0 || meta->blocks[number].task == 0)
-        bl_lower_remove(meta, key);
+    bl_lower_remove(meta, key, number);
     if (number < 0 || meta->blocks[number].state != BL_NUMBER_COMMITTED)
         return 0;
     meta->stat.remove_count++;

@@ -351,10 +351,10 @@ int bl_lower_excuse(const bl_meta *meta, int status)
                                                                           : status;
 }
 
-void bl_lower_remove(bl_meta *meta, const uint64_t key[2])
+void bl_lower_remove(bl_meta *meta, const uint64_t key[2], int64_t number)
 {
     bl_lower *lower = meta->lower;
-    if (lower == NULL)
+    if (lower == NULL || (number >= 0 && meta->blocks[number].task != 0))
         return;
     bl_lower_name *name = bl_lower_name_of(lower, key);
     if (name == NULL && bl_lower_unnamed(lower))

@@ -287,8 +287,7 @@ static int bl_kv_hits_guarded(void *context)
 static int bl_kv_release(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work, int read,
                          uint8_t *states)
 {
-    if (work->count > 0)
-        bl_kv_retire(session, batch, read);
+    bl_kv_retire(session, batch, read);
     if (work->count > 0 && batch->records == NULL) {
         for (uint32_t i = 0; i < work->count; i++)
             work->commits[i] = (bl_commit){.generation = work->records[i].generation,
