@@ -173,6 +173,18 @@ def test_pinned_blocks_stay_and_released_ones_go(meta: MetaClient) -> None:
     assert held(meta, range(3)) == set()
 
 
+def test_a_commit_that_is_repeated_leaves_a_pinned_block_unevictable(meta: MetaClient) -> None:
+    grants = meta.reserve(keys([0, 1]), length=MIB)
+    assert meta.commit(grants) == [0, 0]
+    pinned = meta.lookup(keys([0]), pin=True).hits
+    assert meta.commit(grants) == [0, 0]
+    put(meta, range(100, 100 + 2 * DATA_BLOCKS))
+    assert held(meta, range(2)) == {0}
+    assert meta.release(pinned) == 1
+    put(meta, range(300, 300 + 2 * DATA_BLOCKS))
+    assert held(meta, range(2)) == set()
+
+
 def test_a_block_pinned_twice_needs_two_releases(attach: Attach) -> None:
     one, two = attach(), attach()
     put(one, [0])

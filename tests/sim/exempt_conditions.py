@@ -100,6 +100,15 @@ REASONED: Conditions = {
         ("status < 0", 0, "false"): _STATE,
         ("status < 0", 0, "true"): _STATE,
         ("status == 0", 1, "true"): _UNREAD,
+        (
+            "block && block->state == BL_NUMBER_COMMITTED && block->pin_count == 0",
+            0,
+            "false",
+        ): "blocks are evicted in another order: tests/meta/test_block_calls.py looks at it",
+        ("block->pin_count == 0", 0, "true"): (
+            "a commit that is repeated makes a pinned block evictable, which is rare in scenarios: "
+            "tests/meta/test_block_calls.py repeats one"
+        ),
     },
     ("index/grant.c", "bl_handle_reserve"): {
         ("head.flags & BL_RESERVE_KEPT", 0, "true"): (
