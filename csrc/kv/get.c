@@ -283,18 +283,26 @@ static int bl_kv_hits_guarded(void *context)
     return status < 0 ? status : bl_kv_judge_guarded(context);
 }
 
+/* Release the pins of a get, if it has any. Returns 0 or more, or an error. */
+static int64_t bl_kv_unpin(bl_session *session, const bl_kv_batch *batch, const bl_kv_work *work)
+{
+    if (batch->records != NULL)
+        return 0;
+    for (uint32_t i = 0; i < work->count; i++)
+        work->commits[i] = (bl_commit){.generation = work->records[i].generation,
+                                       .block = work->records[i].block};
+    int64_t released = bl_release_blocks(session, work->commits, work->count, batch->timeout_ns);
+    bl_crash_point("get.released");
+    return released;
+}
+
 /* End a get whose hits were read, or that failed with -error. Returns 0 or an error. */
 static int bl_kv_release(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work, int read,
                          uint8_t *states)
 {
-    bl_kv_retire(session, batch, read);
-    if (work->count > 0 && batch->records == NULL) {
-        for (uint32_t i = 0; i < work->count; i++)
-            work->commits[i] = (bl_commit){.generation = work->records[i].generation,
-                                           .block = work->records[i].block};
-        int64_t released = bl_release_blocks(session, work->commits, work->count,
-                                             batch->timeout_ns);
-        bl_crash_point("get.released");
+    if (work->count > 0) {
+        bl_kv_retire(session, batch, read);
+        int64_t released = bl_kv_unpin(session, batch, work);
         if (released < 0)
             read = (int)released;
     }
