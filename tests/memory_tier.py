@@ -24,6 +24,7 @@ class MemoryTier:
         self.open = threading.Event()
         self.open.set()
         self.full = False
+        self.waiting = 0  # saves that wait, or waited
         self.saves: list[int] = []
         self.loads: list[int] = []
         self._lost: Callable[[NDArray[np.uint64]], None] = lambda _: None
@@ -33,6 +34,7 @@ class MemoryTier:
         return 0 if self._remote else 100_000
 
     def save(self, records: NDArray[np.void], payload: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        self.waiting += 1
         self.open.wait()
         self.saves.append(len(records))
         if self.full:

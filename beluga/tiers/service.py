@@ -51,8 +51,8 @@ _OFFLOAD_BATCH = 256  # blocks that are taken at once, the most of one call
 _ARENA_SIZE = 32 << 20  # bytes of the pool that are read before they are saved
 _ONBOARD_BYTES = 32 << 20  # bytes that one thread loads at once, about
 _ONBOARD_BATCH = 128
-_LANE_SAVES = 4  # batches that wait to be saved in a slower tier
-_LANE_LOADS = 2  # threads that load from a slower tier
+_SLOW_SAVES = 4  # batches that wait to be saved in a slower tier
+_SLOW_LOADS = 2  # threads that load from a slower tier
 _PAGE_SIZE = 4096
 _WAIT_S = 0.2
 _RETRY_S = 0.05
@@ -60,8 +60,6 @@ _PUT_TRIES_S = 5.0  # for how long a block that came from a tier waits for space
 
 _logger = logging.getLogger(__name__)
 
-_OFFLOADED = REGISTRY.counter("beluga_offload_blocks_total", "Blocks saved in a lower tier.")
-_OFFLOADED_BYTES = REGISTRY.counter("beluga_offload_bytes_total", "Bytes saved in a lower tier.")
 _NOT_OFFLOADED = REGISTRY.counter(
     "beluga_offload_dropped_blocks_total", "Blocks that were not saved, by reason."
 )
@@ -126,7 +124,7 @@ class TierService:
         self._threads: list[threading.Thread] = []
         self._stopping = threading.Event()
         self._clients: list[Client] = []
-        self._lanes: list[_Lane] = []  # of all tiers but the first
+        self._slow: list[_SlowTier] = []  # of all tiers but the first
         self._handle: IoHandle | None = None
         self._block_size = 1 << 20  # of the last block that came: how many are loaded at once
 
@@ -146,8 +144,8 @@ class TierService:
             if keys is not None:
                 self._work.tell(_notes(keys, stored=_bit(number)))
         for number in range(1, len(self.tiers)):
-            sides = [PoolSide(self._client(), self._handle) for _ in range(_LANE_LOADS)]
-            self._lanes.append(_Lane(self, number, sides))
+            sides = [PoolSide(self._client(), self._handle) for _ in range(_SLOW_LOADS)]
+            self._slow.append(_SlowTier(self, number, sides))
         self._server.lower_told()
         self._run("offload", self._offload)
         for number in range(self._onboard_threads):
@@ -158,8 +156,8 @@ class TierService:
         self._stopping.set()
         while self._threads:
             self._threads.pop().join()
-        while self._lanes:
-            self._lanes.pop().close()
+        while self._slow:
+            self._slow.pop().close()
         while self._clients:
             self._clients.pop().close()
         if self._handle is not None:
@@ -225,6 +223,7 @@ class TierService:
         if not len(records):
             return
         stored = np.zeros(len(records), np.uint8)
+        offered = np.ones(len(records), np.bool_)
         try:
             wanted = records["tiers"] == 0
             if self._admission is not None:
@@ -234,11 +233,11 @@ class TierService:
                 wanted = admitted
             places = np.flatnonzero(wanted)
             for group in kinds(records[places]):
-                self._save(side, records, places[group], stored)
-        finally:  # blocks that are not told of could never be evicted
+                self._save(side, records, places[group], stored, offered)
+        finally:  # blocks that are not told of could not be evicted until the session ends
             notes = _notes(records["key"], stored=stored)
             notes["generation"], notes["block"] = records["generation"], records["block"]
-            self._work.tell(notes)
+            self._work.tell(notes[offered])
         _OFFLOAD_SECONDS.observe(time.perf_counter() - started_s)
 
     def _save(
@@ -247,14 +246,17 @@ class TierService:
         records: NDArray[np.void],
         places: NDArray[np.intp],
         stored: NDArray[np.uint8],
+        offered: NDArray[np.bool_],
     ) -> None:
         """Save blocks of one kind in the first tier, and note in ``stored`` those that it has. The
-        other tiers get them, too, if they are not far behind.
+        other tiers get them, too, if they are not far behind. Blocks that a stop leaves over are
+        not ``offered``: when the session ends, the server takes them back.
         """
         stride = -(-int(records[places[0]]["length"]) // _PAGE_SIZE) * _PAGE_SIZE
         many = max(_ARENA_SIZE // stride, 1)
         for first in range(0, len(places), many):
             if self._stopping.is_set():
+                offered[places[first:]] = False
                 return
             some = places[first : first + many]
             payload = _aligned(len(some), stride)
@@ -267,8 +269,8 @@ class TierService:
                 blocks[name] = records[name][some][read]
             rows = payload if read.all() else payload[read]
             stored[some[read][_saved(self.tiers[0], blocks, rows)]] |= _bit(0)
-            for lane in self._lanes:
-                lane.save(blocks, rows)
+            for other in self._slow:
+                other.save(blocks, rows)
 
     def _remove(self, records: NDArray[np.void]) -> None:
         for tier in self.tiers:
@@ -301,12 +303,10 @@ class TierService:
         started_s = time.perf_counter()
         tier, bit = self.tiers[number], _bit(number)
         notes = _notes(records["key"], ended=1)
-        told = np.ones(len(records), np.bool_)
+        told = np.zeros(len(records), np.bool_)
         try:
-            told[:] = False
             bits = records["tiers"]
-            asked = ((bits & bit) != 0) | (bits == 0) if _knows(tier) else told | True
-            here = np.flatnonzero(asked)
+            here = np.flatnonzero((bits & bit != 0) | (bits == 0) | (not _knows(tier)))
             found = tier.load(np.ascontiguousarray(records["key"][here])) if len(here) else []
             came = np.array([block is not None for block in found], np.bool_)
             notes["lost"][here[~came]] = bit
@@ -317,7 +317,7 @@ class TierService:
                 _NOT_ONBOARDED.add(int(np.count_nonzero(~told)), reason="not found")
                 told[:] = True
             elif not told.all():
-                self._lanes[number].bring(records[~told], kind)
+                self._slow[number].bring(records[~told], kind)
         except BaseException:
             told[:] = True  # a key that is not told of would be awaited for nothing
             raise
@@ -354,7 +354,7 @@ class TierService:
                     break
 
 
-class _Lane:
+class _SlowTier:
     """The moves of one of the slower tiers, which must not hold up those of the first: it has
     threads of its own. A save is dropped if many wait.
     """
@@ -368,7 +368,7 @@ class _Lane:
         name = f"beluga-{self._tier.name}"
         self._loads = ThreadPoolExecutor(len(sides), thread_name_prefix=f"{name}-load")
         self._saves = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-save")
-        self._room = threading.Semaphore(_LANE_SAVES)
+        self._room = threading.Semaphore(_SLOW_SAVES)
 
     def save(self, blocks: NDArray[np.void], rows: NDArray[np.uint8]) -> None:
         """Save blocks soon, or drop them."""
@@ -409,12 +409,9 @@ def _bit(number: int) -> int:
 
 
 def _saved(tier: LowerTier, blocks: NDArray[np.void], rows: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Save blocks, and count them."""
+    """Save blocks, and count those that the tier did not take; it counts the others."""
     saved = tier.save(blocks, rows)
-    count = int(np.count_nonzero(saved))
-    _OFFLOADED.add(count, tier=tier.name)
-    _OFFLOADED_BYTES.add(count * int(blocks["length"][0]), tier=tier.name)
-    _drop(len(blocks) - count, f"not saved in {tier.name}")
+    _drop(len(blocks) - int(np.count_nonzero(saved)), f"not saved in {tier.name}")
     return saved
 
 

@@ -210,14 +210,14 @@ def test_what_an_ssd_writes_and_gives_is_counted(tier: DiskTier) -> None:
 
     before = {
         name: counted(f"beluga_tier_{name}_total")
-        for name in ("saved_bytes", "written_bytes", "loaded_bytes", "misses")
+        for name in ("saved_bytes", "written_bytes", "loaded_bytes", "missed_blocks")
     }
     save(tier, range(4), 10_000)
     tier.load(keys_of([0, 1, 77]))
     now = {name: counted(f"beluga_tier_{name}_total") - had for name, had in before.items()}
     assert now["saved_bytes"] == 40_000
     assert now["loaded_bytes"] == 20_000
-    assert now["misses"] == 1
+    assert now["missed_blocks"] == 1
     assert 4 * 12288 + 4096 <= now["written_bytes"] <= 4 * 12288 + 8192
     assert REGISTRY.snapshot()["beluga_tier_blocks"].series[(("tier", tier.name),)] == 4
 

@@ -296,6 +296,24 @@ def test_only_the_service_may_take_and_tell(shm: Path) -> None:
             stranger.tell(np.zeros(1, LOWER_NOTE))
 
 
+def test_what_a_stop_leaves_over_is_not_taken_for_offered(
+    shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("beluga.tiers.service._ARENA_SIZE", 1)  # a block at a time
+    tier = MemoryTier()
+    with serving(shm, [tier], wait=True) as served:
+        tier.open.clear()
+        assert served.cache.put(NAMES[:10], contents(range(10))).stored == 10
+        assert eventually(lambda: bool(tier.waiting))
+        stop = threading.Thread(target=served.service.stop)
+        stop.start()
+        assert eventually(served.service._stopping.is_set)
+        tier.open.set()
+        stop.join()
+        assert eventually(lambda: served.server.lower_stat().dirty_count == 10 - len(tier.blocks))
+        assert 0 < len(tier.blocks) < 10
+
+
 def test_a_service_ends_when_it_is_stopped_or_its_pool_is_closed(shm: Path) -> None:
     for end in ("stop", "close"):
         with Pool.create([shm / end], device_size=24 << 20, sparse=True) as pool:

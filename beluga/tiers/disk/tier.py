@@ -48,7 +48,7 @@ _LOADED_BLOCKS = REGISTRY.counter(
 _LOADED_BYTES = REGISTRY.counter(
     "beluga_tier_loaded_bytes_total", "Bytes that a tier has returned."
 )
-_MISSES = REGISTRY.counter("beluga_tier_misses_total", "Loads of blocks that a tier did not have.")
+_MISSES = REGISTRY.counter("beluga_tier_missed_blocks_total", "Blocks that a tier did not find.")
 _WRITTEN = REGISTRY.counter(
     "beluga_tier_written_bytes_total", "Bytes written to a tier's medium, with its index."
 )

@@ -111,6 +111,15 @@ def test_what_all_ranks_have_is_a_hit_and_stays_while_it_is_loaded(
     assert pinned(workers) == 0
 
 
+def test_a_block_on_its_way_to_the_pool_is_asked_for_again(
+    make: Callable[..., Any], server: MetaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager, one = make(met=False), ReqContext("one")
+    answers = [None, True, False]
+    monkeypatch.setattr(manager._answers, "ask", lambda *_: answers.pop(0))
+    assert [manager.lookup(KEYS[0], one) for _ in range(3)] == [LookupResult.RETRY, HIT, MISS]
+
+
 def test_a_request_that_starts_without_a_load_lets_go(
     workers: Attachment, make: Callable[..., Any]
 ) -> None:
