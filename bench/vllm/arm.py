@@ -126,12 +126,17 @@ def plain_arm(setting: Setting) -> Iterator[Arm]:
 def beluga_arm(setting: Setting) -> Iterator[Arm]:
     """Yield our connector over a new pool of two emulated devices, with its server."""
     with beluga_pool(setting) as paths:
-        yield Arm(
-            name="beluga",
-            setting=setting,
-            connector=beluga_connector(paths, setting.timeout_ms, setting.link),
-            wait=lambda engine, before, tokens: _wait_for_save(engine, before, tokens, setting),
-        )
+        yield arm_on(paths, setting)
+
+
+def arm_on(paths: Sequence[Path], setting: Setting, name: str = "beluga") -> Arm:
+    """Return the arm of our connector over a pool on these devices."""
+    return Arm(
+        name=name,
+        setting=setting,
+        connector=beluga_connector(paths, setting.timeout_ms, setting.link),
+        wait=lambda engine, before, tokens: _wait_for_save(engine, before, tokens, setting),
+    )
 
 
 def beluga_connector(
@@ -153,25 +158,38 @@ def beluga_connector(
 @contextmanager
 def beluga_pool(setting: Setting) -> Iterator[list[Path]]:
     """Yield the devices of a new pool with space for several prompts, and run a server on it."""
+    with served_pool(setting) as (paths, _):
+        yield paths
+
+
+@contextmanager
+def served_pool(
+    setting: Setting, name: str = "beluga", *options: str
+) -> Iterator[tuple[list[Path], Child]]:
+    """Yield the devices of a new pool with space for several prompts, and the server on it, which
+    has these options of ``beluga serve``.
+    """
     with scratch_folder("vllm", MEMORY) as directory:
         paths = [directory / str(number) for number in range(_DEVICE_COUNT)]
         device_size = setting.pool_bytes // _DEVICE_COUNT + (64 << 20)
         device_size = -(-device_size // STRIPE_SIZE) * STRIPE_SIZE
         Pool.create(paths, device_size=device_size, interleave=setting.interleave).close()
-        with _server(setting, paths):
-            yield paths
+        with _server(setting, paths, name, options) as child:
+            yield paths, child
 
 
 @contextmanager
-def _server(setting: Setting, paths: Sequence[Path]) -> Iterator[None]:
-    options = [word for path in paths for word in ("--pool", str(path))]
+def _server(
+    setting: Setting, paths: Sequence[Path], name: str, options: Sequence[str]
+) -> Iterator[Child]:
+    pool = [word for path in paths for word in ("--pool", str(path))]
     with Child(
-        command("beluga.cli.main", "serve", *options),
-        log=setting.folder / "beluga-serve.log",
+        command("beluga.cli.main", "serve", *pool, *options),
+        log=setting.folder / f"{name}-serve.log",
         environment=environment_of(setting.folder),
     ) as child:
         child.wait_for(lambda: "serving" in child.log(), _START_S, "pool server")
-        yield
+        yield child
 
 
 def _wait_for_save(

@@ -22,7 +22,7 @@ from beluga_bench.vllm.model import SIZES, model
 from beluga_bench.vllm.process import Child, Engine, options_of
 
 from beluga import BelugaError, Pool
-from beluga.meta import MetaClient
+from beluga.meta import MetaClient, MetaStat
 from beluga.rpc import Client
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -57,11 +57,11 @@ class Site:
         self._server: Child | None = None
         self._count = 0
 
-    def serve(self) -> None:
-        """Start the server, and wait until it answers."""
+    def serve(self, *options: str) -> None:
+        """Start the server with these options, and wait until it answers."""
         code = "from beluga.cli.main import main; main()"
         self._server = Child(
-            [sys.executable, "-c", code, "serve", *self.pool_options()],
+            [sys.executable, "-c", code, "serve", *self.pool_options(), *options],
             log=self.folder / "server.log",
         )
         self._server.wait_for(self._answers, SERVER_S, "answer")
@@ -136,10 +136,14 @@ class Site:
             timeout=120,
         )
 
+    def stat(self) -> MetaStat:
+        """Return the server's counters."""
+        with Pool.open(self.paths) as pool, Client(pool, timeout_s=5) as client:
+            return MetaClient(client).stat()
+
     def pinned(self) -> int:
         """Return how many blocks sessions hold."""
-        with Pool.open(self.paths) as pool, Client(pool, timeout_s=5) as client:
-            return MetaClient(client).stat().pinned_count
+        return self.stat().pinned_count
 
     def close(self) -> None:
         if self._server is not None:

@@ -15,6 +15,7 @@ from beluga_bench.vllm.dataset import Dataset, cut, datasets_of, pool_tokens, wa
 from beluga_bench.vllm.stream import stream
 from beluga_bench.vllm.summary import arrivals, summary
 from beluga_bench.vllm.tables import print_tables
+from beluga_bench.vllm.tiers import medians_of, ratios, whole
 from beluga_bench.vllm.verdict import verdict
 
 BLOCK = 128
@@ -198,3 +199,38 @@ def test_charts_are_drawn(report: dict[str, Any], tmp_path: Path) -> None:
     paths = draw(report, tmp_path, print)
     assert [path.stem for path in paths] == ["vllm-passes", "vllm-rates", "vllm-variants"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+def tier_row(arm: str, number: int, ttft_s: float, **changes: Any) -> dict[str, Any]:
+    row = {
+        "arm": arm,
+        "prompt": number,
+        "ttft_s": ttft_s,
+        "ttft_local_hit_s": 0.1,
+        "ttft_miss_s": 5.0,
+        "cached_tokens": 256,
+        "bytes_from_below": 1 << 20,
+        "identical": True,
+    }
+    return row | changes
+
+
+def test_tiers_are_compared_prompt_by_prompt() -> None:
+    rows = [tier_row("beluga-disk", number, 0.2 + 0.1 * number) for number in range(3)]
+    rows += [tier_row("lmcache-disk", number, 0.8) for number in range(2)]
+    rows += [tier_row("beluga-redis", 0, 0.3)]
+    found = ratios(rows)
+    assert set(found) == {"disk"}
+    assert found["disk"]["pairs"] == 2
+    assert found["disk"]["min"] == pytest.approx(0.8 / 0.3)
+    assert found["disk"]["median"] == pytest.approx((4 + 0.8 / 0.3) / 2)
+    assert medians_of("x", rows[:3])["over_local_hit_s"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    "change", [{"identical": None}, {"cached_tokens": 128}, {"bytes_from_below": 1000}], ids=str
+)
+def test_a_prompt_that_came_from_elsewhere_fails_the_comparison(change: dict[str, Any]) -> None:
+    good = tier_row("beluga-disk", 0, 0.2)
+    assert whole([good], 256, 1 << 20)
+    assert not whole([good, good | change], 256, 1 << 20)
