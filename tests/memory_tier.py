@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from beluga.tiers import StoredBlock
+from beluga import MetaServer, Pool
+from beluga.tiers import StoredBlock, TierService
 
 
 class MemoryTier:
@@ -73,6 +76,21 @@ class MemoryTier:
 
     def close(self) -> None:
         pass
+
+
+@contextlib.contextmanager
+def served(path: Path, tier: MemoryTier) -> Iterator[Pool]:
+    """A new, served pool over the tier, which may have blocks from another one."""
+    with (
+        Pool.create([path], device_size=32 << 20, sparse=True) as pool,
+        contextlib.ExitStack() as e,
+    ):
+        server = MetaServer(pool)
+        service = TierService(server, pool, [tier], wait=True)
+        e.enter_context(server)
+        e.callback(service.stop)
+        service.start()
+        yield pool
 
 
 def name(key: NDArray[np.uint64]) -> tuple[int, int]:

@@ -85,6 +85,11 @@ class Attachment:
             logger.warning("beluga: copies are not scheduled: %s", error)
             return None
 
+    @property
+    def onboard_s(self) -> float:
+        """How long a request waits for blocks that a tier below the pool has."""
+        return self._settings.onboard_ms / 1000
+
     def carried(self) -> dict[TransferClass, TransferStats]:
         """Return what the link admitted for this session, by class."""
         if self.place is None:
@@ -113,6 +118,7 @@ class Attachment:
                 engine=driver or self._settings.engine,
                 link=self.place,
                 read_class=self._read_class,
+                onboard=self.onboard_s > 0,
             )
             self._caches[namespace.digest] = found
         return found

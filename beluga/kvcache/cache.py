@@ -296,11 +296,24 @@ class KVCache:
             tiers[hits:] = fastest(self._meta.tiers(keys[hits:]))
         return Found(tiers)
 
-    def onboard(self, digests: Digests) -> int:
+    def onboard(self, digests: Digests, *, wait_s: float | None = None) -> int:
         """Ask lower tiers for the leading blocks, and do not wait. Returns how many of them the
         pool has or gets.
+
+        With ``wait_s`` it waits for them, at most so long without progress, and returns how many
+        the pool has. Unlike :meth:`lookup` this finds what only a remote store has.
         """
-        return self._meta.onboard(self.keys(digests))
+        keys = self.keys(digests)
+        if wait_s is None:
+            return self._meta.onboard(keys)
+        hits, onboarding = 0, Onboarding(self._meta, wait_s)
+        while hits < len(keys):
+            found = self._meta.lookup(keys[hits:])
+            hits += len(found.hits)
+            progress = len(found.hits) > 0
+            if wait_s <= 0 or not onboarding.more(keys[hits:], found.state, progress=progress):
+                break
+        return hits
 
     def prefetch(self, digests: Digests) -> int:
         """Do as :meth:`onboard`, for blocks that are wanted later: those that somebody waits for

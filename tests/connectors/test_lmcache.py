@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import os
 import select
@@ -13,6 +14,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import fakes
@@ -20,6 +22,7 @@ import numpy as np
 import pytest
 from blocks import eventually
 from fakes import ChunkKey, Memory, ObjectKey, damage
+from memory_tier import MemoryTier, served
 
 from beluga import MetaServer, Namespace, Pool
 from beluga.connectors.connection import Attachment
@@ -27,6 +30,7 @@ from beluga.connectors.lmcache import objects
 from beluga.connectors.settings import PoolSettings
 from beluga.errors import CacheError, ConnectorError, LayoutError, PinLimitError, QuotaError
 from beluga.meta import MetaClient
+from beluga.rpc import Client
 from beluga.transfer import TransferClass
 
 SHAPE = (2, 4, 16, 64)  # K and V, layers, tokens, hidden
@@ -45,6 +49,18 @@ def lmcache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 MakeAdapter = Callable[..., Any]
+
+
+@contextlib.contextmanager
+def l2(lmcache: Any, path: Path, **settings: Any) -> Iterator[Any]:
+    """Make an L2 adapter of one pool."""
+    usual = {"pool": str(path), "timeout_ms": 5000, "retry_s": 0.05}
+    one = lmcache.BelugaL2Adapter(usual | settings)
+    try:
+        assert eventually(lambda: one.report_status()["attached"], LONG_S)
+        yield one
+    finally:
+        one.close()
 
 
 @pytest.fixture
@@ -123,6 +139,38 @@ def test_hits_behind_misses_are_found(server: MetaServer, adapter: MakeAdapter) 
     expected = [i in some for i in range(12)]
     assert lookup(one, keys + other) == expected + [True] * 12
     assert load(one, keys + other, blank(24)) == expected + [True] * 12
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["known", "remote"])
+def test_what_only_a_lower_tier_has_is_brought_up_and_locked(
+    shm: Path, lmcache: Any, remote: bool
+) -> None:
+    tier = MemoryTier(remote=remote)
+    keys, memories = chunks(8)
+    with served(shm / "first", tier), l2(lmcache, shm / "first") as one:
+        store(one, keys, memories)
+        assert eventually(lambda: len(tier.blocks) == 8)
+    absent = ObjectKey(b"x" * 8)
+    asked = [*keys[:3], absent, *keys[3:]]
+    with served(shm / "second", tier) as pool, l2(lmcache, shm / "second") as one:
+        assert lookup(one, asked) == [key is not absent for key in asked]
+        with Client(pool) as client:
+            assert MetaClient(client).stat().pinned_count == 8
+        targets = blank(8)
+        assert load(one, keys, targets) == [True] * 8
+        assert all(np.array_equal(t.data, m.data) for t, m in zip(targets, memories, strict=True))
+
+
+def test_nothing_is_brought_up_for_an_engine_that_does_not_wait(shm: Path, lmcache: Any) -> None:
+    tier = MemoryTier()
+    keys, memories = chunks(2)
+    with served(shm / "first", tier), l2(lmcache, shm / "first") as one:
+        store(one, keys, memories)
+        assert eventually(lambda: len(tier.blocks) == 2)
+    with served(shm / "second", tier), l2(lmcache, shm / "second", onboard_ms=0) as one:
+        assert lookup(one, keys) == [False] * 2
+        assert load(one, keys, blank(2)) == [False] * 2
+    assert tier.loads == []
 
 
 def test_what_is_locked_outlives_eviction_and_is_let_go(
@@ -504,6 +552,26 @@ def backend(lmcache: Any, pool_name: str) -> Iterator[Callable[..., Any]]:
     yield make
     for one in made:
         one.close()
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["known", "remote"])
+def test_the_plugin_finds_what_only_a_lower_tier_has(
+    shm: Path, backend: Callable[..., Any], remote: bool
+) -> None:
+    tier = MemoryTier(remote=remote)
+    keys = [ChunkKey(f"model@1@0@{i}@bf16") for i in range(4)]
+    memories = [Memory((2, 4, 16, 64), seed=i) for i in range(4)]
+    with served(shm / "first", tier):
+        backend(pool=str(shm / "first")).batched_submit_put_task(keys, memories)
+        assert eventually(lambda: len(tier.blocks) == 5)  # with the era's record
+    with served(shm / "second", tier):
+        one = backend(pool=str(shm / "second"))
+        assert one.batched_contains([*keys, ChunkKey("other")]) == 4
+        found = one.batched_get_blocking(keys)
+        for got, put in zip(found, memories, strict=True):
+            assert np.array_equal(got.data, put.data)
+        one.clear()
+        assert one.batched_contains(keys) == 0
 
 
 def test_chunks_of_an_engine_come_back_at_their_length(

@@ -9,12 +9,14 @@ import importlib
 import sys
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from blocks import eventually
 from fakes import damage
+from memory_tier import MemoryTier, served
 from sglang_parts import (
     LONG_S,
     PACKAGE,
@@ -54,6 +56,27 @@ def test_pages_come_back_to_other_places(
     for put, got in zip([1, 3, 5, 7], [6, 5, 4, 3], strict=True):
         assert all(map(np.array_equal, source.page(put), target.page(got)))
     assert not target.kv_buffer[..., 8:, :].any() or layout != "layer_first"
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["known", "remote"])
+def test_pages_that_only_a_lower_tier_has_come_back(shm: Path, backend: Make, remote: bool) -> None:
+    tier = MemoryTier(remote=remote)
+    rows = np.random.default_rng(2).integers(0, 256, (3, 4096), dtype=np.uint8)
+    with served(shm / "first", tier):
+        assert backend(v1=False, pool=str(shm / "first")).batch_set(
+            keys(3), [Flat(row) for row in rows]
+        )
+        assert eventually(lambda: len(tier.blocks) == 4)  # with the era's record
+    with served(shm / "second", tier):
+        one = backend(v1=False, pool=str(shm / "second"))
+        assert one.batch_exists(keys(4)) == 3
+        targets = [Flat(np.zeros(4096, dtype=np.uint8)) for _ in range(3)]
+        assert one.batch_get(keys(3), targets) == targets
+        assert all(np.array_equal(t.data, row) for t, row in zip(targets, rows, strict=True))
+        one.clear()
+        assert one.batch_exists(keys(3)) == 0
+    with served(shm / "third", tier):
+        assert backend(v1=False, pool=str(shm / "third")).batch_exists(keys(3)) == 0
 
 
 def test_flat_pages_come_back_and_are_not_taken_for_those_in_place(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from beluga.connectors.fetch import fetch
 from beluga.errors import CacheError, LayoutError, PinLimitError, QuotaError
 from beluga.kvcache import Namespace, hash_keys
-from beluga.meta import BlockState, Grant, MetaClient
+from beluga.meta import BlockState, Grant, Lookup, MetaClient
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +28,8 @@ Item: TypeAlias = tuple[Namespace, bytes]
 
 Layout: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
 """A shape and a dtype for each tensor of an object."""
+
+_COMING = BlockState.BELOW, BlockState.PENDING
 
 HOLES_MAX = 64  # after so many misses the rest of a namespace's batch counts as missing
 
@@ -49,7 +51,7 @@ def bytes_of(memory: Any) -> memoryview:
 
 def find(attachment: Attachment, items: Sequence[Item], *, pin: bool) -> list[Grant | None]:
     """Find each object; the result is None for a miss. With ``pin``, hits are pinned if the
-    session's quota allows it.
+    session's quota allows it. What only a tier below the pool has is brought into the pool first.
     """
     meta = MetaClient(attachment.client)
     found: list[Grant | None] = [None] * len(items)
@@ -71,12 +73,17 @@ def _find(
     pin: bool,
 ) -> None:
     for namespace, start, digests in _spans(items):
-        keys = attachment.cache(namespace).keys(digests)
+        cache = attachment.cache(namespace)
+        keys = cache.keys(digests)
         at, holes, window = 0, 0, len(keys)
         while at < len(keys) and holes <= HOLES_MAX:
             asked = keys[at : at + window]
-            hits = _lookup(meta, asked, pin=pin)
+            first = _lookup(meta, asked, pin=pin)
+            hits, rest = first.hits, asked[len(first.hits) :]
             found[start + at : start + at + len(hits)] = hits
+            if first.state in _COMING and cache.onboard(rest, wait_s=attachment.onboard_s):
+                hits += _lookup(meta, rest, pin=pin).hits
+                found[start + at : start + at + len(hits)] = hits
             whole = len(hits) == len(asked)
             at += len(hits) + (not whole)
             holes += not whole
@@ -130,10 +137,10 @@ def _spans(items: Sequence[Item]) -> Iterator[tuple[Namespace, int, NDArray[np.u
         start += len(members)
 
 
-def _lookup(meta: MetaClient, keys: NDArray[np.uint64], *, pin: bool) -> tuple[Grant, ...]:
+def _lookup(meta: MetaClient, keys: NDArray[np.uint64], *, pin: bool) -> Lookup:
     try:
-        return meta.lookup(keys, pin=pin).hits
+        return meta.lookup(keys, pin=pin)
     except (PinLimitError, QuotaError):
         if not pin:
             raise
-        return meta.lookup(keys).hits
+        return meta.lookup(keys)

@@ -101,6 +101,7 @@ class Pages:
     def __init__(self, settings: EngineSettings, version: Callable[[], str | None]) -> None:
         self.namespaces: dict[str, Namespace] = {}
         self._version = version
+        self._onboard_s = settings.onboard_ms / 1000
         self._reader = Connection(
             settings, name="sglang-get", logger=logger, read_class=TransferClass.PREFETCH
         )
@@ -134,8 +135,13 @@ class Pages:
         self.namespaces = {form: Namespace({**fields, "form": form}) for form in (FLAT, DIRECT)}
 
     def leading(self, form: str, keys: Sequence[str]) -> int:
-        """Return how many leading pages the pool has."""
-        return self._read(form, "looking up", keys, lambda cache, names: cache.lookup(names)) or 0
+        """Return how many leading pages the pool has. Those that only a tier below the pool has are
+        brought into it first.
+        """
+        found = self._read(
+            form, "looking up", keys, lambda c, names: c.onboard(names, wait_s=self._onboard_s)
+        )
+        return found or 0
 
     def fetch(self, form: str, keys: Sequence[str], targets: Callable[[], Sequence[Any]]) -> int:
         """Fetch the leading pages that the pool has. Returns how many; the other targets are

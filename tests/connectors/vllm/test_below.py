@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from blocks import eventually
-from memory_tier import MemoryTier
+from memory_tier import MemoryTier, served
 from vllm_parts import BLOCK_TOKENS, request
 
-from beluga import KVCache, MetaServer, Namespace, Pool
+from beluga import KVCache, Namespace, Pool
 from beluga.connectors.connection import Connection
 from beluga.connectors.vllm.answers import Answers
 from beluga.connectors.vllm.counters import Counters
@@ -25,24 +25,9 @@ from beluga.connectors.vllm.lookups import Lookups
 from beluga.connectors.vllm.onboarding import Worth
 from beluga.connectors.vllm.schedule import Schedule
 from beluga.connectors.vllm.settings import VllmSettings
-from beluga.tiers import TierService
 
 RANKS = tuple(Namespace({"rank": rank}) for rank in range(2))
 TOKENS = list(range(100, 100 + 5 * BLOCK_TOKENS + 1))  # five blocks and a token
-
-
-@contextlib.contextmanager
-def served(path: Path, tier: MemoryTier) -> Iterator[Pool]:
-    with (
-        Pool.create([path], device_size=32 << 20, sparse=True) as pool,
-        contextlib.ExitStack() as e,
-    ):
-        server = MetaServer(pool)
-        service = TierService(server, pool, [tier], wait=True)
-        e.enter_context(server)
-        e.callback(service.stop)
-        service.start()
-        yield pool
 
 
 def sunk(directory: Path, made: Any) -> MemoryTier:
