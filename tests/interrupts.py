@@ -39,11 +39,13 @@ _CTRL_C = _CtrlC()
 class Interrupts:
     """A context of the main thread in which the points of Beluga's code are counted, and
     ``KeyboardInterrupt`` is raised at those whose numbers are in ``at``, from 1 on. ``count`` is
-    how many there were; ``raised`` is set once one was.
+    how many there were; ``raised`` is set once one was. With ``called``, points of the Python code
+    that Beluga calls (the standard library's) are counted, too.
     """
 
-    def __init__(self, at: Collection[int] = ()) -> None:
+    def __init__(self, at: Collection[int] = (), *, called: bool = False) -> None:
         self._at = at
+        self._counts = within_beluga if called else _of_beluga
         self.count = 0
         self.raised = threading.Event()
 
@@ -56,7 +58,7 @@ class Interrupts:
         sys.setprofile(None)
 
     def _point(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event not in _POINTS or not _of_beluga(frame):
+        if event not in _POINTS or not self._counts(frame):
             return
         self.count += 1
         if self.count in self._at:

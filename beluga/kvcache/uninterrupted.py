@@ -11,30 +11,57 @@ back what it holds.
 
 from __future__ import annotations
 
+import _thread
 import os
 import queue
 import threading
 import weakref
 from collections.abc import Callable
 
+from beluga.errors import RpcError
+
 Left = Callable[[], bool]
 """Has the caller of the batch been interrupted? If so, nothing of the batch may be published,
 because its memory may be used for something else."""
 
 
-class _Batch:
-    """One batch; ``ended`` is held until it is ``over``."""
+def _held() -> threading.Lock:
+    """Return a lock for others to wait for: ``with lock: pass``, which an interrupt leaves unlocked
+    wherever it comes. ``threading.Event`` would not do: an interrupt there raises other errors.
+    """
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
 
-    __slots__ = ("ended", "error", "left", "over", "result", "run")
+
+class _Batch:
+    """One batch; ``ended`` is held until the batch is over."""
+
+    __slots__ = ("ended", "error", "left", "result", "run")
 
     def __init__(self, run: Callable[[Left], int]) -> None:
-        self.run, self.left, self.over, self.result = run, False, False, 0
+        self.run, self.left, self.result = run, False, 0
         self.error: BaseException | None = None
-        self.ended = threading.Lock()
-        self.ended.acquire()
+        self.ended = _held()
 
 
 _Queue = queue.SimpleQueue["_Batch | None"]
+
+
+class _Worker:
+    """A thread that works a queue of batches off; ``ended`` is held until the thread is done.
+
+    An interrupt while it is made leaves nothing behind: nobody else knows the queue, and the thread
+    ends when this object is freed. That holds only without ``threading.Thread``, whose ``start``
+    waits for an event. The thread is a daemon: when the interpreter ends, the thread stops where it
+    is and holds the session's lock. The server frees its grants when the process is proven gone.
+    """
+
+    def __init__(self) -> None:
+        self.batches: _Queue = queue.SimpleQueue()
+        self.ended = _held()
+        weakref.finalize(self, self.batches.put, None)
+        _thread.start_new_thread(_work_off, (self.batches, self.ended))
 
 
 class Uninterrupted:
@@ -45,26 +72,31 @@ class Uninterrupted:
     """
 
     def __init__(self) -> None:
-        self._batches: _Queue = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._worker: _Worker | None = None
+        self._closing = False
         self._pid = os.getpid()
 
     def run(self, run: Callable[[Left], int]) -> int:
-        """Call ``run`` and return its result; its argument says whether to drop the batch."""
+        """Call ``run`` and return its result; its argument says whether to drop the batch.
+
+        Raises :class:`~beluga.errors.RpcError` once :meth:`close` was called.
+        """
+        if self._closing:  # an interrupted close leaves a thread that takes no more batches
+            raise RpcError("this cache is closed; make a new one")
         main = threading.current_thread() is threading.main_thread()
         if not main or os.getpid() != self._pid:  # a forked child does not have the thread
             return run(lambda: False)
-        if self._thread is None:
-            self._thread = _start(self._batches)
-            weakref.finalize(self, self._batches.put, None)
+        if self._worker is None:
+            self._worker = _Worker()
         batch = _Batch(run)
         try:
-            self._batches.put(batch)
-            batch.ended.acquire()
+            self._worker.batches.put(batch)
+            with batch.ended:
+                pass
         except BaseException:
             batch.left = True  # first, so that a second interrupt finds it set
-            if not batch.over:  # else this thread may have taken the lock just before the interrupt
-                batch.ended.acquire()
+            with batch.ended:
+                pass
             raise
         if batch.error is not None:
             raise batch.error
@@ -72,24 +104,19 @@ class Uninterrupted:
 
     def close(self) -> None:
         """Wait until an interrupted batch has ended. A second call does nothing."""
-        if self._thread is not None and os.getpid() == self._pid:
-            self._batches.put(None)
-            self._thread.join()
-            self._thread = None
+        self._closing = True
+        if self._worker is not None and os.getpid() == self._pid:
+            self._worker.batches.put(None)
+            with self._worker.ended:
+                pass
+            self._worker = None
 
 
-def _start(batches: _Queue) -> threading.Thread:
-    # The thread is a daemon: when the interpreter ends, the thread stops where it is and holds the
-    # session's lock. The server frees its grants when the process is proven gone.
-    thread = threading.Thread(target=_work_off, args=(batches,), name="beluga-batches", daemon=True)
-    thread.start()
-    return thread
-
-
-def _work_off(batches: _Queue) -> None:
+def _work_off(batches: _Queue, ended: threading.Lock) -> None:
     while (batch := batches.get()) is not None:
         _work(batch)
         del batch  # the caller may use its memory again
+    ended.release()
 
 
 def _work(batch: _Batch) -> None:
@@ -98,5 +125,4 @@ def _work(batch: _Batch) -> None:
     except BaseException as error:  # the caller has to see any error
         batch.error = error
     finally:
-        batch.over = True
         batch.ended.release()

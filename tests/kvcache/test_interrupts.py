@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import itertools
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -17,7 +20,7 @@ from cuda_gpu import PATIENCE_S, STRIPE, FailingGpu
 from interrupts import Interrupts, within_beluga
 
 from beluga import KVCache, MetaServer, Pool
-from beluga.errors import UnsettledError
+from beluga.errors import RpcError, UnsettledError
 from beluga.transfer import DsaEngine, Engine
 from beluga.transfer.engines.cuda import CudaEngine
 from tests.kvcache.conftest import digests, payload
@@ -133,6 +136,39 @@ def test_a_put_may_be_interrupted_anywhere(scene: Scene, again: int | None) -> N
         if ended:
             break
     assert point > 10
+
+
+def test_a_caches_thread_may_be_interrupted_at_its_start_and_end(scene: Scene) -> None:
+    """Its first put and its close are interrupted at each point, those in ``threading``, too."""
+    blocks = payload(COUNT, LENGTH, seed=7)
+    scene.mine.put(scene.fresh(), blocks)  # starts the threads of the engine
+    before = _thread._count()
+    for point in itertools.count(1):
+        keys = scene.fresh()
+        cache = KVCache(scene.pool, namespace="test", engine=scene.engine)
+        with contextlib.suppress(KeyboardInterrupt), Interrupts({point}, called=True) as first:
+            cache.put(keys, blocks)
+        with contextlib.suppress(KeyboardInterrupt), Interrupts({point}, called=True) as second:
+            cache.close()
+        with contextlib.suppress(RpcError):  # an interrupted close is a close
+            cache.put(keys, blocks)
+        _ended(cache.close)
+        scene.other.remove(keys)
+        if max(first.count, second.count) < point:
+            break
+    assert point > 10
+    until = time.monotonic() + PATIENCE_S
+    while _thread._count() > before:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+def _ended(close: Callable[[], None]) -> None:
+    """Close in another thread, so that a close that hangs fails at once."""
+    thread = threading.Thread(target=close, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
 
 
 class Alarms:
