@@ -69,9 +69,13 @@ int bl_store_create(bl_store **out, uint64_t id, uint32_t slot_count, uint64_t d
                     uint64_t stripe_count, uint32_t policy);
 void bl_store_destroy(bl_store *store);
 
-/* Recovery: take over the entries of a range of slots as the file has them, then, after the last
- * range, build the index. Of two blocks that claim one space or one key, the newer one stays. */
-int bl_store_load(bl_store *store, uint32_t slot, const uint8_t *bytes, uint64_t size);
+/* Recovery. The index of the file is read to these addresses, where it has the same offsets. Then
+ * the entries of each range of slots are checked, by any thread, and after that claimed, by one.
+ * After the last range, recover decides between blocks that claim one space or one key: the newest
+ * stays; and it makes the order of eviction. */
+uint8_t *bl_store_entries(bl_store *store);
+void bl_store_check(bl_store *store, uint32_t slot, uint32_t count);
+void bl_store_claim(bl_store *store, uint32_t slot, uint32_t count);
 int bl_store_recover(bl_store *store);
 
 /* Find blocks, and pin those that are there: return how many. records gets what is stored. */

@@ -102,7 +102,8 @@ int64_t bl_index_find(const bl_index *index, const uint64_t key[2])
 
 int bl_index_add(bl_index *index, const uint64_t key[2], uint32_t block)
 {
-    if (bl_index_find(index, key) != BL_NO_BLOCK)
+    const bl_bucket *home = &index->bucket[bl_index_home(index, key)];
+    if (home->passed ? bl_index_find(index, key) != BL_NO_BLOCK : bl_bucket_find(home, key) >= 0)
         return -EEXIST;
     if (index->count == index->count_max)
         return -ENOSPC;

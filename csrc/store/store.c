@@ -37,7 +37,6 @@ enum {
 };
 
 typedef struct bl_slot {
-    bl_store_entry entry;
     uint32_t pins;
     uint32_t next;              /* in the list of its extent, as slot + 1; 0: none */
     uint32_t previous;
@@ -51,6 +50,9 @@ struct bl_store {
     uint64_t data_offset;
     uint64_t stripe_count;
     uint64_t sequence;          /* the greatest in use */
+    uint32_t found_count;       /* recovery: entries that are whole */
+    uint32_t disputed;          /* recovery: two of them claim one space or one key */
+    bl_store_entry *entry;      /* by slot; what the index in the file has, at the same offsets */
     bl_slot *slot;
     uint32_t *extent_slots;     /* by first stripe: slot + 1 of one of its blocks */
     uint64_t *bits;             /* the memory of the two sets */
@@ -84,6 +86,7 @@ void bl_store_destroy(bl_store *store)
     bl_lazy_unmap(store->bits, bl_store_bits_size(store));
     bl_lazy_unmap(store->extent_slots, (store->stripe_count + 1) * sizeof *store->extent_slots);
     bl_lazy_unmap(store->slot, store->slot_count * sizeof *store->slot);
+    bl_lazy_unmap(store->entry, store->slot_count * sizeof *store->entry);
     pthread_mutex_destroy(&store->lock);
     free(store);
 }
@@ -99,10 +102,11 @@ int bl_store_create(bl_store **out, uint64_t id, uint32_t slot_count, uint64_t d
     *store = (bl_store){.id = id, .slot_count = slot_count, .data_offset = data_offset,
                         .stripe_count = stripe_count};
     pthread_mutex_init(&store->lock, NULL);
+    store->entry = bl_lazy_map_dense(slot_count * sizeof *store->entry);
     store->slot = bl_lazy_map_dense(slot_count * sizeof *store->slot);
     store->extent_slots = bl_lazy_map((stripe_count + 1) * sizeof *store->extent_slots);
     store->bits = bl_lazy_map(bl_store_bits_size(store));
-    int rc = !store->slot || !store->extent_slots || !store->bits ? -ENOMEM : 0;
+    int rc = !store->entry || !store->slot || !store->extent_slots || !store->bits ? -ENOMEM : 0;
     if (!rc)
         rc = bl_index_create(&store->index, slot_count);
     if (!rc)
@@ -125,10 +129,11 @@ int bl_store_create(bl_store **out, uint64_t id, uint32_t slot_count, uint64_t d
 
 /* ---- Slots and their space */
 
-static uint64_t bl_slot_offset(const bl_store *store, const bl_slot *slot)
+static uint64_t bl_slot_offset(const bl_store *store, uint32_t number)
 {
-    return store->data_offset + (uint64_t)slot->entry.first_stripe * BL_STRIPE_SIZE +
-           (uint64_t)slot->entry.block_index * bl_block_size(slot->entry.length);
+    const bl_store_entry *entry = &store->entry[number];
+    return store->data_offset + (uint64_t)entry->first_stripe * BL_STRIPE_SIZE +
+           (uint64_t)entry->block_index * bl_block_size(entry->length);
 }
 
 static void bl_sector_spoil(bl_store *store, uint32_t slot)
@@ -140,7 +145,7 @@ static void bl_sector_spoil(bl_store *store, uint32_t slot)
 static void bl_slot_link(bl_store *store, uint32_t number)
 {
     bl_slot *slot = &store->slot[number];
-    uint32_t *head = &store->extent_slots[slot->entry.first_stripe];
+    uint32_t *head = &store->extent_slots[store->entry[number].first_stripe];
     slot->previous = 0;
     slot->next = *head;
     if (slot->next)
@@ -152,14 +157,14 @@ static void bl_slot_link(bl_store *store, uint32_t number)
 static void bl_slot_free(bl_store *store, uint32_t number)
 {
     bl_slot *slot = &store->slot[number];
-    uint32_t first = slot->entry.first_stripe;
+    uint32_t first = store->entry[number].first_stripe;
     if (slot->previous)
         store->slot[slot->previous - 1].next = slot->next;
     else
         store->extent_slots[first] = slot->next;
     if (slot->next)
         store->slot[slot->next - 1].previous = slot->previous;
-    bl_extents_give(store->extents, bl_slot_offset(store, slot));
+    bl_extents_give(store->extents, bl_slot_offset(store, number));
     if (!store->extent_slots[first])
         bl_extents_close(store->extents, first);
     slot->state = BL_SLOT_FREE;
@@ -171,11 +176,11 @@ static void bl_slot_free(bl_store *store, uint32_t number)
 static void bl_slot_drop(bl_store *store, uint32_t number)
 {
     bl_slot *slot = &store->slot[number];
-    bl_index_remove(store->index, slot->entry.key);
+    bl_index_remove(store->index, store->entry[number].key);
     bl_evict_forget(store->order, number);
     bl_sector_spoil(store, number);
     store->stat.block_count--;
-    store->stat.block_bytes -= slot->entry.length;
+    store->stat.block_bytes -= store->entry[number].length;
     slot->state = BL_SLOT_DOOMED;
     if (slot->pins == 0)
         bl_slot_free(store, number);
@@ -197,7 +202,7 @@ static void bl_evicted_add(bl_store *store, const uint64_t key[2])
 
 static void bl_slot_evict(bl_store *store, uint32_t number)
 {
-    bl_evicted_add(store, store->slot[number].entry.key);
+    bl_evicted_add(store, store->entry[number].key);
     bl_slot_drop(store, number);
     store->stat.evicted_count++;
 }
@@ -257,13 +262,12 @@ static int bl_room_make(bl_store *store, uint32_t size)
 {
     int64_t number = bl_evict_coldest(store->order);
     for (int looks = 0; number >= 0 && looks < BL_STORE_LOOK_MAX; looks++) {
-        const bl_slot *slot = &store->slot[number];
         if (bl_slot_may_go(store, (uint32_t)number)) {
-            if (bl_block_size(slot->entry.length) == size) {
+            if (bl_block_size(store->entry[number].length) == size) {
                 bl_slot_evict(store, (uint32_t)number);
                 return 1;
             }
-            if (bl_cell_clear(store, size, bl_slot_offset(store, slot)))
+            if (bl_cell_clear(store, size, bl_slot_offset(store, (uint32_t)number)))
                 return 1;
         }
         number = bl_evict_warmer(store->order, (uint32_t)number);
@@ -334,19 +338,18 @@ static int64_t bl_slot_reserve(bl_store *store, const bl_store_record *record)
         return -1;
     }
     uint64_t start = store->data_offset + (uint64_t)view.first_stripe * BL_STRIPE_SIZE;
-    bl_slot *slot = &store->slot[number];
-    *slot = (bl_slot){
-        .entry = {.key = {record->key[0], record->key[1]},
-                  .fingerprint = record->fingerprint,
-                  .length = record->length,
-                  .chunk_size = record->chunk_size,
-                  .first_stripe = view.first_stripe,
-                  .stripe_count = (uint16_t)view.stripe_count,
-                  .block_index = (uint16_t)((offset - start) / size)},
-        .state = BL_SLOT_WRITING,
+    store->entry[number] = (bl_store_entry){
+        .key = {record->key[0], record->key[1]},
+        .fingerprint = record->fingerprint,
+        .length = record->length,
+        .chunk_size = record->chunk_size,
+        .first_stripe = view.first_stripe,
+        .stripe_count = (uint16_t)view.stripe_count,
+        .block_index = (uint16_t)((offset - start) / size),
     };
+    store->slot[number] = (bl_slot){.state = BL_SLOT_WRITING};
     bl_slot_link(store, (uint32_t)number);
-    bl_index_add(store->index, slot->entry.key, (uint32_t)number);
+    bl_index_add(store->index, record->key, (uint32_t)number);
     return number;
 }
 
@@ -355,15 +358,15 @@ static int64_t bl_slot_reserve(bl_store *store, const bl_store_record *record)
 static void bl_place_of(const bl_store *store, uint32_t number, uint32_t state,
                         bl_store_place *place)
 {
-    const bl_slot *slot = &store->slot[number];
+    const bl_store_entry *entry = &store->entry[number];
     *place = (bl_store_place){
-        .offset = bl_slot_offset(store, slot),
+        .offset = bl_slot_offset(store, number),
         .slot = number,
-        .size = bl_block_size(slot->entry.length),
-        .seed = bl_store_key_crc(slot->entry.key),
-        .crc = slot->entry.payload_crc,
+        .size = bl_block_size(entry->length),
+        .seed = bl_store_key_crc(entry->key),
+        .crc = entry->payload_crc,
         .state = state,
-        .length = slot->entry.length,
+        .length = entry->length,
     };
 }
 
@@ -384,14 +387,14 @@ int bl_store_find(bl_store *store, const uint64_t *keys, uint32_t count, bl_stor
         places[i] = (bl_store_place){.state = BL_STORE_ABSENT};
         if (number < 0)
             continue;
-        bl_slot *slot = &store->slot[number];
-        slot->pins++;
+        const bl_store_entry *entry = &store->entry[number];
+        store->slot[number].pins++;
         bl_evict_touch(store->order, (uint32_t)number);
         bl_place_of(store, (uint32_t)number, BL_STORE_PRESENT, &places[i]);
-        memcpy(records[i].key, slot->entry.key, sizeof records[i].key);
-        records[i].fingerprint = slot->entry.fingerprint;
-        records[i].length = slot->entry.length;
-        records[i].chunk_size = slot->entry.chunk_size;
+        memcpy(records[i].key, entry->key, sizeof records[i].key);
+        records[i].fingerprint = entry->fingerprint;
+        records[i].length = entry->length;
+        records[i].chunk_size = entry->chunk_size;
         found++;
     }
     pthread_mutex_unlock(&store->lock);
@@ -443,7 +446,7 @@ uint32_t bl_store_keys(bl_store *store, uint64_t *keys, uint32_t room)
         if (store->slot[number].state != BL_SLOT_LIVE)
             continue;
         if (count < room)
-            memcpy(&keys[2 * count], store->slot[number].entry.key, 2 * sizeof *keys);
+            memcpy(&keys[2 * count], store->entry[number].key, 2 * sizeof *keys);
         count++;
     }
     pthread_mutex_unlock(&store->lock);
@@ -490,11 +493,12 @@ void bl_store_fill(bl_store *store, const bl_store_place *places, uint32_t count
     pthread_mutex_lock(&store->lock);
     for (uint32_t i = count; i-- > 0;) {        /* a restart orders by sequence: parents newer */
         bl_slot *slot = &store->slot[places[i].slot];
+        bl_store_entry *entry = &store->entry[places[i].slot];
         if (places[i].state != BL_STORE_GRANTED || slot->state != BL_SLOT_WRITING)
             continue;
-        slot->entry.sequence = ++store->sequence;
-        slot->entry.payload_crc = places[i].crc;
-        slot->entry.entry_crc = bl_store_entry_crc(&slot->entry, store->id, places[i].slot);
+        entry->sequence = ++store->sequence;
+        entry->payload_crc = places[i].crc;
+        entry->entry_crc = bl_store_entry_crc(entry, store->id, places[i].slot);
         slot->state = BL_SLOT_FILLED;
         bl_sector_spoil(store, places[i].slot);
     }
@@ -503,12 +507,11 @@ void bl_store_fill(bl_store *store, const bl_store_place *places, uint32_t count
 
 static void bl_slot_live(bl_store *store, uint32_t number)
 {
-    bl_slot *slot = &store->slot[number];
-    slot->state = BL_SLOT_LIVE;
-    bl_evict_assign(store->order, number, slot->entry.key[0] ^ slot->entry.key[1], 0,
-                    slot->entry.length);
+    const bl_store_entry *entry = &store->entry[number];
+    store->slot[number].state = BL_SLOT_LIVE;
+    bl_evict_assign(store->order, number, entry->key[0] ^ entry->key[1], 0, entry->length);
     store->stat.block_count++;
-    store->stat.block_bytes += slot->entry.length;
+    store->stat.block_bytes += entry->length;
 }
 
 void bl_store_commit(bl_store *store, const bl_store_place *places, uint32_t count)
@@ -535,7 +538,7 @@ void bl_store_abort(bl_store *store, const bl_store_place *places, uint32_t coun
             bl_sector_spoil(store, places[i].slot);
         else if (slot->state != BL_SLOT_WRITING)
             continue;
-        bl_index_remove(store->index, slot->entry.key);
+        bl_index_remove(store->index, store->entry[places[i].slot].key);
         bl_slot_free(store, places[i].slot);
     }
     pthread_mutex_unlock(&store->lock);
@@ -552,10 +555,11 @@ uint32_t bl_store_take(bl_store *store, uint32_t *sectors, uint8_t *bytes, uint3
         if (sector == BL_BITSET_NONE)
             break;
         bl_store_entry *entry = (bl_store_entry *)(bytes + (size_t)count * BL_STORE_SECTOR_SIZE);
-        const bl_slot *slot = &store->slot[sector * BL_STORE_SECTOR_SLOTS];
-        for (uint32_t i = 0; i < BL_STORE_SECTOR_SLOTS; i++, entry++, slot++) {
-            if (slot->state == BL_SLOT_LIVE || slot->state == BL_SLOT_FILLED)
-                *entry = slot->entry;
+        uint64_t number = sector * BL_STORE_SECTOR_SLOTS;
+        for (uint32_t i = 0; i < BL_STORE_SECTOR_SLOTS; i++, entry++, number++) {
+            uint32_t state = store->slot[number].state;
+            if (state == BL_SLOT_LIVE || state == BL_SLOT_FILLED)
+                *entry = store->entry[number];
             else
                 memset(entry, 0, sizeof *entry);
         }
@@ -593,83 +597,122 @@ static int bl_entry_is_whole(const bl_store *store, const bl_store_entry *entry,
            (uint64_t)entry->first_stripe + entry->stripe_count <= store->stripe_count;
 }
 
-int bl_store_load(bl_store *store, uint32_t slot, const uint8_t *bytes, uint64_t size)
+uint8_t *bl_store_entries(bl_store *store) { return (uint8_t *)store->entry; }
+
+void bl_store_check(bl_store *store, uint32_t slot, uint32_t count)
 {
-    uint64_t count = size / BL_STORE_ENTRY_SIZE;
-    if (slot + count > store->slot_count)
-        return -EINVAL;
-    for (uint64_t i = 0; i < count; i++, slot++) {
-        const bl_store_entry *entry = (const bl_store_entry *)bytes + i;
+    uint32_t found = 0;
+    uint32_t end = (uint32_t)bl_least((uint64_t)slot + count, store->slot_count);
+    for (; slot < end; slot++) {
+        const bl_store_entry *entry = &store->entry[slot];
         if (bl_entry_is_blank(entry))
             continue;
         if (bl_entry_is_whole(store, entry, slot)) {
-            store->slot[slot].entry = *entry;
             store->slot[slot].state = BL_SLOT_FOUND;
-            store->stat.block_count++;  /* bl_store_recover counts anew */
+            found++;
         } else {
+            pthread_mutex_lock(&store->lock);
             store->stat.damaged_count++;
             bl_sector_spoil(store, slot);
+            pthread_mutex_unlock(&store->lock);
         }
     }
-    return 0;
+    pthread_mutex_lock(&store->lock);
+    store->found_count += found;
+    pthread_mutex_unlock(&store->lock);
 }
 
-/* Claim a recovered block's space and key: 1, or 0 if a newer block has one of them. */
-static int bl_slot_claim(bl_store *store, uint32_t number)
+/* Claim a recovered block's space: 1, or 0 if another block has some of it. */
+static int bl_slot_claim_space(bl_store *store, uint32_t number)
 {
-    const bl_store_entry *entry = &store->slot[number].entry;
+    const bl_store_entry *entry = &store->entry[number];
     uint32_t size = bl_block_size(entry->length);
-    uint64_t offset = bl_slot_offset(store, &store->slot[number]);
-    bl_extent_view view = {
-        .first_stripe = entry->first_stripe,
-        .stripe_count = entry->stripe_count,
-        .block_size = size,
-        .block_count = bl_fit_of(size / BL_PAGE_SIZE, entry->stripe_count).block_count,
-    };
-    if (entry->block_index >= view.block_count)
-        return 0;
+    uint64_t offset = bl_slot_offset(store, number);
     int64_t first = bl_extents_first_at(store->extents, offset);
-    if (first < 0 && bl_extents_adopt(store->extents, &view) < 0)
-        return 0;
-    if (first >= 0 && first != entry->first_stripe)
-        return 0;
-    if (bl_extents_claim(store->extents, offset, size) < 0)
-        return 0;
-    if (bl_index_add(store->index, entry->key, number) < 0) {
-        bl_extents_give(store->extents, offset);
-        if (first < 0)
-            bl_extents_close(store->extents, entry->first_stripe);
+    if (first < 0) {
+        bl_extent_view view = {
+            .first_stripe = entry->first_stripe,
+            .stripe_count = entry->stripe_count,
+            .block_size = size,
+            .block_count = bl_fit_of(size / BL_PAGE_SIZE, entry->stripe_count).block_count,
+        };
+        if (entry->block_index >= view.block_count || bl_extents_adopt(store->extents, &view) < 0)
+            return 0;
+    } else if (first != entry->first_stripe) {
         return 0;
     }
+    if (bl_extents_claim(store->extents, offset, size) < 0)
+        return 0;
     bl_bitset_remove(&store->free, number);
     bl_slot_link(store, number);
+    return 1;
+}
+
+/* Claim a recovered block's space and key: 1, or 0 if another block has one of them. */
+static int bl_slot_claim(bl_store *store, uint32_t number)
+{
+    if (!bl_slot_claim_space(store, number))
+        return 0;
+    if (bl_index_add(store->index, store->entry[number].key, number) < 0) {
+        bl_slot_free(store, number);
+        store->slot[number].state = BL_SLOT_FOUND;
+        return 0;
+    }
     bl_slot_live(store, number);
     return 1;
 }
 
-int bl_store_recover(bl_store *store)
+void bl_store_claim(bl_store *store, uint32_t slot, uint32_t count)
 {
-    uint32_t count = 0, found = (uint32_t)store->stat.block_count;
-    size_t size = 2 * ((size_t)found + 1) * sizeof(bl_recovered);
-    bl_recovered *list = bl_lazy_map_dense(size);
-    if (!list)
-        return -ENOMEM;
-    for (uint32_t number = 0; count < found; number++)
-        if (store->slot[number].state == BL_SLOT_FOUND)
-            list[count++] = (bl_recovered){store->slot[number].entry.sequence, number};
-    store->stat.block_count = 0;
-    bl_recovered *sorted = bl_recovered_sort(list, list + found, found);
+    uint32_t end = (uint32_t)bl_least((uint64_t)slot + count, store->slot_count), ahead = slot;
+    for (; slot < end && !store->disputed; slot++) {
+        for (; ahead < end && ahead < slot + BL_STORE_AHEAD; ahead++)
+            bl_index_prefetch(store->index, store->entry[ahead].key);
+        if (store->slot[slot].state == BL_SLOT_FOUND && !bl_slot_claim(store, slot))
+            store->disputed = 1;
+    }
+}
+
+/* Undo all claims. */
+static void bl_store_claim_none(bl_store *store)
+{
+    for (uint32_t number = 0; number < store->slot_count; number++) {
+        if (store->slot[number].state != BL_SLOT_LIVE)
+            continue;
+        bl_index_remove(store->index, store->entry[number].key);
+        bl_slot_free(store, number);
+        store->slot[number].state = BL_SLOT_FOUND;
+    }
+    store->stat.block_count = store->stat.block_bytes = 0;
+}
+
+/* Claim with the newest first: blocks that claim what a newer one has are dropped. */
+static void bl_store_claim_newest(bl_store *store, const bl_recovered *sorted, uint32_t found)
+{
     for (uint32_t i = found; i-- > 0;) {
-        if (i >= BL_STORE_AHEAD) {
-            const bl_slot *ahead = &store->slot[sorted[i - BL_STORE_AHEAD].number];
-            bl_index_prefetch(store->index, ahead->entry.key);
-        }
         if (!bl_slot_claim(store, sorted[i].number)) {
             store->slot[sorted[i].number].state = BL_SLOT_FREE;
             store->stat.damaged_count++;
             bl_sector_spoil(store, sorted[i].number);
         }
     }
+}
+
+int bl_store_recover(bl_store *store)
+{
+    uint32_t count = 0, found = store->found_count;
+    size_t size = 2 * ((size_t)found + 1) * sizeof(bl_recovered);
+    bl_recovered *list = bl_lazy_map_dense(size);
+    if (!list)
+        return -ENOMEM;
+    if (store->disputed)
+        bl_store_claim_none(store);
+    for (uint32_t number = 0; count < found; number++)
+        if (store->slot[number].state != BL_SLOT_FREE)
+            list[count++] = (bl_recovered){store->entry[number].sequence, number};
+    bl_recovered *sorted = bl_recovered_sort(list, list + found, found);
+    if (store->disputed)
+        bl_store_claim_newest(store, sorted, found);
     for (uint32_t i = 0; i < found; i++)
         if (store->slot[sorted[i].number].state == BL_SLOT_LIVE)
             bl_evict_touch(store->order, sorted[i].number);

@@ -227,6 +227,37 @@ def test_an_entry_of_another_slot_or_store_does_not_count(disk: Disk, tmp_path: 
     other.close()
 
 
+@pytest.mark.parametrize("dispute", ["key", "space"])
+def test_of_two_entries_for_one_key_or_space_the_newer_counts(disk: Disk, dispute: str) -> None:
+    """The disk kept an entry that was cleared: its key, or its space, was given anew meanwhile."""
+    assert all(disk.save(range(2)))
+    at = 4096 + 64 * (dispute == "space")
+    with (disk.path / "blocks").open("rb") as file:
+        file.seek(at)
+        old = file.read(64)
+    assert disk.tier.remove(keys_of(range(2))) == 2
+    if dispute == "key":
+        assert all(disk.save(range(2, 3)))  # the old slot of block 0, which gets another one
+        assert all(disk.save(range(1)))
+    else:  # a larger block takes the stripe, and block 2 the old slot of block 1
+        large = records_of(range(1), 2 * LENGTH), payload_of(range(1), 2 * LENGTH)
+        assert disk.tier.save(*large).all()
+        assert all(disk.save(range(2, 3)))
+    assert all(disk.save(range(3, 20)))
+    disk.tier.close()
+    with (disk.path / "blocks").open("rb+") as file:
+        file.seek(at)
+        file.write(old)
+    disk.open()
+    assert disk.load(range(1, 20)) == [False, False] + [True] * 17
+    newer = disk.tier.load(keys_of(range(1)))[0]
+    assert newer is not None
+    assert len(newer.payload) == LENGTH * (1 + (dispute == "space"))
+    assert disk.tier.stat()["damaged"] == 1
+    assert disk.tier.stat()["blocks"] == 18
+    assert all(disk.save(range(20)))
+
+
 def test_a_file_cut_short_yields_misses(disk: Disk) -> None:
     assert all(disk.save(range(8)))
     places = disk.tier._store.find(keys_of(range(8)))[1]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +45,8 @@ ABSENT, PRESENT = int(lib.BL_STORE_ABSENT), int(lib.BL_STORE_PRESENT)
 GRANTED, PENDING = int(lib.BL_STORE_GRANTED), int(lib.BL_STORE_PENDING)
 
 
-_LOAD_BYTES = 32 << 20  # of the index, read at a time
+_LOAD_BYTES = 8 << 20  # of the index, read by one thread at a time
+_LOAD_THREADS = 3
 _LOAD_PIECE = 1 << 20
 _FLUSH_SECTORS = 1024  # written at a time
 
@@ -257,17 +259,24 @@ class Store:
         return count * PAGE
 
     def _recover(self) -> None:
-        buffer = self.arena.take(_LOAD_BYTES)
-        for first, end in self.file.index_ranges():
-            for offset in range(first, end, _LOAD_BYTES):
-                self._recover_range(buffer, offset, min(_LOAD_BYTES, end - offset))
+        parts = [
+            (offset, min(_LOAD_BYTES, end - offset))
+            for first, end in self.file.index_ranges()
+            for offset in range(first, end, _LOAD_BYTES)
+        ]
+        with ThreadPoolExecutor(_LOAD_THREADS) as threads:
+            for first, count in threads.map(self._check_part, parts):
+                lib.bl_store_claim(self._store, first, count)
         raise_for_status(lib.bl_store_recover(self._store), f"the index of {self.file.path}")
 
-    def _recover_range(self, buffer: NDArray[np.uint8], offset: int, size: int) -> None:
+    def _check_part(self, part: tuple[int, int]) -> tuple[int, int]:
+        """Read a part of the index and check its entries: its first slot, and how many it has."""
+        offset, size = part
+        base = int(ffi.cast("uintptr_t", lib.bl_store_entries(self._store))) + offset - PAGE
         requests = np.zeros(-(-size // _LOAD_PIECE), REQUEST)
         starts = np.arange(len(requests), dtype=np.uint64) * _LOAD_PIECE
         requests["offset"] = offset + starts
-        requests["bytes"] = buffer.ctypes.data + starts
+        requests["bytes"] = base + starts
         requests["size"] = np.minimum(size - starts, _LOAD_PIECE)
         self.engine.read(requests)
         if (requests["result"] != 0).any():
@@ -276,5 +285,7 @@ class Store:
                 f"the index of {self.file.path} cannot be read (errno {code}, "
                 f"{errno.errorcode.get(code, 'unknown')}); give another disk, or remove the file"
             )
-        slot = (offset - PAGE) // int(lib.BL_STORE_ENTRY_SIZE)
-        lib.bl_store_load(self._store, slot, ffi.from_buffer("uint8_t[]", buffer), size)
+        entry = int(lib.BL_STORE_ENTRY_SIZE)
+        slots = (offset - PAGE) // entry, size // entry
+        lib.bl_store_check(self._store, *slots)
+        return slots
