@@ -9,6 +9,7 @@ import os
 import threading
 import time
 import weakref
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from beluga._ffi import core, ffi, lib
@@ -67,8 +68,8 @@ class Client:
             with self._held.lock:  # A thread that closes the pool waits for this lock.
                 pool.before_close(self.close)
                 where = os.fsencode(pool.runtime_dir), pool.host_number(host), timeout_ns
-                with pool.using() as handle:
-                    code = lib.bl_session_open(handle, *where, self._held.out)
+                handle = self._held.mapped.enter_context(pool.using())
+                code = lib.bl_session_open(handle, *where, self._held.out)
                 pool.raise_for_status(code, "attaching to the pool's server")
         except BaseException:
             self.close()
@@ -161,10 +162,15 @@ class Client:
 
 
 class _Held:
-    """A C session with its lock. It is a separate object because it outlives the client."""
+    """A C session with its lock. It is a separate object because it outlives the client.
+
+    Its heartbeat writes to the pool, so the pool stays ``mapped`` until the session is closed, even
+    if an interrupt keeps it from being closed.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.mapped = ExitStack()
         self.out = ffi.new("bl_session **")
 
     def end(self) -> None:
@@ -175,10 +181,13 @@ class _Held:
     def end_at_exit(self) -> None:
         """Close the session, unless a thread keeps using it for longer than EXIT_WAIT_S."""
         if self.lock.acquire(timeout=EXIT_WAIT_S):
-            self._close()
-            self.lock.release()
+            try:
+                self._close()
+            finally:
+                self.lock.release()
 
     def _close(self) -> None:
         session, self.out[0] = self.out[0], ffi.NULL
         if session != ffi.NULL:
             lib.bl_session_close(session)
+        self.mapped.close()

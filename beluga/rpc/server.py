@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from beluga._ffi import core, ffi, lib
@@ -111,7 +111,6 @@ class Server:
     ) -> None:
         lost_ns = nanoseconds(heartbeat_lost_s)
         self._pool = pool
-        self._thread: threading.Thread | None = None
         self._failure: BelugaError | OSError | None = None
         # The handles keep the handlers alive while C may call them.
         self._contexts: list[core.void_p] = []
@@ -147,25 +146,26 @@ class Server:
     def _unlock(self) -> None:
         """Make new locks, which no thread holds."""
         self._ending = threading.RLock()  # held by the thread that creates or destroys the C server
-        self._life = threading.Condition()
-        self._users: list[int] = []  # the threads that are inside a C call with the server
+        self._lock = threading.Lock()  # unlike a Condition, it is entered and left in C
+        self._life = threading.Condition(self._lock)
+        self._users: dict[object, int] = {}  # the threads that are inside C calls with the server
 
     @contextmanager
     def _running(self) -> Iterator[core.bl_server]:
         """Yield the ``bl_server *`` and keep it alive meanwhile. Raises RpcError after :meth:`stop`
         and in a forked child.
         """
-        me = threading.get_ident()
-        with self._life:
-            if self._server is None or self._stopped:
-                raise RpcError("this server has stopped; make a new one")
-            server = self._server
-            self._users.append(me)
-        try:
+        use = object()
+        try:  # around all of it: an interrupt may come anywhere
+            with self._lock:
+                if self._server is None or self._stopped:
+                    raise RpcError("this server has stopped; make a new one")
+                server = self._server
+                self._users[use] = threading.get_ident()
             yield server
         finally:
-            with self._life:
-                self._users.remove(me)
+            with self._lock:
+                self._users.pop(use, None)
                 self._life.notify_all()
 
     def handle(self, method: int, handler: Handler) -> None:
@@ -185,14 +185,8 @@ class Server:
 
     def start(self) -> None:
         """Take the pool over and serve it on a new thread. A server can be started only once."""
-        with self._ending:  # A stop at the same time then finds the thread.
-            self._begin()
-            arguments = (self._server,)  # The C server lives until stop() has joined the thread.
-            run = threading.Thread(
-                target=self._serve, args=arguments, name="beluga-server", daemon=True
-            )
-            run.start()
-            self._thread = run
+        self._begin()
+        threading.Thread(target=self._serve, name="beluga-server", daemon=True).start()
 
     def watch(self, timeout_s: float, *, silent_s: float) -> bool:
         """Wait at most ``timeout_s`` until it is time to take over, and return whether it is.
@@ -224,19 +218,15 @@ class Server:
         Raises RpcError inside a handler, because it would wait for that handler; use
         :meth:`request_stop` there.
         """
-        me = threading.get_ident()
-        if me in self._users or (self._thread is not None and self._thread.ident == me):
+        if threading.get_ident() in self._users.values():
             raise RpcError("a server cannot be stopped from within; call request_stop()")
         with self._ending:
-            with self._life:
+            with self._lock:
                 self._stopped = True
             if self._server is None:
                 return
             lib.bl_server_stop(self._server)
-            if self._thread is not None:
-                self._thread.join()
-                self._thread = None
-            with self._life:
+            with self._lock:
                 while self._users:
                     self._life.wait()
             server, self._server = self._server, None
@@ -246,7 +236,7 @@ class Server:
         """Forget the server in a forked child. It belongs to the parent."""
         if self._server is not None:
             lib.bl_server_forked(self._server)
-        self._server = self._thread = None
+        self._server = None
         self._unlock()  # The parent's threads hold the old locks.
 
     def stat(self) -> ServerStat:
@@ -277,7 +267,7 @@ class Server:
         """Take the pool over. This succeeds at most once; an attempt that is refused may be
         repeated.
         """
-        with self._life:
+        with self._lock:
             if self._serves:
                 raise RpcError("this server serves already, or did; make a new one")
             self._serves = True
@@ -291,13 +281,21 @@ class Server:
     def _take(self, server: core.bl_server) -> None:
         self._pool.raise_for_status(lib.bl_server_serve_lanes(server), "taking the pool over")
 
-    def _serve(self, server: core.bl_server) -> None:
-        self._pool.run_near()
-        try:
-            raise_for_status(lib.bl_server_run(server), "serving")
-        except (BelugaError, OSError) as error:
-            self._failure = error
-            log.error("%s", error)
+    def _serve(self) -> None:
+        """Serve on this thread, which counts itself as a user of the C server: nobody may know it,
+        if an interrupt came at its start.
+        """
+        with ExitStack() as running:
+            try:
+                server = running.enter_context(self._running())
+            except RpcError:
+                return  # it was stopped before this thread got here
+            self._pool.run_near()
+            try:
+                raise_for_status(lib.bl_server_run(server), "serving")
+            except (BelugaError, OSError) as error:
+                self._failure = error
+                log.error("%s", error)
 
     def _destroy(self, server: core.bl_server) -> None:
         lib.bl_server_destroy(server)

@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
+from interrupts import Interrupts
 
 from beluga import Client, MetaServer, Pool
 from beluga.errors import RpcError, ServerAliveError
@@ -100,6 +103,27 @@ def test_a_server_is_not_stopped_from_within(pool: Pool) -> None:
     assert Client(pool).call(64) == b"on"
     assert said == ["refused"]
     pool.close()
+
+
+def test_an_interrupted_start_leaves_nobody_in_a_pool_that_closes(shm: Path) -> None:
+    """A thread that serves while nobody knows it would touch memory that is gone."""
+    before = threading.active_count()
+    for point in itertools.count(1):
+        paths = [shm / f"{point}"]
+        with Pool.create(paths, device_size=8 << 20, sparse=True, max_blocks=64) as pool:
+            server = Server(pool)
+            try:
+                with Interrupts({point}, called=True) as interrupts:
+                    server.start()
+            except (KeyboardInterrupt, RuntimeError):
+                pass  # the standard library raises RuntimeError for an interrupt at some points
+        if interrupts.count < point:
+            break
+    assert point > 10
+    until = time.monotonic() + 60
+    while sum(thread.is_alive() for thread in threading.enumerate()) > before:
+        assert time.monotonic() < until
+        time.sleep(0.001)
 
 
 BESIDE = """
