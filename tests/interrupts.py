@@ -67,7 +67,13 @@ class Interrupts:
 
 
 def within_beluga(frame: FrameType | None) -> bool:
-    """Is this frame one of Beluga, or one that Beluga's code has called?"""
+    """Is this frame one of Beluga, or one that Beluga's code has called?
+
+    The profiler's own frames are not: an interrupt there would keep a call of C from being made,
+    which no interrupt does without a profiler.
+    """
+    if frame is not None and frame.f_code.co_filename == __file__:
+        return False
     while frame is not None and not _of_beluga(frame):
         frame = frame.f_back
     return frame is not None
