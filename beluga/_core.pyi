@@ -46,6 +46,7 @@ class bl_geometry(CStruct):
     extent_offset: int
     data_offset: int
     stripe_count: int
+    name_offset: int
     reserved: uint64_p
 
 class bl_geometry_init(TypedDict, total=False):
@@ -64,6 +65,7 @@ class bl_geometry_init(TypedDict, total=False):
     extent_offset: int
     data_offset: int
     stripe_count: int
+    name_offset: int
     reserved: uint64_p | Sequence[int]
 
 class bl_superblock(CStruct):
@@ -414,6 +416,36 @@ class bl_commit_init(TypedDict, total=False):
     block: int
     checksums_crc: int
 
+class bl_name(CStruct):
+    block_hash: int
+    parent_hash: int
+    tokens_hash: int
+    space: int
+    block_tokens: int
+    rank: int
+    rank_count: int
+    flags: int
+    reserved: int
+
+class bl_name_init(TypedDict, total=False):
+    block_hash: int
+    parent_hash: int
+    tokens_hash: int
+    space: int
+    block_tokens: int
+    rank: int
+    rank_count: int
+    flags: int
+    reserved: int
+
+class bl_named_commit(CStruct):
+    commit: bl_commit
+    name: bl_name
+
+class bl_named_commit_init(TypedDict, total=False):
+    commit: bl_commit | bl_commit_init
+    name: bl_name | bl_name_init
+
 class bl_meta_stat(CStruct):
     block_count: int
     block_count_max: int
@@ -484,6 +516,18 @@ class bl_entry_init(TypedDict, total=False):
     checksums_crc: int
     state: int
     flags: int
+    check: int
+
+class bl_name_line(CStruct):
+    generation: int
+    name: bl_name
+    reserved: int
+    check: int
+
+class bl_name_line_init(TypedDict, total=False):
+    generation: int
+    name: bl_name | bl_name_init
+    reserved: int
     check: int
 
 class bl_extent_line(CStruct):
@@ -677,6 +721,18 @@ class bl_lower_stat_init(TypedDict, total=False):
     wanted_count: int
     onboard_count: int
     unsaved_count: int
+
+class bl_change(CStruct):
+    generation: int
+    block: int
+    kind: int
+    name: bl_name
+
+class bl_change_init(TypedDict, total=False):
+    generation: int
+    block: int
+    kind: int
+    name: bl_name | bl_name_init
 
 class bl_io_queue(CStruct): ...
 
@@ -1009,6 +1065,7 @@ class bl_disk_request_init(TypedDict, total=False):
 class bl_kv_batch(CStruct):
     keys: uint64_p | Null
     fragments: bl_fragment | Null
+    names: bl_name | Null
     records: bl_block_record | Null
     fingerprint: int
     timeout_ns: int
@@ -1025,6 +1082,7 @@ class bl_kv_batch(CStruct):
 class bl_kv_batch_init(TypedDict, total=False):
     keys: uint64_p | Null
     fragments: bl_fragment | Null
+    names: bl_name | Null
     records: bl_block_record | Null
     fingerprint: int
     timeout_ns: int
@@ -1060,6 +1118,8 @@ class bl_check_report(CStruct):
     session_count: int
     finding_count: int
     serving: int
+    half: int
+    reserved: int
 
 class bl_check_report_init(TypedDict, total=False):
     epoch: int
@@ -1069,6 +1129,8 @@ class bl_check_report_init(TypedDict, total=False):
     session_count: int
     finding_count: int
     serving: int
+    half: int
+    reserved: int
 
 class bl_acceptance_config(CStruct):
     duration_ns: int
@@ -1331,8 +1393,11 @@ _Type = Literal[
     "bl_block_reply",
     "bl_block_record",
     "bl_commit",
+    "bl_name",
+    "bl_named_commit",
     "bl_meta_stat",
     "bl_entry",
+    "bl_name_line",
     "bl_extent_line",
     "bl_pool_config",
     "bl_call",
@@ -1342,6 +1407,7 @@ _Type = Literal[
     "bl_message",
     "bl_pump",
     "bl_lower_stat",
+    "bl_change",
     "bl_tokens",
     "bl_node",
     "bl_member",
@@ -1460,9 +1526,15 @@ class Ffi:
     @overload
     def from_buffer(self, of: Literal["bl_commit[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_commit: ...
     @overload
+    def from_buffer(self, of: Literal["bl_name[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_name: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_named_commit[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_named_commit: ...
+    @overload
     def from_buffer(self, of: Literal["bl_meta_stat[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_meta_stat: ...
     @overload
     def from_buffer(self, of: Literal["bl_entry[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_entry: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_name_line[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_name_line: ...
     @overload
     def from_buffer(self, of: Literal["bl_extent_line[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_extent_line: ...
     @overload
@@ -1481,6 +1553,8 @@ class Ffi:
     def from_buffer(self, of: Literal["bl_pump[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_pump: ...
     @overload
     def from_buffer(self, of: Literal["bl_lower_stat[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_lower_stat: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_change[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_change: ...
     @overload
     def from_buffer(self, of: Literal["bl_tokens[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_tokens: ...
     @overload
@@ -1668,6 +1742,14 @@ class Ffi:
     @overload
     def new(self, of: Literal["bl_commit[]"], init: int | Sequence[bl_commit | bl_commit_init] = ..., /) -> bl_commit: ...
     @overload
+    def new(self, of: Literal["bl_name *"], init: bl_name | bl_name_init = ..., /) -> bl_name: ...
+    @overload
+    def new(self, of: Literal["bl_name[]"], init: int | Sequence[bl_name | bl_name_init] = ..., /) -> bl_name: ...
+    @overload
+    def new(self, of: Literal["bl_named_commit *"], init: bl_named_commit | bl_named_commit_init = ..., /) -> bl_named_commit: ...
+    @overload
+    def new(self, of: Literal["bl_named_commit[]"], init: int | Sequence[bl_named_commit | bl_named_commit_init] = ..., /) -> bl_named_commit: ...
+    @overload
     def new(self, of: Literal["bl_meta_stat *"], init: bl_meta_stat | bl_meta_stat_init = ..., /) -> bl_meta_stat: ...
     @overload
     def new(self, of: Literal["bl_meta_stat[]"], init: int | Sequence[bl_meta_stat | bl_meta_stat_init] = ..., /) -> bl_meta_stat: ...
@@ -1675,6 +1757,10 @@ class Ffi:
     def new(self, of: Literal["bl_entry *"], init: bl_entry | bl_entry_init = ..., /) -> bl_entry: ...
     @overload
     def new(self, of: Literal["bl_entry[]"], init: int | Sequence[bl_entry | bl_entry_init] = ..., /) -> bl_entry: ...
+    @overload
+    def new(self, of: Literal["bl_name_line *"], init: bl_name_line | bl_name_line_init = ..., /) -> bl_name_line: ...
+    @overload
+    def new(self, of: Literal["bl_name_line[]"], init: int | Sequence[bl_name_line | bl_name_line_init] = ..., /) -> bl_name_line: ...
     @overload
     def new(self, of: Literal["bl_extent_line *"], init: bl_extent_line | bl_extent_line_init = ..., /) -> bl_extent_line: ...
     @overload
@@ -1711,6 +1797,10 @@ class Ffi:
     def new(self, of: Literal["bl_lower_stat *"], init: bl_lower_stat | bl_lower_stat_init = ..., /) -> bl_lower_stat: ...
     @overload
     def new(self, of: Literal["bl_lower_stat[]"], init: int | Sequence[bl_lower_stat | bl_lower_stat_init] = ..., /) -> bl_lower_stat: ...
+    @overload
+    def new(self, of: Literal["bl_change *"], init: bl_change | bl_change_init = ..., /) -> bl_change: ...
+    @overload
+    def new(self, of: Literal["bl_change[]"], init: int | Sequence[bl_change | bl_change_init] = ..., /) -> bl_change: ...
     @overload
     def new(self, of: Literal["bl_tokens *"], init: bl_tokens | bl_tokens_init = ..., /) -> bl_tokens: ...
     @overload
@@ -1964,6 +2054,14 @@ class Ffi:
     @overload
     def new(self, of: Literal["bl_commit *[]"], init: int | Sequence[bl_commit | Null] = ..., /) -> CPointer[bl_commit]: ...
     @overload
+    def new(self, of: Literal["bl_name **"], init: bl_name | Null = ..., /) -> CPointer[bl_name]: ...
+    @overload
+    def new(self, of: Literal["bl_name *[]"], init: int | Sequence[bl_name | Null] = ..., /) -> CPointer[bl_name]: ...
+    @overload
+    def new(self, of: Literal["bl_named_commit **"], init: bl_named_commit | Null = ..., /) -> CPointer[bl_named_commit]: ...
+    @overload
+    def new(self, of: Literal["bl_named_commit *[]"], init: int | Sequence[bl_named_commit | Null] = ..., /) -> CPointer[bl_named_commit]: ...
+    @overload
     def new(self, of: Literal["bl_meta_stat **"], init: bl_meta_stat | Null = ..., /) -> CPointer[bl_meta_stat]: ...
     @overload
     def new(self, of: Literal["bl_meta_stat *[]"], init: int | Sequence[bl_meta_stat | Null] = ..., /) -> CPointer[bl_meta_stat]: ...
@@ -1971,6 +2069,10 @@ class Ffi:
     def new(self, of: Literal["bl_entry **"], init: bl_entry | Null = ..., /) -> CPointer[bl_entry]: ...
     @overload
     def new(self, of: Literal["bl_entry *[]"], init: int | Sequence[bl_entry | Null] = ..., /) -> CPointer[bl_entry]: ...
+    @overload
+    def new(self, of: Literal["bl_name_line **"], init: bl_name_line | Null = ..., /) -> CPointer[bl_name_line]: ...
+    @overload
+    def new(self, of: Literal["bl_name_line *[]"], init: int | Sequence[bl_name_line | Null] = ..., /) -> CPointer[bl_name_line]: ...
     @overload
     def new(self, of: Literal["bl_extent_line **"], init: bl_extent_line | Null = ..., /) -> CPointer[bl_extent_line]: ...
     @overload
@@ -2023,6 +2125,10 @@ class Ffi:
     def new(self, of: Literal["bl_lower_stat **"], init: bl_lower_stat | Null = ..., /) -> CPointer[bl_lower_stat]: ...
     @overload
     def new(self, of: Literal["bl_lower_stat *[]"], init: int | Sequence[bl_lower_stat | Null] = ..., /) -> CPointer[bl_lower_stat]: ...
+    @overload
+    def new(self, of: Literal["bl_change **"], init: bl_change | Null = ..., /) -> CPointer[bl_change]: ...
+    @overload
+    def new(self, of: Literal["bl_change *[]"], init: int | Sequence[bl_change | Null] = ..., /) -> CPointer[bl_change]: ...
     @overload
     def new(self, of: Literal["bl_io_queue **"], init: bl_io_queue | Null = ..., /) -> CPointer[bl_io_queue]: ...
     @overload
@@ -2268,9 +2374,15 @@ class Ffi:
     @overload
     def cast(self, to: Literal["bl_commit *", "volatile bl_commit *"], what: CData | int, /) -> bl_commit: ...
     @overload
+    def cast(self, to: Literal["bl_name *", "volatile bl_name *"], what: CData | int, /) -> bl_name: ...
+    @overload
+    def cast(self, to: Literal["bl_named_commit *", "volatile bl_named_commit *"], what: CData | int, /) -> bl_named_commit: ...
+    @overload
     def cast(self, to: Literal["bl_meta_stat *", "volatile bl_meta_stat *"], what: CData | int, /) -> bl_meta_stat: ...
     @overload
     def cast(self, to: Literal["bl_entry *", "volatile bl_entry *"], what: CData | int, /) -> bl_entry: ...
+    @overload
+    def cast(self, to: Literal["bl_name_line *", "volatile bl_name_line *"], what: CData | int, /) -> bl_name_line: ...
     @overload
     def cast(self, to: Literal["bl_extent_line *", "volatile bl_extent_line *"], what: CData | int, /) -> bl_extent_line: ...
     @overload
@@ -2297,6 +2409,8 @@ class Ffi:
     def cast(self, to: Literal["bl_meta *", "volatile bl_meta *"], what: CData | int, /) -> bl_meta: ...
     @overload
     def cast(self, to: Literal["bl_lower_stat *", "volatile bl_lower_stat *"], what: CData | int, /) -> bl_lower_stat: ...
+    @overload
+    def cast(self, to: Literal["bl_change *", "volatile bl_change *"], what: CData | int, /) -> bl_change: ...
     @overload
     def cast(self, to: Literal["bl_io_queue *", "volatile bl_io_queue *"], what: CData | int, /) -> bl_io_queue: ...
     @overload
@@ -2460,6 +2574,7 @@ class Lib:
     BL_METHOD_USER: Final[int]
     BL_LOOKUP_PIN: Final[int]
     BL_RESERVE_KEPT: Final[int]
+    BL_COMMIT_NAMED: Final[int]
     BL_BLOCK_MISS: Final[int]
     BL_BLOCK_HIT: Final[int]
     BL_BLOCK_PENDING: Final[int]
@@ -2473,9 +2588,11 @@ class Lib:
     BL_LOWER_PREFETCH: Final[int]
     BL_LOWER_REMOVE: Final[int]
     BL_LOWER_KINDS: Final[int]
+    BL_NAME_PARENT: Final[int]
     BL_ENTRY_FREE: Final[int]
     BL_ENTRY_COMMITTED: Final[int]
     BL_ENTRY_KEPT: Final[int]
+    BL_ENTRY_NAMED: Final[int]
     BL_EXTENT_FREE: Final[int]
     BL_EXTENT_OPEN: Final[int]
     BL_EXTENT_RETIRED: Final[int]
@@ -2526,6 +2643,8 @@ class Lib:
     BL_CALL_KEYS_MAX: Final[int]
     BL_LOWER_WAIT: Final[int]
     BL_LOWER_UNKNOWN: Final[int]
+    BL_CHANGE_REMOVED: Final[int]
+    BL_CHANGE_STORED: Final[int]
     BL_LINK_NODES: Final[int]
     BL_LINK_MEMBERS: Final[int]
     BL_LINK_DEVICES: Final[int]
@@ -2595,6 +2714,8 @@ class Lib:
     BL_FINDING_ENTRY_GENERATION: Final[int]
     BL_FINDING_CHECKSUMS_DAMAGED: Final[int]
     BL_FINDING_PAYLOAD_DAMAGED: Final[int]
+    BL_FINDING_NAME_DAMAGED: Final[int]
+    BL_FINDING_NAME_FUTURE: Final[int]
     BL_FINDING_RESERVED: Final[int]
     BL_FINDING_STRAY: Final[int]
     BL_ACCEPTANCE_MESSAGE_PASSING: Final[int]
@@ -2720,6 +2841,9 @@ class Lib:
     def bl_lower_told(self, meta: bl_meta | Null, /) -> None: ...
     def bl_lower_wait(self, meta: bl_meta | Null, kinds: int, timeout_ns: int, /) -> int: ...
     def bl_lower_describe(self, meta: bl_meta | Null, out: bl_lower_stat | Null, /) -> None: ...
+    def bl_journal_attach(self, meta: bl_meta | Null, room: int, /) -> int: ...
+    def bl_journal_take(self, meta: bl_meta | Null, changes: bl_change | Null, count: int, lost: uint64_p | Null, /) -> int: ...
+    def bl_names_read(self, pool: bl_pool | Null, half: int, first: uint32_p | Null, count: int, names: bl_change | Null, /) -> int: ...
     def bl_lookup(self, session: bl_session | Null, keys: uint64_p | Null | Sequence[int], count: int, flags: int, records: bl_block_record | Null, state: uint32_p | Null, timeout_ns: int, /) -> int: ...
     def bl_reserve(self, session: bl_session | Null, keys: uint64_p | Null | Sequence[int], count: int, what: bl_block_request | Null | Sequence[bl_block_request], records: bl_block_record | Null, timeout_ns: int, /) -> int: ...
     def bl_commit_blocks(self, session: bl_session | Null, commits: bl_commit | Null | Sequence[bl_commit], count: int, statuses: int32_p | Null, timeout_ns: int, /) -> int: ...

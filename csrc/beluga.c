@@ -76,6 +76,7 @@
 #include "index/grant.c"
 #include "index/task_call.c"
 #include "index/lower.c"
+#include "index/journal.c"
 #include "index/retire.c"
 #include "index/recover.c"
 #include "index/stat.c"

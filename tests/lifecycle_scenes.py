@@ -56,6 +56,7 @@ ENDS = ("close", "stop")
 
 ELSEWHERE = {
     "beluga.connectors": "tests/connectors: they have one cache each, and engines of their own",
+    "beluga.events": "tests/events: a service beside a server, as in `beluga serve`",
     "beluga.gateway": "tests/gateway: on an event loop, without C",
     "beluga.replay": "tests/replay: processes, without C",
     "beluga.disagg": "tests/disagg: on an event loop; a queue in the pool has one cache",
@@ -192,8 +193,8 @@ class Scene:
             "event": _stored(),
             "events": [_stored()],
             "tokens_hashes": [1, 2],
-            "locals_": words([1, 2]),
-            "names": words([1, 2]),
+            **dict.fromkeys(("locals_", "contents", "names"), words([1, 2])),
+            "parent": None,
             "worker": Worker(1, 0),
             "worker_id": 1,
             "rank": 1,
@@ -273,7 +274,9 @@ def _copy(scene: Scene, engine: Any) -> None:
 MAKERS: dict[str, Kind] = {
     "Pool": Kind(lambda s: s.pool, lambda s, p: p.prefault() or p.handle),
     "Server": Kind(Scene.serve_user, lambda s, v: v.stat()),
-    "MetaServer": Kind(lambda s: s.server, lambda s, v: v.meta_stat(), skip=("attach_lower",)),
+    "MetaServer": Kind(
+        lambda s: s.server, lambda s, v: v.meta_stat(), skip=("attach_lower", "attach_journal")
+    ),
     "Client": Kind(lambda s: s.client, lambda s, c: c.ping()),
     "MetaClient": Kind(lambda s: MetaClient(s.client), lambda s, m: m.stat(), _POOLS),
     "TaskClient": Kind(lambda s: TaskClient(s.client), lambda s, t: t.count(1), _POOLS),

@@ -25,7 +25,7 @@ EXPORTS: dict[str, str] = {
     "beluga.meta": (
         "BlockState EVICTIONS Grant LOWER_NOTE LOWER_RECORD Lookup LowerStat LowerWork MetaClient "
         "MetaServer MetaStat Pins Report TaskClient TaskRecord Work check_devices check_pool "
-        "repair_pool"
+        "repair_pool CHANGE NAME NAME_PARENT REMOVED STORED chain_names read_names"
     ),
     "beluga.transfer": (
         "BlockLayout CHUNK CpuEngine Direction DsaEngine Engine Selection Link LinkSettings Order "
@@ -52,7 +52,8 @@ EXPORTS: dict[str, str] = {
         "MetricsAggregator MetricsPublisher ORDERS Overlap POLICIES Policy Prompt Query RULES "
         "ReplicaSync Role Router RouterQueue Seen Tokens Worker WorkerMetrics advise costs "
         "make_policy salt_seed unsigned Cleared Indexer Removed RouterEvent Stored Tier "
-        "ApproximateIndexer PredictiveIndexer Publisher Subscription WireDecoder hash_blocks_by"
+        "ApproximateIndexer PredictiveIndexer Publisher Subscription WireDecoder hash_blocks_by "
+        "Kept PoolEvent PoolFeed encode_dynamo encode_pool"
     ),
     "beluga.disagg": (
         "Claim Course Decide MAX_AGE_S PrefillTask PrefillWorker Prefiller QueueSize TASKS_MAX "
@@ -63,6 +64,7 @@ EXPORTS: dict[str, str] = {
         "ENGINES FORMATS MEMORIES ORDERS Options PRESETS Prompt Row Scale Spread Trace "
         "check_report load_trace make_trace simulate write_report"
     ),
+    "beluga.events": "EventService EventSettings NameTable",
     "beluga.gateway": (
         "Address EngineSpec Limits Prefill Service Settings read_engines read_queues "
         "read_workers_file serve"

@@ -24,11 +24,11 @@ LAYERS = (
     ("transfer",),
     ("tiers",),
     ("kvcache",),
-    ("connectors",),
     ("router",),
+    ("connectors",),
     ("disagg",),
     ("replay",),
-    ("gateway", "simulate"),
+    ("events", "gateway", "simulate"),
     ("cli",),
 )
 # The same inside the packages that have packages of their own, bottom first. The package's front
@@ -61,12 +61,13 @@ EXTRAS = {
     "router": {"msgspec", "xxhash"},
     "disagg": {"aiohttp", "msgspec", "nats"},
     "replay": {"msgspec", "rich"},
+    "events": {"zmq"},
     "gateway": {"aiohttp", "msgspec", "prometheus_client", "tokenizers", "transformers", "zmq"},
     "simulate": {"matplotlib", "msgspec", "rich"},
     "tiers": {"mooncake", "obstore", "redis"},
     "transfer": {"cupy", "torch"},
     "kvcache": {"torch"},
-    "connectors": {"torch", "vllm", "lmcache", "sglang", "prometheus_client"},
+    "connectors": {"torch", "vllm", "lmcache", "sglang", "prometheus_client", "xxhash"},
 }
 
 

@@ -36,6 +36,15 @@ Events = Annotated[
 ]
 
 
+PoolEvents = Annotated[
+    str,
+    typer.Option(
+        "--pool-events",
+        metavar="ENDPOINT,REPLAY",
+        help="The endpoints on which `beluga serve` announces what the pool has.",
+    ),
+]
+
 Queues = Annotated[
     list[str] | None,
     typer.Option(
@@ -105,6 +114,7 @@ def gateway(
     worker: Workers = None,
     model: Models = None,
     kv_events: Events = None,
+    pool_events: PoolEvents = "",
     policy: PolicyName = "least-tokens",
     host: ListenHost = "127.0.0.1",
     port: ListenPort = 8080,
@@ -130,13 +140,20 @@ def gateway(
     token_goal: TokenGoal = None,
 ) -> None:
     """Route requests of OpenAI's API to engines, until SIGTERM or Ctrl-C."""
-    need("router", "aiohttp", "prometheus_client", "xxhash", *(["zmq"] if kv_events else []))
+    need(
+        "router",
+        "aiohttp",
+        "prometheus_client",
+        "xxhash",
+        *(["zmq"] if kv_events or pool_events else []),
+    )
     from beluga import gateway as service
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     settings = service.Settings(
         policy=policy,
         engines=service.read_engines(worker or (), model or (), kv_events or ()),
+        pool_events=pool_events,
         workers_file=workers_file,
         listen=service.Address(host, port),
         admin=service.Address.parse(admin) if admin else None,

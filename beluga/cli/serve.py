@@ -9,7 +9,7 @@ import signal
 import threading
 from contextlib import nullcontext
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
@@ -17,10 +17,14 @@ from beluga.cli.options import Host, Json, PoolPaths, Timeout, open_pool
 from beluga.cli.output import print_facts, print_json, say
 from beluga.cli.tiers import AdmissionName, DiskBytes, Disks, Offload, Remotes
 from beluga.errors import DeposedError
+from beluga.events import EventService, EventSettings
 from beluga.lease import Lease, open_lease
 from beluga.meta import EVICTIONS, MetaClient, MetaServer
 from beluga.rpc import SILENT_S, Client, Keeper, Quota, Server, stand_by
 from beluga.tiers import TierService, TierSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 DeclaredGone = Annotated[
     bool,
@@ -67,7 +71,29 @@ LeaseUrl = Annotated[
         "k8s://NAMESPACE/NAME."
     ),
 ]
+Events = Annotated[
+    str,
+    typer.Option(
+        metavar="ENDPOINT",
+        help="Publish which blocks come and go here (ZMQ PUB), as vLLM's KV events.",
+    ),
+]
+EventsReplay = Annotated[
+    str,
+    typer.Option(
+        metavar="ENDPOINT", help="Send events again here (ZMQ ROUTER); late routers need it."
+    ),
+]
+EventsForm = Annotated[str, typer.Option(help="The form of the events: vllm or dynamo.")]
 _LOOK_INTERVAL_S = 0.5
+
+
+class _Service(Protocol):
+    """What runs beside a server, in its process."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
 
 
 def serve(
@@ -88,11 +114,14 @@ def serve(
     remote: Remotes = None,
     offload: Offload = "drop",
     admission: AdmissionName = "adaptive",
+    events: Events = "",
+    events_replay: EventsReplay = "",
+    events_form: EventsForm = "vllm",
 ) -> None:
     """Serve the pool's block index until SIGTERM or Ctrl-C.
 
     With --disk or --remote, blocks that the pool evicts sink to these tiers, and come back when
-    they are asked for.
+    they are asked for. With --events, routers follow which blocks the pool has.
     """
     if eviction not in EVICTIONS:
         raise typer.BadParameter(f"--eviction is one of {', '.join(EVICTIONS)}, not {eviction}")
@@ -104,17 +133,22 @@ def serve(
         admission=admission,
         eviction=eviction,
     )
+    published = _event_settings(events, events_replay, events_form)
     quota = Quota(grants=quota_grants, pins=quota_pins, bytes=quota_bytes, calls_per_s=quota_calls)
     with open_pool(pool) as opened:
         while True:
             server = MetaServer(
                 opened, host=host, declared_gone=declare_gone, quota=quota, eviction=eviction
             )
-            service = TierService(server, opened, tiers, host=host) if tiers else None
+            services: list[_Service] = []
+            if tiers:
+                services.append(TierService(server, opened, tiers, host=host))
+            if published:
+                services.append(EventService(server, opened, published, host=host))
             try:
                 serve_until_told(
                     server,
-                    service=service,
+                    services=services,
                     silent_s=silent if standby or lease else None,
                     lease=open_lease(lease) if lease else None,
                 )
@@ -131,12 +165,12 @@ def serve(
 def serve_until_told(
     server: Server,
     *,
-    service: TierService | None = None,
+    services: Sequence[_Service] = (),
     silent_s: float | None = None,
     lease: Lease | None = None,
 ) -> None:
-    """Run ``server`` on its thread until a signal comes, and the service of its lower tiers. Raises
-    the error that ended it otherwise.
+    """Run ``server`` on its thread until a signal comes, and the services beside it. Raises the
+    error that ended it otherwise.
 
     With ``silent_s`` the server first stands by, and follows a server whose heartbeat has not moved
     for so many seconds. With ``lease`` it serves only while the lease is held.
@@ -155,15 +189,23 @@ def serve_until_told(
                 return
             say(f"took over, epoch {server.stat().epoch}")
         with nullcontext() if lease is None else Keeper(server, lease):
-            if service is not None:
+            for service in services:
                 service.start()
             while not told.wait(_LOOK_INTERVAL_S):
                 if server.failure is not None:
                     raise server.failure
     finally:
-        if service is not None:
+        for service in reversed(services):
             service.stop()
         server.stop()
+
+
+def _event_settings(endpoint: str, replay: str, form: str) -> EventSettings | None:
+    if form not in ("vllm", "dynamo"):
+        raise typer.BadParameter(f"--events-form is vllm or dynamo, not {form}")
+    if bool(endpoint) != bool(replay):
+        raise typer.BadParameter("--events and --events-replay belong together; give both")
+    return EventSettings(endpoint, replay, dynamo=form == "dynamo") if endpoint else None
 
 
 def ping(

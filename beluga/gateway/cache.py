@@ -19,6 +19,7 @@ from beluga.gateway.engine import Engine
 from beluga.gateway.listener import Listener
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.parsed_request import ParsedRequest
+from beluga.gateway.pool_listener import PoolListener
 from beluga.router import (
     BlockHasher,
     Choice,
@@ -41,7 +42,7 @@ ANNOUNCED_S = 5.0
 class Cache:
     """Makes queries and finds their matches. It has an index only if one is ``wanted``."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  all named
         self,
         *,
         wanted: bool,
@@ -49,9 +50,11 @@ class Cache:
         announced: bool,
         is_adapter: Callable[[str], bool],
         metrics: Metrics,
+        pool_events: str = "",
     ) -> None:
         """``announced`` says that engines announce their blocks. ``is_adapter`` returns whether a
-        model is a LoRA adapter, whose name is then part of its blocks' hashes. Raises RouterError.
+        model is a LoRA adapter, whose name is then part of its blocks' hashes. ``pool_events`` is
+        where a pool's server announces its blocks. Raises RouterError.
         """
         self._block_size = block_size
         self._is_adapter = is_adapter
@@ -63,6 +66,9 @@ class Cache:
             self.index = PredictiveIndexer(Indexer(), ttl_s=ttl_s)
             # this needs xxhash and raises now if it is missing
             BlockHasher(block_size=block_size).local([0] * block_size)
+        self._pool: PoolListener | None = None
+        if pool_events and self.index is not None:
+            self._pool = PoolListener(self.index.indexer, pool_events, block_size=block_size)
 
     def query_of(self, parsed: ParsedRequest) -> Query:
         """Return the query for a request. Its blocks are hashed only if there is an index."""
@@ -132,6 +138,8 @@ class Cache:
 
     def close(self) -> None:
         """Close all subscriptions."""
+        if self._pool is not None:
+            self._pool.close()
         for listener in self._listeners.values():
             listener.close()
         self._listeners.clear()

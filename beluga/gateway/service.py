@@ -93,6 +93,7 @@ class Service:
             announced=any(spec.events for spec in settings.engines),
             is_adapter=self.fleet.is_adapter,
             metrics=self.metrics,
+            pool_events=settings.pool_events,
         )
         stack.callback(self._cache.close)
         self._wait_queue: WaitQueue[Placement] = WaitQueue(

@@ -82,6 +82,7 @@ class Settings:
 
     policy: str = "least-tokens"
     engines: tuple[EngineSpec, ...] = ()
+    pool_events: str = ""  # ENDPOINT,REPLAY of a pool's server; empty: nobody announces the pool
     workers_file: Path | None = None
     listen: Address = _LISTEN
     admin: Address | None = _ADMIN

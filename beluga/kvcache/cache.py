@@ -17,7 +17,7 @@ from beluga.kvcache.carry import EngineBatch
 from beluga.kvcache.keys import Namespace, fold
 from beluga.kvcache.onboarding import Found, Onboarding, fastest
 from beluga.kvcache.uninterrupted import Uninterrupted
-from beluga.meta import BlockState, MetaClient
+from beluga.meta import NAME, BlockState, MetaClient
 from beluga.rpc import Client, nanoseconds
 from beluga.transfer import Direction, Selection, TransferClass, choose, tuned
 
@@ -207,21 +207,35 @@ class KVCache:
         """The 64 bits by which entries in the pool name this namespace."""
         return self._fingerprint
 
-    def put(self, digests: Digests, sources: Blocks) -> PutResult:
+    def put(
+        self, digests: Digests, sources: Blocks, *, names: NDArray[np.void] | None = None
+    ) -> PutResult:
         """Store ``sources[i]`` under ``digests[i]``, unless the pool has that block.
+
+        ``names`` says what the engine calls the blocks, for those who follow what the pool has: an
+        array of :data:`beluga.meta.NAME` of shape (count,), as :func:`beluga.meta.chain_names`
+        makes them. Blocks without a name are not announced.
 
         Raises :class:`~beluga.errors.LayoutError` for unusable memory, and
         :class:`~beluga.errors.RpcError`. A block for which there is no space is refused, which is
         no error of the call.
         """
         keys = self._paired(digests, sources)
+        told = _names(names, len(keys))
         states = np.zeros(len(keys), dtype=np.uint8)
         statuses = np.zeros(len(keys), dtype=np.int32)
         for run in runs(sources, writable=False):
             _refuse_long(run)
             part = slice(run.start, run.start + run.count)
             raise_for_status(
-                self._put(run, keys[part], states[part], statuses[part]), "storing blocks"
+                self._put(
+                    run,
+                    keys[part],
+                    states[part],
+                    statuses[part],
+                    None if told is None else told[part],
+                ),
+                "storing blocks",
             )
         return PutResult(states, statuses)
 
@@ -377,17 +391,18 @@ class KVCache:
         keys: NDArray[np.uint64],
         states: NDArray[np.uint8],
         statuses: NDArray[np.int32],
+        names: NDArray[np.void] | None,
     ) -> int:
         if (engine := self._engine_for(Direction.WRITE, run)) is not None:
             return self._carry(
-                engine, run, keys, lambda carrier: carrier.put(run, states, statuses)
+                engine, run, keys, lambda carrier: carrier.put(run, states, statuses), names
             )
         told = (
             ffi.from_buffer("uint8_t[]", states, require_writable=True),
             ffi.from_buffer("int32_t[]", statuses, require_writable=True),
         )
         with self._selection.using() as io_queue:
-            batch = self._batch(run, keys, self._write_class, io_queue)
+            batch = self._batch(run, keys, self._write_class, io_queue, names)
             with self.client.lock:
                 code = lib.bl_kv_put(self.client.session, batch, *told)
         return self._ended(code, "storing blocks")
@@ -453,11 +468,13 @@ class KVCache:
         run: Run,
         keys: NDArray[np.uint64],
         move: Callable[[EngineBatch], int],
+        names: NDArray[np.void] | None = None,
     ) -> int:
         """Run ``move`` for a batch, where no interrupt reaches it, and return its result."""
 
         def carry(left: Left) -> int:
-            batch = self._batch(run, keys, self._read_class, ffi.NULL)  # the engine asks the link
+            # the engine asks the link
+            batch = self._batch(run, keys, self._read_class, ffi.NULL, names)
             with self.client.lock:
                 session, pool_size = self.client.session, self.client.pool.geometry.size
                 return move(EngineBatch(engine, session, batch, pool_size, left))
@@ -470,6 +487,7 @@ class KVCache:
         keys: NDArray[np.uint64],
         kind: TransferClass,
         io_queue: core.bl_io_queue | core.Null,
+        names: NDArray[np.void] | None = None,
     ) -> core.bl_kv_batch:
         if self._settings is None:
             self._settings = tuned(self.client.pool).struct(self._threads)
@@ -478,6 +496,7 @@ class KVCache:
             {
                 "keys": ffi.from_buffer("uint64_t[]", keys),
                 "fragments": ffi.from_buffer("bl_fragment[]", run.fragments),
+                "names": ffi.NULL if names is None else ffi.from_buffer("bl_name[]", names),
                 "fingerprint": self._fingerprint,
                 "timeout_ns": self._timeout_ns,
                 "count": run.count,
@@ -497,6 +516,15 @@ class KVCache:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _names(names: NDArray[np.void] | None, count: int) -> NDArray[np.void] | None:
+    """Return the names in the form of C. Raises LayoutError for other arrays."""
+    if names is None:
+        return None
+    if not isinstance(names, np.ndarray) or names.dtype != NAME or names.shape != (count,):
+        raise LayoutError(f"{count} blocks need as many names, in an array of beluga.meta.NAME")
+    return np.ascontiguousarray(names)
 
 
 def _refuse_long(run: Run) -> None:

@@ -9,15 +9,21 @@ Most programs want :class:`beluga.kvcache.KVCache` instead.
 from beluga.meta.check import Report, check_devices, check_pool
 from beluga.meta.client import BlockState, Grant, Lookup, MetaClient, Pins
 from beluga.meta.lower import LOWER_NOTE, LOWER_RECORD, LowerStat, LowerWork, Work
+from beluga.meta.names import CHANGE, NAME, NAME_PARENT, REMOVED, STORED, chain_names, read_names
 from beluga.meta.repair import repair_pool
 from beluga.meta.server import EVICTIONS, MetaServer
 from beluga.meta.stat import MetaStat
 from beluga.meta.tasks import TaskClient, TaskRecord
 
 __all__ = [
+    "CHANGE",
     "EVICTIONS",
     "LOWER_NOTE",
     "LOWER_RECORD",
+    "NAME",
+    "NAME_PARENT",
+    "REMOVED",
+    "STORED",
     "BlockState",
     "Grant",
     "Lookup",
@@ -31,7 +37,9 @@ __all__ = [
     "TaskClient",
     "TaskRecord",
     "Work",
+    "chain_names",
     "check_devices",
     "check_pool",
+    "read_names",
     "repair_pool",
 ]

@@ -25,10 +25,11 @@ Admission: TypeAlias = "tuple[core.bl_io_queue | core.Null, int]"
 @dataclasses.dataclass(frozen=True, slots=True)
 class Report:
     """The result of a pool check. ``findings`` has one line for each finding, at most
-    FINDINGS_MAX.
+    FINDINGS_MAX. ``half`` is that of the tables that were checked.
     """
 
     epoch: int
+    half: int
     serving: bool
     block_count: int
     block_bytes: int
@@ -54,6 +55,7 @@ def check_pool(pool: Pool, *, payload: bool = False, admission: Admission | None
     shown = min(report.finding_count, FINDINGS_MAX)
     return Report(
         epoch=report.epoch,
+        half=report.half,
         serving=bool(report.serving),
         block_count=report.block_count,
         block_bytes=report.block_bytes,
@@ -77,6 +79,6 @@ def check_devices(
     """
     findings = survey(paths)
     if findings:
-        return Report(0, False, 0, 0, 0, 0, len(findings), tuple(findings))
+        return Report(0, 0, False, 0, 0, 0, 0, len(findings), tuple(findings))
     with Pool.open(paths) as pool, admission(pool) as made:
         return check_pool(pool, payload=payload, admission=made)

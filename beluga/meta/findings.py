@@ -65,6 +65,8 @@ TEXTS = {
     "ENTRY_GENERATION": "block {place}: it has the generation of block {detail}",
     "CHECKSUMS_DAMAGED": f"block {{place}}: its checksums are not those committed; {MISS}",
     "PAYLOAD_DAMAGED": f"block {{place}}: its bytes are not those committed; {MISS}",
+    "NAME_DAMAGED": "block {place}: the check value of the name is wrong; it is not announced",
+    "NAME_FUTURE": "block {place}: its name has an epoch that has not begun",
     "RESERVED": "line at {detail:#x}: a reserved field is used",
     "STRAY": "line at {detail:#x}: it has bytes although nothing uses it",
 }

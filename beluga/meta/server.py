@@ -7,13 +7,18 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from beluga._ffi import core, ffi, lib
 from beluga.errors import raise_for_status
 from beluga.meta.lower import LowerStat
+from beluga.meta.names import CHANGE
 from beluga.meta.stat import MetaStat
 from beluga.rpc import Quota, Server, nanoseconds
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from beluga.pool import Pool
 
 _COUNT_MAX = (1 << 31) - 1
@@ -99,6 +104,27 @@ class MetaServer(Server):
         with self._running():
             lib.bl_lower_describe(self._meta, out)
         return LowerStat.of(out)
+
+    def attach_journal(self, room: int) -> None:
+        """Keep the last changes of named blocks for :meth:`take_changes`, before :meth:`start`.
+
+        There is room for ``room`` changes that were not taken.
+        """
+        if not 0 < room <= _COUNT_MAX:
+            raise ValueError(f"a journal has room for 1 to {_COUNT_MAX} changes, not {room}")
+        with self._running():
+            raise_for_status(lib.bl_journal_attach(self._meta, room), "attaching a journal")
+
+    def take_changes(self, count: int) -> tuple[NDArray[np.void], int]:
+        """Take the oldest changes: an array of :data:`~beluga.meta.CHANGE`, and how many changes
+        were lost so far because nobody took them in time. One thread at a time may call this.
+        """
+        changes = np.zeros(count, CHANGE)
+        lost = ffi.new("uint64_t *")
+        told = ffi.from_buffer("bl_change[]", changes, require_writable=True)
+        with self._running():
+            found = lib.bl_journal_take(self._meta, told, count, lost)
+        return changes[:found], int(lost[0])
 
     def _take(self, server: core.bl_server) -> None:
         self._pool.raise_for_status(lib.bl_meta_serve(self._meta), "taking the pool over")

@@ -66,7 +66,7 @@ class Layout:
         try:
             config.lane_count = wishes.lane_count or (64 if large else 8 if small else 16)
             config.slot_count = wishes.slot_count or (64 if small else 256)
-            config.bulk_size = wishes.bulk_size or (32 if size < 64 * _MIB else 64) << 10
+            config.bulk_size = wishes.bulk_size or (32 if small else 64) << 10
             config.block_count_max = _block_count_max(wishes, size)
             code = lib.bl_geometry_make(config, self._geometry)
         except OverflowError:

@@ -54,6 +54,7 @@ class Geometry:
     extent_offset: int
     data_offset: int
     stripe_count: int
+    name_offset: int
 
     @classmethod
     def of(cls, geometry: core.bl_geometry) -> Geometry:

@@ -7,13 +7,26 @@ call the same code.
 from beluga.router.constraints import BusyThresholds, Constraints
 from beluga.router.decision import RULES, Decision, Prompt
 from beluga.router.index.approximate import ApproximateIndexer, PredictiveIndexer
-from beluga.router.index.events import Cleared, Removed, RouterEvent, Stored, Tier
+from beluga.router.index.events import (
+    Cleared,
+    Removed,
+    RouterEvent,
+    Stored,
+    Tier,
+)
 from beluga.router.index.hashing import BlockHasher, Era, Tokens, salt_seed, unsigned
 from beluga.router.index.indexer import Indexer
 from beluga.router.index.matches import FindMatches, Matches
-from beluga.router.index.publisher import Publisher
+from beluga.router.index.pool_feed import PoolFeed
+from beluga.router.index.publisher import Kept, Publisher
 from beluga.router.index.subscription import Subscription
-from beluga.router.index.wire import WireDecoder, hash_blocks_by
+from beluga.router.index.wire import (
+    PoolEvent,
+    WireDecoder,
+    encode_dynamo,
+    encode_pool,
+    hash_blocks_by,
+)
 from beluga.router.load import costs
 from beluga.router.load.estimate import CostEstimator, Estimate
 from beluga.router.load.metrics import ActiveLoad, MetricsAggregator, MetricsPublisher
@@ -48,6 +61,7 @@ __all__ = [
     "FindMatches",
     "Goals",
     "Indexer",
+    "Kept",
     "Load",
     "LoadTracker",
     "Matches",
@@ -55,6 +69,8 @@ __all__ = [
     "MetricsPublisher",
     "Overlap",
     "Policy",
+    "PoolEvent",
+    "PoolFeed",
     "PredictiveIndexer",
     "Prompt",
     "Publisher",
@@ -75,6 +91,8 @@ __all__ = [
     "WorkerMetrics",
     "advise",
     "costs",
+    "encode_dynamo",
+    "encode_pool",
     "hash_blocks_by",
     "make_policy",
     "salt_seed",

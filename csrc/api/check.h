@@ -62,6 +62,8 @@ enum bl_finding_kind {
     BL_FINDING_ENTRY_GENERATION,         /* two entries, one generation */
     BL_FINDING_CHECKSUMS_DAMAGED,           /* checksums that are not those that were committed */
     BL_FINDING_PAYLOAD_DAMAGED,          /* bytes that are not those that were committed */
+    BL_FINDING_NAME_DAMAGED,             /* place: block */
+    BL_FINDING_NAME_FUTURE,
     BL_FINDING_RESERVED,                 /* a reserved field is used; place: as its kind has */
     BL_FINDING_STRAY                     /* bytes where nothing lies; place: line of the pool */
 };
@@ -81,6 +83,8 @@ typedef struct bl_check_report {
     uint64_t session_count;
     uint32_t finding_count;     /* the number found, even if more than fit */
     uint32_t serving;           /* 1: a server serves, or died without a word */
+    uint32_t half;              /* the half that was checked */
+    uint32_t reserved;
 } bl_check_report;
 
 /* Check what the serving half of a pool says, without writing. payload: check every checksum, too;

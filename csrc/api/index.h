@@ -44,6 +44,31 @@ typedef struct bl_lower_stat {
 
 void bl_lower_describe(const bl_meta *meta, bl_lower_stat *out);
 
+/* A change of the block index, for those who follow it (index/journal.c). */
+enum bl_change_kind { BL_CHANGE_REMOVED = 0, BL_CHANGE_STORED = 1 };
+
+typedef struct bl_change {
+    uint64_t generation;        /* of the block; never given twice */
+    uint32_t block;             /* its line of the block table */
+    uint32_t kind;              /* bl_change_kind */
+    bl_name name;               /* stored */
+} bl_change;
+
+/* Attach a journal with room for this many changes, before the server serves: 0, -EEXIST,
+ * -EINVAL, -ENOMEM. */
+int bl_journal_attach(bl_meta *meta, uint32_t room);
+
+/* Take the oldest changes of named blocks, at most count, and return their number. lost is how many
+ * changes found no room so far; a reader that has missed some reads all names again. One thread at
+ * a time may call this while the index exists. */
+int64_t bl_journal_take(bl_meta *meta, bl_change *changes, uint32_t count, uint64_t *lost);
+
+/* Read the names of committed blocks from a half of the name table: those of at most count lines
+ * from *first on, which moves behind the last line that was read. Return their number, or an error.
+ * A line that is being written may be left out. */
+int64_t bl_names_read(const bl_pool *pool, uint32_t half, uint32_t *first, uint32_t count,
+                      bl_change *names);
+
 /* The client's calls. A key is two words. Errors are negative; a long batch that fails half way may
  * have been done in part. */
 

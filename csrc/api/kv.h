@@ -13,6 +13,7 @@
 typedef struct bl_kv_batch {
     const uint64_t *keys;       /* count * 2 words */
     const bl_fragment *fragments; /* count * fragment_count, block after block */
+    const bl_name *names;       /* put: what engines call the blocks; NULL: nothing */
     const bl_block_record *records; /* get: where the blocks were last, else NULL; see below */
     uint64_t fingerprint;
     uint64_t timeout_ns;

@@ -21,6 +21,7 @@ static int bl_check_round(bl_check *check)
     bl_epoch_read(check->pool, &check->epoch);
     check->half = bl_check_half(&check->epoch);
     check->report->epoch = check->epoch.epoch;
+    check->report->half = check->half;
     check->report->serving = bl_epoch_serving(&check->epoch);
     memset(check->sessions, 0, g->lane_count * sizeof *check->sessions);
     bl_check_server_lines(check);
@@ -37,6 +38,7 @@ static int bl_check_round(bl_check *check)
     if (status == 0) {
         bl_check_extents(check);
         status = bl_check_entries(check);
+        bl_check_names(check);
     }
     bl_extents_destroy(check->extents);
     bl_index_destroy(check->keys);

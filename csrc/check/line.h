@@ -105,6 +105,7 @@ void bl_check_lobby(bl_check *check);
 void bl_check_lanes(bl_check *check);
 void bl_check_extents(bl_check *check);
 int bl_check_entries(bl_check *check);
+void bl_check_names(bl_check *check);
 
 /* check/payload.c: 0 or what is wrong with the bytes of a block. The chunk has room. */
 uint32_t bl_check_bytes(bl_check *check, const bl_entry *entry);

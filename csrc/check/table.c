@@ -138,7 +138,7 @@ static uint32_t bl_judge_entry(bl_check *check, const bl_check_line *line)
         return 0;
     if (!bl_table_whole(&entry, line->number))
         return BL_FINDING_ENTRY_DAMAGED;
-    if (entry.flags & ~(uint32_t)BL_ENTRY_KEPT)
+    if (entry.flags & ~(uint32_t)(BL_ENTRY_KEPT | BL_ENTRY_NAMED))
         return BL_FINDING_RESERVED;
     if (bl_generation_future(check, entry.generation))
         return BL_FINDING_ENTRY_FUTURE;
@@ -308,6 +308,34 @@ int bl_check_entries(bl_check *check)
         if (bl_check_used(&line) && !bl_check_judged(check, &line, bl_judge_entry))
             status = bl_check_entry(check, &line);
     }
-    bl_check_stray(check, bl_entry_offset(g, 0, BL_HALF_COUNT), g->extent_offset);
+    bl_check_stray(check, bl_entry_offset(g, 0, BL_HALF_COUNT), g->name_offset);
     return status;
+}
+
+/* ---- Names */
+
+/* A line of an earlier block says nothing: only damage is a finding. */
+static uint32_t bl_judge_name(bl_check *check, const bl_check_line *line)
+{
+    bl_name_line name;
+    memcpy(&name, line->word, sizeof name);
+    if (!bl_check_used(line))
+        return 0;
+    if (!bl_table_whole(&name, line->number))
+        return BL_FINDING_NAME_DAMAGED;
+    if (name.reserved || name.name.reserved || (name.name.flags & ~(uint32_t)BL_NAME_PARENT))
+        return BL_FINDING_RESERVED;
+    return bl_generation_future(check, name.generation) ? BL_FINDING_NAME_FUTURE : 0;
+}
+
+void bl_check_names(bl_check *check)
+{
+    const bl_geometry *g = &check->pool->geometry;
+    for (uint32_t number = 0; number < g->block_count_max && !check->moved; number++) {
+        bl_check_line line = {.offset = bl_name_offset(g, number, check->half), .number = number};
+        bl_check_batch(check, line.offset, number, g->block_count_max);
+        bl_check_look(check, &line);
+        bl_check_judged(check, &line, bl_judge_name);
+    }
+    bl_check_stray(check, bl_name_offset(g, 0, BL_HALF_COUNT), g->extent_offset);
 }

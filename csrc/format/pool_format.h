@@ -22,6 +22,8 @@
  *   | lanes              |  heartbeat | requests | replies x 2 | bulk in | bulk out x 2, per lane
  *   +--------------------+  table_offset
  *   | block table x 2    |  one line (entry) per block and half            server of that half
+ *   +--------------------+  name_offset
+ *   | name table x 2     |  one line per block and half            server of that half
  *   +--------------------+  extent_offset
  *   | extent table x 2   |  one line per data stripe and half              server of that half
  *   +--------------------+  data_offset (a whole stripe)
@@ -42,7 +44,7 @@
 #include <stdint.h>
 
 enum bl_format_constant {
-    BL_FORMAT_VERSION = 3,
+    BL_FORMAT_VERSION = 4,
     BL_LINE_SIZE = 64,
     BL_POLL_STRIDE = 128,
     BL_PAGE_SIZE = 4096,
@@ -85,7 +87,8 @@ typedef struct bl_geometry {
     uint64_t extent_offset;
     uint64_t data_offset;
     uint64_t stripe_count;      /* data stripes */
-    uint64_t reserved[2];
+    uint64_t name_offset;
+    uint64_t reserved[1];
 } bl_geometry;
 
 /* The first bytes of every device. They are written once, when the pool is created. */
@@ -255,7 +258,8 @@ enum bl_method {
     BL_METHOD_PING = 0,
     BL_METHOD_LOOKUP = 1,       /* bl_block_request, keys -> bl_block_reply, records of the hits */
     BL_METHOD_RESERVE = 2,      /* bl_block_request, keys -> bl_block_reply, a record per key */
-    BL_METHOD_COMMIT = 3,       /* bl_block_request, bl_commits -> bl_block_reply, records */
+    BL_METHOD_COMMIT = 3,       /* bl_block_request, bl_commits (with BL_COMMIT_NAMED:
+                                 * bl_named_commits) -> bl_block_reply, records */
     BL_METHOD_ABORT = 4,        /* bl_block_request, bl_commits -> bl_block_reply */
     BL_METHOD_RELEASE = 5,      /* bl_block_request, bl_commits -> bl_block_reply */
     BL_METHOD_REMOVE = 6,       /* bl_block_request, keys -> bl_block_reply */
@@ -276,6 +280,8 @@ enum bl_lookup_flag { BL_LOOKUP_PIN = 1 };
 
 enum bl_reserve_flag { BL_RESERVE_KEPT = 1 }; /* a task of the queue that is its fingerprint */
 
+enum bl_commit_flag { BL_COMMIT_NAMED = 1 };
+
 /* The state of a key, as the server reports it. */
 enum bl_block_state {
     BL_BLOCK_MISS = 0,
@@ -291,7 +297,8 @@ typedef struct bl_block_request {
     uint32_t length;            /* reserve: payload bytes of every block */
     uint32_t chunk_size;        /* reserve: payload bytes per checksum, or 0 */
     uint32_t count;             /* number of keys or commits that follow */
-    uint32_t flags;             /* bl_lookup_flag, bl_reserve_flag; onboard: bl_lower_kind */
+    uint32_t flags;             /* a bl_lookup_, bl_reserve_ or bl_commit_flag; onboard:
+                                 * bl_lower_kind */
 } bl_block_request;
 
 /* A request about a queue of tasks; visible_ms is how long a claim hides its task from others. */
@@ -383,6 +390,27 @@ typedef struct bl_commit {
     uint32_t checksums_crc;     /* CRC-32C of the checksums */
 } bl_commit;
 
+/* What engines call a block, in 64 bits each, for those who follow what the pool has. The server
+ * stores and announces a name and never interprets it. */
+enum bl_name_flag { BL_NAME_PARENT = 1 };   /* there is a parent */
+
+typedef struct bl_name {
+    uint64_t block_hash;        /* the engine's own hash of the block and all before it */
+    uint64_t parent_hash;       /* the engine's hash of the block before it */
+    uint64_t tokens_hash;       /* the router's hash of the block's contents */
+    uint64_t space;             /* names of one space make chains: a model, as engines tell it */
+    uint32_t block_tokens;      /* tokens in the block; 0: there is no name */
+    uint16_t rank;              /* of the ranks that each store a part of the block ... */
+    uint16_t rank_count;        /* ... under keys of their own */
+    uint32_t flags;             /* bl_name_flag */
+    uint32_t reserved;
+} bl_name;
+
+typedef struct bl_named_commit {
+    bl_commit commit;
+    bl_name name;
+} bl_named_commit;
+
 typedef struct bl_meta_stat {
     uint64_t block_count;       /* committed now */
     uint64_t block_count_max;
@@ -414,7 +442,10 @@ typedef struct bl_meta_stat {
  *
  * A KEPT entry is a task, and is never evicted. */
 enum bl_entry_state { BL_ENTRY_FREE = 0, BL_ENTRY_COMMITTED = 1 };
-enum bl_entry_flag { BL_ENTRY_KEPT = 1 };
+enum bl_entry_flag {
+    BL_ENTRY_KEPT = 1,
+    BL_ENTRY_NAMED = 2          /* its line of the name table may have a name for it */
+};
 
 typedef struct bl_entry {
     uint64_t key[2];
@@ -428,6 +459,15 @@ typedef struct bl_entry {
     uint32_t flags;             /* bl_entry_flag */
     uint32_t check;
 } bl_entry;
+
+/* The name of a block that was committed with one. It is the block's only as long as the entry has
+ * the same generation, so it is never cleared: a line of an earlier block says nothing. */
+typedef struct bl_name_line {
+    uint64_t generation;
+    bl_name name;
+    uint32_t reserved;
+    uint32_t check;
+} bl_name_line;
 
 /* An extent is a run of stripes given to one size class; its line stands at its first stripe.
  *

@@ -46,7 +46,8 @@ BL_FIELD(bl_geometry, table_offset, 64);
 BL_FIELD(bl_geometry, extent_offset, 72);
 BL_FIELD(bl_geometry, data_offset, 80);
 BL_FIELD(bl_geometry, stripe_count, 88);
-BL_FIELD(bl_geometry, reserved, 96);
+BL_FIELD(bl_geometry, name_offset, 96);
+BL_FIELD(bl_geometry, reserved, 104);
 
 BL_SIZE(bl_superblock, 256);
 BL_FIELD(bl_superblock, magic, 0);
@@ -222,6 +223,21 @@ BL_FIELD(bl_commit, generation, 16);
 BL_FIELD(bl_commit, block, 24);
 BL_FIELD(bl_commit, checksums_crc, 28);
 
+BL_SIZE(bl_name, 48);
+BL_FIELD(bl_name, block_hash, 0);
+BL_FIELD(bl_name, parent_hash, 8);
+BL_FIELD(bl_name, tokens_hash, 16);
+BL_FIELD(bl_name, space, 24);
+BL_FIELD(bl_name, block_tokens, 32);
+BL_FIELD(bl_name, rank, 36);
+BL_FIELD(bl_name, rank_count, 38);
+BL_FIELD(bl_name, flags, 40);
+BL_FIELD(bl_name, reserved, 44);
+
+BL_SIZE(bl_named_commit, 80);
+BL_FIELD(bl_named_commit, commit, 0);
+BL_FIELD(bl_named_commit, name, 32);
+
 BL_SIZE(bl_meta_stat, 176);
 BL_FIELD(bl_meta_stat, block_count, 0);
 BL_FIELD(bl_meta_stat, block_count_max, 8);
@@ -257,6 +273,12 @@ BL_FIELD(bl_entry, checksums_crc, 48);
 BL_FIELD(bl_entry, state, 52);
 BL_FIELD(bl_entry, flags, 56);
 BL_FIELD(bl_entry, check, 60);
+
+BL_SIZE(bl_name_line, 64);
+BL_FIELD(bl_name_line, generation, 0);
+BL_FIELD(bl_name_line, name, 8);
+BL_FIELD(bl_name_line, reserved, 56);
+BL_FIELD(bl_name_line, check, 60);
 
 BL_SIZE(bl_extent_line, 64);
 BL_FIELD(bl_extent_line, epoch, 0);

@@ -50,6 +50,7 @@ enum bl_list { BL_LIST_EXTENT = 0, BL_LIST_LANE = 1, BL_LIST_LOWER = 2, BL_LIST_
 enum bl_offload { BL_OFFLOAD_NONE = 0, BL_OFFLOAD_WAITING = 1, BL_OFFLOAD_TAKEN = 2 };
 
 typedef struct bl_lower bl_lower;
+typedef struct bl_journal bl_journal;
 
 typedef struct bl_link {
     uint32_t next, previous;    /* block numbers or BL_NO_NUMBER */
@@ -67,6 +68,7 @@ typedef struct bl_block {
     uint32_t lane;              /* the lane that has the grant */
     uint32_t task;              /* 1 + its place among the tasks; 0: it may be evicted */
     uint32_t offload;           /* bl_offload */
+    uint32_t named;             /* its line of the name table has its name */
     bl_link links[BL_LIST_COUNT]; /* bl_list */
 } bl_block;
 
@@ -88,6 +90,7 @@ struct bl_meta {
     uint32_t *lane_blocks;      /* per lane: the first of its granted and held blocks */
     bl_tasks *tasks;
     bl_lower *lower;            /* NULL: the pool has no lower tiers */
+    bl_journal *journal;        /* NULL: nobody follows the changes */
     uint32_t lower_waits;       /* a block is evicted only after it was offered to them */
     uint32_t *kept;             /* per stripe: kept blocks of the extent that starts there */
     uint64_t kept_stripes;      /* stripes of extents that have kept blocks */
@@ -104,6 +107,7 @@ struct bl_meta {
  * covers them. */
 void bl_entry_write(bl_meta *meta, uint32_t number, uint32_t checksums_crc);
 void bl_entry_clear(bl_meta *meta, uint32_t number);
+void bl_name_write(bl_meta *meta, uint32_t number, const bl_name *name);
 void bl_extent_write(bl_meta *meta, const bl_extent_view *view, uint32_t state);
 
 /* ---- index/reclaim.c: space and numbers, by evicting what is coldest. */
@@ -192,6 +196,13 @@ int bl_handle_onboard(void *meta, bl_call *call);
 int bl_handle_tiers(void *meta, bl_call *call);
 int bl_handle_lower_take(void *meta, bl_call *call);
 int bl_handle_lower_tell(void *meta, bl_call *call);
+
+/* index/journal.c. Without a journal these do nothing. */
+
+/* Note that a block was committed with a name, or that a named block has left the index. */
+void bl_journal_stored(bl_meta *meta, uint32_t number, const bl_name *name);
+void bl_journal_removed(bl_meta *meta, uint32_t number);
+void bl_journal_destroy(bl_meta *meta);
 
 /* index/grant.c */
 

@@ -8,14 +8,20 @@
 
 #include "api/index.h"
 #include "format/payload.h"
+#include "index/names.h"
 #include "rpc/session_state.h"
 
-/* Return how many records or items one message carries, whichever direction is larger. */
+/* Return how many items of a size, and records, one message carries. */
+static uint32_t bl_meta_fit(const bl_session *session, size_t item_size)
+{
+    size_t fit = (session->pool->geometry.bulk_size - sizeof(bl_block_request)) / item_size;
+    return fit < BL_CALL_KEYS_MAX ? (uint32_t)fit : (uint32_t)BL_CALL_KEYS_MAX;
+}
+
+/* The same for items that are no larger than a record. */
 static uint32_t bl_meta_batch(const bl_session *session)
 {
-    size_t fit = (session->pool->geometry.bulk_size - sizeof(bl_block_request)) /
-                 sizeof(bl_block_record);
-    return fit < BL_CALL_KEYS_MAX ? (uint32_t)fit : (uint32_t)BL_CALL_KEYS_MAX;
+    return bl_meta_fit(session, sizeof(bl_block_record));
 }
 
 typedef struct bl_meta_ask {
@@ -165,15 +171,18 @@ int bl_reserve(bl_session *session, const uint64_t *keys, uint32_t count,
     return 0;
 }
 
-int bl_commit_blocks(bl_session *session, const bl_commit *commits, uint32_t count,
-                     int32_t *statuses, uint64_t timeout_ns)
+/* Send commits with or without names, as ask says; its head has no count yet. */
+static int bl_commit_all(bl_session *session, bl_meta_ask ask, uint32_t count, int32_t *statuses,
+                         uint64_t timeout_ns)
 {
-    uint32_t batch = bl_meta_batch(session);
+    const uint8_t *items = ask.items;
+    uint32_t batch = bl_meta_fit(session, ask.item_size);
     for (uint32_t done = 0; done < count;) {
         uint32_t part = count - done < batch ? count - done : batch;
-        bl_meta_ask ask = {BL_METHOD_COMMIT, sizeof *commits, commits + done, {.count = part}, 1};
         bl_block_reply reply;
         const uint8_t *answer;
+        ask.items = items + (size_t)done * ask.item_size;
+        ask.head.count = part;
         int status = bl_meta_call(session, &ask, &reply, &answer, timeout_ns);
         if (status == 0 && reply.count != part)
             status = -BL_ERROR_BAD_REPLY;
@@ -187,6 +196,20 @@ int bl_commit_blocks(bl_session *session, const bl_commit *commits, uint32_t cou
         done += part;
     }
     return 0;
+}
+
+int bl_commit_blocks(bl_session *session, const bl_commit *commits, uint32_t count,
+                     int32_t *statuses, uint64_t timeout_ns)
+{
+    bl_meta_ask ask = {BL_METHOD_COMMIT, sizeof *commits, commits, {.flags = 0}, 1};
+    return bl_commit_all(session, ask, count, statuses, timeout_ns);
+}
+
+int bl_commit_named(bl_session *session, const bl_named_commit *commits, uint32_t count,
+                    int32_t *statuses, uint64_t timeout_ns)
+{
+    bl_meta_ask ask = {BL_METHOD_COMMIT, sizeof *commits, commits, {.flags = BL_COMMIT_NAMED}, 1};
+    return bl_commit_all(session, ask, count, statuses, timeout_ns);
 }
 
 /* Make calls that are answered with a number: return their sum, or an error. */

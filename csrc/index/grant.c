@@ -153,7 +153,8 @@ static bl_block *bl_commit_block(bl_meta *meta, const bl_commit *commit)
     return &meta->blocks[commit->block];
 }
 
-static int bl_commit_one(bl_meta *meta, uint32_t lane, const bl_commit *commit)
+static int bl_commit_one(bl_meta *meta, uint32_t lane, const bl_commit *commit,
+                         const bl_name *name)
 {
     bl_block *block = bl_commit_block(meta, commit);
     uint32_t number = commit->block;
@@ -170,10 +171,15 @@ static int bl_commit_one(bl_meta *meta, uint32_t lane, const bl_commit *commit)
     }
     bl_list_remove(meta, &meta->lane_blocks[lane], BL_LIST_LANE, number);
     block->state = BL_NUMBER_COMMITTED;
+    block->named = name->block_tokens != 0;
     bl_crash_point("commit.claimed");
+    if (block->named)
+        bl_name_write(meta, number, name);
     bl_entry_write(meta, number, commit->checksums_crc);
     bl_crash_point("commit.entered");
     bl_lower_committed(meta, number);
+    if (block->named)
+        bl_journal_stored(meta, number, name);
     bl_grant_leave(meta, block);
     meta->stat.commit_count++;
     meta->stat.block_count++;
@@ -210,18 +216,32 @@ void bl_grant_end(bl_meta *meta, uint32_t number, enum bl_end end)
     bl_crash_point("abort.given");
 }
 
+/* Read the items of a commit, which have names or not: return the first, or NULL. */
+static const uint8_t *bl_commit_items(const bl_call *call, bl_block_request *head, size_t *size)
+{
+    const uint8_t *items = bl_meta_items(call, sizeof(bl_named_commit), head);
+    *size = sizeof(bl_named_commit);
+    if (items != NULL && head->flags == BL_COMMIT_NAMED)
+        return items;
+    *size = sizeof(bl_commit);
+    items = bl_meta_items(call, sizeof(bl_commit), head);
+    return items != NULL && head->flags == 0 ? items : NULL;
+}
+
 int bl_handle_commit(void *context, bl_call *call)
 {
     bl_meta *meta = context;
     bl_block_request head;
+    size_t size;
     int kept = 0;
-    const uint8_t *items = bl_meta_items(call, sizeof(bl_commit), &head);
+    const uint8_t *items = bl_commit_items(call, &head, &size);
     if (items == NULL || !bl_meta_fits(call, head.count))
         return -BL_ERROR_BAD_REQUEST;
     for (uint32_t i = 0; i < head.count; i++) {
-        bl_commit commit;
-        memcpy(&commit, items + i * sizeof commit, sizeof commit);
-        int status = bl_commit_one(meta, call->lane, &commit);
+        bl_named_commit item = {.name = {.block_tokens = 0}};
+        memcpy(&item, items + i * size, size);
+        const bl_commit commit = item.commit;
+        int status = bl_commit_one(meta, call->lane, &commit, &item.name);
         bl_block_record record = {
             .generation = commit.generation,
             .block = commit.block,
@@ -233,7 +253,7 @@ int bl_handle_commit(void *context, bl_call *call)
     }
     for (uint32_t i = head.count; i-- > 0;) { /* last first: a parent is newer than its child */
         bl_commit commit;
-        memcpy(&commit, items + i * sizeof commit, sizeof commit);
+        memcpy(&commit, items + i * size, sizeof commit);
         const bl_block *block = bl_commit_block(meta, &commit);
         if (block && block->state == BL_NUMBER_COMMITTED && block->pin_count == 0)
             bl_block_touch(meta, commit.block);

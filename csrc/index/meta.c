@@ -157,6 +157,7 @@ void bl_meta_destroy(bl_meta *meta)
     free(meta->lane_blocks);
     bl_tasks_destroy(meta->tasks);
     bl_lower_destroy(meta);
+    bl_journal_destroy(meta);
     bl_lazy_unmap(meta->kept, meta->pool->geometry.stripe_count * sizeof *meta->kept);
     bl_lazy_unmap(meta->extent_blocks,
                   meta->pool->geometry.stripe_count * sizeof *meta->extent_blocks);

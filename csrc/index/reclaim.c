@@ -90,6 +90,7 @@ void bl_block_evict(bl_meta *meta, uint32_t number)
     bl_index_remove(meta->index, block->key);
     bl_evict_forget(meta->order, number);
     bl_lower_forget(meta, number);
+    bl_journal_removed(meta, number);
     bl_block_unkeep(meta, number);
     bl_space_give(meta, number);
     meta->stat.block_count--;
@@ -229,6 +230,7 @@ void bl_block_drop(bl_meta *meta, uint32_t number)
     bl_index_remove(meta->index, block->key);
     bl_evict_forget(meta->order, number);
     bl_lower_forget(meta, number);
+    bl_journal_removed(meta, number);
     bl_block_unkeep(meta, number);
     block->state = BL_NUMBER_DOOMED;
     bl_crash_point("remove.doomed");

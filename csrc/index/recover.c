@@ -31,7 +31,7 @@ const char *bl_entry_invalid(const bl_geometry *g, const bl_entry *entry)
         return "no bytes";
     if (entry->chunk_size != 0 && entry->chunk_size < BL_LINE_SIZE)
         return "chunks smaller than a line";
-    if (entry->flags & ~(uint32_t)BL_ENTRY_KEPT)
+    if (entry->flags & ~(uint32_t)(BL_ENTRY_KEPT | BL_ENTRY_NAMED))
         return "unknown flags";
     if (entry->offset < g->data_offset || entry->offset % BL_PAGE_SIZE != 0)
         return "not in the data stripes";
@@ -96,13 +96,36 @@ static void bl_recover_extents(bl_meta *meta)
     }
 }
 
+/* Copy a named block's name into the own half, unless the line is another block's, or damaged. The
+ * name lines of a whole batch of entries are invalidated before the first of them is read. */
+static void bl_recover_name(bl_meta *meta, uint32_t number, uint64_t generation, uint32_t *fetched)
+{
+    const bl_memory *memory = &meta->pool->memory;
+    const bl_geometry *g = &meta->pool->geometry;
+    uint32_t half = meta->server->half, first = number / BL_SCAN_LINES * BL_SCAN_LINES;
+    bl_name_line line;
+    if (*fetched <= first) {
+        bl_scan_refetch(memory, bl_name_offset(g, first, 1 - half), first, g->block_count_max);
+        *fetched = first + BL_SCAN_LINES;
+    }
+    uint64_t offset = bl_name_offset(g, number, 1 - half);
+    bl_load_line(memory, offset, &line); /* SYNC name */
+    bl_ordered(memory, offset, bl_epoch_offset(half));
+    if (!bl_verify(memory, bl_table_whole(&line, number)) || line.generation != generation)
+        return;
+    bl_believe(memory, offset);
+    bl_crash_line("recover.name_line", memory, bl_name_offset(g, number, half), &line);
+    bl_stream_line(memory, bl_name_offset(g, number, half), &line);
+    bl_crash_point("recover.name_copied");
+}
+
 /* Copy the committed blocks' entries into the own half, all of which is written, and remember the
  * blocks: return their number. */
 static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
 {
     const bl_memory *memory = &meta->pool->memory;
     const bl_geometry *g = &meta->pool->geometry;
-    uint32_t half = meta->server->half, old_half = 1 - half, count = 0;
+    uint32_t half = meta->server->half, old_half = 1 - half, count = 0, names = 0;
     for (uint32_t number = 0; number < g->block_count_max; number++) {
         uint64_t offset = bl_entry_offset(g, number, old_half);
         bl_entry entry;
@@ -124,7 +147,10 @@ static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
                 .chunk_size = entry.chunk_size,
                 .state = BL_NUMBER_COMMITTED,
                 .task = entry.flags & BL_ENTRY_KEPT, /* until it is given its place */
+                .named = (entry.flags & BL_ENTRY_NAMED) != 0,
             };
+            if (meta->blocks[number].named)
+                bl_recover_name(meta, number, entry.generation, &names);
             recovered[count++] = (bl_recovered){entry.generation, number};
             bl_crash_line("recover.entry_line", memory, bl_entry_offset(g, number, half), &entry);
             bl_stream_line(memory, bl_entry_offset(g, number, half), &entry);
@@ -170,11 +196,12 @@ static void bl_recover_block(bl_meta *meta, uint32_t number)
     meta->stat.block_bytes += block->length;
 }
 
-/* Prefault both halves of both tables, which are about to be touched from end to end. */
+/* Prefault both halves of the entries and marks, which are about to be touched from end to end. */
 static void bl_recover_prefault(const bl_meta *meta)
 {
     const bl_geometry *g = &meta->pool->geometry;
-    bl_pool_prefault(meta->pool, g->table_offset, g->data_offset - g->table_offset);
+    bl_pool_prefault(meta->pool, g->table_offset, g->name_offset - g->table_offset);
+    bl_pool_prefault(meta->pool, g->extent_offset, g->data_offset - g->extent_offset);
 }
 
 /* Recover the newest first, so that the newer of two entries of a key stays; each is colder than

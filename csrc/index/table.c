@@ -20,13 +20,27 @@ void bl_entry_write(bl_meta *meta, uint32_t number, uint32_t checksums_crc)
         .chunk_size = block->chunk_size,
         .checksums_crc = checksums_crc,
         .state = BL_ENTRY_COMMITTED,
-        .flags = block->task ? BL_ENTRY_KEPT : 0,
+        .flags = (block->task ? BL_ENTRY_KEPT : 0u) | (block->named ? BL_ENTRY_NAMED : 0u),
     };
     bl_table_seal(&entry, number);
     uint64_t offset = bl_entry_offset(&meta->pool->geometry, number, meta->server->half);
     bl_crash_line("entry.line", &meta->pool->memory, offset, &entry);
     bl_stream_line(&meta->pool->memory, offset,
                    &entry); /* SYNC entry: pairs with bl_entry_look() and bl_recover_entries() */
+}
+
+/* The entry that follows may be in memory before the name is. A successor that sees only the entry
+ * takes the block for one without a name, since the line has another generation. */
+void bl_name_write(bl_meta *meta, uint32_t number, const bl_name *name)
+{
+    bl_name_line line = {.generation = meta->blocks[number].generation, .name = *name};
+    line.name.flags &= BL_NAME_PARENT;
+    line.name.reserved = 0;
+    bl_table_seal(&line, number);
+    uint64_t offset = bl_name_offset(&meta->pool->geometry, number, meta->server->half);
+    bl_crash_line("name.line", &meta->pool->memory, offset, &line);
+    bl_stream_line(&meta->pool->memory, offset,
+                   &line); /* SYNC name: pairs with bl_names_read() and bl_recover_name() */
 }
 
 void bl_entry_clear(bl_meta *meta, uint32_t number)

@@ -15,6 +15,7 @@ void bl_kv_work_free(bl_kv_work *work)
     free(work->records);
     free(work->entries);
     free(work->commits);
+    free(work->named);
     free(work->statuses);
     free(work->index);
     free(work->checksums);
@@ -30,13 +31,14 @@ int bl_kv_work_make(const bl_kv_batch *batch, bl_kv_work *work)
         .records = malloc(count * sizeof *work->records),
         .entries = malloc(count * sizeof *work->entries),
         .commits = malloc(count * sizeof *work->commits),
+        .named = malloc((batch->names ? count : 1) * sizeof *work->named),
         .statuses = malloc(count * sizeof *work->statuses),
         .index = malloc(count * sizeof *work->index),
         .checksums = calloc(lines, BL_LINE_SIZE),
         .chunk_count = chunks,
     };
-    if (work->records && work->entries && work->commits && work->statuses && work->index &&
-        work->checksums)
+    if (work->records && work->entries && work->commits && work->named && work->statuses &&
+        work->index && work->checksums)
         return 0;
     bl_kv_work_free(work);
     return -ENOMEM;

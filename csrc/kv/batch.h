@@ -19,6 +19,7 @@ typedef struct bl_kv_work {
     bl_block_record *records;
     bl_entry *entries;
     bl_commit *commits;
+    bl_named_commit *named;     /* the commits with their names, if the batch has names */
     int32_t *statuses;
     uint32_t *index;            /* of the commit's block in the batch */
     uint32_t *checksums;

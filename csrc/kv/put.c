@@ -16,6 +16,7 @@
 #include "coherence/crash_point.h"
 #include "coherence/guard.h"
 #include "format/payload.h"
+#include "index/names.h"
 #include "kv/batch.h"
 #include "transfer/block.h"
 
@@ -104,14 +105,24 @@ static int bl_kv_store(const bl_session *session, const bl_kv_batch *batch, bl_k
     return status;
 }
 
+/* Commit the granted blocks with their names. */
+static int bl_kv_commit_named(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work)
+{
+    for (uint32_t k = 0; k < work->count; k++)
+        work->named[k] = (bl_named_commit){work->commits[k], batch->names[work->index[k]]};
+    return bl_commit_named(session, work->named, work->count, work->statuses, batch->timeout_ns);
+}
+
 /* Commit the blocks that are granted and written. Returns 0 or an error. */
 static int bl_kv_commit(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work)
 {
     bl_fence_store(&session->pool->memory); /* all payload is in memory before the commit */
     bl_crash_point("put.fenced");
-    int status = work->count > 0 ? bl_commit_blocks(session, work->commits, work->count,
-                                                    work->statuses, batch->timeout_ns)
-                                 : 0;
+    int status = 0;
+    if (work->count > 0)
+        status = batch->names ? bl_kv_commit_named(session, batch, work)
+                              : bl_commit_blocks(session, work->commits, work->count,
+                                                 work->statuses, batch->timeout_ns);
     bl_crash_point("put.committed");
     return status;
 }

@@ -74,6 +74,11 @@ static inline uint64_t bl_entry_offset(const bl_geometry *g, uint32_t block, uin
     return g->table_offset + ((uint64_t)half * g->block_count_max + block) * BL_LINE_SIZE;
 }
 
+static inline uint64_t bl_name_offset(const bl_geometry *g, uint32_t block, uint32_t half)
+{
+    return g->name_offset + ((uint64_t)half * g->block_count_max + block) * BL_LINE_SIZE;
+}
+
 static inline uint64_t bl_extent_line_offset(const bl_geometry *g, uint64_t stripe, uint32_t half)
 {
     return g->extent_offset + ((uint64_t)half * g->stripe_count + stripe) * BL_LINE_SIZE;

@@ -61,7 +61,9 @@ int bl_geometry_make(const bl_pool_config *config, bl_geometry *out)
     g.lane_stride = bl_round_up(
         BL_PAGE_SIZE + 3ull * g.slot_count * BL_POLL_STRIDE + 3ull * g.bulk_size, BL_PAGE_SIZE);
     g.table_offset = g.lane_offset + g.lane_count * g.lane_stride;
-    g.extent_offset = bl_round_up(g.table_offset + g.block_count_max * line_pair, BL_PAGE_SIZE);
+    uint64_t table_size = bl_round_up(g.block_count_max * line_pair, BL_PAGE_SIZE);
+    g.name_offset = g.table_offset + table_size;
+    g.extent_offset = g.name_offset + table_size;
     /* The extent table has a line pair for each data stripe, and takes stripes from the data: d
      * stripes of metadata are enough when extent_offset + (all - d) * line_pair <= d * stripe. */
     uint64_t meta_count = (g.extent_offset + stripe_count * line_pair + BL_STRIPE_SIZE +

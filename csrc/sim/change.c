@@ -71,6 +71,8 @@ static uint64_t bl_sim_flip_any(const bl_geometry *g, uint64_t offset)
     if (other == offset)
         other = bl_sim_flip(offset, g->table_offset, g->block_count_max * BL_LINE_SIZE);
     if (other == offset)
+        other = bl_sim_flip(offset, g->name_offset, g->block_count_max * BL_LINE_SIZE);
+    if (other == offset)
         other = bl_sim_flip(offset, g->extent_offset, g->stripe_count * BL_LINE_SIZE);
     return other;
 }

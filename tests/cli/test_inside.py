@@ -27,6 +27,7 @@ from beluga.cli import bench, block, cxl_rpc, gateway, main, prefill_worker, rep
 from beluga.cli import verify as verify_command
 from beluga.cli.app import app
 from beluga.errors import BelugaError, DeposedError, PoolError, ReplayError, TierError
+from beluga.events import EventSettings
 from beluga.meta import MetaStat
 from beluga.replay import Conversations, make_workload, write_trace
 from beluga.replay.result import Result as ReplayResult
@@ -195,7 +196,7 @@ def test_a_server_has_no_quotas_and_no_lease_unless_told(served: list[Served]) -
     assert beluga("serve").exit_code == 0
     assert served == [
         Served({"host": None, "declared_gone": False, "quota": Quota(), "eviction": "lru"},
-               {"service": None, "silent_s": None, "lease": None})
+               {"services": [], "silent_s": None, "lease": None})
     ]  # fmt: skip
     assert Quota() == Quota(grants=0, pins=0, bytes=0, calls_per_s=0)
 
@@ -217,7 +218,7 @@ def test_tiers_reach_their_service(
     monkeypatch.setattr(serve, "TierService", lambda *parts, **more: (parts[2], more))
     beluga("serve", "--disk", "/a", "--disk", "/b", "--disk-bytes", "4G", "--remote", "file:///c",
            "--offload", "wait", "--admission", "sketch", "--host", 3)  # fmt: skip
-    settings, more = served[0].how["service"]
+    [(settings, more)] = served[0].how["services"]
     assert settings == TierSettings(
         disks=("/a", "/b"),
         disk_bytes=4 << 30,
@@ -246,6 +247,34 @@ def test_tiers_that_make_no_sense_are_refused(
     assert served == []
 
 
+def test_event_options_reach_their_service(
+    served: list[Served], opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "EventService", lambda *parts, **more: (parts[2], more))
+    beluga("serve", "--events", "tcp://a:1", "--events-replay", "tcp://a:2", "--events-form",
+           "dynamo", "--host", 3)  # fmt: skip
+    assert served[0].how["services"] == [
+        (EventSettings("tcp://a:1", "tcp://a:2", dynamo=True), {"host": 3})
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--events", "tcp://a:1"], "belong together"),
+        (["--events-replay", "tcp://a:1"], "belong together"),
+        (["--events-form", "json"], "vllm or dynamo, not json"),
+    ],
+)
+def test_event_options_that_make_no_sense_are_refused(
+    served: list[Served], arguments: list[str], word: str
+) -> None:
+    shown = beluga("serve", *arguments)
+    assert shown.exit_code == 2
+    assert word in " ".join(shown.output.replace("│", " ").split())
+    assert served == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "how"),
     [
@@ -259,7 +288,7 @@ def test_who_waits_stands_by(
     served: list[Served], arguments: list[Any], how: dict[str, Any]
 ) -> None:
     beluga("serve", *arguments)
-    assert served[0].how == how | {"service": None}
+    assert served[0].how == how | {"services": []}
 
 
 # ---- ping and stat

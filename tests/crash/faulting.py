@@ -294,6 +294,9 @@ FAULTS: dict[str, Ready] = {
             )
         )
     ),
+    "bl_names_read": _pool(
+        lambda s, pool: lambda: lib.bl_names_read(pool, 0, _a("uint32_t *"), 1, _a("bl_change[1]"))
+    ),
     "bl_repair_finding": _pool(_finding),
     "bl_acceptance_create": _pool(
         lambda s, pool: (
@@ -410,6 +413,10 @@ SURVIVES: dict[str, Ready] = {
     "bl_meta_create": _meta(_no_word(lambda meta: None)),
     "bl_meta_destroy": _meta(_no_word(lib.bl_meta_destroy)),
     "bl_lower_attach": _meta(_no_word(lambda m: lib.bl_lower_attach(m, 1, 0, 1))),
+    "bl_journal_attach": _meta(_no_word(lambda m: lib.bl_journal_attach(m, 1))),
+    "bl_journal_take": _meta(
+        _no_word(lambda m: lib.bl_journal_take(m, _a("bl_change[1]"), 1, _a("uint64_t *")))
+    ),
     "bl_lower_told": _meta(_no_word(lib.bl_lower_told)),
     "bl_lower_wait": _meta(_no_word(lambda m: lib.bl_lower_wait(m, 1, 0))),
     "bl_lower_describe": _meta(_no_word(lambda m: lib.bl_lower_describe(m, _a("bl_lower_stat *")))),

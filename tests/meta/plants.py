@@ -49,6 +49,9 @@ class Ground(Lines):
     def entry(self, block: int) -> int:
         return self.pool.geometry.table_offset + block * LINE
 
+    def name(self, block: int) -> int:
+        return self.pool.geometry.name_offset + block * LINE
+
     @property
     def data(self) -> int:
         return self.pool.geometry.data_offset
@@ -274,7 +277,13 @@ PLANTS = (
     Plant("reserved", _reserved("bl_epoch_line", lambda g: g.epoch(HISTORY), HISTORY)),
     Plant("reserved", _reserved("bl_session_line", lambda g: g.session(0), 0)),
     Plant("reserved", _reserved("bl_extent_line", lambda g: g.mark(0), 0), HOMELESS),
-    Plant("reserved", lambda g: g.forge_table("bl_entry", g.entry(8), 8, flags=2)),
+    Plant("reserved", lambda g: g.forge_table("bl_entry", g.entry(8), 8, flags=4)),
+    Plant("reserved", lambda g: g.forge_table("bl_name_line", g.name(8), 8, reserved=1)),
+    Plant("name-damaged", lambda g: g.flip(g.name(8), 9)),
+    Plant(
+        "name-future",
+        lambda g: g.forge_table("bl_name_line", g.name(8), 8, generation=(EPOCH + 1) << 40),
+    ),
     Plant("reserved", lambda g: g.forge_slot(REQUEST, g.request(3), reserved=1)),
     Plant("stray", _stray(lambda g: g.heartbeat() + LINE)),
     Plant("stray", _stray(lambda _: LOBBY + LINE)),

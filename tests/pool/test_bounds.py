@@ -132,8 +132,8 @@ def test_every_byte_of_every_file_is_filled_once(
     ("size", "lanes", "slots", "bulk", "blocks"),
     [
         (62 * MIB, 8, 64, 32 * KIB, 1024),
-        (64 * MIB, 8, 64, 64 * KIB, 1024),
-        (510 * MIB, 8, 64, 64 * KIB, 2040),
+        (64 * MIB, 8, 64, 32 * KIB, 1024),
+        (510 * MIB, 8, 64, 32 * KIB, 2040),
         (512 * MIB, 16, 256, 64 * KIB, 2048),
         (4 * GIB - 2 * MIB, 16, 256, 64 * KIB, 16376),
         (4 * GIB, 64, 256, 64 * KIB, 16384),

@@ -41,11 +41,13 @@ def test_regions_follow_each_other_and_fill_the_pool(
     except NoRoomError:
         return
     assert g.size == device_count * (stripes - 1) * STRIPE
-    starts = [g.session_offset, g.lane_offset, g.table_offset, g.extent_offset, g.data_offset]
+    starts = [g.session_offset, g.lane_offset, g.table_offset, g.name_offset]
+    starts += [g.extent_offset, g.data_offset]
     assert all(start % PAGE == 0 for start in [*starts, g.lane_stride])
     sizes = [
         2 * g.lane_count * 64,
         g.lane_count * g.lane_stride,
+        2 * g.block_count_max * 64,
         2 * g.block_count_max * 64,
         2 * g.stripe_count * 64,
     ]

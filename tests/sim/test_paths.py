@@ -55,6 +55,11 @@ MUTANTS = {
         ("bl_part_pick", "fence_full", 1),
         ("bl_plan_write", "fence_store", 0),  # the bytes are out before their line
     ),
+    "kv_names": (
+        ("bl_name_write", "stream_line", 0),
+        ("bl_recover_name", "stream_line", 0),
+        ("bl_names_look", "verify", 0),  # is the name that of this very block?
+    ),
     "kv_calm": (
         ("bl_gather_direct", "stream", 0),
         ("bl_gather_direct", "stream", 1),

@@ -26,6 +26,7 @@ from beluga.connectors.vllm.counters import Counters
 from beluga.connectors.vllm.events import MEDIUM, Announcements
 from beluga.connectors.vllm.identity import check_hashing, namespace
 from beluga.connectors.vllm.lookups import Lookups
+from beluga.connectors.vllm.names import BlockNames
 from beluga.connectors.vllm.schedule import Schedule
 from beluga.connectors.vllm.settings import VllmSettings
 from beluga.connectors.vllm.stats import BelugaMetrics, BelugaStats
@@ -91,6 +92,7 @@ class BelugaConnector(KVConnectorBase_V1):
                 block_size=self._group.block_size,
                 block_ids_of=self._block_ids_of,
                 announcements=self._announcements,
+                names=BlockNames(self._lookups, block_size=self._group.block_size),
             )
 
     @property
@@ -174,18 +176,26 @@ class BelugaConnector(KVConnectorBase_V1):
 
         layout = self._group.layout(kv_caches)
         amx.permit(layout.device)
+        tp, pp = get_tp_group(), get_pp_group()
         self._namespace = namespace(
             self._vllm_config,
             version=vllm.__version__,
             layout=layout,
             packing=self._group.packing(),
             layers=self._group.layers(),
-            tp_rank=get_tp_group().rank_in_group,
-            pp_rank=get_pp_group().rank_in_group,
+            tp_rank=tp.rank_in_group,
+            pp_rank=pp.rank_in_group,
             salt=self._settings.salt,
         )
         self._block_bytes = layout.block_size
-        self._worker = Worker(self._settings, layout, self._namespace, self._counters, logger)
+        self._worker = Worker(
+            self._settings,
+            layout,
+            self._namespace,
+            self._counters,
+            logger,
+            rank=pp.rank_in_group * tp.world_size + tp.rank_in_group,
+        )
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """Return where this rank keeps its part of each block, for the scheduler's side."""

@@ -34,7 +34,7 @@ NICENESS = 10  # the engine's threads get about ten times the CPU share
 class Saves:
     """The queue and its thread. ``source`` provides the engine's blocks as runs of bytes."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  the last two named
         self,
         source: Source,
         namespace: Namespace,
@@ -42,7 +42,9 @@ class Saves:
         counters: Counters,
         *,
         room: int,
+        rank: int = 0,
     ) -> None:
+        self._rank = rank  # among those that store a part of each block
         self._source, self._namespace = source, namespace
         self._connection, self._counters = connection, counters
         self._figures = LinkFigures(connection, counters)
@@ -147,19 +149,20 @@ class Saves:
                     self._changed.notify_all()
 
     def _save(self, one: BlockRange) -> None:
-        packed = one.packed()
+        packed, names = one.packed(), one.named(self._rank)
         for start in range(0, len(one.block_ids), BATCH_BLOCKS):
             if one.request in self._cancelled:
                 self._counters.add(save_skipped_blocks=len(one.block_ids) - start)
                 return
             part = slice(start, start + BATCH_BLOCKS)
             ids, digests = one.block_ids[part], packed[part]
+            told = None if names is None else names[part]
 
             def put(attachment: Attachment) -> PutResult | None:
                 cache = attachment.cache(self._namespace, self._source.engine)
                 run = self._source.read(ids)  # noqa: B023  called here and now
                 try:
-                    return cache.put(digests, run)  # noqa: B023
+                    return cache.put(digests, run, names=told)  # noqa: B023
                 except TransferCancelledError:
                     return None
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from beluga.connectors.vllm.counters import Counters
     from beluga.connectors.vllm.events import Announcements
     from beluga.connectors.vllm.lookups import Lookups
+    from beluga.connectors.vllm.names import BlockNames
     from beluga.connectors.vllm.settings import VllmSettings
     from beluga.connectors.vllm.steps import Report
     from beluga.meta import Pins
@@ -55,7 +56,7 @@ class Schedule:
     """Tracks the engine's requests. Only the scheduler's thread calls it.
 
     ``block_ids_of(request id)`` returns the engine's blocks of a request. ``announcements`` is told
-    of blocks that will be saved.
+    of blocks that will be saved; ``names`` says what the engine calls them.
     """
 
     def __init__(  # noqa: PLR0913  all but the first three named
@@ -67,6 +68,7 @@ class Schedule:
         block_size: int,
         block_ids_of: Callable[[str], Sequence[int]],
         announcements: Announcements | None = None,
+        names: BlockNames | None = None,
     ) -> None:
         self._asynchronous = settings.load == "async"
         self._onboard_s = settings.onboard_ms / 1000
@@ -75,7 +77,7 @@ class Schedule:
         self._lookups, self._counters = lookups, counters
         self._block_size = block_size
         self._block_ids_of = block_ids_of
-        self._announcements = announcements
+        self._announcements, self._names = announcements, names
         self._requests: dict[str, Tracked] = {}
         self._loads: list[BlockRange] = []  # for the next step
         self._late: list[BlockRange] = []  # saves of ended requests, for the next step
@@ -232,4 +234,5 @@ class Schedule:
         if self._announcements is not None:
             for block, digest in enumerate(digests, start):
                 self._announcements.ordered(digest, request, block)
-        return BlockRange(request.request_id, b"".join(digests), ids)
+        names = b"" if self._names is None else self._names.of(request, start, start + len(ids))
+        return BlockRange(request.request_id, b"".join(digests), ids, names)

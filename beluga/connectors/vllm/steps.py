@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beluga.kvcache import Namespace
+from beluga.meta import NAME
 
 
 @dataclasses.dataclass(slots=True)
@@ -22,11 +23,20 @@ class BlockRange:
     request: str
     digests: bytes  # the digests of all blocks, end to end
     block_ids: list[int]
+    names: bytes = b""  # of a save: what the engine calls the blocks (vllm/names.py), or nothing
 
     def packed(self) -> NDArray[np.uint8]:
         """Return the digests in the shape that :func:`beluga.kvcache.fold` takes."""
         count = len(self.block_ids)
         return np.frombuffer(self.digests, dtype=np.uint8).reshape(count, -1)
+
+    def named(self, rank: int) -> NDArray[np.void] | None:
+        """Return the names of a rank's part of the blocks, if they have names."""
+        if not self.names:
+            return None
+        names: NDArray[np.void] = np.frombuffer(self.names, dtype=NAME).copy()
+        names["rank"] = rank
+        return names
 
 
 @dataclasses.dataclass(slots=True)

@@ -27,13 +27,15 @@ class Worker:
     save.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  the last one named
         self,
         settings: VllmSettings,
         layout: BlockLayout,
         namespace: Namespace,
         counters: Counters,
         logger: logging.Logger,
+        *,
+        rank: int = 0,
     ) -> None:
         asynchronous = settings.load == "async"
         kind = AsyncLoads if asynchronous else Loads
@@ -45,7 +47,12 @@ class Worker:
         )
         save_source = source_of(layout, urgent=False, own_stream=True, logger=logger)
         self.saves = Saves(
-            save_source, namespace, self.save_connection, counters, room=settings.save_queue
+            save_source,
+            namespace,
+            self.save_connection,
+            counters,
+            room=settings.save_queue,
+            rank=rank,
         )
         self._sources = (load_source, save_source)
 

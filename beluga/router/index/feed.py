@@ -45,6 +45,11 @@ class Feed(Generic[T]):
         self.restarts = 0
 
     @property
+    def next_number(self) -> int:
+        """The number of the next item that may be applied."""
+        return self._next
+
+    @property
     def wanted(self) -> int | None:
         """The number from which a replay is needed, or None if nothing is missing."""
         return self._next if self._held else None
@@ -74,6 +79,16 @@ class Feed(Generic[T]):
         if number >= self._next and len(self._held) <= self._held_max:
             self._held.setdefault(number, item)
         return self._drain()
+
+    def replaced(self, number: int, item: T) -> list[T]:
+        """Take an item of a replay that stands for all items up to its number. Returns what may be
+        applied.
+        """
+        if number < self._next:
+            return []
+        self._held = {held: one for held, one in self._held.items() if held > number}
+        self._next = number + 1
+        return [item, *self._drain()]
 
     def give_up(self) -> list[T]:
         """Skip what is missing before the held items, and return these."""

@@ -94,6 +94,7 @@ class Indexer:
         self._workers: list[Worker | None] = [None] * (workers + 1)  # by rank; rank 0 is the pool
         self._last: dict[Worker, int] = {}
         self._missing: dict[Worker, tuple[int, int]] = {}
+        self.follows_pool = False  # then engines' events do not say what the pool has
 
     def _forget(self) -> None:
         """Make a new lock. In a forked child one of the parent's threads may hold the old one."""
@@ -160,6 +161,33 @@ class Indexer:
         with self._lock:
             self._tree.clear(SHARED_RANK, self._outcome)
             self._count()
+
+    def shared_stored(
+        self, names: Sequence[int], contents: Sequence[int], parent: int | None
+    ) -> bool:
+        """Store blocks that the pool has, as it tells itself. Returns False, with nothing done, if
+        it has never told of the parent.
+        """
+        with self._lock:
+            held, found = words(names), words(contents)
+            status = self._tree.store(
+                SHARED_RANK, 0, SHARED_RANK, parent, held, found, self._outcome
+            )
+            self._count()
+            self.counts.events += status == 0
+            self.counts.invalid += status == -errno.EINVAL
+        return status != -errno.ENOENT
+
+    def shared_removed(self, names: Sequence[int]) -> None:
+        """Forget blocks that have left the pool."""
+        with self._lock:
+            self._tree.remove(SHARED_RANK, 0, words(names), self._outcome)
+            self._count()
+            self.counts.events += 1
+
+    def shared_names(self) -> dict[int, int]:
+        """Return the names that the pool has for blocks, with each block's tokens hash."""
+        return {row.name: row.local for row in self._tree.rows(SHARED_RANK)}
 
     def missing(self) -> dict[Worker, tuple[int, int]]:
         """Return the gaps found since the last call: for each worker the first and last number of
@@ -240,6 +268,8 @@ class Indexer:
         data = event.data
         if isinstance(data, Cleared):
             return self._tree.clear(rank, self._outcome)
+        if event.tier is Tier.SHARED and self.follows_pool:
+            return 0
         owner, tier = (SHARED_RANK, 0) if event.tier is Tier.SHARED else (rank, int(event.tier))
         if isinstance(data, Removed):
             return self._tree.remove(owner, tier, words(data.block_hashes), self._outcome)

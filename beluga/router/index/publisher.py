@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from beluga.errors import RouterError
 from beluga.router.index.events import Cleared, Data, Removed, RouterEvent, Stored, Tier
@@ -17,12 +17,48 @@ from beluga.router.worker import Worker
 
 RING = 10_000  # how many events are kept (vLLM's buffer_steps)
 
+T = TypeVar("T")
 
-class Replay(NamedTuple):
+
+class Replay(NamedTuple, Generic[T]):
     """The events from a number on; ``missed`` earlier ones are no longer kept."""
 
-    events: list[RouterEvent]
+    events: list[T]
     missed: int
+
+
+class Kept(Generic[T]):
+    """The last ``ring`` numbered items of a publisher, for a replay. Numbers count up by one."""
+
+    def __init__(self, *, first: int = 0, ring: int = RING) -> None:
+        if ring < 1:
+            raise RouterError(f"a publisher keeps at least one event, not {ring}")
+        self._next = first
+        self._ring: deque[T] = deque(maxlen=ring)
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next item."""
+        return self._next
+
+    def add(self, item: T) -> int:
+        """Keep an item and return its number."""
+        self._ring.append(item)
+        self._next += 1
+        return self._next - 1
+
+    def skip(self) -> None:
+        """Give a number to nothing, and keep none of the items before: whoever has only these
+        misses something.
+        """
+        self._ring.clear()
+        self._next += 1
+
+    def replay(self, first: int) -> Replay[T]:
+        """Return all kept items from number ``first`` on."""
+        oldest = self._next - len(self._ring)
+        kept = list(self._ring)[max(first - oldest, 0) :]
+        return Replay(kept, max(oldest - max(first, 0), 0))
 
 
 class Publisher:
@@ -35,19 +71,16 @@ class Publisher:
     """
 
     def __init__(self, worker: Worker, *, ring: int = RING) -> None:
-        if ring < 1:
-            raise RouterError(f"a publisher keeps at least one event, not {ring}")
         self._worker = worker
         self._lock = threading.Lock()
         self._references: dict[Tier, Counter[int]] = {tier: Counter() for tier in Tier}
-        self._next = 0
-        self._ring: deque[RouterEvent] = deque(maxlen=ring)
+        self._kept: Kept[RouterEvent] = Kept(ring=ring)
         self.suppressed = 0  # removals without an event
 
     @property
     def next_id(self) -> int:
         """The number of the next event; the first has number 0."""
-        return self._next
+        return self._kept.next_number
 
     def stored(
         self,
@@ -91,15 +124,12 @@ class Publisher:
                     references.clear()
             return self._event(Cleared(), Tier.DEVICE)
 
-    def replay(self, first: int) -> Replay:
+    def replay(self, first: int) -> Replay[RouterEvent]:
         """Return all kept events from number ``first`` on."""
         with self._lock:
-            oldest = self._next - len(self._ring)
-            kept = [event for event in self._ring if (event.event_id or 0) >= first]
-            return Replay(kept, max(oldest - max(first, 0), 0))
+            return self._kept.replay(first)
 
     def _event(self, data: Data, tier: Tier) -> RouterEvent:
-        event = RouterEvent(self._worker, data, self._next, tier)
-        self._next += 1
-        self._ring.append(event)
+        event = RouterEvent(self._worker, data, self._kept.next_number, tier)
+        self._kept.add(event)
         return event

@@ -17,7 +17,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from beluga.errors import EventError, RouterError
-from beluga.router.index.events import Cleared, Removed, RouterEvent, Stored, tier_of
+from beluga.router.index.events import (
+    Cleared,
+    Data,
+    Removed,
+    RouterEvent,
+    Stored,
+    Tier,
+    tier_of,
+    to_dynamo,
+)
 from beluga.router.index.hashing import BlockHasher, unsigned
 from beluga.router.worker import Worker
 
@@ -101,6 +110,109 @@ class Batch:
     worker: Worker
     events: list[RouterEvent]
     failed: list[EventError]
+
+
+@dataclasses.dataclass(slots=True)
+class PoolEvent:
+    """An event of a pool's server: blocks of one space. ``block_size`` is that of stored blocks, in
+    tokens.
+    """
+
+    data: Data
+    space: int = 0
+    block_size: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class PoolBatch:
+    """The events of one message of a pool's server. ``unread`` events could not be read."""
+
+    made_s: float
+    events: list[PoolEvent]
+    unread: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether this is all that the pool has, whatever was told before."""
+        return bool(self.events) and isinstance(self.events[0].data, Cleared)
+
+
+def encode_pool(made_s: float, events: Sequence[PoolEvent]) -> bytes:
+    """Return a batch of a pool's events in vLLM's form.
+
+    The pool does not have the tokens, so ``token_ids`` is empty, and two fields that vLLM's own
+    events do not have say more: ``tokens_hashes`` and ``space``.
+    """
+    import msgspec
+
+    return msgspec.msgpack.encode([made_s, [_pool_form(event) for event in events], None])
+
+
+def encode_dynamo(made_s: float, events: Sequence[PoolEvent], number: int) -> bytes:
+    """Return the same batch in Dynamo's form: ``number`` is the id of its events."""
+    import msgspec
+
+    forms = [to_dynamo(RouterEvent(Worker(0), event.data, number, Tier.SHARED)) for event in events]
+    return msgspec.msgpack.encode([made_s, forms, None])
+
+
+def _pool_form(event: PoolEvent) -> dict[str, Any]:
+    data = event.data
+    if isinstance(data, Cleared):
+        return {"type": "AllBlocksCleared"}
+    if isinstance(data, Removed):
+        return {
+            "type": "BlockRemoved",
+            "block_hashes": list(data.block_hashes),
+            "medium": Tier.SHARED.name,
+            "space": event.space,
+        }
+    return {
+        "type": "BlockStored",
+        "block_hashes": list(data.block_hashes),
+        "parent_block_hash": data.parent_hash,
+        "token_ids": [],
+        "block_size": event.block_size,
+        "lora_id": None,
+        "medium": Tier.SHARED.name,
+        "lora_name": None,
+        "tokens_hashes": list(data.tokens_hashes or ()),
+        "space": event.space,
+    }
+
+
+def decode_pool(payload: bytes) -> PoolBatch:
+    """Decode a batch of a pool's events in vLLM's form. Raises EventError if it is not one."""
+    import msgspec
+
+    try:
+        decoded = msgspec.msgpack.decode(payload)
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise EventError(f"a pool's message is not msgpack: {error!s:.80}") from None
+    made_s, forms, _ = _batch_fields(decoded)
+    batch = PoolBatch(made_s, [])
+    for form in forms:
+        try:
+            batch.events.append(_pool_event(form))
+        except (EventError, AttributeError, LookupError, TypeError, ValueError):
+            batch.unread += 1
+    return batch
+
+
+def _pool_event(form: Any) -> PoolEvent:
+    kind, fields = _event_fields(form)
+    if kind == "AllBlocksCleared":
+        return PoolEvent(Cleared())
+    names = [_name(name) for name in fields["block_hashes"]]
+    space = unsigned(int(fields.get("space") or 0))
+    if kind == "BlockRemoved":
+        return PoolEvent(Removed(names), space)
+    contents = [unsigned(int(local)) for local in fields["tokens_hashes"]]
+    if len(contents) != len(names):
+        raise EventError(f"a pool's event has {len(contents)} contents for {len(names)} blocks")
+    parent = fields.get("parent_block_hash")
+    stored = Stored(names, contents, None if parent is None else _name(parent))
+    return PoolEvent(stored, space, int(fields["block_size"]))
 
 
 class WireDecoder:

@@ -9,7 +9,9 @@
  * than the table has lines (kv), a miss is always legal. Where nothing dies and nothing is evicted
  * (kv_calm), every put has room, and what was put is found at the first look: a reader that has to
  * look twice there has believed something that was not yet true. The same holds where blocks fill
- * their space to its last line (kv_full), so that a write behind one hits another.
+ * their space to its last line (kv_full), so that a write behind one hits another. Where blocks
+ * have names (kv_names), a name is never found with another block, and if nothing is evicted, none
+ * is lost when servers die.
  */
 #include <errno.h>
 
@@ -51,6 +53,21 @@ void bl_kv_fill(uint64_t *payload, uint64_t key, uint64_t version, uint32_t leng
         payload[i] = word = word * 0xda942042e4dd58b5u + i;
 }
 
+/* Return the name of a key's block; some have none. */
+static bl_name bl_kv_name(uint64_t key)
+{
+    return (bl_name){
+        .block_hash = key * 0x9e3779b97f4a7c15u,
+        .parent_hash = key * 0xda942042e4dd58b5u,
+        .tokens_hash = ~key,
+        .space = key ^ 0x5555,
+        .block_tokens = key % BL_KV_NAMELESS ? 16 : 0,
+        .rank = (uint16_t)key,
+        .rank_count = UINT16_MAX,
+        .flags = key & BL_NAME_PARENT,
+    };
+}
+
 void bl_kv_prepare(const bl_kv *kv, bl_kv_buffers *buffers)
 {
     bl_sim_world *world = kv->path.world;
@@ -68,6 +85,7 @@ void bl_kv_prepare(const bl_kv *kv, bl_kv_buffers *buffers)
         uint64_t address = (uintptr_t)buffers->payloads[i];
         buffers->keys[2 * i] = first + i;
         buffers->keys[2 * i + 1] = ~(first + i); /* unlike those of bl_blocks */
+        buffers->names[i] = bl_kv_name(first + i);
         buffers->fragments[2 * i] = (bl_fragment){address, shape->cut};
         buffers->fragments[2 * i + 1] = (bl_fragment){address + shape->cut,
                                                       shape->length - shape->cut};
@@ -75,6 +93,7 @@ void bl_kv_prepare(const bl_kv *kv, bl_kv_buffers *buffers)
     buffers->batch = (bl_kv_batch){
         .keys = buffers->keys,
         .fragments = buffers->fragments,
+        .names = kv->named ? buffers->names : NULL,
         .fingerprint = 1 + shape_index,
         .timeout_ns = bl_path_timeout_ns(&kv->path),
         .count = count,
@@ -99,6 +118,8 @@ int bl_kv_try_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
             return -ENOSPC;
         kv->there[buffers->keys[2 * i]] |= buffers->states[i] == BL_BLOCK_GRANTED ||
                                            buffers->states[i] == BL_BLOCK_HIT;
+        if (kv->named && buffers->states[i] == BL_BLOCK_GRANTED)
+            kv->told[buffers->keys[2 * i]] = buffers->names[i].block_tokens != 0;
     }
     return 0;
 }
@@ -129,6 +150,53 @@ int bl_kv_try_get(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
     return hits < due || (kv->calm && mismatch_count > 0) ? -ENODATA : 0;
 }
 
+/* Is a name that was found that of the block whose entry is beside it? */
+static int bl_kv_name_right(const bl_pool *pool, uint32_t half, const bl_change *found,
+                            uint64_t *key)
+{
+    uint64_t offset = bl_entry_offset(&pool->geometry, found->block, half);
+    bl_entry entry;
+    bl_refetch(&pool->memory, offset, BL_LINE_SIZE);
+    bl_load_line(&pool->memory, offset, &entry);
+    *key = UINT64_MAX;
+    if (!bl_table_whole(&entry, found->block) || entry.generation != found->generation ||
+        entry.state != BL_ENTRY_COMMITTED)
+        return 1; /* the block has gone meanwhile */
+    bl_name name = bl_kv_name(entry.key[0]);
+    *key = entry.key[0];
+    return name.block_tokens != 0 && memcmp(&name, &found->name, sizeof name) == 0;
+}
+
+/* Read all names, and compare them with the entries and with what puts were told. */
+static int bl_kv_try_names(bl_kv *kv, bl_pool *pool, const bl_session *session)
+{
+    uint8_t due[sizeof kv->told], found[sizeof kv->told] = {0};
+    bl_change names[BL_KV_NAMES_MAX];
+    uint32_t first = 0, half = session->half;
+    uint64_t epoch = session->epoch, key;
+    bl_epoch_line now;
+    memcpy(due, kv->told, sizeof due);
+    int64_t count = bl_names_read(pool, half, &first, BL_KV_NAMES_MAX, names);
+    if (count < 0)
+        return (int)count;
+    bl_epoch_read(pool, &now);
+    if (now.epoch != epoch)
+        return 0; /* another server has the truth */
+    for (int64_t i = 0; i < count; i++) {
+        if (!bl_kv_name_right(pool, half, &names[i], &key)) {
+            bl_epoch_read(pool, &now);
+            return now.epoch == epoch ? -EBADMSG : 0;
+        }
+        if (key < sizeof found)
+            found[key] = 1;
+    }
+    for (uint32_t i = 0; kv->shape_keys == BL_KV_CALM_KEYS && i < sizeof due; i++)
+        if (due[i] && !found[i])
+            return -ENODATA;
+    kv->path.world->stat.results++;
+    return 0;
+}
+
 static int bl_kv_work_on(bl_pool *pool, void *argument)
 {
     bl_kv *kv = argument;
@@ -140,7 +208,9 @@ static int bl_kv_work_on(bl_pool *pool, void *argument)
     for (uint32_t i = 0; i < rounds && status == 0; i++) {
         bl_kv_buffers buffers;
         bl_kv_prepare(kv, &buffers);
-        if (bl_sim_below(kv->path.world, 2) && !(kv->bare && pool->memory.host == 0))
+        if (kv->named && bl_sim_below(kv->path.world, 3) == 0)
+            status = bl_kv_try_names(kv, pool, session);
+        else if (bl_sim_below(kv->path.world, 2) && !(kv->bare && pool->memory.host == 0))
             status = bl_kv_try_put(kv, session, &buffers);
         else
             status = bl_kv_try_get(kv, session, &buffers);
@@ -161,6 +231,15 @@ int bl_path_kv(bl_sim_world *world)
     bl_kv kv = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1,
                          .server_deaths = 2, .server_verbs = BL_KV_SERVER_VERBS},
                 .shape_keys = BL_KV_SHAPE_KEYS};
+    return bl_kv_run(&kv);
+}
+
+int bl_path_kv_names(bl_sim_world *world)
+{
+    bl_kv kv = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1,
+                         .server_deaths = 2, .server_verbs = BL_KV_SERVER_VERBS},
+                .named = 1};
+    kv.shape_keys = bl_sim_below(world, 2) ? BL_KV_CALM_KEYS : BL_KV_SHAPE_KEYS;
     return bl_kv_run(&kv);
 }
 

@@ -16,6 +16,8 @@ enum {
     BL_KV_SHAPE_KEYS = 6,       /* keys of one shape */
     BL_KV_CALM_KEYS = 3,        /* so few that the table has room for all */
     BL_KV_BATCH = 3,
+    BL_KV_NAMELESS = 3,         /* every third key has no name */
+    BL_KV_NAMES_MAX = 64,       /* more than the table has lines */
     BL_KV_FRAGMENTS = 2,
     BL_KV_LENGTH_MAX = BL_PAGE_SIZE,
     BL_KV_FULL_ROUNDS = 12,
@@ -41,14 +43,17 @@ typedef struct bl_kv {
     uint32_t calm;
     uint32_t leaves;            /* 1: each client leaves a session once, with its device at work */
     uint32_t left;              /* bit by process: it has left one */
+    uint32_t named;             /* 1: blocks have names, and clients read the name table */
     uint32_t summed;            /* 1: every block has checksums, and every read asks for them */
     uint8_t there[BL_KV_SHAPE_COUNT * BL_KV_SHAPE_KEYS + BL_KV_STOPS_KEYS]; /* put was answered */
+    uint8_t told[BL_KV_SHAPE_COUNT * BL_KV_SHAPE_KEYS]; /* and its name, too */
 } bl_kv;
 
 /* One batch of a client, with buffers like an engine's. */
 typedef struct bl_kv_buffers {
     uint64_t keys[2 * BL_KV_BATCH];
     bl_fragment fragments[BL_KV_BATCH * BL_KV_FRAGMENTS];
+    bl_name names[BL_KV_BATCH];
     uint64_t payloads[BL_KV_BATCH][BL_KV_LENGTH_MAX / sizeof(uint64_t)];
     uint8_t states[BL_KV_BATCH];
     int32_t statuses[BL_KV_BATCH];

@@ -59,6 +59,7 @@ static const bl_sim_scenario bl_sim_scenarios[] = {
     {"kv_stops", bl_path_kv_stops, 0},
     {"kv_silent", bl_path_kv_silent, 0},
     {"kv_calm", bl_path_kv_calm, 0},
+    {"kv_names", bl_path_kv_names, 0},
     {"kv_full", bl_path_kv_full, 0},
     {"range", bl_path_range, 0},
     {"rows", bl_rows_run, 0},

@@ -77,6 +77,7 @@ int bl_path_kv(bl_sim_world *world);
 int bl_path_kv_stops(bl_sim_world *world);
 int bl_path_kv_silent(bl_sim_world *world);
 int bl_path_kv_calm(bl_sim_world *world);
+int bl_path_kv_names(bl_sim_world *world);
 
 /* sim/scenarios/range.c */
 int bl_path_range(bl_sim_world *world);

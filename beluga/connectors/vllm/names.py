@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The names of a request's blocks, for those who follow what the pool has (beluga/events).
+
+The scheduler's side makes them, because only it knows hashes, parents and tokens. Each rank adds
+its number when it stores its part of the blocks.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from beluga.meta import chain_names
+from beluga.router import BlockHasher
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from beluga.connectors.vllm.lookups import Lookups
+
+
+class BlockNames:
+    """Names blocks as the router hashes them. Without xxhash there are no names."""
+
+    def __init__(self, lookups: Lookups, *, block_size: int) -> None:
+        self._lookups, self._block_size = lookups, block_size
+        try:
+            import xxhash  # noqa: F401
+        except ModuleNotFoundError:
+            self._can = False
+        else:
+            self._can = True
+
+    def of(self, request: Any, start: int, stop: int) -> bytes:
+        """Return the names of blocks [start, stop) of a request, in the form of
+        :data:`beluga.meta.NAME`, or b"".
+
+        Blocks that show images have none, because a router knows only tokens.
+        """
+        ranks = self._lookups.ranks
+        if not self._can or not ranks or getattr(request, "mm_features", None):
+            return b""
+        size = self._block_size
+        adapter = request.lora_request.lora_name if request.lora_request else ""
+        hasher = _hasher(size, getattr(request, "cache_salt", None) or "", adapter)
+        hashes: Sequence[bytes] = request.block_hashes
+        names = chain_names(
+            [_short(one) for one in hashes[start:stop]],
+            hasher.local(request.all_token_ids[start * size : stop * size]),
+            parent_hash=_short(hashes[start - 1]) if start else None,
+            block_tokens=size,
+            space=int.from_bytes(ranks[0].digest[:8], "little"),
+            rank_count=len(ranks),
+        )
+        return names.tobytes()
+
+
+def _short(block_hash: bytes) -> int:
+    """Return the 64 bits by which vLLM's own events call a block."""
+    return int.from_bytes(bytes(block_hash)[-8:], "big")
+
+
+@lru_cache(maxsize=1024)
+def _hasher(block_size: int, salt: str, adapter: str) -> BlockHasher:
+    return BlockHasher(block_size=block_size, salt=salt, lora_name=adapter)

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Events of the pool: the server tells routers which blocks are stored and removed."""
+
+from beluga.events.service import EventService, EventSettings
+from beluga.events.table import NameTable
+
+__all__ = ["EventService", "EventSettings", "NameTable"]

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The service that publishes the events of a pool, in the server's process and outside of its loop.
+
+Messages are vLLM's: a topic, a number, and a batch of events. The number has the server's epoch
+above a counter, so every server's messages come after those of its predecessors, and what a router
+has missed is a gap, whoever serves. A router asks the replay endpoint for all from a number on. It
+gets the messages, if they are all kept, or else one message with AllBlocksCleared and the whole
+table, under the number of the last message. So a router that comes late gets the table first.
+
+When changes came faster than they were taken, the service skips a number, which tells every router
+that it has missed something, and reads the table of names from the pool.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from beluga.errors import BelugaError, RouterError, RpcError
+from beluga.events.table import NameTable
+from beluga.meta import read_names
+from beluga.router import Cleared, Kept, PoolEvent, encode_dynamo, encode_pool
+from beluga.rpc import Client
+
+if TYPE_CHECKING:
+    from beluga.meta import MetaServer
+    from beluga.pool import Pool
+
+log = logging.getLogger(__name__)
+
+TOPIC = b"kv-events"
+EPOCH_SHIFT = 40  # of a message's number: the epoch above, a counter below
+JOURNAL_ROOM = 1 << 16  # changes that wait for the service: 4 MiB
+BATCH_CHANGES = 4096  # of one message
+PERIOD_S = 0.005  # between two looks at the changes
+IDLE_S = 1.0  # an empty message after so long shows what was missed
+BATCHES_KEPT = 10_000
+_PENDING_MAX = 100_000  # messages that a slow router may leave unread: vLLM's own high-water mark
+_END = (1 << 64) - 1  # the number of the message that ends a replay
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EventSettings:
+    """Where events are published: a PUB and a ROUTER endpoint of ZMQ, and their form."""
+
+    endpoint: str
+    replay: str
+    dynamo: bool = False
+    journal_room: int = JOURNAL_ROOM
+    batches_kept: int = BATCHES_KEPT
+
+
+class EventService:
+    """Publishes the events of ``server``. Make it before the server starts, and start it after.
+
+    Raises RouterError if pyzmq is missing.
+    """
+
+    def __init__(
+        self, server: MetaServer, pool: Pool, settings: EventSettings, *, host: int | None = None
+    ) -> None:
+        try:
+            import zmq
+        except ModuleNotFoundError:
+            raise RouterError("events need pyzmq; pip install 'beluga-kv[router]'") from None
+        self._zmq = zmq
+        self._server, self._pool, self._host = server, pool, host
+        self._settings = settings
+        self._table = NameTable()
+        self._told = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.overflows = 0  # how often changes came too fast
+        self._lost = 0  # changes that the journal had lost when the table was read
+        server.attach_journal(settings.journal_room)
+
+    def start(self) -> None:
+        """Bind the endpoints and begin. Raises RouterError if they cannot be bound."""
+        zmq = self._zmq
+        self._epoch = self._server.stat().epoch
+        self._kept: Kept[bytes] = Kept(
+            first=self._epoch << EPOCH_SHIFT, ring=self._settings.batches_kept
+        )
+        self._context = zmq.Context()
+        try:
+            self._live = self._context.socket(zmq.PUB)
+            self._live.setsockopt(zmq.SNDHWM, _PENDING_MAX)
+            self._live.bind(self._settings.endpoint)
+            self._replay = self._context.socket(zmq.ROUTER)
+            self._replay.setsockopt(zmq.SNDHWM, 0)
+            self._replay.bind(self._settings.replay)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise RouterError(f"no events can be published: {error}") from None
+        self._thread = threading.Thread(target=self._publish, name="beluga-events", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop publishing. What was published and not yet read is dropped."""
+        self._told.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            self._context.destroy(linger=0)
+
+    def _publish(self) -> None:
+        try:
+            with Client(self._pool, host=self._host) as client:
+                self._begin(client)
+                while not self._told.is_set():
+                    self._turn(client)
+        except BelugaError as error:  # the server has ended
+            if not self._told.is_set():
+                log.warning("events of the pool end: %s", error)
+
+    def _begin(self, client: Client) -> None:
+        """Read the table of names from the pool; see csrc/index/journal.c for the order."""
+        while not self._told.is_set():
+            taken, self._lost = self._server.take_changes(BATCH_CHANGES)
+            while len(taken) == BATCH_CHANGES:
+                taken, _ = self._server.take_changes(BATCH_CHANGES)
+            try:
+                client.ping()
+            except RpcError as error:
+                log.warning("events of the pool wait for its server: %s", error)
+                continue
+            self._table = NameTable()
+            self._table.apply(read_names(self._pool, self._epoch % 2))
+            self._send([])
+            return
+
+    def _turn(self, client: Client) -> None:
+        changes, lost = self._server.take_changes(BATCH_CHANGES)
+        if lost != self._lost:
+            log.warning("%d changes of the pool were not published in time", lost - self._lost)
+            self.overflows += 1
+            self._kept.skip()
+            self._begin(client)
+            return
+        events = self._table.apply(changes)
+        if events or time.monotonic() - self._sent_s > IDLE_S:
+            self._send(events)
+        wait_s = 0 if len(changes) == BATCH_CHANGES else PERIOD_S
+        while self._replay.poll(wait_s * 1000):
+            self._answer(self._replay.recv_multipart())
+            wait_s = 0
+
+    def _send(self, events: list[PoolEvent]) -> None:
+        number = self._kept.next_number
+        batch = self._encode(events, number)
+        self._kept.add(batch)
+        self._live.send_multipart([TOPIC, number.to_bytes(8, "big"), batch])
+        self._sent_s = time.monotonic()
+
+    def _encode(self, events: list[PoolEvent], number: int) -> bytes:
+        if self._settings.dynamo:
+            return encode_dynamo(time.time(), events, number)
+        return encode_pool(time.time(), events)
+
+    def _answer(self, request: list[Any]) -> None:
+        """Answer a request for a replay. A request that cannot be read is dropped."""
+        if len(request) != 3 or len(request[2]) != 8:
+            return
+        first = int.from_bytes(request[2], "big")
+        found = self._kept.replay(first)
+        last = self._kept.next_number - 1
+        if found.missed:
+            everything = [PoolEvent(Cleared()), *self._table.snapshot()]
+            messages = [(last, self._encode(everything, last))]
+        else:
+            start = last + 1 - len(found.events)
+            messages = list(enumerate(found.events, start))
+        for number, batch in [*messages, (_END, b"")]:
+            self._replay.send_multipart([request[0], b"", number.to_bytes(8, "big"), batch])

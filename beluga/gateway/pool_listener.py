@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The listener for a pool's events: the index follows which blocks the pool has."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from beluga.errors import RouterError
+from beluga.gateway.listener import REPLAY_S
+from beluga.router import PoolFeed
+
+if TYPE_CHECKING:
+    from beluga.router import Indexer
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0  # between two looks at whether something is missing
+
+
+class PoolListener:
+    """Feeds an index from the endpoints of ``beluga serve --events`` in a task of its own, until it
+    is closed. A server that is not there yet, or was replaced, is asked again.
+
+    Raises RouterError if pyzmq is missing or an endpoint is invalid.
+    """
+
+    def __init__(self, indexer: Indexer, endpoints: str, *, block_size: int) -> None:
+        """``endpoints`` is ``ENDPOINT,REPLAY``."""
+        try:
+            import zmq
+            import zmq.asyncio
+        except ModuleNotFoundError:
+            raise RouterError("pool events need pyzmq; pip install 'beluga-kv[router]'") from None
+        endpoint, comma, self._replay_endpoint = endpoints.partition(",")
+        if not comma:
+            raise RouterError(f"'{endpoints}' is not ENDPOINT,REPLAY for the pool's events")
+        self.feed = PoolFeed(indexer, block_size=block_size)
+        self._zmq = zmq
+        self._context = zmq.asyncio.Context()
+        try:
+            self._live = self._context.socket(zmq.SUB)
+            self._live.setsockopt(zmq.RCVHWM, 0)  # nothing of what arrives is dropped
+            self._live.setsockopt(zmq.SUBSCRIBE, b"")
+            self._live.connect(endpoint)
+            self._replay = self._asking()
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise RouterError(f"no pool events can come from {endpoints}: {error}") from None
+        self._task = asyncio.get_running_loop().create_task(self._listen())
+
+    def close(self) -> None:
+        """Close the listener."""
+        self._task.cancel()
+        self._context.destroy(linger=0)
+
+    def _asking(self) -> Any:
+        replay = self._context.socket(self._zmq.DEALER)
+        replay.connect(self._replay_endpoint)
+        return replay
+
+    async def _listen(self) -> None:
+        while True:
+            if (wanted := self.feed.wanted) is not None:
+                await self._replay.send_multipart(wanted)
+                await self._hear_again()
+            try:
+                frames = await asyncio.wait_for(self._live.recv_multipart(), LOOK_S)
+            except asyncio.TimeoutError:
+                continue
+            self.feed.received(frames)
+
+    async def _hear_again(self) -> None:
+        """Receive a replay. Live messages wait in their socket meanwhile."""
+        last = False
+        while not last:
+            try:
+                frames = await asyncio.wait_for(self._replay.recv_multipart(), REPLAY_S)
+            except asyncio.TimeoutError:
+                log.warning("the pool's server does not tell what it has; it is asked again")
+                self.feed.replay_failed()
+                self._replay.close(linger=0)  # with it goes an answer that comes too late
+                self._replay = self._asking()
+                return
+            last = self.feed.replayed(frames)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The names of blocks: what engines call them, for those who follow what the pool has.
+
+A key says nothing to a router. A name has the engine's hash of the block, that of its parent, and
+the router's hash of the block's tokens, 64 bits each (``bl_name``). The pool keeps them in a table
+of its own, and the server tells a thread of its process which named blocks come and go
+(``csrc/index/journal.c``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from beluga._ffi import ffi, lib
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from beluga.pool import Pool
+
+NAME: np.dtype[np.void] = np.dtype(
+    [
+        ("block_hash", "<u8"),
+        ("parent_hash", "<u8"),
+        ("tokens_hash", "<u8"),
+        ("space", "<u8"),
+        ("block_tokens", "<u4"),
+        ("rank", "<u2"),
+        ("rank_count", "<u2"),
+        ("flags", "<u4"),
+        ("reserved", "<u4"),
+    ]
+)
+"""What an engine calls a block (``bl_name``). A name with ``block_tokens`` 0 is none.
+
+Names of one ``space`` make chains. A block of which ``rank_count`` ranks store a part each, under
+keys of their own, is there when all have it. ``flags`` has :data:`NAME_PARENT` if there is a
+parent.
+"""
+
+CHANGE: np.dtype[np.void] = np.dtype(
+    [("generation", "<u8"), ("block", "<u4"), ("kind", "<u4"), ("name", NAME)]
+)
+"""A change of the block index (``bl_change``): ``kind`` is :data:`STORED` or :data:`REMOVED`. A
+generation is that of one block and never given twice; ``block`` is its line of the block table. A
+removal has no name."""
+
+NAME_PARENT: int = lib.BL_NAME_PARENT
+STORED: int = lib.BL_CHANGE_STORED
+REMOVED: int = lib.BL_CHANGE_REMOVED
+_U64 = (1 << 64) - 1
+_LINES = 1 << 16  # of the name table, read in one call
+
+if (NAME.itemsize, CHANGE.itemsize) != (ffi.sizeof("bl_name"), ffi.sizeof("bl_change")):
+    raise ImportError("beluga/meta/names.py contradicts csrc/format/pool_format.h")
+
+
+def chain_names(  # noqa: PLR0913  all but the first two named
+    block_hashes: Sequence[int],
+    tokens_hashes: Sequence[int],
+    *,
+    block_tokens: int,
+    parent_hash: int | None = None,
+    space: int = 0,
+    rank: int = 0,
+    rank_count: int = 1,
+) -> NDArray[np.void]:
+    """Return names for consecutive blocks, each the child of the one before: an array of
+    :data:`NAME`.
+
+    ``parent_hash`` is that of the block before the first one, if there is one. Raises ValueError
+    for unequal lengths, and for a block without tokens.
+    """
+    if len(block_hashes) != len(tokens_hashes):
+        raise ValueError(f"{len(block_hashes)} hashes but {len(tokens_hashes)} of tokens")
+    if block_tokens < 1 or not 0 <= rank < rank_count:
+        raise ValueError(f"a name of {block_tokens} tokens, rank {rank} of {rank_count}")
+    names = np.zeros(len(block_hashes), NAME)
+    if len(names):
+        hashes = np.array([value & _U64 for value in block_hashes], np.uint64)
+        names["block_hash"] = hashes
+        names["parent_hash"][1:] = hashes[:-1]
+        names["flags"] = NAME_PARENT
+        names["flags"][0] = 0 if parent_hash is None else NAME_PARENT
+        names["parent_hash"][0] = (parent_hash or 0) & _U64
+        names["tokens_hash"] = np.array([value & _U64 for value in tokens_hashes], np.uint64)
+    names["space"] = space & _U64
+    names["block_tokens"] = block_tokens
+    names["rank"], names["rank_count"] = rank, rank_count
+    return names
+
+
+def read_names(pool: Pool, half: int) -> NDArray[np.void]:
+    """Read the names of all committed blocks that have one: an array of :data:`CHANGE`.
+
+    ``half`` is that of the epoch whose server speaks for the pool. While it serves, a block that
+    comes or goes meanwhile may be left out. Raises a PoolError if memory of the pool fails.
+    """
+    first = ffi.new("uint32_t *")
+    parts = []
+    rows = np.zeros(_LINES, CHANGE)
+    told = ffi.from_buffer("bl_change[]", rows, require_writable=True)
+    while first[0] < pool.geometry.block_count_max:
+        with pool.using() as handle:
+            found = lib.bl_names_read(handle, half, first, len(rows), told)
+        pool.raise_for_status(found, "reading the names of blocks")
+        parts.append(rows[:found].copy())
+    return np.concatenate(parts) if parts else rows[:0]

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The feed of a pool's server: the index follows which blocks the pool has.
+
+A block whose parent the pool has never told of cannot be a hit. It waits here, and is stored when
+the parent is. So a router that comes late has what one has that was there from the beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from beluga.errors import EventError
+from beluga.router.index.events import Cleared, Removed, Stored
+from beluga.router.index.feed import Feed
+from beluga.router.index.indexer import Indexer
+from beluga.router.index.wire import (
+    PoolBatch,
+    PoolEvent,
+    decode_frames,
+    decode_pool,
+    replay_request,
+)
+
+
+class PoolFeed:
+    """Feeds an index from the endpoints of one pool's server.
+
+    The owner of the sockets calls ``received`` with each message from SUB. It sends ``wanted`` to
+    the replay endpoint, if that is not None and no such request is pending, and calls ``replayed``
+    with the answers until that returns True, or else ``replay_failed``. A feed that has received
+    nothing wants all. Nothing raises; problems are counted.
+
+    Blocks of other than ``block_size`` tokens are left out. Names of several spaces (models) do not
+    meet: a block is called by its hash and its space.
+    """
+
+    def __init__(self, indexer: Indexer, *, block_size: int) -> None:
+        self._indexer, self._block_size = indexer, block_size
+        self._begun = False
+        self.feed: Feed[PoolBatch] = Feed()
+        self.unread = 0  # unreadable messages, and unreadable events in messages
+        self.other_sizes = 0  # blocks with another number of tokens
+        self._waiting: dict[int, int] = {}  # blocks without their parent, and the parent
+        self._children: dict[int, dict[int, int]] = {}  # parent -> its waiting blocks, contents
+        indexer.follows_pool = True
+        indexer.clear_shared()
+
+    @property
+    def wanted(self) -> list[bytes] | None:
+        """The frames for the replay endpoint, or None if nothing is missing."""
+        if self._begun and self.feed.wanted is None:
+            return None
+        return replay_request(self.feed.next_number)
+
+    def received(self, frames: Sequence[bytes]) -> None:
+        """Take a published message."""
+        read = self._read(frames)
+        if read is not None and (batch := read[1]) is not None:
+            number = read[0]
+            self._apply(self.feed.offer(number, batch, batch.made_s).items)
+
+    def replayed(self, frames: Sequence[bytes]) -> bool:
+        """Take a message of a replay. Returns True if it was the last."""
+        read = self._read(frames)
+        if read is None:
+            return False
+        number, batch = read
+        if batch is None:
+            self._begun = True
+            self._apply(self.feed.give_up())
+            return True
+        taken = self.feed.replaced if batch.whole else self.feed.replayed
+        self._apply(taken(number, batch))
+        return False
+
+    def replay_failed(self) -> None:
+        """Ask again later: without the missing messages nothing that the pool says is right."""
+        self._begun = False
+
+    def blocks(self) -> dict[int, int]:
+        """Return all blocks that the pool has, as far as this feed was told: their names and tokens
+        hashes. Those that wait for their parent are among them.
+        """
+        found = self._indexer.shared_names()
+        for name, parent in self._waiting.items():
+            found[name] = self._children[parent][name]
+        return found
+
+    def _read(self, frames: Sequence[bytes]) -> tuple[int, PoolBatch | None] | None:
+        try:
+            frame = decode_frames(frames)
+            if frame.ends_replay:
+                return frame.sequence, None
+            return frame.sequence, decode_pool(frame.payload)
+        except EventError:
+            self.unread += 1
+            return None
+
+    def _apply(self, batches: Sequence[PoolBatch]) -> None:
+        for batch in batches:
+            self.unread += batch.unread
+            for event in batch.events:
+                self._apply_event(event)
+
+    def _apply_event(self, event: PoolEvent) -> None:
+        data = event.data
+        if isinstance(data, Cleared):
+            self._indexer.clear_shared()
+            self._waiting.clear()
+            self._children.clear()
+        elif isinstance(data, Removed):
+            self._remove([name ^ event.space for name in data.block_hashes])
+        elif event.block_size != self._block_size:
+            self.other_sizes += len(data.block_hashes)
+        else:
+            self._store(data, event.space)
+
+    def _store(self, data: Stored, space: int) -> None:
+        names = [name ^ space for name in data.block_hashes]
+        contents = list(data.tokens_hashes or ())
+        parent = None if data.parent_hash is None else data.parent_hash ^ space
+        ready = [(parent, names, contents)]
+        while ready:
+            before, run, found = ready.pop()
+            if not self._indexer.shared_stored(run, found, before):
+                self._wait(before, run, found)
+                continue
+            for name in run:
+                for child, local in self._children.pop(name, {}).items():
+                    del self._waiting[child]
+                    ready.append((name, [child], [local]))
+
+    def _wait(self, parent: int | None, names: Sequence[int], contents: Sequence[int]) -> None:
+        for name, local in zip(names, contents, strict=True):
+            if parent is not None and name not in self._waiting:
+                self._waiting[name] = parent
+                self._children.setdefault(parent, {})[name] = local
+            parent = name
+
+    def _remove(self, names: Sequence[int]) -> None:
+        held = []
+        for name in names:
+            parent = self._waiting.pop(name, None)
+            if parent is None:
+                held.append(name)
+                continue
+            self._children[parent].pop(name)
+            if not self._children[parent]:
+                del self._children[parent]
+        if held:
+            self._indexer.shared_removed(held)

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Tells another thread of the server's process which named blocks were stored and removed. The
+ * server's thread adds changes to a ring in DRAM and never waits: a change that finds no room is
+ * counted, and the reader then reads the whole name table from the pool.
+ *
+ * A reader that begins, or begins again, remembers the count of lost changes, empties the ring,
+ * makes one call to the server, and then reads the table. What was streamed before a change entered
+ * the ring is fenced before that call is answered, so the table has every change that the reader
+ * took before. What it takes afterwards may be in the table, too: a generation tells.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/host_atomic.h"
+#include "base/minmax.h"
+#include "coherence/guard.h"
+#include "index/blocks.h"
+
+enum { BL_NAMES_BATCH = 1024 };     /* lines invalidated together */
+
+struct bl_journal {
+    bl_change *ring;
+    uint32_t room;
+    uint64_t added;             /* written by the server's thread */
+    uint64_t lost;              /* written by the server's thread */
+    uint64_t taken;             /* written by the reader */
+};
+
+static void bl_journal_add(bl_journal *journal, const bl_change *change)
+{
+    uint64_t added = journal->added;
+    if (added - bl_host_load(&journal->taken) >= journal->room) {
+        bl_host_store(&journal->lost, journal->lost + 1);
+        return;
+    }
+    journal->ring[added % journal->room] = *change;
+    bl_host_store(&journal->added, added + 1);
+}
+
+void bl_journal_stored(bl_meta *meta, uint32_t number, const bl_name *name)
+{
+    if (meta->journal != NULL)
+        bl_journal_add(meta->journal, &(bl_change){meta->blocks[number].generation, number,
+                                                   BL_CHANGE_STORED, *name});
+}
+
+void bl_journal_removed(bl_meta *meta, uint32_t number)
+{
+    const bl_block *block = &meta->blocks[number];
+    if (meta->journal != NULL && block->named)
+        bl_journal_add(meta->journal, &(bl_change){.generation = block->generation,
+                                                   .block = number, .kind = BL_CHANGE_REMOVED});
+}
+
+int bl_journal_attach(bl_meta *meta, uint32_t room)
+{
+    if (meta->journal != NULL)
+        return -EEXIST;
+    if (room == 0)
+        return -EINVAL;
+    bl_journal *journal = calloc(1, sizeof *journal);
+    bl_change *ring = calloc(room, sizeof *ring);
+    if (journal == NULL || ring == NULL) {
+        free(journal);
+        free(ring);
+        return -ENOMEM;
+    }
+    *journal = (bl_journal){.ring = ring, .room = room};
+    meta->journal = journal;
+    return 0;
+}
+
+int64_t bl_journal_take(bl_meta *meta, bl_change *changes, uint32_t count, uint64_t *lost)
+{
+    bl_journal *journal = meta->journal;
+    *lost = 0;
+    if (journal == NULL)
+        return 0;
+    uint64_t taken = journal->taken, ready = bl_host_load(&journal->added) - taken;
+    uint32_t part = (uint32_t)bl_least(ready, count);
+    for (uint32_t i = 0; i < part; i++)
+        changes[i] = journal->ring[(taken + i) % journal->room];
+    bl_host_store(&journal->taken, taken + part);
+    *lost = bl_host_load(&journal->lost);
+    return part;
+}
+
+void bl_journal_destroy(bl_meta *meta)
+{
+    if (meta->journal != NULL)
+        free(meta->journal->ring);
+    free(meta->journal);
+    meta->journal = NULL;
+}
+
+/* ---- The table that a reader begins with. */
+
+typedef struct bl_names {
+    const bl_pool *pool;
+    uint32_t half;
+    uint32_t first, end;
+    bl_change *names;
+    int64_t found;
+} bl_names;
+
+/* Read one block's entry and name, which were invalidated: 1 if both are whole and of one block. */
+static int bl_names_look(const bl_names *names, uint32_t number, bl_change *out)
+{
+    const bl_memory *memory = &names->pool->memory;
+    const bl_geometry *g = &names->pool->geometry;
+    bl_entry entry;
+    bl_name_line line;
+    bl_load_line(memory, bl_entry_offset(g, number, names->half), &entry); /* SYNC entry */
+    if (entry.state != BL_ENTRY_COMMITTED || !(entry.flags & BL_ENTRY_NAMED))
+        return 0;
+    bl_load_line(memory, bl_name_offset(g, number, names->half), &line); /* SYNC name */
+    if (!bl_verify(memory, bl_table_whole(&entry, number) && bl_table_whole(&line, number)) ||
+        line.generation != entry.generation)
+        return 0;
+    *out = (bl_change){line.generation, number, BL_CHANGE_STORED, line.name};
+    return 1;
+}
+
+static int bl_names_guarded(void *context)
+{
+    bl_names *names = context;
+    const bl_memory *memory = &names->pool->memory;
+    const bl_geometry *g = &names->pool->geometry;
+    for (uint32_t number = names->first; number < names->end; number++) {
+        if ((number - names->first) % BL_NAMES_BATCH == 0) {
+            uint64_t lines = bl_least(names->end - number, BL_NAMES_BATCH);
+            bl_refetch(memory, bl_entry_offset(g, number, names->half), lines * BL_LINE_SIZE);
+            bl_refetch(memory, bl_name_offset(g, number, names->half), lines * BL_LINE_SIZE);
+        }
+        names->found += bl_names_look(names, number, &names->names[names->found]);
+    }
+    return 0;
+}
+
+int64_t bl_names_read(const bl_pool *pool, uint32_t half, uint32_t *first, uint32_t count,
+                      bl_change *names)
+{
+    uint32_t max = pool->geometry.block_count_max, from = (uint32_t)bl_least(*first, max);
+    bl_names all = {pool, half % BL_HALF_COUNT, from,
+                    from + (uint32_t)bl_least(count, max - from), names, 0};
+    int status = bl_guarded(&pool->memory, bl_names_guarded, &all);
+    *first = all.end;
+    return status < 0 ? status : all.found;
+}

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The table of names: changes become events, and a router that follows them has what the pool has,
+whenever it came.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from beluga.events import NameTable
+from beluga.meta import CHANGE, REMOVED, STORED, chain_names
+from beluga.router import (
+    Cleared,
+    Indexer,
+    PoolEvent,
+    PoolFeed,
+    Removed,
+    Stored,
+    encode_pool,
+)
+
+TOKENS = 16
+
+
+def stored(line: int, generation: int, name: NDArray[np.void]) -> np.void:
+    change = np.zeros((), CHANGE)
+    change["generation"], change["block"], change["kind"] = generation, line, STORED
+    change["name"] = name
+    return change[()]
+
+
+def removed(line: int, generation: int) -> np.void:
+    change = np.zeros((), CHANGE)
+    change["generation"], change["block"], change["kind"] = generation, line, REMOVED
+    return change[()]
+
+
+def told(table: NameTable, *changes: np.void) -> list[PoolEvent]:
+    rows = np.zeros(len(changes), CHANGE)
+    for row, change in zip(rows, changes, strict=True):
+        for field in CHANGE.names or ():
+            row[field] = change[field]
+    return table.apply(rows)
+
+
+def chain(first: int, count: int, **more: int) -> NDArray[np.void]:
+    numbers = range(first, first + count)
+    return chain_names(numbers, [n + 500 for n in numbers], block_tokens=TOKENS, **more)
+
+
+def test_blocks_of_a_chain_make_one_event() -> None:
+    table = NameTable()
+    events = told(table, *(stored(n, n + 1, name) for n, name in enumerate(chain(10, 3))))
+    assert events == [PoolEvent(Stored([10, 11, 12], [510, 511, 512], None), 0, TOKENS)]
+    events = told(table, removed(0, 1), removed(2, 3))
+    assert events == [PoolEvent(Removed([10, 12]), 0)]
+
+
+def test_a_block_of_another_chain_begins_another_event() -> None:
+    table = NameTable()
+    first, second = chain(10, 1)[0], chain(20, 1, parent_hash=15)[0]
+    events = told(table, stored(0, 1, first), stored(1, 2, second))
+    assert [event.data.parent_hash for event in events] == [None, 15]  # type: ignore[union-attr]
+
+
+def test_a_block_is_announced_when_its_last_rank_has_it() -> None:
+    table = NameTable()
+    ranks = [chain(10, 2, rank=rank, rank_count=3) for rank in range(3)]
+    assert told(table, stored(0, 1, ranks[0][0]), stored(1, 2, ranks[2][0])) == []
+    assert table.snapshot() == []
+    [event] = told(table, stored(2, 3, ranks[1][0]), stored(3, 4, ranks[1][1]))
+    assert event.data == Stored([10], [510], None)
+    assert table.names() == {(0, 10): 510}
+    assert told(table, removed(1, 2)) == [PoolEvent(Removed([10]), 0)]
+    assert told(table, removed(0, 1), removed(2, 3)) == []
+    assert len(table) == 1
+
+
+def test_changes_that_the_table_has_already_do_nothing() -> None:
+    table = NameTable()
+    names = chain(10, 2)
+    told(table, stored(0, 5, names[0]))
+    assert told(table, stored(0, 5, names[0])) == []
+    assert told(table, removed(0, 4), stored(0, 3, names[1])) == []  # an earlier block's
+    assert table.names() == {(0, 10): 510}
+
+
+def test_a_line_may_be_reused_before_its_removal_was_told() -> None:
+    table = NameTable()
+    names = chain(10, 2)
+    told(table, stored(0, 5, names[0]))
+    events = told(table, stored(0, 6, names[1]))
+    assert [type(event.data) for event in events] == [Removed, Stored]
+
+
+def test_a_rank_that_cannot_be_is_not_believed() -> None:
+    table = NameTable()
+    name = chain(10, 1)[0].copy()
+    name["rank"], name["rank_count"] = 3, 3
+    assert told(table, stored(0, 1, name)) == []
+    assert len(table) == 0
+
+
+def test_spaces_do_not_meet() -> None:
+    table = NameTable()
+    told(table, stored(0, 1, chain(10, 1, space=1)[0]), stored(1, 2, chain(10, 1, space=2)[0]))
+    assert set(table.names()) == {(1, 10), (2, 10)}
+    assert told(table, removed(0, 1)) == [PoolEvent(Removed([10]), 1)]
+
+
+class World:
+    """Random blocks of a tree come and go, as a pool stores them for several ranks."""
+
+    def __init__(self, seed: int, ranks: int) -> None:
+        self.random, self.ranks = random.Random(seed), ranks
+        self.generation = 0
+        self.lines: dict[int, tuple[int, int, int]] = {}  # line -> generation, block, rank
+
+    def step(self) -> np.void:
+        self.generation += 1
+        line = self.random.randrange(60)
+        if line in self.lines:
+            generation, _, _ = self.lines.pop(line)
+            return removed(line, generation)
+        block, rank = self.random.randrange(1, 40), self.random.randrange(self.ranks)
+        if (block, rank) in {(one, other) for _, one, other in self.lines.values()}:
+            return removed(line, 0)
+        self.lines[line] = (self.generation, block, rank)
+        parent = block // 3
+        name = chain(block, 1, rank=rank, rank_count=self.ranks)
+        if parent:
+            name = chain(block, 1, rank=rank, rank_count=self.ranks, parent_hash=parent)
+        return stored(line, self.generation, name[0])
+
+    def present(self) -> dict[int, int]:
+        found: dict[int, set[int]] = {}
+        for _, block, rank in self.lines.values():
+            found.setdefault(block, set()).add(rank)
+        return {block: block + 500 for block, have in found.items() if len(have) == self.ranks}
+
+
+def receive(feed: PoolFeed, number: int, events: list[PoolEvent]) -> None:
+    batch = encode_pool(float(number), events)
+    feed.received([b"kv-events", number.to_bytes(8, "big"), batch])
+
+
+def begin(feed: PoolFeed, number: int, table: NameTable) -> None:
+    assert feed.wanted is not None
+    everything = [PoolEvent(Cleared()), *table.snapshot()]
+    assert not feed.replayed(
+        [b"", number.to_bytes(8, "big"), encode_pool(float(number), everything)]
+    )
+    assert feed.replayed([b"", b"\xff" * 8, b""])
+    assert feed.wanted is None
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("seed", range(5))
+def test_routers_have_what_the_pool_has_whenever_they_came(seed: int, ranks: int) -> None:
+    world, table = World(seed, ranks), NameTable()
+    feeds = [PoolFeed(Indexer(), block_size=TOKENS)]
+    begin(feeds[0], 0, table)
+    for number in range(1, 200):
+        changes = [world.step() for _ in range(world.random.randrange(6))]
+        events = told(table, *changes)
+        for feed in feeds:
+            receive(feed, number, events)
+        if number % 50 == 0:
+            feeds.append(PoolFeed(Indexer(), block_size=TOKENS))
+            begin(feeds[-1], number, table)
+    assert {name: found for (_, name), found in table.names().items()} == world.present()
+    for feed in feeds:
+        assert feed.blocks() == world.present()
+        assert feed.unread == 0

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Names of blocks: the pool keeps them with the entries, over takeovers, and the journal tells."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from processes import Process
+
+from beluga import KVCache
+from beluga._ffi import ffi, lib
+from beluga.errors import LayoutError
+from beluga.meta import (
+    NAME,
+    REMOVED,
+    STORED,
+    MetaServer,
+    chain_names,
+    check_pool,
+    read_names,
+    repair_pool,
+)
+from beluga.pool import Pool
+
+LENGTH = 4096
+
+
+def digest(number: int) -> bytes:
+    return hashlib.sha256(b"%d" % number).digest()
+
+
+def named(numbers: range, **more: int) -> NDArray[np.void]:
+    """Names of a chain that starts at the first block."""
+    hashes = [1000 + number for number in numbers]
+    return chain_names(hashes, [2000 + number for number in numbers], block_tokens=16, **more)
+
+
+def put(cache: KVCache, numbers: range, names: NDArray[np.void] | None) -> None:
+    blocks = np.zeros((len(numbers), LENGTH), np.uint8)
+    assert cache.put(list(map(digest, numbers)), blocks, names=names).stored == len(numbers)
+
+
+def hashes(rows: NDArray[np.void]) -> list[int]:
+    return sorted(rows["name"]["block_hash"].tolist())
+
+
+def half(pool: Pool) -> int:
+    return check_pool(pool).half
+
+
+def test_the_names_of_a_chain() -> None:
+    names = named(range(3), parent_hash=7, rank=1, rank_count=2)
+    assert names["parent_hash"].tolist() == [7, 1000, 1001]
+    assert names["flags"].tolist() == [1, 1, 1]
+    assert named(range(2))["flags"].tolist() == [0, 1]
+    assert len(named(range(0))) == 0
+    with pytest.raises(ValueError, match="2 hashes but 1"):
+        chain_names([1, 2], [1], block_tokens=16)
+    with pytest.raises(ValueError, match="rank 2 of 2"):
+        named(range(1), rank=2, rank_count=2)
+
+
+def test_names_are_kept_beside_the_entries(pool: Pool, server: MetaServer) -> None:
+    with KVCache(pool, namespace="named") as cache:
+        put(cache, range(40), named(range(40)))
+        put(cache, range(40, 50), None)
+        cache.remove([digest(3)])
+    rows = read_names(pool, half(pool))
+    assert hashes(rows) == [1000 + number for number in range(40) if number != 3]
+    assert {int(kind) for kind in rows["kind"]} == {STORED}
+    names = {int(name["block_hash"]): name for name in rows["name"]}
+    assert names[1005]["parent_hash"] == 1004 and names[1005]["tokens_hash"] == 2005
+    assert not check_pool(pool).findings
+
+
+def test_a_line_of_an_earlier_block_is_no_name(pool: Pool, server: MetaServer) -> None:
+    with KVCache(pool, namespace="named") as cache:
+        put(cache, range(1), named(range(1)))
+        cache.remove([digest(0)])
+        put(cache, range(1, 2), None)  # it gets the same number
+    assert len(read_names(pool, half(pool))) == 0
+    assert not check_pool(pool).findings
+
+
+@pytest.mark.parametrize("takeovers", [1, 2, 3])
+def test_names_outlive_their_server(pool: Pool, paths: list[Path], takeovers: int) -> None:
+    with Process("serve_index", paths) as first:
+        with KVCache(pool, namespace="named") as cache:
+            put(cache, range(20), named(range(20)))
+            put(cache, range(20, 30), None)
+        before = read_names(pool, half(pool))
+        assert len(before) == 20
+        first.kill()
+    for _ in range(takeovers):
+        with Process("serve_index", paths) as server:
+            after = read_names(pool, half(pool))
+            assert np.array_equal(before, after)
+            server.kill()
+
+
+def test_a_name_of_two_epochs_ago_is_not_found(pool: Pool, paths: list[Path]) -> None:
+    for number in range(3):
+        with Process("serve_index", paths) as server:
+            with KVCache(pool, namespace="named") as cache:
+                if number == 0:
+                    put(cache, range(5), named(range(5)))
+                if number == 1:
+                    cache.remove([digest(n) for n in range(5)])
+            server.kill()
+    assert len(read_names(pool, half(pool))) == 0
+
+
+def test_the_journal_tells_of_named_blocks_alone(pool: Pool) -> None:
+    server = MetaServer(pool)
+    server.attach_journal(100)
+    with server, KVCache(pool, namespace="named") as cache:
+        put(cache, range(4), named(range(4)))
+        put(cache, range(4, 8), None)
+        cache.remove([digest(number) for number in (1, 5, 2)])
+        changes, lost = server.take_changes(5)
+        rest, _ = server.take_changes(100)
+        assert lost == 0
+        assert changes["kind"].tolist() == [STORED] * 4 + [REMOVED]
+        assert changes["name"]["tokens_hash"][:4].tolist() == [2000, 2001, 2002, 2003]
+        assert rest["kind"].tolist() == [REMOVED]
+        generations = changes["generation"].tolist()
+        assert [generations[4], int(rest["generation"][0])] == generations[1:3]
+
+
+def test_an_evicted_block_and_a_pinned_one_are_told(pool: Pool) -> None:
+    server = MetaServer(pool)
+    server.attach_journal(10_000)
+    with server, KVCache(pool, namespace="named") as cache:
+        put(cache, range(2), named(range(2)))
+        pins = cache.pin([digest(0)])
+        cache.remove([digest(0)])
+        assert hashes(read_names(pool, half(pool))) == [1001]
+        cache.release(pins)
+        for number in range(2, 300):  # the table has 256 lines
+            put(cache, range(number, number + 1), named(range(number, number + 1)))
+        changes, _ = server.take_changes(10_000)
+        held: dict[int, int] = {}
+        for change in changes:
+            if change["kind"] == STORED:
+                held[int(change["generation"])] = int(change["name"]["block_hash"])
+            else:
+                del held[int(change["generation"])]  # each once
+        assert sorted(held.values()) == hashes(read_names(pool, half(pool)))
+        assert len(held) == 256
+
+
+def test_changes_without_room_are_counted(pool: Pool) -> None:
+    server = MetaServer(pool)
+    server.attach_journal(8)
+    with server, KVCache(pool, namespace="named") as cache:
+        put(cache, range(11), named(range(11)))
+        assert server.take_changes(0)[1] == 3
+        changes, lost = server.take_changes(100)
+        assert (len(changes), lost) == (8, 3)
+        put(cache, range(11, 13), named(range(11, 13)))
+        assert len(server.take_changes(100)[0]) == 2
+
+
+def test_a_server_without_a_journal_tells_nothing(pool: Pool, server: MetaServer) -> None:
+    with KVCache(pool, namespace="named") as cache:
+        put(cache, range(2), named(range(2)))
+    changes, lost = server.take_changes(10)
+    assert (len(changes), lost) == (0, 0)
+
+
+def test_a_journal_has_room_and_there_is_one(pool: Pool) -> None:
+    server = MetaServer(pool)
+    with pytest.raises(ValueError, match="room for 1 to"):
+        server.attach_journal(0)
+    server.attach_journal(1)
+    with pytest.raises(OSError, match="attaching a journal"):
+        server.attach_journal(1)
+    server.stop()
+
+
+def test_names_that_do_not_fit_are_refused(pool: Pool, server: MetaServer) -> None:
+    blocks = np.zeros((2, LENGTH), np.uint8)
+    with KVCache(pool, namespace="named") as cache:
+        for wrong in (named(range(3)), np.zeros(2, np.uint64), np.zeros((2, 1), NAME)):
+            with pytest.raises(LayoutError, match="as many names"):
+                cache.put([digest(0), digest(1)], blocks, names=wrong)
+
+
+def test_a_damaged_name_is_found_and_repaired(pool: Pool, paths: list[Path]) -> None:
+    with Process("serve_index", paths) as server:
+        with KVCache(pool, namespace="named") as cache:
+            put(cache, range(3), named(range(3)))
+        row = read_names(pool, half(pool))[1]
+        server.end()
+    offset = pool.geometry.name_offset
+    offset += (half(pool) * pool.geometry.block_count_max + int(row["block"])) * 64
+    address = ffi.cast("uint8_t *", lib.bl_pool_address(pool.handle, offset))
+    address[20] ^= 1
+    assert [text.split()[0] for text in check_pool(pool).findings] == ["name-damaged"]
+    assert len(read_names(pool, half(pool))) == 2
+    acts, report = repair_pool(pool)
+    assert len(acts) == 1 and report.finding_count == 0
+    assert report.block_count == 3  # the block is still there; it is not announced
