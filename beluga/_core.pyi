@@ -1051,6 +1051,7 @@ class bl_disk_request(CStruct):
     crc: int
     result: int
     reserved: int
+    source: uint8_p | Null
 
 class bl_disk_request_init(TypedDict, total=False):
     offset: int
@@ -1061,6 +1062,7 @@ class bl_disk_request_init(TypedDict, total=False):
     crc: int
     result: int
     reserved: int
+    source: uint8_p | Null
 
 class bl_kv_batch(CStruct):
     keys: uint64_p | Null
@@ -2922,7 +2924,6 @@ class Lib:
     def bl_disk_read(self, disk: bl_disk | Null, requests: bl_disk_request | Null, count: int, /) -> int: ...
     def bl_disk_write(self, disk: bl_disk | Null, requests: bl_disk_request | Null, count: int, /) -> int: ...
     def bl_disk_sync(self, disk: bl_disk | Null, /) -> int: ...
-    def bl_disk_fill(self, requests: bl_disk_request | Null, count: int, rows: uint8_p | Null | bytes, stride: int, row: uint32_p | Null | Sequence[int], /) -> None: ...
     def bl_kv_put(self, session: bl_session | Null, batch: bl_kv_batch | Null | Sequence[bl_kv_batch], states: uint8_p | Null, statuses: int32_p | Null, /) -> int: ...
     def bl_kv_get(self, session: bl_session | Null, batch: bl_kv_batch | Null | Sequence[bl_kv_batch], states: uint8_p | Null, mismatch_count: uint64_p | Null, /) -> int: ...
     def bl_kv_put_begin(self, session: bl_session | Null, batch: bl_kv_batch | Null | Sequence[bl_kv_batch], states: uint8_p | Null, statuses: int32_p | Null, offsets: uint64_p | Null, out: CPointer[bl_kv_pending] | Null, /) -> int: ...

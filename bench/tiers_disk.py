@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The disk tier beside fio: block reads from the same file, with the same size, depth and engine,
-in interleaved pairs; and the rebuild of the index beside a plain read of its bytes.
+"""The disk tier beside fio: blocks read and written in the same file, with the same size, depth and
+engine, in interleaved pairs; and the rebuild of the index beside a plain read of its bytes.
 
-A load compares the checksum of every block; fio moves bytes only. Both have large pages.
+A load compares the checksum of every block, and a save computes it, writes the index and makes all
+durable; fio moves bytes, and syncs where a save does. Both have large pages.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ _SIZES = (128 * _KIB, _MIB, 2560 * _KIB, 4 * _MIB)
 _DEPTHS = (1, 8, 32)
 _ENGINES = {"uring": "io_uring", "threads": "psync"}  # ours and fio's
 _CALL_BYTES = 128 * _MIB  # read by each load
+_SAVE_BYTES = 512 * _MIB
+_SAVE_CALL_BYTES = 32 * _MIB  # written by each save, as the service of the tiers does
+_AFTER_READS_S = 1.1  # until the gate of writes has forgotten earlier reads (csrc/store/disk.c)
 _SINGLE_CALLS = 100
 _REBUILD_COUNT = 1_000_000
 _ENTRY = 64
@@ -51,10 +55,13 @@ class _Case:
     size: int
     depth: int
     engine: str
-    random: bool
+    random: bool = False
+    write: bool = False
 
     @property
     def name(self) -> str:
+        if self.write:
+            return "save"
         return "random read" if self.random else "sequential read"
 
 
@@ -71,7 +78,8 @@ def bench_tiers_disk(options: Options) -> list[Row]:
             keys = _fill(path, space, size)
             for case in _cases(size, options):
                 options.say(f"{case.name}, {size >> 10} KiB, depth {case.depth}, {case.engine}")
-                rows.append(_read(recorder, path, space, keys, case))
+                measure = _save if case.write else _read
+                rows.append(measure(recorder, path, space, keys, case))
             shutil.rmtree(path)
         options.say("the rebuild of the index")
         rows.append(_rebuild(recorder, Path(folder) / "index"))
@@ -83,6 +91,9 @@ def _cases(size: int, options: Options) -> Iterator[_Case]:
         for depth in _DEPTHS[1:2] if options.smoke else _DEPTHS:
             for random in (True, False):
                 yield _Case(size, depth, engine, random)
+    for engine in _ENGINES:
+        for depth in _DEPTHS[1:2] if options.smoke else _DEPTHS[1:]:
+            yield _Case(size, depth, engine, write=True)
 
 
 def _fill(path: Path, space: int, size: int) -> NDArray[np.uint64]:
@@ -126,6 +137,41 @@ def _read(recorder: Recorder, path: Path, space: int, keys: NDArray[np.uint64], 
         found = race(limit, ours, pair_count=recorder.options.pair_count, retry_count=0)
         alone = percentiles(_times(lambda: tier.load(rng.choice(keys, 1))))
     return recorder.row(case.name, **fields, **alone, **copies(found, case.size))
+
+
+def _save(recorder: Recorder, path: Path, space: int, keys: NDArray[np.uint64], case: _Case) -> Row:
+    """Measure saves of blocks that are not there, into a file that has all its space."""
+    fields = {"bytes": case.size, "depth": case.depth, "engine": case.engine}
+    try:
+        tier = DiskTier(path, space, smallest_block=case.size, io=case.engine, depth=case.depth)
+    except TierError as error:
+        return recorder.skipped(case.name, str(error), **fields)
+    count = min(_SAVE_BYTES // case.size, len(keys))
+    each = max(1, _SAVE_CALL_BYTES // case.size)
+    payload = Arena().take(each * case.size).reshape(each, case.size)  # in pages, as the service's
+    payload[:] = np.random.default_rng(0).integers(0, 256, payload.shape, dtype=np.uint8)
+    records = np.zeros(count, BLOCK)
+    records["key"], records["length"] = keys[:count], case.size
+
+    def ours() -> float:
+        tier.remove(keys[:count])
+        time.sleep(_AFTER_READS_S)
+        saved, before = 0, time.perf_counter()
+        for first in range(0, count, each):
+            part = records[first : first + each]
+            saved += int(np.count_nonzero(tier.save(part, payload[: len(part)])))
+        spent = time.perf_counter() - before
+        if saved != count:
+            raise TierError(f"{count - saved} of {count} blocks were not saved")
+        return count / spent
+
+    def limit() -> float:
+        tier.remove(keys[:count])  # its bytes are fio's now
+        return _fio(path / "blocks", tier.data_offset, count, case)
+
+    with closing(tier):
+        found = race(limit, ours, pair_count=recorder.options.pair_count, retry_count=0)
+    return recorder.row(case.name, **fields, **copies(found, case.size))
 
 
 def _times(once: Callable[[], object]) -> NDArray[np.uint64]:
@@ -175,7 +221,7 @@ def _rebuild(recorder: Recorder, path: Path) -> Row:
 
 
 def _fio(file: Path, offset: int, count: int, case: _Case) -> float:
-    """Return how many blocks fio reads per second."""
+    """Return how many blocks fio reads or writes per second."""
     jobs = case.depth if case.engine == "threads" else 1
     each = count // jobs * case.size
     command = [
@@ -184,7 +230,7 @@ def _fio(file: Path, offset: int, count: int, case: _Case) -> float:
         "fio",
         "--name=read",
         f"--filename={file}",
-        f"--rw={'randread' if case.random else 'read'}",
+        f"--rw={'write' if case.write else 'randread' if case.random else 'read'}",
         f"--ioengine={_ENGINES[case.engine]}",
         f"--iodepth={1 if jobs > 1 else case.depth}",
         f"--numjobs={jobs}",
@@ -199,6 +245,9 @@ def _fio(file: Path, offset: int, count: int, case: _Case) -> float:
         "--randrepeat=0",
         "--output-format=json",
     ]
+    if case.write:
+        calls = max(1, _SAVE_CALL_BYTES // case.size // jobs)
+        command += [f"--fdatasync={calls}", "--end_fsync=1", "--refill_buffers=0"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    read = json.loads(done.stdout)["jobs"][0]["read"]
-    return float(read["io_bytes"]) / (float(read["runtime"]) / 1e3) / case.size
+    moved = json.loads(done.stdout)["jobs"][0]["write" if case.write else "read"]
+    return float(moved["io_bytes"]) / (float(moved["runtime"]) / 1e3) / case.size

@@ -66,7 +66,7 @@ class FaultyEngine:
         touched = np.array([self.only(int(offset)) for offset in requests["offset"]])
         rest = requests[~touched]
         self.inner.write(rest)
-        requests["result"][~touched] = rest["result"]
+        requests[~touched] = rest
         mine = requests[touched]
         if self.write_error:
             mine["result"] = -self.write_error
@@ -79,7 +79,12 @@ class FaultyEngine:
             self.inner.write(mine)
         else:
             mine["result"] = 0
-        requests["result"][touched] = mine["result"]
+        for request in mine:
+            if source := int(request["source"]):
+                data = memory_of(source, int(request["length"]))
+                request["crc"] = crc32c(data, int(request["seed"]))
+        for name in ("crc", "result"):
+            requests[name][touched] = mine[name]
 
     def sync(self) -> int:
         return -self.sync_error if self.sync_error else self.inner.sync()

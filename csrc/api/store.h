@@ -127,9 +127,11 @@ typedef struct bl_disk_request {
     uint32_t size;
     uint32_t length;            /* the first bytes of it that crc covers; 0: no crc */
     uint32_t seed;
-    uint32_t crc;               /* read: what it must be; fill: what it is */
+    uint32_t crc;               /* read: what it must be; write with a source: what it is */
     int32_t result;             /* 0, or -errno; -EBADMSG: another crc; -ENODATA: cut short */
     uint32_t reserved;
+    const uint8_t *source;      /* write: NULL, or what is copied to bytes first, length of it, with
+                                 * zeros after it; where it is bytes, there is nothing to copy */
 } bl_disk_request;
 
 /* Prepare requests on an open file, at most depth of them under way for each call: 0 or -errno, for
@@ -144,10 +146,5 @@ int bl_disk_write(bl_disk *disk, bl_disk_request *requests, uint32_t count);
 
 /* Make what was written durable (fdatasync): 0 or -errno. */
 int bl_disk_sync(bl_disk *disk);
-
-/* Copy blocks from memory (rows of stride bytes; row[i] is that of request i) into the requests'
- * bytes, zero the rest, and compute each crc. */
-void bl_disk_fill(bl_disk_request *requests, uint32_t count, const uint8_t *rows, uint64_t stride,
-                  const uint32_t *row);
 
 #endif

@@ -3,13 +3,13 @@
  *
  * The requests of the disk tier (api/store.h). A call cuts its requests into pieces, at most depth
  * of which are under way: neighbors become one piece, and a long write becomes several. The
- * checksum of what was read is computed while the next pieces are under way.
+ * checksums, and the copies of what is written, are made while other pieces are under way.
  *
  * Reads go before writes. The gate admits writes by what reads have done lately:
  *
  *   a read is under way, or was 20 ms ago    one piece of 128 KiB, at most one each 4 ms
  *   a read was at most a second ago          pieces of 256 KiB, at most 512 KiB under way
- *   none                                     pieces of 1 MiB, depth of them under way
+ *   none                                     pieces of 4 MiB, depth of them under way
  *
  * So a read waits for little, whatever waits to be written, and writes never starve.
  */
@@ -33,7 +33,7 @@ enum {
     BL_DISK_MERGE = 2 << 20,            /* bytes of a piece made of neighbors */
     BL_DISK_SMALL = 128 << 10,
     BL_DISK_MEDIUM = 256 << 10,
-    BL_DISK_LARGE = 1 << 20
+    BL_DISK_LARGE = 4 << 20
 };
 
 static const uint64_t BL_DISK_BUSY_NS = 20000000, BL_DISK_RECENT_NS = 1000000000;
@@ -171,6 +171,31 @@ static void bl_disk_piece_end(bl_disk_call *call, const bl_disk_piece *piece, in
     }
 }
 
+/* Copy what a piece writes from where it comes. */
+static void bl_disk_piece_copy(const bl_disk_call *call, const bl_disk_piece *piece)
+{
+    for (uint32_t i = piece->first; i < piece->end && call->write; i++) {
+        bl_disk_request *request = &call->requests[i];
+        uint64_t from = i == piece->first ? piece->offset - request->offset : 0;
+        uint64_t end = bl_least(piece->offset + piece->size - request->offset, request->size);
+        if (!request->source || request->source == request->bytes)
+            continue;
+        uint64_t copied = request->length < from ? from : bl_least(request->length, end);
+        memcpy(request->bytes + from, request->source + from, copied - from);
+        memset(request->bytes + copied, 0, end - copied);
+    }
+}
+
+/* Compute the checksums of the requests that begin in a piece. */
+static void bl_disk_piece_sum(const bl_disk_call *call, const bl_disk_piece *piece)
+{
+    for (uint32_t i = piece->first; i < piece->end && call->write; i++) {
+        bl_disk_request *request = &call->requests[i];
+        if (request->source && request->offset >= piece->offset)
+            request->crc = bl_crc32c(request->seed, request->source, request->length);
+    }
+}
+
 /* Compare the checksums of what was read. */
 static void bl_disk_piece_check(const bl_disk_call *call, const bl_disk_piece *piece)
 {
@@ -234,6 +259,8 @@ static void bl_disk_step(bl_disk *disk, bl_disk_call *call, uint32_t limit)
     if (call->write)
         bl_gate_enter(disk, piece.size);
     pthread_mutex_unlock(&disk->lock);
+    bl_disk_piece_copy(call, &piece);
+    bl_disk_piece_sum(call, &piece);
     int64_t result = bl_disk_piece_move(disk->file, call->write, &piece);
     pthread_mutex_lock(&disk->lock);
     disk->moving--;
@@ -338,8 +365,13 @@ static uint32_t bl_ring_fill(bl_ring_run *run)
         run->pieces[number] = bl_disk_call_cut(call, limit);
         if (call->write && run->pieces[number].size < limit)
             bl_ring_gate_leave(run->disk, limit - run->pieces[number].size);
+        bl_disk_piece_copy(call, &run->pieces[number]);
         bl_ring_push(run, number);
         call->open++, count++;
+        if (call->write) {      /* it moves meanwhile */
+            bl_uring_enter(run->ring, 0);
+            bl_disk_piece_sum(call, &run->pieces[number]);
+        }
     }
     return count;
 }
@@ -474,18 +506,6 @@ int bl_disk_sync(bl_disk *disk)
     while ((rc = fdatasync(disk->file) < 0 ? -errno : 0) == -EINTR)
         ;
     return rc;
-}
-
-void bl_disk_fill(bl_disk_request *requests, uint32_t count, const uint8_t *rows, uint64_t stride,
-                  const uint32_t *row)
-{
-    for (uint32_t i = 0; i < count; i++) {
-        bl_disk_request *request = &requests[i];
-        const uint8_t *from = rows + row[i] * stride;
-        memcpy(request->bytes, from, request->length);
-        memset(request->bytes + request->length, 0, request->size - request->length);
-        request->crc = bl_crc32c(request->seed, request->bytes, request->length);
-    }
 }
 
 /* ---- Life */

@@ -27,6 +27,7 @@ REQUEST: np.dtype[np.void] = np.dtype(
         ("crc", "<u4"),
         ("result", "<i4"),
         ("reserved", "<u4"),
+        ("source", "<u8"),
     ]
 )
 """One range of the file, and its bytes in memory: ``bl_disk_request`` of csrc/api/store.h."""
@@ -45,7 +46,9 @@ class DiskEngine(Protocol):
         """Read; the bytes are checked against ``crc``, except where ``length`` is 0."""
 
     def write(self, requests: Requests) -> None:
-        """Write; reads of other threads go first."""
+        """Write; reads of other threads go first. A request with a ``source`` gets its bytes from
+        there, and its ``crc`` computed.
+        """
 
     def sync(self) -> int:
         """Make what was written durable: 0, or a negative errno."""

@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from beluga._ffi import ffi, lib
 from beluga._shared import when_forked
 from beluga.errors import TierError
 from beluga.metrics import REGISTRY
 from beluga.tiers.disk.arena import Arena
-from beluga.tiers.disk.engine import EngineMaker, Requests, c_requests, make_engine
+from beluga.tiers.disk.engine import EngineMaker, Requests, make_engine
+from beluga.tiers.disk.file import PAGE
 from beluga.tiers.disk.health import Health
 from beluga.tiers.disk.store import (
     GRANTED,
@@ -294,18 +294,17 @@ class DiskTier:
         payload: NDArray[np.uint8],
         rows: NDArray[np.intp],
     ) -> Requests:
+        """Write blocks: from their rows, if direct I/O can, and else from copies."""
+        sources = payload.ctypes.data + rows.astype(np.uint64) * np.uint64(payload.strides[0])
+        if (sources % PAGE == 0).all() and (places["length"] == places["size"]).all():
+            requests = requests_of(places, sources)
+            requests["source"] = sources
+            store.engine.write(requests)
+            return requests
         sizes = places["size"].astype(np.uint64)
-        starts = np.cumsum(sizes) - sizes
         buffer = store.arena.take(int(sizes.sum()))
-        requests = requests_of(places, buffer.ctypes.data + starts)
-        row = rows.astype(np.uint32)
-        lib.bl_disk_fill(
-            c_requests(requests),
-            len(requests),
-            ffi.cast("uint8_t *", payload.ctypes.data),
-            payload.strides[0],
-            ffi.from_buffer("uint32_t[]", row),
-        )
+        requests = requests_of(places, buffer.ctypes.data + np.cumsum(sizes) - sizes)
+        requests["source"] = sources
         store.engine.write(requests)
         return requests
 
