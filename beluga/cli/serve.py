@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Protocol
@@ -21,7 +22,7 @@ from beluga.events import EventService, EventSettings
 from beluga.lease import Lease, open_lease
 from beluga.meta import EVICTIONS, MetaClient, MetaServer
 from beluga.rpc import SILENT_S, Client, Keeper, Quota, Server, stand_by
-from beluga.tiers import TierService, TierSettings
+from beluga.tiers import TierService, TierSettings, ask_counters
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -229,12 +230,24 @@ def ping(
 
 
 def stat(pool: PoolPaths = None, host: Host = None, json: Json = False) -> None:
-    """Show the server's counters."""
+    """Show the server's counters, and those of the tiers below the pool."""
     with open_pool(pool) as opened, Client(opened, host=host) as client:
-        found = MetaClient(client).stat()
+        found, lower = MetaClient(client).stat(), ask_counters(client)
     taken = found.block_count + found.grant_count
     counters = asdict(found) | {"table_full": taken >= found.block_count_max}
     if json:
-        print_json(counters)
-    else:
-        print_facts(counters)
+        print_json(counters if lower is None else counters | {"lower_tiers": lower})
+        return
+    tiers = lower.pop("tiers", {}) if lower else {}
+    print_facts(counters | _flat(lower or {}) | _flat(tiers))
+
+
+def _flat(facts: Mapping[str, object], above: str = "") -> dict[str, object]:
+    """Return facts with those inside of them: ``{"a": {"b": 1}}`` becomes ``{"a b": 1}``."""
+    found: dict[str, object] = {}
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{above}{name} ")
+        else:
+            found[above + name] = value
+    return found

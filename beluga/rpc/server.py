@@ -169,7 +169,9 @@ class Server:
                 self._life.notify_all()
 
     def handle(self, method: int, handler: Handler) -> None:
-        """Answer ``method`` (METHOD_USER..255) with ``handler(request) -> reply``.
+        """Answer ``method`` (METHOD_USER..254) with ``handler(request) -> reply``.
+
+        255 is the method of the lower tiers' counters.
 
         The handler runs on the server's thread, so a slow handler delays every client. If it
         raises, the caller gets :class:`~beluga.errors.HandlerError` and the traceback goes to the

@@ -17,6 +17,7 @@ from beluga.tiers.blocks import (
     WeakBlock,
 )
 from beluga.tiers.breakeven import AlwaysFetch, BreakEven, FetchRule, MeasuredBandwidth
+from beluga.tiers.counters import ask_counters
 from beluga.tiers.kv_shape import KvShape, read_model
 from beluga.tiers.service import TierService
 from beluga.tiers.settings import TierSettings
@@ -55,6 +56,7 @@ __all__ = [
     "TierSize",
     "WeakBlock",
     "advise",
+    "ask_counters",
     "copy_blocks",
     "read_model",
 ]

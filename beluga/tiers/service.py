@@ -31,6 +31,7 @@ from beluga.errors import BelugaError, TierError
 from beluga.meta import LOWER_NOTE, BlockState, LowerWork, Work
 from beluga.metrics import REGISTRY
 from beluga.rpc import Client
+from beluga.tiers.counters import Counters
 from beluga.tiers.poolside import PoolSide, kinds
 from beluga.tiers.settings import TierSettings
 from beluga.tiers.tier import BLOCK
@@ -126,6 +127,7 @@ class TierService:
         self._clients: list[Client] = []
         self._slow: list[_SlowTier] = []  # of all tiers but the first
         self._handle: IoHandle | None = None
+        self._counters: Counters | None = None
         self._block_size = 1 << 20  # of the last block that came: how many are loaded at once
 
     def start(self) -> None:
@@ -147,6 +149,9 @@ class TierService:
             sides = [PoolSide(self._client(), self._handle) for _ in range(_SLOW_LOADS)]
             self._slow.append(_SlowTier(self, number, sides))
         self._server.lower_told()
+        counters = Counters(self._server)
+        counters.start()
+        self._counters = counters
         self._run("offload", self._offload)
         for number in range(self._onboard_threads):
             self._run(f"onboard-{number}", self._onboard)
@@ -156,6 +161,8 @@ class TierService:
         self._stopping.set()
         while self._threads:
             self._threads.pop().join()
+        if self._counters is not None:
+            self._counters.stop()
         while self._slow:
             self._slow.pop().close()
         while self._clients:

@@ -8,8 +8,11 @@ import json
 import signal
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+from blocks import eventually
 
 from beluga.cli import serve
 from beluga.errors import DeposedError
@@ -55,6 +58,32 @@ def test_stat_counts_blocks(run: Run, pool: list[str], server: Server) -> None:
     run("put", "key", "-", *pool, stdin="some bytes")
     counters = json.loads(run("stat", *pool, "--json").stdout)
     assert (counters["block_count"], counters["commit_count"]) == (1, 1)
+
+
+def test_stat_shows_the_tiers_below_a_running_server(
+    start: Start, run: Run, pool: list[str], tmp_path: Path
+) -> None:
+    def lower() -> dict[str, Any]:
+        shown = json.loads(run("stat", *pool, "--json").stdout)
+        return shown["lower_tiers"]
+
+    name = f"disk:{tmp_path}/disk"
+    below = ["--disk", f"{tmp_path}/disk", "--disk-bytes", "16M", "--admission", "always"]
+    server = start("serve", *pool, *below)
+    assert server.stderr
+    assert server.stderr.readline().startswith("serving")
+    run("put", "key", "-", *pool, stdin="some bytes")
+    assert eventually(lambda: lower()["tiers"].get(name, {}).get("blocks") == 1)
+    shown = lower()
+    tier = shown["tiers"][name]
+    assert (tier["saved_blocks"], tier["saved_bytes"]) == (1, len("some bytes"))
+    assert tier["breaker_state"] == "closed"
+    assert tier["written_bytes"] >= 2 * 4096
+    assert tier["written_per_hit_byte"] is None
+    assert shown["work"]["dirty_count"] == 0
+    text = run("stat", *pool).stdout
+    assert "saved_bytes" in text
+    assert "work dirty_count" in text
 
 
 def test_cxl_rpc_carries_calls_without_the_index(start: Start, pool: list[str]) -> None:

@@ -62,6 +62,8 @@ _GAUGES = {
     "evicted": REGISTRY.gauge("beluga_tier_evicted_blocks", "Blocks that a tier has evicted."),
 }
 
+_BREAKER = REGISTRY.gauge("beluga_tier_breaker_state", "0 is closed, 1 half-open, 2 open.")
+
 _LEASE_BYTES = 8 << 20  # blocks of one load that share a buffer
 _SAVE_BYTES = 32 << 20  # written before their entries are
 _RETRY_FAILURES = 2  # of a load, after which its other blocks are given up
@@ -108,6 +110,7 @@ class DiskTier:
         self.saves = Health(self.name, "save")
         when_forked(self)
         ref = weakref.ref(self)
+        _BREAKER.set(partial(_breaker, ref), tier=self.name)
         for name, gauge in _GAUGES.items():
             gauge.set(partial(_gauge, ref, name), tier=self.name)
 
@@ -195,7 +198,7 @@ class DiskTier:
             while store is not None and store.users:
                 self._changed.wait()
             self._store = None
-        for gauge in _GAUGES.values():
+        for gauge in (_BREAKER, *_GAUGES.values()):
             gauge.remove(tier=self.name)
         if store is not None:
             store.close()
@@ -486,6 +489,13 @@ def _nobody(keys: Keys) -> None:
 def _gauge(ref: weakref.ref[DiskTier], name: str) -> float:
     tier = ref()
     return 0.0 if tier is None else float(tier.stat().get(name, 0))
+
+
+def _breaker(ref: weakref.ref[DiskTier]) -> float:
+    """Return the state of a circuit breaker: loads or saves are paused, or being tried again."""
+    tier = ref()
+    ways = () if tier is None else (tier.loads, tier.saves)
+    return max((way.failing + (not way.allows()) for way in ways), default=0)
 
 
 def _checked_keys(keys: Keys) -> Keys:

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The counters of the lower tiers as any process of the pool may ask for them.
+
+They live in the server's process, in its metrics registry. A thread of the service there makes a
+text of them twice a second, and the server answers a call with the last one: so no tier is asked
+anything in the loop that answers clients.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+
+from beluga.errors import BadReplyError, BelugaError, NoMethodError
+from beluga.metrics import REGISTRY, Distribution
+
+if TYPE_CHECKING:
+    from beluga.meta import MetaServer
+    from beluga.rpc import Client
+
+METHOD = 255
+"""The call that answers with the counters. :meth:`beluga.rpc.Server.handle` names the range."""
+
+_INTERVAL_S = 0.5
+_BREAKER = ("closed", "half-open", "open")
+_PREFIXES = ("beluga_tier_", "beluga_onboard_", "beluga_offload_")
+
+
+class Counters:
+    """Answers for the tiers of a service, from :meth:`start` to :meth:`stop`."""
+
+    def __init__(self, server: MetaServer) -> None:
+        self._server = server
+        self._text = self._make()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="beluga-counters", daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._server.handle(METHOD, lambda _: self._text)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._ending.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ending.wait(_INTERVAL_S):
+            try:
+                self._text = self._make()
+            except BelugaError:
+                return  # the server has stopped
+
+    def _make(self) -> bytes:
+        found = gather()
+        found["work"] = dataclasses.asdict(self._server.lower_stat())
+        return json.dumps(found).encode()
+
+
+def gather() -> dict[str, Any]:
+    """Return this process's counters of tiers: of each, by name, and those of all.
+
+    A series with further labels, such as the kind of a failure, is a dictionary of these.
+    """
+    everything: dict[str, Any] = {}
+    tiers: dict[str, dict[str, Any]] = {}
+    for name, sample in REGISTRY.snapshot().items():
+        prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None)
+        if prefix is None:
+            continue
+        short = name.removeprefix("beluga_tier_").removeprefix("beluga_").removesuffix("_total")
+        for labels, value in sample.series.items():
+            rest = dict(labels)
+            owner = rest.pop("tier", None)
+            target = everything if owner is None else tiers.setdefault(owner, {})
+            if rest:
+                target = target.setdefault(short, {})
+            target[" ".join(rest[key] for key in sorted(rest)) or short] = _plain(value)
+    for tier in tiers.values():
+        _derive(tier)
+    return {"tiers": tiers, **everything}
+
+
+def ask_counters(client: Client) -> dict[str, Any] | None:
+    """Ask a pool's server for the counters of its lower tiers; None if it has no such tiers.
+
+    Raises :class:`~beluga.errors.RpcError`, also if the answer is not whole.
+    """
+    try:
+        text = client.call(METHOD)
+    except NoMethodError:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise BadReplyError("the counters of the lower tiers are not JSON") from error
+    if not isinstance(found, dict):
+        raise BadReplyError("the counters of the lower tiers are no dictionary")
+    return found
+
+
+def _plain(value: float | Distribution) -> Any:
+    if isinstance(value, Distribution):
+        return {"count": value.count, "seconds": round(value.total, 6)}
+    return int(value) if float(value).is_integer() else value
+
+
+def _derive(tier: dict[str, Any]) -> None:
+    """Say what an operator asks for: the breaker's state in words, and what was written to the
+    medium for each byte that was hit later; None while there was no hit.
+    """
+    if (state := tier.get("breaker_state")) is not None:
+        tier["breaker_state"] = _BREAKER[state]
+    loaded = tier.get("loaded_bytes", 0)
+    written = tier.get("written_bytes", tier.get("saved_bytes", 0))
+    tier["written_per_hit_byte"] = round(written / loaded, 3) if loaded else None
