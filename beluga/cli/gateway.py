@@ -13,7 +13,17 @@ import typer
 
 from beluga.cli.options import need
 from beluga.cli.output import say
-from beluga.router import ORDERS, POLICIES, RULES, Goals
+from beluga.cli.policy_options import with_policy_settings
+from beluga.router import (
+    DEFAULT_POLICY,
+    ORDERS,
+    POLICIES,
+    RULES,
+    Goals,
+    PolicySettings,
+    costs,
+    policy_name,
+)
 
 if TYPE_CHECKING:
     from beluga.gateway import Service
@@ -64,7 +74,19 @@ WorkersFile = Annotated[
 TokenizerPath = Annotated[
     Path | None, typer.Option(help="The engines' tokenizer.json, or the directory of their model.")
 ]
-PolicyName = Annotated[str, typer.Option(help=f"The policy: {', '.join(POLICIES)}.")]
+PolicyName = Annotated[
+    str,
+    typer.Option(help=f"The policy: {', '.join(POLICIES)}; default is {DEFAULT_POLICY}."),
+]
+Costs = Annotated[
+    str,
+    typer.Option(
+        "--costs",
+        metavar="MODEL",
+        help="The model and its GPU, by which min-ttft estimates times: "
+        f"{', '.join(costs.MODELS)}.",
+    ),
+]
 ListenHost = Annotated[str, typer.Option(help="The address for clients.")]
 ListenPort = Annotated[
     int, typer.Option(min=0, max=65535, help="The port for clients; 0 for any free port.")
@@ -110,12 +132,13 @@ TokenGoal = Annotated[
 ]
 
 
+@with_policy_settings
 def gateway(
     worker: Workers = None,
     model: Models = None,
     kv_events: Events = None,
     pool_events: PoolEvents = "",
-    policy: PolicyName = "least-tokens",
+    policy: PolicyName = "default",
     host: ListenHost = "127.0.0.1",
     port: ListenPort = 8080,
     admin: Admin = "127.0.0.1:8081",
@@ -132,26 +155,24 @@ def gateway(
     drain: Drain = 30.0,
     max_body: MaxBody = 64 << 20,
     seed: Seed = 0,
+    costs_of: Costs = costs.DEFAULT_MODEL,
     prefill_queue: Queues = None,
     prefill_when: RuleName = "isl-bounding",
     prefill_wait: PrefillWait = 60.0,
     advise: Advise = 180.0,
     ttft_goal: TtftGoal = None,
     token_goal: TokenGoal = None,
+    *,
+    settings: PolicySettings,
 ) -> None:
     """Route requests of OpenAI's API to engines, until SIGTERM or Ctrl-C."""
-    need(
-        "router",
-        "aiohttp",
-        "prometheus_client",
-        "xxhash",
-        *(["zmq"] if kv_events or pool_events else []),
-    )
+    _begin(events=bool(kv_events or pool_events))
     from beluga import gateway as service
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    settings = service.Settings(
-        policy=policy,
+    asked = service.Settings(
+        policy=policy_name(policy),
+        policy_settings=settings,
+        costs=costs.model_costs(costs_of),
         engines=service.read_engines(worker or (), model or (), kv_events or ()),
         pool_events=pool_events,
         workers_file=workers_file,
@@ -177,7 +198,13 @@ def gateway(
             body_size_max=max_body,
         ),
     )
-    asyncio.run(service.serve(settings, _say_where))
+    asyncio.run(service.serve(asked, _say_where))
+
+
+def _begin(*, events: bool) -> None:
+    """Refuse to start if a package is missing, and let the log be seen."""
+    need("router", "aiohttp", "prometheus_client", "xxhash", *(["zmq"] if events else []))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
 
 
 def _say_where(service: Service) -> None:

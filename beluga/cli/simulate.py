@@ -13,9 +13,10 @@ import typer
 
 from beluga.cli.options import Json, check_output, need, size
 from beluga.cli.output import print_json, print_table, progress, say
+from beluga.cli.policy_options import with_policy_settings
 from beluga.errors import SimulateError
 from beluga.pool import show_size
-from beluga.router import POLICIES, Goals, costs
+from beluga.router import DEFAULT_POLICY, POLICIES, Goals, PolicySettings, costs
 from beluga.simulate import (
     ENGINES,
     FORMATS,
@@ -67,7 +68,10 @@ def _capacity(text: str | int) -> int:
 
 
 def _names(text: str, known: Sequence[str]) -> list[str]:
-    return list(known) if text == "all" else [name.strip() for name in text.split(",")]
+    if text == "all":
+        return list(known)
+    named = [name.strip() for name in text.split(",")]
+    return [DEFAULT_POLICY if name == "default" else name for name in named]
 
 
 TraceFile = Annotated[
@@ -75,7 +79,10 @@ TraceFile = Annotated[
 ]
 Policies = Annotated[
     str,
-    typer.Option(metavar="P[,P...]", help=f"The policies to run: {', '.join(POLICIES)}; or all."),
+    typer.Option(
+        metavar="P[,P...]",
+        help=f"The policies to run: {', '.join(POLICIES)}; default for the gateway's; or all.",
+    ),
 ]
 Workers = Annotated[int, typer.Option(help="How many workers (engines) there are.")]
 PoolBytes = Annotated[
@@ -141,17 +148,6 @@ PlannerOption = Annotated[
     int | None,
     typer.Option("--planner", metavar="N", help="Let the planner add and stop workers, up to N."),
 ]
-Slo = Annotated[
-    float | None,
-    typer.Option(
-        metavar="S",
-        help="The goal for the TTFT: min-ttft refuses what would take "
-        "longer, planners add workers.",
-    ),
-]
-SharedCredit = Annotated[
-    float, typer.Option(help="How much linear and lmetric credit a block in the pool, 0 to 1.")
-]
 Format = Annotated[
     str | None,
     typer.Option(
@@ -175,6 +171,7 @@ Report = Annotated[
 ]
 
 
+@with_policy_settings
 def simulate(
     trace: TraceFile,
     policy: Policies = "all",
@@ -195,14 +192,14 @@ def simulate(
     seeds: Seeds = 1,
     scale_at: ScaleAt = None,
     planner: PlannerOption = None,
-    slo: Slo = None,
-    shared_credit: SharedCredit = 0.5,
     form: Format = None,
     rate: Rate = 1.0,
     preset: Preset = None,
     plot: Plot = False,
     report: Report = None,
     json: Json = False,
+    *,
+    settings: PolicySettings,
 ) -> None:
     """Replay a trace on a simulated cluster, under every policy, with a pool and without."""
     options = Options(
@@ -219,10 +216,11 @@ def simulate(
         adapters=adapters,
         devices=devices,
         speed=speed,
-        shared_credit=shared_credit,
-        slo_s=slo,
+        settings=settings,
         scale=_scale(scale_at),
-        goals=None if planner is None else Goals(ttft_s=slo, workers_max=planner),
+        goals=None
+        if planner is None
+        else Goals(ttft_s=settings.ttft_objective_s, workers_max=planner),
     )
     if preset is not None:
         options = _with_preset(preset, options)

@@ -32,11 +32,14 @@ from beluga.gateway.waiting import WaitQueue
 from beluga.gateway.workers_file import WorkersFile
 from beluga.router import (
     BusyThresholds,
+    CostEstimator,
     Load,
+    Policy,
     PredictiveIndexer,
     Router,
     Worker,
-    make_policy,
+    configured_policy,
+    settings_known,
 )
 
 log = logging.getLogger(__name__)
@@ -85,7 +88,7 @@ class Service:
                 trust_env=False,
             )
         )
-        policy = make_policy(settings.policy, seed=settings.seed or 0)
+        policy = _policy(settings)
         apart = bool(settings.prefill.queues)  # the rule needs cached blocks under every policy
         self._cache = Cache(
             wanted=policy.uses_overlap or apart,
@@ -222,6 +225,20 @@ class Service:
         for engine in self.fleet:
             load = loads[engine.worker]
             self.metrics.state(engine, load)
+
+
+def _policy(settings: Settings) -> Policy:
+    """Make the policy. Raises RouterError if a setting was given that it does not have."""
+    known = settings_known(settings.policy)
+    if wrong := sorted(settings.policy_settings.chosen().keys() - known):
+        has = ", ".join(sorted(known - {"estimator"})) or "no settings"
+        raise RouterError(f"policy {settings.policy} has no setting {wrong[0]}; it has {has}")
+    return configured_policy(
+        settings.policy,
+        settings.policy_settings,
+        seed=settings.seed or 0,
+        estimator=CostEstimator(costs=settings.costs),
+    )
 
 
 async def serve(settings: Settings, started: Callable[[Service], None]) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from beluga.errors import RouterError
-from beluga.router import Goals
+from beluga.router import DEFAULT_POLICY, Goals, PolicySettings, costs
 
 _SCHEMES = ("http", "https")
 MIB = 1 << 20
@@ -80,7 +80,9 @@ class Prefill:
 class Settings:
     """All settings of a gateway; see ``beluga gateway --help``."""
 
-    policy: str = "least-tokens"
+    policy: str = DEFAULT_POLICY
+    policy_settings: PolicySettings = dataclasses.field(default_factory=PolicySettings)
+    costs: costs.ModelCosts = costs.MODELS[costs.DEFAULT_MODEL]  # for estimates of times
     engines: tuple[EngineSpec, ...] = ()
     pool_events: str = ""  # ENDPOINT,REPLAY of a pool's server; empty: nobody announces the pool
     workers_file: Path | None = None

@@ -34,13 +34,22 @@ from beluga.router.load.queue import ORDERS, RouterQueue
 from beluga.router.load.tracker import LoadTracker
 from beluga.router.planner import Advice, Goals, Role, Seen, advise
 from beluga.router.policies.min_ttft import Estimator
-from beluga.router.policies.registry import POLICIES, make_policy
+from beluga.router.policies.registry import (
+    DEFAULT_POLICY,
+    POLICIES,
+    configured_policy,
+    make_policy,
+    policy_name,
+    settings_known,
+)
+from beluga.router.policies.settings import PolicySettings
 from beluga.router.policy import Candidate, Choice, Policy, Query
 from beluga.router.router import Router
 from beluga.router.sync import ReplicaSync
 from beluga.router.worker import Load, Overlap, Worker, WorkerMetrics
 
 __all__ = [
+    "DEFAULT_POLICY",
     "ORDERS",
     "POLICIES",
     "RULES",
@@ -69,6 +78,7 @@ __all__ = [
     "MetricsPublisher",
     "Overlap",
     "Policy",
+    "PolicySettings",
     "PoolEvent",
     "PoolFeed",
     "PredictiveIndexer",
@@ -90,11 +100,14 @@ __all__ = [
     "Worker",
     "WorkerMetrics",
     "advise",
+    "configured_policy",
     "costs",
     "encode_dynamo",
     "encode_pool",
     "hash_blocks_by",
     "make_policy",
+    "policy_name",
     "salt_seed",
+    "settings_known",
     "unsigned",
 ]

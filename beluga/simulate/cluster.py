@@ -13,7 +13,7 @@ from random import Random
 
 from beluga._ffi import ffi
 from beluga.errors import AllWorkersBusyError, ObjectiveError
-from beluga.router import Matches, Overlap, Policy, Query, Router, Worker, make_policy
+from beluga.router import Matches, Overlap, Query, Router, Worker, configured_policy
 from beluga.simulate.clock import Clock
 from beluga.simulate.engine import ChunkedEngine
 from beluga.simulate.forecast import Forecast
@@ -41,7 +41,8 @@ class Cluster:
         self.network = Network(options, memory, self.block_bytes)
         self.clock = Clock((self.network.read, self.network.write))
         self.forecast = Forecast(options, self.block_bytes)
-        self.router = Router(self._policy(policy, seed), find_matches=self._matches)
+        chosen = configured_policy(policy, options.settings, seed=seed, estimator=self.forecast)
+        self.router = Router(chosen, find_matches=self._matches)
         self.requests = self._make_requests(seed)
         self.refused = 0  # requests too long for a worker, or over the policy's objective
         self.engines: list[ChunkedEngine | SerialEngine] = []
@@ -71,15 +72,6 @@ class Cluster:
         self.end_s = self.clock.run(self._arrivals(), self._arrive)
         self._scale(self.end_s, 0)
         self.refused += len(self._held)
-
-    def _policy(self, name: str, seed: int) -> Policy:
-        if name == "min-ttft":
-            limit = self.options.slo_s
-            return make_policy(name, seed=seed, estimator=self.forecast, ttft_objective_s=limit)
-        if name in ("linear", "lmetric"):
-            host, shared = self.options.host_credit, self.options.shared_credit
-            return make_policy(name, seed=seed, host_credit=host, shared_credit=shared)
-        return make_policy(name, seed=seed)
 
     def _make_requests(self, seed: int) -> list[Request]:
         trace, speed = self.trace, self.options.speed

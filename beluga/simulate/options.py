@@ -8,7 +8,7 @@ import dataclasses
 import math
 
 from beluga.errors import SimulateError
-from beluga.router import Goals, costs
+from beluga.router import Goals, PolicySettings, costs
 from beluga.simulate.tier import ORDERS
 
 MEMORIES = ("pool", "split")
@@ -52,11 +52,8 @@ class Options:
     slots: int = 256  # requests that a worker runs at once (vLLM's max_num_seqs)
     offload: bool = True  # whether writing to the pool takes link time
     speed: float = 1.0  # arrivals, as a multiple of the trace's speed
-    # m of linear and lmetric on a pool (Dynamo's value with a shared cache)
-    shared_credit: float = 0.5
-    host_credit: float = 0.75  # credit for a worker's own DRAM (Dynamo's default)
+    settings: PolicySettings = dataclasses.field(default_factory=PolicySettings)
     shuffle: bool = True  # shuffle simultaneous requests by seed
-    slo_s: float | None = None  # min-ttft refuses a request with a longer TTFT
     scale: Scale | None = None
     goals: Goals | None = None  # goals of the planner, whose advice is followed
 
@@ -68,7 +65,7 @@ class Options:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SimulateError(f"{name} has to be at least 1, not {value}")
-        for name in ("bandwidth", "local_bandwidth", "speed", "slo_s"):
+        for name in ("bandwidth", "local_bandwidth", "speed"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise SimulateError(f"{name} has to be greater than 0, not {value}")
@@ -143,7 +140,7 @@ def feasibility(options: Options) -> Options:
         devices=1000,
         offload=False,
         shuffle=False,
-        host_credit=1.0,
+        settings=dataclasses.replace(options.settings, host_credit=1.0),
     )
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from beluga.cli import simulate as command
 from beluga.cli.app import app
 from beluga.errors import SimulateError
-from beluga.router import POLICIES, Goals, costs
+from beluga.router import POLICIES, Goals, PolicySettings, costs
 from beluga.simulate import MEMORIES, PRESETS, Options, Row, Scale
 
 
@@ -89,7 +89,7 @@ def test_what_is_said_is_simulated(simulation: Simulation) -> None:
         workers=3, pool=2 * 10**12, local=1_500_000_000, hbm=64 << 20, bandwidth=5e9,
         local_bandwidth=6e9, gpu_path="switch", adapters=2, devices=9, speed=4.0,
         model=costs.MODELS["llama-3.1-8b-h200"], engine="serial", eviction="fifo",
-        scale=Scale(7.5, -2), slo_s=8.0, shared_credit=0.25,
+        scale=Scale(7.5, -2), settings=PolicySettings(ttft_objective_s=8.0, shared_credit=0.25),
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from beluga._ffi import ffi
 from beluga.errors import SimulateError
-from beluga.router import Goals, Query, Worker, costs
+from beluga.router import Goals, PolicySettings, Query, Worker, costs
 from beluga.simulate import Options, Prompt, Scale, make_trace, simulate
 from beluga.simulate.cluster import Cluster
 from beluga.simulate.memory import Network
@@ -83,12 +83,14 @@ def test_the_seed_orders_requests_of_one_moment_only() -> None:
     assert order(1, shuffle=False) == list(range(16))
 
 
-def test_policies_get_the_credits_and_the_objective() -> None:
-    ran = cluster(Prompt(0, 1, 1, ()), host_credit=0.2, shared_credit=0.3, slo_s=4.0)
+def test_policies_get_the_settings_that_they_have() -> None:
+    settings = PolicySettings(host_credit=0.2, shared_credit=0.3, ttft_objective_s=4.0)
     for name in ("linear", "lmetric"):
-        policy = ran._policy(name, 0)
+        policy = cluster(Prompt(0, 1, 1, ()), policy=name, settings=settings).router.policy
         assert (policy.host_credit, policy.shared_credit) == (0.2, 0.3)
-    assert ran._policy("min-ttft", 0).ttft_objective_s == 4
+    ran = cluster(Prompt(0, 1, 1, ()), policy="min-ttft", settings=settings)
+    assert ran.router.policy.ttft_objective_s == 4
+    assert ran.router.policy.estimator is ran.forecast
 
 
 def ids(*blocks: int) -> object:

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from beluga.errors import SimulateError
-from beluga.router import POLICIES, Goals
+from beluga.router import POLICIES, Goals, PolicySettings
 from beluga.simulate import MEMORIES, Options, Prompt, Scale, Trace, make_trace, simulate
 from beluga.simulate.cluster import Cluster
 
@@ -168,7 +168,7 @@ def test_the_planner_adds_workers_where_prompts_wait_and_stops_idle_ones(engine:
 
 def test_min_ttft_refuses_what_would_take_too_long() -> None:
     crowd = make_trace("crowd", 512, [Prompt(0, 20000, 10, ())] * 30, 1.0)
-    options = dataclasses.replace(OPTIONS, slo_s=10.0)
+    options = dataclasses.replace(OPTIONS, settings=PolicySettings(ttft_objective_s=10.0))
     row = simulate(crowd, options, policies=["min-ttft"], memories=["pool"])[-1]
     assert 0 < row.rejects < 30
     assert row.ttft_p99_s < 15

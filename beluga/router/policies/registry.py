@@ -17,6 +17,7 @@ from beluga.router.policies.logit2 import Logit2
 from beluga.router.policies.min_ttft import MinTtft
 from beluga.router.policies.random_worker import RandomWorker
 from beluga.router.policies.round_robin import RoundRobin
+from beluga.router.policies.settings import PolicySettings
 from beluga.router.policies.two_choices import TwoChoices
 from beluga.router.policy import Policy
 
@@ -38,16 +39,39 @@ _POLICIES: dict[str, Callable[..., Policy]] = {
 }
 POLICIES = tuple(_POLICIES)
 
+DEFAULT_POLICY = "least-tokens"
+"""The policy of ``beluga gateway``, which ``--policy default`` names in every command."""
+
+
+def policy_name(text: str) -> str:
+    """Return the name of a policy; ``default`` stands for the gateway's. Raises RouterError."""
+    name = DEFAULT_POLICY if text == "default" else text
+    if name not in _POLICIES:
+        raise RouterError(f"there is no policy {name!r}; choose one of {', '.join(POLICIES)}")
+    return name
+
+
+def settings_known(name: str) -> frozenset[str]:
+    """Return the names of a policy's settings. Raises RouterError for an unknown policy."""
+    return frozenset(inspect.signature(_POLICIES[policy_name(name)]).parameters) - {"seed"}
+
 
 def make_policy(name: str, *, seed: int = 0, **settings: object) -> Policy:
     """Make the policy of that name, with the settings that its class takes.
 
     Raises RouterError for an unknown name or setting.
     """
-    if name not in _POLICIES:
-        raise RouterError(f"there is no policy {name!r}; choose one of {', '.join(POLICIES)}")
-    known = set(inspect.signature(_POLICIES[name]).parameters) - {"seed"}
+    known = settings_known(name)
     if wrong := sorted(set(settings) - known):
         has = ", ".join(sorted(known)) or "no settings"
         raise RouterError(f"policy {name} has no setting {wrong[0]!r}; it has {has}")
-    return _POLICIES[name](seed=seed, **settings)
+    return _POLICIES[policy_name(name)](seed=seed, **settings)
+
+
+def configured_policy(
+    name: str, settings: PolicySettings, *, seed: int = 0, **parts: object
+) -> Policy:
+    """Make a policy with those of the settings, and of other ``parts``, that it takes."""
+    known = settings_known(name)
+    taken = {key: value for key, value in (settings.given() | parts).items() if key in known}
+    return make_policy(name, seed=seed, **taken)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The options for the settings of policies, which ``beluga simulate`` and ``beluga gateway`` share.
+
+They are made from the fields of :class:`beluga.router.PolicySettings`, so neither command can lack
+a setting that the other has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from beluga.router import PolicySettings
+
+# Options that are not named after their field.
+_NAMED = {"ttft_objective_s": "--slo", "between_tokens_objective_s": "--token-slo"}
+_TAKEN = "settings"  # the command's parameter for all of them together
+
+
+def with_policy_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with an option for each policy setting in place of its parameter
+    ``settings``.
+    """
+    hints = typing.get_type_hints(command, include_extras=True)
+    own = [
+        parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(command).parameters.items()
+        if name != _TAKEN
+    ]
+    added = _parameters()
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **given: Any) -> None:
+        chosen = {one.name: given.pop(one.name, one.default) for one in added}
+        command(*arguments, settings=PolicySettings(**chosen), **given)
+
+    # Readers of the signature must not look behind this function.
+    del run.__wrapped__
+    run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
+    return run
+
+
+def _parameters() -> list[inspect.Parameter]:
+    hints = typing.get_type_hints(PolicySettings)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=Annotated[hints[field.name], _option(field)],
+        )
+        for field in dataclasses.fields(PolicySettings)
+    ]
+
+
+def _option(field: dataclasses.Field[Any]) -> Any:
+    names = [_NAMED[field.name]] if field.name in _NAMED else []
+    return typer.Option(*names, help=field.metadata["help"])

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The gateway chooses as the simulator does for the same trace and the same events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("aiohttp", reason="the router's packages are not installed")
+pytest.importorskip("xxhash", reason="the router's packages are not installed")
+
+from routed import ANY_PORT, run
+
+from beluga.errors import RouterError
+from beluga.gateway import EngineSpec, Limits, Service, Settings
+from beluga.gateway.engine import Health
+from beluga.gateway.parsed_request import ParsedRequest
+from beluga.router import (
+    BlockHasher,
+    Choice,
+    Matches,
+    PolicySettings,
+    Query,
+    Removed,
+    RouterEvent,
+    Stored,
+    Tier,
+    Worker,
+)
+from beluga.simulate import Options, Prompt, Trace, make_trace
+from beluga.simulate.cluster import Cluster
+
+BLOCK = 512
+GIB = 1 << 30
+WORKERS = 3
+
+
+def chats(seed: int) -> Trace:
+    """Make growing chats that arrive faster than they are served."""
+    random, prompts, fresh = Random(seed), [], 1
+    for chat in range(40):
+        blocks = [0]
+        for turn in range(3):
+            added = random.randint(1, 6)
+            blocks = [*blocks, *range(fresh, fresh + added)]
+            fresh += added
+            size = len(blocks) * BLOCK + random.randint(1, BLOCK - 1)
+            prompts.append(Prompt(chat * 0.5 + turn * 9.5, size, random.randint(1, 99), blocks))
+    return make_trace("chats", BLOCK, prompts, 1.0)
+
+
+class Clock:
+    """Replaces the module ``time``."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    perf_counter = time = monotonic
+
+
+class Recorded(Cluster):
+    """A simulation that notes what its router is told and asked, and what it chooses."""
+
+    def __init__(self, trace: Trace, settings: PolicySettings, policy: str) -> None:
+        options = Options(workers=WORKERS, pool=24 * GIB, hbm=6 * GIB, settings=settings)
+        self.steps: list[tuple[str, Any]] = []
+        super().__init__(trace, options, policy=policy, memory="pool")
+        tracker, route = self.router.tracker, self.router.route
+        for name in ("prefill_done", "free", "publish"):
+            setattr(tracker, name, self._noting(name, getattr(tracker, name)))
+
+        def routed(request: int, query: Query, *, now: float) -> Choice:
+            found = self._matches(query)
+            choice = route(request, query, now=now)
+            self.steps.append(("route", (request, query, found, choice.worker)))
+            return choice
+
+        self.router.route = routed  # type: ignore[method-assign,assignment]
+
+    def _noting(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any) -> Any:
+            self.steps.append((name, arguments))
+            return call(*arguments)
+
+        return noted
+
+
+class Replayed:
+    """A gateway that is told the same, in events and in requests of a client."""
+
+    def __init__(self, service: Service, clock: Clock) -> None:
+        self.service, self.clock = service, clock
+        self.hasher = BlockHasher(block_size=BLOCK)
+        self.names: dict[int, int] = {}  # of the gateway's account, by the trace's request
+
+    def prompt(self, query: Query) -> list[int]:
+        """Return a prompt's tokens: each of the trace's blocks has its own."""
+        whole = [token for block in query.hashes for token in [block % 2**32] * BLOCK]
+        return (whole + [2**32 - 1] * query.isl)[: query.isl]
+
+    def announce(self, tokens: list[int], found: Matches) -> None:
+        """Send the events that make the index hold what the simulator found."""
+        local = self.hasher.local(tokens)
+        names = self.hasher.sequence(local)
+        holders = [(Worker(n + 1), Tier.DEVICE, found.of(Worker(n)).device) for n in range(WORKERS)]
+        holders.append((Worker(1), Tier.SHARED, found.shared))
+        index = self.service.index().indexer
+        for worker, tier, lead in holders:
+            if lead < len(names):
+                index.apply_all([RouterEvent(worker, Removed(names[lead:]), tier=tier)])
+            if lead:
+                index.apply_all(
+                    [RouterEvent(worker, Stored(names[:lead], local[:lead]), tier=tier)]
+                )
+
+    def route(self, request: int, query: Query, found: Matches) -> Worker:
+        self.clock.now += 1e6  # what was predicted has long been announced
+        tokens = self.prompt(query)
+        if self.service._router.policy.uses_overlap:
+            self.announce(tokens, found)
+        ids = np.asarray(tokens, np.uint32)
+        parsed = ParsedRequest("/v1/completions", b"", "m", query.isl, ids)
+        placed = self.service._director._try(parsed, self.service._cache.query_of(parsed), set())
+        assert placed is not None
+        self.names[request] = placed._name
+        return Worker(placed.choice.worker.worker_id - 1)
+
+
+SETTINGS = [
+    ("linear", PolicySettings(shared_credit=1.0)),
+    ("linear", PolicySettings()),
+    ("linear", PolicySettings(shared_credit=0.3, decay=0.5, temperature=0.2)),
+    ("lmetric", PolicySettings(credit=0.9)),
+    ("cache-aware", PolicySettings(balance_abs=2)),
+    ("default", PolicySettings()),
+]
+
+
+@pytest.mark.parametrize(("policy", "settings"), SETTINGS)
+def test_the_same_events_lead_to_the_same_choices(
+    policy: str, settings: PolicySettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated = Recorded(chats(7), settings, policy)
+    simulated.run()
+    clock = Clock()
+    for module in ("cache", "director"):
+        monkeypatch.setattr(f"beluga.gateway.{module}.time", clock)
+
+    async def scenario() -> None:
+        engines = tuple(EngineSpec(f"http://127.0.0.1:{9 + n}", ("m",)) for n in range(WORKERS))
+        given = Settings(
+            policy=policy, policy_settings=settings, engines=engines, listen=ANY_PORT, admin=None,
+            block_size=BLOCK, queue_threshold=0.0, advise_s=0.0, seed=0,
+            limits=Limits(health_interval_s=3600, drain_s=0.0),
+        )  # fmt: skip
+        async with Service(given) as service:
+            play(simulated, Replayed(service, clock))
+
+    def play(simulated: Recorded, replayed: Replayed) -> None:
+        wanted, got = [], []
+        tracker = replayed.service._router.tracker
+        for kind, what in simulated.steps:
+            if kind == "route":
+                request, query, found, worker = what
+                wanted.append(worker)
+                for engine in replayed.service.fleet:
+                    engine.health = Health.UP  # nobody answers the checks here
+                got.append(replayed.route(request, query, found))
+            elif kind == "publish":
+                worker, metrics = what
+                tracker.publish(Worker(worker.worker_id + 1), metrics)
+            else:
+                request, now = what
+                getattr(tracker, kind)(replayed.names[request], now)
+        assert got == wanted
+        assert len(wanted) == 120 - simulated.refused
+        assert len(set(wanted)) == WORKERS
+
+    run(scenario)
+
+
+def test_a_setting_that_the_policy_lacks_is_refused() -> None:
+    async def scenario() -> None:
+        given = Settings(policy="round-robin", policy_settings=PolicySettings(decay=1.0))
+        with pytest.raises(RouterError, match="round-robin has no setting decay; it has no sett"):
+            async with Service(given):
+                pass
+
+    run(scenario)
