@@ -14,7 +14,7 @@ from beluga.cli.options import Json, PoolPaths, open_pool, size
 from beluga.cli.output import print_facts, print_json, print_table, progress, say
 from beluga.cli.scrub import scrub_admission
 from beluga.errors import NoDefaultPoolError, PoolError
-from beluga.meta import check_devices, repair_pool
+from beluga.meta import NAME_PARENT, check_devices, read_names, repair_pool
 from beluga.pool import Geometry, Pool, default_specs, emulated_paths, forget, remember, show_size
 from beluga.transfer import Crossovers, crossovers, default_threads, policy
 
@@ -125,6 +125,9 @@ def check(
         bool,
         typer.Option("--declare-gone", help="Declare that no process of any host uses the pool."),
     ] = False,
+    names: Annotated[
+        bool, typer.Option("--names", help="Show what engines call the blocks, too.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Check a pool, served or not, without changing it. The exit status is 1 if it is damaged."""
@@ -140,15 +143,40 @@ def check(
             if payload
             else check_devices(specs)
         )
+    facts = asdict(report)
+    if names:
+        with open_pool(pool) as opened:
+            facts["names"] = _names(opened, report.half)
     if json:
-        print_json(report)
+        print_json(facts)
     else:
-        facts = asdict(report)
-        print_facts({name: facts[name] for name in facts if name != "findings"})
+        print_facts({name: facts[name] for name in facts if name not in ("findings", "names")})
         for finding in report.findings:
             say(finding)
+        for name in facts.get("names", ()):
+            say(" ".join(f"{what} {value}" for what, value in name.items()))
     if report.finding_count:
         raise PoolError(f"{report.finding_count} findings; blocks that are damaged read as misses")
+
+
+def _names(pool: Pool, half: int) -> list[dict[str, int | str | None]]:
+    """Return the names of all blocks that have one, with hashes in hexadecimal."""
+    shown: list[dict[str, int | str | None]] = []
+    for _, block, _, name in read_names(pool, half).tolist():
+        block_hash, parent, contents, space, tokens, rank, rank_count, flags, _ = name
+        shown.append(
+            {
+                "block": block,
+                "hash": f"{block_hash:016x}",
+                "parent": f"{parent:016x}" if flags & NAME_PARENT else None,
+                "tokens_hash": f"{contents:016x}",
+                "space": f"{space:016x}",
+                "tokens": tokens,
+                "rank": rank,
+                "ranks": rank_count,
+            }
+        )
+    return shown
 
 
 @app.command()

@@ -177,6 +177,7 @@ class BelugaConnector(KVConnectorBase_V1):
         layout = self._group.layout(kv_caches)
         amx.permit(layout.device)
         tp, pp = get_tp_group(), get_pp_group()
+        parallel = self._vllm_config.parallel_config
         self._namespace = namespace(
             self._vllm_config,
             version=vllm.__version__,
@@ -194,7 +195,7 @@ class BelugaConnector(KVConnectorBase_V1):
             self._namespace,
             self._counters,
             logger,
-            rank=pp.rank_in_group * tp.world_size + tp.rank_in_group,
+            rank=pp.rank_in_group * parallel.tensor_parallel_size + tp.rank_in_group,
         )
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:

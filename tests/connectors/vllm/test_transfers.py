@@ -34,13 +34,13 @@ LONG_S = 60.0
 class Side:
     """A worker over two layers of 64 blocks with 2 KiB per block."""
 
-    def __init__(self, pool_name: str, **changes: Any) -> None:
+    def __init__(self, pool_name: str, *, rank: int = 0, **changes: Any) -> None:
         tensors, self.memory = layer_major(2, BLOCKS, 512)
         self.layout = BlockLayout(tensors, block_count=BLOCKS, page_sizes={})
         self.counters = Counters()
         settings = VllmSettings(pool=pool_name, timeout_ms=300, retry_s=0.05, **changes)
         self.worker = Worker(
-            settings, self.layout, NAMESPACE, self.counters, logging.getLogger("test")
+            settings, self.layout, NAMESPACE, self.counters, logging.getLogger("test"), rank=rank
         )
 
     def fill(self, seed: int) -> None:
@@ -312,7 +312,7 @@ def test_blocks_that_find_no_room_in_the_pool_are_counted_as_left_out(
     cache = side.worker.save_connection._attachment.cache(NAMESPACE)  # type: ignore[union-attr]
     states = np.array([BlockState.GRANTED, BlockState.REFUSED, BlockState.PENDING], dtype=np.uint8)
     statuses = np.zeros(3, dtype=np.int32)
-    monkeypatch.setattr(cache, "put", lambda *_: PutResult(states, statuses))
+    monkeypatch.setattr(cache, "put", lambda *_, **__: PutResult(states, statuses))
     side.worker.save(Orders(saves=[blocks("r", [0, 1, 2])]))
     side.saved("r")
     counted = side.counters.take()

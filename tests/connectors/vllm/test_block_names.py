@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What vLLM's connector tells the pool of its blocks: hashes, parents, tokens hashes and ranks, by
+which the router finds them.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from test_transfers import Side, digests
+from vllm_parts import BLOCK_TOKENS, request
+
+from beluga import MetaServer, Namespace, Pool
+from beluga.connectors.vllm.names import BlockNames
+from beluga.connectors.vllm.steps import BlockRange, Orders
+from beluga.meta import NAME, NAME_PARENT, check_pool, read_names
+from beluga.router import BlockHasher
+
+pytest.importorskip("xxhash")
+TOKENS = list(range(5 * BLOCK_TOKENS))
+RANKS = (Namespace.of("one"), Namespace.of("two"))
+
+
+def names(**more: Any) -> BlockNames:
+    lookups: Any = SimpleNamespace(ranks=RANKS, **more)
+    return BlockNames(lookups, block_size=BLOCK_TOKENS)
+
+
+def short(block_hash: bytes) -> int:
+    return int.from_bytes(block_hash[-8:], "big")
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_a_requests_blocks_have_the_names_by_which_routers_know_them(start: int) -> None:
+    made = request("r", TOKENS)
+    found = np.frombuffer(names().of(made, start, 4), NAME)
+    hashes = [short(one) for one in made.block_hashes]
+    assert found["block_hash"].tolist() == hashes[start:4]
+    parents = found["parent_hash"].tolist()
+    assert parents == [hashes[start - 1] if start else 0, *hashes[start:3]]
+    assert found["flags"].tolist()[0] == (NAME_PARENT if start else 0)
+    local = BlockHasher(block_size=BLOCK_TOKENS).local(TOKENS)
+    assert found["tokens_hash"].tolist() == local[start:4]
+    assert set(found["rank_count"].tolist()) == {2}
+    assert set(found["space"].tolist()) == {int.from_bytes(RANKS[0].digest[:8], "little")}
+
+
+def test_salt_and_adapter_are_part_of_the_tokens_hash() -> None:
+    made = request("r", TOKENS, lora=SimpleNamespace(lora_name="a"))
+    made.cache_salt = "s"
+    found = np.frombuffer(names().of(made, 0, 5), NAME)
+    hasher = BlockHasher(block_size=BLOCK_TOKENS, salt="s", lora_name="a")
+    assert found["tokens_hash"].tolist() == hasher.local(TOKENS)
+
+
+def test_what_no_router_can_know_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = request("r", TOKENS)
+    made.mm_features = ["an image"]
+    assert names().of(made, 0, 3) == b""
+    lookups: Any = SimpleNamespace(ranks=())  # before the ranks' handshake
+    assert BlockNames(lookups, block_size=BLOCK_TOKENS).of(request("r", TOKENS), 0, 3) == b""
+    monkeypatch.setitem(sys.modules, "xxhash", None)
+    assert names().of(request("r", TOKENS), 0, 3) == b""
+
+
+def test_a_rank_stores_its_part_under_the_names(
+    pool: Pool, server: MetaServer, pool_name: str
+) -> None:
+    side = Side(pool_name, rank=1)
+    side.attached()
+    told = names().of(request("r", TOKENS), 0, 5)
+    side.worker.save(Orders(saves=[BlockRange("r", digests(0, 5), [3, 4, 5, 6, 7], told)]))
+    side.saved("r")
+    side.worker.close()
+    rows = read_names(pool, check_pool(pool).half)
+    assert len(rows) == 5
+    assert set(rows["name"]["rank"].tolist()) == {1}
+    assert sorted(rows["name"]["tokens_hash"].tolist()) == sorted(
+        BlockHasher(block_size=BLOCK_TOKENS).local(TOKENS)
+    )
