@@ -28,6 +28,7 @@ from .row import FIELDS, Bench, Row
 from .rpc import bench_rpc
 from .scheduler import bench_scheduler
 from .tiers_disk import bench_tiers_disk
+from .tiers_remote import bench_tiers_remote
 
 BENCHES: dict[str, Bench] = {
     "coherence": bench_coherence,
@@ -41,6 +42,7 @@ BENCHES: dict[str, Bench] = {
     "indexer": bench_indexer,
     "blocks": bench_blocks,
     "tiers-disk": bench_tiers_disk,
+    "tiers-remote": bench_tiers_remote,
 }
 
 __all__ = ["BENCHES", "FIELDS", "Bench", "Options", "Row", "plot"]

@@ -171,13 +171,21 @@ def _save(recorder: Recorder, path: Path, space: int, keys: NDArray[np.uint64], 
 
     with closing(tier):
         found = race(limit, ours, pair_count=recorder.options.pair_count, retry_count=0)
-    return recorder.row(case.name, **fields, **copies(found, case.size))
+        tier.remove(keys[:count])
+        left = iter(range(count))
+
+        def once() -> None:
+            at = next(left)
+            tier.save(records[at : at + 1], payload[:1])
+
+        alone = percentiles(_times(once, min(count, _SINGLE_CALLS)))
+    return recorder.row(case.name, **fields, **alone, **copies(found, case.size))
 
 
-def _times(once: Callable[[], object]) -> NDArray[np.uint64]:
+def _times(once: Callable[[], object], count: int = _SINGLE_CALLS) -> NDArray[np.uint64]:
     """Return how long each of some calls took."""
     times = []
-    for _ in range(_SINGLE_CALLS):
+    for _ in range(count):
         before = time.perf_counter_ns()
         once()
         times.append(time.perf_counter_ns() - before)

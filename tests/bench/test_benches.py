@@ -51,6 +51,7 @@ JUDGED = {
     "indexer": [],  # see test_indexer_bench.py
     "blocks": [],  # see test_blocks_bench.py
     "tiers-disk": [],  # see test_tiers_disk_bench.py
+    "tiers-remote": [],  # see test_tiers_remote_bench.py
     "gateway": [],  # see test_gateway_bench.py
     "scheduler": [],  # see test_scheduler_bench.py
 }
