@@ -248,6 +248,7 @@ def _fio(file: Path, offset: int, count: int, case: _Case) -> float:
         f"--size={each}",
         f"--io_size={each}",
         "--direct=1",
+        f"--iomem_align={2 * _MIB}",  # else few buffers have no large page, and fio half its speed
         "--thread",
         "--group_reporting",
         "--randrepeat=0",
