@@ -91,7 +91,10 @@ ListenHost = Annotated[str, typer.Option(help="The address for clients.")]
 ListenPort = Annotated[
     int, typer.Option(min=0, max=65535, help="The port for clients; 0 for any free port.")
 ]
-BlockSize = Annotated[int, typer.Option(min=1, help="How many tokens a block of the engines has.")]
+BlockSize = Annotated[
+    int,
+    typer.Option(min=0, help="How many tokens a block of the engines has; 0: the engines tell."),
+]
 QueueOrder = Annotated[
     str, typer.Option(help=f"The order of waiting requests: {', '.join(ORDERS)}.")
 ]
@@ -144,7 +147,7 @@ def gateway(
     admin: Admin = "127.0.0.1:8081",
     workers_file: WorkersFile = None,
     tokenizer: TokenizerPath = None,
-    block_size: BlockSize = 16,
+    block_size: BlockSize = 0,
     queue: QueueOrder = "fcfs",
     queue_threshold: QueueThreshold = 16.0,
     queue_wait: QueueWait = 60.0,

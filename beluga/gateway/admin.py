@@ -96,6 +96,8 @@ def described(engine: Engine) -> dict[str, object]:
         "requests": engine.inflight,
         "cooling_s": round(engine.cooling_s, 3),
         "events": engine.spec.events,
+        "block_size": engine.block_size or None,
+        "problems": engine.problems,
     }
 
 

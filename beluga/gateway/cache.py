@@ -23,6 +23,7 @@ from beluga.gateway.pool_listener import PoolListener
 from beluga.router import (
     BlockHasher,
     Choice,
+    HashBlocks,
     Indexer,
     Matches,
     PredictiveIndexer,
@@ -37,6 +38,9 @@ log = logging.getLogger(__name__)
 # advice for predictions beside events (version 1.3).
 UNANNOUNCED_S = 120.0
 ANNOUNCED_S = 5.0
+BLOCK_SIZE = 16  # tokens, until an engine tells its own; vLLM has 16 on GPUs
+UNREAD_S = 60.0  # how long a problem stays after the last event that could not be read
+SILENT_S = 5.0  # an engine that computes has announced its blocks after so long
 
 
 class Cache:
@@ -56,7 +60,11 @@ class Cache:
         model is a LoRA adapter, whose name is then part of its blocks' hashes. ``pool_events`` is
         where a pool's server announces its blocks. Raises RouterError.
         """
-        self._block_size = block_size
+        self._block_size = block_size or BLOCK_SIZE
+        self._size_known = block_size > 0
+        self._unread: dict[int, tuple[int, float]] = {}  # by worker: how many, and until when
+        self._computing: dict[int, float] = {}  # since when silent workers have had prompts
+        self._pool_events = pool_events
         self._is_adapter = is_adapter
         self._metrics = metrics
         self._listeners: dict[int, Listener] = {}
@@ -65,10 +73,71 @@ class Cache:
             ttl_s = ANNOUNCED_S if announced else UNANNOUNCED_S
             self.index = PredictiveIndexer(Indexer(), ttl_s=ttl_s)
             # this needs xxhash and raises now if it is missing
-            BlockHasher(block_size=block_size).local([0] * block_size)
+            BlockHasher(block_size=self._block_size).local([0] * self._block_size)
         self._pool: PoolListener | None = None
-        if pool_events and self.index is not None:
-            self._pool = PoolListener(self.index.indexer, pool_events, block_size=block_size)
+        self._open_pool()
+
+    def _open_pool(self) -> None:
+        """Follow the pool's events, if it announces any, by the current block size."""
+        if self._pool_events and self.index is not None:
+            self._pool = PoolListener(
+                self.index.indexer, self._pool_events, block_size=self._block_size
+            )
+
+    def learn(self, size: int) -> HashBlocks | None:
+        """Take the engines' block size, unless one was given or learned. Returns how to hash blocks
+        of that size, or None if the router has another size.
+        """
+        if not self._size_known and size > 0:
+            self._size_known = True
+            if size != self._block_size:
+                log.info("the engines have blocks of %d tokens", size)
+                self._block_size = size
+                if self._pool is not None:
+                    self._pool.close()
+                self._open_pool()
+        return hash_blocks_by(_hasher(size, "", "")) if size == self._block_size else None
+
+    def problems(self, engine: Engine) -> dict[str, str]:
+        """Return what keeps the index from following an engine, by kind."""
+        if self.index is None:
+            return {}
+        found = {}
+        if engine.block_size and engine.block_size != self._block_size:
+            found["block_size"] = (
+                f"it has blocks of {engine.block_size} tokens, the router of {self._block_size}: "
+                "all engines need the same --block-size, and the router that or none"
+            )
+        if text := self._silence(engine):
+            found["events"] = text
+        return found
+
+    def _silence(self, engine: Engine) -> str:
+        listener = self._listeners.get(engine.worker.worker_id)
+        if listener is None:
+            return (
+                "no KV events are named for it (--kv-events), so what it holds is only guessed "
+                "from the prompts that this router sends it"
+            )
+        number, now = engine.worker.worker_id, time.monotonic()
+        before, until = self._unread.get(number, (0, 0.0))
+        if listener.unread != before:
+            until = now + UNREAD_S
+            self._unread[number] = (listener.unread, until)
+        if now < until:
+            return f"{listener.unread} KV events could not be read; the last: {listener.error}"
+        if listener.alone_since is not None:
+            if now - listener.alone_since < SILENT_S:
+                return ""
+            return (
+                f"nobody publishes KV events at {engine.spec.events}; the engine must bind there "
+                "(--kv-events-config)"
+            )
+        if listener.heard or engine.prompt_tokens < self._block_size:
+            self._computing.pop(number, None)
+        elif now - self._computing.setdefault(number, now) > SILENT_S:
+            return "it has computed prompts and announced no KV event"
+        return ""
 
     def query_of(self, parsed: ParsedRequest) -> Query:
         """Return the query for a request. Its blocks are hashed only if there is an index."""
@@ -116,7 +185,10 @@ class Cache:
         number = engine.worker.worker_id
         hasher = _hasher(self._block_size, "", "")
         decoder = WireDecoder(
-            number, block_size=self._block_size, hash_blocks=hash_blocks_by(hasher)
+            number,
+            block_size=self._block_size,
+            hash_blocks=hash_blocks_by(hasher),
+            learn=self.learn,
         )
         self._listeners[number] = Listener(
             self.index.indexer, decoder, engine.spec.events, engine.spec.replay
@@ -127,6 +199,8 @@ class Cache:
         number = engine.worker.worker_id
         if (listener := self._listeners.pop(number, None)) is not None:
             listener.close()
+        self._unread.pop(number, None)
+        self._computing.pop(number, None)
         if self.index is not None:
             self.index.remove_worker(number)
 
@@ -134,7 +208,8 @@ class Cache:
         """Update the metrics of KV events."""
         if self.index is not None:
             lost = sum(listener.lost for listener in self._listeners.values())
-            self._metrics.kv_events(self.index.indexer, lost)
+            unread = sum(listener.unread for listener in self._listeners.values())
+            self._metrics.kv_events(self.index.indexer, lost=lost, unread=unread)
 
     def close(self) -> None:
         """Close all subscriptions."""

@@ -20,6 +20,9 @@ from typing import Any
 from beluga.gateway.settings import EngineSpec
 from beluga.router import Worker
 
+PROBLEMS = ("events", "block_size", "template")
+"""The kinds of what keeps the router from following an engine's cache: see ``problems.py``."""
+
 
 class Health(enum.Enum):
     """The result of the last check, or of a request since then."""
@@ -41,6 +44,8 @@ class Engine:
         self.draining = False
         self.inflight = 0
         self.hit_tokens = self.prompt_tokens = 0  # sums over all requests; hits as expected
+        self.block_size = 0  # tokens, as its metrics say; 0 if they do not
+        self.problems: dict[str, str] = {}  # by kind: see problems.py
         self.look = asyncio.Event()  # set to request a check now
         self._failures = 0
         self._cool_until = 0.0  # monotonic

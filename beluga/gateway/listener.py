@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 from beluga.errors import RouterError
@@ -31,12 +32,18 @@ class Listener:
             import zmq.asyncio
         except ModuleNotFoundError:
             raise RouterError("KV events need pyzmq; pip install 'beluga-kv[router]'") from None
+        self.heard = 0  # messages
+        self.alone_since: float | None = time.monotonic()  # None while somebody publishes
         self._subscription = Subscription(indexer, decoder, replay=replay is not None)
+        self._zmq = zmq
         self._context = zmq.asyncio.Context()
         try:
             self._live = self._context.socket(zmq.SUB)
             self._live.setsockopt(zmq.RCVHWM, _PENDING_MAX)
             self._live.setsockopt(zmq.SUBSCRIBE, b"")
+            self._monitor = self._live.get_monitor_socket(
+                zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+            )
             self._live.connect(endpoint)
             self._replay: Any = None
             if replay is not None:
@@ -45,7 +52,18 @@ class Listener:
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise RouterError(f"no KV events can come from {endpoint}: {error}") from None
-        self._task = asyncio.get_running_loop().create_task(self._listen())
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._listen()), loop.create_task(self._follow())]
+
+    @property
+    def unread(self) -> int:
+        """The number of messages, and of events in messages, that could not be read."""
+        return self._subscription.unread
+
+    @property
+    def error(self) -> str:
+        """Why the last of them could not be read."""
+        return self._subscription.error
 
     @property
     def lost(self) -> int:
@@ -54,15 +72,28 @@ class Listener:
 
     def close(self) -> None:
         """Close the listener."""
-        self._task.cancel()
+        for task in self._tasks:
+            task.cancel()
+        self._live.disable_monitor()
         self._context.destroy(linger=0)
 
     async def _listen(self) -> None:
         while True:
-            self._subscription.received(await self._live.recv_multipart())
+            frames = await self._live.recv_multipart()
+            self.heard += 1
+            self._subscription.received(frames)
             if (wanted := self._subscription.wanted) is not None:
                 await self._replay.send_multipart(wanted)
                 await self._hear_again()
+
+    async def _follow(self) -> None:
+        """Follow whether the endpoint's publisher is there."""
+        from zmq.utils.monitor import parse_monitor_message
+
+        while True:
+            event = parse_monitor_message(await self._monitor.recv_multipart())
+            gone = event["event"] == self._zmq.EVENT_DISCONNECTED
+            self.alone_since = time.monotonic() if gone else None
 
     async def _hear_again(self) -> None:
         """Receive a replay. Live messages wait in their socket meanwhile."""

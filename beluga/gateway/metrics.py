@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from beluga.gateway.engine import Engine
+from beluga.gateway.engine import PROBLEMS, Engine
 from beluga.gateway.parsed_request import ParsedRequest
 from beluga.router import Choice, Indexer, Load, Query
 
@@ -118,6 +118,12 @@ class Metrics:
         self._sent = counter("prompt_tokens", "Tokens of the prompts sent there")
         self._up = gauge("beluga_gateway_worker_up", "1: it is sent requests")
         self._inflight = gauge("beluga_gateway_worker_requests", "Requests under way")
+        self._problem = Gauge(
+            "beluga_gateway_worker_problem",
+            "1: the router cannot follow this worker's cache; GET /workers says why",
+            ("worker", "problem"),
+            registry=self.registry,
+        )
         self._of_worker = (
             self._last_first,
             self._last_next,
@@ -207,8 +213,14 @@ class Metrics:
         ):
             gauge.labels(engine.url).set(value)
 
-    def kv_events(self, indexer: Indexer, lost: int) -> None:
-        """Set the counts of blocks in KV events by outcome. ``lost`` messages never came."""
+    def problem(self, engine: Engine, kind: str, *, there: bool) -> None:
+        """Set whether a worker has a problem of this kind."""
+        self._problem.labels(engine.url, kind).set(there)
+
+    def kv_events(self, indexer: Indexer, *, lost: int, unread: int) -> None:
+        """Set the counts of blocks in KV events by outcome. ``lost`` messages never came, and
+        ``unread`` ones could not be read.
+        """
         counts = indexer.counts
         for kind, status, count in (
             ("stored", "ok", counts.stored),
@@ -219,6 +231,7 @@ class Metrics:
             ("removed", "ok", counts.removed),
             ("removed", "block_not_found", counts.unknown),
             ("message", "lost", lost),
+            ("message", "unreadable", unread),
         ):
             self._events.labels(kind, status).set(count)
 
@@ -227,6 +240,8 @@ class Metrics:
         for metric in self._of_worker:
             metric.remove(engine.url)
             self._children.pop((metric, engine.url), None)
+        for kind in PROBLEMS:
+            self._problem.remove(engine.url, kind)
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus's text format."""

@@ -7,7 +7,7 @@ Dynamo's workers publish.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import aiohttp
 
@@ -27,9 +27,17 @@ _WANTED = (_RUNNING, _WAITING, *_USAGE, _CONFIG, _QUERIES, *_HITS)
 class Reports:
     """Reads ``/metrics`` of engines into the load tracker."""
 
-    def __init__(self, client: aiohttp.ClientSession, tracker: LoadTracker, limits: Limits) -> None:
+    def __init__(
+        self,
+        client: aiohttp.ClientSession,
+        tracker: LoadTracker,
+        limits: Limits,
+        learn: Callable[[int], object],
+    ) -> None:
+        """``learn`` gets the block sizes that engines tell."""
         self._client = client
         self._tracker = tracker
+        self._learn = learn
         self._timeout = aiohttp.ClientTimeout(total=limits.health_timeout_s)
 
     async def read(self, engine: Engine) -> None:
@@ -40,7 +48,11 @@ class Reports:
         try:
             async with self._client.get(f"{engine.url}/metrics", timeout=self._timeout) as answer:
                 if answer.status == 200:
-                    metrics = worker_metrics(await answer.text())
+                    text = await answer.text()
+                    metrics = worker_metrics(text)
+                    engine.block_size = block_size(text)
+                    if engine.block_size:
+                        self._learn(engine.block_size)
         finally:
             self._tracker.publish(engine.worker, metrics)
 
@@ -72,6 +84,14 @@ def worker_metrics(text: str) -> WorkerMetrics | None:
         gpu_cache_usage_perc=usage,
         gpu_prefix_cache_hit_rate=_hit_rate(sums),
     )
+
+
+def block_size(text: str) -> int:
+    """Return the tokens in a block by a page of vLLM's metrics, or 0 if it does not say."""
+    for line in text.splitlines():
+        if line.startswith(_CONFIG):
+            return _label(line, "block_size")
+    return 0
 
 
 def _hit_rate(sums: Mapping[str, float]) -> float:

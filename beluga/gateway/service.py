@@ -23,6 +23,7 @@ from beluga.gateway.fleet import Fleet
 from beluga.gateway.handlers import Handlers, refusals
 from beluga.gateway.health import Checker, end_tasks
 from beluga.gateway.metrics import Metrics
+from beluga.gateway.problems import Watch
 from beluga.gateway.proxy import Proxy
 from beluga.gateway.remote import Remote
 from beluga.gateway.report import Reports
@@ -120,6 +121,9 @@ class Service:
         self.fleet.on_change(joined=self._cache.joined, left=self._cache.left)
         await self._open_handlers(stack, client)
         await self._join(stack)
+        watch = Watch(self.fleet, self.metrics, self._cache.problems)
+        task = asyncio.get_running_loop().create_task(watch.run())
+        stack.push_async_callback(end_tasks, [task])
         if settings.advise_s:
             adviser = Adviser(
                 fleet=self.fleet,
@@ -140,7 +144,7 @@ class Service:
     ) -> None:
         """Open the parts that serve clients, and those that watch the engines."""
         settings = self._settings
-        reports = Reports(client, self._router.tracker, settings.limits)
+        reports = Reports(client, self._router.tracker, settings.limits, learn=self._cache.learn)
         checker = Checker(
             self.fleet, client, settings.limits, up=self._wait_queue.look, also=reports.read
         )

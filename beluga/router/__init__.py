@@ -21,6 +21,7 @@ from beluga.router.index.pool_feed import PoolFeed
 from beluga.router.index.publisher import Kept, Publisher
 from beluga.router.index.subscription import Subscription
 from beluga.router.index.wire import (
+    HashBlocks,
     PoolEvent,
     WireDecoder,
     encode_dynamo,
@@ -69,6 +70,7 @@ __all__ = [
     "Estimator",
     "FindMatches",
     "Goals",
+    "HashBlocks",
     "Indexer",
     "Kept",
     "Load",

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +15,7 @@ import pytest
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 pytest.importorskip("xxhash", reason="the router's packages are not installed")
 
+from announcer import Announcer
 from fake_engine import FakeEngine
 from routed import Site, routed, run, until
 
@@ -59,55 +59,6 @@ def test_a_policy_that_is_blind_to_caches_costs_no_hashing() -> None:
             assert "dynamo_router_overhead_block_hashing_ms_count 0.0" in text
 
     run(scenario)
-
-
-class Announcer:
-    """An engine's side of KV events: it publishes, and replays on request."""
-
-    def __init__(self, folder: Path) -> None:
-        zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
-        self._context = zmq.Context()
-        self.events, self.replay = f"ipc://{folder}/e", f"ipc://{folder}/r"
-        self._live = self._context.socket(zmq.XPUB)
-        self._live.bind(self.events)
-        self._router = self._context.socket(zmq.ROUTER)
-        self._router.bind(self.replay)
-        self._sent: list[list[bytes]] = []
-        self.replays = 0
-
-    def subscribed(self) -> bool:
-        return bool(self._live.poll(0))
-
-    def stored(self, tokens: list[int], first_name: int, *, told: bool = True) -> None:
-        import msgspec
-
-        count = len(tokens) // BLOCK
-        event = {
-            "type": "BlockStored",
-            "block_hashes": list(range(first_name, first_name + count)),
-            "parent_block_hash": None,
-            "token_ids": tokens,
-            "block_size": BLOCK,
-            "lora_id": None,
-            "medium": "GPU",
-        }
-        number = len(self._sent).to_bytes(8, "big")
-        frames = [b"", number, msgspec.msgpack.encode([time.time(), [event], None])]
-        self._sent.append(frames)
-        if told:
-            self._live.send_multipart(frames)
-
-    def answer(self) -> None:
-        """Serve requests for replays."""
-        while self._router.poll(0):
-            who, _, first = self._router.recv_multipart()
-            self.replays += 1
-            for _, number, payload in self._sent[int.from_bytes(first, "big") :]:
-                self._router.send_multipart([who, b"", number, payload])
-            self._router.send_multipart([who, b"", (-1).to_bytes(8, "big", signed=True), b""])
-
-    def close(self) -> None:
-        self._context.destroy(linger=0)
 
 
 async def prefers(site: Site, engine: FakeEngine, tokens: list[int]) -> None:

@@ -164,8 +164,8 @@ def test_a_listener_that_is_closed_listens_no_more() -> None:
         listener = Listener(Indexer(), decoder, "tcp://127.0.0.1:9", "tcp://127.0.0.1:10")
         await asyncio.sleep(0)
         listener.close()
-        await asyncio.wait([listener._task], timeout=20)
-        assert listener._task.cancelled()
+        await asyncio.wait(listener._tasks, timeout=20)
+        assert all(task.cancelled() for task in listener._tasks)
 
     asyncio.run(scenario())
 

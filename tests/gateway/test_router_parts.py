@@ -588,7 +588,7 @@ def test_figures_of_events_have_a_kind_and_an_outcome() -> None:
     counts = SimpleNamespace(
         stored=1, repeated=2, parent_not_found=3, invalid=4, refused=5, removed=6, unknown=7
     )
-    metrics.kv_events(cast("Indexer", SimpleNamespace(counts=counts)), 8)
+    metrics.kv_events(cast("Indexer", SimpleNamespace(counts=counts)), lost=8, unread=9)
     assert [(name.split(" ", 1)[1], value) for name, value in figures(metrics).items()] == [
         ("stored ok", 1),
         ("stored duplicate", 2),
@@ -598,6 +598,7 @@ def test_figures_of_events_have_a_kind_and_an_outcome() -> None:
         ("removed ok", 6),
         ("removed block_not_found", 7),
         ("message lost", 8),
+        ("message unreadable", 9),
     ]
 
 

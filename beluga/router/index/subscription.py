@@ -27,6 +27,7 @@ class Subscription:
         self._indexer, self._decoder = indexer, decoder
         self.feed: Feed[Batch] = Feed(replay=replay)
         self.unread = 0  # unreadable messages, and unreadable events in messages
+        self.error = ""  # why the last of these could not be read
         self.failed = 0  # events that could not be applied
         self._ranks: set[Worker] = set()
 
@@ -69,13 +70,16 @@ class Subscription:
             if frame.ends_replay:
                 return frame.sequence, None
             return frame.sequence, self._decoder.batch(frame.payload)
-        except EventError:
+        except EventError as error:
             self.unread += 1
+            self.error = str(error)
             return None
 
     def _apply(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
             self.unread += len(batch.failed)
+            if batch.failed:
+                self.error = str(batch.failed[-1])
             self._ranks.add(batch.worker)
             self._apply_events(batch.events)
 

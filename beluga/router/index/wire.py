@@ -224,13 +224,24 @@ class WireDecoder:
     cache groups, the first one counts. Raises RouterError if ``block_size`` is not positive.
     """
 
-    def __init__(self, worker_id: int, *, block_size: int, hash_blocks: HashBlocks) -> None:
+    def __init__(
+        self,
+        worker_id: int,
+        *,
+        block_size: int,
+        hash_blocks: HashBlocks,
+        learn: Callable[[int], HashBlocks | None] = lambda _: None,
+    ) -> None:
+        """``learn`` gets another block size that the engine announces, and returns how to hash such
+        blocks, or None if the router keeps its own size.
+        """
         import msgspec
 
         if block_size < 1:
             raise RouterError(f"a block has at least one token, not {block_size}")
         self._worker_id, self._block_size = worker_id, block_size
         self._hash_blocks = hash_blocks
+        self._learn = learn
         self._decode = msgspec.msgpack.Decoder().decode
         self._errors = (msgspec.MsgspecError, RecursionError, ValueError)
 
@@ -267,14 +278,23 @@ class WireDecoder:
         stored = Stored(names, contents, None if parent is None else _name(parent))
         return RouterEvent(worker, stored, tier=tier)
 
+    def _sized(self, size: int) -> bool:
+        """Return whether the router has blocks of this size, if need be from now on."""
+        if size == self._block_size:
+            return True
+        found = self._learn(size) if type(size) is int else None
+        if found is not None:
+            self._block_size, self._hash_blocks = size, found
+        return found is not None
+
     def _contents(self, fields: Mapping[str, Any], count: int) -> Sequence[int] | None:
         tokens = fields.get("token_ids")
         if not tokens:
             return None
-        if fields["block_size"] != self._block_size:
+        if not self._sized(fields["block_size"]):
             raise EventError(
                 f"worker {self._worker_id} has blocks of {fields['block_size']} tokens, the router "
-                f"of {self._block_size}; give it the engine's --block-size"
+                f"of {self._block_size}; all engines need the same, which --block-size may give"
             )
         if len(tokens) != count * self._block_size:
             raise EventError(f"a KV event has {len(tokens)} tokens for {count} blocks")

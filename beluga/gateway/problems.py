@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What keeps the gateway from following an engine's cache, told to the operator: in the log, in
+``beluga_gateway_worker_problem`` and in ``GET /workers``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+
+from beluga.gateway.engine import PROBLEMS, Engine
+from beluga.gateway.fleet import Fleet
+from beluga.gateway.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+LOG_EVERY_S = 60.0  # the same problem of one worker is logged at most this often
+
+
+class Watch:
+    """Looks at every engine each second. ``found`` returns an engine's problems by kind."""
+
+    def __init__(
+        self, fleet: Fleet, metrics: Metrics, found: Callable[[Engine], Mapping[str, str]]
+    ) -> None:
+        self._fleet, self._metrics, self._found = fleet, metrics, found
+        self._logged: dict[tuple[int, str], float] = {}
+
+    async def run(self) -> None:
+        """Look forever."""
+        while True:
+            self.look()
+            await asyncio.sleep(LOOK_S)
+
+    def look(self) -> None:
+        """Look at all engines now."""
+        for engine in self._fleet:
+            engine.problems = dict(self._found(engine))
+            for kind in PROBLEMS:
+                self._metrics.problem(engine, kind, there=kind in engine.problems)
+            for text in engine.problems.values():
+                self._log(engine, text)
+
+    def _log(self, engine: Engine, text: str) -> None:
+        now = time.monotonic()
+        self._logged = {key: at for key, at in self._logged.items() if now - at < LOG_EVERY_S}
+        key = (engine.worker.worker_id, re.sub("[0-9]+", "", text))  # counts go up
+        if key not in self._logged:
+            self._logged[key] = now
+            log.warning("%s: %s", engine.url, text)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What keeps the gateway from following caches is said in log, metrics and GET /workers, and the
+block size is learned.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("aiohttp", reason="the router's packages are not installed")
+pytest.importorskip("xxhash", reason="the router's packages are not installed")
+pytest.importorskip("zmq", reason="pyzmq is not installed")
+
+from announcer import Announcer
+from fake_engine import FakeEngine
+from routed import Site, routed, run, until
+
+from beluga.gateway import EngineSpec
+from beluga.gateway import cache as cache_module
+from beluga.gateway import problems as problems_module
+
+TOKENS = list(range(1000, 1000 + 256))
+CONFIG = 'vllm:cache_config_info{block_size="128",num_gpu_blocks="9"} 1.0\n'
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(problems_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(cache_module, "SILENT_S", 0.05)
+
+
+async def said(site: Site, kind: str, text: str) -> None:
+    """Wait until an engine's problem is said, and check that metrics say it, too."""
+
+    def there() -> bool:
+        return any(text in e.problems.get(kind, "") for e in site.service.fleet)
+
+    await until(there)
+    assert any(text in worker["problems"].get(kind, "") for worker in await site.workers())
+    metrics = await site.text("/metrics")
+    assert f'problem="{kind}",worker="{site.engines[0].url}"}} 1.0' in metrics
+
+
+def play(
+    tmp_path: Path, scenario: Callable[[Site, Announcer, FakeEngine], Any], **settings: Any
+) -> None:
+    async def whole() -> None:
+        announcer, engine = Announcer(tmp_path), FakeEngine()
+        engine.metrics = settings.pop("metrics", "")
+        try:
+            async with engine:
+                spec = EngineSpec(engine.url, (), announcer.events, announcer.replay)
+                async with routed(engines=(spec,), policy="linear", **settings) as site:
+                    site.engines = (engine,)
+                    await site.up()
+                    await until(announcer.subscribed)
+                    await scenario(site, announcer, engine)
+        finally:
+            announcer.close()
+
+    run(whole)
+
+
+def of_128(announcer: Announcer) -> None:
+    announcer.block_size = 128
+    announcer.stored(TOKENS, 100)
+
+
+@pytest.mark.parametrize("metrics", ["", CONFIG], ids=["by an event", "by its metrics"])
+def test_the_block_size_is_learned_from_the_engine(tmp_path: Path, metrics: str) -> None:
+    async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
+        if metrics:
+            await until(lambda: site.service._cache._block_size == 128)
+        of_128(announcer)
+        index = site.service.index()
+        await until(lambda: index.indexer.counts.stored == 2)
+        assert (await site.completed(prompt=TOKENS))[0] == 200
+        [worker] = site.service.fleet
+        assert worker.hit_tokens == 256
+        await until(lambda: not worker.problems)
+
+    play(tmp_path, scenario, metrics=metrics)
+
+
+def test_a_wrong_block_size_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
+        of_128(announcer)
+        await said(site, "events", "has blocks of 128 tokens, the router of 16")
+        await said(site, "block_size", "it has blocks of 128 tokens, the router of 16")
+        text = await site.text("/metrics")
+        assert 'applied{event_type="message",status="unreadable"} 1.0' in text
+
+    with caplog.at_level(logging.WARNING):
+        play(tmp_path, scenario, block_size=16, metrics=CONFIG)
+    about = [r.getMessage() for r in caplog.records if "blocks of 128" in r.getMessage()]
+    assert len(about) == len(set(about)) == 2  # although it was looked at many times
+
+
+def test_events_that_cannot_be_read_are_said(tmp_path: Path) -> None:
+    async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
+        announcer.publish([{"type": "Nonsense"}])
+        await said(site, "events", "1 KV events could not be read; the last: there is no KV event")
+
+    play(tmp_path, scenario)
+
+
+def test_an_engine_that_computes_and_announces_nothing_is_named(tmp_path: Path) -> None:
+    async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
+        [worker] = site.service.fleet
+        await until(lambda: not worker.problems)  # an idle engine has nothing to announce
+        await site.completed(prompt=TOKENS)
+        await said(site, "events", "announced no KV event")
+        announcer.stored(TOKENS, 100)
+        await until(lambda: not worker.problems)
+
+    play(tmp_path, scenario)
+
+
+def test_an_endpoint_without_a_publisher_is_named(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        async with engine:
+            spec = EngineSpec(engine.url, (), f"ipc://{tmp_path}/nobody")
+            async with routed(engines=(spec,), policy="linear") as site:
+                site.engines = (engine,)
+                await said(site, "events", "nobody publishes KV events at ipc://")
+
+    run(scenario)
+
+
+def test_caches_that_are_guessed_are_said_and_blind_policies_have_no_problem() -> None:
+    async def scenario() -> None:
+        async with routed(FakeEngine(), policy="linear") as site:
+            await said(site, "events", "no KV events are named")
+        async with routed(FakeEngine(), policy="least-tokens") as site:
+            assert [worker["problems"] for worker in await site.workers()] == [{}]
+
+    run(scenario)
