@@ -179,6 +179,7 @@ def _save(recorder: Recorder, path: Path, space: int, keys: NDArray[np.uint64], 
             tier.save(records[at : at + 1], payload[:1])
 
         alone = percentiles(_times(once, min(count, _SINGLE_CALLS)))
+        ours()  # so that all blocks are there again
     return recorder.row(case.name, **fields, **alone, **copies(found, case.size))
 
 
