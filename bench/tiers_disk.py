@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from beluga.errors import TierError
 from beluga.tiers import BLOCK
+from beluga.tiers.arena import Arena
 from beluga.tiers.disk import DiskTier
-from beluga.tiers.disk.arena import Arena
 from beluga.tiers.disk.engine import make_engine
 from beluga.tiers.disk.file import PAGE
 from beluga.tiers.disk.store import Store, StoreSettings

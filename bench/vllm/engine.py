@@ -20,6 +20,8 @@ from typing import Any
 
 from .stream import Reply, stream
 
+_REST_S = 0.001  # as EngineCoreProc of vLLM 0.32 does
+
 
 def main() -> None:
     """Answer until standard input ends, which also happens when the parent ends."""
@@ -34,7 +36,9 @@ def main() -> None:
     _override_kernels()
     options = json.loads(sys.argv[1])
     connector = options.get("kv_transfer_config") or {}
-    engine = Engine(LLM(**options), connector.get("kv_connector_module_path"))
+    llm = LLM(**options)
+    _rest_as_in_a_process(llm.llm_engine.engine_core.engine_core)
+    engine = Engine(llm, connector.get("kv_connector_module_path"))
     reply({"ready": True})
     for line in sys.stdin:
         command = json.loads(line)
@@ -148,6 +152,21 @@ def _override_kernels() -> None:
 
     current_platform.register_triton_kernel_overrides()
     type(current_platform).register_triton_kernel_overrides = classmethod(lambda _cls: None)
+
+
+def _rest_as_in_a_process(core: Any) -> None:
+    """Let the engine's loop rest where that of vLLM's own engine process does: after a step that
+    computed nothing. Otherwise a request that waits for its cache would take a core from the cache.
+    """
+    step = core.step_fn
+
+    def step_and_rest() -> tuple[Any, bool]:
+        outputs, executed = step()
+        if not executed and core.scheduler.has_requests():
+            time.sleep(_REST_S)
+        return outputs, executed
+
+    core.step_fn = step_and_rest
 
 
 def _sampling(max_tokens: int, logprobs: int | None = None) -> Any:

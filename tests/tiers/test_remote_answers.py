@@ -11,8 +11,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from beluga.tiers.arena import Arena
 from beluga.tiers.remote import RefusedError
 from beluga.tiers.remote.valkey import _read_string
+
+ARENA = Arena()
 
 
 @pytest.fixture
@@ -33,10 +36,10 @@ def test_a_string_is_read_whole(lines: Lines, size: int) -> None:
     data = np.random.default_rng(size).integers(0, 256, size, np.uint8).tobytes()
     sender = threading.Thread(target=far.sendall, args=(b"$%d\r\n%s\r\n" % (size, data),))
     sender.start()
-    assert bytes(_read_string(near, size) or b"") == data
+    assert bytes(_read_string(near, size, ARENA) or b"") == data
     sender.join()
     far.sendall(b"$1\r\nx\r\n")
-    assert bytes(_read_string(near, 1) or b"") == b"x", "the next answer is the next"
+    assert bytes(_read_string(near, 1, ARENA) or b"") == b"x", "the next answer is the next"
 
 
 def test_a_string_that_comes_byte_by_byte_is_read_whole(lines: Lines) -> None:
@@ -49,21 +52,21 @@ def test_a_string_that_comes_byte_by_byte_is_read_whole(lines: Lines) -> None:
 
     sender = threading.Thread(target=send)
     sender.start()
-    assert bytes(_read_string(near, 5) or b"") == b"a\r\nb\r"
+    assert bytes(_read_string(near, 5, ARENA) or b"") == b"a\r\nb\r"
     sender.join()
 
 
 def test_an_empty_string_is_none(lines: Lines) -> None:
     near, far = lines
     far.sendall(b"$0\r\n\r\n")
-    assert _read_string(near, 10) is None
+    assert _read_string(near, 10, ARENA) is None
 
 
 def test_an_error_is_a_refusal_with_its_text(lines: Lines) -> None:
     near, far = lines
     far.sendall(b"-NOAUTH Authentication required.\r\n")
     with pytest.raises(RefusedError, match="NOAUTH Authentication required"):
-        _read_string(near, 10)
+        _read_string(near, 10, ARENA)
 
 
 @pytest.mark.parametrize(
@@ -95,4 +98,31 @@ def test_any_other_answer_is_a_broken_connection(lines: Lines, answer: bytes) ->
     sender.join()
     far.shutdown(socket.SHUT_WR)
     with pytest.raises(ConnectionError):
-        _read_string(near, 10)
+        _read_string(near, 10, ARENA)
+
+
+def test_strings_share_memory_one_after_another_and_never_at_once(lines: Lines) -> None:
+    near, far = lines
+    arena, size = Arena(), 1 << 20
+
+    def ask(byte: bytes) -> memoryview:
+        sender = threading.Thread(
+            target=far.sendall, args=(b"$%d\r\n%s\r\n" % (size, byte * size),)
+        )
+        sender.start()
+        found = _read_string(near, size, arena)
+        sender.join()
+        assert found is not None
+        return found
+
+    def address(found: memoryview) -> int:
+        return int(np.frombuffer(found, np.uint8).__array_interface__["data"][0])
+
+    first = ask(b"a")
+    second = ask(b"b")
+    assert bytes(first) == b"a" * size
+    place = address(first)
+    assert address(second) != place
+    del first
+    assert address(ask(b"c")) == place
+    assert bytes(second) == b"b" * size

@@ -29,7 +29,7 @@ import numpy as np
 from beluga._ffi import lib
 from beluga.errors import TierError
 from beluga.primitives import crc32c
-from beluga.tiers.disk.arena import Arena
+from beluga.tiers.arena import Arena
 
 PAGE = 4096
 _STRIPE = 2 << 20

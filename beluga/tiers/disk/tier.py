@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from beluga._shared import when_forked
 from beluga.errors import TierError
 from beluga.metrics import REGISTRY
-from beluga.tiers.disk.arena import Arena
+from beluga.tiers.arena import Arena
 from beluga.tiers.disk.engine import EngineMaker, Requests, make_engine
 from beluga.tiers.disk.file import PAGE
 from beluga.tiers.disk.health import Health

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Aligned buffers for direct I/O, which are used again when nothing refers to them any more."""
+"""Aligned buffers for blocks that are loaded, used again when nothing refers to them any more."""
 
 from __future__ import annotations
 
