@@ -127,7 +127,7 @@ def test_listeners_live_as_long_as_their_engines(monkeypatch: pytest.MonkeyPatch
     closed: list[str] = []
 
     class Heard:
-        lost = 2
+        lost = unread = 2
 
         def __init__(self, index: object, decoder: object, events: str, replay: object) -> None:
             self.events = events
