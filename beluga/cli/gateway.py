@@ -26,7 +26,7 @@ from beluga.router import (
 )
 
 if TYPE_CHECKING:
-    from beluga.gateway import Service
+    from beluga.gateway import Prefill, Service
 
 Workers = Annotated[
     list[str] | None,
@@ -73,6 +73,9 @@ WorkersFile = Annotated[
 ]
 TokenizerPath = Annotated[
     Path | None, typer.Option(help="The engines' tokenizer.json, or the directory of their model.")
+]
+ChatTemplate = Annotated[
+    Path | None, typer.Option(help="The engines' chat template, if it is not the tokenizer's own.")
 ]
 PolicyName = Annotated[
     str,
@@ -147,6 +150,7 @@ def gateway(
     admin: Admin = "127.0.0.1:8081",
     workers_file: WorkersFile = None,
     tokenizer: TokenizerPath = None,
+    chat_template: ChatTemplate = None,
     block_size: BlockSize = 0,
     queue: QueueOrder = "fcfs",
     queue_threshold: QueueThreshold = 16.0,
@@ -182,13 +186,12 @@ def gateway(
         listen=service.Address(host, port),
         admin=service.Address.parse(admin) if admin else None,
         tokenizer=tokenizer,
+        chat_template=chat_template,
         block_size=block_size,
         seed=seed,
         advise_s=advise,
         goals=Goals(ttft_s=ttft_goal, between_tokens_s=token_goal),
-        prefill=service.Prefill(
-            service.read_queues(prefill_queue or ()), prefill_when, prefill_wait
-        ),
+        prefill=_prefill(prefill_queue, prefill_when, prefill_wait),
         queue=queue,
         queue_threshold=queue_threshold,
         limits=service.Limits(
@@ -202,6 +205,12 @@ def gateway(
         ),
     )
     asyncio.run(service.serve(asked, _say_where))
+
+
+def _prefill(queues: list[str] | None, rule: str, wait_s: float) -> Prefill:
+    from beluga import gateway as service
+
+    return service.Prefill(service.read_queues(queues or ()), rule, wait_s)
 
 
 def _begin(*, events: bool) -> None:

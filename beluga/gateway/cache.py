@@ -64,6 +64,7 @@ class Cache:
         self._size_known = block_size > 0
         self._unread: dict[int, tuple[int, float]] = {}  # by worker: how many, and until when
         self._computing: dict[int, float] = {}  # since when silent workers have had prompts
+        self.template_problem = ""  # why conversations cannot be hashed as the engines do
         self._pool_events = pool_events
         self._is_adapter = is_adapter
         self._metrics = metrics
@@ -103,6 +104,8 @@ class Cache:
         if self.index is None:
             return {}
         found = {}
+        if self.template_problem:
+            found["template"] = self.template_problem
         if engine.block_size and engine.block_size != self._block_size:
             found["block_size"] = (
                 f"it has blocks of {engine.block_size} tokens, the router of {self._block_size}: "

@@ -151,12 +151,16 @@ class Service:
         stack.push_async_callback(checker.close)
         remote = await Remote.open(settings.prefill, self._router.tracker.load, self.metrics)
         stack.push_async_callback(remote.close)
+        tokenizer = None
+        if settings.tokenizer is not None:
+            tokenizer = load_tokenizer(settings.tokenizer, settings.chat_template)
+            self._cache.template_problem = tokenizer.problem
         proxy = Proxy(
             director=self._director,
             client=client,
             metrics=self.metrics,
             limits=settings.limits,
-            tokenizer=load_tokenizer(settings.tokenizer) if settings.tokenizer else None,
+            tokenizer=tokenizer,
             remote=remote,
         )
         self._handlers = Handlers(

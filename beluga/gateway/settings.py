@@ -89,6 +89,7 @@ class Settings:
     listen: Address = _LISTEN
     admin: Address | None = _ADMIN
     tokenizer: Path | None = None
+    chat_template: Path | None = None  # instead of the tokenizer's own
     block_size: int = 0  # tokens in a block of the engines; 0: the engines tell
     queue: str = "fcfs"  # the order of waiting requests
     # Requests wait while every worker has more batches of prefill; 0 for never.

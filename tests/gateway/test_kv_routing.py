@@ -154,7 +154,9 @@ def test_a_long_prompt_is_tokenized_beside_the_loop(size: int, aside: bool) -> N
             seen.append(threading.current_thread() is not threading.main_thread())
             return [1]
 
-        def chat(self, messages: list[dict[str, Any]]) -> list[int]:
+        problem = ""
+
+        def chat(self, messages: list[dict[str, Any]], given: object) -> list[int]:
             raise AssertionError
 
     async def play() -> None:
@@ -183,7 +185,9 @@ def test_a_tokenizer_counts_as_the_engines_do() -> None:
         def text(self, text: str) -> list[int]:
             return [len(word) for word in text.split()]
 
-        def chat(self, messages: list[dict[str, Any]]) -> list[int]:
+        problem = ""
+
+        def chat(self, messages: list[dict[str, Any]], given: object) -> list[int]:
             return [7, *(token for each in messages for token in self.text(each["content"]))]
 
     def tokens(body: bytes) -> list[int]:
