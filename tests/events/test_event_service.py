@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,8 +19,11 @@ from numpy.typing import NDArray
 from beluga import KVCache
 from beluga.errors import RouterError
 from beluga.events import EventService, EventSettings
+from beluga.gateway.cache import Cache
+from beluga.gateway.metrics import Metrics
 from beluga.meta import MetaServer, chain_names
 from beluga.pool import Pool
+from beluga.router import RouterEvent, Stored, Tier, Worker
 from beluga.router.index.events import from_dynamo
 from tests.events.follower import Follower, endpoints, table
 
@@ -144,6 +148,33 @@ def test_a_block_of_two_ranks_is_there_when_both_have_it(pool: Pool, tmp_path: P
         remove(caches[1], 1, rank=1)
         assert eventually(lambda: router.indexer.find_matches([*range(5000, 5006)]).shared == 1)
         assert router.blocks() == table(pool)
+
+
+def test_the_gateways_index_follows_the_pool(pool: Pool, tmp_path: Path) -> None:
+    async def route() -> None:
+        gateway = Cache(
+            wanted=True,
+            block_size=TOKENS,
+            announced=False,
+            is_adapter=lambda _: False,
+            metrics=Metrics(),
+            pool_events=",".join(endpoints(tmp_path)),
+        )
+        assert gateway.index is not None
+        indexer = gateway.index.indexer
+        stranger = RouterEvent(Worker(1), Stored([77], [6000]), tier=Tier.SHARED)
+        indexer.apply(stranger)  # an engine does not say what the pool has
+        for gone, left in ((None, 8), (5, 5)):
+            if gone is not None:
+                remove(cache, gone)
+            while indexer.find_matches([*range(5000, 5008)]).shared != left:
+                await asyncio.sleep(0.01)
+        assert indexer.find_matches([6000]).shared == 0
+        gateway.close()
+
+    with serving(pool, tmp_path), KVCache(pool, namespace="x") as cache:
+        put(cache, 0, 8)
+        asyncio.run(asyncio.wait_for(route(), 60))
 
 
 def test_dynamos_form(pool: Pool, tmp_path: Path) -> None:
