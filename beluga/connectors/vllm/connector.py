@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,10 @@ class BelugaConnector(KVConnectorBase_V1):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
-        self._settings = settings_of(VllmSettings, transfer.kv_connector_extra_config)
+        self._settings = dataclasses.replace(
+            settings_of(VllmSettings, transfer.kv_connector_extra_config),
+            kv_role=getattr(transfer, "kv_role", None) or "kv_both",
+        )
         self._group = CacheGroup(vllm_config, kv_cache_config)
         check_hashing(vllm_config.cache_config.prefix_caching_hash_algo)
         # A load that fails is a miss. The scheduler reads this after it has made its connector.

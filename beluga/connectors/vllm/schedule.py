@@ -73,7 +73,7 @@ class Schedule:
         self._asynchronous = settings.load == "async"
         self._onboard_s = settings.onboard_ms / 1000
         self._worth = Worth(settings, block_size)
-        self._saves_at_all = settings.save
+        self._loads_at_all, self._saves_at_all = settings.loads, settings.saves
         self._lookups, self._counters = lookups, counters
         self._block_size = block_size
         self._block_ids_of = block_ids_of
@@ -91,7 +91,7 @@ class Schedule:
         """
         tracked = self._track(request)
         local = computed_tokens // self._block_size
-        if tracked.spoiled:
+        if tracked.spoiled or not self._loads_at_all:
             return 0, False
         if tracked.local != local and not self._look_up(tracked, local):
             return None, False

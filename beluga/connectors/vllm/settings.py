@@ -10,6 +10,7 @@ from beluga.connectors.settings import PoolSettings
 from beluga.errors import ConnectorError
 
 LOADS = ("sync", "async")
+ROLES = ("kv_both", "kv_producer", "kv_consumer")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +29,26 @@ class VllmSettings(PoolSettings):
     load: str = "sync"
     save: bool = True
     save_queue: int = 4096
+    kv_role: str = "kv_both"  # vLLM's own setting beside these, which the connector fills in
     prefill_b_ms: float = 0.0
     prefill_c_ms: float = 0.0
+
+    @property
+    def loads(self) -> bool:
+        """Whether blocks are loaded: a producer only stores."""
+        return self.kv_role != "kv_producer"
+
+    @property
+    def saves(self) -> bool:
+        """Whether blocks are saved: a consumer only loads."""
+        return self.save and self.kv_role != "kv_consumer"
 
     def __post_init__(self) -> None:
         super(VllmSettings, self).__post_init__()
         if self.load not in LOADS:
             raise ConnectorError(f"beluga's setting load is {self.load!r}; it must be sync, async")
+        if self.kv_role not in ROLES:
+            raise ConnectorError(f"kv_role is {self.kv_role!r}; it must be {', '.join(ROLES)}")
         if self.save_queue <= 0:
             raise ConnectorError("beluga's setting save_queue must be greater than 0")
         if self.prefill_b_ms < 0 or self.prefill_c_ms < 0:

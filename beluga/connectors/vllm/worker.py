@@ -43,7 +43,7 @@ class Worker:
         load_source = source_of(layout, urgent=True, own_stream=asynchronous, logger=logger)
         self.loads = kind(load_source, namespace, self.load_connection, counters)
         self.save_connection = Connection(
-            settings, name="saves", logger=logger, prefault=settings.save
+            settings, name="saves", logger=logger, prefault=settings.saves
         )
         save_source = source_of(layout, urgent=False, own_stream=True, logger=logger)
         self.saves = Saves(

@@ -450,3 +450,25 @@ def test_reports_of_ranks_add_up() -> None:
     assert report.stored == {b"x": Stored(2, 1), b"y": Stored(1, 1)}
     assert report
     assert not Report()
+
+
+@pytest.mark.parametrize(
+    ("role", "loads", "saves"),
+    [("kv_both", True, True), ("kv_producer", False, True), ("kv_consumer", True, False)],
+)
+def test_the_role_says_whether_blocks_are_loaded_and_saved(
+    caches: list[KVCache], pool_name: str, role: str, loads: bool, saves: bool
+) -> None:
+    engine = Engine(pool_name, kv_role=role)
+    try:
+        assert engine.connection.wait(60)
+        made = request("a", TOKENS)
+        store(caches, made, 3, 3)
+        assert engine.start(made) == (3 * BLOCK_TOKENS if loads else 0)
+        other = request("b", [token + 1000 for token in TOKENS])
+        assert engine.start(other) == 0
+        engine.step(made, 0)
+        engine.loaded("a")
+        assert bool(engine.step(other, len(TOKENS)).saves) is saves
+    finally:
+        engine.connection.close()
