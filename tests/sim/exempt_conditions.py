@@ -94,6 +94,12 @@ REASONED: Conditions = {
             "successor serves"
         ),
     },
+    ("index/grant.c", "bl_commit_items"): {
+        ("items != NULL", 0, "true"): "what has no items is refused all the same: it stays NULL",
+    },
+    ("index/grant.c", "bl_commit_one"): {
+        ("block->named", 0, "true"): "writes a line of the name table that no entry points to",
+    },
     ("index/grant.c", "bl_handle_commit"): {
         ("kept", 0, "true"): _LOOKED,
         ("meta->blocks[commit.block].task != 0", 0, "true"): _LOOKED,
@@ -702,6 +708,9 @@ TESTED: Conditions = {
         ),
     },
     ("index/grant.c", "bl_commit_one"): {
+        ("block->named", 1, "true"): (
+            "tests/meta/test_names.py::test_the_journal_tells_of_named_blocks_alone"
+        ),
         ("block == NULL", 0, "false"): (
             "tests/meta/test_block_calls.py::test_a_session_can_not_commit_by_its_own_older_grant"
         ),
