@@ -68,6 +68,7 @@ ELSEWHERE = {
     "beluga.tiers.tier": "a protocol",
     "beluga.pool.mapping": "the pool's own",
     "beluga._shared": "used by the pool, places and all on them",
+    "beluga.tiers.counters": "a part of the service of the tiers, which ends it",
     "beluga.transfer.engine": "a protocol",
     "beluga.transfer.engines.cuda": "test_cuda_faults.py: needs compiled kernels",
 }
