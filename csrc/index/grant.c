@@ -160,8 +160,13 @@ static int bl_commit_one(bl_meta *meta, uint32_t lane, const bl_commit *commit,
     uint32_t number = commit->block;
     if (block == NULL)
         return -BL_ERROR_NO_GRANT;
-    if (block->state == BL_NUMBER_COMMITTED)
-        return 0; /* committed before, perhaps by an earlier server */
+    if (block->state == BL_NUMBER_COMMITTED) { /* before, perhaps by an earlier server ... */
+        if (block->named && name->block_tokens != 0) {
+            bl_name_write(meta, number, name); /* ... which died before the name was in memory */
+            bl_journal_stored(meta, number, name);
+        }
+        return 0;
+    }
     if (block->state != BL_NUMBER_GRANTED || block->lane != lane)
         return -BL_ERROR_NO_GRANT;
     int status = block->task ? bl_task_enqueue(meta, number) : 0;

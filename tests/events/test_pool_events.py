@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from blocks import eventually
-from conftest import Run, Start
 
 from beluga import KVCache
 from beluga.errors import RpcError
 from beluga.meta import chain_names
 from beluga.pool import Pool
+from tests.conftest import Run, Start
 from tests.events.follower import Follower, free_endpoints, table
 
 pytest.importorskip("zmq")
@@ -132,5 +132,5 @@ def test_routers_have_the_pools_table_after_whatever_happened(
         shown = json.loads(
             run("pool", "check", "--pool", str(shm / "a"), "--names", "--json").stdout
         )
-        told = {int(one["hash"], 16) ^ int(one["space"], 16) for one in json.loads(shown)["names"]}
+        told = {int(one["hash"], 16) ^ int(one["space"], 16) for one in shown["names"]}
         assert set(early.blocks()) <= told

@@ -9,7 +9,7 @@
  */
 #include "fuzz.h"
 
-enum { FUZZ_RUDE_HOST = 2, FUZZ_STEPS = 48 };
+enum { FUZZ_RUDE_HOST = 2, FUZZ_STEPS = 48, FUZZ_NAMES = 8, FUZZ_CHANGES = 4, FUZZ_TOKEN = 7 };
 #define FUZZ_POLITE_NONCE 0x5eed5eed5eed5eedull
 
 static bl_pool *pool;
@@ -56,13 +56,17 @@ static uint32_t polite_call(bl_handler handler, const bl_block_request *head, co
 static void polite_start(void)
 {
     const uint64_t one[2] = {0x1111222233334444, 1}, two[2] = {0x5555666677778888, 2};
-    bl_block_request head = {.count = 1, .length = 4096, .flags = BL_LOOKUP_PIN};
-    uint32_t block = polite_call(bl_handle_reserve, &head, one, sizeof one);
-    bl_commit commit = {.key = {one[0], one[1]}, .generation = meta->blocks[block].generation,
-                        .block = block};
-    polite_call(bl_handle_commit, &head, &commit, sizeof commit);
-    polite_call(bl_handle_lookup, &head, one, sizeof one);
-    polite_call(bl_handle_reserve, &head, two, sizeof two);
+    bl_block_request reserve = {.count = 1, .length = 4096};
+    bl_block_request lookup = {.count = 1, .flags = BL_LOOKUP_PIN};
+    bl_block_request named = {.count = 1, .flags = BL_COMMIT_NAMED};
+    uint32_t block = polite_call(bl_handle_reserve, &reserve, one, sizeof one);
+    bl_named_commit commit = {.commit = {.key = {one[0], one[1]},
+                                         .generation = meta->blocks[block].generation,
+                                         .block = block},
+                              .name = {.block_hash = 1, .block_tokens = 16, .rank_count = 1}};
+    polite_call(bl_handle_commit, &named, &commit, sizeof commit);
+    polite_call(bl_handle_lookup, &lookup, one, sizeof one);
+    polite_call(bl_handle_reserve, &reserve, two, sizeof two);
 }
 
 int LLVMFuzzerInitialize(int *count, char ***arguments)
@@ -71,6 +75,8 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
     pool = fuzz_pool();
     fuzz_must(bl_server_create(pool, fuzz_directory, 0, &server) == 0, "a server is made");
     fuzz_must(bl_meta_create(server, BL_EVICT_LRU, &meta) == 0, "an index is made");
+    fuzz_must(bl_lower_attach(meta, FUZZ_NAMES, 0, FUZZ_TOKEN) == 0, "tiers are attached");
+    fuzz_must(bl_journal_attach(meta, FUZZ_CHANGES) == 0, "a journal is attached");
     fuzz_must(bl_meta_serve(meta) == 0, "the server serves");
     polite = attach(1, FUZZ_POLITE_NONCE);
     polite_start();
@@ -82,7 +88,7 @@ static void request_say(uint32_t bulk_size)
     const bl_lane *lane = &server->lanes[rude];
     uint64_t key = bl_message_key(lane->nonce, server->epoch);
     uint32_t sequence = lane->next + fuzz_byte() % 3;
-    bl_request request = {.method = fuzz_byte() % 12, .size = (uint8_t)fuzz_number(),
+    bl_request request = {.method = fuzz_byte() % (BL_METHOD_LOWER_TELL + 1), .size = (uint8_t)fuzz_number(),
                           .epoch = (uint32_t)server->epoch};
     if (bulk_size > 0) {
         uint8_t bytes[BL_PAGE_SIZE];
@@ -102,23 +108,60 @@ static void request_say(uint32_t bulk_size)
                    &request);
 }
 
+/* Make a call of the service of the lower tiers whose head and size agree. */
+static uint32_t lower_say(void)
+{
+    uint8_t bytes[BL_PAGE_SIZE] = {0};
+    bl_lower_request head = {.token = FUZZ_TOKEN, .count = fuzz_number(), .kind = fuzz_byte() % 5};
+    uint32_t items = head.count % 64;
+    memcpy(bytes, &head, sizeof head);
+    for (uint32_t i = 0; i < items && fuzz_left > 0; i++) {
+        bl_lower_note note = {.key = {fuzz_byte() % 16, 0}, .block = fuzz_number(),
+                              .stored = fuzz_byte(), .lost = fuzz_byte(), .ended = fuzz_byte() % 2};
+        if (note.block < pool->geometry.block_count_max)
+            note.generation = meta->blocks[note.block].generation;
+        memcpy(bytes + sizeof head + i * sizeof note, &note, sizeof note);
+    }
+    bl_stream(&pool->memory, bl_bulk_in_offset(&pool->geometry, rude), bytes, sizeof bytes);
+    return (uint32_t)(sizeof head + items * sizeof(bl_lower_note));
+}
+
 /* Make a block call whose head and size agree, as far as the input lets them. */
 static uint32_t bulk_say(void)
 {
+    static const uint32_t item_sizes[] = {2 * sizeof(uint64_t), sizeof(bl_commit),
+                                          sizeof(bl_named_commit)};
     uint8_t bytes[BL_PAGE_SIZE] = {0};
     bl_block_request head = {.fingerprint = fuzz_byte(), .length = fuzz_number(),
                              .chunk_size = fuzz_number(), .count = fuzz_number(),
                              .flags = fuzz_byte() % 4};
-    uint32_t item_size = fuzz_byte() % 2 ? 16 : 32, items = head.count % 64;
+    uint32_t item_size = item_sizes[fuzz_byte() % 3], items = head.count % 46;
     memcpy(bytes, &head, sizeof head);
     for (uint32_t i = 0; i < items && fuzz_left > 0; i++) {
-        bl_commit commit = {.key = {fuzz_byte() % 16, 0}, .block = fuzz_number()};
-        if (commit.block < pool->geometry.block_count_max)
-            commit.generation = meta->blocks[commit.block].generation;
-        memcpy(bytes + sizeof head + i * item_size, &commit, item_size);
+        bl_named_commit item = {.commit = {.key = {fuzz_byte() % 16, 0}, .block = fuzz_number()}};
+        if (item.commit.block < pool->geometry.block_count_max)
+            item.commit.generation = meta->blocks[item.commit.block].generation;
+        if (item_size == sizeof item)
+            item.name = (bl_name){.block_hash = fuzz_byte(), .parent_hash = fuzz_byte(),
+                                  .block_tokens = fuzz_byte(), .rank = fuzz_byte(),
+                                  .rank_count = fuzz_byte(), .flags = fuzz_number()};
+        memcpy(bytes + sizeof head + i * item_size, &item, item_size);
     }
     bl_stream(&pool->memory, bl_bulk_in_offset(&pool->geometry, rude), bytes, sizeof bytes);
     return (uint32_t)sizeof head + items * item_size;
+}
+
+/* Read what the journal has, as the publisher of events does. */
+static void journal_read(void)
+{
+    bl_change changes[FUZZ_CHANGES];
+    uint32_t first = 0;
+    uint64_t lost;
+    int64_t taken = bl_journal_take(meta, changes, 1 + fuzz_byte() % FUZZ_CHANGES, &lost);
+    fuzz_must(taken >= 0 && taken <= FUZZ_CHANGES, "the journal gives no more than was asked");
+    bl_change names[32];
+    int64_t found = bl_names_read(pool, server->half, &first, 32, names);
+    fuzz_must(found >= 1 && found <= 32, "the polite session's name is in the table");
 }
 
 static void step(void)
@@ -132,6 +175,8 @@ static void step(void)
     case 1: lobby_say(FUZZ_RUDE_HOST, ask); break;
     case 2:
     case 3: request_say(0); break;
+    case 4: request_say(lower_say()); break;
+    case 5: journal_read(); break;
     default: request_say(bulk_say()); break;
     }
     bl_server_round(server);

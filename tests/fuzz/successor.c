@@ -60,7 +60,9 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
         memcpy(&record, reply + sizeof(bl_block_reply), sizeof record);
         bl_commit commit = {.key = {key[0], key[1]}, .generation = record.generation,
                             .block = record.block};
-        bl_commit_one(meta, 0, &commit);
+        const bl_name name = {.block_hash = i + 1, .parent_hash = i, .block_tokens = 16 * (i % 2),
+                              .rank_count = 1};
+        fuzz_must(bl_commit_one(meta, 0, &commit, &name) == 0, "a block is committed");
     }
     end(server, meta);
     healthy = malloc(pool->geometry.data_offset);
@@ -72,11 +74,13 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
 static void change(void)
 {
     const bl_geometry *g = &pool->geometry;
-    uint32_t kind = fuzz_byte() % 4, index = fuzz_byte(), half = 1;
-    uint32_t counts[] = {g->lane_count, g->block_count_max, (uint32_t)g->stripe_count, 1};
+    uint32_t kind = fuzz_byte() % 5, index = fuzz_byte(), half = 1;
+    uint32_t counts[] = {g->lane_count, g->block_count_max, (uint32_t)g->stripe_count, 1,
+                         g->block_count_max};
     index %= counts[kind];
     uint64_t offsets[] = {bl_session_offset(g, index, half), bl_entry_offset(g, index, half),
-                          bl_extent_line_offset(g, index, half), bl_epoch_offset(half)};
+                          bl_extent_line_offset(g, index, half), bl_epoch_offset(half),
+                          bl_name_offset(g, index, half)};
     uint8_t *line = bl_address(&pool->memory, offsets[kind]);
     for (uint32_t n = 1 + fuzz_byte() % 4; n > 0; n--) {
         uint32_t word = fuzz_number();

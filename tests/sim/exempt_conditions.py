@@ -94,11 +94,15 @@ REASONED: Conditions = {
             "successor serves"
         ),
     },
+    ("index/table.c", "bl_entry_write"): {
+        ("block->named", 0, "true"): "the line of a block without a name has another generation",
+    },
     ("index/grant.c", "bl_commit_items"): {
         ("items != NULL", 0, "true"): "what has no items is refused all the same: it stays NULL",
     },
     ("index/grant.c", "bl_commit_one"): {
-        ("block->named", 0, "true"): "writes a line of the name table that no entry points to",
+        ("block->named", 0, "true"): "a repeated commit has a name only if the first one had it",
+        ("block->named", 1, "true"): "writes a line of the name table that no entry points to",
     },
     ("index/grant.c", "bl_handle_commit"): {
         ("kept", 0, "true"): _LOOKED,
@@ -708,7 +712,7 @@ TESTED: Conditions = {
         ),
     },
     ("index/grant.c", "bl_commit_one"): {
-        ("block->named", 1, "true"): (
+        ("block->named", 2, "true"): (
             "tests/meta/test_names.py::test_the_journal_tells_of_named_blocks_alone"
         ),
         ("block == NULL", 0, "false"): (
