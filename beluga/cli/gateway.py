@@ -86,7 +86,7 @@ Costs = Annotated[
     typer.Option(
         "--costs",
         metavar="MODEL",
-        help="The model and its GPU, by which min-ttft estimates times: "
+        help="The model and its GPU, by which min-ttft and least-cost estimate times: "
         f"{', '.join(costs.MODELS)}.",
     ),
 ]

@@ -44,7 +44,7 @@ from beluga.router.policies.registry import (
     settings_known,
 )
 from beluga.router.policies.settings import PolicySettings
-from beluga.router.policy import Candidate, Choice, Policy, Query
+from beluga.router.policy import Candidate, Choice, Policy, Query, Usual
 from beluga.router.router import Router
 from beluga.router.sync import ReplicaSync
 from beluga.router.worker import Load, Overlap, Worker, WorkerMetrics
@@ -98,6 +98,7 @@ __all__ = [
     "Subscription",
     "Tier",
     "Tokens",
+    "Usual",
     "WireDecoder",
     "Worker",
     "WorkerMetrics",

@@ -17,6 +17,16 @@ from beluga.router.worker import Load, Overlap, Worker
 
 
 @dataclasses.dataclass(slots=True)
+class Usual:
+    """The means over the requests of the recent past. A policy compares a request with them."""
+
+    blocks: float = 0.0  # of a prompt, with its tail; 0 before the first request
+    on_device: float = 0.0  # those of them that its worker had on the device
+    ended: int = 0  # how many requests the next mean covers
+    decode_s: float = 0.0  # from a request's first token to its end
+
+
+@dataclasses.dataclass(slots=True)
 class Query:
     """The properties of a request that a policy sees."""
 
@@ -25,6 +35,7 @@ class Query:
     hashes: Sequence[int] = ()  # local hashes of its full blocks, 64 bits each
     sequence: Sequence[int] = ()  # the hash of each of these blocks with all blocks before it
     priority_jump: float = 0.0  # how many seconds it moves ahead in a queue
+    usual: Usual = dataclasses.field(default_factory=Usual)  # the router fills it in
 
 
 @dataclasses.dataclass(slots=True)
@@ -46,6 +57,8 @@ class Choice:
     overlap: Overlap
     hit_rate: float  # the share of tokens that need not be computed, 0..1
     cost: float = 0.0  # the policy's own figure, of which the lowest wins
+    # the seconds of prefill that the worker is expected to need; None if the policy does not know
+    prefill_s: float | None = None
 
 
 class Policy(Protocol):

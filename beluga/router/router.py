@@ -87,6 +87,7 @@ class Router:
         wait, and WorkersOverloadedError if each suitable worker is over the thresholds.
         """
         self.tracker.refresh(now)
+        query.usual = self.tracker.usual
         workers = self._eligible(constraints)
         blind = not self.policy.uses_overlap
         states = self.tracker.states(workers, () if blind else query.sequence)
@@ -135,7 +136,7 @@ class Router:
             choice.overlap,
             now=now,
             expected_output=expected_output,
-            prefill_s=prefill_s,
+            prefill_s=choice.prefill_s if prefill_s is None else prefill_s,
         )
         return choice
 

@@ -30,6 +30,9 @@ class WorkerMetrics:
     gpu_prefix_cache_hit_rate: float = 0.0  # 0..1
 
 
+_PUBLISHED = tuple(field.name for field in dataclasses.fields(WorkerMetrics))
+
+
 @dataclasses.dataclass(slots=True)
 class Load(WorkerMetrics):
     """The load of a worker: its last published metrics (0 before the first), and the router's own
@@ -38,14 +41,15 @@ class Load(WorkerMetrics):
 
     active_requests: int = 0
     active_prefill_tokens: int = 0  # tokens not yet prefilled, without cached ones
+    prefill_s: float = 0.0  # seconds that these prefills should still take, where predicted
     active_decode_blocks: int = 0  # distinct blocks of active requests
     # prompt tokens of requests before their first token, with cached ones
     outstanding_tokens: int = 0
 
     def publish(self, metrics: WorkerMetrics) -> None:
         """Take the metrics that the worker published."""
-        for field in dataclasses.fields(WorkerMetrics):
-            setattr(self, field.name, getattr(metrics, field.name))
+        for name in _PUBLISHED:
+            setattr(self, name, getattr(metrics, name))
 
 
 @dataclasses.dataclass(slots=True)

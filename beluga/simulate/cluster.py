@@ -7,16 +7,24 @@ its account of loads are the real ones (beluga/router), and so is the code that 
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Iterator
 from random import Random
 
 from beluga._ffi import ffi
 from beluga.errors import AllWorkersBusyError, ObjectiveError
-from beluga.router import Matches, Overlap, Query, Router, Worker, configured_policy
+from beluga.router import (
+    CostEstimator,
+    Matches,
+    Overlap,
+    Query,
+    Router,
+    Worker,
+    configured_policy,
+)
 from beluga.simulate.clock import Clock
 from beluga.simulate.engine import ChunkedEngine
-from beluga.simulate.forecast import Forecast
 from beluga.simulate.memory import Network
 from beluga.simulate.options import Options
 from beluga.simulate.planning import INTERVAL_S, Planning
@@ -40,8 +48,13 @@ class Cluster:
         self.block_bytes = trace.block_tokens * options.model.kv_bytes_per_token
         self.network = Network(options, memory, self.block_bytes)
         self.clock = Clock((self.network.read, self.network.write))
-        self.forecast = Forecast(options, self.block_bytes)
-        chosen = configured_policy(policy, options.settings, seed=seed, estimator=self.forecast)
+        self.estimator = CostEstimator(
+            costs=dataclasses.replace(options.model, h=1e3 * options.step_s),
+            bytes_per_s=options.path_speed,
+            host_bytes_per_s=options.local_bandwidth,
+            step_tokens=options.step_tokens,
+        )
+        chosen = configured_policy(policy, options.settings, seed=seed, estimator=self.estimator)
         self.router = Router(chosen, find_matches=self._matches)
         self.requests = self._make_requests(seed)
         self.refused = 0  # requests too long for a worker, or over the policy's objective
@@ -145,7 +158,6 @@ class Cluster:
         hashes = self._hashes[request.index]
         query = Query(request.input, self.trace.block_tokens, hashes, hashes)
         self._asked = request
-        self.forecast.now = now
         try:
             choice = self.router.route(request.index, query, now=now)
         except AllWorkersBusyError:
@@ -154,7 +166,6 @@ class Cluster:
             self._refuse()
             return True
         request.worker = number = choice.worker.worker_id
-        self.forecast.sent(request.index, number, query, choice.overlap)
         self.engines[number].submit(now, request)
         return True
 
@@ -171,7 +182,6 @@ class Cluster:
 
     def _first_token(self, now: float, request: Request) -> None:
         self.router.tracker.prefill_done(request.index, now)
-        self.forecast.prefilled(request.index, request.worker, now)
         if self.planning:
             self.planning.served(request)
         self._publish(request.worker)

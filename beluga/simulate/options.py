@@ -48,7 +48,7 @@ class Options:
     local_bandwidth: float = costs.LOCAL_DRAM
     adapters: int | None = None  # shared by all workers; one for two workers by default
     devices: int | None = None  # memory devices of the pool; one for 256 GiB by default
-    step_tokens: int = 8192  # vLLM's max_num_batched_tokens on large GPUs
+    step_tokens: int = costs.STEP_TOKENS
     slots: int = 256  # requests that a worker runs at once (vLLM's max_num_seqs)
     offload: bool = True  # whether writing to the pool takes link time
     speed: float = 1.0  # arrivals, as a multiple of the trace's speed

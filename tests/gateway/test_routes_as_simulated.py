@@ -79,7 +79,7 @@ class Recorded(Cluster):
         def routed(request: int, query: Query, *, now: float) -> Choice:
             found = self._matches(query)
             choice = route(request, query, now=now)
-            self.steps.append(("route", (request, query, found, choice.worker)))
+            self.steps.append(("route", (request, query, found, choice.worker, now)))
             return choice
 
         self.router.route = routed  # type: ignore[method-assign,assignment]
@@ -95,8 +95,8 @@ class Recorded(Cluster):
 class Replayed:
     """A gateway that is told the same, in events and in requests of a client."""
 
-    def __init__(self, service: Service, clock: Clock) -> None:
-        self.service, self.clock = service, clock
+    def __init__(self, service: Service, clock: Clock, events_clock: Clock) -> None:
+        self.service, self.clock, self.events_clock = service, clock, events_clock
         self.hasher = BlockHasher(block_size=BLOCK)
         self.names: dict[int, int] = {}  # of the gateway's account, by the trace's request
 
@@ -120,8 +120,9 @@ class Replayed:
                     [RouterEvent(worker, Stored(names[:lead], local[:lead]), tier=tier)]
                 )
 
-    def route(self, request: int, query: Query, found: Matches) -> Worker:
-        self.clock.now += 1e6  # what was predicted has long been announced
+    def route(self, request: int, query: Query, found: Matches, now: float) -> Worker:
+        self.clock.now = now
+        self.events_clock.now += 1e6  # what was predicted has long been announced
         tokens = self.prompt(query)
         if self.service._router.policy.uses_overlap:
             self.announce(tokens, found)
@@ -149,9 +150,9 @@ def test_the_same_events_lead_to_the_same_choices(
 ) -> None:
     simulated = Recorded(chats(7), settings, policy)
     simulated.run()
-    clock = Clock()
-    for module in ("cache", "director"):
-        monkeypatch.setattr(f"beluga.gateway.{module}.time", clock)
+    clock, events_clock = Clock(), Clock()
+    monkeypatch.setattr("beluga.gateway.director.time", clock)
+    monkeypatch.setattr("beluga.gateway.cache.time", events_clock)
 
     async def scenario() -> None:
         engines = tuple(EngineSpec(f"http://127.0.0.1:{9 + n}", ("m",)) for n in range(WORKERS))
@@ -161,18 +162,18 @@ def test_the_same_events_lead_to_the_same_choices(
             limits=Limits(health_interval_s=3600, drain_s=0.0),
         )  # fmt: skip
         async with Service(given) as service:
-            play(simulated, Replayed(service, clock))
+            play(simulated, Replayed(service, clock, events_clock))
 
     def play(simulated: Recorded, replayed: Replayed) -> None:
         wanted, got = [], []
         tracker = replayed.service._router.tracker
         for kind, what in simulated.steps:
             if kind == "route":
-                request, query, found, worker = what
+                request, query, found, worker, now = what
                 wanted.append(worker)
                 for engine in replayed.service.fleet:
                     engine.health = Health.UP  # nobody answers the checks here
-                got.append(replayed.route(request, query, found))
+                got.append(replayed.route(request, query, found, now))
             elif kind == "publish":
                 worker, metrics = what
                 tracker.publish(Worker(worker.worker_id + 1), metrics)

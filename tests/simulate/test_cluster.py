@@ -53,18 +53,19 @@ def test_a_request_that_fills_hbm_is_served_and_a_larger_one_is_not(engine: str)
 
 
 def test_whatever_was_prefilled_is_no_work_that_a_worker_still_has() -> None:
-    """Otherwise the next request would be forecast to wait for it."""
-    ran = cluster(Prompt(0, 45, 5, (1,)), Prompt(1, 45, 5, (2,)))
-    told: list[tuple[int, int]] = []
-    real = ran.forecast.prefilled
+    """Otherwise the next request would be expected to wait for it."""
+    ran = cluster(Prompt(0, 45, 5, (1,)), Prompt(1, 45, 5, (2,)), policy="min-ttft")
+    told: list[float] = []
+    real = ran.router.tracker.prefill_done
 
-    def prefilled(index: int, worker: int, now: float) -> None:
-        told.append((index, worker))
-        real(index, worker, now)
+    def prefilled(index: int, now: float = 0.0) -> bool:
+        told.append(ran.router.tracker.load(Worker(0)).prefill_s)
+        return real(index, now)
 
-    ran.forecast.prefilled = prefilled  # type: ignore[method-assign]
+    ran.router.tracker.prefill_done = prefilled  # type: ignore[method-assign,assignment]
     ran.run()
-    assert told == [(0, 0), (1, 0)]
+    assert [left > 0 for left in told] == [True, False, True, False]  # once more when it is freed
+    assert ran.router.tracker.load(Worker(0)).prefill_s == 0
 
 
 def test_speed_brings_requests_closer() -> None:
@@ -90,7 +91,7 @@ def test_policies_get_the_settings_that_they_have() -> None:
         assert (policy.host_credit, policy.shared_credit) == (0.2, 0.3)
     ran = cluster(Prompt(0, 1, 1, ()), policy="min-ttft", settings=settings)
     assert ran.router.policy.ttft_objective_s == 4
-    assert ran.router.policy.estimator is ran.forecast
+    assert ran.router.policy.estimator is ran.estimator
 
 
 def ids(*blocks: int) -> object:

@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """The estimate of a worker's time to the first token, from a model's published costs.
 
-min-ttft uses it if its caller has no better one. It is a router's guess, which knows neither the
-engine's batches nor the load of the link.
+It is a router's guess: it knows what was sent to a worker, but neither the engine's batches nor the
+load of the link.
 """
 
 from __future__ import annotations
@@ -11,7 +11,15 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from beluga.router.load.costs import DEFAULT_MODEL, GPU_PATHS, MODELS, ModelCosts
+from beluga.router.load.costs import (
+    ANSWER_TOKENS,
+    DEFAULT_MODEL,
+    GPU_PATHS,
+    LOCAL_DRAM,
+    MODELS,
+    STEP_TOKENS,
+    ModelCosts,
+)
 from beluga.router.policy import Candidate, Query
 
 
@@ -25,28 +33,57 @@ class Estimate(NamedTuple):
 
     @property
     def ttft_s(self) -> float:
-        return self.queue_s + self.prefill_s + self.transfer_s
+        return self.queue_s + self.added_s
+
+    @property
+    def added_s(self) -> float:
+        """The time that the worker needs for this request. Copies run beside the prefills that are
+        ahead of it.
+        """
+        return max(self.transfer_s - self.queue_s, 0.0) + self.prefill_s
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CostEstimator:
-    """An estimator in which each waiting prompt costs the linear part of its tokens. Blocks that
-    are not on the device, and those fetched from another worker, are copied over one link of the
-    given speed.
+    """Estimates with the costs of a model. Blocks that are in the pool, and those fetched from
+    another worker, are copied over one link of the given speed; those in the worker's own memory
+    over another one. At least one token is computed, in steps of at most ``step_tokens``.
     """
 
     costs: ModelCosts = MODELS[DEFAULT_MODEL]
     bytes_per_s: float = GPU_PATHS["root-complex"]
+    host_bytes_per_s: float = LOCAL_DRAM
+    step_tokens: int = STEP_TOKENS
 
     def __call__(self, query: Query, candidate: Candidate, fetched: int) -> Estimate:
         costs, load, overlap = self.costs, candidate.load, candidate.overlap
         size = query.block_size
-        cached = min((overlap.blocks + fetched) * size, query.isl)
-        moved = (overlap.blocks - overlap.device + fetched) * size
-        context = load.active_decode_blocks * size
+        cached = min((overlap.blocks + fetched) * size, max(query.isl - 1, 0))
+        new = query.isl - cached
+        steps = -(-new // self.step_tokens)
+        held = max(load.active_decode_blocks, load.kv_active_blocks) * size
+        batch = load.active_requests
+        decode_s = steps * (costs.f * batch + costs.g * held) / 1e3  # in the steps of the prefill
+        bytes_per_block = size * costs.kv_bytes_per_token
+        own, shared = overlap.host + overlap.disk, overlap.shared + fetched
         return Estimate(
-            queue_s=costs.b * load.active_prefill_tokens / 1e3,
-            prefill_s=costs.prefill_ms(query.isl - cached, cached) / 1e3,
-            transfer_s=moved * costs.kv_bytes_per_token / self.bytes_per_s,
-            between_tokens_s=(costs.decode_ms(load.active_requests + 1, context) + costs.h) / 1e3,
+            # A request comes in the middle of a step, on average.
+            queue_s=load.prefill_s + (self._step_s(batch, held) / 2 if batch else 0.0),
+            prefill_s=(costs.prefill_ms(new, cached) + steps * costs.h) / 1e3 + decode_s,
+            transfer_s=bytes_per_block * (own / self.host_bytes_per_s + shared / self.bytes_per_s),
+            between_tokens_s=self._step_s(batch + 1, held),
         )
+
+    def device_blocks(self, block_size: int) -> int:
+        """Return how many blocks a worker's HBM holds."""
+        return max(self.costs.hbm_bytes // (self.costs.kv_bytes_per_token * block_size), 1)
+
+    def answer_s(self) -> float:
+        """Return the seconds of decoding an answer on a worker whose HBM is half full, which is
+        assumed until answers have ended.
+        """
+        context = self.costs.hbm_bytes // self.costs.kv_bytes_per_token // 2
+        return ANSWER_TOKENS * self._step_s(1, context)
+
+    def _step_s(self, batch: int, context: int) -> float:
+        return (self.costs.decode_ms(batch, context) + self.costs.h) / 1e3

@@ -23,6 +23,7 @@ class ActivePrefills:
         self.tokens = 0  # tokens of all prompts, as they were sent
         self._waiting: dict[Hashable, _Prefill] = {}  # oldest first
         self._unpredicted = 0
+        self._seconds = 0.0  # the sum of the predicted durations
         self._oldest_since = 0.0
 
     def add(self, request: Hashable, tokens: int, duration_s: float | None, now: float) -> None:
@@ -30,6 +31,7 @@ class ActivePrefills:
             self._oldest_since = now
         self._waiting[request] = _Prefill(tokens, duration_s)
         self._unpredicted += duration_s is None
+        self._seconds += duration_s or 0.0
         self.tokens += tokens
 
     def remove(self, request: Hashable, now: float) -> None:
@@ -37,7 +39,19 @@ class ActivePrefills:
             self._oldest_since = now
         tokens, duration_s = self._waiting.pop(request)
         self._unpredicted -= duration_s is None
+        self._seconds -= duration_s or 0.0
         self.tokens -= tokens
+
+    def seconds_left(self, now: float) -> float:
+        """Return the predicted seconds until all prompts are prefilled.
+
+        A prefill that takes longer than predicted is expected to take as much longer again. So the
+        wait grows if the oldest prompt cannot begin, for example because HBM is full.
+        """
+        if not self._waiting:
+            return 0.0
+        oldest = next(iter(self._waiting.values())).duration_s or 0.0
+        return self._seconds - oldest + abs(self._oldest_since + oldest - now)
 
     def left(self, now: float) -> int:
         """Return the tokens that should be left at that time, at least 0."""

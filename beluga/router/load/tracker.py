@@ -15,10 +15,11 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from beluga.errors import NoWorkersError
 from beluga.router.load.blocks import ActiveBlocks
 from beluga.router.load.prefill import ActivePrefills
-from beluga.router.policy import Query
+from beluga.router.policy import Query, Usual
 from beluga.router.worker import Load, Overlap, Worker, WorkerMetrics
 
 SWEEP_S = 60.0  # seconds between searches for requests that nobody freed (Dynamo's value)
+_RECENT = 1000  # requests that a running mean covers
 
 
 @dataclasses.dataclass(slots=True)
@@ -35,7 +36,7 @@ class _Request:
     isl: int
     blocks: Sequence[int]
     expected_output: int
-    prefilling: bool = True
+    decoding_since: float | None = None  # None before the first token
 
 
 class LoadTracker:
@@ -53,6 +54,8 @@ class LoadTracker:
         self._swept = 0.0
         self._fresh = 0  # unique names of blocks are below 0, where no hash is
         self._predicted = False
+        self._added = 0  # requests in the means of ``usual``
+        self.usual = Usual()
         for worker in workers:
             self.add_worker(worker)
 
@@ -125,25 +128,28 @@ class LoadTracker:
         load = account.load
         load.active_requests += 1
         load.outstanding_tokens += query.isl
-        load.active_prefill_tokens = account.prefills.left(now)
+        self._count_prefills(account, now)
         load.active_decode_blocks = len(account.blocks)
+        self._added = min(self._added + 1, _RECENT)
+        usual, prompt = self.usual, -(-query.isl // size)
+        usual.blocks += (prompt - usual.blocks) / self._added
+        usual.on_device += (overlap.device - usual.on_device) / self._added
         if account.published:  # The estimate lasts until the worker's next metrics.
             load.num_requests_waiting += 1
             load.request_active_slots += 1
-            load.kv_active_blocks += max(-(-query.isl // size) - cached, 0)
+            load.kv_active_blocks += max(prompt - cached, 0)
 
     def prefill_done(self, request: Hashable, now: float = 0.0) -> bool:
         """Note that the first token has come. Returns False if that was known, or the request is
         unknown.
         """
         entry = self._requests.get(request)
-        if entry is None or not entry.prefilling:
+        if entry is None or entry.decoding_since is not None:
             return False
-        entry.prefilling = False
+        entry.decoding_since = now
         entry.account.prefills.remove(request, now)
-        load = entry.account.load
-        load.outstanding_tokens -= entry.isl
-        load.active_prefill_tokens = entry.account.prefills.left(now)
+        entry.account.load.outstanding_tokens -= entry.isl
+        self._count_prefills(entry.account, now)
         return True
 
     def output(self, request: Hashable, generated: int) -> bool:
@@ -165,11 +171,15 @@ class LoadTracker:
 
     def free(self, request: Hashable, now: float = 0.0) -> bool:
         """Note that the request has ended, successfully or not. Returns False if it is unknown."""
-        self.prefill_done(request, now)
+        answered = not self.prefill_done(request, now)
         entry = self._requests.pop(request, None)
         self._expiries.pop(request, None)
         if entry is None:
             return False
+        if answered and entry.decoding_since is not None:
+            usual = self.usual
+            usual.ended = min(usual.ended + 1, _RECENT)
+            usual.decode_s += (now - entry.decoding_since - usual.decode_s) / usual.ended
         entry.account.blocks.remove(entry.blocks)
         load = entry.account.load
         load.active_requests -= 1
@@ -190,7 +200,7 @@ class LoadTracker:
         """Update the prefills with predicted durations to time ``now``."""
         if self._predicted:
             for account in self._accounts.values():
-                account.load.active_prefill_tokens = account.prefills.left(now)
+                self._count_prefills(account, now)
 
     def sweep(self, now: float) -> list[Hashable]:
         """Free expired requests, at most once in SWEEP_S. Returns their names."""
@@ -201,6 +211,11 @@ class LoadTracker:
         for request in expired:
             self.free(request, now)
         return expired
+
+    def _count_prefills(self, account: _Account, now: float) -> None:
+        account.load.active_prefill_tokens = account.prefills.left(now)
+        if self._predicted:
+            account.load.prefill_s = account.prefills.seconds_left(now)
 
     def _account(self, worker: Worker) -> _Account:
         try:

@@ -58,7 +58,9 @@ class MinTtft:
         ]
         place = lowest([estimate.ttft_s for estimate in estimates], self.random)
         self._keep_objectives(estimates[place])
-        return chosen(query, candidates[place], estimates[place].ttft_s)
+        choice = chosen(query, candidates[place], estimates[place].ttft_s)
+        choice.prefill_s = estimates[place].added_s
+        return choice
 
     def _fetched(self, own: int, longest: int) -> int:
         if self.fetch_threshold is None or longest <= own * self.fetch_threshold:

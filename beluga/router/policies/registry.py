@@ -10,6 +10,7 @@ from collections.abc import Callable
 from beluga.errors import RouterError
 from beluga.router.policies.alpha_gamma import AlphaGamma
 from beluga.router.policies.cache_aware import CacheAware, CacheAwareTree
+from beluga.router.policies.least_cost import LeastCost
 from beluga.router.policies.least_tokens import LeastTokens
 from beluga.router.policies.linear import Linear
 from beluga.router.policies.lmetric import LMetric
@@ -35,11 +36,12 @@ _POLICIES: dict[str, Callable[..., Policy]] = {
         CacheAware,
         CacheAwareTree,
         MinTtft,
+        LeastCost,
     )
 }
 POLICIES = tuple(_POLICIES)
 
-DEFAULT_POLICY = "least-tokens"
+DEFAULT_POLICY = LeastCost.name
 """The policy of ``beluga gateway``, which ``--policy default`` names in every command."""
 
 

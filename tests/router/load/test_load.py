@@ -163,6 +163,33 @@ def test_a_prefill_without_a_prediction_stops_the_spill_over() -> None:
     assert tracker.load(A).active_prefill_tokens == 50
 
 
+def test_a_late_prefill_is_expected_to_be_late_by_as_much_again() -> None:
+    tracker = LoadTracker([A])
+    tracker.add("first", A, query(isl=100), NOTHING, now=10, prefill_s=2.0)
+    tracker.add("second", A, query(isl=50), NOTHING, now=10, prefill_s=1.0)
+    assert tracker.load(A).prefill_s == 3.0
+    tracker.refresh(11.5)
+    assert tracker.load(A).prefill_s == 1.5
+    tracker.refresh(20)  # the first one should have ended 8 s ago: HBM may be full
+    assert tracker.load(A).prefill_s == 1.0 + 8.0
+    tracker.prefill_done("first", 20)
+    assert tracker.load(A).prefill_s == 1.0
+    tracker.free("second", 20.5)
+    assert tracker.load(A).prefill_s == 0.0
+
+
+def test_the_usual_request_is_a_mean_of_those_that_were_sent() -> None:
+    tracker = LoadTracker([A])
+    size = query().block_size
+    tracker.add("first", A, query(isl=size), Overlap(device=1), now=0)
+    tracker.add("second", A, query(isl=3 * size), NOTHING, now=0)
+    assert (tracker.usual.blocks, tracker.usual.on_device) == (2.0, 0.5)
+    tracker.prefill_done("first", 1.0)
+    tracker.free("first", 5.0)
+    tracker.free("second", 50.0)  # it ended before its first token and tells nothing of answers
+    assert (tracker.usual.ended, tracker.usual.decode_s) == (1, 4.0)
+
+
 def naive(active: dict[int, tuple[Worker, Sequence[int], int, bool]], worker: Worker) -> Load:
     mine = [entry for entry in active.values() if entry[0] == worker]
     return Load(

@@ -167,10 +167,25 @@ def test_min_ttft_rejects_what_would_miss_an_objective() -> None:
 def test_the_default_estimate_comes_from_published_costs() -> None:
     costs = ModelCosts("flat", 0, 1000, 0, 5000, 10, 1, 5, 100, 1, "made up")
     estimator = CostEstimator(costs=costs, bytes_per_s=100 * 16)
-    state = candidate(0, 2, held=1, active_prefill_tokens=7, active_decode_blocks=4)
+    state = candidate(0, 2, held=1, prefill_s=7.0, active_decode_blocks=4)
     state.overlap.shared = 2
     step = 5.099  # seconds: 5000 ms, 10 for each of 3 requests, 1 for each of 64 tokens, and 5
-    assert estimator(QUERY, state, 0) == Estimate(7.0, 16.0, 2.0, step)
-    assert estimator(QUERY, state, 1) == Estimate(7.0, 0.0, 3.0, step)
-    choice = MinTtft().choose(QUERY, [candidate(0), candidate(1, held=4)])
-    assert (choice.worker, choice.cost) == (Worker(1), 0.0)
+    queue = 7 + 5.089 / 2  # half a step of the 2 requests that decode
+    one_step = 0.005 + 0.084  # what a step adds to its 16 s of prefill: 5 ms, 2 requests, 64 tokens
+    assert estimator(QUERY, state, 0) == pytest.approx((queue, 16.0 + one_step, 2.0, step))
+    # All 4 blocks are found; the last token is always computed.
+    assert estimator(QUERY, state, 1) == pytest.approx((queue, 1.0 + one_step, 3.0, step))
+    assert MinTtft().choose(QUERY, [candidate(0), candidate(1, held=4)]).worker == Worker(1)
+
+
+def test_an_estimate_counts_steps_and_each_memory_at_its_speed() -> None:
+    costs = ModelCosts("flat", 0, 1000, 0, 0, 0, 0, 2, 100, 1, "made up")
+    estimator = CostEstimator(costs=costs, bytes_per_s=1000, host_bytes_per_s=500, step_tokens=10)
+    state = candidate(0)
+    state.overlap = Overlap(device=1, host=1, shared=1)
+    found = estimator(QUERY, state, 0)
+    assert found.prefill_s == pytest.approx(16 + 2 * 0.002)  # 16 tokens in 2 steps
+    assert found.transfer_s == pytest.approx(16 * 100 / 500 + 16 * 100 / 1000)
+    assert found.added_s == pytest.approx(found.prefill_s + found.transfer_s)
+    state.load.prefill_s = 4.0  # the copies are ready before the prefills that are ahead
+    assert estimator(QUERY, state, 0).added_s == pytest.approx(found.prefill_s + 0.8)

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Least cost: the request's expected time to its first token, and the delay that it causes others.
+
+Three resources of a worker cost time: its steps (the prefills that wait, and this one), its link
+(blocks that it copies from the pool or its own memory), and its HBM, which a request holds until
+its answer ends. Every term is in seconds. An example for HBM: a worker has 470 blocks, its requests
+hold 440, and this request needs 50. It must wait until 20 blocks are free. On another worker
+requests hold 200 blocks. There it need not wait, but a large request that comes next may have to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from random import Random
+
+from beluga.router.load.estimate import CostEstimator
+from beluga.router.policies.pick import chosen, generator, lowest, some
+from beluga.router.policy import Candidate, Choice, Query
+
+
+@dataclasses.dataclass(kw_only=True)
+class LeastCost:
+    """The lowest cost wins, and a random one of equal costs. The estimator has all constants; the
+    rest is learned from the requests of the recent past.
+    """
+
+    estimator: CostEstimator = dataclasses.field(default_factory=CostEstimator)
+    seed: int = 0
+    random: Random = dataclasses.field(init=False, repr=False)
+
+    name = "least-cost"
+    uses_overlap = True
+
+    def __post_init__(self) -> None:
+        self.random = generator(self.seed)
+
+    def choose(self, query: Query, candidates: Sequence[Candidate]) -> Choice:
+        usual = query.usual
+        prompt = -(-query.isl // query.block_size)
+        typical = usual.blocks or max(prompt, 1)
+        answer_s = (usual.ended * usual.decode_s + self.estimator.answer_s()) / (usual.ended + 1)
+        active = sum(candidate.load.active_requests for candidate in some(candidates))
+        # By Little's law as many requests come while this one runs as are active now, with it.
+        followers = active / len(candidates) + 1
+        # What is copied into HBM evicts as much, which would have been hit this often.
+        reuse = usual.on_device / typical
+        costs, estimates = [], []
+        for candidate in candidates:
+            load = candidate.load
+            estimate = self.estimator(query, candidate, 0)
+            new = candidate.new_blocks + prompt - len(query.sequence)
+            blocks = load.kv_total_blocks or self.estimator.device_blocks(query.block_size)
+            # The worker counts the blocks of answers, too; the router those of waiting prompts.
+            held = max(load.active_decode_blocks, load.kv_active_blocks)
+            free = blocks - held
+            blocked_s = answer_s * _rounds(new - free, blocks, held, load.active_requests)
+            ttft_s = max(estimate.queue_s, estimate.transfer_s + blocked_s) + estimate.prefill_s
+            missing = _missing(free - new, typical) - _missing(free, typical)
+            others_s = followers * answer_s * missing / blocks
+            costs.append(ttft_s + reuse * estimate.transfer_s + others_s)
+            estimates.append(estimate)
+        place = lowest(costs, self.random)
+        choice = chosen(query, candidates[place], costs[place])
+        choice.prefill_s = estimates[place].added_s
+        return choice
+
+
+def _rounds(excess: float, blocks: int, held: int, requests: int) -> float:
+    """Return the wait for ``excess`` blocks of a worker, as a multiple of the time of an answer.
+
+    In that time all ``blocks`` come free once. Nothing comes free before one of the requests that
+    run together ends.
+    """
+    if excess <= 0 or not requests:
+        return 0.0
+    together = min(requests, blocks * requests // max(held, 1))
+    return max(excess / blocks, 1 / max(together, 1))
+
+
+def _missing(free: float, typical: float) -> float:
+    """Return how many blocks the next request is expected to miss if ``free`` ones are left.
+
+    Lengths of prompts are assumed to be distributed exponentially with the mean ``typical``.
+    """
+    return typical * math.exp(-free / typical) if free > 0 else typical - free

@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""All routing policies at every load: ``python -m beluga_bench.policies TRACES OUT.json PAGE.md``.
+
+Results are computed, not measured. The command writes the results, the tables of the page (between
+its two markers) and a plot for each trace in ``images/`` beside it. ``--smoke`` instead of TRACES
+runs a small generated trace. A load is a multiple of the trace's own speed.
+
+Generated traces test what recorded ones do not have. One of them, long answers, showed that
+least-cost has to count the steps of decoding, so it is no longer unseen.
+"""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+import msgspec
+
+from beluga.router import DEFAULT_POLICY, POLICIES
+from beluga.simulate import MEMORIES, Options, Prompt, Trace, load_trace, make_trace, simulate
+
+from .machine import cpu_model, version
+
+CHECK_SEEDS = 5
+_SEEDS = 1  # of policies and memories that the check does not need
+_CLOSE = 1.03  # policies within this ratio of the best are run with all seeds
+# Above saturation the best mean TTFT is this many times the one at the lowest load.
+_SATURATED = 10.0
+BEGIN, END = "<!-- policies: begin -->", "<!-- policies: end -->"
+
+
+class Case(NamedTuple):
+    """A trace, the loads that it is run at, and its objective for the p90 TTFT in seconds."""
+
+    trace: Trace
+    loads: Sequence[float]
+    objective_s: float
+
+
+class Result(NamedTuple):
+    """The means over the seeds of one policy at one load."""
+
+    trace: str
+    load: float
+    memory: str
+    policy: str
+    seeds: int
+    ttft_mean_s: float
+    ttft_mean_error_s: float  # the standard error; 0 of one seed
+    ttft_p90_s: float
+    hit_rate: float
+    hit_rate_hbm: float
+    rejects: float
+
+
+def cases(folder: Path) -> Iterator[Case]:
+    """Yield the recorded traces, then the generated ones."""
+    loads = (0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 2.5)
+    yield Case(load_trace(folder / "mooncake/conversation_trace.jsonl"), loads, 5.0)
+    yield Case(load_trace(folder / "weka"), (*loads, 5.0, 8.0, 12.0), 5.0)
+    [sharegpt] = (folder / "llmservingsim").glob("*.jsonl")
+    yield Case(load_trace(sharegpt), (*loads, 5.0, 10.0, 20.0), 0.5)
+    few = (0.6, 1.0, 1.5, 2.5)
+    for trace in (long_sessions(), without_reuse(), hot_prefix(), bursts(), long_answers()):
+        yield Case(trace, few, 5.0)
+
+
+def long_sessions(sessions: int = 60, turns: int = 25) -> Trace:
+    """Make a trace of sessions whose prompts grow to 40,000 tokens, with pauses between turns."""
+    chance = _chance(1)
+    prompts = []
+    for session in range(sessions):
+        now, length, base = chance.uniform(0, 150), chance.randint(4, 40), session * 10_000
+        for _ in range(turns):
+            now += chance.expovariate(1 / 8)
+            length = min(length + chance.randint(1, 4), 80)
+            blocks = range(base, base + length)
+            prompts.append(Prompt(now, 512 * length + 100, chance.randint(50, 600), blocks))
+    return make_trace("long sessions", 512, prompts, 1.0)
+
+
+def without_reuse(requests: int = 2000) -> Trace:
+    """Make a trace in which no block comes twice, with prompts of 1 to 60 blocks."""
+    return _arriving("without reuse", requests, 3.0, shared=0, own=(1, 60), answer=(20, 600))
+
+
+def hot_prefix(requests: int = 3000) -> Trace:
+    """Make a trace in which all requests share 32 blocks, and nothing else comes twice."""
+    return _arriving("one hot prefix", requests, 9.0, shared=32, own=(1, 8), answer=(50, 350))
+
+
+def bursts(requests: int = 2000) -> Trace:
+    """Make a trace of prompts that come up to 40 at once; a half of them share 8 blocks."""
+    chance = _chance(2)
+    now, number = 0.0, 0
+    prompts: list[Prompt] = []
+    while len(prompts) < requests:
+        now += chance.expovariate(1 / 8)
+        for _ in range(chance.randint(1, 40)):
+            number += 100
+            common = range(8) if chance.random() < 0.5 else range(0)
+            own = range(number, number + chance.randint(1, 30))
+            blocks = [*common, *own]
+            prompts.append(Prompt(now, 512 * len(blocks) + 60, chance.randint(20, 500), blocks))
+    return make_trace("bursts", 512, prompts, 1.0)
+
+
+def long_answers(requests: int = 2000) -> Trace:
+    """Make a trace of prompts of at most 4 blocks with answers of up to 3,000 tokens."""
+    return _arriving("long answers", requests, 3.0, shared=1, own=(0, 3), answer=(500, 3000))
+
+
+def _arriving(  # noqa: PLR0913  a trace's particulars, by name
+    name: str,
+    requests: int,
+    rate: float,
+    *,
+    shared: int,
+    own: tuple[int, int],
+    answer: tuple[int, int],
+) -> Trace:
+    chance = _chance(3)
+    now, prompts = 0.0, []
+    for number in range(requests):
+        now += chance.expovariate(rate)
+        first = 1000 + 100 * number
+        blocks = [*range(shared), *range(first, first + chance.randint(*own))]
+        tokens = 512 * len(blocks) + chance.randint(1, 500)
+        prompts.append(Prompt(now, tokens, chance.randint(*answer), blocks))
+    return make_trace(name, 512, prompts, 1.0)
+
+
+def _chance(seed: int) -> Random:
+    return Random(seed)  # noqa: S311  a made-up trace, not secrets
+
+
+def run(case: Case, load: float, memory: str, policies: Sequence[str]) -> dict[str, Result]:
+    """Run policies at one load. On the pool those near the best get more seeds for the check."""
+    found = {policy: _result(case, load, memory, policy, _SEEDS) for policy in policies}
+    if memory == "pool":
+        limit = _CLOSE * min(result.ttft_mean_s for result in found.values())
+        for policy, result in found.items():
+            if result.ttft_mean_s <= limit or policy == DEFAULT_POLICY:
+                found[policy] = _result(case, load, memory, policy, CHECK_SEEDS)
+    return found
+
+
+def _result(case: Case, load: float, memory: str, policy: str, seeds: int) -> Result:
+    options = Options(speed=load)
+    rows = simulate(case.trace, options, policies=[policy], memories=[memory], seeds=seeds)
+    mean = rows.pop()
+    first = [row.ttft_mean_s or 0.0 for row in rows]
+    return Result(
+        case.trace.name.removesuffix(".jsonl").removesuffix(".csv"), load, memory, policy, seeds,
+        round(fmean(first), 4), round(stdev(first) / seeds**0.5, 4) if seeds > 1 else 0.0,
+        round(mean.ttft_p90_s or 0.0, 4), round(mean.hit_rate, 4), round(mean.hit_rate_hbm, 4),
+        mean.rejects,
+    )  # fmt: skip
+
+
+def check(results: Sequence[Result]) -> list[dict[str, object]]:
+    """Compare the default with the best policy on the pool, at each load of each trace.
+
+    It holds if the default is within 2 % of the best, 5 % above saturation, or within two standard
+    errors of the difference.
+    """
+    rows: list[dict[str, object]] = []
+    lowest: dict[str, float] = {}
+    for (trace, load), found in _cells(results, "pool").items():
+        mine = found[DEFAULT_POLICY]
+        best = min(found.values(), key=lambda result: result.ttft_mean_s)
+        lowest.setdefault(trace, best.ttft_mean_s)
+        saturated = best.ttft_mean_s > _SATURATED * lowest[trace]
+        ratio = mine.ttft_mean_s / best.ttft_mean_s
+        error = (mine.ttft_mean_error_s**2 + best.ttft_mean_error_s**2) ** 0.5
+        near = mine.ttft_mean_s - best.ttft_mean_s <= 2 * error
+        rows.append(
+            {
+                "trace": trace,
+                "load": load,
+                "saturated": saturated,
+                "default_s": mine.ttft_mean_s,
+                "default_error_s": mine.ttft_mean_error_s,
+                "best": best.policy,
+                "best_s": best.ttft_mean_s,
+                "best_error_s": best.ttft_mean_error_s,
+                "ratio": round(ratio, 4),
+                "holds": near or ratio <= (1.05 if saturated else 1.02),
+            }
+        )
+    return rows
+
+
+def goodput(results: Sequence[Result], objective_s: float) -> float | None:
+    """Return the highest load at which the p90 TTFT holds the objective, interpolated between the
+    loads that were run. None: not even the lowest load holds it.
+    """
+    held: Result | None = None
+    for result in sorted(results, key=lambda result: result.load):
+        if result.ttft_p90_s > objective_s:
+            if held is None:
+                return None
+            part = (objective_s - held.ttft_p90_s) / (result.ttft_p90_s - held.ttft_p90_s)
+            return held.load + part * (result.load - held.load)
+        held = result
+    return held.load if held else None
+
+
+def _cells(results: Sequence[Result], memory: str) -> dict[tuple[str, float], dict[str, Result]]:
+    cells: dict[tuple[str, float], dict[str, Result]] = {}
+    for result in results:
+        if result.memory == memory:
+            cells.setdefault((result.trace, result.load), {})[result.policy] = result
+    return cells
+
+
+def page(results: Sequence[Result], objectives: dict[str, float]) -> str:
+    """Return the tables in Markdown: the check, and for each trace TTFT and goodput."""
+    lines = [
+        "### The default against the best policy on the pool",
+        "",
+        "| trace | load | default, s | best policy | best, s | ratio | holds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in check(results):
+        load = f"{row['load']:g}x" + (" (saturated)" if row["saturated"] else "")
+        default = f"{row['default_s']:.4g} ± {row['default_error_s']:.2g}"
+        best = f"{row['best_s']:.4g} ± {row['best_error_s']:.2g}"
+        holds = "yes" if row["holds"] else "**no**"
+        cells = (row["trace"], load, default, row["best"], best, f"{row['ratio']:.3f}", holds)
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    for trace, objective_s in objectives.items():
+        for memory in MEMORIES:
+            mine = [r for r in results if r.trace == trace and r.memory == memory]
+            lines += ["", *_table(trace, memory, mine, objective_s)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(trace: str, memory: str, results: Sequence[Result], objective_s: float) -> Iterator[str]:
+    loads = sorted({result.load for result in results})
+    best = {load: min(r.ttft_mean_s for r in results if r.load == load) for load in loads}
+    yield f"### {trace}, {'pool' if memory == 'pool' else 'split DRAM'}"
+    yield ""
+    yield f"| policy | {' | '.join(f'{load:g}x' for load in loads)} | goodput, {objective_s:g} s |"
+    yield "|---" * (len(loads) + 2) + "|"
+    for policy in dict.fromkeys(result.policy for result in results):
+        mine = {result.load: result for result in results if result.policy == policy}
+        cells = []
+        for load in loads:
+            mean, p90 = mine[load].ttft_mean_s, mine[load].ttft_p90_s
+            text = f"{mean:.3g}"
+            cells.append(f"{f'**{text}**' if mean == best[load] else text} ({p90:.3g})")
+        limit = goodput(list(mine.values()), objective_s)
+        end = "-" if limit is None else f"{'≥ ' if limit == loads[-1] else ''}{limit:.2f}x"
+        yield f"| {policy} | {' | '.join(cells)} | {end} |"
+
+
+def plot(path: Path, trace: str, results: Sequence[Result]) -> None:
+    """Draw the mean TTFT over the load, pool and split DRAM side by side."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "beluga"
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
+    for axis, memory in zip(axes, MEMORIES, strict=True):
+        for policy in POLICIES:
+            mine = [r for r in results if (r.memory, r.policy) == (memory, policy)]
+            width = 2.5 if policy == DEFAULT_POLICY else 1.0
+            axis.plot([r.load for r in mine], [r.ttft_mean_s for r in mine], label=policy, lw=width)
+        axis.set(title=f"{trace}, {memory}", xlabel="load, x", yscale="log")
+    axes[0].set_ylabel("mean TTFT, s")
+    axes[1].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+    plt.close(figure)
+
+
+def write_page(path: Path, text: str) -> None:
+    """Replace what is between the page's markers."""
+    before, _, rest = path.read_text().partition(BEGIN)
+    path.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{rest.partition(END)[2]}")
+
+
+def main(source: str, target: str, where: str) -> None:
+    """Run all, and write the results and the page after each trace."""
+    smoke = source == "--smoke"
+    found = [Case(without_reuse(60), (1.0, 4.0), 5.0)] if smoke else cases(Path(source))
+    report = {
+        "what": "simulated",
+        "machine": cpu_model(),
+        "commit": version(),
+        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+        "command": "python -m beluga_bench.policies "
+        f"{Path(source).name} {Path(target).name} {Path(where).name}",
+    }
+    results: list[Result] = []
+    objectives = {}
+    images = Path(where).parent / "images"
+    for case in found:
+        mine: list[Result] = []
+        for load in case.loads:
+            for memory in MEMORIES:
+                mine += run(case, load, memory, POLICIES).values()
+        results += mine
+        name = mine[0].trace
+        objectives[name] = case.objective_s
+        rows = [result._asdict() for result in results]
+        text = msgspec.json.encode({**report, "check": check(results), "rows": rows})
+        Path(target).write_bytes(msgspec.json.format(text, indent=1) + b"\n")
+        write_page(Path(where), page(results, objectives))
+        images.mkdir(exist_ok=True)
+        plot(images / f"policies-{name.replace(' ', '-')}.svg", name, mine)
+        print(f"{name}: {len(results)} results", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

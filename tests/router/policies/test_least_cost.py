@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The default policy: what each resource of a worker costs, in numbers computed by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from beluga.router import (
+    DEFAULT_POLICY,
+    Candidate,
+    CostEstimator,
+    Load,
+    Overlap,
+    Query,
+    Router,
+    Usual,
+    Worker,
+    make_policy,
+)
+from beluga.router.load.costs import ModelCosts
+from beluga.router.policies.least_cost import LeastCost
+
+# A token takes 1 ms of prefill, a block (10 tokens of 1 byte) 0.1 s from the pool, a step 2 ms. HBM
+# has 100 blocks. An answer is assumed to take 512 steps until answers have ended.
+COSTS = ModelCosts("flat", 0, 1, 0, 0, 0, 0, 2, 1, 1000, "made up")
+ESTIMATOR = CostEstimator(costs=COSTS, bytes_per_s=100, step_tokens=10_000)
+LEARNED = Usual(blocks=20.0, on_device=0.0, ended=1_000_000, decode_s=8.0)
+
+
+def query(blocks: int = 20, usual: Usual = LEARNED) -> Query:
+    found = tuple(range(blocks))
+    return Query(10 * blocks, 10, found, found, usual=usual)
+
+
+def worker(place: int, overlap: Overlap | None = None, new: int = 20, **load: float) -> Candidate:
+    state = Load(**load)  # type: ignore[arg-type]
+    return Candidate(Worker(place), state, overlap or Overlap(), new)
+
+
+def cost(state: Candidate, asked: Query | None = None) -> float:
+    return LeastCost(estimator=ESTIMATOR).choose(asked or query(), [state]).cost
+
+
+def delay(free: float, new: float, followers: float) -> float:
+    """Return the seconds by which holding ``new`` of ``free`` blocks for 8 s delays others."""
+    return followers * 8.0 / 100 * 20 * (math.exp(-(free - new) / 20) - math.exp(-free / 20))
+
+
+def test_an_idle_worker_costs_the_prefill_and_what_may_come_behind_it() -> None:
+    assert cost(worker(0)) == pytest.approx(0.202 + delay(100, 20, 1), rel=1e-4)
+
+
+def test_blocks_on_the_device_are_free_and_those_of_the_pool_take_the_link() -> None:
+    base = delay(100, 20, 1)
+    assert cost(worker(0, Overlap(device=10))) == pytest.approx(0.102 + base, rel=1e-4)
+    assert cost(worker(0, Overlap(shared=10))) == pytest.approx(1.0 + 0.102 + base, rel=1e-4)
+
+
+def test_copies_run_beside_the_prefills_that_are_ahead() -> None:
+    base = delay(100, 20, 1) + 0.102
+    waiting = worker(0, Overlap(shared=10), prefill_s=3.0)
+    assert cost(waiting) == pytest.approx(3.0 + base, rel=1e-4)
+
+
+def test_what_is_copied_evicts_as_much_that_would_be_hit() -> None:
+    reused = Usual(20.0, 15.0, 1_000_000, 8.0)
+    state = worker(0, Overlap(shared=10))
+    assert cost(state, query(usual=reused)) - cost(state) == pytest.approx(0.75 * 1.0)
+
+
+def test_a_request_that_does_not_fit_waits_until_blocks_come_free() -> None:
+    # 4 requests of 22 blocks run. 8 blocks are missing, and one of the 4 ends each 2 s.
+    full = worker(0, active_decode_blocks=88, active_requests=4)
+    fits = worker(0, active_decode_blocks=80, active_requests=4)
+    assert 2.0 < cost(full) - cost(fits) < 2.0 + 5 * 8.0 / 100 * 20
+    # 8 requests of 22 blocks were sent, of which 4 run: 96 blocks must come free first.
+    longer = worker(0, active_decode_blocks=176, active_requests=8)
+    expected = 0.96 * 8.0 + 0.202 + 9 * 8.0 / 100 * 20
+    assert cost(longer) == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_workers_own_count_has_the_blocks_of_answers() -> None:
+    full = worker(0, active_decode_blocks=40, kv_active_blocks=95, active_requests=4)
+    assert cost(full) > 2.0 + cost(worker(0, active_decode_blocks=40, active_requests=4))
+
+
+def test_an_answers_time_is_assumed_before_any_has_ended() -> None:
+    crowded = worker(0, active_decode_blocks=95, active_requests=1)
+    assert cost(crowded, query(usual=Usual())) > ESTIMATOR.answer_s() == pytest.approx(1.024)
+
+
+def test_a_prefix_that_a_running_request_holds_needs_no_more_hbm() -> None:
+    sharing = worker(0, new=0, active_decode_blocks=95, active_requests=1)
+    assert cost(sharing) == pytest.approx(0.001 + 0.202)  # half a step, and the prefill
+
+
+def test_the_router_tells_the_policy_what_is_usual_and_keeps_its_prediction() -> None:
+    router = Router(make_policy("default", estimator=ESTIMATOR))
+    router.add_worker(Worker(0))
+    assert router.policy.name == DEFAULT_POLICY
+    asked = Query(200, 10, (), tuple(range(20)))
+    router.route("first", asked, now=5.0)
+    assert router.tracker.load(Worker(0)).prefill_s == pytest.approx(0.202)
+    router.candidates(asked, now=5.1)
+    assert router.tracker.load(Worker(0)).prefill_s == pytest.approx(0.102)
+    assert asked.usual.blocks == 20
