@@ -88,8 +88,8 @@ static void request_say(uint32_t bulk_size)
     const bl_lane *lane = &server->lanes[rude];
     uint64_t key = bl_message_key(lane->nonce, server->epoch);
     uint32_t sequence = lane->next + fuzz_byte() % 3;
-    bl_request request = {.method = fuzz_byte() % (BL_METHOD_LOWER_TELL + 1), .size = (uint8_t)fuzz_number(),
-                          .epoch = (uint32_t)server->epoch};
+    bl_request request = {.method = fuzz_byte() % (BL_METHOD_LOWER_TELL + 1),
+                          .size = (uint8_t)fuzz_number(), .epoch = (uint32_t)server->epoch};
     if (bulk_size > 0) {
         uint8_t bytes[BL_PAGE_SIZE];
         uint64_t offset = bl_bulk_in_offset(&pool->geometry, rude);
