@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from beluga.errors import RouterError
 from beluga.router.index.events import Cleared, Data, Removed, RouterEvent, Stored, Tier
@@ -20,7 +21,8 @@ RING = 10_000  # how many events are kept (vLLM's buffer_steps)
 T = TypeVar("T")
 
 
-class Replay(NamedTuple, Generic[T]):
+@dataclass(frozen=True)
+class Replay(Generic[T]):
     """The events from a number on; ``missed`` earlier ones are no longer kept."""
 
     events: list[T]

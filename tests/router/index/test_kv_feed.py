@@ -13,7 +13,7 @@ import pytest
 from beluga.errors import RouterError
 from beluga.router import Cleared, Indexer, Removed, RouterEvent, Stored, Tier, Worker
 from beluga.router.index.feed import Feed
-from beluga.router.index.publisher import Publisher
+from beluga.router.index.publisher import Publisher, Replay
 
 A = Worker(1)
 
@@ -103,7 +103,7 @@ def test_ring_replays_what_it_has() -> None:
     assert [event.event_id for event in publisher.replay(8).events] == [8, 9]
     kept = publisher.replay(3)
     assert ([event.event_id for event in kept.events], kept.missed) == ([6, 7, 8, 9], 3)
-    assert publisher.replay(10) == ([], 0)
+    assert publisher.replay(10) == Replay([], 0)
     with pytest.raises(RouterError, match="at least one"):
         Publisher(A, ring=0)
 
