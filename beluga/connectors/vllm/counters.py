@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 NAMES: dict[str, str] = {
     "lookups": "requests looked up in the pool",
     "lookup_s": "seconds the scheduler waited for lookups",
-    "hit_tokens": "tokens found in the pool beyond the engine's own prefix cache",
+    "hit_tokens": "tokens loaded from the pool on all ranks, beyond the engine's own prefix cache",
     "loads": "requests whose blocks were loaded",
     "load_blocks": "blocks loaded",
     "load_bytes": "bytes loaded",

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from typing import TYPE_CHECKING
 
 from beluga.connectors.fetch import fetch
 from beluga.connectors.vllm.counters import LinkFigures
+from beluga.connectors.vllm.steps import Loaded, add_loaded
 
 if TYPE_CHECKING:
     from beluga.connectors.connection import Attachment, Connection
@@ -36,17 +37,17 @@ class Loads:
         self._figures = LinkFigures(connection, counters)
         self._lock = threading.Lock()
         self._failed: set[int] = set()
-        self._loaded: Counter[str] = Counter()
+        self._loaded: dict[str, Loaded] = {}
 
     def load(self, ranges: list[BlockRange]) -> None:
         """Load the ranges as far as possible."""
         for one in ranges:
             self._load(one)
 
-    def loaded(self) -> Counter[str]:
-        """Return the requests whose loads have ended, successfully or not, since the last call."""
+    def loaded(self) -> dict[str, Loaded]:
+        """Return the loads that have ended since the last call, successfully or not, by request."""
         with self._lock:
-            loaded, self._loaded = self._loaded, Counter()
+            loaded, self._loaded = self._loaded, {}
         return loaded
 
     def failed(self) -> set[int]:
@@ -87,7 +88,7 @@ class Loads:
         self._figures.add()
         with self._lock:
             self._failed.update(missing)
-            self._loaded[one.request] += 1
+            add_loaded(self._loaded, one.request, Loaded(1, hits))
 
 
 class AsyncLoads(Loads):

@@ -18,11 +18,10 @@ scheduled, so they stop no saves.)
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from beluga.connectors.vllm.onboarding import Onboarding, Worth
-from beluga.connectors.vllm.steps import BlockRange, Orders
+from beluga.connectors.vllm.steps import BlockRange, Loaded, Orders, add_loaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,7 +82,7 @@ class Schedule:
         self._late: list[BlockRange] = []  # saves of ended requests, for the next step
         # requests loading before a forward without a report of success
         self._loading: set[str] = set()
-        self._load_reports: Counter[str] = Counter()
+        self._load_reports: dict[str, Loaded] = {}
 
     def matched_tokens(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:
         """Return the tokens that the pool has for a request, and whether they load beside the
@@ -114,7 +113,6 @@ class Schedule:
         self._loads.append(BlockRange(request.request_id, b"".join(digests), ids))
         tracked.loaded, tracked.loaded_ids = range(first, last), frozenset(ids)
         tracked.local, tracked.hits = -1, 0
-        self._counters.add(hit_tokens=tokens)
         if not self._asynchronous:
             self._loading.add(request.request_id)
 
@@ -132,11 +130,12 @@ class Schedule:
 
     def reported(self, report: Report | None, invalid_block_ids: set[int]) -> None:
         """Take what the workers reported after a step."""
-        for name, ranks in report.loaded.items() if report else ():
-            self._load_reports[name] += ranks
-            if self._load_reports[name] < len(self._lookups.ranks):
+        for name, part in report.loaded.items() if report else ():
+            loaded = add_loaded(self._load_reports, name, part)
+            if loaded.ranks < len(self._lookups.ranks):
                 continue
             del self._load_reports[name]
+            self._counters.add(hit_tokens=loaded.blocks * self._block_size)
             self._loading.discard(name)
             if tracked := self._requests.get(name):
                 self._unpin(tracked)

@@ -7,7 +7,6 @@ pickled.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,10 +56,20 @@ class Stored:
 
 
 @dataclasses.dataclass(slots=True)
+class Loaded:
+    """The end of a request's load: the ranks whose load has ended, and the leading blocks that each
+    of them has loaded.
+    """
+
+    ranks: int
+    blocks: int
+
+
+@dataclasses.dataclass(slots=True)
 class Report:
     """The workers' report after a step: the results of loads and saves. Ranks are added up."""
 
-    loaded: Counter[str] = dataclasses.field(default_factory=Counter)
+    loaded: dict[str, Loaded] = dataclasses.field(default_factory=dict)
     stored: dict[bytes, Stored] = dataclasses.field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -68,11 +77,22 @@ class Report:
 
     def add(self, other: Report) -> None:
         """Add another rank's report."""
-        self.loaded += other.loaded
+        for name, loaded in other.loaded.items():
+            add_loaded(self.loaded, name, loaded)
         for digest, stored in other.stored.items():
             mine = self.stored.setdefault(digest, Stored(0, 0))
             mine.ranks += stored.ranks
             mine.new += stored.new
+
+
+def add_loaded(loads: dict[str, Loaded], name: str, loaded: Loaded) -> Loaded:
+    """Add a rank's load to those of its request, and return the sum. A block that one rank lacks is
+    computed on all.
+    """
+    found = loads.setdefault(name, Loaded(0, loaded.blocks))
+    found.ranks += loaded.ranks
+    found.blocks = min(found.blocks, loaded.blocks)
+    return found
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from prometheus_client import Counter
 from vllm_parts import BLOCK_TOKENS, cache_config, config, layer_major, request, spec
 
 from beluga import MetaServer, Pool
+from beluga.connectors.vllm.steps import Loaded
 from beluga.errors import ConnectorError
 
 LAYERS, BLOCKS = 2, 16
@@ -174,7 +175,7 @@ def test_one_engine_loads_what_another_has_saved(
     assert not other.memory[:, :8].any()
     assert not other.memory[:, 13:].any()
     assert other.worker.get_block_ids_with_load_errors() == set()
-    assert other.report().report.loaded == {"b": 1}
+    assert other.report().report.loaded == {"b": Loaded(1, 5)}
     assert not other.finish(made)
     assert other.worker.build_connector_worker_meta() is None
     assert asked == ["amx", "amx"]
@@ -203,6 +204,7 @@ def test_a_load_that_fails_names_its_blocks(
     other.step(made)
     assert other.worker.get_block_ids_with_load_errors() == {11, 12}
     other.report(invalid={11, 12})
+    assert other.scheduler.get_kv_connector_stats().data["hit_tokens"] == 3 * BLOCK_TOKENS
     assert other.scheduler.get_num_new_matched_tokens(made, 0) == (0, False)
 
 
@@ -295,7 +297,7 @@ def test_reports_of_two_ranks_add_up(server: MetaServer, make: Callable[..., Eng
         engine.step(made)
         reports.append(engine.worker.build_connector_worker_meta())
     assert reports[0].aggregate(reports[1]) is reports[0]
-    assert reports[0].report.loaded == {"b": 2}
+    assert reports[0].report.loaded == {"b": Loaded(2, 5)}
 
 
 def test_after_the_end_nothing_is_asked_of_it(

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +22,7 @@ from beluga.connectors.vllm.events import Announcements
 from beluga.connectors.vllm.lookups import Lookups
 from beluga.connectors.vllm.schedule import Schedule
 from beluga.connectors.vllm.settings import VllmSettings
-from beluga.connectors.vllm.steps import Orders, Report, Stored
+from beluga.connectors.vllm.steps import Loaded, Orders, Report, Stored
 
 RANKS = tuple(Namespace({"rank": rank}) for rank in range(2))
 TOKENS = list(range(100, 100 + 5 * BLOCK_TOKENS + 1))  # five blocks and a token
@@ -64,8 +63,16 @@ class Engine:
         made.num_computed_tokens += tokens
         return orders
 
-    def loaded(self, name: str, ranks: int = len(RANKS), invalid: set[int] | None = None) -> None:
-        self.schedule.reported(Report(loaded=Counter({name: ranks})), invalid or set())
+    def loaded(
+        self,
+        name: str,
+        ranks: int = len(RANKS),
+        invalid: set[int] | None = None,
+        *,
+        blocks: int = 5,
+    ) -> None:
+        """Report that so many ranks have each loaded so many leading blocks of a request."""
+        self.schedule.reported(Report({name: Loaded(ranks, blocks)}), invalid or set())
 
 
 @pytest.fixture
@@ -146,6 +153,21 @@ def test_pins_go_when_all_ranks_have_loaded(engine: Engine, caches: list[KVCache
     assert caches[0].stat().pinned_count == 10
     engine.loaded("r", ranks=1)
     assert caches[0].stat().pinned_count == 0
+
+
+def test_hits_are_what_all_ranks_have_loaded(engine: Engine, caches: list[KVCache]) -> None:
+    made = request("r", TOKENS)
+    store(caches, made, 5, 5)
+    engine.start(made)
+    engine.step(made, 1)
+    engine.loaded("r", ranks=1, blocks=5)
+    assert "hit_tokens" not in engine.counters.take()  # it was only promised
+    engine.loaded("r", ranks=1, blocks=2)
+    assert engine.counters.take()["hit_tokens"] == 2 * BLOCK_TOKENS
+    dropped = request("dropped", TOKENS)
+    engine.start(dropped)
+    engine.schedule.finished(dropped, [])
+    assert "hit_tokens" not in engine.counters.take()
 
 
 @pytest.mark.parametrize("when", ["waiting", "refused", "loading"])
@@ -360,7 +382,7 @@ def test_a_rank_that_is_late_with_one_request_does_not_hold_up_another(
     for made in (first, second):
         store(caches, made, 5, 5)
         assert engine.start(made) == 5 * BLOCK_TOKENS
-    both = Report(loaded=Counter({"first": 1, "second": 2}))
+    both = Report({"first": Loaded(1, 5), "second": Loaded(2, 5)})
     engine.schedule.reported(both, set())
     assert pinned(caches) == 5 * len(RANKS)  # the pins of the first request
     engine.loaded("first", ranks=1)
@@ -444,9 +466,10 @@ def test_a_block_is_announced_when_every_rank_has_stored_it_and_it_is_new(engine
 
 
 def test_reports_of_ranks_add_up() -> None:
-    report = Report(Counter({"r": 1}), {b"x": Stored(1, 1)})
-    report.add(Report(Counter({"r": 1, "s": 1}), {b"x": Stored(1, 0), b"y": Stored(1, 1)}))
-    assert report.loaded == {"r": 2, "s": 1}
+    report = Report({"r": Loaded(1, 5)}, {b"x": Stored(1, 1)})
+    other = {"r": Loaded(1, 3), "s": Loaded(1, 4)}
+    report.add(Report(other, {b"x": Stored(1, 0), b"y": Stored(1, 1)}))
+    assert report.loaded == {"r": Loaded(2, 3), "s": Loaded(1, 4)}
     assert report.stored == {b"x": Stored(2, 1), b"y": Stored(1, 1)}
     assert report
     assert not Report()

@@ -20,7 +20,7 @@ from beluga.connectors.vllm.layout import BlockLayout
 from beluga.connectors.vllm.saves import BATCH_BLOCKS
 from beluga.connectors.vllm.settings import VllmSettings
 from beluga.connectors.vllm.staging import Source
-from beluga.connectors.vllm.steps import BlockRange, Orders, Stored
+from beluga.connectors.vllm.steps import BlockRange, Loaded, Orders, Stored
 from beluga.connectors.vllm.worker import Worker
 from beluga.errors import ConnectorError
 from beluga.kvcache import PutResult
@@ -93,7 +93,7 @@ def test_what_one_worker_saves_another_loads(
     assert np.array_equal(side.memory[:, ids], other.memory[:, ids[::-1]])
     assert other.worker.loads.failed() == set()
     report = other.worker.report()
-    assert report.loaded == {"s": 1}
+    assert report.loaded == {"s": Loaded(1, 40)}
     assert other.counters.take()["load_bytes"] == 40 * side.layout.block_size
     assert len(side.worker.report().stored) == 40
     other.worker.close()
