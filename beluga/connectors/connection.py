@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WARNING_INTERVAL_S = 60.0
+SETTLE_S = 10.0  # the longest wait of an engine that starts
 # errors of one call, after which the session works as before
 _CALL_ERRORS = (CacheError, QuotaError)
 
@@ -162,6 +163,7 @@ class Connection:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._closing = False
+        self._tried = False  # whether the first attempt to attach has ended
         self._warned_s = -WARNING_INTERVAL_S
         self._unsaid = 0
         self._thread = threading.Thread(target=self._keep, name=f"beluga-{name}", daemon=True)
@@ -178,6 +180,17 @@ class Connection:
         """
         with self._changed:
             return self._changed.wait_for(lambda: self._attachment is not None, timeout_s)
+
+    def settle(self) -> bool:
+        """Wait until the first attempt to attach has ended, at most SETTLE_S seconds. Returns
+        whether the connection is attached.
+
+        An engine calls this when it starts, so that its first prompt is no miss for want of a
+        session. A server that does not answer costs ``timeout_ms``.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._attachment is not None or self._tried, SETTLE_S)
+            return self._attachment is not None
 
     def attempt(self, doing: str, call: Callable[[Attachment], T]) -> T | None:
         """Return what ``call`` returns, or None if the pool is not available or ``call`` failed.
@@ -263,6 +276,9 @@ class Connection:
                 )
             except (BelugaError, OSError) as error:
                 self._fail("attaching to the pool", error, started_s)
+                with self._changed:
+                    self._tried = True
+                    self._changed.notify_all()
             else:
                 with self._changed:
                     self._attachment = attachment

@@ -79,6 +79,35 @@ def test_without_a_server_an_attempt_fails_at_once_and_a_server_is_found_when_it
         assert connection.attempt("looking up", lookup) == 0
 
 
+def test_a_start_waits_until_the_first_attempt_has_ended(
+    pool: Pool, pool_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = PoolSettings(pool=pool_name, timeout_ms=100, retry_s=LONG_S)
+    logger = logging.getLogger("test.link")
+    monkeypatch.setattr(connection_module, "SETTLE_S", LONG_S)
+    lost = Connection(settings, name="lost", logger=logger)
+    assert not lost.settle()
+    lost.close()
+    with MetaServer(pool):
+        found = Connection(settings, name="found", logger=logger)
+        assert found.settle()
+        found.close()
+    monkeypatch.setattr(connection_module, "SETTLE_S", 0.01)
+    stuck, begun = threading.Event(), threading.Event()
+
+    def attach(*_: Any, **__: Any) -> Attachment:
+        begun.set()
+        assert stuck.wait(LONG_S)
+        raise PoolError("too late")
+
+    monkeypatch.setattr(connection_module, "Attachment", attach)
+    slow = Connection(settings, name="slow", logger=logger)
+    assert begun.wait(LONG_S)
+    assert not slow.settle()
+    stuck.set()
+    slow.close()
+
+
 def test_a_server_that_goes_costs_one_wait_and_comes_back(
     connection: Connection, pool: Pool
 ) -> None:

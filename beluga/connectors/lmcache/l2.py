@@ -78,9 +78,8 @@ class BelugaL2Adapter(L2AdapterInterface):
         self._layouts: dict[tuple[str, int, int], Layout] = {}
         # used by the reader's thread only
         self._pins: dict[Any, list[tuple[Attachment, Grant]]] = {}
-        timeout_s = self._settings.timeout_ms / 1000
-        self._reader.connection.wait(timeout_s)
-        self._writer.connection.wait(timeout_s)
+        self._reader.connection.settle()
+        self._writer.connection.settle()
 
     def carried(self) -> dict[TransferClass, TransferStats]:
         """Return what the host's link to the pool admitted, by class, and how long pieces

@@ -72,8 +72,8 @@ class BelugaBackend(StoragePluginInterface):
         self._reading = threading.Lock()  # one thread at a time may use a connection
         self._writer = Worker(self._settings, name="lmcache-put", logger=logger)
         self._reader = Connection(self._settings, name="lmcache-get", logger=logger)
-        self._reader.wait(self._settings.timeout_ms / 1000)
-        self._writer.connection.wait(self._settings.timeout_ms / 1000)
+        self._reader.settle()
+        self._writer.connection.settle()
 
     @property
     def attached(self) -> bool:

@@ -109,7 +109,7 @@ class Pages:
         self._reading, self._writing = threading.Lock(), threading.Lock()
         self._era: Era | None = None
         for connection in (self._reader, self._writer):
-            connection.wait(settings.timeout_ms / 1000)
+            connection.settle()
 
     @property
     def attached(self) -> bool:

@@ -108,7 +108,7 @@ class BelugaConnector(KVConnectorBase_V1):
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
         """Take all ranks' namespaces, in rank order. Lookups then use the keys that these ranks
-        load.
+        load. Requests come next, so this waits for the session.
         """
         ranks = [metadata[place].rank.namespace for place in sorted(metadata)]
         self._lookups.ranks = tuple(ranks)
@@ -119,6 +119,8 @@ class BelugaConnector(KVConnectorBase_V1):
             len(ranks),
             ranks[0].digest.hex()[:8],
         )
+        if self._connection is not None:
+            self._connection.settle()
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
@@ -201,6 +203,7 @@ class BelugaConnector(KVConnectorBase_V1):
             logger,
             rank=pp.rank_in_group * parallel.tensor_parallel_size + tp.rank_in_group,
         )
+        self._worker.settle()
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """Return where this rank keeps its part of each block, for the scheduler's side."""

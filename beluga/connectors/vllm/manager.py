@@ -74,6 +74,7 @@ class BelugaManager(OffloadingManager):
         )
         if not self._retry_task.wait(settings.timeout_ms / 1000):
             logger.warning("beluga: no word of the workers in the pool yet; until then all misses")
+        self._connection.settle()
 
     @property
     def met(self) -> bool:

@@ -158,6 +158,7 @@ class BelugaOffloadingSpec(OffloadingSpec):
         own = self._namespace(config, group, layout)
         counters = Counters()
         worker = Worker(self._settings, layout, own, counters, logger)
+        worker.settle()
         timeout_s = self._settings.timeout_ms / 1000
         jobs = Jobs(worker, block_size=layout.block_size, timeout_s=timeout_s)
         connector.get_block_ids_with_load_errors = jobs.failed

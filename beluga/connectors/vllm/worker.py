@@ -56,6 +56,11 @@ class Worker:
         )
         self._sources = (load_source, save_source)
 
+    def settle(self) -> None:
+        """Wait until both sessions are attached, or cannot be; see :meth:`Connection.settle`."""
+        self.load_connection.settle()
+        self.save_connection.settle()
+
     def load(self, orders: Orders) -> None:
         """Load before the forward, or beside it."""
         self.loads.load(orders.loads)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,8 @@ from prometheus_client import Counter
 from vllm_parts import BLOCK_TOKENS, cache_config, config, layer_major, request, spec
 
 from beluga import MetaServer, Pool
+from beluga.connectors import connection as connection_module
+from beluga.connectors.connection import Attachment, Connection
 from beluga.connectors.vllm.steps import Loaded
 from beluga.errors import ConnectorError
 
@@ -179,6 +182,46 @@ def test_one_engine_loads_what_another_has_saved(
     assert not other.finish(made)
     assert other.worker.build_connector_worker_meta() is None
     assert asked == ["amx", "amx"]
+
+
+def test_the_first_prompt_after_a_start_finds_what_the_pool_has(
+    server: MetaServer, make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make().run(request("a", TOKENS), 3, fill=7)
+    waits = threading.Event()
+    settle = Connection.settle
+
+    class Slow(Attachment):
+        """An attachment that takes until somebody waits for it."""
+
+        def __init__(self, *given: Any, **named: Any) -> None:
+            assert waits.wait(LONG_S)
+            super().__init__(*given, **named)
+
+    def settled(connection: Connection) -> bool:
+        waits.set()
+        return settle(connection)
+
+    monkeypatch.setattr(connection_module, "Attachment", Slow)
+    monkeypatch.setattr(Connection, "settle", settled)
+    try:
+        other, made = make(wait=False), request("b", TOKENS)
+        assert other.start(made, 8) == (5 * BLOCK_TOKENS, False)
+        other.step(made)
+    finally:
+        waits.set()
+    assert other.worker.get_block_ids_with_load_errors() == set()
+    assert (other.memory[:, 8:13] == 7).all()
+
+
+def test_without_a_pool_an_engine_starts_and_computes(
+    make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "SETTLE_S", LONG_S)  # nobody waits for so long
+    engine = make(wait=False, timeout_ms=50, retry_s=LONG_S)
+    made = request("a", TOKENS)
+    assert engine.run(made, 0, fill=1) == 0
+    assert engine.scheduler.get_kv_connector_stats().data["lookup_failures"] == 1
 
 
 def test_asynchronous_loads_arrive(server: MetaServer, make: Callable[..., Engine]) -> None:
@@ -380,7 +423,7 @@ def test_the_namespace_is_that_of_the_rank_and_its_settings(
 
 
 def test_figures_of_another_process_are_taken_over(make: Callable[..., Engine]) -> None:
-    kind = type(make(wait=False).scheduler)
+    kind = type(make(wait=False, timeout_ms=50).scheduler)
     assert kind.build_kv_connector_stats({"loads": 2}).data == {"loads": 2}
     assert kind.build_kv_connector_stats().data == {}
     given = object(), {Counter: lambda **_: None}, ["model_name"], {}
