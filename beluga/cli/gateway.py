@@ -77,6 +77,13 @@ TokenizerPath = Annotated[
 ChatTemplate = Annotated[
     Path | None, typer.Option(help="The engines' chat template, if it is not the tokenizer's own.")
 ]
+TrustTemplates = Annotated[
+    bool,
+    typer.Option(
+        "--trust-request-chat-template",
+        help="Apply the chat templates of requests, as engines do that have this option.",
+    ),
+]
 PolicyName = Annotated[
     str,
     typer.Option(help=f"The policy: {', '.join(POLICIES)}; default is {DEFAULT_POLICY}."),
@@ -151,6 +158,7 @@ def gateway(
     workers_file: WorkersFile = None,
     tokenizer: TokenizerPath = None,
     chat_template: ChatTemplate = None,
+    trust_request_chat_template: TrustTemplates = False,
     block_size: BlockSize = 0,
     queue: QueueOrder = "fcfs",
     queue_threshold: QueueThreshold = 16.0,
@@ -187,6 +195,7 @@ def gateway(
         admin=service.Address.parse(admin) if admin else None,
         tokenizer=tokenizer,
         chat_template=chat_template,
+        trust_request_chat_template=trust_request_chat_template,
         block_size=block_size,
         seed=seed,
         advise_s=advise,

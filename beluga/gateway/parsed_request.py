@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beluga.gateway.answers import Refusal
+from beluga.gateway.conversation import ChatFields, of_chat, of_responses
 from beluga.gateway.tokenizer import Tokenizer
 
 TEXT_TOKEN_SIZE = 4
@@ -28,7 +29,7 @@ _RESPONSES = "/v1/responses"
 _EMPTY: Tokens = np.zeros(0, np.uint32)
 
 
-class _Body(msgspec.Struct):
+class _Body(ChatFields):
     """The fields that routing reads, of chat, completions, embeddings and similar requests."""
 
     model: Any = None
@@ -37,15 +38,6 @@ class _Body(msgspec.Struct):
     prompt: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
     cache_salt: Any = None
-    instructions: Any = None  # of /v1/responses
-    reasoning: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    documents: Any = None
-    reasoning_effort: Any = None
-    chat_template_kwargs: Any = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,7 +84,7 @@ def _tokens(path: str, fields: _Body, text: bytes, tokenizer: Tokenizer | None) 
     if tokenizer is not None and text:
         try:
             return np.asarray(_tokenized(path, fields, text, tokenizer), np.uint32)
-        except (ValueError, TypeError, KeyError, OverflowError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             # The engine will refuse or understand an odd request; routing falls back to its text.
             pass
     return text_tokens(text)
@@ -119,55 +111,11 @@ def _ids(text: bytes) -> Tokens | None:
 
 
 def _tokenized(path: str, fields: _Body, text: bytes, tokenizer: Tokenizer) -> list[int]:
+    said = msgspec.json.decode(text)
     if fields.messages:
-        return tokenizer.chat(msgspec.json.decode(fields.messages), _given(fields))
+        return tokenizer.chat(of_chat(fields, said))
     if path == _RESPONSES:
-        return tokenizer.chat(_messages(fields, msgspec.json.decode(text)), _given(fields))
-    prompt = msgspec.json.decode(text)
-    parts = prompt if isinstance(prompt, list) else [prompt]
-    return [token for part in parts for token in tokenizer.text(part)]
-
-
-def _given(fields: _Body) -> dict[str, Any]:
-    """Return what the chat template gets beside the messages, as vLLM gives it: the client's own
-    settings, over which the request's fields go.
-    """
-    given: dict[str, Any] = dict(fields.chat_template_kwargs or {})
-    effort = fields.reasoning_effort
-    if isinstance(fields.reasoning, dict):
-        effort = fields.reasoning.get("effort")
-    if effort is not None:
-        given.setdefault("enable_thinking", effort != "none")
-    named = {
-        "documents": fields.documents,
-        "reasoning_effort": effort,
-        "add_generation_prompt": fields.add_generation_prompt,
-        "continue_final_message": fields.continue_final_message,
-    }
-    given |= {name: value for name, value in named.items() if value is not None}
-    if fields.tools:
-        given["tools"] = [_tool(tool) for tool in fields.tools]
-    return given
-
-
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool in vLLM's order of its fields, which a template writes out. Tools of responses
-    have no ``function`` around them.
-    """
-    said = tool.get("function", tool)
-    function = {name: said.get(name) for name in ("name", "description", "parameters")}
-    if said.get("strict") is not None:
-        function["strict"] = said["strict"]
-    return {"type": "function", "function": function}
-
-
-def _messages(fields: _Body, said: Any) -> list[dict[str, Any]]:
-    """Return the conversation of a request to ``/v1/responses`` as vLLM makes it of messages.
-    Raises ValueError for items that are no messages.
-    """
-    first = [{"role": "system", "content": fields.instructions}] if fields.instructions else []
-    if isinstance(said, str):
-        return [*first, {"role": "user", "content": said}]
-    if not all(isinstance(item, dict) and "role" in item for item in said):
-        raise ValueError("only messages are templated")
-    return [*first, *said]
+        return tokenizer.chat(of_responses(fields, said))
+    special = fields.add_special_tokens is not False
+    parts = said if isinstance(said, list) else [said]
+    return [token for part in parts for token in tokenizer.text(part, special_tokens=special)]

@@ -153,7 +153,11 @@ class Service:
         stack.push_async_callback(remote.close)
         tokenizer = None
         if settings.tokenizer is not None:
-            tokenizer = load_tokenizer(settings.tokenizer, settings.chat_template)
+            tokenizer = load_tokenizer(
+                settings.tokenizer,
+                settings.chat_template,
+                trusted=settings.trust_request_chat_template,
+            )
             self._cache.template_problem = tokenizer.problem
         proxy = Proxy(
             director=self._director,

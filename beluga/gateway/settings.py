@@ -90,6 +90,7 @@ class Settings:
     admin: Address | None = _ADMIN
     tokenizer: Path | None = None
     chat_template: Path | None = None  # instead of the tokenizer's own
+    trust_request_chat_template: bool = False  # a request may bring one
     block_size: int = 0  # tokens in a block of the engines; 0: the engines tell
     queue: str = "fcfs"  # the order of waiting requests
     # Requests wait while every worker has more batches of prefill; 0 for never.

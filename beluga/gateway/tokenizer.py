@@ -8,23 +8,26 @@ directory, whose chat template is needed for a conversation's tokens. Neither pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from beluga.errors import RouterError
+from beluga.gateway.content_format import looks_at_parts
+from beluga.gateway.conversation import Conversation, for_template, with_system_first
 
 
 class Tokenizer(Protocol):
     """Computes the tokens that an engine would have."""
 
-    def text(self, text: str) -> list[int]:
-        """Return the tokens of a completion's prompt."""
+    def text(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        """Return the tokens of a completion's prompt. ``special_tokens`` says whether the tokenizer
+        adds its own.
+        """
         ...
 
-    def chat(self, messages: list[dict[str, Any]], given: Mapping[str, Any]) -> list[int]:
-        """Return the tokens of a conversation, up to the start of the answer. ``given`` is what
-        else the template gets: tools, documents, and so on. Raises ValueError on failure.
+    def chat(self, conversation: Conversation) -> list[int]:
+        """Return the tokens of a conversation, up to the start of the answer. Raises ValueError on
+        failure.
         """
         ...
 
@@ -34,15 +37,15 @@ class Tokenizer(Protocol):
         ...
 
 
-def load_tokenizer(path: Path, template: Path | None = None) -> Tokenizer:
+def load_tokenizer(path: Path, template: Path | None = None, *, trusted: bool = False) -> Tokenizer:
     """Load a ``tokenizer.json`` or the tokenizer of a model's directory, with the chat template of
-    a file, or else its own. Raises RouterError.
+    a file, or else its own. ``trusted`` requests may bring another one. Raises RouterError.
     """
     if template is not None and not path.is_dir():
         raise RouterError("--chat-template needs --tokenizer with a model's directory")
     try:
         own = None if template is None else template.read_text()
-        return _Directory(path, own) if path.is_dir() else _File(path)
+        return _Directory(path, own, trusted=trusted) if path.is_dir() else _File(path)
     except ModuleNotFoundError as error:
         name = error.name or "tokenizers"
         raise RouterError(f"--tokenizer {path} needs the package {name}; pip install it") from None
@@ -56,23 +59,24 @@ class _File:
 
         self._loaded = Loaded.from_file(str(path))
 
-    def text(self, text: str) -> list[int]:
-        return list(self._loaded.encode(text).ids)
+    def text(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        return list(self._loaded.encode(text, add_special_tokens=special_tokens).ids)
 
     problem = (
         "a tokenizer.json alone has no chat template, so conversations are hashed as text; "
         "name the model's directory with --tokenizer"
     )
 
-    def chat(self, messages: list[dict[str, Any]], given: Mapping[str, Any]) -> list[int]:
+    def chat(self, conversation: Conversation) -> list[int]:
         raise ValueError(self.problem)
 
 
 class _Directory:
-    def __init__(self, path: Path, template: str | None) -> None:
+    def __init__(self, path: Path, template: str | None, *, trusted: bool) -> None:
         from transformers import AutoTokenizer
 
         self._loaded = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        self._trusted = trusted
         if template is not None:
             self._loaded.chat_template = template
         self.problem = ""
@@ -81,15 +85,29 @@ class _Directory:
                 "the tokenizer has no chat template, so conversations are hashed as text; give "
                 "the engines' by --chat-template"
             )
+        else:  # this needs jinja2 and raises now if it is missing
+            looks_at_parts(self._template(None, None))
 
-    def text(self, text: str) -> list[int]:
-        return list(self._loaded.encode(text))
+    def _template(self, own: str | None, tools: object) -> str:
+        """Return the chat template of a request with these tools."""
+        found: str = self._loaded.get_chat_template(own, tools=tools)
+        return found
 
-    def chat(self, messages: list[dict[str, Any]], given: Mapping[str, Any]) -> list[int]:
+    def text(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        return list(self._loaded.encode(text, add_special_tokens=special_tokens))
+
+    def chat(self, conversation: Conversation) -> list[int]:
+        if conversation.template is not None and not self._trusted:
+            raise ValueError("requests' own chat templates are not trusted")
         try:
+            template = self._template(conversation.template, conversation.given.get("tools"))
+            messages = for_template(conversation.messages, as_parts=looks_at_parts(template))
+            if "'developer'" not in template and '"developer"' not in template:
+                messages = with_system_first(messages)
             rendered = self._loaded.apply_chat_template(
-                messages, **{"add_generation_prompt": True, **given, "tokenize": False}
+                messages,
+                **{**conversation.given, "chat_template": template, "tokenize": False},
             )
         except Exception as error:  # the template's own errors, of jinja's types
             raise ValueError(f"the chat template fails: {error}") from error
-        return list(self._loaded.encode(rendered, add_special_tokens=False))
+        return self.text(rendered, special_tokens=conversation.special_tokens)

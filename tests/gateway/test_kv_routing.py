@@ -20,6 +20,7 @@ from fake_engine import FakeEngine
 from routed import Site, routed, run, until
 
 from beluga.gateway import EngineSpec, Limits
+from beluga.gateway.conversation import Conversation
 from beluga.gateway.parsed_request import parse_request
 from beluga.gateway.proxy import Proxy
 
@@ -150,13 +151,13 @@ def test_a_long_prompt_is_tokenized_beside_the_loop(size: int, aside: bool) -> N
     seen: list[bool] = []
 
     class Words:
-        def text(self, text: str) -> list[int]:
+        def text(self, text: str, *, special_tokens: bool = True) -> list[int]:
             seen.append(threading.current_thread() is not threading.main_thread())
             return [1]
 
         problem = ""
 
-        def chat(self, messages: list[dict[str, Any]], given: object) -> list[int]:
+        def chat(self, conversation: Conversation) -> list[int]:
             raise AssertionError
 
     async def play() -> None:
@@ -182,13 +183,14 @@ def test_a_long_prompt_is_tokenized_beside_the_loop(size: int, aside: bool) -> N
 
 def test_a_tokenizer_counts_as_the_engines_do() -> None:
     class Words:
-        def text(self, text: str) -> list[int]:
+        def text(self, text: str, *, special_tokens: bool = True) -> list[int]:
             return [len(word) for word in text.split()]
 
         problem = ""
 
-        def chat(self, messages: list[dict[str, Any]], given: object) -> list[int]:
-            return [7, *(token for each in messages for token in self.text(each["content"]))]
+        def chat(self, conversation: Conversation) -> list[int]:
+            said = conversation.messages
+            return [7, *(token for each in said for token in self.text(each["content"]))]
 
     def tokens(body: bytes) -> list[int]:
         return list(parse_request("/v1/completions", body, tokenizer=Words()).tokens)

@@ -27,6 +27,7 @@ from beluga.errors import NoWorkersError, RouterError
 from beluga.gateway import Address, EngineSpec, Limits, read_engines
 from beluga.gateway import relay as relay_module
 from beluga.gateway.answers import Refusal, error_event
+from beluga.gateway.conversation import Conversation
 from beluga.gateway.engine import Engine, Health
 from beluga.gateway.fleet import Fleet
 from beluga.gateway.headers import for_client, for_engine, retry_after_s
@@ -172,15 +173,15 @@ def test_salt_stream_and_model_are_read_as_they_are_meant() -> None:
 class FakeTokenizer:
     """A tokenizer for which each letter is a token."""
 
-    def text(self, text: str) -> list[int]:
+    def text(self, text: str, *, special_tokens: bool = True) -> list[int]:
         return [ord(letter) for letter in text]
 
     problem = ""
 
-    def chat(self, messages: list[dict[str, Any]], given: object) -> list[int]:
-        if not messages:
+    def chat(self, conversation: Conversation) -> list[int]:
+        if not conversation.messages:
             raise ValueError("nothing was said")
-        return [len(messages)]
+        return [len(conversation.messages)]
 
 
 def test_a_tokenizer_has_the_word_where_it_can() -> None:

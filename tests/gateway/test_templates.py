@@ -17,9 +17,11 @@ from fake_engine import FakeEngine
 from routed import routed, run, until
 
 from beluga.errors import RouterError
+from beluga.gateway.conversation import Conversation, for_template, with_system_first
 from beluga.gateway.parsed_request import parse_request
 from beluga.gateway.tokenizer import load_tokenizer
 
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 ASKED = [{"role": "user", "content": "How warm is it?"}]
 FUNCTION = {"name": "weather", "description": "Tells", "parameters": {"type": "object"}}
 SHOWN = {"type": "function", "function": FUNCTION}
@@ -31,17 +33,17 @@ class Template:
     problem = ""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[Any, Any]] = []
+        self.seen: list[Conversation] = []
 
-    def text(self, text: str) -> list[int]:
+    def text(self, text: str, *, special_tokens: bool = True) -> list[int]:
         raise AssertionError("a conversation is templated")
 
-    def chat(self, messages: list[dict[str, Any]], given: object) -> list[int]:
-        self.seen.append((messages, given))
+    def chat(self, conversation: Conversation) -> list[int]:
+        self.seen.append(conversation)
         return [7] * 20
 
 
-def templated(path: str, **fields: Any) -> tuple[Any, Any]:
+def conversation(path: str, **fields: Any) -> Conversation:
     template = Template()
     parsed = parse_request(path, json.dumps(fields).encode(), tokenizer=template)
     assert parsed.isl == 20
@@ -49,8 +51,15 @@ def templated(path: str, **fields: Any) -> tuple[Any, Any]:
     return seen
 
 
+def given(path: str, **fields: Any) -> dict[str, Any]:
+    """Return what the template gets beside the messages, without what is so in every request."""
+    found = conversation(path, **fields).given
+    usual = {"add_generation_prompt": True, "continue_final_message": False}
+    return {name: value for name, value in found.items() if usual.get(name) != value}
+
+
 @pytest.mark.parametrize(
-    ("fields", "given"),
+    ("fields", "expected"),
     [
         ({}, {}),
         ({"tools": [SHOWN]}, {"tools": [SHOWN]}),
@@ -60,28 +69,173 @@ def templated(path: str, **fields: Any) -> tuple[Any, Any]:
                         "function": {"name": "f", "description": None, "parameters": {}}}]},
         ),
         ({"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}),
+        ({"chat_template_kwargs": {"a": None, "b": "auto", "c": 0}}, {"c": 0}),
+        ({"chat_template_kwargs": {"tools": []}, "tools": [SHOWN]}, {"tools": []}),
         ({"documents": [{"text": "a"}]}, {"documents": [{"text": "a"}]}),
         ({"add_generation_prompt": False, "continue_final_message": True},
          {"add_generation_prompt": False, "continue_final_message": True}),
         ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False}),
+        ({"reasoning": {"effort": "low"}}, {}),  # a field of responses only
     ],
 )  # fmt: skip
-def test_a_chat_is_templated_with_all_that_the_engine_templates(fields: Any, given: Any) -> None:
-    got = templated("/v1/chat/completions", messages=ASKED, **fields)
-    assert got == (ASKED, given)
+def test_a_chat_is_templated_with_all_that_the_engine_templates(fields: Any, expected: Any) -> None:
+    got = given(CHAT, messages=ASKED, **fields)
+    assert got == expected
     # a template writes a tool's fields in their order
-    assert json.dumps(got[1].get("tools")) == json.dumps(given.get("tools"))
+    assert json.dumps(got.get("tools")) == json.dumps(expected.get("tools"))
+
+
+def test_special_tokens_are_those_of_the_engine() -> None:
+    """vLLM lets the tokenizer add its own to responses and completions, but not to chats."""
+    assert not conversation(CHAT, messages=ASKED).special_tokens
+    assert conversation(CHAT, messages=ASKED, add_special_tokens=True).special_tokens
+    assert conversation(RESPONSES, input="Hello").special_tokens
+    seen = []
+
+    class Words(Template):
+        def text(self, text: str, *, special_tokens: bool = True) -> list[int]:
+            seen.append(special_tokens)
+            return [1]
+
+    for more in ("", ', "add_special_tokens": true', ', "add_special_tokens": false'):
+        body = f'{{"prompt": "a"{more}}}'.encode()
+        parse_request("/v1/completions", body, tokenizer=Words())
+    assert seen == [True, True, False]
+
+
+@pytest.mark.parametrize("name", ["chat_template", "tokenize"])
+def test_settings_of_a_template_do_not_reach_the_tokenizer_itself(name: str) -> None:
+    """Otherwise any client could run a template of its own in the router."""
+    body = {"messages": ASKED, "chat_template_kwargs": {name: "{{ 7 }}"}}
+    template = Template()
+    parsed = parse_request(CHAT, json.dumps(body).encode(), tokenizer=template)
+    assert not template.seen
+    assert parsed.isl > 0
 
 
 def test_responses_are_templated_as_the_engine_makes_messages_of_them() -> None:
-    path = "/v1/responses"
-    assert templated(path, input="How warm is it?") == (ASKED, {})
+    assert conversation(RESPONSES, input="How warm is it?").messages == ASKED
+    assert given(RESPONSES, input="How warm is it?") == {}
     system = {"role": "system", "content": "Be brief."}
-    assert templated(path, input=ASKED, instructions="Be brief.") == ([system, *ASKED], {})
+    got = conversation(RESPONSES, input=ASKED, instructions="Be brief.")
+    assert got.messages == [system, *ASKED]
     flat = {"type": "function", **FUNCTION}
-    assert templated(path, input=ASKED, tools=[flat]) == (ASKED, {"tools": [SHOWN]})
-    got = templated(path, input=ASKED, reasoning={"effort": "low"})
-    assert got[1] == {"reasoning_effort": "low", "enable_thinking": True}
+    assert given(RESPONSES, input=ASKED, tools=[flat]) == {"tools": [SHOWN]}
+    got = given(RESPONSES, input=ASKED, reasoning={"effort": "low"})
+    assert got == {"reasoning_effort": "low", "enable_thinking": True}
+    part = {"type": "message", "role": "assistant", "status": "incomplete", "content": "It is"}
+    unfinished = given(RESPONSES, input=[*ASKED, part])
+    assert unfinished == {"add_generation_prompt": False, "continue_final_message": True}
+
+
+def call(name: str) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": name, "name": "f", "arguments": '{"a": 1}'}
+
+
+def called(name: str) -> dict[str, Any]:
+    function = {"name": "f", "arguments": '{"a": 1}'}
+    return {"id": name, "function": function, "type": "function"}
+
+
+def test_items_of_one_answer_are_one_message() -> None:
+    text = {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "Wait"}, {"type": "output_text"}],
+    }
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+    output = {"type": "function_call_output", "call_id": "1", "output": "20"}
+    tool = {"role": "tool", "content": "20", "tool_call_id": "1"}
+    got = conversation(
+        RESPONSES,
+        input=[*ASKED, thought, text, call("1"), call("2"), output, text, text, thought, call("3")],
+    ).messages
+    said = {"role": "assistant", "content": "Wait"}
+    first = {**said, "reasoning": "hm", "tool_calls": [called("1"), called("2")]}
+    last = {**said, "reasoning": "hm", "tool_calls": [called("3")]}
+    assert got == [*ASKED, first, tool, said, last]
+    custom = {"type": "custom_tool_call", "call_id": "1", "name": "f", "input": "ä"}
+    [made] = conversation(RESPONSES, input=[custom]).messages
+    assert made["tool_calls"][0]["function"]["arguments"] == '{"input": "ä"}'
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input": ASKED, "previous_response_id": "resp_1"},
+        {"input": [{"type": "item_reference", "id": "1"}]},
+        {"input": [{"type": "reasoning", "encrypted_content": "x", "content": []}]},
+        {"input": ASKED, "tools": [{"type": "web_search"}]},
+    ],
+)
+def test_what_only_an_engine_can_template_is_hashed_as_text(fields: Any) -> None:
+    template = Template()
+    body = json.dumps(fields).encode()
+    assert parse_request(RESPONSES, body, tokenizer=template).isl > 0
+    assert not template.seen
+
+
+PARTS = [{"type": "text", "text": "a"}, "b", {"type": "text", "text": None},
+         {"type": "input_text", "text": "c"}]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("content", "text", "parts"),
+    [("a", "a", ["a"]), (None, "", []), (PARTS, "a\nb\nc", ["a", "b", "c"]), ([], "", [])],
+)
+def test_contents_have_the_form_that_the_template_looks_at(
+    content: Any, text: str, parts: list[str]
+) -> None:
+    for role in ("user", "tool"):
+        message = {"role": role, "content": content}
+        [whole] = for_template([message], as_parts=False)
+        assert whole["content"] == text
+        [cut] = for_template([message], as_parts=True)
+        shown = [{"type": "text", "text": part} for part in parts]
+        assert cut["content"] == (text if role == "tool" else shown)
+
+
+def test_an_image_is_no_text() -> None:
+    with pytest.raises(KeyError):
+        image = {"type": "image_url", "image_url": {"url": "data:"}}
+        for_template([{"role": "user", "content": [image]}], as_parts=True)
+
+
+def test_messages_have_the_fields_that_the_engine_keeps() -> None:
+    calls = [
+        called("1"),
+        {"id": "2", "type": "function", "function": {"name": "g"}},
+        {"id": "3", "type": "function", "function": {"name": "h", "arguments": "[1"}},
+    ]
+    got = for_template(
+        [
+            {"role": "system", "content": "x-anthropic-billing-header: 1\nBe brief.", "x": 1},
+            {"role": "user", "content": "a", "name": "Ada", "tool_calls": calls},
+            {"role": "assistant", "tool_calls": calls, "reasoning_content": "hm"},
+            {"role": "assistant", "content": "b", "tool_calls": []},
+            {"role": "tool", "content": "20", "tool_call_id": "1"},
+        ],
+        as_parts=False,
+    )
+    made = got[2].pop("tool_calls")
+    assert [one["function"].get("arguments") for one in made] == [{"a": 1}, {}, {}]
+    assert got == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "a", "name": "Ada"},
+        {"role": "assistant", "content": "", "reasoning": "hm", "reasoning_content": "hm"},
+        {"role": "assistant", "content": "b"},
+        {"role": "tool", "content": "20", "tool_call_id": "1"},
+    ]
+
+
+def test_developers_are_the_system_for_a_template_without_them() -> None:
+    said = [
+        {"role": "system", "content": "a"},
+        {"role": "user", "content": "b"},
+        {"role": "developer", "content": [{"type": "text", "text": "c"}], "tools": None},
+    ]
+    assert with_system_first(said) == [{"role": "system", "content": "a\n\nc"}, said[1]]
+    assert with_system_first(said[2:]) == [{"role": "system", "content": said[2]["content"]}]
 
 
 def test_a_tokenizer_without_a_template_is_told(
@@ -90,7 +244,7 @@ def test_a_tokenizer_without_a_template_is_told(
     class Plain(Template):
         problem = "the tokenizer has no chat template"
 
-    monkeypatch.setattr("beluga.gateway.service.load_tokenizer", lambda *_: Plain())
+    monkeypatch.setattr("beluga.gateway.service.load_tokenizer", lambda *_, **__: Plain())
 
     async def scenario() -> None:
         async with routed(FakeEngine(), policy="linear", tokenizer=tmp_path) as site:

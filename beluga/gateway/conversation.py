@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A request's conversation, as vLLM makes it from the fields of ``/v1/chat/completions`` and of
+``/v1/responses`` before it applies the chat template. Only then are the tokens the engine's.
+
+Example: a response's item ``{"type": "function_call", "call_id": "1", "name": "f", "arguments":
+"{}"}`` behind an assistant's message becomes a ``tool_calls`` of that message.
+
+All functions raise ValueError, KeyError, TypeError or AttributeError for a request that vLLM
+refuses, or whose prompt has more than text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+Message = dict[str, Any]
+
+_TEXT_OF = {  # the field that has the text of a part, by the part's type
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+_BILLING = "x-anthropic-billing-header"  # vLLM drops this line of a client, which always differs
+_UNFINISHED = ("in_progress", "incomplete")
+
+
+class ChatFields(msgspec.Struct):
+    """The fields of a request that are part of its prompt, beside its messages."""
+
+    instructions: Any = None  # this and the next two: only of /v1/responses
+    reasoning: Any = None
+    previous_response_id: Any = None
+    tools: Any = None
+    documents: Any = None
+    reasoning_effort: Any = None
+    chat_template: Any = None
+    chat_template_kwargs: Any = None
+    add_generation_prompt: Any = True
+    continue_final_message: Any = False
+    add_special_tokens: Any = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Conversation:
+    """The messages, and what else determines the prompt.
+
+    ``given`` is what the template gets beside the messages. ``template`` is the request's own, to
+    be used only if requests are trusted. ``special_tokens`` says whether the tokenizer adds its
+    own, such as one for the beginning.
+    """
+
+    messages: list[Message]
+    given: dict[str, Any]
+    template: str | None = None
+    special_tokens: bool = False
+
+
+def of_chat(fields: ChatFields, messages: list[Message]) -> Conversation:
+    """Return the conversation of a request to ``/v1/chat/completions``."""
+    given = {
+        "add_generation_prompt": fields.add_generation_prompt,
+        "continue_final_message": fields.continue_final_message,
+        "documents": fields.documents,
+    }
+    return Conversation(
+        messages,
+        _given(fields, fields.reasoning_effort, given),
+        fields.chat_template,
+        bool(fields.add_special_tokens),
+    )
+
+
+def of_responses(fields: ChatFields, said: str | list[Message]) -> Conversation:
+    """Return the conversation of a request to ``/v1/responses``."""
+    if fields.previous_response_id is not None:
+        raise ValueError("only an engine has the earlier response")
+    items = [{"role": "user", "content": said}] if isinstance(said, str) else said
+    first = [{"role": "system", "content": fields.instructions}] if fields.instructions else []
+    goes_on = bool(items) and _is_unfinished(items[-1])
+    given = {"add_generation_prompt": not goes_on, "continue_final_message": goes_on}
+    effort = None if fields.reasoning is None else fields.reasoning.get("effort")
+    return Conversation(
+        [*first, *_messages_of(items)], _given(fields, effort, given), special_tokens=True
+    )
+
+
+def _given(fields: ChatFields, effort: Any, named: dict[str, Any]) -> dict[str, Any]:
+    """Return what the chat template gets beside the messages: the client's own settings, over which
+    the request's fields go, except for tools. Settings that are null or "auto" are left out.
+    """
+    own: dict[str, Any] = fields.chat_template_kwargs or {}
+    if own.keys() & {"chat_template", "tokenize"}:
+        raise ValueError("chat_template_kwargs has what is no variable of a template")
+    if effort is not None and "enable_thinking" not in own:
+        named["enable_thinking"] = effort != "none"
+    named["reasoning_effort"] = effort
+    tools = [_tool(tool) for tool in fields.tools] if fields.tools else None
+    given = {"tools": tools, **_set(own), **_set(named)}
+    return _set(given)
+
+
+def _set(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value not in (None, "auto")}
+
+
+def _tool(tool: Message) -> Message:
+    """Return a tool in vLLM's order of its fields, which a template writes out. Tools of responses
+    have no ``function`` around them.
+    """
+    if tool.get("type", "function") != "function":
+        raise ValueError("only functions are templated")
+    said = tool.get("function", tool)
+    function = {name: said.get(name) for name in ("name", "description", "parameters")}
+    function |= {
+        name: said[name] for name in ("strict", "defer_loading") if said.get(name) is not None
+    }
+    return {"type": "function", "function": function}
+
+
+def _is_unfinished(item: Message) -> bool:
+    """Return whether the model is to continue a response's last item."""
+    kind = item.get("type", "message")
+    return kind in ("message", "reasoning") and item.get("status") in _UNFINISHED
+
+
+def _messages_of(items: Iterable[Message]) -> list[Message]:
+    """Return the messages of a response's items. An assistant's reasoning, text and calls are one
+    message.
+    """
+    messages: list[Message] = []
+    for item in items:
+        part = _part_of(item)
+        last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
+        if part is None:
+            messages.append(dict(item))
+        elif last is not None and isinstance(part.get("tool_calls"), list):
+            last["tool_calls"] = [*(last.get("tool_calls") or ()), *part["tool_calls"]]
+        elif last is not None and all(last.get(name) is None for name in part.keys() - {"role"}):
+            last.update(part)
+        else:
+            messages.append(part)
+    return messages
+
+
+def _part_of(item: Message) -> Message | None:
+    """Return what an item says, in a chat's form, or None if it is a message as it stands."""
+    kind, role = item.get("type"), item.get("role")
+    if item.get("namespace"):
+        raise ValueError("only functions outside namespaces are called")
+    if kind == "function_call":
+        return _call(item["call_id"], item["name"], item["arguments"])
+    if kind == "custom_tool_call":
+        return _call(item["call_id"], item["name"], _text({"input": item.get("input") or ""}))
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        output = item.get("output")
+        return {"role": "tool", "content": output, "tool_call_id": item.get("call_id")}
+    if kind == "reasoning":
+        if item.get("encrypted_content"):
+            raise ValueError("encrypted reasoning is not supported")
+        said = item.get("content") or item.get("summary") or [{"text": ""}]
+        return {"role": "assistant", "reasoning": said[0]["text"]}
+    if role == "assistant":
+        content = item.get("content")
+        if isinstance(content, list) and content:
+            content = content[0]["text"]  # vLLM leaves out the others
+        if isinstance(content, str):
+            return {"role": "assistant", "content": content}
+    if role is None:
+        raise ValueError(f"items of type {kind} are not templated")
+    return None
+
+
+def _call(name_of_call: str, function: str, arguments: str) -> Message:
+    call = {
+        "id": name_of_call,
+        "function": {"name": function, "arguments": arguments},
+        "type": "function",
+    }
+    return {"role": "assistant", "tool_calls": [call]}
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def for_template(messages: Iterable[Message], *, as_parts: bool) -> list[Message]:
+    """Return messages as a chat template gets them: with their texts in one string, or each in a
+    part of its own if the template looks at parts.
+    """
+    return [_for_template(message, as_parts) for message in messages]
+
+
+def _for_template(said: Message, as_parts: bool) -> Message:
+    role = said["role"]
+    texts = list(_texts(said.get("content")))
+    if role == "system":
+        texts = [text for text in map(_without_billing, texts) if text is not None]
+    whole = not as_parts or role == "tool"
+    content = "\n".join(texts) if whole else [{"type": "text", "text": text} for text in texts]
+    made: Message = {"role": role, "content": content}
+    if role == "assistant":
+        if calls := said.get("tool_calls"):
+            made["tool_calls"] = [_with_arguments(call) for call in calls]
+        reasoning = said.get("reasoning")
+        reasoning = said.get("reasoning_content") if reasoning is None else reasoning
+        if reasoning is not None:
+            made["reasoning"] = made["reasoning_content"] = reasoning
+    elif role == "tool" and "tool_call_id" in said:
+        made["tool_call_id"] = said["tool_call_id"]
+    elif role == "developer":
+        made["tools"] = said.get("tools")
+    made |= {name: said[name] for name in ("name", "task") if isinstance(said.get(name), str)}
+    return made
+
+
+def _texts(content: Any) -> Iterable[str]:
+    """Yield the texts of a message's content."""
+    if content is None:
+        return
+    for part in [content] if isinstance(content, str) else content:
+        if isinstance(part, str):
+            yield part
+            continue
+        kind = part["type"]
+        text = part[_TEXT_OF[kind]]  # KeyError for an image
+        if text is None and kind in ("text", "refusal"):
+            continue
+        if not isinstance(text, str):
+            raise TypeError("a part's text is no text")
+        yield text
+
+
+def _without_billing(text: str) -> str | None:
+    if not text.startswith(_BILLING):
+        return text
+    return text.partition("\n")[2] or None
+
+
+def _with_arguments(call: Message) -> Message:
+    """Return a call whose arguments are an object, not JSON; broken ones are an empty object."""
+    if call.get("type", "function") != "function":
+        raise ValueError("only functions are called")
+    function = call["function"]
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            arguments = {}
+    if not isinstance(arguments, dict):
+        arguments = {}
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def with_system_first(messages: list[Message]) -> list[Message]:
+    """Return messages for a template that does not know developers: theirs are the system's, and
+    the system's messages are one, the first, if there are several or if it is a later one.
+    """
+    made = [
+        {name: value for name, value in message.items() if name != "tools"} | {"role": "system"}
+        if message["role"] == "developer"
+        else message
+        for message in messages
+    ]
+    places = [at for at, message in enumerate(made) if message["role"] == "system"]
+    if places == [0]:
+        return made
+    texts = ["\n".join(_texts(made[at]["content"])) for at in places]
+    system = {"role": "system", "content": "\n\n".join(text for text in texts if text)}
+    return [system, *(message for message in made if message["role"] != "system")]
