@@ -18,6 +18,7 @@ from .bandwidth import bench_bandwidth
 from .blocks import bench_blocks
 from .coherence import bench_coherence
 from .copy import bench_copy
+from .events import bench_events
 from .gateway import bench_gateway
 from .indexer import bench_indexer
 from .latency import bench_latency
@@ -41,6 +42,7 @@ BENCHES: dict[str, Bench] = {
     "gateway": bench_gateway,
     "indexer": bench_indexer,
     "blocks": bench_blocks,
+    "events": bench_events,
     "tiers-disk": bench_tiers_disk,
     "tiers-remote": bench_tiers_remote,
 }

@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from beluga import MetaServer
+from beluga.events import EventService, EventSettings
 from beluga.pool import Pool
 from beluga.rpc import Server
 
@@ -32,6 +35,42 @@ def _serve(pool: Pool, ends: list[Callable[[], None]], **_: object) -> None:
     server = Server(pool)
     server.start()
     ends.append(server.stop)
+    _say(ready=True)
+
+
+def _serve_index(
+    pool: Pool, ends: list[Callable[[], None]], *, endpoints: list[str] | None
+) -> None:
+    """Serve the index until the process ends. With ``endpoints``, publish the pool's events there,
+    by a thread that may run on any core.
+    """
+    server = MetaServer(pool)
+    events = (
+        EventService(server, pool, EventSettings(endpoints[0], endpoints[1])) if endpoints else None
+    )
+    server.start()
+    ends.append(server.stop)
+    if events is not None:
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+        events.start()
+        ends.insert(0, events.stop)
+    _say(ready=True)
+
+
+def _follow(_: object, __: object, *, endpoint: str) -> None:
+    """Read the messages that are published until the process ends."""
+    import zmq
+
+    context = zmq.Context()
+    reader = context.socket(zmq.SUB)
+    reader.subscribe(b"")
+    reader.connect(endpoint)
+
+    def follow() -> None:
+        while True:
+            reader.recv_multipart()
+
+    threading.Thread(target=follow, daemon=True).start()  # it ends with the process
     _say(ready=True)
 
 
@@ -62,7 +101,13 @@ def _load(  # noqa: PLR0913  a command's fields, by name
     _say(gb_per_s=driver.hold(duration_s) * size / 1e9)
 
 
-_COMMANDS: dict[str, Callable[..., None]] = {"serve": _serve, "answer": _answer, "load": _load}
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "serve": _serve,
+    "serve_index": _serve_index,
+    "follow": _follow,
+    "answer": _answer,
+    "load": _load,
+}
 
 
 def main() -> None:
