@@ -54,7 +54,7 @@ EXPORTS: dict[str, str] = {
         "make_policy salt_seed unsigned Cleared Indexer Removed RouterEvent Stored Tier "
         "ApproximateIndexer PredictiveIndexer Publisher Subscription WireDecoder hash_blocks_by "
         "Kept PoolEvent PoolFeed encode_dynamo encode_pool DEFAULT_POLICY PolicySettings "
-        "configured_policy policy_name settings_known HashBlocks Usual"
+        "configured_policy policy_name settings_known HashBlocks Usual with_extra_keys"
     ),
     "beluga.disagg": (
         "Claim Course Decide MAX_AGE_S PrefillTask PrefillWorker Prefiller QueueSize TASKS_MAX "

@@ -14,7 +14,14 @@ from beluga.router.index.events import (
     Stored,
     Tier,
 )
-from beluga.router.index.hashing import BlockHasher, Era, Tokens, salt_seed, unsigned
+from beluga.router.index.hashing import (
+    BlockHasher,
+    Era,
+    Tokens,
+    salt_seed,
+    unsigned,
+    with_extra_keys,
+)
 from beluga.router.index.indexer import Indexer
 from beluga.router.index.matches import FindMatches, Matches
 from beluga.router.index.pool_feed import PoolFeed
@@ -113,4 +120,5 @@ __all__ = [
     "salt_seed",
     "settings_known",
     "unsigned",
+    "with_extra_keys",
 ]

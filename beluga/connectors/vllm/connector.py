@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import vllm
+from vllm.distributed.kv_events import BlockStored
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -18,6 +19,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 from vllm.logger import init_logger
+from vllm.v1.core.kv_cache_utils import (
+    generate_block_hash_extra_keys,
+    maybe_convert_block_hash,
+    to_event_extra_keys,
+)
 
 from beluga.connectors.connection import Connection
 from beluga.connectors.settings import settings_of
@@ -95,6 +101,7 @@ class BelugaConnector(KVConnectorBase_V1):
                 self._counters,
                 block_size=self._group.block_size,
                 block_ids_of=self._block_ids_of,
+                extra_keys_of=self._extra_keys_of,
                 announcements=self._announcements,
                 names=BlockNames(self._lookups, block_size=self._group.block_size),
             )
@@ -301,6 +308,13 @@ class BelugaConnector(KVConnectorBase_V1):
             raise ConnectorError("vLLM has not bound its cache manager; is it older than 0.32?")
         return list(self._kv_cache_manager.get_block_ids(request_id)[0])
 
+    def _extra_keys_of(self, request: Any, start: int, stop: int) -> list[Any]:
+        size, shown, found = self._group.block_size, 0, []
+        for first in range(start * size, stop * size, size):
+            keys, shown = generate_block_hash_extra_keys(request, first, first + size, shown)
+            found.append(keys)
+        return to_event_extra_keys(found) or []
+
     def _made_announcements(self, vllm_config: Any) -> Announcements | None:
         events = vllm_config.kv_events_config
         if events is None or not events.enable_kv_cache_events:
@@ -310,9 +324,6 @@ class BelugaConnector(KVConnectorBase_V1):
         )
 
     def _event(self, one: Any) -> Any:
-        from vllm.distributed.kv_events import BlockStored
-        from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
-
         return BlockStored(
             block_hashes=[maybe_convert_block_hash(one.block_hash)],
             parent_block_hash=maybe_convert_block_hash(one.parent_hash)
@@ -323,5 +334,6 @@ class BelugaConnector(KVConnectorBase_V1):
             lora_id=None,
             medium=MEDIUM,
             lora_name=one.lora_name,
+            extra_keys=[one.extra_keys],
             group_idx=0,
         )

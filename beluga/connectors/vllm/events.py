@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from beluga.connectors.vllm.steps import Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from beluga.connectors.vllm.steps import Report
 
@@ -31,6 +31,7 @@ class Announcement:
     parent_hash: bytes | None
     token_ids: list[int]
     lora_name: str | None
+    extra_keys: Sequence[Any] | None
     stored: Stored = dataclasses.field(default_factory=lambda: Stored(0, 0))
 
 
@@ -42,7 +43,9 @@ class Announcements:
         self._pending: OrderedDict[bytes, Announcement] = OrderedDict()
         self._ready: list[Announcement] = []
 
-    def ordered(self, digest: bytes, request: Any, block: int) -> None:
+    def ordered(
+        self, digest: bytes, request: Any, block: int, extra_keys: Sequence[Any] | None
+    ) -> None:
         """Note that block number ``block`` of a request will be saved under ``digest``."""
         size, hashes = self._block_size, request.block_hashes
         self._pending[digest] = Announcement(
@@ -50,6 +53,7 @@ class Announcements:
             bytes(hashes[block - 1]) if block else None,
             list(request.all_token_ids[block * size : (block + 1) * size]),
             request.lora_request.lora_name if request.lora_request else None,
+            extra_keys,
         )
         if len(self._pending) > PENDING_MAX:
             self._pending.popitem(last=False)

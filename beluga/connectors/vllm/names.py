@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from beluga.meta import chain_names
-from beluga.router import BlockHasher
+from beluga.router import BlockHasher, with_extra_keys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,22 +32,24 @@ class BlockNames:
         else:
             self._can = True
 
-    def of(self, request: Any, start: int, stop: int) -> bytes:
+    def of(
+        self, request: Any, start: int, stop: int, extra_keys: Sequence[Sequence[Any] | None]
+    ) -> bytes:
         """Return the names of blocks [start, stop) of a request, in the form of
-        :data:`beluga.meta.NAME`, or b"".
-
-        Blocks that show images have none, because a router knows only tokens.
+        :data:`beluga.meta.NAME`, or b"". ``extra_keys`` are those of these blocks.
         """
         ranks = self._lookups.ranks
-        if not self._can or not ranks or getattr(request, "mm_features", None):
+        if not self._can or not ranks:
             return b""
         size = self._block_size
         adapter = request.lora_request.lora_name if request.lora_request else ""
-        hasher = _hasher(size, getattr(request, "cache_salt", None) or "", adapter)
+        salt = getattr(request, "cache_salt", None) or ""
+        tokens = request.all_token_ids[start * size : stop * size]
+        local = _hasher(size, salt, adapter).local(tokens)
         hashes: Sequence[bytes] = request.block_hashes
         names = chain_names(
             [_short(one) for one in hashes[start:stop]],
-            hasher.local(request.all_token_ids[start * size : stop * size]),
+            with_extra_keys(local, extra_keys, salt=salt, lora_name=adapter),
             parent_hash=_short(hashes[start - 1]) if start else None,
             block_tokens=size,
             space=int.from_bytes(ranks[0].digest[:8], "little"),

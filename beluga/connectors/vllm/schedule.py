@@ -18,7 +18,7 @@ scheduled, so they stop no saves.)
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from beluga.connectors.vllm.onboarding import Onboarding, Worth
 from beluga.connectors.vllm.steps import BlockRange, Loaded, Orders, add_loaded
@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     from beluga.connectors.vllm.settings import VllmSettings
     from beluga.connectors.vllm.steps import Report
     from beluga.meta import Pins
+
+
+ExtraKeys: TypeAlias = "Callable[[Any, int, int], Sequence[Sequence[Any] | None]]"
+"""A function from blocks [start, stop) of a request to what their hashes cover beside tokens, in
+the form of vLLM's BlockStored."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -55,7 +60,7 @@ class Schedule:
     """Tracks the engine's requests. Only the scheduler's thread calls it.
 
     ``block_ids_of(request id)`` returns the engine's blocks of a request. ``announcements`` is told
-    of blocks that will be saved; ``names`` says what the engine calls them.
+    of blocks that will be saved; ``names`` says what the engine calls them, with their extra keys.
     """
 
     def __init__(  # noqa: PLR0913  all but the first three named
@@ -66,6 +71,7 @@ class Schedule:
         *,
         block_size: int,
         block_ids_of: Callable[[str], Sequence[int]],
+        extra_keys_of: ExtraKeys,
         announcements: Announcements | None = None,
         names: BlockNames | None = None,
     ) -> None:
@@ -75,7 +81,7 @@ class Schedule:
         self._loads_at_all, self._saves_at_all = settings.loads, settings.saves
         self._lookups, self._counters = lookups, counters
         self._block_size = block_size
-        self._block_ids_of = block_ids_of
+        self._block_ids_of, self._extra_keys_of = block_ids_of, extra_keys_of
         self._announcements, self._names = announcements, names
         self._requests: dict[str, Tracked] = {}
         self._loads: list[BlockRange] = []  # for the next step
@@ -229,9 +235,13 @@ class Schedule:
         return orders
 
     def _save_range(self, request: Any, start: int, ids: list[int]) -> BlockRange:
-        digests = self._lookups.digests(request, start, start + len(ids))
+        stop = start + len(ids)
+        digests = self._lookups.digests(request, start, stop)
+        extra_keys = self._extra_keys_of(request, start, stop)
         if self._announcements is not None:
             for block, digest in enumerate(digests, start):
-                self._announcements.ordered(digest, request, block)
-        names = b"" if self._names is None else self._names.of(request, start, start + len(ids))
+                self._announcements.ordered(digest, request, block, extra_keys[block - start])
+        names = b""
+        if self._names is not None:
+            names = self._names.of(request, start, stop, extra_keys)
         return BlockRange(request.request_id, b"".join(digests), ids, names)

@@ -12,6 +12,7 @@ does not fill a block is dropped. An engine's own hashes are opaque and never co
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import struct
 from collections.abc import Mapping, Sequence
@@ -119,6 +120,48 @@ class BlockHasher:
         """Return the query for a prompt, as policies take it."""
         local = self.local(tokens)
         return Query(len(tokens), self.block_size, local, self.sequence(local), priority_jump)
+
+
+def salt_of(keys: Sequence[object] | None, lora_name: str) -> str:
+    """Return the salt among the extra keys of a prompt's first block, or "". Extra keys are as in
+    vLLM's BlockStored: the adapter's name, images, the salt, and embeddings.
+    """
+    named = [key for key in _beside_adapter(keys, lora_name) if isinstance(key, str)]
+    return named[-1] if named else ""
+
+
+def with_extra_keys(
+    local: Sequence[int],
+    extra_keys: Sequence[Sequence[object] | None] | None,
+    *,
+    salt: str = "",
+    lora_name: str = "",
+) -> list[int]:
+    """Return the local hashes of blocks that have these extra keys.
+
+    ``local`` are hashes of the tokens that cover salt and adapter already. A block that shows
+    images, or has embeddings, gets a hash that is the same everywhere, and that no prompt of tokens
+    has.
+    """
+    found = list(local)
+    for place, keys in enumerate(extra_keys or ()):
+        more = [key for key in _beside_adapter(keys, lora_name) if key != salt]
+        if more:
+            found[place] = _beyond_tokens(found[place], more)
+    return found
+
+
+def _beside_adapter(keys: Sequence[object] | None, lora_name: str) -> Sequence[object]:
+    if not keys:
+        return ()
+    return keys[1:] if lora_name and keys[0] == lora_name else keys
+
+
+def _beyond_tokens(tokens_hash: int, keys: Sequence[object]) -> int:
+    import msgspec
+
+    digest = hashlib.blake2b(msgspec.msgpack.encode([tokens_hash, keys]), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")
 
 
 def _token_bytes(tokens: Tokens) -> bytes:

@@ -12,7 +12,6 @@ VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES). All input is untrusted; what cannot be rea
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -27,15 +26,16 @@ from beluga.router.index.events import (
     tier_of,
     to_dynamo,
 )
-from beluga.router.index.hashing import BlockHasher, unsigned
+from beluga.router.index.hashing import BlockHasher, salt_of, unsigned, with_extra_keys
 from beluga.router.worker import Worker
 
-# A function from the tokens of some blocks and the LoRA adapter's name ("" for none) to the tokens
-# hashes.
-HashBlocks: TypeAlias = Callable[[Sequence[int], str], Sequence[int]]
+# A function from the tokens of some blocks, the LoRA adapter's name and the salt ("" for none) to
+# the tokens hashes.
+HashBlocks: TypeAlias = Callable[[Sequence[int], str, str], Sequence[int]]
 
 DP_RANKS_MAX = 1024
-ADAPTERS_KEPT = 1024  # adapters whose seeds are remembered
+HASHERS_KEPT = 1024  # adapters and salts whose seeds are remembered
+SALTED_MAX = 1 << 17  # blocks of an engine whose salt is remembered; blocks behind others miss
 
 _END = unsigned(-1)  # the number of the message that ends a replay
 _FIELDS = {  # the fields in the order of the array form
@@ -88,15 +88,15 @@ def replay_request(first: int) -> list[bytes]:
 
 
 def hash_blocks_by(hasher: BlockHasher) -> HashBlocks:
-    """Return the router's own hashing, for engines whose requests have no salt."""
-    hashers = {hasher.lora_name: hasher}
+    """Return the router's own hashing."""
+    hashers = {(hasher.lora_name, hasher.salt): hasher}
 
-    def hash_blocks(tokens: Sequence[int], adapter: str) -> Sequence[int]:
-        one = hashers.get(adapter)
+    def hash_blocks(tokens: Sequence[int], adapter: str, salt: str) -> Sequence[int]:
+        one = hashers.get((adapter, salt))
         if one is None:
-            one = dataclasses.replace(hasher, lora_name=adapter)
-            if len(hashers) < ADAPTERS_KEPT:
-                hashers[adapter] = one
+            one = dataclasses.replace(hasher, lora_name=adapter, salt=salt)
+            if len(hashers) < HASHERS_KEPT:
+                hashers[adapter, salt] = one
         return one.local(tokens)
 
     return hash_blocks
@@ -219,9 +219,10 @@ class WireDecoder:
     """Reads the batches of one engine. The engine and the router must have blocks of ``block_size``
     tokens.
 
-    Blocks whose hash covers more than tokens and adapter (images, a salt) get tokens hashes that no
-    router computes, so they and the blocks behind them never match. If an engine has several KV
-    cache groups, the first one counts. Raises RouterError if ``block_size`` is not positive.
+    An engine names a salt with a prompt's first block only; the decoder remembers which blocks are
+    salted. Blocks whose hash covers images or embeddings get tokens hashes that no router computes,
+    so they and the blocks behind them never match. If an engine has several KV cache groups, the
+    first one counts. Raises RouterError if ``block_size`` is not positive.
     """
 
     def __init__(
@@ -242,6 +243,7 @@ class WireDecoder:
         self._worker_id, self._block_size = worker_id, block_size
         self._hash_blocks = hash_blocks
         self._learn = learn
+        self._salts: dict[int, str] = {}  # by block
         self._decode = msgspec.msgpack.Decoder().decode
         self._errors = (msgspec.MsgspecError, RecursionError, ValueError)
 
@@ -266,6 +268,7 @@ class WireDecoder:
     def _event(self, form: Any, worker: Worker) -> RouterEvent | None:
         kind, fields = _event_fields(form)
         if kind == "AllBlocksCleared":
+            self._salts.clear()
             return RouterEvent(worker, Cleared())
         if fields.get("group_idx") not in (None, 0):
             return None
@@ -273,10 +276,10 @@ class WireDecoder:
         names = [_name(name) for name in fields["block_hashes"]]
         if kind == "BlockRemoved":
             return RouterEvent(worker, Removed(names), tier=tier)
-        parent = fields.get("parent_block_hash")
-        contents = self._contents(fields, len(names))
-        stored = Stored(names, contents, None if parent is None else _name(parent))
-        return RouterEvent(worker, stored, tier=tier)
+        before = fields.get("parent_block_hash")
+        parent = None if before is None else _name(before)
+        contents = self._contents(fields, names, parent)
+        return RouterEvent(worker, Stored(names, contents, parent), tier=tier)
 
     def _sized(self, size: int) -> bool:
         """Return whether the router has blocks of this size, if need be from now on."""
@@ -287,7 +290,9 @@ class WireDecoder:
             self._block_size, self._hash_blocks = size, found
         return found is not None
 
-    def _contents(self, fields: Mapping[str, Any], count: int) -> Sequence[int] | None:
+    def _contents(
+        self, fields: Mapping[str, Any], names: Sequence[int], parent: int | None
+    ) -> Sequence[int] | None:
         tokens = fields.get("token_ids")
         if not tokens:
             return None
@@ -296,15 +301,23 @@ class WireDecoder:
                 f"worker {self._worker_id} has blocks of {fields['block_size']} tokens, the router "
                 f"of {self._block_size}; all engines need the same, which --block-size may give"
             )
-        if len(tokens) != count * self._block_size:
-            raise EventError(f"a KV event has {len(tokens)} tokens for {count} blocks")
-        adapter = fields.get("lora_name") or ""
-        contents = list(self._hash_blocks(tokens, adapter))
-        for place, keys in enumerate(fields.get("extra_keys") or ()):
-            more = [key for key in keys or () if key != adapter]
-            if more:
-                contents[place] = _beyond_tokens(contents[place], more)
-        return contents
+        if len(tokens) != len(names) * self._block_size:
+            raise EventError(f"a KV event has {len(tokens)} tokens for {len(names)} blocks")
+        adapter, extra_keys = fields.get("lora_name") or "", fields.get("extra_keys")
+        if parent is not None:
+            salt = self._salts.get(parent, "")
+        else:
+            salt = salt_of(extra_keys[0] if extra_keys else None, adapter)
+        contents = self._hash_blocks(tokens, adapter, salt)
+        if salt:
+            self._remember(names, salt)
+        return with_extra_keys(contents, extra_keys, salt=salt, lora_name=adapter)
+
+    def _remember(self, names: Sequence[int], salt: str) -> None:
+        """Remember the salt of blocks, and forget that of the oldest if there are too many."""
+        self._salts.update(dict.fromkeys(names, salt))
+        while len(self._salts) > SALTED_MAX:
+            del self._salts[next(iter(self._salts))]
 
 
 def _batch_fields(decoded: Any) -> tuple[float, list[Any], int]:
@@ -335,8 +348,3 @@ def _name(value: Any) -> int:
     if isinstance(value, bytes):
         return unsigned(int.from_bytes(value, "big"))
     raise EventError(f"a KV event has the block hash {value!r:.40}: no number and no bytes")
-
-
-def _beyond_tokens(tokens_hash: int, keys: Sequence[Any]) -> int:
-    digest = hashlib.blake2b(repr((tokens_hash, keys)).encode(), digest_size=8)
-    return int.from_bytes(digest.digest(), "little")

@@ -135,7 +135,31 @@ class BlockStored:
     lora_id: int | None
     medium: str
     lora_name: str | None
+    extra_keys: list[Any] | None
     group_idx: int
+
+
+def tagged_keys(request: Any, start: int, end: int, first: int) -> tuple[Any, int]:
+    """Return what a block's hash covers beside tokens, and the number of the next image. Images of
+    a request are pairs of an identifier and a token.
+    """
+    images = list(enumerate(request.mm_features))[first:]
+    shown = [(number, name, at) for number, (name, at) in images if start <= at < end]
+    keys: list[tuple[Any, ...]] = []
+    if request.lora_request:
+        keys.append(("lora", request.lora_request.lora_name, request.lora_request.lora_path))
+    keys += [("mm", name, at - start) for _, name, at in shown]
+    if start == 0 and request.cache_salt:
+        keys.append(("cache_salt", request.cache_salt))
+    return tuple(keys) or None, shown[-1][0] + 1 if shown else first
+
+
+def event_keys(keys: list[Any]) -> list[Any] | None:
+    """Return extra keys in the form of events."""
+    return [
+        None if block is None else tuple(key[1:] if key[0] == "mm" else key[1] for key in block)
+        for block in keys
+    ] or None
 
 
 class Factory:
@@ -182,7 +206,11 @@ def vllm(*, tp_rank: int = 0, pp_rank: int = 0) -> dict[str, types.ModuleType]:
                 "get_tp_group": rank(tp_rank),
             },
             "distributed.kv_events": {"BlockStored": BlockStored},
-            "v1.core.kv_cache_utils": {"maybe_convert_block_hash": lambda one: one[:8]},
+            "v1.core.kv_cache_utils": {
+                "maybe_convert_block_hash": lambda one: one[:8],
+                "generate_block_hash_extra_keys": tagged_keys,
+                "to_event_extra_keys": event_keys,
+            },
             "v1.kv_offload.base": {
                 "LoadStoreSpec": type("LoadStoreSpec", (), {}),
                 "LookupResult": LookupResult,

@@ -106,6 +106,21 @@ def not_refused() -> list[str]:
     return taken
 
 
+def extra_keys() -> list[Any]:
+    """Return the extra keys that we announce for two blocks of a request with an adapter, an image
+    and a salt.
+    """
+    image = SimpleNamespace(identifier="cat", mm_position=SimpleNamespace(offset=1, length=2))
+    request: Any = SimpleNamespace(
+        lora_request=SimpleNamespace(lora_name="tuned", lora_path="p"),
+        mm_features=[image],
+        cache_salt="salt",
+        prompt_embeds=None,
+    )
+    connector: Any = SimpleNamespace(_group=SimpleNamespace(block_size=4))
+    return BelugaConnector._extra_keys_of(connector, request, 0, 2)
+
+
 def _config(extra: dict[str, Any], groups: int) -> Any:
     return SimpleNamespace(
         extra_config=extra,
@@ -128,5 +143,10 @@ def _engine(
 
 
 if __name__ == "__main__":
-    found = {"version": vllm.__version__, "misfits": misfits(), "not_refused": not_refused()}
+    found = {
+        "version": vllm.__version__,
+        "misfits": misfits(),
+        "not_refused": not_refused(),
+        "extra_keys": extra_keys(),
+    }
     print(json.dumps(found))

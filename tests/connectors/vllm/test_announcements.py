@@ -27,18 +27,18 @@ def stored(*digests: bytes) -> Report:
 def test_a_block_is_announced_with_its_tokens_its_parent_and_its_adapter() -> None:
     told = announcements()
     made = request("r", TOKENS, lora=SimpleNamespace(lora_name="a"))
-    told.ordered(b"digest", made, 2)
+    told.ordered(b"digest", made, 2, ("a",))
     told.reported(stored(b"digest"))
     (one,) = told.take()
     assert (one.block_hash, one.parent_hash) == (made.block_hashes[2], made.block_hashes[1])
     assert one.token_ids == TOKENS[2 * BLOCK_TOKENS : 3 * BLOCK_TOKENS]
-    assert one.lora_name == "a"
+    assert (one.lora_name, one.extra_keys) == ("a", ("a",))
     assert told.take() == []
 
 
 def test_blocks_that_others_ordered_do_not_stand_in_the_way() -> None:
     told = announcements()
-    told.ordered(b"mine", request("r", TOKENS), 0)
+    told.ordered(b"mine", request("r", TOKENS), 0, None)
     told.reported(stored(b"another's", b"mine"))
     assert len(told.take()) == 1
 
@@ -47,7 +47,7 @@ def test_blocks_are_announced_when_the_last_rank_has_stored_them_and_once() -> N
     told = announcements(ranks=2)
     made = request("r", TOKENS)
     for block in (0, 1):
-        told.ordered(made.block_hashes[block], made, block)
+        told.ordered(made.block_hashes[block], made, block, None)
     told.reported(stored(*made.block_hashes[:2]))
     assert told.take() == []
     told.reported(stored(made.block_hashes[1]))
@@ -63,6 +63,6 @@ def test_the_oldest_are_forgotten_when_too_many_are_on_their_way(
     monkeypatch.setattr(events, "PENDING_MAX", 3)
     told, made = announcements(), request("r", TOKENS)
     for block in range(4):
-        told.ordered(made.block_hashes[block], made, block)
+        told.ordered(made.block_hashes[block], made, block, None)
     told.reported(stored(*made.block_hashes))
     assert [one.block_hash for one in told.take()] == made.block_hashes[1:4]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from blocks import eventually
 from memory_tier import MemoryTier, served
-from vllm_parts import BLOCK_TOKENS, request
+from vllm_parts import BLOCK_TOKENS, no_extra_keys, request
 
 from beluga import KVCache, Namespace, Pool
 from beluga.connectors.connection import Connection
@@ -56,7 +56,12 @@ def looking(path: Path, **changes: Any) -> Iterator[tuple[VllmSettings, Lookups]
 
 def schedule(settings: VllmSettings, lookups: Lookups) -> Schedule:
     return Schedule(
-        settings, lookups, Counters(), block_size=BLOCK_TOKENS, block_ids_of=lambda _: []
+        settings,
+        lookups,
+        Counters(),
+        block_size=BLOCK_TOKENS,
+        block_ids_of=lambda _: [],
+        extra_keys_of=no_extra_keys,
     )
 
 

@@ -10,6 +10,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import fake_vllm
 import numpy as np
 import pytest
 from test_transfers import Side, digests
@@ -22,6 +23,7 @@ from beluga.meta import NAME, NAME_PARENT, check_pool, read_names
 from beluga.router import BlockHasher
 
 pytest.importorskip("xxhash")
+pytest.importorskip("msgspec")
 TOKENS = list(range(5 * BLOCK_TOKENS))
 RANKS = (Namespace.of("one"), Namespace.of("two"))
 
@@ -31,6 +33,14 @@ def names(**more: Any) -> BlockNames:
     return BlockNames(lookups, block_size=BLOCK_TOKENS)
 
 
+def named(made: Any, start: int, stop: int, *, of: BlockNames | None = None) -> bytes:
+    """Name blocks of a request, with the extra keys that vLLM has for them."""
+    keys, size = [], BLOCK_TOKENS
+    for first in range(start * size, stop * size, size):
+        keys.append(fake_vllm.tagged_keys(made, first, first + size, 0)[0])
+    return (of or names()).of(made, start, stop, fake_vllm.event_keys(keys) or [])
+
+
 def short(block_hash: bytes) -> int:
     return int.from_bytes(block_hash[-8:], "big")
 
@@ -38,7 +48,7 @@ def short(block_hash: bytes) -> int:
 @pytest.mark.parametrize("start", [0, 2])
 def test_a_requests_blocks_have_the_names_by_which_routers_know_them(start: int) -> None:
     made = request("r", TOKENS)
-    found = np.frombuffer(names().of(made, start, 4), NAME)
+    found = np.frombuffer(named(made, start, 4), NAME)
     hashes = [short(one) for one in made.block_hashes]
     assert found["block_hash"].tolist() == hashes[start:4]
     parents = found["parent_hash"].tolist()
@@ -51,21 +61,33 @@ def test_a_requests_blocks_have_the_names_by_which_routers_know_them(start: int)
 
 
 def test_salt_and_adapter_are_part_of_the_tokens_hash() -> None:
-    made = request("r", TOKENS, lora=SimpleNamespace(lora_name="a"))
-    made.cache_salt = "s"
-    found = np.frombuffer(names().of(made, 0, 5), NAME)
+    made = request("r", TOKENS, salt="s", lora=SimpleNamespace(lora_name="a", lora_path="p"))
+    found = np.frombuffer(named(made, 0, 5), NAME)
     hasher = BlockHasher(block_size=BLOCK_TOKENS, salt="s", lora_name="a")
     assert found["tokens_hash"].tolist() == hasher.local(TOKENS)
 
 
+def test_an_image_is_part_of_the_tokens_hash_of_the_blocks_that_show_it() -> None:
+    plain = BlockHasher(block_size=BLOCK_TOKENS).local(TOKENS)
+    found = []
+    for images in ([("cat", 9)], [("dog", 9)], [("cat", 10)]):
+        made = np.frombuffer(named(request("r", TOKENS, images=images), 0, 5), NAME)
+        hashes = made["tokens_hash"].tolist()
+        assert [one == other for one, other in zip(hashes, plain, strict=True)] == [
+            *(True, True, False, True, True)
+        ]
+        found.append(hashes[2])
+    assert len(set(found)) == 3
+    again = np.frombuffer(named(request("s", TOKENS, images=[("cat", 9)]), 2, 3), NAME)
+    assert again["tokens_hash"].tolist() == found[:1]
+
+
 def test_what_no_router_can_know_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = request("r", TOKENS)
-    made.mm_features = ["an image"]
-    assert names().of(made, 0, 3) == b""
     lookups: Any = SimpleNamespace(ranks=())  # before the ranks' handshake
-    assert BlockNames(lookups, block_size=BLOCK_TOKENS).of(request("r", TOKENS), 0, 3) == b""
+    unmet = BlockNames(lookups, block_size=BLOCK_TOKENS)
+    assert named(request("r", TOKENS), 0, 3, of=unmet) == b""
     monkeypatch.setitem(sys.modules, "xxhash", None)
-    assert names().of(request("r", TOKENS), 0, 3) == b""
+    assert named(request("r", TOKENS), 0, 3) == b""
 
 
 def test_a_rank_stores_its_part_under_the_names(
@@ -73,7 +95,7 @@ def test_a_rank_stores_its_part_under_the_names(
 ) -> None:
     side = Side(pool_name, rank=1)
     side.attached()
-    told = names().of(request("r", TOKENS), 0, 5)
+    told = named(request("r", TOKENS), 0, 5)
     side.worker.save(Orders(saves=[BlockRange("r", digests(0, 5), [3, 4, 5, 6, 7], told)]))
     side.saved("r")
     side.worker.close()

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import logging
 import sys
@@ -24,6 +25,8 @@ from beluga.connectors import connection as connection_module
 from beluga.connectors.connection import Attachment, Connection
 from beluga.connectors.vllm.steps import Loaded
 from beluga.errors import ConnectorError
+from beluga.meta import check_pool, read_names
+from beluga.router import BlockHasher, Indexer, WireDecoder, Worker, hash_blocks_by
 
 LAYERS, BLOCKS = 2, 16
 TOKENS = list(range(100, 100 + 5 * BLOCK_TOKENS + 1))  # five blocks and a token
@@ -280,6 +283,42 @@ def test_blocks_are_announced_when_they_are_in_the_pool(
     assert list(engine.scheduler.take_events()) == []
     silent.run(request("b", [9] * 21), 0, fill=1)
     assert list(silent.scheduler.take_events()) == []
+
+
+@pytest.mark.parametrize("adapter", ["", "tuned", "secret"])
+def test_a_router_tells_salted_blocks_from_others_by_what_is_announced(
+    server: MetaServer, pool: Pool, make: Callable[..., Engine], adapter: str
+) -> None:
+    msgspec = pytest.importorskip("msgspec")
+    pytest.importorskip("xxhash")
+    engine = make(events=True)
+    lora = SimpleNamespace(lora_name=adapter, lora_path="p") if adapter else None
+    engine.run(request("a", TOKENS, salt="secret", lora=lora), 0, fill=1)
+    told = [dataclasses.asdict(event) for event in engine.scheduler.take_events()]
+    always = (adapter,) if adapter else ()
+    expected = [[(*always, "secret")], *([[always or None]] * 4)]
+    assert [event["extra_keys"] for event in told] == expected
+    plain = BlockHasher(block_size=BLOCK_TOKENS, lora_name=adapter)
+    salted = dataclasses.replace(plain, salt="secret")
+    decoder = WireDecoder(7, block_size=BLOCK_TOKENS, hash_blocks=hash_blocks_by(plain))
+    index = Indexer(workers=2, blocks=100)
+    events = [{**event, "type": "BlockStored", "medium": "GPU"} for event in told]
+    for event in events:  # in a message each
+        assert index.apply_all(decoder.batch(msgspec.msgpack.encode([1.0, [event]])).events) == 0
+    assert index.matches(salted.query(TOKENS)).of(Worker(7)).device == 5
+    assert not index.matches(plain.query(TOKENS)).held
+    names = read_names(pool, check_pool(pool).half)["name"]
+    assert sorted(names["tokens_hash"].tolist()) == sorted(salted.local(TOKENS))
+
+
+def test_images_are_announced_with_the_blocks_that_show_them(
+    server: MetaServer, make: Callable[..., Engine]
+) -> None:
+    engine = make(events=True)
+    engine.run(request("a", TOKENS, images=[("cat", 5), ("dog", 6), ("cow", 15)]), 0, fill=1)
+    assert [event.extra_keys for event in engine.scheduler.take_events()] == [
+        *([None], [(("cat", 1), ("dog", 2))], [None], [(("cow", 3),)], [None])
+    ]
 
 
 def test_a_preempted_request_is_not_saved_any_more(

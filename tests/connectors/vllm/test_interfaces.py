@@ -55,6 +55,7 @@ def test_our_classes_fit(vllm_python: str, version: str) -> None:
     found: dict[str, Any] = json.loads(last_line(vllm_python, "interfaces.py"))
     assert found["version"].startswith(version)
     assert (found["misfits"], found["not_refused"]) == ([], [])
+    assert found["extra_keys"] == [["tuned", ["cat", 1], "salt"], ["tuned"]]
 
 
 def test_the_manager_with_the_types_of_vllm(

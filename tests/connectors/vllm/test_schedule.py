@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vllm_parts import BLOCK_TOKENS, extend, request
+from vllm_parts import BLOCK_TOKENS, extend, no_extra_keys, request
 
 from beluga import KVCache, MetaServer, Namespace
 from beluga.connectors.connection import Connection
@@ -45,6 +45,7 @@ class Engine:
             self.counters,
             block_size=BLOCK_TOKENS,
             block_ids_of=lambda name: self.blocks.get(name, []),
+            extra_keys_of=no_extra_keys,
             announcements=self.announcements,
         )
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,8 +43,17 @@ def layer_major(layers: int, blocks: int, *page: int) -> tuple[dict[str, Tensor]
     return {f"layer.{i}": Tensor(memory[i]) for i in range(layers)}, memory
 
 
-def request(name: str, tokens: list[int], *, salt: bytes = b"", lora: Any = None) -> Any:
-    """Make a request whose blocks are hashed in a chain as in vLLM."""
+def request(
+    name: str,
+    tokens: list[int],
+    *,
+    salt: str = "",
+    lora: Any = None,
+    images: Sequence[tuple[str, int]] = (),
+) -> Any:
+    """Make a request whose blocks are hashed in a chain as in vLLM. Images are identifiers, each
+    with the token where it begins.
+    """
     made = SimpleNamespace(
         request_id=name,
         all_token_ids=list(tokens),
@@ -51,10 +61,16 @@ def request(name: str, tokens: list[int], *, salt: bytes = b"", lora: Any = None
         num_computed_tokens=0,
         num_in_flight_tokens=0,
         lora_request=lora,
-        salt=salt,
+        cache_salt=salt or None,
+        mm_features=list(images),
     )
     extend(made, [])
     return made
+
+
+def no_extra_keys(_: Any, start: int, stop: int) -> list[None]:
+    """Return the extra keys of blocks that have none."""
+    return [None] * (stop - start)
 
 
 def extend(made: Any, tokens: list[int]) -> None:
@@ -63,8 +79,9 @@ def extend(made: Any, tokens: list[int]) -> None:
     made.num_tokens = len(made.all_token_ids)
     while len(made.block_hashes) < made.num_tokens // BLOCK_TOKENS:
         at = len(made.block_hashes) * BLOCK_TOKENS
-        parent = made.block_hashes[-1] if made.block_hashes else made.salt
-        block = repr(made.all_token_ids[at : at + BLOCK_TOKENS]).encode()
+        parent = made.block_hashes[-1] if made.block_hashes else (made.cache_salt or "").encode()
+        shown = [(name, token - at) for name, token in made.mm_features if token >= at]
+        block = repr((made.all_token_ids[at : at + BLOCK_TOKENS], shown)).encode()
         made.block_hashes.append(hashlib.sha256(parent + block).digest())
 
 

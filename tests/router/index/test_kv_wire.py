@@ -15,6 +15,7 @@ msgspec = pytest.importorskip("msgspec", reason="msgspec is not installed (the e
 
 from beluga.errors import EventError, RouterError  # noqa: E402
 from beluga.router import BlockHasher, Cleared, Indexer, Removed, Stored, Tier, Worker  # noqa: E402
+from beluga.router.index import wire as wire_module  # noqa: E402
 from beluga.router.index.subscription import Subscription  # noqa: E402
 from beluga.router.index.wire import (  # noqa: E402
     Frame,
@@ -27,10 +28,10 @@ from beluga.router.index.wire import (  # noqa: E402
 SIZE = 4
 
 
-def sums(tokens: Sequence[int], adapter: str) -> list[int]:
+def sums(tokens: Sequence[int], adapter: str, salt: str) -> list[int]:
     """Make hashes that a test can read."""
     blocks = [sum(tokens[at : at + SIZE]) for at in range(0, len(tokens), SIZE)]
-    return [block + 1000 * len(adapter) for block in blocks]
+    return [block + 1000 * len(adapter) + 100_000 * len(salt) for block in blocks]
 
 
 def decoder(worker_id: int = 7) -> WireDecoder:
@@ -128,13 +129,39 @@ def test_blocks_are_hashed_as_the_router_hashes_prompts() -> None:
 
 def test_what_covers_more_than_tokens_is_never_expected() -> None:
     plain = [["ab"], None]
-    salted = [["ab"], ["ab", "salt"]]
-    for keys, same in ((plain, True), (salted, False)):
+    image = [["ab"], ["ab", ["cat", 1]]]
+    embedded = [["ab"], ["ab", b"digest"]]
+    for keys, same in ((plain, True), (image, False), (embedded, False)):
         event = stored([11, 12], lora_name="ab", extra_keys=keys)
         data = decoder().batch(payload(event)).events[0].data
         assert isinstance(data, Stored) and data.tokens_hashes is not None
         assert data.tokens_hashes[0] == 2001
         assert (data.tokens_hashes[1] == 2002) == same
+
+
+@pytest.mark.parametrize("adapter", ["", "ab", "salt"])
+def test_blocks_are_salted_from_the_first_on(adapter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wire, always = decoder(), [adapter] if adapter else []
+
+    def found(names: list[Any], *keys: Any, **more: Any) -> list[int]:
+        lora = {"lora_name": adapter or None, "extra_keys": [key or None for key in keys]}
+        (event,) = wire.batch(payload(stored(names, **lora, **more))).events
+        assert isinstance(event.data, Stored) and event.data.tokens_hashes is not None
+        return [one - 1000 * len(adapter) for one in event.data.tokens_hashes]
+
+    assert found([11, 12], [*always, "salt"], always) == [400_001, 400_002]
+    assert found([13], always, parent=12, first=3) == [400_003]
+    assert found([14], always, parent=bytes(24) + (13).to_bytes(8, "big"), first=4) == [400_004]
+    assert found([21], always) == [1]
+    assert found([22], always, parent=21, first=2) == [2]
+    (shown,) = found([15], [*always, ["cat", 1]], parent=14, first=5)
+    assert shown not in (5, 400_005)
+    monkeypatch.setattr(wire_module, "SALTED_MAX", 1)
+    assert found([16], always, parent=15, first=6) == [400_006]
+    assert found([17], always, parent=14, first=7) == [7]  # forgotten
+    assert found([17], always, parent=16, first=7) == [400_007]
+    wire.batch(payload({"type": "AllBlocksCleared"}))
+    assert found([18], always, parent=17, first=8) == [8]
 
 
 def test_other_cache_groups_are_left_out() -> None:
