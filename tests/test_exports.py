@@ -47,14 +47,15 @@ EXPORTS: dict[str, str] = {
         "PutResult Run fold hash_keys"
     ),
     "beluga.router": (
-        "ActiveLoad Advice BlockHasher BusyThresholds Candidate Choice Constraints CostEstimator "
+        "Advice BlockHasher BusyThresholds Candidate Choice Constraints CostEstimator "
         "Decision Era Estimate Estimator FindMatches Goals Load LoadTracker Matches "
-        "MetricsAggregator MetricsPublisher ORDERS Overlap POLICIES Policy Prompt Query RULES "
+        "LoadReport ORDERS Overlap POLICIES Policy Prompt Query RULES "
         "ReplicaSync Role Router RouterQueue Seen Tokens Worker WorkerMetrics advise costs "
         "make_policy salt_seed unsigned Cleared Indexer Removed RouterEvent Stored Tier "
         "ApproximateIndexer PredictiveIndexer Publisher Subscription WireDecoder hash_blocks_by "
         "Kept PoolEvent PoolFeed encode_dynamo encode_pool DEFAULT_POLICY PolicySettings "
-        "configured_policy policy_name settings_known HashBlocks Usual with_extra_keys"
+        "configured_policy policy_name settings_known HashBlocks Usual with_extra_keys "
+        "read_load"
     ),
     "beluga.disagg": (
         "Claim Course Decide MAX_AGE_S PrefillTask PrefillWorker Prefiller QueueSize TASKS_MAX "

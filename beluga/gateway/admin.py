@@ -95,6 +95,7 @@ def described(engine: Engine) -> dict[str, object]:
         "draining": engine.draining,
         "requests": engine.inflight,
         "cooling_s": round(engine.cooling_s, 3),
+        "engine": engine.kind or None,
         "events": engine.spec.events,
         "block_size": engine.block_size or None,
         "problems": engine.problems,

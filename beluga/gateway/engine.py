@@ -20,8 +20,8 @@ from typing import Any
 from beluga.gateway.settings import EngineSpec
 from beluga.router import Worker
 
-PROBLEMS = ("events", "block_size", "template")
-"""The kinds of what keeps the router from following an engine's cache: see ``problems.py``."""
+PROBLEMS = ("events", "block_size", "template", "metrics")
+"""The kinds of what keeps the router from following an engine: see ``problems.py``."""
 
 
 class Health(enum.Enum):
@@ -45,6 +45,8 @@ class Engine:
         self.inflight = 0
         self.hit_tokens = self.prompt_tokens = 0  # sums over all requests; hits as expected
         self.block_size = 0  # tokens, as its metrics say; 0 if they do not
+        self.kind = ""  # which engine it is, as its metrics say
+        self.load_problem = ""  # why its metrics could not be read
         self.problems: dict[str, str] = {}  # by kind: see problems.py
         self.look = asyncio.Event()  # set to request a check now
         self._failures = 0

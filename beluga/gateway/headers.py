@@ -25,8 +25,8 @@ _HOP = frozenset(
         "upgrade",
     )
 )
-# Further headers of a request that do not pass: the URL has the host; a stream must come
-# uncompressed to be forwarded as events; and the body has been read, so nobody waits for "100
+# Further headers of a request that do not pass: the URL has the host; the service's session asks
+# for answers that are not compressed; and the body has been read, so nobody waits for "100
 # Continue".
 _REQUEST = _HOP | {"host", "accept-encoding", "expect"}
 

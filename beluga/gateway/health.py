@@ -34,9 +34,7 @@ class Checker:
         up: Callable[[], None],
         also: Callable[[Engine], Awaitable[None]],
     ) -> None:
-        """``up`` is called when an engine has come up. ``also`` is awaited after each check that
-        has passed.
-        """
+        """``up`` is called when an engine has come up. ``also`` is awaited after each check."""
         self._client = client
         self._limits = limits
         self._up = up
@@ -62,9 +60,8 @@ class Checker:
     async def _run(self, engine: Engine) -> None:
         while self._tasks.get(engine.worker.worker_id) is asyncio.current_task():
             engine.look.clear()
-            if await self.check(engine):
-                with contextlib.suppress(*FAILURES):
-                    await self._also(engine)
+            await self.check(engine)
+            await self._also(engine)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._wanted(engine), self._limits.health_interval_s)
 

@@ -120,7 +120,7 @@ class Metrics:
         self._inflight = gauge("beluga_gateway_worker_requests", "Requests under way")
         self._problem = Gauge(
             "beluga_gateway_worker_problem",
-            "1: the router cannot follow this worker's cache; GET /workers says why",
+            "1: the router cannot follow this worker's cache or load; GET /workers says why",
             ("worker", "problem"),
             registry=self.registry,
         )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What keeps the gateway from following an engine's cache, told to the operator: in the log, in
-``beluga_gateway_worker_problem`` and in ``GET /workers``.
+"""What keeps the gateway from following an engine's cache and load, told to the operator: in the
+log, in ``beluga_gateway_worker_problem`` and in ``GET /workers``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ LOG_EVERY_S = 60.0  # the same problem of one worker is logged at most this ofte
 
 
 class Watch:
-    """Looks at every engine each second. ``found`` returns an engine's problems by kind."""
+    """Looks at every engine each second. ``found`` returns the problems of an engine's cache, by
+    kind.
+    """
 
     def __init__(
         self, fleet: Fleet, metrics: Metrics, found: Callable[[Engine], Mapping[str, str]]
@@ -41,6 +43,8 @@ class Watch:
         """Look at all engines now."""
         for engine in self._fleet:
             engine.problems = dict(self._found(engine))
+            if engine.load_problem:
+                engine.problems["metrics"] = engine.load_problem
             for kind in PROBLEMS:
                 self._metrics.problem(engine, kind, there=kind in engine.problems)
             for text in engine.problems.values():

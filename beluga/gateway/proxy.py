@@ -108,7 +108,6 @@ class Proxy:
         """
         engine = placement.engine
         headers = for_engine(request.headers)
-        headers["Accept-Encoding"] = "identity"
         try:
             response = await self._client.request(
                 request.method,

@@ -1,27 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Reports of engines: vLLM's own metrics, read after every health check, as the figures that
-Dynamo's workers publish.
+"""Reports of engines: their own metrics, read after every health check, as the figures that
+Dynamo's workers publish. This poll is the gateway's aggregator.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import aiohttp
 
-from beluga.gateway.engine import Engine
-from beluga.gateway.settings import Limits
-from beluga.router import LoadTracker, WorkerMetrics
+from beluga.errors import RouterError
+from beluga.gateway.engine import Engine, Health
+from beluga.gateway.health import FAILURES, words_of
+from beluga.gateway.settings import MIB, Limits
+from beluga.router import LoadReport, LoadTracker, WorkerMetrics, read_load
 
-_RUNNING = "vllm:num_requests_running"
-_WAITING = "vllm:num_requests_waiting"
-_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")  # the current name, and V0's
-_CONFIG = "vllm:cache_config_info"
-_QUERIES = "vllm:prefix_cache_queries_total"
-_HITS = ("vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total")
-_WANTED = (_RUNNING, _WAITING, *_USAGE, _CONFIG, _QUERIES, *_HITS)
+ANSWER_MAX = 16 * MIB  # bytes of an engine's metrics
+_UNREAD = (
+    "its /metrics cannot be read, so its load is guessed from the requests that this router "
+    "sends it"
+)
+_HOW = "SGLang needs --enable-metrics"
+_HOW_TRT = "TensorRT-LLM needs enable_iter_perf_stats: true"
 
 
 class Reports:
@@ -41,73 +42,51 @@ class Reports:
         self._timeout = aiohttp.ClientTimeout(total=limits.health_timeout_s)
 
     async def read(self, engine: Engine) -> None:
-        """Read one engine's metrics, which replace its earlier ones. Raises one of
-        ``health.FAILURES``.
+        """Read one engine's metrics, which replace its earlier ones. What keeps them from being
+        read is noted as the engine's ``load_problem``; an engine that is down has none.
         """
-        metrics = None
+        metrics, problem = None, ""
         try:
-            async with self._client.get(f"{engine.url}/metrics", timeout=self._timeout) as answer:
-                if answer.status == 200:
-                    text = await answer.text()
-                    metrics = worker_metrics(text)
-                    engine.block_size = block_size(text)
-                    if engine.block_size:
-                        self._learn(engine.block_size)
-        finally:
-            self._tracker.publish(engine.worker, metrics)
+            if engine.health is Health.UP:
+                report = read_load(await self._page(engine))
+                if report is None:
+                    raise RouterError(f"it has no figures of its load ({_HOW})")
+                if report.metrics is None and (engine.kind or not _should_have_told(engine)):
+                    engine.load_problem = ""
+                    return
+                metrics = self._taken(engine, report)
+        except RouterError as error:
+            problem = f"{_UNREAD}: {error}"
+        except FAILURES as error:
+            problem = f"{_UNREAD}: {words_of(error)}"
+        engine.load_problem = problem
+        self._tracker.publish(engine.worker, metrics)
+
+    def _taken(self, engine: Engine, report: LoadReport) -> WorkerMetrics:
+        if report.metrics is None:
+            raise RouterError(f"it tells of no iteration ({_HOW_TRT})")
+        engine.kind = report.engine
+        # SGLang's default is a page of one token: too small to hash prompts by. Its KV events say
+        # so, too, where they are named.
+        if report.block_size > 1:
+            engine.block_size = report.block_size
+            self._learn(report.block_size)
+        return report.metrics
+
+    async def _page(self, engine: Engine) -> str:
+        """Return the text of ``/metrics``. Raises RouterError or one of ``health.FAILURES``."""
+        url = f"{engine.url}/metrics"
+        async with self._client.get(url, timeout=self._timeout) as answer:
+            if answer.status != 200:
+                raise RouterError(f"it answers {answer.status} ({_HOW})")
+            body = bytearray()
+            async for part in answer.content.iter_any():
+                body += part
+                if len(body) > ANSWER_MAX:
+                    raise RouterError(f"it is longer than {ANSWER_MAX >> 20} MiB")
+        return body.decode()
 
 
-def worker_metrics(text: str) -> WorkerMetrics | None:
-    """Return the figures in a page of vLLM's metrics, summed over its ranks, or None if there are
-    none. vLLM does not report how many requests it takes at once, so ``request_total_slots`` stays
-    0.
-    """
-    sums: dict[str, float] = {}
-    ranks = blocks = 0
-    for line in text.splitlines():
-        name = line.partition("{")[0].partition(" ")[0]
-        if name not in _WANTED:
-            continue
-        if name == _CONFIG:
-            blocks += _label(line, "num_gpu_blocks")
-        value = _value(line)
-        sums[name] = sums.get(name, 0.0) + value
-        ranks += name == _RUNNING
-    if not ranks:
-        return None
-    usage = next((sums[name] for name in _USAGE if name in sums), 0.0) / ranks
-    return WorkerMetrics(
-        request_active_slots=int(sums[_RUNNING]),
-        kv_active_blocks=round(usage * blocks),
-        kv_total_blocks=blocks,
-        num_requests_waiting=int(sums.get(_WAITING, 0)),
-        gpu_cache_usage_perc=usage,
-        gpu_prefix_cache_hit_rate=_hit_rate(sums),
-    )
-
-
-def block_size(text: str) -> int:
-    """Return the tokens in a block by a page of vLLM's metrics, or 0 if it does not say."""
-    for line in text.splitlines():
-        if line.startswith(_CONFIG):
-            return _label(line, "block_size")
-    return 0
-
-
-def _hit_rate(sums: Mapping[str, float]) -> float:
-    """Return the tokens found in the engine's cache or a pool, per token looked up: 0..1."""
-    queries = sums.get(_QUERIES, 0.0)
-    return min(sum(sums.get(name, 0.0) for name in _HITS) / queries, 1.0) if queries else 0.0
-
-
-def _value(line: str) -> float:
-    try:
-        value = float(line.rpartition("}")[2].split()[0] if "}" in line else line.split()[1])
-    except (ValueError, IndexError):
-        return 0.0
-    return value if math.isfinite(value) else 0.0
-
-
-def _label(line: str, label: str) -> int:
-    text = line.partition(f'{label}="')[2].partition('"')[0]
-    return int(text) if text.isdecimal() else 0
+def _should_have_told(engine: Engine) -> bool:
+    """Return whether an engine that tells of no iteration has computed something."""
+    return engine.prompt_tokens > 0 and engine.inflight == 0

@@ -84,6 +84,8 @@ class Service:
         client = await stack.enter_async_context(
             aiohttp.ClientSession(
                 connector=connector,
+                # A stream must come uncompressed to be forwarded as events, and metrics to be read.
+                headers={"Accept-Encoding": "identity"},
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trust_env=False,

@@ -37,7 +37,7 @@ from beluga.router.index.wire import (
 )
 from beluga.router.load import costs
 from beluga.router.load.estimate import CostEstimator, Estimate
-from beluga.router.load.metrics import ActiveLoad, MetricsAggregator, MetricsPublisher
+from beluga.router.load.metrics import LoadReport, read_load
 from beluga.router.load.queue import ORDERS, RouterQueue
 from beluga.router.load.tracker import LoadTracker
 from beluga.router.planner import Advice, Goals, Role, Seen, advise
@@ -61,7 +61,6 @@ __all__ = [
     "ORDERS",
     "POLICIES",
     "RULES",
-    "ActiveLoad",
     "Advice",
     "ApproximateIndexer",
     "BlockHasher",
@@ -81,10 +80,9 @@ __all__ = [
     "Indexer",
     "Kept",
     "Load",
+    "LoadReport",
     "LoadTracker",
     "Matches",
-    "MetricsAggregator",
-    "MetricsPublisher",
     "Overlap",
     "Policy",
     "PolicySettings",
@@ -117,6 +115,7 @@ __all__ = [
     "hash_blocks_by",
     "make_policy",
     "policy_name",
+    "read_load",
     "salt_seed",
     "settings_known",
     "unsigned",

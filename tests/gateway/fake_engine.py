@@ -47,7 +47,8 @@ class FakeEngine:
         self.headers: list[dict[str, str]] = []
         self.cancelled = 0
         self.under_way = 0
-        self.metrics = ""
+        self.metrics: str | None = "vllm:num_requests_running 0\n"  # None: there is no /metrics
+        self.scrapes = 0  # how often /metrics was asked for
         self.url = ""
         self._runner: web.AppRunner | None = None
         self._port = 0
@@ -83,8 +84,14 @@ class FakeEngine:
         cards = [{"id": name, "object": "model", "owned_by": "vllm"} for name in self.models]
         return web.json_response({"object": "list", "data": cards})
 
-    async def _scraped(self, _: web.Request) -> web.Response:
-        return web.Response(text=self.metrics)
+    async def _scraped(self, request: web.Request) -> web.Response:
+        self.scrapes += 1
+        if self.metrics is None:
+            raise web.HTTPNotFound
+        answer = web.Response(body=self.metrics.encode(errors="surrogateescape"))
+        if "gzip" in request.headers.get("Accept-Encoding", ""):  # as prometheus_client does
+            answer.enable_compression(web.ContentCoding.gzip)
+        return answer
 
     async def _embed(self, request: web.Request) -> web.Response:
         asked = await request.json()

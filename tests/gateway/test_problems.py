@@ -52,7 +52,7 @@ def play(
 ) -> None:
     async def whole() -> None:
         announcer, engine = Announcer(tmp_path), FakeEngine()
-        engine.metrics = settings.pop("metrics", "")
+        engine.metrics = "vllm:num_requests_running 0\n" + settings.pop("metrics", "")
         try:
             async with engine:
                 spec = EngineSpec(engine.url, (), announcer.events, announcer.replay)

@@ -35,7 +35,6 @@ from beluga.gateway.health import Checker
 from beluga.gateway.metrics import Latency, Metrics
 from beluga.gateway.parsed_request import ParsedRequest, parse_request
 from beluga.gateway.relay import Lines, relay
-from beluga.gateway.report import worker_metrics
 from beluga.gateway.settings import read_queues, read_url
 from beluga.gateway.waiting import WaitQueue
 from beluga.gateway.workers_file import WorkersFile
@@ -236,48 +235,6 @@ def test_events_are_counted_without_the_one_that_ends_a_stream() -> None:
     asyncio.run(relay(cast("Any", Source()), first, cast("Any", Target()), counts.append))
     assert counts == [2, 1, 0]
     assert b"".join(written) == first + b"data: b\n\ndata: [DONE]\n\n"
-
-
-# ---- Reports of engines.
-
-
-def test_figures_are_summed_over_ranks() -> None:
-    found = worker_metrics(
-        'vllm:num_requests_running{engine="0"} 3\n'
-        'vllm:num_requests_running{engine="1"} 1\n'
-        'vllm:num_requests_waiting{engine="0"} 2\n'
-        'vllm:num_requests_waiting{engine="1"} 5\n'
-        'vllm:kv_cache_usage_perc{engine="0"} 0.5\n'
-        'vllm:kv_cache_usage_perc{engine="1"} 0.25\n'
-        'vllm:cache_config_info{num_gpu_blocks="100"} 1\n'
-        'vllm:cache_config_info{num_gpu_blocks="60"} 1\n'
-        'vllm:prefix_cache_queries_total{engine="0"} 100\n'
-        'vllm:prefix_cache_hits_total{engine="0"} 20\n'
-        'vllm:external_prefix_cache_hits_total{engine="0"} 5\n'
-        "vllm:other 9\n"
-    )
-    assert found is not None
-    assert (found.request_active_slots, found.num_requests_waiting) == (4, 7)
-    assert (found.gpu_cache_usage_perc, found.kv_total_blocks) == (0.375, 160)
-    assert found.kv_active_blocks == 60
-    assert found.gpu_prefix_cache_hit_rate == 0.25
-
-
-def test_figures_that_are_old_odd_or_missing() -> None:
-    assert worker_metrics("up 1\nvllm:num_requests_waiting 1\n") is None
-    old = worker_metrics("vllm:num_requests_running 2\nvllm:gpu_cache_usage_perc 0.5\n")
-    assert old is not None
-    assert (old.request_active_slots, old.gpu_cache_usage_perc) == (2, 0.5)
-    assert (old.kv_total_blocks, old.gpu_prefix_cache_hit_rate) == (0, 0.0)
-    odd = worker_metrics(
-        "vllm:num_requests_running NaN\nvllm:num_requests_running\n"
-        'vllm:cache_config_info{num_gpu_blocks="None"} 1\n'
-        "vllm:prefix_cache_queries_total 1\nvllm:prefix_cache_hits_total 2\n"
-    )
-    assert odd is not None
-    assert (odd.request_active_slots, odd.kv_total_blocks) == (0, 0)
-    assert (odd.num_requests_waiting, odd.gpu_cache_usage_perc) == (0, 0.0)
-    assert odd.gpu_prefix_cache_hit_rate == 1.0
 
 
 # ---- Engines and fleets.

@@ -1,99 +1,243 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The metrics that a worker publishes, with Dynamo's fields: how they are packed, collected and
-expired.
+"""The load metrics of engines, as the figures that Dynamo's workers publish.
 
-This module does no I/O; the transport calls it and provides ``send``.
+Engines do not publish to a router; they answer ``GET /metrics``. The answer shows which engine it
+is: vLLM and SGLang send Prometheus's text with names of their own, TensorRT-LLM a JSON list of the
+iterations since it was last asked. What several ranks say adds up.
+
+Names and forms are those of vLLM's engine V1, SGLang 0.5 (``--enable-metrics``;
+srt/observability/metrics_collector.py) and TensorRT-LLM 1.x (``enable_iter_perf_stats: true``;
+tensorrt_llm/serve/openai_server.py, executor/iteration statistics).
+
+All answers are untrusted. This module does no I/O.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from beluga.errors import RouterError
-from beluga.router.worker import Worker, WorkerMetrics
+from beluga.router.worker import WorkerMetrics
 
-STALE_S = 10.0  # a worker silent for longer counts as unknown
-
-
-# Dynamo's publisher sends this first, before its engine has run.
-FIRST = WorkerMetrics(0, 1024, 0, 1024, 0, 0.0, 0.0)
+_FIGURE_MAX = 1e15  # what is larger is no count of anything
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ActiveLoad:
-    """The metrics of current Dynamo workers: the engine's own figures, each of which may be
-    missing.
+class LoadReport(NamedTuple):
+    """What an engine says. ``block_size`` is in tokens, 0 if it does not say. ``metrics`` is None
+    if nothing has happened since it was last asked.
     """
 
-    active_decode_blocks: int | None = None
-    active_prefill_tokens: int | None = None
-    kv_used_blocks: int | None = None
+    engine: str
+    metrics: WorkerMetrics | None
+    block_size: int = 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Message:
-    worker_id: int
-    dp_rank: int
-    metrics: WorkerMetrics
-    active: ActiveLoad | None = None
+@dataclasses.dataclass(frozen=True)
+class _Names:
+    """The names of one engine's figures in Prometheus's text.
 
-
-class MetricsPublisher:
-    """A worker's side: it packs what the engine reports and passes it to ``send``. The first
-    message is sent at once, so that routers know the worker before it has requests.
+    ``name{label}`` is a label's value. Of several names the first one that is there counts, but
+    those of ``found`` add up. Series that differ only in the labels ``same`` are one figure, which
+    each of these ranks tells. Series with one of the labels ``part`` are parts of another series.
     """
 
-    def __init__(self, worker: Worker, send: Callable[[bytes], None]) -> None:
-        self._worker = worker
-        self._send = send
-        self.publish(FIRST)
+    engine: str
+    running: str
+    waiting: str
+    usage: tuple[str, ...]
+    blocks: tuple[str, ...]
+    block_size: tuple[str, ...]
+    looked_up: str  # prompt tokens
+    found: tuple[str, ...]  # those of them that were in a cache
+    same: tuple[str, ...] = ()
+    part: str = ""
 
-    def publish(self, metrics: WorkerMetrics, active: ActiveLoad | None = None) -> None:
-        import msgspec
 
-        self._send(msgspec.msgpack.encode(_Message(*self._worker, metrics, active)))
+_ENGINES = (
+    _Names(
+        "vLLM",
+        running="vllm:num_requests_running",
+        waiting="vllm:num_requests_waiting",
+        usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),  # the second is V0's
+        blocks=("vllm:cache_config_info{num_gpu_blocks}",),
+        block_size=("vllm:cache_config_info{block_size}",),
+        looked_up="vllm:prefix_cache_queries_total",
+        found=("vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total"),
+    ),
+    _Names(
+        "SGLang",
+        running="sglang:num_running_reqs",
+        waiting="sglang:num_queue_reqs",
+        usage=("sglang:token_usage",),
+        # Before 0.5.11 both were labels.
+        blocks=("sglang:num_pages", "sglang:cache_config_info{num_pages}"),
+        block_size=("sglang:page_size", "sglang:cache_config_info{page_size}"),
+        looked_up="sglang:prompt_tokens_total",
+        found=("sglang:cached_tokens_total",),  # by cache_source
+        same=("tp_rank", "pp_rank", "moe_ep_rank"),
+        part="priority",
+    ),
+)
+
+_SAMPLE = re.compile(r'([\w:]+)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?[ \t]+(\S+)(?:[ \t]+-?\d+)?')
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+_Series = dict[frozenset[tuple[str, str]], float]
 
 
-class MetricsAggregator:
-    """A router's side: the latest metrics of every worker, which expire after ``stale_s``
-    seconds.
+def read_load(answer: str) -> LoadReport | None:
+    """Read an engine's answer to ``GET /metrics``. Returns None if it has no figures of an engine.
+
+    vLLM and SGLang do not say how many requests they take at once; then ``request_total_slots``
+    stays 0. Raises RouterError for figures that cannot be read.
     """
+    if answer.lstrip()[:1] == "[":
+        return _of_iterations(answer)
+    for names in _ENGINES:
+        if names.running in answer and (report := _of_text(names, answer)) is not None:
+            return report
+    return None
 
-    def __init__(self, stale_s: float = STALE_S) -> None:
-        self._stale_s = stale_s
-        self._latest: dict[Worker, tuple[float, WorkerMetrics, ActiveLoad]] = {}
 
-    def receive(self, message: bytes, now: float) -> tuple[Worker, WorkerMetrics]:
-        """Take one message. Raises RouterError if it cannot be read."""
-        import msgspec
+def _of_text(names: _Names, text: str) -> LoadReport | None:
+    """Return the figures of one engine in Prometheus's text, or None if there are none."""
+    figures = _figures(names, text)
+    if names.running not in figures:
+        return None
 
-        try:
-            found = msgspec.msgpack.decode(message, type=_Message)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise RouterError(f"a worker's metrics cannot be read: {error}") from None
-        worker = Worker(found.worker_id, found.dp_rank)
-        self._latest[worker] = (now, found.metrics, found.active or ActiveLoad())
-        return worker, found.metrics
+    def total(name: str) -> float:
+        return sum(figures.get(name, {}).values())
 
-    def metrics(self, worker: Worker, now: float) -> WorkerMetrics | None:
-        """Return a worker's metrics, or None if it has been silent for too long."""
-        found = self._fresh(worker, now)
-        return found[1] if found else None
+    def first(choice: Iterable[str]) -> list[float]:
+        return next((list(figures[name].values()) for name in choice if name in figures), [])
 
-    def active(self, worker: Worker, now: float) -> ActiveLoad:
-        """Return a worker's active load, which is empty if it has been silent for too long."""
-        found = self._fresh(worker, now)
-        return found[2] if found else ActiveLoad()
+    usage, sizes = first(names.usage), first(names.block_size)
+    metrics = _metrics(
+        active=total(names.running),
+        waiting=total(names.waiting),
+        usage=sum(usage) / max(len(usage), 1),
+        blocks=sum(first(names.blocks)),
+        looked_up=total(names.looked_up),
+        found=sum(total(name) for name in names.found),
+    )
+    return LoadReport(names.engine, metrics, int(max(sizes, default=0)))
 
-    def stale(self, now: float) -> list[Worker]:
-        """Return and forget the workers that have been silent for too long."""
-        gone = [worker for worker in self._latest if not self._fresh(worker, now)]
-        for worker in gone:
-            del self._latest[worker]
-        return gone
 
-    def _fresh(self, worker: Worker, now: float) -> tuple[float, WorkerMetrics, ActiveLoad] | None:
-        found = self._latest.get(worker)
-        return found if found and now - found[0] <= self._stale_s else None
+def _figures(names: _Names, text: str) -> dict[str, _Series]:
+    """Return the wanted series by name. Each is a sum over what adds up."""
+    of_labels: dict[str, list[tuple[str, str]]] = {}
+    for wanted in (*names.blocks, *names.block_size):
+        name, brace, label = wanted.rstrip("}").partition("{")
+        if brace:
+            of_labels.setdefault(name, []).append((wanted, label))
+    plain = {names.running, names.waiting, names.looked_up}
+    plain.update(names.usage, names.blocks, names.block_size, names.found)
+    figures: dict[str, _Series] = {}
+    for name, labels, value in _samples(text, plain | of_labels.keys()):
+        if names.part and labels.get(names.part):
+            continue
+        key = frozenset(item for item in labels.items() if item[0] not in names.same)
+        if name in plain:
+            series = figures.setdefault(name, {})
+            series[key] = max(value, series.get(key, 0.0))
+        for wanted, label in of_labels.get(name, ()):
+            said = labels.get(label, "")  # vLLM says None before it knows
+            if said.isdecimal() and len(said) < 16:
+                figures.setdefault(wanted, {})[key] = float(said)
+    return figures
+
+
+def _samples(text: str, wanted: Collection[str]) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Return the samples with a wanted name. Raises RouterError for one that cannot be read."""
+    for line in text.splitlines():
+        name = line.partition("{")[0].partition(" ")[0]
+        if name not in wanted:
+            continue
+        found = _SAMPLE.fullmatch(line.rstrip())
+        if found is None:
+            raise RouterError(f"this is not a sample: {line[:80]!r}")
+        labels = dict(_LABEL.findall(found[2] or ""))
+        yield name, labels, _figure(name, found[3])
+
+
+def _of_iterations(answer: str) -> LoadReport:
+    """Return what TensorRT-LLM says: the last iteration of each rank counts."""
+    try:
+        rows = json.loads(answer)
+    except (ValueError, RecursionError) as error:
+        raise RouterError(f"this is not JSON: {error!s:.80}") from None
+    last: dict[int, Mapping[str, Any]] = {}
+    for row in rows:
+        if not isinstance(row, dict) or "numActiveRequests" not in row:
+            raise RouterError(f"this is not an iteration of TensorRT-LLM: {row!r:.80}")
+        last[int(_field(row, "attentionDpRank"))] = row
+    if not last:
+        return LoadReport("TensorRT-LLM", None)
+
+    def total(name: str, part: str = "") -> float:
+        return sum(_field(row.get(part) or {} if part else row, name) for row in last.values())
+
+    batches, cache = "inflightBatchingStats", "kvCacheStats"
+    active = total("numActiveRequests")
+    if len(last) > 1:  # each row repeats what the first rank says, but for its own batch
+        active = total("numScheduledRequests", batches) + total("numPausedRequests", batches)
+    blocks, used = total("maxNumBlocks", cache), total("usedNumBlocks", cache)
+    reused = total("reusedBlocks", cache)
+    metrics = _metrics(
+        active=active,
+        waiting=total("numQueuedRequests"),
+        usage=used / blocks if blocks else 0.0,
+        blocks=blocks,
+        looked_up=reused + total("missedBlocks", cache),
+        found=reused,
+        slots=total("maxNumActiveRequests"),
+    )
+    size = max(_field(row.get(cache) or {}, "tokensPerBlock") for row in last.values())
+    return LoadReport("TensorRT-LLM", metrics, int(size))
+
+
+def _metrics(  # noqa: PLR0913  all named
+    *,
+    active: float,
+    waiting: float,
+    usage: float,
+    blocks: float,
+    looked_up: float,
+    found: float,
+    slots: float = 0.0,
+) -> WorkerMetrics:
+    usage = min(usage, 1.0)
+    return WorkerMetrics(
+        request_active_slots=int(active),
+        request_total_slots=int(slots),
+        kv_active_blocks=round(usage * blocks),
+        kv_total_blocks=int(blocks),
+        num_requests_waiting=int(waiting),
+        gpu_cache_usage_perc=usage,
+        gpu_prefix_cache_hit_rate=min(found / looked_up, 1.0) if looked_up else 0.0,
+    )
+
+
+def _field(row: Any, name: str) -> float:
+    """Return a figure of an iteration, 0 if it is missing."""
+    if not isinstance(row, dict):
+        raise RouterError(f"this has no {name}: {row!r:.80}")
+    value = row.get(name, 0)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RouterError(f"{name} is {value!r:.40}")
+    return _figure(name, value)
+
+
+def _figure(name: str, said: str | float) -> float:
+    try:
+        value = float(said)
+    except (ValueError, OverflowError):
+        value = -1.0
+    if not 0 <= value <= _FIGURE_MAX:  # NaN neither
+        raise RouterError(f"{name} is {said!r:.40}")
+    return value

@@ -11,13 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beluga.errors import NoWorkersError, RouterError
+from beluga.errors import NoWorkersError
 from beluga.router import (
-    ActiveLoad,
     Load,
     LoadTracker,
-    MetricsAggregator,
-    MetricsPublisher,
     Overlap,
     Query,
     Worker,
@@ -250,27 +247,3 @@ def test_published_metrics_reach_the_load_and_are_guessed_on() -> None:
     tracker.free("x")
     assert tracker.load(A) == Load()
     tracker.publish(B, said)  # the worker has left, so nothing happens
-
-
-def test_metrics_travel_and_go_stale() -> None:
-    sent: list[bytes] = []
-    publisher = MetricsPublisher(A, sent.append)
-    gathered = MetricsAggregator(stale_s=10)
-    assert gathered.receive(sent.pop(), now=0) == (A, WorkerMetrics(0, 1024, 0, 1024, 0, 0.0, 0.0))
-    said = WorkerMetrics(1, 8, 5, 100, 2, 0.05, 0.5)
-    publisher.publish(said, ActiveLoad(kv_used_blocks=5))
-    assert gathered.receive(sent.pop(), now=1) == (A, said)
-    assert gathered.metrics(A, now=11) == said
-    assert gathered.active(A, now=11) == ActiveLoad(kv_used_blocks=5)
-    assert gathered.stale(now=11) == []
-    assert gathered.metrics(A, now=12) is None
-    assert gathered.active(A, now=12) == ActiveLoad()
-    assert gathered.stale(now=12) == [A]
-    assert gathered.stale(now=12) == []
-    assert gathered.metrics(B, now=0) is None
-
-
-@pytest.mark.parametrize("message", [b"", b"\xc1", b"\x90", b"\x81\xa9worker_id\xa1x"])
-def test_a_message_that_is_none_is_refused(message: bytes) -> None:
-    with pytest.raises(RouterError, match="metrics cannot be read"):
-        MetricsAggregator().receive(message, now=0)

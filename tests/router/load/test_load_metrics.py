@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Engines' own load metrics become Dynamo's figures. The answers have the form of the versions
+that they name.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from beluga.errors import RouterError
+from beluga.router import LoadReport, WorkerMetrics, read_load
+
+# vLLM 0.11 with two data-parallel engines behind one port.
+VLLM = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m, {a}"} 3.0
+vllm:num_requests_running{engine="1",model_name="m, {a}"} 1.0
+vllm:num_requests_waiting{engine="0",model_name="m, {a}"} 2.0
+vllm:num_requests_waiting{engine="1",model_name="m, {a}"} 5.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m, {a}"} 0.5
+vllm:kv_cache_usage_perc{engine="1",model_name="m, {a}"} 0.25
+vllm:cache_config_info{block_size="128",engine="0",num_gpu_blocks="100"} 1.0
+vllm:cache_config_info{block_size="128",engine="1",num_gpu_blocks="60"} 1.0
+vllm:prefix_cache_queries_total{engine="0"} 100.0
+vllm:prefix_cache_hits_total{engine="0"} 20.0
+vllm:external_prefix_cache_hits_total{engine="0"} 5.0
+vllm:num_requests_waiting_by_reason{reason="capacity"} 9.0
+"""
+
+_AT = 'engine_type="unified",model_name="q",moe_ep_rank="0",pp_rank="0"'
+# SGLang 0.5.11 with --dp 2 --enable-dp-attention --tp 4 --enable-metrics-for-all-schedulers and
+# --enable-priority-scheduling: four schedulers tell what two ranks have, and parts of it by
+# priority.
+SGLANG = "# TYPE sglang:num_running_reqs gauge\n" + "".join(
+    f'sglang:num_running_reqs{{dp_rank="{dp}",{_AT},priority="",tp_rank="{tp}"}} {3 + dp}.0\n'
+    f'sglang:num_running_reqs{{dp_rank="{dp}",{_AT},priority="7",tp_rank="{tp}"}} 2.0\n'
+    f'sglang:num_queue_reqs{{dp_rank="{dp}",{_AT},priority="",tp_rank="{tp}"}} {2 * dp}.0\n'
+    f'sglang:token_usage{{dp_rank="{dp}",{_AT},priority="",tp_rank="{tp}"}} {0.5 + 0.25 * dp}\n'
+    f'sglang:num_pages{{dp_rank="{dp}",{_AT},priority="",tp_rank="{tp}"}} 400.0\n'
+    f'sglang:page_size{{dp_rank="{dp}",{_AT},priority="",tp_rank="{tp}"}} 64.0\n'
+    f'sglang:fwd_occupancy{{dp_rank="{dp}",{_AT},priority="",tp_rank="{tp}"}} NaN\n'
+    for dp, tp in ((0, 0), (0, 1), (1, 2), (1, 3))
+)
+SGLANG += (
+    'sglang:prompt_tokens_total{model_name="q"} 4000.0\n'
+    'sglang:cached_tokens_total{cache_source="device",model_name="q"} 700.0\n'
+    'sglang:cached_tokens_total{cache_source="host",model_name="q"} 300.0\n'
+)
+
+# SGLang 0.5.10, where the size of the cache is told by labels.
+SGLANG_OLD = (
+    'sglang:cache_config_info{model_name="q",num_pages="500",page_size="32",tp_rank="0"} 1.0\n'
+    'sglang:num_running_reqs{engine_type="unified",model_name="q",pp_rank="0",tp_rank="0"} 2.0\n'
+    'sglang:num_queue_reqs{engine_type="unified",model_name="q",pp_rank="0",tp_rank="0"} 1.0\n'
+    'sglang:token_usage{engine_type="unified",model_name="q",pp_rank="0",tp_rank="0"} 0.1\n'
+)
+
+
+def iteration(number: int, rank: int = 0, **more: int) -> dict[str, object]:
+    """Return an iteration of TensorRT-LLM 1.x (main, 2026). The row of the second rank is a copy of
+    the first one's, but for its own batch.
+    """
+    return {
+        "attentionDpRank": rank,
+        "gpuMemUsage": 76665782272,
+        "iter": number,
+        "iterLatencyMS": 7.0,
+        "inflightBatchingStats": {
+            "numContextRequests": 1,
+            "numGenRequests": 2 + rank,
+            "numPausedRequests": 1,
+            "numScheduledRequests": 3 + rank,
+        },
+        "kvCacheStats": {
+            "allocNewBlocks": 3126,
+            "cacheHitRate": 0.25,
+            "freeNumBlocks": 300,
+            "maxNumBlocks": 400,
+            "missedBlocks": 30,
+            "reusedBlocks": 10,
+            "tokensPerBlock": 32,
+            "usedNumBlocks": 100,
+        },
+        "maxNumActiveRequests": 2048,
+        "numActiveRequests": 4,
+        "numQueuedRequests": 0 if rank else 6,
+        "specDecodingStats": None,
+        **more,
+    }
+
+
+TRT = json.dumps([iteration(153, numActiveRequests=99), iteration(154)])
+TRT_RANKS = json.dumps([iteration(n, rank) for n in (7, 8) for rank in (0, 1)])
+
+
+@pytest.mark.parametrize(
+    ("answer", "report"),
+    [
+        (VLLM, LoadReport("vLLM", WorkerMetrics(4, 0, 60, 160, 7, 0.375, 0.25), 128)),
+        (SGLANG, LoadReport("SGLang", WorkerMetrics(7, 0, 500, 800, 2, 0.625, 0.25), 64)),
+        (SGLANG_OLD, LoadReport("SGLang", WorkerMetrics(2, 0, 50, 500, 1, 0.1, 0.0), 32)),
+        (TRT, LoadReport("TensorRT-LLM", WorkerMetrics(4, 2048, 100, 400, 6, 0.25, 0.25), 32)),
+        (
+            TRT_RANKS,
+            LoadReport("TensorRT-LLM", WorkerMetrics(9, 4096, 200, 800, 6, 0.25, 0.25), 32),
+        ),
+        ("[]", LoadReport("TensorRT-LLM", None)),
+        (
+            "vllm:num_requests_running 2\nvllm:gpu_cache_usage_perc 0.5 1700000000000\n",
+            LoadReport("vLLM", WorkerMetrics(2, 0, 0, 0, 0, 0.5, 0.0)),
+        ),
+        # vLLM before it has sized its cache, and a counter that was reset
+        (
+            "vllm:num_requests_running 0\n"
+            'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1\n'
+            "vllm:prefix_cache_queries_total 1\nvllm:prefix_cache_hits_total 2\n",
+            LoadReport("vLLM", WorkerMetrics(0, 0, 0, 0, 0, 0.0, 1.0), 16),
+        ),
+        # no page table, and iterations of images
+        (
+            '[{"numActiveRequests": 1, "kvCacheStats": null}]',
+            LoadReport("TensorRT-LLM", WorkerMetrics(1)),
+        ),
+    ],
+    ids=[
+        *("vLLM 0.11", "SGLang 0.5.11", "SGLang 0.5.10", "TensorRT-LLM 1.x", "its ranks"),
+        *("idle", "vLLM V0", "vLLM starts", "no cache"),
+    ],
+)
+def test_engines_are_recognized_and_read(answer: str, report: LoadReport) -> None:
+    assert read_load(answer) == report
+
+
+@pytest.mark.parametrize("answer", ["", "up 1\nvllm:num_requests_waiting 1\n", "<html>", "{}"])
+def test_an_answer_without_figures_is_none(answer: str) -> None:
+    assert read_load(answer) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("vllm:num_requests_running NaN\n", "vllm:num_requests_running is 'NaN'"),
+        ("sglang:num_running_reqs many\n", "sglang:num_running_reqs is 'many'"),
+        ("sglang:num_running_reqs -1\n", "is '-1'"),
+        ("vllm:num_requests_running 1e300\n", "is '1e300'"),
+        ("vllm:num_requests_running\n", "this is not a sample"),
+        ('vllm:num_requests_running{a="b} 1\n', "this is not a sample"),
+        ("[", "this is not JSON"),
+        ("[" * 100_000, "this is not JSON"),
+        ("[1]", "this is not an iteration of TensorRT-LLM: 1"),
+        ('[{"iter": 1}]', "this is not an iteration"),
+        ('[{"numActiveRequests": "1"}]', "numActiveRequests is '1'"),
+        ('[{"numActiveRequests": true}]', "numActiveRequests is True"),
+        ('[{"numActiveRequests": 1%s}]' % ("0" * 4000), "numActiveRequests is 1000"),
+        ('[{"numActiveRequests": 1, "kvCacheStats": [1]}]', "this has no maxNumBlocks"),
+    ],
+)
+def test_figures_that_cannot_be_read_are_told(answer: str, why: str) -> None:
+    with pytest.raises(RouterError) as raised:
+        read_load(answer)
+    assert why in str(raised.value)
+    assert len(str(raised.value)) < 160
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from([VLLM, SGLANG, SGLANG_OLD, TRT, TRT_RANKS]),
+    st.integers(0, 10_000),
+    st.integers(0, 30),
+    st.text('0{}[]",\n e-NaN\\=', max_size=8),
+)
+def test_damaged_answers_are_figures_none_or_one_error(
+    answer: str, at: int, gone: int, put: str
+) -> None:
+    at %= len(answer)
+    try:
+        report = read_load(answer[:at] + put + answer[at + gone :])
+    except RouterError:
+        return
+    if report is not None and report.metrics is not None:
+        said = report.metrics
+        assert 0 <= said.gpu_cache_usage_perc <= 1 and 0 <= said.gpu_prefix_cache_hit_rate <= 1
+        assert min(said.request_active_slots, said.kv_active_blocks, report.block_size) >= 0
