@@ -11,11 +11,29 @@ the same way.
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from subprocess import Popen
 
 
 def command(module: str, *arguments: str, python: str = sys.executable) -> list[str]:
     """The command line that runs ``module``; ``python`` is an interpreter that has it."""
     return [python, __file__, module, *arguments]
+
+
+def start(module: str, *arguments: str, **options: Any) -> Popen[Any]:
+    """Start ``module`` as a child process that Ctrl-C does not reach: its parent handles the
+    interrupt and ends its children. ``options`` are those of :class:`subprocess.Popen`.
+    """
+    import signal  # not above: this file is also a program, see _main
+    import subprocess
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen(command(module, *arguments), **options)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _main() -> None:

@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from beluga._ffi import core, ffi, lib
-from beluga.child import command
+from beluga.child import start
 from beluga.errors import BelugaError
 from beluga.kvcache import KVCache
 from beluga.meta import MetaServer
@@ -149,8 +149,9 @@ def _floods(pool: Pool, directory: Path | None) -> Iterator[None]:
 def _flood(pool: Pool, directory: Path | None, number: int) -> Iterator[subprocess.Popen[str]]:
     paths = [f"{device.path}@{device.offset}+{device.size}" for device in pool.devices]
     wanted = json.dumps([str(directory) if directory else None, number, paths])
-    child = subprocess.Popen(
-        command(f"{__package__}.linkflood", wanted),
+    child = start(
+        f"{__package__}.linkflood",
+        wanted,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from beluga.child import command
+from beluga.child import start
 from beluga.errors import BelugaError
 from beluga.kvcache import KVCache, Run
 from beluga.meta import MetaServer
@@ -217,8 +217,9 @@ def _workers(pool: Pool, directory: Path, count: int) -> Iterator[None]:
 @contextmanager
 def _worker(pool: Pool, directory: Path, count: int) -> Iterator[subprocess.Popen[str]]:
     paths = [f"{device.path}@{device.offset}+{device.size}" for device in pool.devices]
-    child = subprocess.Popen(
-        command(f"{__package__}.null_gpu_worker", json.dumps([str(directory), count, paths])),
+    child = start(
+        f"{__package__}.null_gpu_worker",
+        json.dumps([str(directory), count, paths]),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -13,7 +13,7 @@ import signal
 import subprocess
 from typing import IO, Any, cast
 
-from beluga.child import command
+from beluga.child import start
 from beluga.errors import BelugaError
 from beluga.pool import Pool
 
@@ -26,8 +26,10 @@ class Peer:
 
     def __init__(self, pool: Pool, cpu: int) -> None:
         paths = [f"{device.path}@{device.offset}+{device.size}" for device in pool.devices]
-        self._process = subprocess.Popen(
-            command(_WORKER, str(cpu), *paths),
+        self._process = start(
+            _WORKER,
+            str(cpu),
+            *paths,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -62,7 +64,9 @@ class Peer:
     def __enter__(self) -> Peer:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:  # interrupted or failed: the peer may be in the middle of a long loop
+            self._process.kill()
         self.resume()
         self._asks.close()
         try:

@@ -32,10 +32,12 @@ INTRODUCTION = """\
 Generated from the command-line parsers by `scripts/gen_commands_doc.py`; do not edit.
 
 `beluga` works on pools with the block index; `cxl-rpc` makes calls over the lanes of a pool
-without it. Every command has `--help`. Results go to standard output, everything else to standard
-error. The exit status is 0 on success, 1 with one line on standard error for a failure, 2 for a
-command line that cannot be parsed, 130 after Ctrl-C, 143 after SIGTERM, and 129 when the terminal
-goes away.
+without it. Every command has `-h` and `--help`. `beluga --install-completion` teaches your shell
+to complete commands and options, `--show-completion` prints what it would install. Results go to
+standard output, everything else to standard error. The exit status is 0 on success, 1 with one
+line on standard error for a failure, 2 for a command line that cannot be parsed, 130 after
+Ctrl-C, 143 after SIGTERM, and 129 when the terminal goes away. It is 1, without a line, if the
+reader of a pipe has gone.
 
 Without `--pool` a command uses the pool that `BELUGA_POOL=PATH:PATH` names, else the pool that
 `beluga mount` remembered.

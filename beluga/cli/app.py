@@ -24,7 +24,7 @@ app = typer.Typer(
     help="A shared KV-cache pool for LLM inference on CXL memory, or on the memory you have.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    context_settings=options.HELP,
 )
 app.callback()(options.show_version)
 app.command()(pool.mount)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import sys
 from pathlib import Path
@@ -30,7 +31,7 @@ def digest(key: str) -> bytes:
     """Return a digest that is given in hex digits, or else the digest of the text."""
     if _DIGEST.fullmatch(key):
         return bytes.fromhex(key)
-    return hashlib.blake2b(key.encode(), digest_size=16).digest()
+    return hashlib.blake2b(os.fsencode(key), digest_size=16).digest()
 
 
 def put(

@@ -11,14 +11,14 @@ from typing import Annotated
 import typer
 
 from beluga.cli import bench, serve
-from beluga.cli.options import Host, PoolPaths, Timeout, open_pool, read_at_most, show_version
+from beluga.cli.options import HELP, Host, PoolPaths, Timeout, open_pool, read_at_most, show_version
 from beluga.rpc import METHOD_USER, Client, Server
 
 app = typer.Typer(
     help="Make calls over shared memory: a server, a client, and a benchmark.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    context_settings=HELP,
 )
 app.callback()(show_version)
 app.command()(serve.ping)

@@ -63,6 +63,8 @@ def _run(name: str, module: str) -> NoReturn:
         app(prog_name=name)
     except (BelugaError, OSError) as error:
         sys.exit(f"{name}: error: {error}")
+    except UnicodeError:
+        sys.exit(f"{name}: error: what you gave has bytes that are not text in UTF-8")
     sys.exit(0)
 
 

@@ -15,6 +15,8 @@ import beluga
 from beluga.errors import BelugaError, DeviceSpecError
 from beluga.pool import Pool, parse_size
 
+HELP = {"help_option_names": ["-h", "--help"]}  # settings of both programs
+
 
 def size(text: str | int) -> int:
     """Parse ``4096``, ``64MiB`` or ``2G`` as a parameter of the command line. Returns bytes."""

@@ -13,7 +13,7 @@ from typing import IO, Any, cast
 
 import msgspec
 
-from beluga.child import command
+from beluga.child import start
 from beluga.errors import ReplayError
 
 _STOP_TIMEOUT_S = 10.0
@@ -34,18 +34,12 @@ def report(message: Mapping[str, object]) -> None:
 class Process:
     """A child process that runs a module of this package, until :meth:`stop` at the latest.
 
-    The parent handles Ctrl-C and ends its children, so they start with SIGINT blocked.
+    The parent handles Ctrl-C and ends its children.
     """
 
     def __init__(self, name: str, module: str, arguments: Sequence[str], stdin: int) -> None:
         self.name = name
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            self._child = subprocess.Popen(
-                command(module, *arguments), stdin=stdin, stdout=subprocess.PIPE
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._child = start(module, *arguments, stdin=stdin, stdout=subprocess.PIPE)
 
     @property
     def stdout(self) -> IO[bytes]:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -46,6 +47,12 @@ def test_a_missing_block_is_an_error(run: Run, pool: list[str]) -> None:
     missed = run("get", "nothing", *pool)
     assert (missed.returncode, missed.stdout) == (1, "")
     assert missed.stderr == "beluga: error: no block 'nothing' in namespace 'cli'\n"
+
+
+def test_a_key_that_is_not_text_names_a_block(run: Run, pool: list[str]) -> None:
+    key = os.fsdecode(b"\xff\xfe")
+    assert run("put", key, "-", *pool, stdin="bytes").returncode == 0
+    assert run("get", key, *pool).stdout == "bytes"
 
 
 def test_namespaces_do_not_see_each_other(run: Run, pool: list[str]) -> None:

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -56,3 +58,60 @@ def test_a_reader_that_goes_away_is_no_traceback(pool: list[str]) -> None:
         ["/bin/sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("command", [[], ["ping"], ["pool"], ["pool", "create"], ["simulate"]])
+def test_h_is_help(run: Run, command: list[str]) -> None:
+    short, long = run(*command, "-h"), run(*command, "--help")
+    assert short.returncode == 0
+    assert "Usage: " in short.stdout
+    assert short.stdout == long.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("beluga po", "pool"), ("beluga pool in", "info"), ("beluga put --na", "--namespace")],
+)
+def test_shells_complete_commands_and_options(typed: str, offered: str) -> None:
+    asked = {
+        "_BELUGA_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(typed.count(" ")),
+    }
+    ended = subprocess.run(
+        [sys.executable, "-m", "beluga.cli.main"],
+        cwd=ROOT,
+        env=os.environ | asked,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.stdout.split() == [offered]
+
+
+def test_a_namespace_that_is_not_text_is_one_line(
+    run: Run, pool: list[str], server: object
+) -> None:
+    refused = run("get", "key", *pool, "--namespace", os.fsdecode(b"\xff"))
+    assert refused.returncode == 1
+    assert refused.stderr.count("\n") == 1
+    assert "not text" in refused.stderr
+
+
+def test_an_interrupted_benchmark_is_no_traceback() -> None:
+    """Ctrl-C reaches every process of the terminal's group, the benchmark's children, too."""
+    bench = subprocess.Popen(
+        [sys.executable, "-m", "beluga.cli.main", "bench", "rpc", "--smoke"],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with bench:
+        assert bench.stderr
+        assert bench.stderr.readline().startswith("rpc c")  # the other process answers
+        os.killpg(bench.pid, signal.SIGINT)
+        said = bench.stderr.read()
+    assert bench.returncode == 130
+    assert "Traceback" not in said
