@@ -12,6 +12,7 @@ from beluga.disagg import PrefillTask, QueueSize
 
 @dataclasses.dataclass
 class ListTicket:
+    queue: ListQueue
     event: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
     async def done(self, timeout: float) -> bool:
@@ -20,6 +21,12 @@ class ListTicket:
         except asyncio.TimeoutError:
             return False
         return True
+
+    async def withdraw(self) -> bool:
+        kept = [entry for entry in self.queue.waiting if entry[1] is not self]
+        gone = len(kept) < len(self.queue.waiting)
+        self.queue.waiting[:] = kept
+        return gone
 
 
 @dataclasses.dataclass
@@ -53,7 +60,7 @@ class ListQueue:
         self.fails: Exception | None = None
 
     async def enqueue_task(self, task: PrefillTask) -> ListTicket:
-        ticket = ListTicket()
+        ticket = ListTicket(self)
         self.waiting.append((task, ticket, 0))
         return ticket
 

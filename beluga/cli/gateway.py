@@ -93,7 +93,8 @@ Costs = Annotated[
     typer.Option(
         "--costs",
         metavar="MODEL",
-        help="The model and its GPU, by which min-ttft and least-cost estimate times: "
+        help="The model and its GPU, by which min-ttft and least-cost estimate times, and how long "
+        "a prompt waits for a prefill worker: "
         f"{', '.join(costs.MODELS)}.",
     ),
 ]
@@ -131,7 +132,10 @@ MaxBody = Annotated[
     int, typer.Option(min=1, help="The greatest size of a request's body in bytes.")
 ]
 Seed = Annotated[int, typer.Option(help="The seed of the policy's random choices.")]
-PrefillWait = Annotated[float, typer.Option(min=0, help="How many seconds to wait for a prefill.")]
+PrefillWait = Annotated[
+    float,
+    typer.Option(min=0, help="How many seconds a request waits for a prefill that was taken."),
+]
 Advise = Annotated[
     float,
     typer.Option(min=0, help="Seconds between advice on the number of engines; 0 for none."),

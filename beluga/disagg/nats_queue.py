@@ -18,8 +18,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import nats
 import nats.errors
@@ -79,7 +81,8 @@ class NatsQueue:
         self._timeout_s = timeout_s
         self._pull: JetStreamContext.PullSubscription | None = None
         self._inbox = client.new_inbox()
-        self._waiting: dict[str, asyncio.Event] = {}
+        # Tickets hold the events. Nobody waits for an event without a ticket.
+        self._waiting: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
 
     @classmethod
     async def open(  # noqa: PLR0913  all but the first two named
@@ -148,21 +151,27 @@ class NatsQueue:
         token = self._client._nuid.next().decode()
         data = encode_task(task)
         event = self._waiting[token] = asyncio.Event()
-        try:
-            async with _reaching(self._url):
-                await self._jetstream.publish(
-                    f"{self._stream}.queue",
-                    data,
-                    stream=self._stream,
-                    headers={
-                        api.Header.MSG_ID: task.request_id,
-                        _DONE_HEADER: f"{self._inbox}.{token}",
-                    },
-                )
-        except QueueError:
-            del self._waiting[token]
-            raise
-        return NatsTicket(event, lambda: self._waiting.pop(token, None))
+        async with _reaching(self._url):
+            entry = await self._jetstream.publish(
+                f"{self._stream}.queue",
+                data,
+                stream=self._stream,
+                headers={
+                    api.Header.MSG_ID: task.request_id,
+                    _DONE_HEADER: f"{self._inbox}.{token}",
+                },
+            )
+        return NatsTicket(event, partial(self._withdraw, entry.seq))
+
+    async def _withdraw(self, number: int) -> bool:
+        """Delete the stream's entry with this number unless it was delivered. A worker may get it
+        between the two requests; then the prompt is prefilled twice.
+        """
+        async with _reaching(self._url):
+            info = await self._jetstream.consumer_info(self._stream, CONSUMER)
+            if info.delivered is not None and info.delivered.stream_seq >= number:
+                return False
+            return bool(await self._jetstream.delete_msg(self._stream, number))
 
     async def dequeue_task(self, timeout: float = 1.0) -> NatsClaim | None:
         """See :class:`~beluga.disagg.TaskQueue`."""
@@ -204,11 +213,11 @@ class NatsQueue:
 
 
 class NatsTicket:
-    """A :class:`~beluga.disagg.Ticket` that can be waited for once."""
+    """A :class:`~beluga.disagg.Ticket`."""
 
-    def __init__(self, event: asyncio.Event, forget: Callable[[], object]) -> None:
+    def __init__(self, event: asyncio.Event, withdraw: Callable[[], Awaitable[bool]]) -> None:
         self._event = event
-        self._forget = forget
+        self._withdraw = withdraw
 
     async def done(self, timeout: float) -> bool:
         """See :class:`~beluga.disagg.Ticket`."""
@@ -216,9 +225,11 @@ class NatsTicket:
             await asyncio.wait_for(self._event.wait(), timeout)
         except asyncio.TimeoutError:
             return False
-        finally:
-            self._forget()
         return True
+
+    async def withdraw(self) -> bool:
+        """See :class:`~beluga.disagg.Ticket`."""
+        return await self._withdraw()
 
 
 class NatsClaim:

@@ -169,6 +169,10 @@ class PoolQueue:
         """Remove a task that is done. Returns whether it was in the queue."""
         return await self._ask(lambda: self._cache.remove(key)) > 0
 
+    async def withdraw(self, key: NDArray[np.uint64]) -> bool:
+        """Remove a task that nobody has claimed. Returns whether it did."""
+        return await self._ask(lambda: self._tasks.withdraw(key))
+
     async def extend(self, record: TaskRecord, visible_s: float | None = None) -> bool:
         """Extend a claim by ``visible_s`` seconds, or by the queue's visibility."""
         seconds = self._visibility_s if visible_s is None else visible_s
@@ -242,6 +246,10 @@ class PoolTicket:
     async def done(self, timeout: float) -> bool:
         """See :class:`~beluga.disagg.Ticket`."""
         return await self._queue.left(self._key, timeout)
+
+    async def withdraw(self) -> bool:
+        """See :class:`~beluga.disagg.Ticket`."""
+        return await self._queue.withdraw(self._key)
 
 
 class PoolClaim:

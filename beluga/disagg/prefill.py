@@ -7,18 +7,21 @@ request.
            --remote-> enqueue, wait until it is done; KV is in the pool then
 
 Nothing here can fail a request. If the queue is full or unreachable, or a prefill takes too long,
-the decode engine prefills what the pool does not have, as it would without this module.
+the decode engine prefills what the pool does not have, as it would without this module. A prompt
+that no worker has taken in the time of a local prefill is withdrawn, so it costs at most twice that
+time and is not prefilled twice.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
 import time
 from collections.abc import Callable
 
-from beluga.disagg.queue import QueueSize, TaskQueue
+from beluga.disagg.queue import QueueSize, TaskQueue, Ticket
 from beluga.disagg.task import PrefillTask
 from beluga.errors import QueueError, QueueFullError
 
@@ -34,7 +37,8 @@ class Course(enum.Enum):
 
     LOCAL = "local"  # the rule decided so
     REMOTE = "remote"  # a prefill worker has done it
-    LATE = "late"  # it was not done in time
+    UNTAKEN = "untaken"  # no worker took it in the time of a local prefill
+    LATE = "late"  # a worker took it, and it was not done in time
     UNQUEUED = "unqueued"  # the queue is full or unreachable
 
 
@@ -48,7 +52,9 @@ class Prefiller:
     """Sends prompts to prefill workers. One event loop uses it."""
 
     def __init__(self, queue: TaskQueue, *, timeout_s: float = 60.0) -> None:
-        """``timeout_s`` is the longest time that a request waits for its prefill."""
+        """``timeout_s`` is the longest time that a request waits for a prefill that a worker has
+        taken.
+        """
         self._queue = queue
         self._timeout_s = timeout_s
         self._size = QueueSize(0, 0)
@@ -58,12 +64,13 @@ class Prefiller:
         self._tokens = 0  # tokens in the queue that are not done
 
     async def prefill(
-        self, task: Callable[[float], PrefillTask], decide: Decide, *, tokens: int
+        self, task: Callable[[float], PrefillTask], decide: Decide, *, tokens: int, local_s: float
     ) -> Course:
         """Prefill a request remotely, if ``decide`` says so, and wait for it. Raises nothing.
 
         ``task`` makes the task from its deadline (seconds since 1970); it is called only for a
-        remote prefill. ``tokens`` is how many tokens of the prompt must be computed.
+        remote prefill. ``tokens`` is how many tokens of the prompt must be computed, which takes
+        the decode engine ``local_s`` seconds.
         """
         if time.monotonic() < self._away_until:
             return Course.UNQUEUED
@@ -73,7 +80,7 @@ class Prefiller:
             self._tokens += tokens
             try:
                 ticket = await self._queue.enqueue_task(task(time.time() + self._timeout_s))
-                done = await ticket.done(self._timeout_s)
+                course = await self._wait(ticket, min(local_s, self._timeout_s))
             finally:
                 self._tokens -= tokens
         except QueueFullError as error:
@@ -83,10 +90,25 @@ class Prefiller:
             self._away_until = time.monotonic() + _AWAY_S
             self._warn("prefilling locally: %s", error)
             return Course.UNQUEUED
-        if done:
-            return Course.REMOTE
-        self._warn("a prefill was not done in %g s; are prefill workers running?", self._timeout_s)
-        return Course.LATE
+        if course is Course.UNTAKEN:
+            self._warn("no worker took a prefill in %.3g s; are prefill workers running?", local_s)
+        elif course is Course.LATE:
+            self._warn("a prefill worker was not done in %g s", self._timeout_s)
+        return course
+
+    async def _wait(self, ticket: Ticket, local_s: float) -> Course:
+        """Wait for a prefill, and withdraw it if nobody takes it, or if the client leaves."""
+        try:
+            if await ticket.done(local_s):
+                return Course.REMOTE
+            if await ticket.withdraw():
+                return Course.UNTAKEN
+            done = await ticket.done(self._timeout_s - local_s)
+        except asyncio.CancelledError:
+            with contextlib.suppress(QueueError):
+                await ticket.withdraw()
+            raise
+        return Course.REMOTE if done else Course.LATE
 
     async def close(self) -> None:
         """Close the queue."""

@@ -37,7 +37,13 @@ class Ticket(Protocol):
 
     async def done(self, timeout: float) -> bool:
         """Wait at most ``timeout`` seconds. Returns whether the task is done and has left the
-        queue. False is not a failure: a worker may still work on it.
+        queue. False is not a failure: a worker may still work on it. It may be called again.
+        """
+        ...
+
+    async def withdraw(self) -> bool:
+        """Remove the task from the queue unless a worker has it. Returns False if one has it, or
+        has done it. Raises QueueError.
         """
         ...
 

@@ -2,8 +2,9 @@
 # Copyright The Beluga Authors
 """Remote prefill: prompts that other engines prefill first, by a rule, through a queue per model.
 
-The request goes to its decode engine when its KV is in the pool, or when the prefill took too long.
-In that case the decode engine prefills, as it would without this module.
+The request goes to its decode engine when its KV is in the pool, or when the prefill took too long:
+no worker took it in the time that the decode engine would need, or the worker that took it was not
+done in ``Prefill.wait_s``. Then the decode engine prefills, as it would without this module.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from beluga.errors import NoWorkersError
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.parsed_request import ParsedRequest
 from beluga.gateway.settings import Prefill
-from beluga.router import Choice, Decision, Load, Prompt, Worker
+from beluga.router import Choice, CostEstimator, Decision, Load, Prompt, Worker
 
 _PATHS = ("/v1/completions", "/v1/chat/completions")
 
@@ -30,23 +31,29 @@ class Remote:
         decision: Decision,
         load_of: Callable[[Worker], Load],
         metrics: Metrics,
+        estimator: CostEstimator,
     ) -> None:
         self._prefillers = prefillers
         self._decision = decision
         self._load_of = load_of
+        self._estimator = estimator
         self._metrics = metrics
 
     @classmethod
     async def open(
-        cls, settings: Prefill, load_of: Callable[[Worker], Load], metrics: Metrics
+        cls,
+        settings: Prefill,
+        load_of: Callable[[Worker], Load],
+        metrics: Metrics,
+        estimator: CostEstimator,
     ) -> Remote:
         """Connect to the queues. ``load_of`` raises NoWorkersError for a decode engine that has
-        left.
+        left. ``estimator`` tells how long a decode engine prefills.
 
         Raises RouterError for an unknown rule, and QueueError.
         """
         prefillers: dict[str, Prefiller] = {}
-        remote = cls(prefillers, Decision(settings.rule), load_of, metrics)
+        remote = cls(prefillers, Decision(settings.rule), load_of, metrics, estimator)
         try:
             for model, url in settings.queues:
                 queue = await open_queue(url, model)
@@ -85,7 +92,9 @@ class Remote:
                 deadline=deadline,
             )
 
-        course = await prefiller.prefill(task, decide, tokens=parsed.isl - cached)
+        new = parsed.isl - cached
+        local_s = self._estimator.alone_s(new, cached)
+        course = await prefiller.prefill(task, decide, tokens=new, local_s=local_s)
         self._metrics.prefilled(parsed, course.value)
 
     async def close(self) -> None:

@@ -151,7 +151,12 @@ class Service:
             self.fleet, client, settings.limits, up=self._wait_queue.look, also=reports.read
         )
         stack.push_async_callback(checker.close)
-        remote = await Remote.open(settings.prefill, self._router.tracker.load, self.metrics)
+        remote = await Remote.open(
+            settings.prefill,
+            self._router.tracker.load,
+            self.metrics,
+            CostEstimator(costs=settings.costs),
+        )
         stack.push_async_callback(remote.close)
         tokenizer = None
         if settings.tokenizer is not None:

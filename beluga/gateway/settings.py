@@ -73,7 +73,7 @@ class Prefill:
 
     queues: tuple[tuple[str, str], ...] = ()  # pairs of a model and the address of its queue
     rule: str = "isl-bounding"  # current Dynamo's rule
-    wait_s: float = 60.0  # the longest wait for a prefill, after which the decode engine prefills
+    wait_s: float = 60.0  # the longest wait for a prefill that a worker has taken
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

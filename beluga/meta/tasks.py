@@ -83,6 +83,18 @@ class TaskClient:
                 return False
         return True
 
+    def withdraw(self, key: NDArray[np.uint64]) -> bool:
+        """Remove a task unless a worker has claimed it. Returns False if one has, or has done it.
+        A new server knows of no claims.
+        """
+        words = ffi.from_buffer("uint64_t[]", np.ascontiguousarray(key, np.uint64))
+        with self._client.lock:
+            count: int = raise_for_status(
+                lib.bl_task_withdraw(self._client.session, words, self._timeout_ns),
+                "withdrawing a task",
+            )
+        return count > 0
+
     def count(self, queue: int) -> tuple[int, int]:
         """Return how many tasks of a queue are waiting, and how many are claimed."""
         out = ffi.new("bl_task_counts *")

@@ -36,6 +36,7 @@ from .serve import EXTERNAL_HITS, Server, server
 
 ANSWER_TOKENS = 16
 AT_ONCE = 2  # requests at a time: one for each engine of the pair
+_PREFILL_S = 300.0  # so the decode engine prefills nothing
 
 
 @dataclasses.dataclass(slots=True)
@@ -80,6 +81,7 @@ async def _run(
                     ),
                     lambda *_: True,
                     tokens=len(tokens),
+                    local_s=_PREFILL_S,
                 )
             waited = time.perf_counter() - asked
             answer = await asyncio.to_thread(decode.complete, tokens, ANSWER_TOKENS)
@@ -101,7 +103,7 @@ async def _both(
     sender, taker = [await open_queue(url, "model") for _ in range(2)]
     worker = PrefillWorker(taker, one.url, concurrency=1)
     working = asyncio.create_task(worker.run())
-    prefiller = Prefiller(sender, timeout_s=300)
+    prefiller = Prefiller(sender, timeout_s=_PREFILL_S)
     rows = []
     for turn in range(0, len(prompts), 2):
         rows.append(await _run("one engine", one, None, prompts[turn]))

@@ -123,6 +123,10 @@ int bl_task_claim(bl_session *session, uint64_t queue, uint32_t visible_ms, bl_t
 int bl_task_extend(bl_session *session, const bl_task *task, uint32_t visible_ms,
                    uint64_t timeout_ns);
 
+/* Remove a task unless a worker has claimed it: 1, or 0 if one has, or has done it, or an error. A
+ * new server knows of no claims. */
+int64_t bl_task_withdraw(bl_session *session, const uint64_t *key, uint64_t timeout_ns);
+
 int bl_task_count(bl_session *session, uint64_t queue, bl_task_counts *out, uint64_t timeout_ns);
 
 #endif

@@ -282,6 +282,8 @@ enum bl_reserve_flag { BL_RESERVE_KEPT = 1 }; /* a task of the queue that is its
 
 enum bl_commit_flag { BL_COMMIT_NAMED = 1 };
 
+enum bl_remove_flag { BL_REMOVE_UNCLAIMED = 1 }; /* only tasks that no worker has claimed */
+
 /* The state of a key, as the server reports it. */
 enum bl_block_state {
     BL_BLOCK_MISS = 0,
@@ -297,8 +299,8 @@ typedef struct bl_block_request {
     uint32_t length;            /* reserve: payload bytes of every block */
     uint32_t chunk_size;        /* reserve: payload bytes per checksum, or 0 */
     uint32_t count;             /* number of keys or commits that follow */
-    uint32_t flags;             /* a bl_lookup_, bl_reserve_ or bl_commit_flag; onboard:
-                                 * bl_lower_kind */
+    uint32_t flags;             /* a bl_lookup_, bl_reserve_, bl_commit_ or bl_remove_flag;
+                                 * onboard: bl_lower_kind */
 } bl_block_request;
 
 /* A request about a queue of tasks; visible_ms is how long a claim hides its task from others. */

@@ -252,6 +252,12 @@ int64_t bl_remove_blocks(bl_session *session, const uint64_t *keys, uint32_t cou
                         count, timeout_ns);
 }
 
+int64_t bl_task_withdraw(bl_session *session, const uint64_t *key, uint64_t timeout_ns)
+{
+    bl_meta_ask ask = {BL_METHOD_REMOVE, 2 * sizeof *key, key, {.flags = BL_REMOVE_UNCLAIMED}, 0};
+    return bl_meta_tell(session, ask, 1, timeout_ns);
+}
+
 int bl_meta_ask_stat(bl_session *session, bl_meta_stat *out, uint64_t timeout_ns)
 {
     uint32_t size = 0;

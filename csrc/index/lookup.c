@@ -138,11 +138,20 @@ int bl_handle_release(void *context, bl_call *call)
     return bl_handle_give_up(context, call, bl_release_one);
 }
 
-static int bl_remove_one(bl_meta *meta, const uint64_t key[2])
+/* Does a task wait for a worker in this block, so that its sender may withdraw it? */
+static int bl_unclaimed(const bl_meta *meta, const bl_block *block)
+{
+    return block->task != 0 &&
+           bl_tasks_waits(meta->tasks, block->task - 1, bl_now_ns(&meta->pool->memory));
+}
+
+static int bl_remove_one(bl_meta *meta, const uint64_t key[2], uint32_t flags)
 {
     int64_t number = bl_index_find(meta->index, key);
     bl_lower_remove(meta, key, number);
     if (number < 0 || meta->blocks[number].state != BL_NUMBER_COMMITTED)
+        return 0;
+    if ((flags & BL_REMOVE_UNCLAIMED) && !bl_unclaimed(meta, &meta->blocks[number]))
         return 0;
     meta->stat.remove_count++;
     bl_crash_point("remove.found");
@@ -161,7 +170,7 @@ int bl_handle_remove(void *context, bl_call *call)
     for (uint32_t i = 0; i < head.count; i++) {
         uint64_t key[2];
         memcpy(key, keys + i * sizeof key, sizeof key);
-        done += (uint32_t)bl_remove_one(meta, key);
+        done += (uint32_t)bl_remove_one(meta, key, head.flags);
     }
     bl_meta_reply(call, done, 0, 0);
     return 0;

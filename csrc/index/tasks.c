@@ -161,6 +161,13 @@ int bl_tasks_add(bl_tasks *tasks, uint32_t place, uint64_t queue, uint64_t gener
     return 0;
 }
 
+int bl_tasks_waits(const bl_tasks *tasks, uint32_t place, uint64_t now_ns)
+{
+    const bl_task_place *task = &tasks->place[place];
+    return task->state == BL_TASK_WAITING ||
+           (task->state == BL_TASK_CLAIMED && task->until_ns <= now_ns);
+}
+
 void bl_tasks_remove(bl_tasks *tasks, uint32_t place)
 {
     bl_task_place *task = &tasks->place[place];

@@ -30,6 +30,9 @@ int64_t bl_tasks_take(bl_tasks *tasks, uint32_t block);
 int bl_tasks_add(bl_tasks *tasks, uint32_t place, uint64_t queue, uint64_t generation,
                  uint64_t now_ns);
 
+/* Does a task wait, so that no lane has a claim on it? */
+int bl_tasks_waits(const bl_tasks *tasks, uint32_t place, uint64_t now_ns);
+
 /* Remove a task in any state. */
 void bl_tasks_remove(bl_tasks *tasks, uint32_t place);
 

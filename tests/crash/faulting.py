@@ -334,6 +334,7 @@ FAULTS: dict[str, Ready] = {
     "bl_task_count": _session(
         _no_word(lambda s: lib.bl_task_count(s, 1, _a("bl_task_counts *"), T))
     ),
+    "bl_task_withdraw": _keyed(lambda s, key: lib.bl_task_withdraw(s, key, T)),
     "bl_onboard": _keyed(lambda s, key: lib.bl_onboard(s, key, 1, 1, T)),
     "bl_tiers": _keyed(lambda s, key: lib.bl_tiers(s, key, 1, _a("uint8_t[1]"), T)),
     "bl_lower_take": _session(

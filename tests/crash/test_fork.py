@@ -115,6 +115,7 @@ def c_calls(session: Any) -> dict[str, Callable[[], int]]:
         "bl_abort_blocks": lambda: lib.bl_abort_blocks(session, commits, 1, t),
         "bl_release_blocks": lambda: lib.bl_release_blocks(session, commits, 1, t),
         "bl_remove_blocks": lambda: lib.bl_remove_blocks(session, key, 1, t),
+        "bl_task_withdraw": lambda: lib.bl_task_withdraw(session, key, t),
         "bl_meta_ask_stat": lambda: lib.bl_meta_ask_stat(session, ffi.new("bl_meta_stat *"), t),
         "bl_kv_put": lambda: lib.bl_kv_put(session, batch[0], states, statuses),
         "bl_kv_get": lambda: lib.bl_kv_get(session, batch[0], states, count),

@@ -10,11 +10,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
 from list_queue import ListQueue
 from prefill_engine import FakeEngine
+from virtual_clock import run_virtually
 
 from beluga.disagg import Course, Prefiller, PrefillTask, PrefillWorker, QueueSize
 from beluga.errors import QueueError, QueueFullError
@@ -64,7 +67,7 @@ def test_a_long_prompt_is_prefilled_by_a_worker() -> None:
         queue = ListQueue()
         prefiller = Prefiller(queue, timeout_s=LONG_S)
         async with FakeEngine().serving() as engine, working(queue, engine) as worker:
-            course = await prefiller.prefill(made, remotely, tokens=400)
+            course = await prefiller.prefill(made, remotely, tokens=400, local_s=LONG_S)
             assert course is Course.REMOTE
             await eventually(lambda: worker.stat.done == 1)
             path, body = engine.asked[0]
@@ -72,7 +75,7 @@ def test_a_long_prompt_is_prefilled_by_a_worker() -> None:
             assert body == {
                 "model": "m", "prompt": [1, 2], "max_tokens": 1, "n": 1, "stream": False,
             }  # fmt: skip
-            local = await prefiller.prefill(made, locally, tokens=100)
+            local = await prefiller.prefill(made, locally, tokens=100, local_s=LONG_S)
             assert local is Course.LOCAL
             assert len(engine.asked) == 1
 
@@ -115,11 +118,77 @@ def test_the_engine_sees_the_clients_request_but_for_one_token() -> None:
     asyncio.run(play())
 
 
-def test_a_prefill_that_nobody_does_is_late() -> None:
+class Played:
+    """One prefill on a clock of its own: a worker takes it at one time and is done at another."""
+
+    def __init__(self, *, taken_s: float, done_s: float, local_s: float, timeout_s: float) -> None:
+        self.queue = ListQueue()
+        self.computed = 0
+        self._taken_s, self._done_s = taken_s, done_s
+        self._local_s, self._timeout_s = local_s, timeout_s
+        self.course, self.after_s = run_virtually(self._play)
+
+    async def _play(self) -> tuple[Course, float]:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        worker = asyncio.create_task(self._work())
+        course = await Prefiller(self.queue, timeout_s=self._timeout_s).prefill(
+            made, remotely, tokens=1, local_s=self._local_s
+        )
+        after_s = loop.time() - started
+        await worker
+        return course, after_s
+
+    async def _work(self) -> None:
+        await asyncio.sleep(self._taken_s)
+        if (claim := await self.queue.dequeue_task(0)) is not None:
+            self.computed += 1
+            await asyncio.sleep(max(self._done_s - self._taken_s, 0.0))
+            await claim.ack()
+
+
+@given(
+    st.integers(0, 4000).map(lambda ms: ms / 1000 + 0.0005),
+    st.integers(0, 9000),
+    st.integers(0, 3000),
+    st.integers(0, 5000),
+)
+def test_a_prompt_that_nobody_takes_costs_the_time_of_a_local_prefill(
+    taken_s: float, takes_ms: int, local_ms: int, more_ms: int
+) -> None:
+    """Whatever the times are: a prompt waits no longer than a local prefill takes unless a worker
+    has it, a worker that has it gets its time, and nobody computes a prompt that was withdrawn.
+    """
+    local_s, timeout_s = local_ms / 1000, (local_ms + more_ms) / 1000
+    done_s = taken_s + takes_ms / 1000
+    played = Played(taken_s=taken_s, done_s=done_s, local_s=local_s, timeout_s=timeout_s)
+    if taken_s > local_s:
+        want, after_s = Course.UNTAKEN, local_s
+    elif done_s > timeout_s:
+        want, after_s = Course.LATE, timeout_s
+    else:
+        want, after_s = Course.REMOTE, done_s
+    assert abs(done_s - timeout_s) < 1e-6 or played.course is want
+    assert abs(played.after_s - after_s) < 1e-6
+    assert played.computed == (want is not Course.UNTAKEN)
+    assert not played.queue.waiting
+
+
+def test_a_local_prefill_that_takes_longer_than_a_remote_one_may_is_not_waited_for() -> None:
+    played = Played(taken_s=60.0, done_s=60.0, local_s=50.0, timeout_s=5.0)
+    assert (played.course, played.after_s) == (Course.UNTAKEN, 5.0)
+
+
+def test_what_a_client_that_leaves_has_queued_is_withdrawn() -> None:
     async def play() -> None:
-        prefiller = Prefiller(ListQueue(), timeout_s=0.1)
-        course = await prefiller.prefill(made, remotely, tokens=500)
-        assert course is Course.LATE
+        queue = ListQueue()
+        prefiller = Prefiller(queue, timeout_s=LONG_S)
+        waiting = asyncio.create_task(prefiller.prefill(made, remotely, tokens=500, local_s=LONG_S))
+        await eventually(lambda: bool(queue.waiting))
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert not queue.waiting
 
     asyncio.run(play())
 
@@ -133,9 +202,9 @@ def test_it_is_decided_by_the_tokens_that_are_not_done() -> None:
             return len(told) < 3
 
         prefiller = Prefiller(queue, timeout_s=0.2)
-        calls = [prefiller.prefill(made, noted, tokens=tokens) for tokens in (500, 70)]
-        assert await asyncio.gather(*calls) == [Course.LATE, Course.LATE]
-        assert await prefiller.prefill(made, noted, tokens=1) is Course.LOCAL
+        calls = [prefiller.prefill(made, noted, tokens=tokens, local_s=0.2) for tokens in (500, 70)]
+        assert await asyncio.gather(*calls) == [Course.UNTAKEN, Course.UNTAKEN]
+        assert await prefiller.prefill(made, noted, tokens=1, local_s=0.2) is Course.LOCAL
         assert [sent for _, sent in told] == [0, 500, 0]
 
     asyncio.run(play())
@@ -153,7 +222,7 @@ def test_a_queue_that_is_away_fails_nothing_and_is_left_alone() -> None:
         queue = Counting()
         prefiller = Prefiller(queue)
         for _ in range(3):
-            course = await prefiller.prefill(made, remotely, tokens=500)
+            course = await prefiller.prefill(made, remotely, tokens=500, local_s=LONG_S)
             assert course is Course.UNQUEUED
         assert queue.asked == 1
 
@@ -172,7 +241,7 @@ def test_a_full_queue_is_asked_again() -> None:
         queue = Full()
         prefiller = Prefiller(queue)
         for _ in range(3):
-            course = await prefiller.prefill(made, remotely, tokens=500)
+            course = await prefiller.prefill(made, remotely, tokens=500, local_s=LONG_S)
             assert course is Course.UNQUEUED
         assert queue.asked == 3
 

@@ -101,6 +101,24 @@ def test_a_ticket_tells_of_the_end(backend: Backend) -> None:
     asyncio.run(play())
 
 
+def test_a_task_is_withdrawn_unless_a_worker_has_it(backend: Backend) -> None:
+    async def play() -> None:
+        async with opened(backend) as sender, opened(backend) as worker:
+            tickets = [await sender.enqueue_task(task(name)) for name in "abc"]
+            claim = await claimed(worker)
+            assert claim.task == task("a")
+            assert not await tickets[0].withdraw()
+            assert await tickets[1].withdraw()
+            assert (await claimed(worker)).task == task("c")
+            assert await worker.dequeue_task(timeout=0.2) is None
+            assert not await tickets[0].done(0.01)
+            await claim.ack()
+            assert await tickets[0].done(LONG_S)
+            assert not await tickets[0].withdraw()
+
+    asyncio.run(play())
+
+
 def test_what_is_given_back_goes_to_another(backend: Backend) -> None:
     async def play() -> None:
         async with opened(backend) as one, opened(backend) as other:

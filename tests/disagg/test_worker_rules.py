@@ -36,7 +36,7 @@ async def worked(
     deliveries.
     """
     queue = ListQueue()
-    queue.waiting = [(one, ListTicket(), before) for one, before in tasks]
+    queue.waiting = [(one, ListTicket(queue), before) for one, before in tasks]
     worker = PrefillWorker(queue, engine.url, **options)
     running = asyncio.create_task(worker.run())
 

@@ -194,7 +194,10 @@ static void call(const uint64_t *keys)
         break;
     case 2: bl_commit_blocks(&session, commits, FUZZ_KEYS, statuses, 0); break;
     case 3: bl_release_blocks(&session, commits, FUZZ_KEYS, 0); break;
-    case 4: bl_remove_blocks(&session, keys, FUZZ_KEYS, 0); break;
+    case 4:
+        bl_remove_blocks(&session, keys, FUZZ_KEYS, 0);
+        bl_task_withdraw(&session, keys, 0);
+        break;
     case 5: bl_meta_ask_stat(&session, &stat, 0); break;
     case 6:
         if (bl_task_claim(&session, 0, 1, &task, 0) == 0)

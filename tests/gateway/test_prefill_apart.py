@@ -7,6 +7,7 @@ engines.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,7 +18,7 @@ pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
 from fake_engine import FakeEngine
 from list_queue import ListQueue
-from routed import routed, run
+from routed import routed, run, until
 
 from beluga.disagg import PrefillWorker
 from beluga.errors import NoWorkersError, QueueError, RouterError
@@ -26,7 +27,8 @@ from beluga.gateway import remote as remote_module
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.parsed_request import ParsedRequest
 from beluga.gateway.remote import Remote
-from beluga.router import Choice, Load, Overlap, Worker
+from beluga.router import Choice, CostEstimator, Load, Overlap, Worker
+from beluga.router.load.costs import DEFAULT_MODEL, MODELS
 
 LONG = "a long prompt " * 400
 
@@ -98,7 +100,52 @@ def test_a_prefill_that_nobody_does_costs_time_and_no_request(queue: ListQueue) 
             assert (await site.completed(prompt=LONG))[0] == 200
             queue.fails = QueueError("the queue is away")
             assert (await site.completed(prompt="other " + LONG))[0] == 200
-            assert courses(await site.text("/metrics")) == {"late": 1, "unqueued": 1}
+            assert courses(await site.text("/metrics")) == {"untaken": 1, "unqueued": 1}
+
+    run(play)
+
+
+def test_a_prefill_that_nobody_takes_is_withdrawn_in_the_time_of_a_local_one(
+    queue: ListQueue,
+) -> None:
+    """The request waits for the estimate of its prompt, here about 0.2 s, and not for 60 s."""
+
+    async def play() -> None:
+        decoding, prefilling = FakeEngine(), FakeEngine()
+        async with prefilling, routed(decoding, prefill=apart(wait_s=3600)) as site:
+            asked = asyncio.create_task(site.completed(prompt=LONG))
+            await until(lambda: bool(queue.waiting))
+            assert not decoding.seen
+            assert (await asked)[0] == 200
+            assert not queue.waiting
+            assert courses(await site.text("/metrics")) == {"untaken": 1}
+            worker = PrefillWorker(queue, prefilling.url)
+            running = asyncio.create_task(worker.run())
+            assert (await site.completed(prompt="other " + LONG))[0] == 200
+            worker.stop()
+            await asyncio.wait_for(running, 60)
+            assert [seen["prompt"] for seen in prefilling.seen] == ["other " + LONG]
+            assert [seen["prompt"] for seen in decoding.seen] == [LONG, "other " + LONG]
+
+    run(play)
+
+
+def test_a_prefill_that_a_worker_has_taken_gets_its_time(queue: ListQueue) -> None:
+    async def play() -> None:
+        decoding, prefilling = FakeEngine(), FakeEngine()
+        hold = prefilling.faults.hold_first = asyncio.Event()
+        async with prefilling, routed(decoding, prefill=apart(wait_s=3600)) as site:
+            worker = PrefillWorker(queue, prefilling.url)
+            running = asyncio.create_task(worker.run())
+            asked = asyncio.create_task(site.completed(prompt=LONG))
+            await until(lambda: prefilling.under_way == 1)
+            await asyncio.sleep(0.5)  # more than twice what a local prefill of this prompt takes
+            assert not decoding.seen
+            hold.set()
+            assert (await asked)[0] == 200
+            assert courses(await site.text("/metrics")) == {"remote": 1}
+            worker.stop()
+            await asyncio.wait_for(running, 60)
 
     run(play)
 
@@ -126,7 +173,8 @@ async def remote_by(rule: str, load: Load | None) -> AsyncIterator[tuple[Remote,
             raise NoWorkersError("it has left")
         return load
 
-    remote = await Remote.open(apart(rule=rule, wait_s=60), load_of, metrics)
+    slow = CostEstimator(costs=dataclasses.replace(MODELS[DEFAULT_MODEL], a=1e6))
+    remote = await Remote.open(apart(rule=rule, wait_s=60), load_of, metrics, slow)
     yield remote, came
     await remote.close()
 
@@ -149,9 +197,9 @@ def test_prefill_workers_that_have_enough_to_do_get_no_more(queue: ListQueue) ->
             for task in sent:
                 task.cancel()
             await asyncio.gather(*sent, return_exceptions=True)
+            assert not queue.waiting
             again = asyncio.create_task(remote.prefill(parsed_request(10), choice()))
-            while len(queue.waiting) < 3:
-                await asyncio.sleep(0.001)
+            await until(lambda: len(queue.waiting) == 1)
             again.cancel()
 
     run(play)

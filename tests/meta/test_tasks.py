@@ -25,7 +25,7 @@ from processes import Process
 from beluga._ffi import lib
 from beluga.errors import BadRequestError, NoGrantError, QueueFullError
 from beluga.kvcache import KVCache, hash_keys
-from beluga.meta import MetaServer, TaskClient
+from beluga.meta import MetaClient, MetaServer, TaskClient
 from beluga.pool import Pool
 from beluga.rpc import Client
 
@@ -56,6 +56,8 @@ def test_tasks_agree_with_a_sorted_dictionary(steps: list[Any]) -> None:
     for name, which, queue, lane, passing, holding in steps:
         now += passing
         live = sorted(model.tasks)
+        for place in live:
+            assert sim_lib.bl_tasks_waits(tasks, place, now) == model.waits(place, now)
         if name == "add":
             place = sim_lib.bl_tasks_take(tasks, which)
             assert (place < 0) == (len(live) == PLACES)
@@ -209,6 +211,33 @@ def test_tasks_stay_over_servers(pool: Pool, paths: list[Path]) -> None:
     assert [queue.named() for _ in "abc"] == ["a", "b", "c"]
     queue.client.close()
     server.kill()
+
+
+def test_a_task_is_withdrawn_until_a_worker_claims_it(queues: tuple[Queue, Queue]) -> None:
+    sender, worker = queues
+    for name in "ab":
+        sender.put(name)
+    assert not sender.tasks.withdraw(sender.key("c"))
+    assert sender.tasks.withdraw(sender.key("a"))
+    assert not sender.tasks.withdraw(sender.key("a"))
+    assert sender.count() == (1, 0)
+    claim = worker.claim()
+    assert (sender.key("b") == claim.key).all()
+    assert not sender.tasks.withdraw(sender.key("b"))
+    assert worker.tasks.extend(claim, visible_s=0)
+    assert sender.tasks.withdraw(sender.key("b"))
+    assert worker.claim() is None
+
+
+def test_a_block_that_is_no_task_is_not_withdrawn(pool: Pool, queues: tuple[Queue, Queue]) -> None:
+    queue, _ = queues
+    with KVCache(pool, namespace="blocks") as blocks:
+        key = blocks.keys(hash_keys(["block"]))
+        assert blocks.put(key, [np.zeros(TASK_SIZE, np.uint8)]).stored == 1
+        granted = MetaClient(blocks.client).reserve(blocks.keys(hash_keys(["begun"])), length=4096)
+        assert not queue.tasks.withdraw(key)
+        assert not queue.tasks.withdraw(np.array([granted[0].key], np.uint64))
+        assert blocks.lookup(key) == 1
 
 
 def test_tasks_cannot_fill_the_pool(pool: Pool, queues: tuple[Queue, Queue]) -> None:

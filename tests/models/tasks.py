@@ -32,6 +32,10 @@ class Tasks:
     def remove(self, place: int) -> None:
         del self.tasks[place]
 
+    def waits(self, place: int, now: int) -> bool:
+        task = self.tasks[place]
+        return task.lane is None or task.until <= now
+
     def claim(self, queue: int, lane: int, now: int, until: int) -> int:
         self._expire(queue, now)
         waiting = [

@@ -1021,6 +1021,24 @@ TESTED: Conditions = {
         ("number < 0", 0, "false"): (
             "tests/meta/test_check_live.py::test_a_pool_whose_server_changes_has_no_findings"
         ),
+        (
+            "(flags & BL_REMOVE_UNCLAIMED) && !bl_unclaimed(meta, &meta->blocks[number])",
+            0,
+            "false",
+        ): ("tests/meta/test_tasks.py::test_a_task_is_withdrawn_until_a_worker_claims_it"),
+        ("!bl_unclaimed(meta, &meta->blocks[number])", 0, "true"): (
+            "tests/meta/test_tasks.py::test_a_task_is_withdrawn_until_a_worker_claims_it"
+        ),
+    },
+    ("index/lookup.c", "bl_unclaimed"): {
+        ("block->task != 0", 0, "true"): (
+            "tests/meta/test_tasks.py::test_a_block_that_is_no_task_is_not_withdrawn"
+        ),
+        (
+            "bl_tasks_waits(meta->tasks, block->task - 1, bl_now_ns(&meta->pool->memory))",
+            0,
+            "true",
+        ): ("tests/meta/test_tasks.py::test_a_task_is_withdrawn_until_a_worker_claims_it"),
     },
     ("index/lookup.c", "bl_unpin"): {
         ("block->pin_count > 0", 0, "false"): (

@@ -60,7 +60,7 @@ class CostEstimator:
         size = query.block_size
         cached = min((overlap.blocks + fetched) * size, max(query.isl - 1, 0))
         new = query.isl - cached
-        steps = -(-new // self.step_tokens)
+        steps = self._steps(new)
         held = max(load.active_decode_blocks, load.kv_active_blocks) * size
         batch = load.active_requests
         decode_s = steps * (costs.f * batch + costs.g * held) / 1e3  # in the steps of the prefill
@@ -69,10 +69,16 @@ class CostEstimator:
         return Estimate(
             # A request comes in the middle of a step, on average.
             queue_s=load.prefill_s + (self._step_s(batch, held) / 2 if batch else 0.0),
-            prefill_s=(costs.prefill_ms(new, cached) + steps * costs.h) / 1e3 + decode_s,
+            prefill_s=self.alone_s(new, cached) + decode_s,
             transfer_s=bytes_per_block * (own / self.host_bytes_per_s + shared / self.bytes_per_s),
             between_tokens_s=self._step_s(batch + 1, held),
         )
+
+    def alone_s(self, new: int, cached: int) -> float:
+        """Return the seconds to compute a prompt's new tokens on a worker that does nothing
+        else.
+        """
+        return (self.costs.prefill_ms(new, cached) + self._steps(new) * self.costs.h) / 1e3
 
     def device_blocks(self, block_size: int) -> int:
         """Return how many blocks a worker's HBM holds."""
@@ -84,6 +90,9 @@ class CostEstimator:
         """
         context = self.costs.hbm_bytes // self.costs.kv_bytes_per_token // 2
         return ANSWER_TOKENS * self._step_s(1, context)
+
+    def _steps(self, new: int) -> int:
+        return -(-new // self.step_tokens)
 
     def _step_s(self, batch: int, context: int) -> float:
         return (self.costs.decode_ms(batch, context) + self.costs.h) / 1e3
