@@ -64,7 +64,9 @@ class Cache:
         self._size_known = block_size > 0
         self._unread: dict[int, tuple[int, float]] = {}  # by worker: how many, and until when
         self._computing: dict[int, float] = {}  # since when silent workers have had prompts
+        self.has_tokenizer = False
         self.template_problem = ""  # why conversations cannot be hashed as the engines do
+        self._guessed = False  # whether a prompt was hashed by other tokens than the engines'
         self._pool_events = pool_events
         self._is_adapter = is_adapter
         self._metrics = metrics
@@ -103,9 +105,14 @@ class Cache:
         """Return what keeps the index from following an engine, by kind."""
         if self.index is None:
             return {}
-        found = {}
+        found = dict(engine.token_problems)
         if self.template_problem:
             found["template"] = self.template_problem
+        if self._guessed and engine.spec.events and not self.has_tokenizer:
+            found["tokenizer"] = (
+                "prompts are hashed by their text, which its KV events do not name; give its "
+                "model's directory by --tokenizer"
+            )
         if engine.block_size and engine.block_size != self._block_size:
             found["block_size"] = (
                 f"it has blocks of {engine.block_size} tokens, the router of {self._block_size}: "
@@ -146,6 +153,7 @@ class Cache:
         """Return the query for a request. Its blocks are hashed only if there is an index."""
         if self.index is None:
             return Query(parsed.isl, self._block_size)
+        self._guessed |= not parsed.exact and len(parsed.tokens) >= self._block_size
         adapter = (
             parsed.model if parsed.model is not None and self._is_adapter(parsed.model) else ""
         )

@@ -71,11 +71,29 @@ def of_chat(fields: ChatFields, messages: list[Message]) -> Conversation:
         "documents": fields.documents,
     }
     return Conversation(
-        messages,
+        [_with_calls_in_order(message) for message in messages],
         _given(fields, fields.reasoning_effort, given),
         fields.chat_template,
         bool(fields.add_special_tokens),
     )
+
+
+def _with_calls_in_order(message: Message) -> Message:
+    """Return a message whose calls have their fields in vLLM's order, which a template writes
+    out.
+    """
+    if message.get("role") != "assistant" or not message.get("tool_calls"):
+        return message
+    calls = [
+        _ordered(call, "id", "function", "type")
+        | {"function": _ordered(call["function"], "arguments", "name")}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
+
+
+def _ordered(value: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value[name] for name in names if name in value}
 
 
 def of_responses(fields: ChatFields, said: str | list[Message]) -> Conversation:
@@ -138,10 +156,12 @@ def _messages_of(items: Iterable[Message]) -> list[Message]:
     messages: list[Message] = []
     for item in items:
         part = _part_of(item)
-        last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
         if part is None:
             messages.append(dict(item))
-        elif last is not None and isinstance(part.get("tool_calls"), list):
+            continue
+        roles = {part["role"], messages[-1]["role"] if messages else None}
+        last = messages[-1] if roles == {"assistant"} else None
+        if last is not None and isinstance(part.get("tool_calls"), list):
             last["tool_calls"] = [*(last.get("tool_calls") or ()), *part["tool_calls"]]
         elif last is not None and all(last.get(name) is None for name in part.keys() - {"role"}):
             last.update(part)
@@ -264,6 +284,8 @@ def with_system_first(messages: list[Message]) -> list[Message]:
     """Return messages for a template that does not know developers: theirs are the system's, and
     the system's messages are one, the first, if there are several or if it is a later one.
     """
+    if all(message["role"] != "developer" for message in messages):
+        return messages
     made = [
         {name: value for name, value in message.items() if name != "tools"} | {"role": "system"}
         if message["role"] == "developer"

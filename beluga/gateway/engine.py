@@ -20,7 +20,7 @@ from typing import Any
 from beluga.gateway.settings import EngineSpec
 from beluga.router import Worker
 
-PROBLEMS = ("events", "block_size", "template", "metrics")
+PROBLEMS = ("events", "block_size", "tokenizer", "template", "metrics")
 """The kinds of what keeps the router from following an engine: see ``problems.py``."""
 
 
@@ -48,6 +48,8 @@ class Engine:
         self.kind = ""  # which engine it is, as its metrics say
         self.load_problem = ""  # why its metrics could not be read
         self.problems: dict[str, str] = {}  # by kind: see problems.py
+        self.token_problems: dict[str, str] = {}  # those of them that probe.py has found
+        self.probed_after = -1  # how many failures the engine had when it was probed
         self.look = asyncio.Event()  # set to request a check now
         self._failures = 0
         self._cool_until = 0.0  # monotonic

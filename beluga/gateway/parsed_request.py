@@ -52,6 +52,7 @@ class ParsedRequest:
     tokens: Tokens = dataclasses.field(default_factory=lambda: _EMPTY)
     salt: str | None = None
     stream: bool = False
+    exact: bool = False  # whether the tokens are the engine's, not guessed from the text
 
 
 _decoder = msgspec.json.Decoder(_Body)
@@ -73,11 +74,16 @@ def parse_request(
         raise Refusal(400, "'model' is not a string", param="model")
     text = bytes(fields.messages) or bytes(fields.prompt) or bytes(fields.input)
     tokens = _tokens(path, fields, text, tokenizer)
+    exact = tokens is not None
+    tokens = text_tokens(text) if tokens is None else tokens
     salt = fields.cache_salt if isinstance(fields.cache_salt, str) else None
-    return ParsedRequest(path, body, fields.model, len(tokens), tokens, salt, fields.stream is True)
+    return ParsedRequest(
+        path, body, fields.model, len(tokens), tokens, salt, fields.stream is True, exact
+    )
 
 
-def _tokens(path: str, fields: _Body, text: bytes, tokenizer: Tokenizer | None) -> Tokens:
+def _tokens(path: str, fields: _Body, text: bytes, tokenizer: Tokenizer | None) -> Tokens | None:
+    """Return the tokens that an engine has of a prompt, or None if they cannot be known."""
     ids = None if fields.messages else _ids(text)
     if ids is not None:
         return ids
@@ -87,7 +93,7 @@ def _tokens(path: str, fields: _Body, text: bytes, tokenizer: Tokenizer | None) 
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             # The engine will refuse or understand an odd request; routing falls back to its text.
             pass
-    return text_tokens(text)
+    return None
 
 
 def text_tokens(text: bytes) -> Tokens:

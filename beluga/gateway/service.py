@@ -19,10 +19,12 @@ from beluga.gateway.admin import Admin
 from beluga.gateway.advice import Adviser
 from beluga.gateway.cache import Cache
 from beluga.gateway.director import Director, Placement
+from beluga.gateway.engine import Engine
 from beluga.gateway.fleet import Fleet
 from beluga.gateway.handlers import Handlers, refusals
 from beluga.gateway.health import Checker, end_tasks
 from beluga.gateway.metrics import Metrics
+from beluga.gateway.probe import Probe
 from beluga.gateway.problems import Watch
 from beluga.gateway.proxy import Proxy
 from beluga.gateway.remote import Remote
@@ -147,10 +149,6 @@ class Service:
         """Open the parts that serve clients, and those that watch the engines."""
         settings = self._settings
         reports = Reports(client, self._router.tracker, settings.limits, learn=self._cache.learn)
-        checker = Checker(
-            self.fleet, client, settings.limits, up=self._wait_queue.look, also=reports.read
-        )
-        stack.push_async_callback(checker.close)
         remote = await Remote.open(
             settings.prefill,
             self._router.tracker.load,
@@ -165,7 +163,19 @@ class Service:
                 settings.chat_template,
                 trusted=settings.trust_request_chat_template,
             )
+            self._cache.has_tokenizer = True
             self._cache.template_problem = tokenizer.problem
+        probe = None
+        if tokenizer is not None and self._cache.index is not None:
+            probe = Probe(client, tokenizer, settings.limits)
+
+        async def look(engine: Engine) -> None:
+            await reports.read(engine)
+            if probe is not None:
+                await probe.ask(engine)
+
+        checker = Checker(self.fleet, client, settings.limits, up=self._wait_queue.look, also=look)
+        stack.push_async_callback(checker.close)
         proxy = Proxy(
             director=self._director,
             client=client,

@@ -49,6 +49,8 @@ class FakeEngine:
         self.under_way = 0
         self.metrics: str | None = "vllm:num_requests_running 0\n"  # None: there is no /metrics
         self.scrapes = 0  # how often /metrics was asked for
+        self.template = ""  # what it has in front of a conversation
+        self.tokenize_status = 200
         self.url = ""
         self._runner: web.AppRunner | None = None
         self._port = 0
@@ -99,7 +101,11 @@ class FakeEngine:
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         asked = await request.json()
-        return web.json_response({"tokens": list(asked["prompt"].encode()), "at": self.url})
+        said = asked.get("messages") or [{"content": asked.get("prompt")}]
+        text = "".join(message["content"] for message in said)
+        text = self.template + text if "messages" in asked else text
+        answer = {"tokens": list(text.encode()), "at": self.url}
+        return web.json_response(answer, status=self.tokenize_status)
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         asked = await request.json()

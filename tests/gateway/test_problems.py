@@ -24,6 +24,7 @@ from routed import Site, routed, run, until
 from beluga.gateway import EngineSpec
 from beluga.gateway import cache as cache_module
 from beluga.gateway import problems as problems_module
+from beluga.gateway.conversation import Conversation
 
 TOKENS = list(range(1000, 1000 + 256))
 CONFIG = 'vllm:cache_config_info{block_size="128",num_gpu_blocks="9"} 1.0\n'
@@ -53,6 +54,7 @@ def play(
     async def whole() -> None:
         announcer, engine = Announcer(tmp_path), FakeEngine()
         engine.metrics = "vllm:num_requests_running 0\n" + settings.pop("metrics", "")
+        engine.tokenize_status = settings.pop("tokenize_status", 200)
         try:
             async with engine:
                 spec = EngineSpec(engine.url, (), announcer.events, announcer.replay)
@@ -132,6 +134,76 @@ def test_an_endpoint_without_a_publisher_is_named(tmp_path: Path) -> None:
                 await said(site, "events", "nobody publishes KV events at ipc://")
 
     run(scenario)
+
+
+class Letters:
+    """The fake engine's tokenizer, whose tokens are bytes; ``more`` is in front of a text."""
+
+    problem = ""
+
+    def __init__(self, more: str = "") -> None:
+        self.more = more
+
+    def text(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        return list((self.more + text).encode())
+
+    def chat(self, conversation: Conversation) -> list[int]:
+        return self.text("".join(str(m["content"]) for m in conversation.messages))
+
+
+@pytest.mark.parametrize(
+    ("more", "engines_template", "kind", "text"),
+    [
+        ("x", "", "tokenizer", "it makes other tokens of a text"),
+        ("", "<user>", "template", "it makes other tokens of a conversation"),
+    ],
+)
+def test_an_engine_that_makes_other_tokens_is_named(  # noqa: PLR0917
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    more: str,
+    engines_template: str,
+    kind: str,
+    text: str,
+) -> None:
+    words = Letters(more)
+    monkeypatch.setattr("beluga.gateway.service.load_tokenizer", lambda *_, **__: words)
+
+    async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
+        engine.template = engines_template
+        await said(site, kind, text)
+        [worker] = site.service.fleet
+        assert worker.problems.keys() == {kind}
+        words.more = engine.template = ""  # it comes back with what the gateway expects
+        worker.fail("it was restarted")
+        await until(lambda: not worker.problems)
+
+    play(tmp_path, scenario, tokenizer=tmp_path)
+
+
+@pytest.mark.parametrize("status", [404, 500])
+def test_an_engine_that_does_not_tokenize_is_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr("beluga.gateway.service.load_tokenizer", lambda *_, **__: Letters("x"))
+
+    async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
+        [worker] = site.service.fleet
+        await until(lambda: worker.probed_after == worker.failures)
+        assert worker.token_problems == {}
+
+    play(tmp_path, scenario, tokenizer=tmp_path, tokenize_status=status)
+
+
+def test_prompts_of_text_without_a_tokenizer_are_said(tmp_path: Path) -> None:
+    async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
+        await site.completed(prompt=TOKENS)
+        [worker] = site.service.fleet
+        assert "tokenizer" not in worker.problems  # these are the engine's tokens
+        await site.completed(prompt="a whale " * 100)
+        await said(site, "tokenizer", "prompts are hashed by their text")
+
+    play(tmp_path, scenario)
 
 
 def test_caches_that_are_guessed_are_said_and_blind_policies_have_no_problem() -> None:

@@ -154,6 +154,9 @@ def test_items_of_one_answer_are_one_message() -> None:
     first = {**said, "reasoning": "hm", "tool_calls": [called("1"), called("2")]}
     last = {**said, "reasoning": "hm", "tool_calls": [called("3")]}
     assert got == [*ASKED, first, tool, said, last]
+    got = conversation(RESPONSES, input=[*ASKED, thought, call("1"), output, *ASKED]).messages
+    asking = {"role": "assistant", "reasoning": "hm", "tool_calls": [called("1")]}
+    assert got == [*ASKED, asking, tool, *ASKED]
     custom = {"type": "custom_tool_call", "call_id": "1", "name": "f", "input": "ä"}
     [made] = conversation(RESPONSES, input=[custom]).messages
     assert made["tool_calls"][0]["function"]["arguments"] == '{"input": "ä"}'
@@ -201,6 +204,15 @@ def test_an_image_is_no_text() -> None:
         for_template([{"role": "user", "content": [image]}], as_parts=True)
 
 
+def test_calls_have_their_fields_in_the_engines_order() -> None:
+    """A template writes them out."""
+    [made] = conversation(
+        CHAT, messages=[{"role": "assistant", "tool_calls": [called("1")]}]
+    ).messages
+    order = {"id": "1", "function": {"arguments": '{"a": 1}', "name": "f"}, "type": "function"}
+    assert json.dumps(made["tool_calls"]) == json.dumps([order])
+
+
 def test_messages_have_the_fields_that_the_engine_keeps() -> None:
     calls = [
         called("1"),
@@ -235,6 +247,8 @@ def test_developers_are_the_system_for_a_template_without_them() -> None:
         {"role": "developer", "content": [{"type": "text", "text": "c"}], "tools": None},
     ]
     assert with_system_first(said) == [{"role": "system", "content": "a\n\nc"}, said[1]]
+    assert with_system_first(said[:2]) == said[:2]
+    assert with_system_first(said[1:2]) == said[1:2]
     assert with_system_first(said[2:]) == [{"role": "system", "content": said[2]["content"]}]
 
 
@@ -243,6 +257,9 @@ def test_a_tokenizer_without_a_template_is_told(
 ) -> None:
     class Plain(Template):
         problem = "the tokenizer has no chat template"
+
+        def text(self, text: str, *, special_tokens: bool = True) -> list[int]:
+            return list(text.encode())  # as the fake engine does
 
     monkeypatch.setattr("beluga.gateway.service.load_tokenizer", lambda *_, **__: Plain())
 

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A probe of each engine that has come up: whether it makes the same tokens of a text and of a
+conversation as the gateway's tokenizer. If not, no prompt's blocks are found in its KV events.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from beluga.gateway.conversation import ChatFields, of_chat
+from beluga.gateway.engine import Engine
+from beluga.gateway.settings import Limits
+from beluga.gateway.tokenizer import Tokenizer
+
+_TEXT = "A whale sleeps for 12 minutes, und träumt vom Meer."
+_MESSAGES = [{"role": "user", "content": _TEXT}]
+
+
+class Probe:
+    """Asks an engine's ``/tokenize`` once after each start. An engine without it is not judged."""
+
+    def __init__(self, client: aiohttp.ClientSession, tokenizer: Tokenizer, limits: Limits) -> None:
+        self._client = client
+        self._tokenizer = tokenizer
+        self._timeout = aiohttp.ClientTimeout(total=limits.health_timeout_s)
+
+    async def ask(self, engine: Engine) -> None:
+        """Note how an engine's tokens differ in its ``token_problems``. Raises one of
+        ``health.FAILURES``.
+        """
+        if engine.probed_after == engine.failures:
+            return
+        failures = engine.failures
+        engine.token_problems = await self._differences(engine)
+        engine.probed_after = failures
+
+    async def _differences(self, engine: Engine) -> dict[str, str]:
+        theirs = await self._tokens(engine, prompt=_TEXT)
+        if theirs is not None and theirs != self._tokenizer.text(_TEXT):
+            return {
+                "tokenizer": "it makes other tokens of a text than --tokenizer, so no prompt is "
+                "found in its cache; name its model's directory"
+            }
+        theirs = await self._tokens(engine, messages=_MESSAGES)
+        if theirs is not None and not self._tokenizer.problem and theirs != self._chat():
+            return {
+                "template": "it makes other tokens of a conversation than the chat template here, "
+                "so no conversation is found in its cache; give its template by --chat-template"
+            }
+        return {}
+
+    def _chat(self) -> list[int] | None:
+        try:
+            return self._tokenizer.chat(of_chat(ChatFields(), _MESSAGES))
+        except ValueError:
+            return None
+
+    async def _tokens(self, engine: Engine, **asked: Any) -> list[int] | None:
+        """Return the engine's tokens, or None if it does not tell."""
+        body = {"model": engine.models[0] if engine.models else None, **asked}
+        async with self._client.post(
+            f"{engine.url}/tokenize", json=body, timeout=self._timeout
+        ) as answer:
+            said = await answer.read()
+            if answer.status != 200:
+                return None
+        answered = msgspec.json.decode(said)
+        tokens = answered.get("tokens") if isinstance(answered, dict) else None
+        return tokens if isinstance(tokens, list) else None
