@@ -40,6 +40,10 @@ _HOMES = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])
+
+
 if not TYPE_CHECKING:  # a type checker would take every name for one of beluga's
 
     def __getattr__(name):

@@ -3,6 +3,7 @@
 """The exceptions of Beluga, and the one place where a C return code becomes one.
 
 BelugaError
+├── BadValueError                 a host number or a time is out of range; a ValueError, too
 ├── InstructionError              BELUGA_ISA or BELUGA_FLUSH asks for what this CPU lacks
 ├── PoolError                     the devices, or what is on them
 │   ├── DeviceSpecError           PATH@OFFSET+SIZE cannot be read, or is not in 2 MiB steps
@@ -77,6 +78,9 @@ import os
 
 class BelugaError(Exception):
     """The base of all; its text is one line that says what is wrong and how to mend it."""
+
+
+class BadValueError(BelugaError, ValueError): ...
 
 
 class InstructionError(BelugaError): ...

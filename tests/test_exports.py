@@ -78,6 +78,13 @@ EXPORTS: dict[str, str] = {
 }
 
 
+def test_dir_lists_the_interface() -> None:
+    """A user who types ``beluga.<Tab>`` sees what there is, and no module of ours."""
+    import beluga
+
+    assert dir(beluga) == sorted([*EXPORTS["beluga"].split(), "__version__"])
+
+
 @pytest.mark.parametrize("module", EXPORTS)
 def test_public_names_are_pinned(module: str) -> None:
     loaded = importlib.import_module(module)

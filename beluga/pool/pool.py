@@ -12,7 +12,7 @@ from pathlib import Path
 
 from beluga._ffi import core, lib
 from beluga._shared import SharedHandle, when_forked
-from beluga.errors import DeviceSpecError, RuntimeDirError, raise_for_status
+from beluga.errors import BadValueError, DeviceSpecError, RuntimeDirError, raise_for_status
 from beluga.pool.attach import attach
 from beluga.pool.create import Progress, create
 from beluga.pool.default import default_specs
@@ -21,7 +21,7 @@ from beluga.pool.layout import Wishes
 from beluga.pool.mapping import Mapping
 from beluga.pool.near import run_near
 from beluga.pool.runtime import make_runtime_dir, refuse_in_use
-from beluga.pool.spec import STRIPE_SIZE, SpecLike
+from beluga.pool.spec import STRIPE_SIZE, SpecLike, listed
 from beluga.pool.superblock import Geometry
 
 
@@ -73,7 +73,7 @@ class Pool:
     @classmethod
     def create(  # noqa: PLR0913  all of them named
         cls,
-        paths: Sequence[SpecLike],
+        paths: SpecLike | Sequence[SpecLike],
         *,
         device_size: int | None = None,
         interleave: bool = True,
@@ -87,7 +87,8 @@ class Pool:
         bulk_size: int | None = None,
         progress: Progress | None = None,
     ) -> Pool:
-        """Format ``paths`` as a new, empty pool and open it. Files are made and get their space.
+        """Format ``paths``, which may be one path, as a new, empty pool and open it. Files are made
+        and get their space.
 
         ``device_size`` is in bytes, a multiple of 2 MiB; None takes the devices' own size, or a
         share of the free space for new files. ``coherence`` is "hardware" or "software", or a list
@@ -113,14 +114,14 @@ class Pool:
             slot_count=slot_count,
             bulk_size=bulk_size,
         )
-        return cls(create(paths, wishes, progress=progress))
+        return cls(create(listed(paths), wishes, progress=progress))
 
     @classmethod
-    def open(cls, paths: Sequence[SpecLike]) -> Pool:
-        """Open the pool on ``paths``, named in any order. Raises a
+    def open(cls, paths: SpecLike | Sequence[SpecLike]) -> Pool:
+        """Open the pool on ``paths``, one or several, named in any order. Raises a
         :class:`~beluga.errors.PoolError`.
         """
-        return cls(attach(paths))
+        return cls(attach(listed(paths)))
 
     @classmethod
     def mount(cls) -> Pool:
@@ -128,7 +129,7 @@ class Pool:
         return cls.open(default_specs())
 
     @staticmethod
-    def destroy(paths: Sequence[SpecLike]) -> None:
+    def destroy(paths: SpecLike | Sequence[SpecLike]) -> None:
         """Wipe the superblocks on ``paths``. Remove the devices that are files, and the runtime
         directory.
 
@@ -136,7 +137,7 @@ class Pool:
         if a device has no Beluga superblock, and DeviceBusyError if processes of this host use the
         pool; then nothing is changed.
         """
-        destroy(paths)
+        destroy(listed(paths))
 
     def using(self) -> SharedHandle[core.bl_pool]:
         """Return the ``bl_pool *`` for C. The memory stays mapped meanwhile, even if another thread
@@ -189,7 +190,7 @@ class Pool:
         """Return this machine's number among those that share the pool: ``host``, or 0 for files.
 
         Raises DeviceSpecError if ``host`` is not given for devdax devices, which other machines may
-        share, and if it is not a valid host number.
+        share, and BadValueError if it is not a valid host number.
         """
         if host is None and any(device.kind == "devdax" for device in self.devices):
             raise DeviceSpecError(
@@ -198,7 +199,7 @@ class Pool:
         number = 0 if host is None else host
         whole = isinstance(number, int) and not isinstance(number, bool)
         if not whole or not 0 <= number < lib.BL_HOST_COUNT:
-            raise DeviceSpecError(
+            raise BadValueError(
                 f"host numbers are whole, from 0 to {lib.BL_HOST_COUNT - 1}, not {host!r}"
             )
         return number

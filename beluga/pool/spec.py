@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -94,6 +95,11 @@ class DeviceSpec:
 
 
 SpecLike: TypeAlias = "str | os.PathLike[str] | DeviceSpec"
+
+
+def listed(paths: SpecLike | Sequence[SpecLike]) -> list[SpecLike]:
+    """Return the devices as a list; a single one may stand without a list."""
+    return [paths] if isinstance(paths, (str, os.PathLike, DeviceSpec)) else list(paths)
 
 
 def _judge_slice(text: str, offset: int, size: int) -> None:

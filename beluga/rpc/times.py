@@ -4,15 +4,15 @@
 
 from __future__ import annotations
 
-from beluga.errors import BadRequestError
+from beluga.errors import BadValueError
 
 _MAX_S = 1e9  # 31 years; C cannot represent much later times
 
 
 def nanoseconds(seconds: float) -> int:
-    """Return ``seconds``, the length of a wait, in nanoseconds. Raises BadRequestError if it is out
+    """Return ``seconds``, the length of a wait, in nanoseconds. Raises BadValueError if it is out
     of range.
     """
     if not 0 <= seconds <= _MAX_S:
-        raise BadRequestError(f"times are from 0 to {_MAX_S:.0f} seconds, not {seconds!r}")
+        raise BadValueError(f"times are from 0 to {_MAX_S:.0f} seconds, not {seconds!r}")
     return int(seconds * 1e9)

@@ -101,7 +101,7 @@ HARMLESS = (
     "fewer pins than none",
     "flush of nothing",
 )
-KINDS = {"BadRequestError", "LayoutError", "ValueError", "TypeError", "OverflowError", "RpcError"}
+KINDS = {"BadValueError", "LayoutError", "ValueError", "TypeError", "OverflowError", "RpcError"}
 
 
 def test_nothing_that_python_hands_to_c_ends_the_interpreter(shm: Path) -> None:

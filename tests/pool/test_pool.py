@@ -54,6 +54,15 @@ def test_bytes_survive_close_and_open(two: list[Path]) -> None:
         assert lib.bl_pool_address(pool.handle, end) == ffi.NULL
 
 
+def test_one_device_needs_no_list(two: list[Path]) -> None:
+    for path in (str(two[0]), two[0]):
+        Pool.create(path, device_size=SIZE).close()
+        with Pool.open(path) as pool:
+            assert [device.path for device in pool.devices] == [two[0]]
+        Pool.destroy(path)
+        assert not two[0].exists()
+
+
 @pytest.mark.parametrize("interleave", [True, False])
 @pytest.mark.parametrize("device_count", [1, 2, 3, 4, 5, 7])
 def test_every_stripe_lies_where_the_model_says(

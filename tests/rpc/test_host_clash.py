@@ -9,7 +9,7 @@ from forge import LINE, read
 from other_machine import OtherMachine
 
 from beluga._ffi import lib
-from beluga.errors import DeviceSpecError, HostClashError
+from beluga.errors import BadValueError, HostClashError
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
 
@@ -52,5 +52,5 @@ def test_a_number_is_free_again_when_its_machine_has_left(pool: Pool) -> None:
 
 @pytest.mark.parametrize("host", [64, 1 << 31])
 def test_a_host_number_out_of_range_is_refused(pool: Pool, host: int) -> None:
-    with Server(pool), pytest.raises(DeviceSpecError, match="from 0 to 63"):
+    with Server(pool), pytest.raises(BadValueError, match="from 0 to 63"):
         Client(pool, host=host)
