@@ -16,7 +16,7 @@ EXPORTS: dict[str, str] = {
     "beluga.primitives": "crc32c features fence flush invalidate isa ntstore_copy",
     "beluga.pool": (
         "COHERENCE_MODES DeviceSpec DeviceView Geometry Pool STRIPE_SIZE SpecLike default_specs "
-        "emulated_paths filesystem forget geometry_for parse_size remember remembered room "
+        "emulated_paths filesystem forget geometry_for parse_size remembered remembering room "
         "scratch_folder show_size survey"
     ),
     "beluga.rpc": (

@@ -13,7 +13,15 @@ from typing import Annotated
 
 import typer
 
-from beluga.cli.options import Host, Json, PoolPaths, check_output, open_pool, read_at_most
+from beluga.cli.options import (
+    Host,
+    Json,
+    PoolPaths,
+    check_output,
+    open_pool,
+    read_at_most,
+    write_whole,
+)
 from beluga.cli.output import print_json, say
 from beluga.errors import CacheError
 from beluga.kvcache import BLOCK_SIZE_MAX, KVCache
@@ -42,20 +50,53 @@ def put(
     pool: PoolPaths = None,
     host: Host = None,
     namespace: Namespace = "cli",
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the block if the key has other bytes.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Store a file's bytes as a block. A block that exists is not changed."""
+    """Store a file's bytes as a block. Other bytes under an existing key are refused, unless
+    --force replaces them.
+    """
     data = read_at_most(BLOCK_SIZE_MAX, file, "a block")
     if not data:
         raise CacheError(f"{file} is empty; a block has at least one byte")
     with open_pool(pool) as opened, KVCache(opened, namespace=namespace, host=host) as cache:
-        result = cache.put([digest(key)], [data])
-        result.raise_for_refused()
-    state = "stored" if result.stored else "present" if result.present else "pending"
+        state = _put(cache, key, data, force=force)
     if json:
         print_json({"key": digest(key).hex(), "bytes": len(data), "state": state})
     else:
         say(f"{state}: {len(data)} bytes")
+
+
+def _put(cache: KVCache, key: str, data: bytes, *, force: bool) -> str:
+    """Store a block, and say what became of it. Raises CacheError if the key has other bytes."""
+    state = _put_new(cache, key, data)
+    if state != "present":
+        return state
+    there = _fetch(cache, key)
+    if there == data:
+        return state
+    if not force:
+        what = "is gone again" if there is None else f"has other bytes ({len(there)} of them)"
+        raise CacheError(f"'{key}' {what}; nothing was stored; --force replaces what is there")
+    cache.remove([digest(key)])
+    if (state := _put_new(cache, key, data)) == "present":
+        raise CacheError(f"another client has stored '{key}' meanwhile; try again")
+    return "replaced" if state == "stored" else state
+
+
+def _put_new(cache: KVCache, key: str, data: bytes) -> str:
+    result = cache.put([digest(key)], [data])
+    result.raise_for_refused()
+    return "stored" if result.stored else "present" if result.present else "pending"
+
+
+def _fetch(cache: KVCache, key: str) -> bytes | None:
+    """Return a block's bytes, or None if the pool does not have it."""
+    found = MetaClient(cache.client).lookup(cache.keys([digest(key)])).hits
+    data = bytearray(found[0].length) if found else bytearray()
+    return bytes(data) if found and cache.get([digest(key)], [data]).hits else None
 
 
 def get(
@@ -66,17 +107,21 @@ def get(
     pool: PoolPaths = None,
     host: Host = None,
     namespace: Namespace = "cli",
+    json: Json = False,
 ) -> None:
     """Fetch a block. The exit status is 1 if it does not exist."""
     if file != Path("-"):
         check_output(file)
+    elif json:
+        raise typer.BadParameter("--json needs a FILE for the block's bytes")
     with open_pool(pool) as opened, KVCache(opened, namespace=namespace, host=host) as cache:
-        found = MetaClient(cache.client).lookup(cache.keys([digest(key)])).hits
-        data = bytearray(found[0].length) if found else bytearray()
-        if not found or cache.get([digest(key)], [data]).hits == 0:
-            raise CacheError(f"no block '{key}' in namespace '{namespace}'")
+        data = _fetch(cache, key)
+    if data is None:
+        raise CacheError(f"no block '{key}' in namespace '{namespace}'")
     if file == Path("-"):
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
     else:
-        file.write_bytes(data)
+        write_whole(file, data)
+    if json:
+        print_json({"key": digest(key).hex(), "bytes": len(data), "file": str(file)})

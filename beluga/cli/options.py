@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -89,6 +91,25 @@ def check_output(path: Path) -> None:
         pass
     if new:
         path.unlink()
+
+
+def write_whole(path: Path, data: bytes | bytearray) -> None:
+    """Write a file whole or not at all, as on a full disk: an existing file keeps its bytes then.
+    A pipe or a device gets the bytes as they are.
+    """
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        target.write_bytes(data)
+        return
+    draft = target.with_name(f"{target.name}.{os.getpid()}")
+    try:
+        draft.write_bytes(data)
+        if target.exists():
+            shutil.copymode(target, draft)
+        draft.replace(target)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def open_pool(paths: list[str] | None) -> Pool:

@@ -13,9 +13,19 @@ import typer
 from beluga.cli.options import Json, PoolPaths, open_pool, size
 from beluga.cli.output import print_facts, print_json, print_table, progress, say
 from beluga.cli.scrub import scrub_admission
-from beluga.errors import NoDefaultPoolError, PoolError
+from beluga.errors import DeviceMissingError, NoDefaultPoolError, PoolError
 from beluga.meta import NAME_PARENT, check_devices, read_names, repair_pool
-from beluga.pool import Geometry, Pool, default_specs, emulated_paths, forget, remember, show_size
+from beluga.pool import (
+    DeviceSpec,
+    Geometry,
+    Pool,
+    default_specs,
+    emulated_paths,
+    forget,
+    remembered,
+    remembering,
+    show_size,
+)
 from beluga.transfer import Crossovers, crossovers, default_threads, policy
 
 app = typer.Typer(help="Create, show, check and destroy pools.", no_args_is_help=True)
@@ -37,7 +47,11 @@ OptionalPaths = Annotated[
 Size = Annotated[
     int | None,
     typer.Option(
-        "--size", parser=size, metavar="SIZE", help="The size of each device, such as 4G."
+        "--size",
+        parser=size,
+        metavar="SIZE",
+        help="The size of each device, such as 4G. By default a device keeps its own, and new "
+        "files share half of what is free, at most 4 GiB in all.",
     ),
 ]
 Interleave = Annotated[
@@ -87,6 +101,9 @@ def create(
     json: Json = False,
 ) -> None:
     """Format devices as a new, empty pool. Files that do not exist are created."""
+    by_default = device_size is None and not any(
+        DeviceSpec.parse(path).path.exists() for path in paths
+    )
     with progress("allocating", shown=not json) as advance:
         pool = Pool.create(
             paths,
@@ -101,6 +118,9 @@ def create(
             progress=advance,
         )
     with pool:
+        if by_default:
+            given = show_size(pool.geometry.device_size)
+            say(f"each device has {given}: new files share half of what is free (see --size)")
         _describe(pool, json)
 
 
@@ -183,14 +203,30 @@ def _names(pool: Pool, half: int) -> list[dict[str, int | str | None]]:
 def destroy(
     paths: OptionalPaths = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    json: Json = False,
 ) -> None:
-    """Wipe the superblocks of a pool, and remove the devices that are files."""
+    """Wipe the superblocks of a pool, and remove the devices that are files.
+
+    Without a path the default pool is destroyed, and forgotten.
+    """
     specs = paths or [str(spec) for spec in default_specs()]
     if not yes:
         typer.confirm(f"Destroy the pool on {', '.join(specs)}?", abort=True, err=True)
     Pool.destroy(specs)
-    if not paths:
-        forget()
+    named = {DeviceSpec.parse(spec).path for spec in specs}
+    forgotten = named == {spec.path for spec in _remembered()} and forget()
+    if json:
+        print_json({"destroyed": specs, "forgotten": forgotten})
+    else:
+        say(f"destroyed: {', '.join(specs)}")
+
+
+def _remembered() -> list[DeviceSpec]:
+    """Return the mounted pool's devices; none if that cannot be read."""
+    try:
+        return remembered()
+    except NoDefaultPoolError:
+        return []
 
 
 def mount(
@@ -211,31 +247,46 @@ def mount(
     Without a path the emulated pool is used: two files in /dev/shm.
     """
     specs = paths or emulated_paths()
-    if create_first:
-        if not paths:
-            Path(specs[0]).parent.mkdir(mode=0o700, exist_ok=True)
-        create(
-            specs,
-            device_size,
-            interleave,
-            coherence,
-            sparse,
-            force,
-            max_blocks,
-            block_bytes,
-            lanes,
-            json,
-        )
-    else:
+    with remembering(specs):
+        if create_first:
+            if not paths:
+                Path(specs[0]).parent.mkdir(mode=0o700, exist_ok=True)
+            create(
+                specs,
+                device_size,
+                interleave,
+                coherence,
+                sparse,
+                force,
+                max_blocks,
+                block_bytes,
+                lanes,
+                json,
+            )
+        else:
+            _show_existing(specs, json, made=paths is not None)
+
+
+def _show_existing(specs: list[str], json: bool, *, made: bool) -> None:
+    """Show a pool that should exist. ``made`` says whether the user named it."""
+    try:
         with Pool.open(specs) as pool:
             _describe(pool, json)
-    remember(specs)
+    except DeviceMissingError as error:
+        if made:
+            raise
+        raise DeviceMissingError(
+            f"there is no emulated pool in {Path(specs[0]).parent} yet; make one: beluga mount "
+            "--create, or name the devices of another: beluga mount PATH..."
+        ) from error
 
 
-def umount() -> None:
+def umount(json: Json = False) -> None:
     """Forget the default pool. The data is kept."""
     if not forget():
         raise NoDefaultPoolError("no pool is mounted")
+    if json:
+        print_json({"forgotten": True})
 
 
 def _describe(pool: Pool, json: bool) -> None:

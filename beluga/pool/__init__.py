@@ -4,7 +4,7 @@
 blocks.
 """
 
-from beluga.pool.default import default_specs, emulated_paths, forget, remember, remembered
+from beluga.pool.default import default_specs, emulated_paths, forget, remembered, remembering
 from beluga.pool.layout import geometry_for
 from beluga.pool.pool import DeviceView, Pool
 from beluga.pool.room import filesystem, room
@@ -27,8 +27,8 @@ __all__ = [
     "forget",
     "geometry_for",
     "parse_size",
-    "remember",
     "remembered",
+    "remembering",
     "room",
     "scratch_folder",
     "show_size",

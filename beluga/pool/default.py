@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 
 from beluga import config
@@ -23,6 +25,7 @@ def default_specs() -> list[DeviceSpec]:
     if paths := config.pool_paths():
         return [DeviceSpec.parse(path) for path in paths]
     if specs := remembered():
+        _refuse_gone(specs)
         return specs
     paths = emulated_paths()
     if all(Path(path).exists() for path in paths):
@@ -41,8 +44,8 @@ def emulated_paths() -> list[str]:
 
 
 def remembered() -> list[DeviceSpec]:
-    """Return the devices of the last :func:`remember`, or nothing. Raises NoDefaultPoolError if the
-    file is damaged.
+    """Return the devices of the last :func:`remembering`, or nothing. Raises NoDefaultPoolError if
+    the file is damaged.
     """
     try:
         found = json.loads(_file().read_text())
@@ -53,14 +56,49 @@ def remembered() -> list[DeviceSpec]:
         raise NoDefaultPoolError(f"{_file()}: {error}; remove it and mount again") from None
 
 
-def remember(paths: Sequence[SpecLike]) -> None:
-    """Make these devices the default pool of this user."""
+def _refuse_gone(specs: Sequence[DeviceSpec]) -> None:
+    """Raise NoDefaultPoolError if a device of the remembered pool is not there any more."""
+    gone = next((spec.path for spec in specs if not spec.path.exists()), None)
+    if gone is None:
+        return
+    booted = _boot_time()
+    cause = "it was removed since"
+    if booted > _file().stat().st_mtime:
+        cause = f"this machine was started again since ({datetime.fromtimestamp(booted):%F %R})"
+        if str(gone).startswith("/dev/shm/"):  # noqa: S108  only a name
+            cause += ", which empties /dev/shm"
+    names = " ".join(map(str, specs))
+    raise NoDefaultPoolError(
+        f"{gone}, of the mounted pool, is gone: {cause}; make the pool again (beluga mount "
+        f"--create {names}), or forget it (beluga umount)"
+    )
+
+
+def _boot_time() -> float:
+    """Return when this machine was started, in seconds of the epoch; 0.0 if that is unknown."""
+    try:
+        lines = Path("/proc/stat").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((float(line.split()[1]) for line in lines if line.startswith("btime ")), 0.0)
+
+
+@contextmanager
+def remembering(paths: Sequence[SpecLike]) -> Iterator[None]:
+    """Make these devices the default pool of this user when the block ends without an error.
+
+    A place that cannot be written raises OSError before the block begins.
+    """
     specs = [str(DeviceSpec.parse(path)) for path in paths]
     file = _file()
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = file.with_suffix(f".{os.getpid()}")
-    draft.write_text(json.dumps({"devices": specs}, indent=1) + "\n")
-    draft.replace(file)
+    try:
+        draft.write_text(json.dumps({"devices": specs}, indent=1) + "\n")
+        yield
+        draft.replace(file)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def forget() -> bool:

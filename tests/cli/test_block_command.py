@@ -29,13 +29,18 @@ def test_what_was_put_is_got(run: Run, pool: list[str], tmp_path: Path, size: in
     assert target.read_bytes() == source.read_bytes()
 
 
-def test_a_block_is_stored_once(run: Run, pool: list[str]) -> None:
-    states = [
-        json.loads(run("put", "key", "-", *pool, "--json", stdin=text).stdout)["state"]
-        for text in ("first", "second")
-    ]
-    assert states == ["stored", "present"]
+def test_a_block_is_replaced_only_by_force(run: Run, pool: list[str]) -> None:
+    def put(text: str, *options: str) -> str:
+        done = run("put", "key", "-", *pool, "--json", *options, stdin=text)
+        return str(json.loads(done.stdout)["state"])
+
+    assert [put("first"), put("first"), put("first", "--force")] == ["stored", "present", "present"]
+    refused = run("put", "key", "-", *pool, stdin="second")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "'key' has other bytes (5 of them); nothing was stored; --force" in refused.stderr
     assert run("get", "key", *pool).stdout == "first"
+    assert put("second", "--force") == "replaced"
+    assert run("get", "key", *pool).stdout == "second"
 
 
 def test_a_digest_names_the_same_block_as_its_text(run: Run, pool: list[str]) -> None:
@@ -47,6 +52,39 @@ def test_a_missing_block_is_an_error(run: Run, pool: list[str]) -> None:
     missed = run("get", "nothing", *pool)
     assert (missed.returncode, missed.stdout) == (1, "")
     assert missed.stderr == "beluga: error: no block 'nothing' in namespace 'cli'\n"
+
+
+def test_a_full_disk_gets_no_part_of_a_block(run: Run, pool: list[str], tmp_path: Path) -> None:
+    """A process that may write files of 1 MiB stands for a disk that fills up."""
+    source, target = tmp_path / "source", tmp_path / "disk" / "target"
+    source.write_bytes(bytes(3 << 20))
+    target.parent.mkdir()
+    assert run("put", "key", source, *pool).returncode == 0
+    code = (
+        "import resource, signal; from beluga.cli.main import main; "
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)); main()"
+    )
+    for before in (None, b"what was there"):
+        if before is not None:
+            target.write_bytes(before)
+        ended = subprocess.run(
+            [sys.executable, "-c", code, "get", "key", target, *pool],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
+        assert "File too large" in ended.stderr
+        left = [path.read_bytes() for path in target.parent.iterdir()]
+        assert left == ([] if before is None else [before])
+
+
+def test_get_says_in_json_what_it_wrote(run: Run, pool: list[str], tmp_path: Path) -> None:
+    run("put", "key", "-", *pool, stdin="bytes")
+    said = json.loads(run("get", "key", tmp_path / "got", *pool, "--json").stdout)
+    assert (said["bytes"], said["file"]) == (5, str(tmp_path / "got"))
+    assert run("get", "key", *pool, "--json").returncode == 2
 
 
 def test_a_key_that_is_not_text_names_a_block(run: Run, pool: list[str]) -> None:

@@ -505,15 +505,15 @@ def test_a_router_is_set_up_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(service_module, "serve", lambda settings, say: made.append(settings))
     assert beluga("gateway", "--worker", "http://a:1").exit_code == 0
     plain = service_module.Settings(
-        policy="least-tokens",
+        policy="least-cost",
         engines=service_module.read_engines(["http://a:1"]),
         listen=service_module.Address("127.0.0.1", 8080),
         admin=service_module.Address("127.0.0.1", 8081),
     )
     limits = made[0].limits
     assert (made[0].listen, made[0].admin) == (plain.listen, plain.admin)
-    assert (made[0].engines, made[0].policy) == (plain.engines, "least-tokens")
-    assert made[0].block_size == 16
+    assert (made[0].engines, made[0].policy) == (plain.engines, "least-cost")
+    assert made[0].block_size == 0  # the engines tell
     assert (made[0].queue, made[0].queue_threshold, made[0].seed) == ("fcfs", 16, 0)
     assert (made[0].advise_s, made[0].prefill.rule, made[0].prefill.wait_s) == (
         180,

@@ -18,6 +18,7 @@ from beluga.transfer import ENGINES
 from tests.transfer import stand_in
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
@@ -155,3 +156,14 @@ def test_coherences_are_given_to_each_device_and_shown(run: Run, shm: Path) -> N
     shown = run("pool", "info", *named).stdout
     assert shown.count("software") == 1
     assert shown.count("hardware") == 1
+
+
+def test_a_mount_that_cannot_be_remembered_makes_no_pool(
+    start: Start, paths: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "state").touch()  # where the start fixture's users keep their state
+    child = start("mount", *paths, "--create", "--size", "16M")
+    said = child.communicate(timeout=60)[1]
+    assert child.returncode == 1
+    assert said.count("\n") == 1
+    assert not any(Path(path).exists() for path in paths)

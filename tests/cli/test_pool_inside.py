@@ -5,8 +5,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from typer.testing import CliRunner, Result
 from beluga.cli import pool as command
 from beluga.cli.app import app
 from beluga.errors import NoDefaultPoolError, PoolError
+from beluga.pool import DeviceSpec
 from beluga.transfer import Crossovers
 
 
@@ -36,7 +40,15 @@ def did(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     asked: list[Any] = []
     monkeypatch.setattr(command, "default_specs", lambda: [Path("/a"), Path("/b")])
     monkeypatch.setattr(command, "forget", lambda: asked.append("forget") or True)
-    monkeypatch.setattr(command, "remember", lambda specs: asked.append(("remember", specs)))
+    monkeypatch.setattr(command, "remembered", lambda: [DeviceSpec(Path(p)) for p in ("/b", "/a")])
+
+    @contextmanager
+    def remembering(specs: Any) -> Iterator[None]:
+        asked.append("draft")
+        yield
+        asked.append(("remember", specs))
+
+    monkeypatch.setattr(command, "remembering", remembering)
     monkeypatch.setattr(command, "_describe", lambda pool, json: asked.append(("shown", json)))
     monkeypatch.setattr(command.Pool, "destroy", lambda specs: asked.append(("destroy", specs)))
     return asked
@@ -96,8 +108,13 @@ def test_the_default_pool_is_forgotten_once_it_is_destroyed(did: list[Any]) -> N
     assert "Destroy the pool on /a, /b?" in asked.stderr
     assert did == [("destroy", ["/a", "/b"]), "forget"]
     del did[:]
-    beluga("pool", "destroy", "--yes", "/c")
+    said = json.loads(beluga("pool", "destroy", "--yes", "/c", "--json").stdout)
     assert did == [("destroy", ["/c"])]
+    assert said == {"destroyed": ["/c"], "forgotten": False}
+    del did[:]
+    said = json.loads(beluga("pool", "destroy", "--yes", "/a", "/b", "--json").stdout)
+    assert did == [("destroy", ["/a", "/b"]), "forget"]
+    assert said["forgotten"] is True
 
 
 def test_what_is_mounted_is_remembered(
@@ -122,7 +139,8 @@ def test_what_is_mounted_is_remembered(
     assert not folder.exists()
     beluga("mount", "--create", "--size", "16M", "--lanes", 3, "--json")
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert did == [("shown", False), ("remember", specs), ("shown", True), ("remember", specs)]
+    remember = ("remember", specs)
+    assert did == ["draft", ("shown", False), remember, "draft", ("shown", True), remember]
     assert made[0] == specs
     how = made[1][1]
     del how["progress"]
@@ -150,3 +168,22 @@ def test_nothing_that_is_mounted_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
 def test_who_copies_is_told_in_a_line(change: dict[str, Any], said: str) -> None:
     known = {"memory": "host", "device": "q", "why_none": None, "written": 4096}
     assert command._engines({"dsa": Crossovers(**known | change)}) == said
+
+
+def test_a_default_size_is_said(
+    did: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Opened(SimpleNamespace):
+        def __enter__(self) -> Opened:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+    made = Opened(geometry=SimpleNamespace(device_size=3 << 30))
+    monkeypatch.setattr(command.Pool, "create", lambda paths, **how: made)
+    path = tmp_path / "device"
+    said = beluga("pool", "create", path).stderr
+    assert "each device has 3 GiB: new files share half of what is free (see --size)" in said
+    assert "half" not in beluga("pool", "create", path, "--size", "3G").stderr
+    path.touch()
+    assert "half" not in beluga("pool", "create", path).stderr

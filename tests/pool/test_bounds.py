@@ -16,7 +16,7 @@ from watched_core import WatchedCore
 from beluga._ffi import ffi
 from beluga.errors import DeviceMismatchError, DeviceSpecError, NoRoomError
 from beluga.pool import create as creation
-from beluga.pool import forget, remember, remembered
+from beluga.pool import forget, remembered, remembering
 from beluga.pool.device import Device, examine
 from beluga.pool.layout import Layout, Wishes
 from beluga.pool.room import Limit
@@ -160,7 +160,8 @@ def test_a_pool_is_remembered_wherever_that_may_be(
     state = tmp_path / "not" / "yet"
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
     for name in ("a", "b"):  # the second one stands in the first one's place
-        remember([tmp_path / name])
+        with remembering([tmp_path / name]):
+            pass
         assert remembered() == [DeviceSpec(tmp_path / name)]
     folders = [path for path in state.rglob("*") if path.is_dir()]
     assert [path.stat().st_mode & 0o777 for path in folders] == [0o700]

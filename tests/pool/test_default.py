@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from refusal import refused
 
 from beluga.errors import NoDefaultPoolError
-from beluga.pool import Pool, default, forget, remember, remembered
+from beluga.pool import Pool, SpecLike, default, forget, remembered, remembering
 
 MIB = 1 << 20
 
@@ -27,6 +30,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def make(*paths: Path) -> str:
     with Pool.create(paths, device_size=8 * MIB, sparse=True) as pool:
         return pool.id
+
+
+def remember(paths: Sequence[SpecLike]) -> None:
+    with remembering(paths):
+        pass
 
 
 def mounted() -> str:
@@ -90,3 +98,37 @@ def test_memory_of_a_user_without_a_state_variable_lies_at_home(
     remember([home / "a"])
     state = home / ".local/state/beluga"
     assert list(state.iterdir()) == [state / "default.json"]
+
+
+def test_what_could_not_be_done_is_not_remembered(home: Path) -> None:
+    make(home / "a")
+    remember([home / "a"])
+    with pytest.raises(KeyError), remembering([home / "b"]):
+        raise KeyError
+    assert [spec.path for spec in remembered()] == [home / "a"]
+    assert [path.name for path in (home / "state/beluga").iterdir()] == ["default.json"]
+
+
+def test_a_home_that_cannot_be_written_is_refused_first(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "file"))
+    with pytest.raises(OSError, match="Not a directory"), remembering([home / "a"]):
+        pytest.fail("the work began")
+
+
+def test_a_pool_that_was_removed_is_told_from_one_that_a_reboot_took(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remember([home / "a"])
+    with refused(NoDefaultPoolError, "was removed", f"beluga mount --create {home}/a", "umount"):
+        Pool.mount()
+    os.utime(home / "state/beluga/default.json", (0, 0))
+    with refused(NoDefaultPoolError, "started again since (20"):
+        Pool.mount()
+    monkeypatch.setattr(default, "_boot_time", lambda: time.time() - 60)
+    remember(["/dev/shm/beluga-nobody/gone"])
+    os.utime(home / "state/beluga/default.json", (0, 0))
+    with refused(NoDefaultPoolError, "which empties /dev/shm"):
+        Pool.mount()
