@@ -659,6 +659,8 @@ class bl_session_stat(CStruct):
     nonce: int
     call_count: int
     reattach_count: int
+    mismatch_count: int
+    checksum_count: int
     lane: int
     reserved: int
 
@@ -667,6 +669,8 @@ class bl_session_stat_init(TypedDict, total=False):
     nonce: int
     call_count: int
     reattach_count: int
+    mismatch_count: int
+    checksum_count: int
     lane: int
     reserved: int
 
@@ -706,7 +710,39 @@ class bl_pump_init(TypedDict, total=False):
     method: int
     reserved: int
 
+class bl_calls(CStruct):
+    call_count: int
+    error_count: int
+
+class bl_calls_init(TypedDict, total=False):
+    call_count: int
+    error_count: int
+
+class bl_report(CStruct):
+    kind: int
+    figures: uint64_p
+
+class bl_report_init(TypedDict, total=False):
+    kind: int
+    figures: uint64_p | Sequence[int]
+
 class bl_meta(CStruct): ...
+
+class bl_tenant(CStruct):
+    fingerprint: int
+    length: int
+    block_count: int
+    commit_count: int
+    hit_count: int
+    evict_count: int
+
+class bl_tenant_init(TypedDict, total=False):
+    fingerprint: int
+    length: int
+    block_count: int
+    commit_count: int
+    hit_count: int
+    evict_count: int
 
 class bl_lower_stat(CStruct):
     name_count: int
@@ -1408,6 +1444,9 @@ _Type = Literal[
     "bl_session_stat",
     "bl_message",
     "bl_pump",
+    "bl_calls",
+    "bl_report",
+    "bl_tenant",
     "bl_lower_stat",
     "bl_change",
     "bl_tokens",
@@ -1553,6 +1592,12 @@ class Ffi:
     def from_buffer(self, of: Literal["bl_message[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_message: ...
     @overload
     def from_buffer(self, of: Literal["bl_pump[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_pump: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_calls[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_calls: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_report[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_report: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_tenant[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_tenant: ...
     @overload
     def from_buffer(self, of: Literal["bl_lower_stat[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_lower_stat: ...
     @overload
@@ -1795,6 +1840,18 @@ class Ffi:
     def new(self, of: Literal["bl_pump *"], init: bl_pump | bl_pump_init = ..., /) -> bl_pump: ...
     @overload
     def new(self, of: Literal["bl_pump[]"], init: int | Sequence[bl_pump | bl_pump_init] = ..., /) -> bl_pump: ...
+    @overload
+    def new(self, of: Literal["bl_calls *"], init: bl_calls | bl_calls_init = ..., /) -> bl_calls: ...
+    @overload
+    def new(self, of: Literal["bl_calls[]"], init: int | Sequence[bl_calls | bl_calls_init] = ..., /) -> bl_calls: ...
+    @overload
+    def new(self, of: Literal["bl_report *"], init: bl_report | bl_report_init = ..., /) -> bl_report: ...
+    @overload
+    def new(self, of: Literal["bl_report[]"], init: int | Sequence[bl_report | bl_report_init] = ..., /) -> bl_report: ...
+    @overload
+    def new(self, of: Literal["bl_tenant *"], init: bl_tenant | bl_tenant_init = ..., /) -> bl_tenant: ...
+    @overload
+    def new(self, of: Literal["bl_tenant[]"], init: int | Sequence[bl_tenant | bl_tenant_init] = ..., /) -> bl_tenant: ...
     @overload
     def new(self, of: Literal["bl_lower_stat *"], init: bl_lower_stat | bl_lower_stat_init = ..., /) -> bl_lower_stat: ...
     @overload
@@ -2120,9 +2177,21 @@ class Ffi:
     @overload
     def new(self, of: Literal["bl_pump *[]"], init: int | Sequence[bl_pump | Null] = ..., /) -> CPointer[bl_pump]: ...
     @overload
+    def new(self, of: Literal["bl_calls **"], init: bl_calls | Null = ..., /) -> CPointer[bl_calls]: ...
+    @overload
+    def new(self, of: Literal["bl_calls *[]"], init: int | Sequence[bl_calls | Null] = ..., /) -> CPointer[bl_calls]: ...
+    @overload
+    def new(self, of: Literal["bl_report **"], init: bl_report | Null = ..., /) -> CPointer[bl_report]: ...
+    @overload
+    def new(self, of: Literal["bl_report *[]"], init: int | Sequence[bl_report | Null] = ..., /) -> CPointer[bl_report]: ...
+    @overload
     def new(self, of: Literal["bl_meta **"], init: bl_meta | Null = ..., /) -> CPointer[bl_meta]: ...
     @overload
     def new(self, of: Literal["bl_meta *[]"], init: int | Sequence[bl_meta | Null] = ..., /) -> CPointer[bl_meta]: ...
+    @overload
+    def new(self, of: Literal["bl_tenant **"], init: bl_tenant | Null = ..., /) -> CPointer[bl_tenant]: ...
+    @overload
+    def new(self, of: Literal["bl_tenant *[]"], init: int | Sequence[bl_tenant | Null] = ..., /) -> CPointer[bl_tenant]: ...
     @overload
     def new(self, of: Literal["bl_lower_stat **"], init: bl_lower_stat | Null = ..., /) -> CPointer[bl_lower_stat]: ...
     @overload
@@ -2408,7 +2477,13 @@ class Ffi:
     @overload
     def cast(self, to: Literal["bl_pump *", "volatile bl_pump *"], what: CData | int, /) -> bl_pump: ...
     @overload
+    def cast(self, to: Literal["bl_calls *", "volatile bl_calls *"], what: CData | int, /) -> bl_calls: ...
+    @overload
+    def cast(self, to: Literal["bl_report *", "volatile bl_report *"], what: CData | int, /) -> bl_report: ...
+    @overload
     def cast(self, to: Literal["bl_meta *", "volatile bl_meta *"], what: CData | int, /) -> bl_meta: ...
+    @overload
+    def cast(self, to: Literal["bl_tenant *", "volatile bl_tenant *"], what: CData | int, /) -> bl_tenant: ...
     @overload
     def cast(self, to: Literal["bl_lower_stat *", "volatile bl_lower_stat *"], what: CData | int, /) -> bl_lower_stat: ...
     @overload
@@ -2573,6 +2648,7 @@ class Lib:
     BL_METHOD_TIERS: Final[int]
     BL_METHOD_LOWER_TAKE: Final[int]
     BL_METHOD_LOWER_TELL: Final[int]
+    BL_METHOD_REPORT: Final[int]
     BL_METHOD_USER: Final[int]
     BL_LOOKUP_PIN: Final[int]
     BL_RESERVE_KEPT: Final[int]
@@ -2644,6 +2720,9 @@ class Lib:
     BL_SUPERBLOCK_FORMAT: Final[int]
     BL_SUPERBLOCK_GEOMETRY: Final[int]
     BL_CALL_KEYS_MAX: Final[int]
+    BL_REPORT_KINDS: Final[int]
+    BL_REPORT_FIGURES: Final[int]
+    BL_TENANT_COUNT: Final[int]
     BL_LOWER_WAIT: Final[int]
     BL_LOWER_UNKNOWN: Final[int]
     BL_CHANGE_REMOVED: Final[int]
@@ -2836,10 +2915,15 @@ class Lib:
     def bl_session_call(self, session: bl_session | Null, message: bl_message | Null | Sequence[bl_message], timeout_ns: int, /) -> int: ...
     def bl_session_pump(self, session: bl_session | Null, pump: bl_pump | Null | Sequence[bl_pump], timeout_ns: int, /) -> int: ...
     def bl_echo_handler(self, context: CData, call: bl_call | Null, /) -> int: ...
+    def bl_server_calls(self, server: bl_server | Null, out: bl_calls | Null, count: int, /) -> None: ...
+    def bl_report_handler(self, server: CData, call: bl_call | Null, /) -> int: ...
+    def bl_server_reported(self, server: bl_server | Null, kind: int, figures: uint64_p | Null, /) -> None: ...
     def bl_meta_create(self, server: bl_server | Null, eviction: int, out: CPointer[bl_meta] | Null, /) -> int: ...
     def bl_meta_destroy(self, meta: bl_meta | Null, /) -> None: ...
     def bl_meta_serve(self, meta: bl_meta | Null, /) -> int: ...
     def bl_meta_describe(self, meta: bl_meta | Null, out: bl_meta_stat | Null, /) -> None: ...
+    def bl_meta_tenants(self, meta: bl_meta | Null, out: bl_tenant | Null, count: int, /) -> int: ...
+    def bl_meta_refused(self, meta: bl_meta | Null, error: int, /) -> int: ...
     def bl_lower_attach(self, meta: bl_meta | Null, count_max: int, flags: int, token: int, /) -> int: ...
     def bl_lower_told(self, meta: bl_meta | Null, /) -> None: ...
     def bl_lower_wait(self, meta: bl_meta | Null, kinds: int, timeout_ns: int, /) -> int: ...

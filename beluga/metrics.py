@@ -10,14 +10,15 @@ a metric has its labels::
     REGISTRY.snapshot()["beluga_tier_saved_bytes_total"].series[(("tier", "disk:/mnt/nvme0"),)]
 
 Every method may be called by any thread. Nothing here needs another library: an exporter reads
-:meth:`Registry.snapshot`.
+:meth:`Registry.snapshot`, and :func:`prometheus_text` writes it.
 """
 
 from __future__ import annotations
 
 import bisect
+import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
@@ -210,6 +211,42 @@ class Registry:
 
 def _labels(labels: dict[str, str]) -> Labels:
     return tuple(sorted(labels.items()))
+
+
+def prometheus_text(samples: Mapping[str, Sample]) -> str:
+    """Return samples in Prometheus's text format, version 0.0.4."""
+    return "".join(f"{line}\n" for name, sample in samples.items() for line in _lines(name, sample))
+
+
+def _lines(name: str, sample: Sample) -> Iterator[str]:
+    text = sample.help.replace("\\", "\\\\").replace("\n", "\\n")
+    yield f"# HELP {name} {text}"
+    yield f"# TYPE {name} {sample.kind}"
+    for labels, value in sample.series.items():
+        if not isinstance(value, Distribution):
+            yield f"{name}{_braced(labels)} {_number(value)}"
+            continue
+        seen = 0
+        for bound, count in zip((*value.bounds, math.inf), value.counts, strict=True):
+            seen += count
+            yield f"{name}_bucket{_braced((*labels, ('le', _number(bound))))} {seen}"
+        yield f"{name}_sum{_braced(labels)} {_number(value.total)}"
+        yield f"{name}_count{_braced(labels)} {seen}"
+
+
+def _braced(labels: Labels) -> str:
+    pairs = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels)
+    return f"{{{pairs}}}" if pairs else ""
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    if math.isfinite(value):
+        return str(int(value)) if value == int(value) else repr(float(value))
+    return {math.inf: "+Inf", -math.inf: "-Inf"}.get(value, "NaN")
 
 
 REGISTRY = Registry()

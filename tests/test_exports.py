@@ -20,19 +20,21 @@ EXPORTS: dict[str, str] = {
         "scratch_folder show_size survey"
     ),
     "beluga.rpc": (
-        "Client ClientStat Keeper METHOD_USER Quota SILENT_S Server ServerStat nanoseconds stand_by"
+        "Calls Client ClientStat Figure KINDS Keeper METHOD_USER Operation Quota Report Reported "
+        "SECONDS SILENT_S Server ServerStat nanoseconds stand_by"
     ),
     "beluga.meta": (
         "BlockState EVICTIONS Grant LOWER_NOTE LOWER_RECORD Lookup LowerStat LowerWork MetaClient "
         "MetaServer MetaStat Pins Report TaskClient TaskRecord Work check_devices check_pool "
-        "repair_pool CHANGE NAME NAME_PARENT REMOVED STORED chain_names read_names"
+        "repair_pool CHANGE NAME NAME_PARENT REMOVED STORED chain_names read_names "
+        "REFUSALS Tenant"
     ),
     "beluga.transfer": (
         "BlockLayout CHUNK CpuEngine Direction DsaEngine Engine Selection Link LinkSettings Order "
         "PIECE Plan ScheduledEngine Slots Speed Transfer TransferClass View "
         "arrangements calibrated TransferStats CopySettings CudaDriver CudaEngine CupyDriver "
         "default_threads Array CudaArray Tensor is_tensor DEVICE_SPEED DTYPE_SIZES ENGINES "
-        "HostDriver host_link IoHandle plan_blocks plan_rows "
+        "HostDriver host_link host_link_now IoHandle plan_blocks plan_rows "
         "Planner PlannedEngine policy settings_for settings_said settle tuned Chosen Cost "
         "Crossovers EngineEntry PlannedStat choose crossovers engine_names"
     ),
@@ -41,6 +43,7 @@ EXPORTS: dict[str, str] = {
     ),
     "beluga.tiers.disk": "DiskTier SpreadTier",
     "beluga.lease": "EtcdLease KubernetesLease Lease open_lease",
+    "beluga.exporter": "Collector Exporter METRICS TIER_PREFIXES read_address",
     "beluga.verify": "Finding Machine Report verify_pool",
     "beluga.kvcache": (
         "BLOCK_SIZE_MAX Blocks Buffer CHUNK_SIZE Digests Fragments GetResult KVCache Namespace "

@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
 
-from beluga.metrics import Distribution, Registry
+from beluga.metrics import Distribution, Registry, prometheus_text
 
 
 def test_series_are_told_apart_by_their_labels() -> None:
@@ -66,3 +67,36 @@ def test_threads_lose_no_count() -> None:
     for thread in threads:
         thread.join()
     assert counter.value(kind="x") == 8000
+
+
+def test_the_text_of_prometheus_escapes_labels_and_counts_buckets_up() -> None:
+    registry = Registry()
+    registry.counter("a_total", 'Of a "path"\\or\nline.').add(3, path='x"\\\n')
+    registry.gauge("b", "B.").set(0.25)
+    times = registry.histogram("c_seconds", "C.", bounds=(0.5, 1.0))
+    for value in (0.1, 0.2, 0.7, 9.0):
+        times.observe(value, op="get")
+    assert prometheus_text(registry.snapshot()).splitlines() == [
+        '# HELP a_total Of a "path"\\\\or\\nline.',
+        "# TYPE a_total counter",
+        'a_total{path="x\\"\\\\\\n"} 3',
+        "# HELP b B.",
+        "# TYPE b gauge",
+        "b 0.25",
+        "# HELP c_seconds C.",
+        "# TYPE c_seconds histogram",
+        'c_seconds_bucket{op="get",le="0.5"} 2',
+        'c_seconds_bucket{op="get",le="1"} 3',
+        'c_seconds_bucket{op="get",le="+Inf"} 4',
+        'c_seconds_sum{op="get"} 10',
+        'c_seconds_count{op="get"} 4',
+    ]
+
+
+def test_numbers_that_are_none_are_written_as_prometheus_reads_them() -> None:
+    registry = Registry()
+    gauge = registry.gauge("g", "G.")
+    for name, value in (("a", math.inf), ("b", -math.inf), ("c", math.nan)):
+        gauge.set(value, n=name)
+    ends = [line.split()[1] for line in prometheus_text(registry.snapshot()).splitlines()[2:]]
+    assert ends == ["+Inf", "-Inf", "NaN"]

@@ -8,7 +8,7 @@ import logging
 import signal
 import threading
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Protocol
 
@@ -19,13 +19,16 @@ from beluga.cli.output import print_facts, print_json, say
 from beluga.cli.tiers import AdmissionName, DiskBytes, Disks, Offload, Remotes
 from beluga.errors import DeposedError
 from beluga.events import EventService, EventSettings
+from beluga.exporter import Collector, Exporter, read_address
 from beluga.lease import Lease, open_lease
 from beluga.meta import EVICTIONS, MetaClient, MetaServer
 from beluga.rpc import SILENT_S, Client, Keeper, Quota, Server, stand_by
 from beluga.tiers import TierService, TierSettings, ask_counters
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from beluga.pool import Pool
 
 DeclaredGone = Annotated[
     bool,
@@ -86,6 +89,13 @@ EventsReplay = Annotated[
     ),
 ]
 EventsForm = Annotated[str, typer.Option(help="The form of the events: vllm or dynamo.")]
+Metrics = Annotated[
+    str,
+    typer.Option(
+        metavar="[HOST:]PORT",
+        help="Answer Prometheus here, on 127.0.0.1 unless HOST is given; 0 takes a free port.",
+    ),
+]
 _LOOK_INTERVAL_S = 0.5
 
 
@@ -118,11 +128,13 @@ def serve(
     events: Events = "",
     events_replay: EventsReplay = "",
     events_form: EventsForm = "vllm",
+    metrics: Metrics = "",
 ) -> None:
     """Serve the pool's block index until SIGTERM or Ctrl-C.
 
     With --disk or --remote, blocks that the pool evicts sink to these tiers, and come back when
-    they are asked for. With --events, routers follow which blocks the pool has.
+    they are asked for. With --events, routers follow which blocks the pool has. With --metrics,
+    Prometheus can scrape the server.
     """
     if eviction not in EVICTIONS:
         raise typer.BadParameter(f"--eviction is one of {', '.join(EVICTIONS)}, not {eviction}")
@@ -147,12 +159,13 @@ def serve(
             if published:
                 services.append(EventService(server, opened, published, host=host))
             try:
-                serve_until_told(
-                    server,
-                    services=services,
-                    silent_s=silent if standby or lease else None,
-                    lease=open_lease(lease) if lease else None,
-                )
+                with _exporting(server, opened, metrics):
+                    serve_until_told(
+                        server,
+                        services=services,
+                        silent_s=silent if standby or lease else None,
+                        lease=open_lease(lease) if lease else None,
+                    )
                 return
             except DeposedError as error:
                 if not watch:
@@ -161,6 +174,21 @@ def serve(
                 # one.
                 declare_gone = False
                 say(str(error))
+
+
+@contextmanager
+def _exporting(server: MetaServer, pool: Pool, address: str) -> Iterator[None]:
+    """Answer Prometheus meanwhile, also while the server stands by, if an address is given."""
+    if not address:
+        yield
+        return
+    exporter = Exporter(Collector(server, pool), *read_address(address))
+    exporter.start()
+    say(f"metrics at {exporter.url}")
+    try:
+        yield
+    finally:
+        exporter.stop()
 
 
 def serve_until_told(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import time
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
@@ -18,7 +19,7 @@ from beluga.kvcache.keys import Namespace, fold
 from beluga.kvcache.onboarding import Found, Onboarding, fastest
 from beluga.kvcache.uninterrupted import Uninterrupted
 from beluga.meta import NAME, BlockState, MetaClient
-from beluga.rpc import Client, nanoseconds
+from beluga.rpc import Client, Figure, Operation, nanoseconds
 from beluga.transfer import Direction, Selection, TransferClass, choose, tuned
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from beluga.kvcache.uninterrupted import Left
     from beluga.meta import MetaStat, Pins
     from beluga.pool import Pool
+    from beluga.rpc import Report
     from beluga.transfer import (
         Engine,
         IoHandle,
@@ -172,6 +174,8 @@ class KVCache:
         self._chunk_size = chunk_size
         self._timeout_ns = nanoseconds(timeout_s)
         self._meta = MetaClient(self.client)
+        devices = self.client.pool.devices
+        self._flushes = any(device.coherence == "software" for device in devices)
         self._threads = threads
         self._kept = kept
         self._onboards = onboard
@@ -220,6 +224,7 @@ class KVCache:
         :class:`~beluga.errors.RpcError`. A block for which there is no space is refused, which is
         no error of the call.
         """
+        started = time.perf_counter()
         keys = self._paired(digests, sources)
         told = _names(names, len(keys))
         states = np.zeros(len(keys), dtype=np.uint8)
@@ -237,13 +242,21 @@ class KVCache:
                 ),
                 "storing blocks",
             )
-        return PutResult(states, statuses)
+            self._report.add(Figure.WRITTEN_BYTES, _granted(states[part]) * run.length)
+        result = PutResult(states, statuses)
+        self._report.add(Figure.STORED_BLOCKS, result.stored)
+        self._report.add(Figure.PRESENT_BLOCKS, result.present)
+        self._report.add(Figure.REFUSED_BLOCKS, result.refused)
+        self._report.took(Operation.PUT, time.perf_counter() - started)
+        self.client.tell()
+        return result
 
     def get(self, digests: Digests, targets: Blocks) -> GetResult:
         """Fetch the leading blocks that the pool has into ``targets``.
 
         Raises :class:`~beluga.errors.LayoutError` and :class:`~beluga.errors.RpcError`.
         """
+        started = time.perf_counter()
         keys = self._paired(digests, targets)
         states = np.zeros(len(keys), dtype=np.uint8)
         mismatches = ffi.new("uint64_t *")
@@ -253,8 +266,10 @@ class KVCache:
             part = slice(run.start, run.start + run.count)
             found = self._get_all(run, keys[part], states[part], mismatches)
             hits += found
+            self._read(found * run.length)
             if found < run.count:
                 break
+        self._got(len(keys), hits, started)
         return GetResult(hits, states, mismatches[0])
 
     def get_tokens(self, digests: Digests, tokens: ArrayLike, targets: Slots) -> GetResult:
@@ -268,6 +283,7 @@ class KVCache:
         are undefined. Raises :class:`~beluga.errors.LayoutError`, :class:`~beluga.errors.RpcError`,
         and the errors of the engine.
         """
+        started = time.perf_counter()
         keys, layout = self.keys(digests), targets.layout
         rows = targets.rows(tokens, len(keys))
         states = np.zeros(len(keys), dtype=np.uint8)
@@ -294,6 +310,7 @@ class KVCache:
         found = raise_for_status(
             self._carry(self._selection.token_engine, run, keys, fetch), "fetching tokens"
         )
+        self._got(len(keys), found, started)
         return GetResult(found, states, mismatches[0])
 
     def lookup(self, digests: Digests) -> Found:
@@ -302,8 +319,10 @@ class KVCache:
         The result is their number, and has the tier of each block (:class:`Found`). A get onboards
         those that lower tiers have.
         """
+        started = time.perf_counter()
         keys = self.keys(digests)
         lookup = self._meta.lookup(keys)
+        self._report.took(Operation.LOOKUP, time.perf_counter() - started)
         hits = len(lookup.hits)
         tiers = np.ones(len(keys), np.uint8)
         if hits < len(keys):
@@ -378,6 +397,23 @@ class KVCache:
     def _end_session(self) -> None:
         if self._own_client:
             self.client.close()
+
+    @property
+    def _report(self) -> Report:
+        return self.client.report
+
+    def _read(self, size: int) -> None:
+        """Count bytes that a get has read, and flushed before."""
+        self._report.add(Figure.READ_BYTES, size)
+        if self._flushes:
+            self._report.add(Figure.FLUSHED_BYTES, size)
+
+    def _got(self, asked: int, hits: int, started: float) -> None:
+        """Count a get, and report if it is time."""
+        self._report.add(Figure.ASKED_BLOCKS, asked)
+        self._report.add(Figure.HIT_BLOCKS, hits)
+        self._report.took(Operation.GET, time.perf_counter() - started)
+        self.client.tell()
 
     def _paired(self, digests: Digests, blocks: Blocks) -> NDArray[np.uint64]:
         keys = self.keys(digests)
@@ -525,6 +561,10 @@ def _names(names: NDArray[np.void] | None, count: int) -> NDArray[np.void] | Non
     if not isinstance(names, np.ndarray) or names.dtype != NAME or names.shape != (count,):
         raise LayoutError(f"{count} blocks need as many names, in an array of beluga.meta.NAME")
     return np.ascontiguousarray(names)
+
+
+def _granted(states: NDArray[np.uint8]) -> int:
+    return int(np.count_nonzero(states == BlockState.GRANTED))
 
 
 def _refuse_long(run: Run) -> None:

@@ -114,7 +114,7 @@ class EngineBatch:
         try:
             hits = np.flatnonzero(states[:code] == BlockState.HIT)
             for blocks in self._read(hits, parts_of):
-                states[blocks] = BlockState.MISS
+                states[blocks] = BlockState.REFUSED  # the second look counts and judges them
             copied = 0
         except DeviceFaultError:
             copied = -lib.BL_ERROR_DEVICE_FAULT

@@ -11,8 +11,8 @@ from beluga.meta.client import BlockState, Grant, Lookup, MetaClient, Pins
 from beluga.meta.lower import LOWER_NOTE, LOWER_RECORD, LowerStat, LowerWork, Work
 from beluga.meta.names import CHANGE, NAME, NAME_PARENT, REMOVED, STORED, chain_names, read_names
 from beluga.meta.repair import repair_pool
-from beluga.meta.server import EVICTIONS, MetaServer
-from beluga.meta.stat import MetaStat
+from beluga.meta.server import EVICTIONS, REFUSALS, MetaServer
+from beluga.meta.stat import MetaStat, Tenant
 from beluga.meta.tasks import TaskClient, TaskRecord
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "LOWER_RECORD",
     "NAME",
     "NAME_PARENT",
+    "REFUSALS",
     "REMOVED",
     "STORED",
     "BlockState",
@@ -36,6 +37,7 @@ __all__ = [
     "Report",
     "TaskClient",
     "TaskRecord",
+    "Tenant",
     "Work",
     "chain_names",
     "check_devices",

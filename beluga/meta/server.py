@@ -13,7 +13,7 @@ from beluga._ffi import core, ffi, lib
 from beluga.errors import raise_for_status
 from beluga.meta.lower import LowerStat
 from beluga.meta.names import CHANGE
-from beluga.meta.stat import MetaStat
+from beluga.meta.stat import MetaStat, Tenant
 from beluga.rpc import Quota, Server, nanoseconds
 
 if TYPE_CHECKING:
@@ -30,6 +30,17 @@ EVICTIONS = {
     "cost": lib.BL_EVICT_COST,
 }
 """The policies by which a server evicts (csrc/index/evict.h)."""
+
+REFUSALS = {
+    "no space": lib.BL_ERROR_NO_SPACE,
+    "table full": lib.BL_ERROR_TABLE_FULL,
+    "class limit": lib.BL_ERROR_CLASS_LIMIT,
+    "quarantine": lib.BL_ERROR_QUARANTINE,
+    "quota": lib.BL_ERROR_QUOTA,
+    "queue full": lib.BL_ERROR_QUEUE_FULL,
+    "offloading": lib.BL_ERROR_OFFLOADING,
+}
+"""Why a grant is refused."""
 
 
 class MetaServer(Server):
@@ -133,6 +144,21 @@ class MetaServer(Server):
         super()._destroy(server)
         meta, self._meta = self._meta, ffi.NULL
         lib.bl_meta_destroy(meta)
+
+    def tenants(self) -> list[Tenant]:
+        """Return the committed blocks by namespace and length, while the loop runs."""
+        out = ffi.new("bl_tenant[]", lib.BL_TENANT_COUNT)
+        with self._running():
+            count = lib.bl_meta_tenants(self._meta, out, lib.BL_TENANT_COUNT)
+        return [Tenant.of(out[place]) for place in range(count)]
+
+    def refusals(self) -> dict[str, int]:
+        """Return how many grants were refused, by reason; see :data:`REFUSALS`."""
+        with self._running():
+            return {
+                reason: int(lib.bl_meta_refused(self._meta, error))
+                for reason, error in REFUSALS.items()
+            }
 
     def meta_stat(self) -> MetaStat:
         """Return the index's counters. The loop runs meanwhile, so they are not all of one

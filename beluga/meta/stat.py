@@ -44,3 +44,22 @@ class MetaStat:
     def of(cls, struct: core.bl_meta_stat) -> MetaStat:
         """Convert a cffi ``bl_meta_stat *``."""
         return cls(**{field.name: getattr(struct, field.name) for field in dataclasses.fields(cls)})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tenant:
+    """The fields of ``bl_tenant`` (``csrc/api/index.h``): the committed blocks of one namespace and
+    one length. A length of 0 stands for all tenants that found no room of their own.
+    """
+
+    fingerprint: int
+    length: int
+    block_count: int
+    commit_count: int
+    hit_count: int
+    evict_count: int
+
+    @classmethod
+    def of(cls, struct: core.bl_tenant) -> Tenant:
+        """Convert a cffi ``bl_tenant``."""
+        return cls(**{field.name: getattr(struct, field.name) for field in dataclasses.fields(cls)})

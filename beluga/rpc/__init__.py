@@ -12,17 +12,25 @@
 """
 
 from beluga.rpc.client import Client, ClientStat
-from beluga.rpc.server import METHOD_USER, Quota, Server, ServerStat
+from beluga.rpc.report import KINDS, SECONDS, Figure, Operation, Report, Reported
+from beluga.rpc.server import METHOD_USER, Calls, Quota, Server, ServerStat
 from beluga.rpc.standby import SILENT_S, Keeper, stand_by
 from beluga.rpc.times import nanoseconds
 
 __all__ = [
+    "KINDS",
     "METHOD_USER",
+    "SECONDS",
     "SILENT_S",
+    "Calls",
     "Client",
     "ClientStat",
+    "Figure",
     "Keeper",
+    "Operation",
     "Quota",
+    "Report",
+    "Reported",
     "Server",
     "ServerStat",
     "nanoseconds",

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import threading
 import time
@@ -14,11 +15,20 @@ from typing import TYPE_CHECKING
 
 from beluga._ffi import core, ffi, lib
 from beluga._shared import when_forked
-from beluga.errors import BadRequestError, ForkedSessionError, RpcError, raise_for_status
+from beluga.errors import (
+    BadRequestError,
+    ForkedSessionError,
+    NoMethodError,
+    RpcError,
+    raise_for_status,
+)
+from beluga.rpc.report import Figure, Report
 from beluga.rpc.times import nanoseconds
 
 if TYPE_CHECKING:
     from beluga.pool import Pool
+
+log = logging.getLogger(__name__)
 
 # The limit of the wait for a daemon thread's call at exit. After it the kernel frees the liveness
 # lock, which ends the session.
@@ -29,7 +39,8 @@ EXIT_WAIT_S = 1.0
 class ClientStat:
     """Counters of one session. ``reattach_count`` counts how often the session attached again:
     because the server was replaced, because the server gave the session up, or because a call timed
-    out.
+    out. ``mismatch_count`` counts blocks of gets whose entry or bytes were not those expected, and
+    ``checksum_count`` those of them whose checksums differed.
     """
 
     epoch: int
@@ -37,6 +48,8 @@ class ClientStat:
     lane: int
     call_count: int
     reattach_count: int
+    mismatch_count: int
+    checksum_count: int
 
 
 class Client:
@@ -57,6 +70,9 @@ class Client:
         timeout_ns = nanoseconds(timeout_s)
         self.pool = pool
         self.timeout_s = timeout_s
+        self.report = Report()
+        """What this session counts for the server's exporter; see :meth:`tell`."""
+        self._mismatches = 0, 0
         self._held = _Held()
         self._size = ffi.new("uint32_t *")
         self._reply = ffi.new("uint8_t[]", pool.geometry.bulk_size)
@@ -99,6 +115,25 @@ class Client:
                 lib.bl_session_call(session, message, timeout_ns), f"calling method {method}"
             )
             return bytes(ffi.buffer(self._reply, self._size[0]))
+
+    def tell(self) -> None:
+        """Send the :attr:`report` if it is time for one. If that fails, its figures are lost."""
+        if not self.report.due:
+            return
+        try:
+            self._count_mismatches()
+            if (request := self.report.take()) is not None:
+                self.call(lib.BL_METHOD_REPORT, request)
+        except NoMethodError:
+            self.report.never()
+        except RpcError as error:
+            log.debug("a report was lost: %s", error)
+
+    def _count_mismatches(self) -> None:
+        stat, (mismatches, failures) = self.stat(), self._mismatches
+        self._mismatches = stat.mismatch_count, stat.checksum_count
+        self.report.add(Figure.MISMATCHES, stat.mismatch_count - mismatches)
+        self.report.add(Figure.CHECKSUM_FAILURES, stat.checksum_count - failures)
 
     def ping(self, *, timeout_s: float | None = None) -> float:
         """Return the seconds that a round trip to the server takes."""

@@ -10,11 +10,12 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from beluga._ffi import core, ffi, lib
 from beluga._shared import when_forked
 from beluga.errors import BelugaError, RpcError, raise_for_status
+from beluga.rpc.report import Reported
 from beluga.rpc.times import nanoseconds
 
 if TYPE_CHECKING:
@@ -26,6 +27,12 @@ Handler = Callable[[bytes], bytes]
 
 METHOD_USER: int = lib.BL_METHOD_USER
 """Methods below this number belong to Beluga itself."""
+
+_METHODS = {
+    getattr(lib, name): name.removeprefix("BL_METHOD_").lower()
+    for name in dir(lib)
+    if name.startswith("BL_METHOD_") and name != "BL_METHOD_USER"
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,6 +82,13 @@ class ServerStat:
     live_count: int
     inherited_count: int
     watched_count: int
+
+
+class Calls(NamedTuple):
+    """The calls of one method, and those of them that were answered with an error."""
+
+    calls: int
+    errors: int
 
 
 class Server:
@@ -141,6 +155,10 @@ class Server:
             echo = lib.bl_echo_handler
             raise_for_status(
                 lib.bl_server_handle_method(server, lib.BL_METHOD_PING, echo, ffi.NULL)
+            )
+            report = lib.bl_report_handler
+            raise_for_status(
+                lib.bl_server_handle_method(server, lib.BL_METHOD_REPORT, report, server)
             )
 
     def _unlock(self) -> None:
@@ -247,6 +265,26 @@ class Server:
         with self._running() as server:
             lib.bl_server_describe(server, out)
         return ServerStat(**{f.name: getattr(out, f.name) for f in dataclasses.fields(ServerStat)})
+
+    def calls(self) -> dict[str, Calls]:
+        """Return the calls of each method that was called, by name; methods of programs are
+        numbers. 255 has those of unknown methods, too.
+        """
+        out = ffi.new("bl_calls[]", 256)
+        with self._running() as server:
+            lib.bl_server_calls(server, out, 256)
+        return {
+            _METHODS.get(method, str(method)): Calls(found.call_count, found.error_count)
+            for method, found in enumerate(out)
+            if found.call_count
+        }
+
+    def reported(self, kind: int) -> Reported:
+        """Return what clients of this kind, a place in :data:`~beluga.rpc.KINDS`, reported."""
+        out = ffi.new("uint64_t[]", lib.BL_REPORT_FIGURES)
+        with self._running() as server:
+            lib.bl_server_reported(server, kind, out)
+        return Reported(list(out))
 
     @property
     def failure(self) -> BelugaError | OSError | None:

@@ -15,7 +15,7 @@ from beluga.transfer.engines.cuda import CudaEngine, CupyDriver, HostDriver
 from beluga.transfer.engines.cuda import Driver as CudaDriver
 from beluga.transfer.engines.dsa.engine import DsaEngine
 from beluga.transfer.iosched.cost import DEVICE_SPEED, Speed
-from beluga.transfer.iosched.hostlink import host_link, settings_for, settings_said
+from beluga.transfer.iosched.hostlink import host_link, host_link_now, settings_for, settings_said
 from beluga.transfer.iosched.io_handle import IoHandle, TransferStats
 from beluga.transfer.iosched.link import Link, LinkSettings, TransferClass
 from beluga.transfer.iosched.scheduled import ScheduledEngine
@@ -80,6 +80,7 @@ __all__ = [
     "default_threads",
     "engine_names",
     "host_link",
+    "host_link_now",
     "is_tensor",
     "plan_blocks",
     "plan_rows",

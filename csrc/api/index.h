@@ -19,6 +19,26 @@ void bl_meta_destroy(bl_meta *meta);
 int bl_meta_serve(bl_meta *meta);
 void bl_meta_describe(const bl_meta *meta, bl_meta_stat *out);
 
+/* The committed blocks of one namespace and one length, as the exporter shows them. */
+typedef struct bl_tenant {
+    uint64_t fingerprint;       /* of the namespace */
+    uint64_t length;            /* payload bytes of each block; 0: no such tenant */
+    uint64_t block_count;       /* committed now */
+    uint64_t commit_count;
+    uint64_t hit_count;
+    uint64_t evict_count;
+} bl_tenant;
+
+/* The first tenant is all those that found no room of their own; its length is not known. */
+enum bl_tenant_limit { BL_TENANT_COUNT = 513 };
+
+/* Copy the tenants, at most count, and return their number. The server's thread goes on meanwhile,
+ * so the figures are not all of one instant. */
+uint32_t bl_meta_tenants(const bl_meta *meta, bl_tenant *out, uint32_t count);
+
+/* Return how many grants were refused for this error, which is a positive bl_error. */
+uint64_t bl_meta_refused(const bl_meta *meta, uint32_t error);
+
 /* What a server does with lower tiers (index/lower.c): a block is evicted only after it was offered
  * to them (else it may be dropped before); a key that the server does not know may be in one. */
 enum bl_lower_flag { BL_LOWER_WAIT = 1, BL_LOWER_UNKNOWN = 2 };

@@ -97,6 +97,8 @@ typedef struct bl_session_stat {
     uint64_t nonce;
     uint64_t call_count;
     uint64_t reattach_count;
+    uint64_t mismatch_count;    /* blocks of gets whose entry or bytes were not those expected */
+    uint64_t checksum_count;    /* those of them whose bytes did not have their checksums */
     uint32_t lane;
     uint32_t reserved;
 } bl_session_stat;
@@ -141,5 +143,33 @@ int bl_session_pump(bl_session *session, const bl_pump *pump, uint64_t timeout_n
 
 /* A handler that sends the request back. */
 int bl_echo_handler(void *context, bl_call *call);
+
+/* ---- What the exporter shows of a server. Any thread may ask while the server exists; the figures
+ * are not all of one instant. */
+
+/* The calls of one method. */
+typedef struct bl_calls {
+    uint64_t call_count;
+    uint64_t error_count;       /* answered with an error */
+} bl_calls;
+
+/* Copy the counters of methods 0 to count - 1. */
+void bl_server_calls(const bl_server *server, bl_calls *out, uint32_t count);
+
+/* What clients count in their own processes, such as the seconds of their gets: the server adds up
+ * what they report. A client says of what kind it is, and how much each of its figures has grown
+ * since its last report. What the figures mean is the clients' business (beluga/rpc/report.py). */
+enum bl_report_limit { BL_REPORT_KINDS = 8, BL_REPORT_FIGURES = 128 };
+
+typedef struct bl_report {
+    uint64_t kind;
+    uint64_t figures[BL_REPORT_FIGURES]; /* a request may end after any of them */
+} bl_report;
+
+/* The handler of reports; its context is the server. */
+int bl_report_handler(void *server, bl_call *call);
+
+/* Copy the sums of a kind: BL_REPORT_FIGURES of them. */
+void bl_server_reported(const bl_server *server, uint32_t kind, uint64_t *figures);
 
 #endif

@@ -31,7 +31,9 @@ enum {
     BL_QUARANTINE_PERCENT = 5,  /* of the data stripes, for one host's suspect writers */
     BL_BLOCK_TOKENS_USUAL = 16,
     BL_NO_NUMBER = 0x7fffffff,
-    BL_GENERATION_SHIFT = 40    /* epoch above, a counter below */
+    BL_GENERATION_SHIFT = 40,   /* epoch above, a counter below */
+    BL_TENANT_WAYS = 8,         /* places of one tenant */
+    BL_REFUSAL_COUNT = 32       /* errors that are counted: bl_error, from BL_ERROR_FORKED on */
 };
 
 enum bl_number_state {
@@ -63,7 +65,8 @@ typedef struct bl_block {
     uint64_t fingerprint;
     uint32_t length;
     uint32_t chunk_size;
-    uint32_t state;             /* bl_number_state */
+    uint16_t state;             /* bl_number_state */
+    uint16_t tenant;            /* of a committed block: its place in bl_meta.tenants */
     uint32_t pin_count;
     uint32_t lane;              /* the lane that has the grant */
     uint32_t task;              /* 1 + its place among the tasks; 0: it may be evicted */
@@ -101,6 +104,9 @@ struct bl_meta {
     uint32_t reused;            /* space of committed blocks was freed since the epoch was read */
     uint64_t held_bytes[BL_HOST_COUNT]; /* by suspect sessions of this epoch */
     bl_meta_stat stat;
+    uint64_t refusals[BL_REFUSAL_COUNT];
+    bl_tenant tenants[BL_TENANT_COUNT];
+    uint32_t tenant;            /* the one that was looked for last */
 };
 
 /* ---- index/table.c: the entries and extent marks in the pool. They have no fence: the round's
@@ -203,6 +209,17 @@ int bl_handle_lower_tell(void *meta, bl_call *call);
 void bl_journal_stored(bl_meta *meta, uint32_t number, const bl_name *name);
 void bl_journal_removed(bl_meta *meta, uint32_t number);
 void bl_journal_destroy(bl_meta *meta);
+
+/* index/tenants.c */
+
+/* Count a block that is committed, by a client or by a predecessor of this server. */
+void bl_stat_committed(bl_meta *meta, uint32_t number);
+
+/* Count a committed block that leaves the index; evicted: to make room for another. */
+void bl_stat_left(bl_meta *meta, uint32_t number, int evicted);
+
+/* Count a grant that was refused for this error. */
+void bl_stat_refused(bl_meta *meta, int status);
 
 /* index/grant.c */
 

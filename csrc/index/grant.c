@@ -96,7 +96,7 @@ static void bl_reserve_one(bl_meta *meta, uint32_t lane, const uint64_t key[2],
     }
     if (number < 0) {
         record->status = (int32_t)number;
-        meta->stat.refuse_count++;
+        bl_stat_refused(meta, (int)number);
         return;
     }
     record->offset = meta->blocks[number].offset;
@@ -187,8 +187,8 @@ static int bl_commit_one(bl_meta *meta, uint32_t lane, const bl_commit *commit,
         bl_journal_stored(meta, number, name);
     bl_grant_leave(meta, block);
     meta->stat.commit_count++;
-    meta->stat.block_count++;
-    meta->stat.block_bytes += block->length;
+    bl_stat_committed(meta, number);
+    meta->tenants[block->tenant].commit_count++;
     bl_crash_point("commit.counted");
     return 0;
 }

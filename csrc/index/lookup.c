@@ -109,9 +109,11 @@ int bl_handle_lookup(void *context, bl_call *call)
                 state = BL_BLOCK_MISS;
             }
         }
-    for (uint32_t i = hits; i-- > 0;) /* deepest first: a parent is newer than its child */
+    for (uint32_t i = hits; i-- > 0;) { /* deepest first: a parent is newer than its child */
+        meta->tenants[meta->blocks[bl_record_block(call, i)].tenant].hit_count++;
         if (meta->blocks[bl_record_block(call, i)].pin_count == 0)
             bl_block_touch(meta, bl_record_block(call, i));
+    }
     meta->stat.hit_count += hits;
     bl_crash_point("lookup.pinned");
     bl_meta_reply(call, hits, state, hits);

@@ -80,7 +80,9 @@ void bl_space_give(bl_meta *meta, uint32_t number)
     bl_extent_return(meta, offset);
 }
 
-void bl_block_evict(bl_meta *meta, uint32_t number)
+/* Remove a committed block without pins from the index, the table and its space, for another block
+ * or because it was removed. */
+static void bl_block_leave(bl_meta *meta, uint32_t number, int evicted)
 {
     bl_block *block = &meta->blocks[number];
     bl_entry_clear(meta, number);
@@ -93,11 +95,11 @@ void bl_block_evict(bl_meta *meta, uint32_t number)
     bl_journal_removed(meta, number);
     bl_block_unkeep(meta, number);
     bl_space_give(meta, number);
-    meta->stat.block_count--;
-    meta->stat.block_bytes -= block->length;
-    meta->stat.evict_count++;
+    bl_stat_left(meta, number, evicted);
     bl_number_give(meta, number);
 }
+
+void bl_block_evict(bl_meta *meta, uint32_t number) { bl_block_leave(meta, number, 1); }
 
 /* May all blocks of an extent be evicted? */
 static int bl_extent_may_go(const bl_meta *meta, const bl_extent_view *view)
@@ -221,8 +223,7 @@ void bl_block_drop(bl_meta *meta, uint32_t number)
 {
     bl_block *block = &meta->blocks[number];
     if (block->pin_count == 0) {
-        bl_block_evict(meta, number);
-        meta->stat.evict_count--;
+        bl_block_leave(meta, number, 0);
         return;
     }
     bl_entry_clear(meta, number);
@@ -234,6 +235,5 @@ void bl_block_drop(bl_meta *meta, uint32_t number)
     bl_block_unkeep(meta, number);
     block->state = BL_NUMBER_DOOMED;
     bl_crash_point("remove.doomed");
-    meta->stat.block_count--;
-    meta->stat.block_bytes -= block->length;
+    bl_stat_left(meta, number, 0);
 }

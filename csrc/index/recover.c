@@ -192,8 +192,7 @@ static void bl_recover_block(bl_meta *meta, uint32_t number)
         if (bl_lower_frees(meta, block))
             bl_evict_cool(meta->order, number);
     }
-    meta->stat.block_count++;
-    meta->stat.block_bytes += block->length;
+    bl_stat_committed(meta, number);
 }
 
 /* Prefault both halves of the entries and marks, which are about to be touched from end to end. */

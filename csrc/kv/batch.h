@@ -28,6 +28,7 @@ typedef struct bl_kv_work {
     uint32_t count;             /* of the granted blocks, or of the leading hits */
     uint32_t half;              /* get: of the server that was asked */
     uint32_t after;             /* get: state of the key after the hits */
+    int status;                 /* get: of the read of the last block */
     int fault;                  /* 0, or a negative error that ends the whole call */
 } bl_kv_work;
 

@@ -26,6 +26,10 @@
 #include "kv/batch.h"
 #include "transfer/block.h"
 
+/* The state of a block that was read, but whose bytes do not have their checksums, until the second
+ * look judges it. */
+enum { BL_KV_DAMAGED = BL_BLOCK_REFUSED };
+
 /* Copy the entries of blocks [first, first + count) as they are in memory now. */
 static void bl_entry_look(const bl_session *session, const bl_kv_work *work, uint32_t first,
                           uint32_t count, bl_entry *entries)
@@ -118,6 +122,7 @@ static int bl_kv_read(const bl_session *session, const bl_kv_batch *batch, uint3
     bl_throttle_end(&own);
     if (status == -BL_ERROR_DEVICE_FAULT || status == -ECANCELED)
         work->fault = status;
+    work->status = status;
     return status;
 }
 
@@ -186,7 +191,7 @@ static void bl_kv_first_look(const bl_session *session, const bl_kv_batch *batch
 
 /* Confirm the blocks that were copied and are HIT. Returns how many leading ones are right. Without
  * fragments nothing can be read again here. */
-static uint32_t bl_kv_second_look(const bl_session *session, const bl_kv_batch *batch,
+static uint32_t bl_kv_second_look(bl_session *session, const bl_kv_batch *batch,
                                   bl_kv_work *work, uint8_t *states, uint64_t *mismatch_count)
 {
     uint32_t leading = work->count;
@@ -204,6 +209,8 @@ static uint32_t bl_kv_second_look(const bl_session *session, const bl_kv_batch *
             continue;
         }
         ++*mismatch_count;
+        session->stat.mismatch_count++;
+        session->stat.checksum_count += states[i] == BL_KV_DAMAGED;
         states[i] = batch->fragments && bl_kv_read_again(session, batch, i, work) ? BL_BLOCK_HIT
                                                                                  : BL_BLOCK_MISS;
         if (states[i] != BL_BLOCK_HIT && i < leading)
@@ -245,7 +252,7 @@ static int bl_kv_hit_read(void *context, uint32_t i, uint32_t worker)
     if (read->threads > 1)
         bl_throttle_begin(&read->throttles[worker], read->batch->length, !last);
     if (bl_kv_read(read->session, read->batch, i, &own, &read->throttles[worker]) < 0)
-        read->states[i] = BL_BLOCK_MISS;
+        read->states[i] = own.status == -EBADMSG ? BL_KV_DAMAGED : BL_BLOCK_MISS;
     if (last)
         bl_throttle_end(&read->throttles[worker]);
     free(own.checksums);
@@ -351,7 +358,7 @@ static int bl_kv_look_guarded(void *context)
         if (hint->states[i] != BL_BLOCK_HIT || !batch->check_checksums || work->chunk_count == 0)
             continue;
         if (bl_checksums_read(hint->session, &work->entries[i], work) < 0)
-            hint->states[i] = BL_BLOCK_MISS;
+            hint->states[i] = BL_KV_DAMAGED;
         memcpy(hint->checksums + (size_t)i * work->chunk_count, work->checksums,
                work->chunk_count * sizeof *work->checksums);
     }

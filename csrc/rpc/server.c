@@ -144,6 +144,7 @@ static void bl_server_handle(bl_server *server, uint32_t lane, const bl_request 
     }
     if (status < 0)
         server->stat.error_count++;
+    bl_server_count(server, request->method, status);
     *reply = (bl_reply){.epoch = (uint32_t)server->epoch, .status = status};
     if (call.reply_size > BL_MESSAGE_INLINE_SIZE) {
         bl_bulk_answer(server, lane, &call, reply);

@@ -91,6 +91,7 @@ struct bl_server {
     struct {
         bl_handler run;
         void *context;
+        bl_calls calls;         /* beside what each call reads anyway */
     } handlers[BL_METHOD_COUNT];
     bl_lane *lanes;
     uint32_t *live;             /* numbers of the live lanes: the one that waited longest is
@@ -115,7 +116,17 @@ struct bl_server {
     uint64_t heartbeat_lost_ns; /* a heartbeat that stands still for so long is lost; 0: default */
     uint64_t stop;              /* shared with the thread that stops the server */
     bl_server_stat stat;
+    uint64_t reported[BL_REPORT_KINDS][BL_REPORT_FIGURES];
 };
+
+/* Count a call for what the exporter shows. Unknown methods count as the last one. */
+static inline void bl_server_count(bl_server *server, uint32_t method, int status)
+{
+    bl_calls *calls = &server->handlers[method < BL_METHOD_COUNT ? method : BL_METHOD_COUNT - 1]
+                           .calls;
+    calls->call_count++;
+    calls->error_count += status < 0;
+}
 
 /* Do the housekeeping: look into the lobby, at heartbeats, liveness locks and the epoch. 0, or
  * -BL_ERROR_DEPOSED. */

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from blocks import eventually
 from beluga.cli import serve
 from beluga.errors import DeposedError
 from beluga.meta import MetaServer
+from tests.exporter.scraped import scrape
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -129,3 +131,37 @@ def test_a_deposed_server_stands_by_again_only_where_it_watches(
         with pytest.raises(DeposedError):
             serve.serve(pool=pool[1::2])
         assert len(served) == 1
+
+
+def test_metrics_are_served_from_standing_by_to_the_end(
+    start: Start, pool: list[str], server: subprocess.Popen[str]
+) -> None:
+    standby = start("serve", *pool, "--standby", "--metrics", "0")
+    assert standby.stderr
+    told = standby.stderr.readline()
+    assert told.startswith("metrics at http://127.0.0.1:")
+    url = told.split()[-1]
+    assert scrape(url).value("beluga_server_serving") == 0
+    server.kill()
+    assert eventually(lambda: scrape(url).value("beluga_server_serving") == 1)
+    assert scrape(url).value("beluga_server_epoch") == 2
+    standby.send_signal(signal.SIGTERM)
+    assert standby.wait(timeout=20) == 0
+
+
+def test_a_port_that_is_taken_is_one_line_and_the_pool_stays_free(
+    run: Run, pool: list[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused = run("serve", *pool, "--metrics", str(port))
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.count("\n") == 1
+    assert f"127.0.0.1 port {port} (Address already in use)" in refused.stderr
+    assert "--metrics" in refused.stderr
+
+
+def test_a_metrics_address_without_a_port_is_refused(run: Run, pool: list[str]) -> None:
+    refused = run("serve", *pool, "--metrics", "localhost")
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert "give [HOST:]PORT" in refused.stderr

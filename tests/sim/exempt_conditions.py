@@ -20,6 +20,9 @@ _CHECKED = "checks bytes though the caller does without, which costs time"
 _CLOCK = "reads a clock for latencies that nobody asked for"
 _CLOSED = "unlocks and closes no descriptor, which the kernel refuses"
 _SUSPECT = "an inherited session is suspect already, so it can only end as GONE"
+_COUNTED = (
+    "only whether a miss counts as a wrong checksum differs: tests/kvcache/test_client_report.py"
+)
 _EARLIER = "what a predecessor wrote, whole or torn, has an earlier epoch; only damage has another"
 _ENDED = "a grant ends with its session, so the abort is refused, whoever asks for it"
 _FENCED = "a full fence more, which costs time"
@@ -283,6 +286,8 @@ REASONED: Conditions = {
         ("worker > 0", 0, "true"): _THREADS,
         ("last", 0, "true"): _THREADS,
         ("read->threads > 1", 0, "true"): _THREADS,
+        ("own.status == -EBADMSG", 0, "false"): _COUNTED,
+        ("own.status == -EBADMSG", 0, "true"): _COUNTED,
     },
     ("kv/get.c", "bl_kv_hits_guarded"): {
         ("threads < BL_THREAD_POOL_WORKERS", 0, "false"): _THREADS,

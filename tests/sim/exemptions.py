@@ -87,7 +87,7 @@ _LEFT_OUT: dict[Name, str] = {
         "covered: bl_entry_look() fenced after the reply that told of the block, and nothing newer "
         "than that reply is relied on"
     ),
-    ("index/reclaim.c", "bl_block_evict", "fence_store", 0): (
+    ("index/reclaim.c", "bl_block_leave", "fence_store", 0): (
         "covered: the round's fence stands between the cleared entry and the reply that grants its "
         "space to a new owner"
     ),

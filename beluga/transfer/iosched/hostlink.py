@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from beluga.errors import TransferError
 from beluga.transfer.iosched.cost import Speed
-from beluga.transfer.iosched.link import Link, LinkSettings
+from beluga.transfer.iosched.link import Link, LinkSettings, link_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,15 +42,31 @@ def host_link(
     own link lies with its lock files, and is removed with them. Raises TransferError if the shared
     file is not usable, and a PoolError if that place is not.
     """
+    name, node, place = _place(pool)
+    return Link(
+        name, settings or settings_for(pool), node=node, pool=pool, directory=directory or place
+    )
+
+
+def host_link_now(pool: Pool) -> Link | None:
+    """Return this host's link to a pool as engines share it now, or None if there is none.
+
+    Unlike :func:`host_link` it makes none, so its caller decides nothing for engines that come
+    later.
+    """
+    name, node, directory = _place(pool)
+    return host_link(pool) if link_path(name, node, directory).exists() else None
+
+
+def _place(pool: Pool) -> tuple[str, int | None, Path | None]:
+    """Return the name, the NUMA node and the directory of the link; see :class:`Link`."""
     adapters = {device.link for device in pool.devices}
     nodes = {device.node for device in pool.devices}
     adapter = adapters.pop() if len(adapters) == 1 else None
-    return Link(
+    return (
         adapter or f"pool-{pool.id}",
-        settings or settings_for(pool),
-        node=nodes.pop() if len(nodes) == 1 else None,
-        pool=pool,
-        directory=directory or (None if adapter else pool.runtime_dir),
+        nodes.pop() if len(nodes) == 1 else None,
+        None if adapter else pool.runtime_dir,
     )
 
 

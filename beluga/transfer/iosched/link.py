@@ -109,9 +109,9 @@ class Link:
         pool: Pool | None = None,
         directory: Path | None = None,
     ) -> None:
-        where = links_directory() if directory is None else directory
         self.name = name
-        self.path = where / f"link-{_file_name(name)}{'' if node is None else f'-node{node}'}"
+        self.path = link_path(name, node, directory)
+        where = self.path.parent
         wanted = settings or LinkSettings()
         self._shared = [
             share(self.path, _HEADER + 2 * _DIRECTION_SIZE, lambda memory: _fill(memory, wanted))
@@ -189,6 +189,11 @@ class Link:
         read, write = self.directions
         return read.bytes_of(kind), write.bytes_of(kind) if self.settings.duplex else 0
 
+    def pieces_of(self, kind: TransferClass) -> tuple[int, int]:
+        """Return how many pieces all processes had admitted, to read and to write."""
+        read, write = (int(direction.handle.nodes[kind].pieces) for direction in self.directions)
+        return read, write if self.settings.duplex else 0
+
     def utilisation(self) -> tuple[float, float]:
         """Return the share of each direction's time that copies of all processes were admitted for.
 
@@ -234,6 +239,12 @@ class Link:
         bucket = ffi.cast("bl_tokens *", at(memory, 0))
         status = lib.bl_tokens_init(bucket, PICOSECONDS, limit, 1, 0, lib.bl_io_queue_now_ns())
         raise_for_status(status, "making a device's bucket")
+
+
+def link_path(name: str, node: int | None, directory: Path | None) -> Path:
+    """Return the shared file of a link."""
+    where = links_directory() if directory is None else directory
+    return where / f"link-{_file_name(name)}{'' if node is None else f'-node{node}'}"
 
 
 def _direction_at(memory: mmap.mmap, direction: Direction) -> core.bl_direction:

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What clients count in their own processes, and report to the server now and then.
+
+The server cannot know how long a get took, how many tokens it saved, or that a reader caught a
+stale line. A client counts this beside its calls and sends what was added with one more call, at
+most every :data:`INTERVAL_S` seconds and right after another call, so a client that is idle sends
+nothing. The server adds it up by kind of client (``csrc/rpc/report.c``),
+and its exporter shows the sums. A report that fails is lost: no figure counts twice.
+
+The order of :class:`Figure` and :class:`Operation` is the order in the call. New ones are appended,
+so clients and servers of different versions understand each other.
+"""
+
+from __future__ import annotations
+
+import bisect
+import enum
+import struct
+import time
+from collections.abc import Sequence
+
+from beluga._ffi import lib
+
+INTERVAL_S = 5.0
+
+KINDS = ("other", "vllm", "sglang", "lmcache", "replay")
+"""The kinds of clients; the number is that of the call."""
+
+SECONDS = (
+    *(10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3),
+    *(5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 1.0),
+)
+"""The bounds of the histograms, in seconds."""
+
+
+class Figure(enum.IntEnum):
+    """What is counted; the number is its place in the call."""
+
+    ASKED_BLOCKS = 0
+    HIT_BLOCKS = 1
+    STORED_BLOCKS = 2
+    PRESENT_BLOCKS = 3
+    REFUSED_BLOCKS = 4
+    READ_BYTES = 5
+    WRITTEN_BYTES = 6
+    FLUSHED_BYTES = 7
+    MISMATCHES = 8
+    CHECKSUM_FAILURES = 9
+    SAVED_TOKENS = 10
+    SAVED_NS = 11
+
+
+class Operation(enum.IntEnum):
+    """What has a histogram of times; the number is its place behind the figures."""
+
+    GET = 0
+    PUT = 1
+    LOOKUP = 2
+
+
+TIME_FIGURES = len(SECONDS) + 2
+"""The figures of a histogram: a count for each bound, one for what is above, and nanoseconds."""
+
+REPORT_FIGURES = len(Figure) + len(Operation) * TIME_FIGURES
+assert REPORT_FIGURES <= lib.BL_REPORT_FIGURES  # noqa: S101  else the server refuses reports
+
+
+class Report:
+    """The figures of one session since its last report. Figures of several threads may be lost."""
+
+    def __init__(self) -> None:
+        self.kind = KINDS[0]
+        self._figures = [0] * REPORT_FIGURES
+        self._due_s = time.monotonic() + INTERVAL_S
+
+    def add(self, figure: Figure, amount: int = 1) -> None:
+        """Add to a figure."""
+        self._figures[figure] += amount
+
+    def took(self, operation: Operation, seconds: float) -> None:
+        """Note that an operation took so long."""
+        first = len(Figure) + operation * TIME_FIGURES
+        self._figures[first + bisect.bisect_left(SECONDS, seconds)] += 1
+        self._figures[first + TIME_FIGURES - 1] += int(seconds * 1e9)
+
+    def saved(self, tokens: int, seconds: float = 0.0) -> None:
+        """Note that an engine need not compute tokens, which would have taken it so long."""
+        self._figures[Figure.SAVED_TOKENS] += tokens
+        self._figures[Figure.SAVED_NS] += int(seconds * 1e9)
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for a report."""
+        return time.monotonic() >= self._due_s
+
+    def take(self) -> bytes | None:
+        """Return the request of a report, and begin anew; None if there is nothing to report."""
+        self._due_s = time.monotonic() + INTERVAL_S
+        figures, self._figures = self._figures, [0] * REPORT_FIGURES
+        if not any(figures):
+            return None
+        return struct.pack(f"={1 + REPORT_FIGURES}Q", KINDS.index(self.kind), *figures)
+
+    def never(self) -> None:
+        """Send no more reports: the server does not know them."""
+        self._due_s = float("inf")
+
+
+class Reported:
+    """The sums of what clients of one kind have reported."""
+
+    def __init__(self, figures: Sequence[int]) -> None:
+        self._figures = figures
+
+    def __getitem__(self, figure: Figure) -> int:
+        return int(self._figures[figure])
+
+    def __bool__(self) -> bool:
+        return any(self._figures)
+
+    def times(self, operation: Operation) -> tuple[tuple[int, ...], float]:
+        """Return the counts of an operation's histogram, and the sum of its seconds."""
+        first = len(Figure) + operation * TIME_FIGURES
+        last = first + TIME_FIGURES - 1
+        return tuple(int(count) for count in self._figures[first:last]), self._figures[last] / 1e9

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Counts blocks by tenant, which is their namespace's fingerprint and their length, and refusals by
+ * reason.
+ *
+ * A tenant has BL_TENANT_WAYS places to be in, as a line has in a cache. It takes one that was
+ * never used or whose tenant has no blocks; if there is none, its blocks count for the first tenant
+ * of all, which stands for everybody else. So a block costs one comparison, as most blocks are of
+ * the tenant of the block before.
+ */
+#include "index/blocks.h"
+
+static int bl_tenant_is(const bl_tenant *tenant, const bl_block *block)
+{
+    return tenant->fingerprint == block->fingerprint && tenant->length == block->length;
+}
+
+/* Return the place of a block's tenant, which may be made for it. */
+static uint32_t bl_tenant_find(bl_meta *meta, const bl_block *block)
+{
+    uint64_t mixed = (block->fingerprint ^ block->length) * 0x9e3779b97f4a7c15ull;
+    uint32_t sets = (BL_TENANT_COUNT - 1) / BL_TENANT_WAYS;
+    uint32_t first = 1 + (uint32_t)((mixed >> 32) % sets) * BL_TENANT_WAYS, found = 0;
+    for (uint32_t place = first; place < first + BL_TENANT_WAYS; place++) {
+        if (bl_tenant_is(&meta->tenants[place], block))
+            return place;
+        if (found == 0 && meta->tenants[place].block_count == 0)
+            found = place;
+    }
+    for (uint32_t place = first; place < first + BL_TENANT_WAYS; place++)
+        if (meta->tenants[place].length == 0) { /* counters stay as long as there is room */
+            found = place;
+            break;
+        }
+    if (found != 0)
+        meta->tenants[found] = (bl_tenant){block->fingerprint, block->length, 0, 0, 0, 0};
+    return found;
+}
+
+void bl_stat_committed(bl_meta *meta, uint32_t number)
+{
+    bl_block *block = &meta->blocks[number];
+    if (!bl_tenant_is(&meta->tenants[meta->tenant], block))
+        meta->tenant = bl_tenant_find(meta, block);
+    block->tenant = (uint16_t)meta->tenant;
+    meta->tenants[meta->tenant].block_count++;
+    meta->stat.block_count++;
+    meta->stat.block_bytes += block->length;
+}
+
+void bl_stat_left(bl_meta *meta, uint32_t number, int evicted)
+{
+    const bl_block *block = &meta->blocks[number];
+    bl_tenant *tenant = &meta->tenants[block->tenant];
+    tenant->block_count--;
+    meta->stat.block_count--;
+    meta->stat.block_bytes -= block->length;
+    tenant->evict_count += evicted;
+    meta->stat.evict_count += evicted;
+}
+
+void bl_stat_refused(bl_meta *meta, int status)
+{
+    uint32_t place = (uint32_t)(-status - BL_ERROR_FORKED);
+    meta->stat.refuse_count++;
+    if (place < BL_REFUSAL_COUNT)
+        meta->refusals[place]++;
+}
+
+uint64_t bl_meta_refused(const bl_meta *meta, uint32_t error)
+{
+    uint32_t place = error - BL_ERROR_FORKED;
+    return place < BL_REFUSAL_COUNT ? meta->refusals[place] : 0;
+}
+
+uint32_t bl_meta_tenants(const bl_meta *meta, bl_tenant *out, uint32_t count)
+{
+    uint32_t found = 0;
+    for (uint32_t place = 0; place < BL_TENANT_COUNT && found < count; place++) {
+        const bl_tenant *tenant = &meta->tenants[place];
+        if (tenant->length != 0 || tenant->block_count != 0 || tenant->commit_count != 0)
+            out[found++] = *tenant;
+    }
+    return found;
+}

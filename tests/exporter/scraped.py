@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Reads Prometheus's text format as a scraper does."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+
+SERIES = re.compile(r"([a-z_]+)(?:\{(.*)\})? (\S+)")
+LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
+
+
+class Scrape:
+    """The series of one scrape."""
+
+    def __init__(self, text: str) -> None:
+        self.kinds: dict[str, str] = {}
+        self.series: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+        for line in text.splitlines():
+            if line.startswith("# TYPE "):
+                name, kind = line.split()[2:]
+                self.kinds[name] = kind
+            elif not line.startswith("#"):
+                found = SERIES.fullmatch(line)
+                assert found, line
+                labels = tuple(sorted(LABEL.findall(found[2] or "")))
+                assert labels not in self.series.get(found[1], {}), f"twice: {line}"
+                self.series.setdefault(found[1], {})[labels] = float(found[3])
+
+    def value(self, name: str, **labels: str) -> float:
+        """Return the sum of the series that have these labels; 0 if none has."""
+        wanted = set(labels.items())
+        found = self.series.get(name, {}).items()
+        return sum(value for have, value in found if wanted <= set(have))
+
+    def labels(self, name: str, label: str) -> set[str]:
+        """Return the values of a label."""
+        return {dict(labels)[label] for labels in self.series.get(name, {})}
+
+
+def raw(url: str, data: bytes | None = None) -> bytes:
+    """Return the body of an answer to a GET, or to a POST of data."""
+    with urllib.request.urlopen(url, data, timeout=30) as answer:  # noqa: S310
+        assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        return bytes(answer.read())
+
+
+def scrape(url: str) -> Scrape:
+    """Scrape a server."""
+    return Scrape(raw(url).decode())

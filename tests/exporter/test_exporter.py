@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The exporter tells what happened in a pool, by the names of its table."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from beluga import KVCache, MetaServer, Pool
+from beluga.errors import ExporterError
+from beluga.exporter import METRICS, TIER_PREFIXES, Collector, Exporter, read_address
+from beluga.kvcache import Namespace
+from beluga.rpc import report
+from beluga.transfer import LinkSettings
+from beluga.transfer.iosched.cost import Speed
+from tests.exporter.scraped import Scrape, raw, scrape
+
+LENGTH = 64 << 10
+BLOCKS = 96
+PROMTOOL = shutil.which("promtool")
+
+
+@pytest.fixture
+def pool(shm: Path) -> Iterator[Pool]:
+    paths = [shm / "a", shm / "b"]
+    options = {"device_size": 32 << 20, "sparse": True, "max_blocks": BLOCKS}
+    with Pool.create(paths, coherence="software", **options) as pool:
+        yield pool
+
+
+@pytest.fixture
+def server(pool: Pool) -> Iterator[MetaServer]:
+    with MetaServer(pool) as server:
+        yield server
+
+
+@pytest.fixture
+def exporter(server: MetaServer, pool: Pool) -> Iterator[Exporter]:
+    exporter = Exporter(Collector(server, pool))
+    exporter.start()
+    yield exporter
+    exporter.stop()
+
+
+@pytest.fixture
+def look(exporter: Exporter, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Scrape]:
+    """Scrape; clients report with each call."""
+    monkeypatch.setattr(report, "INTERVAL_S", 0.0)
+    return lambda: scrape(exporter.url)
+
+
+def names(count: int, *, start: int = 0) -> list[bytes]:
+    return [number.to_bytes(16, "little") for number in range(start, start + count)]
+
+
+def payload(count: int, length: int = LENGTH) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 256, (count, length), dtype=np.uint8)
+
+
+def test_puts_and_gets_are_counted_by_the_server_and_by_their_client(
+    pool: Pool, look: Callable[[], Scrape]
+) -> None:
+    with KVCache(pool, namespace="a") as cache:
+        cache.put(names(6), payload(6))
+        cache.put(names(6), payload(6))
+        assert cache.get(names(10), payload(10)).hits == 6
+        assert cache.lookup(names(10)) == 6
+        cache.get(names(1), payload(1))  # reports the lookup
+        seen = look()
+    value = seen.value
+    assert (value("beluga_blocks"), value("beluga_blocks_limit")) == (6, BLOCKS)
+    assert value("beluga_pool_payload_bytes") == 6 * LENGTH
+    assert value("beluga_commits_total") == value("beluga_client_stored_blocks_total") == 6
+    assert value("beluga_client_present_blocks_total") == 6
+    assert value("beluga_client_asked_blocks_total", client="other") == 11
+    assert value("beluga_client_hit_blocks_total") == 7
+    assert value("beluga_client_written_bytes_total") == 6 * LENGTH
+    read = value("beluga_client_read_bytes_total")
+    assert read == value("beluga_client_flushed_bytes_total") == 7 * LENGTH
+    assert value("beluga_client_put_seconds_count") == 2
+    assert value("beluga_client_get_seconds_count") == 2
+    assert value("beluga_client_lookup_seconds_count") == 1
+    assert 0 < value("beluga_client_get_seconds_sum") < 60
+    assert value("beluga_client_get_seconds_bucket", le="+Inf") == 2
+    assert value("beluga_rpc_calls_total", method="reserve") == 2
+    assert value("beluga_rpc_calls_total", method="commit") == 1
+    assert value("beluga_lookup_hits_total") == 6 + 6 + 1
+    assert (value("beluga_server_serving"), value("beluga_sessions")) == (1, 1)
+    assert value("beluga_device_bytes") == 64 << 20
+
+
+def test_blocks_are_counted_by_tenant_and_block_size(
+    pool: Pool, look: Callable[[], Scrape]
+) -> None:
+    with KVCache(pool, namespace="a") as first, KVCache(pool, namespace="b") as other:
+        tenant = f"{first.fingerprint:016x}"
+        first.put(names(3), payload(3))
+        other.put(names(2), payload(2))
+        other.put(names(2, start=50), payload(2, 4096))
+        assert first.get(names(3), payload(3)).hits == 3
+        seen = look()
+        assert seen.labels("beluga_tenant_blocks", "tenant") == {
+            tenant,
+            f"{other.fingerprint:016x}",
+        }
+        assert seen.value("beluga_tenant_blocks", tenant=tenant) == 3
+        assert seen.value("beluga_tenant_bytes", tenant=tenant) == 3 * LENGTH
+        assert seen.value("beluga_tenant_hits_total", tenant=tenant) == 3
+        assert seen.value("beluga_tenant_blocks", block_bytes="4096") == 2
+        assert seen.value("beluga_tenant_bytes") == seen.value("beluga_pool_payload_bytes")
+        assert first.remove(names(1)) == 1
+        other.put(names(BLOCKS, start=100), payload(BLOCKS, 4096))  # evicts all there was
+    seen = look()
+    assert seen.value("beluga_tenant_blocks", tenant=tenant) == 0
+    assert seen.value("beluga_tenant_commits_total", tenant=tenant) == 3
+    assert seen.value("beluga_tenant_evictions_total", tenant=tenant) == 2
+    assert seen.value("beluga_tenant_evictions_total") == seen.value("beluga_evictions_total")
+    assert seen.value("beluga_table_evictions_total") > 0
+    assert seen.value("beluga_tenant_blocks") == seen.value("beluga_blocks") == BLOCKS
+
+
+def test_a_successor_counts_the_blocks_that_it_takes_over(pool: Pool) -> None:
+    with MetaServer(pool), KVCache(pool, namespace="a") as cache:
+        cache.put(names(3), payload(3))
+        tenant = cache.fingerprint
+    with MetaServer(pool) as successor:
+        (found,) = successor.tenants()
+    assert (found.fingerprint, found.length, found.block_count) == (tenant, LENGTH, 3)
+    assert found.commit_count == 0
+
+
+def test_tenants_without_a_place_of_their_own_count_as_one(shm: Path) -> None:
+    many = 4000
+    options = {"device_size": 64 << 20, "sparse": True, "max_blocks": many}
+    with (
+        Pool.create([shm / "many"], **options) as pool,
+        MetaServer(pool) as server,
+        KVCache(pool, namespace="a") as cache,
+    ):
+        for length in range(64, 64 + many):
+            assert cache.put(names(1, start=length), payload(1, length)).stored == 1
+        crowded = server.tenants()
+        cache.remove(names(many, start=64))
+        emptied = server.tenants()
+        cache.put(names(1, start=9999), payload(1, 9999))
+        again = server.tenants()
+    assert sum(tenant.block_count for tenant in crowded) == many
+    assert crowded[0].length == 0  # the rest
+    assert 256 < len(crowded) <= 513
+    assert crowded[0].block_count == many - (len(crowded) - 1)
+    assert not any(tenant.block_count for tenant in emptied)
+    assert [tenant.length for tenant in again if tenant.block_count] == [9999]
+
+
+def test_refusals_have_their_reason(pool: Pool, look: Callable[[], Scrape]) -> None:
+    with KVCache(pool, namespace="a") as cache, KVCache(pool, namespace="b") as reader:
+        reader.put(names(BLOCKS), payload(BLOCKS, 4096))
+        pins = reader.pin(names(BLOCKS))
+        assert cache.put(names(2), payload(2, 4096)).refused == 2
+        reader.release(pins)
+        seen = look()
+    assert seen.value("beluga_refusals_total", reason="table full") == 2
+    assert seen.value("beluga_refusals_total") == 2
+    assert seen.value("beluga_client_refused_blocks_total") == 2
+    assert seen.value("beluga_blocks_pinned") == 0
+
+
+def test_the_link_shows_what_engines_copied_over_it_while_they_use_it(
+    pool: Pool, look: Callable[[], Scrape]
+) -> None:
+    assert not any(name.startswith("beluga_link_") for name in look().series)
+    speed = Speed(20_000_000_000)
+    settings = LinkSettings(read=speed, write=speed, device=speed)
+    with KVCache(pool, namespace="a", link=settings) as cache:
+        cache.put(names(8), payload(8))
+        assert cache.get(names(8), payload(8)).hits == 8
+        seen = look()
+        again = look()
+    assert seen.value("beluga_link_bytes_total", direction="read") >= 8 * LENGTH
+    assert seen.value("beluga_link_bytes_total", direction="write", **{"class": "offload"}) >= (
+        8 * LENGTH
+    )
+    assert seen.value("beluga_link_busy_seconds_total", direction="read") > 0
+    assert seen.labels("beluga_link_device_busy_seconds_total", "device") == {
+        str(device.path) for device in pool.devices
+    }
+    assert seen.value("beluga_link_device_busy_seconds_total") > 0
+    assert again.value("beluga_link_bytes_total") == seen.value("beluga_link_bytes_total")
+    assert not any(name.startswith("beluga_link_") for name in look().series)
+
+
+def test_tokens_and_seconds_that_an_engine_saved_are_summed_by_kind(
+    pool: Pool, look: Callable[[], Scrape]
+) -> None:
+    with KVCache(pool, namespace="a") as cache:
+        cache.client.report.kind = "vllm"
+        for _ in range(2):
+            cache.client.report.saved(1600, 0.125)
+            cache.get(names(1), payload(1))
+        seen = look()
+    assert seen.value("beluga_saved_tokens_total", client="vllm") == 3200
+    assert seen.value("beluga_saved_prefill_seconds_total", client="vllm") == 0.25
+    assert seen.value("beluga_saved_tokens_total", client="other") == 0
+
+
+def test_every_series_is_in_the_table_with_its_kind_and_labels(
+    pool: Pool, look: Callable[[], Scrape]
+) -> None:
+    with KVCache(pool, namespace=Namespace({"name": "a"}), link=LinkSettings()) as cache:
+        cache.put(names(1), payload(1))
+        cache.get(names(1), payload(1))
+        seen = look()
+    ours = {name: kind for name, kind in seen.kinds.items() if not name.startswith(TIER_PREFIXES)}
+    assert ours == {name: metric.kind for name, metric in METRICS.items()}
+    for name, series in seen.series.items():
+        base = name
+        for end in ("_bucket", "_sum", "_count"):
+            if METRICS.get(name.removesuffix(end), METRICS["beluga_blocks"]).kind == "histogram":
+                base = name.removesuffix(end)
+        if base in METRICS:
+            for labels in series:
+                assert {label for label, _ in labels} - {"le"} == set(METRICS[base].labels)
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="needs Debian's package prometheus")
+def test_promtool_likes_the_metrics(pool: Pool, exporter: Exporter) -> None:
+    with KVCache(pool, namespace="a", link=LinkSettings()) as cache:
+        cache.put(names(1), payload(1))
+        text = raw(exporter.url)
+    checked = subprocess.run(
+        [PROMTOOL or "", "check", "metrics"],
+        input=text,
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")
+
+
+def test_a_server_that_ended_says_so_until_its_exporter_ends(
+    pool: Pool, server: MetaServer, look: Callable[[], Scrape]
+) -> None:
+    assert look().value("beluga_server_serving") == 1
+    server.stop()
+    seen = look()
+    assert seen.value("beluga_server_serving") == 0
+    assert "beluga_blocks" not in seen.series
+
+
+def test_only_the_metrics_are_answered(exporter: Exporter) -> None:
+    for path, status in (("/", 404), ("/metrics/x", 404)):
+        with pytest.raises(urllib.error.HTTPError) as error:
+            raw(exporter.url.replace("/metrics", path))
+        assert error.value.code == status
+    with pytest.raises(urllib.error.HTTPError) as error:
+        raw(exporter.url, b"x")
+    assert error.value.code == 501
+
+
+def test_it_listens_on_loopback_and_a_taken_port_is_one_clear_line(
+    exporter: Exporter, pool: Pool, server: MetaServer
+) -> None:
+    with socket.create_connection(("127.0.0.1", exporter.port), timeout=30) as peer:
+        assert peer.getpeername()[0] == "127.0.0.1"
+    with pytest.raises(ExporterError, match=f"cannot have 127.0.0.1 port {exporter.port}") as error:
+        Exporter(Collector(server, pool), port=exporter.port)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("9466", ("127.0.0.1", 9466)),
+        ("0.0.0.0:80", ("0.0.0.0", 80)),  # noqa: S104  only read
+        ("[::1]:0", ("::1", 0)),
+        ("rack-7:9466", ("rack-7", 9466)),
+    ],
+)
+def test_addresses(text: str, found: tuple[str, int]) -> None:
+    assert read_address(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":x", "65536", "-1", "9466/metrics", "٣"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ExporterError, match=r"give \[HOST:\]PORT"):
+        read_address(text)
+
+
+def test_the_process_is_this_one(look: Callable[[], Scrape]) -> None:
+    seen = look()
+    started = seen.value("process_start_time_seconds")
+    assert abs(started - Path(f"/proc/{os.getpid()}").stat().st_ctime) < 60
+    assert seen.value("process_resident_memory_bytes") > 1 << 20
+    assert seen.value("process_open_fds") > 3
+    assert look().value("process_cpu_seconds_total") >= seen.value("process_cpu_seconds_total")
