@@ -24,7 +24,15 @@ from beluga.errors import (
     PoolExistsError,
     raise_for_status,
 )
-from beluga.pool.device import SYSFS, Device, examine, explain, open_device, refuse_twice
+from beluga.pool.device import (
+    SYSFS,
+    Device,
+    examine,
+    explain,
+    file_identity,
+    open_device,
+    refuse_twice,
+)
 from beluga.pool.layout import Layout, Wishes
 from beluga.pool.mapping import Mapping, Member
 from beluga.pool.room import demand, room
@@ -208,13 +216,14 @@ def _make_file(device: Device, size: int, sparse: bool, undo: ExitStack) -> Devi
             os.ftruncate(fd, size)
         if not sparse:
             os.posix_fallocate(fd, device.spec.offset, size)
+        identity = file_identity(os.fstat(fd))
     except OSError as error:
         raise NoRoomError(
             f"{path}: {show_size(size)}: {error.strerror}; use a smaller size or another directory"
         ) from None
     finally:
         os.close(fd)
-    return replace(device, size=max(size, device.size))
+    return replace(device, size=max(size, device.size), identity=identity)
 
 
 def _fault_in(mapping: Mapping, progress: Progress | None) -> None:

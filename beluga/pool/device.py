@@ -64,12 +64,17 @@ def examine(spec: DeviceSpec, *, creating: bool = False, sysfs: Path = SYSFS) ->
     except OSError as error:
         raise explain(error, path) from None
     if stat.S_ISREG(found.st_mode):
-        identity = ("file", found.st_dev, found.st_ino)
-        return Device(spec, "file", _room(spec, found.st_size), True, identity, spec.node)
+        room = _room(spec, found.st_size)
+        return Device(spec, "file", room, True, file_identity(found), spec.node)
     if stat.S_ISCHR(found.st_mode):
         return _examine_devdax(spec, found.st_rdev, sysfs)
     what = "a directory; name a file in it" if stat.S_ISDIR(found.st_mode) else "no device-dax node"
     raise DeviceMissingError(f"{path} is {what}; a device is a devdax node or a file")
+
+
+def file_identity(found: os.stat_result) -> tuple[object, ...]:
+    """Return the identity of a file."""
+    return "file", found.st_dev, found.st_ino
 
 
 def _examine_nothing(spec: DeviceSpec) -> Device:

@@ -1,16 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A mapping: the devices of one pool, mapped into this process in superblock order."""
+"""A mapping: the devices of one pool, mapped into this process in superblock order.
+
+A process maps a pool once, however often it opens it: address space and page tables are needed
+once, and each page is faulted in once. The mappings of one pool share the memory, and the last one
+that ends unmaps it.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from beluga._ffi import core, ffi, lib
-from beluga._shared import SharedHandle
+from beluga._shared import SharedHandle, when_forked
 from beluga.errors import DeviceTruncatedError, ForkedSessionError, NoRoomError, raise_for_status
 from beluga.pool.device import Device, open_device
 from beluga.pool.superblock import SUPERBLOCK_SIZE, Superblock
@@ -24,13 +31,25 @@ class Member:
     superblock: Superblock
 
 
-class Mapping:
-    """Maps the devices on construction. It unmaps them when it has been closed and no thread uses
-    it any more. A forked child has nothing mapped.
+_Key: TypeAlias = "tuple[tuple[object, ...], ...]"
+
+
+def _key(members: Sequence[Member]) -> _Key:
+    """Return what two mappings have in common that may share their memory. A device that was
+    formatted again has another superblock.
     """
+    return tuple(
+        (member.device.identity, member.device.spec.offset, bytes(member.superblock.raw))
+        for member in members
+    )
+
+
+class _Memory:
+    """The mapped devices, and the ``bl_pool`` over them, with the number of their users."""
 
     def __init__(self, members: Sequence[Member]) -> None:
-        self.members = tuple(members)
+        self.key = _key(members)
+        self.user_count = 0
         self.device_size = members[0].superblock.geometry.device_size
         self.superblocks = ffi.new("bl_superblock[]", len(members))
         self.addresses = ffi.new("void *[]", len(members))
@@ -46,14 +65,9 @@ class Mapping:
         except BaseException:
             self._unmap()
             raise
-        self._handle = handle[0]
-        self._shared = SharedHandle("pool", self._handle, self._end)
+        self.handle = handle[0]
 
     def _map(self, index: int, device: Device) -> None:
-        if device.size < self.device_size:  # the kernel maps devdax beyond its end without an error
-            raise DeviceTruncatedError(
-                f"{device} has {device.size} bytes, less than the {self.device_size} to be mapped"
-            )
         fd = open_device(device)
         try:
             place = self.addresses + index
@@ -63,6 +77,72 @@ class Mapping:
         if code == -errno.ENOMEM:
             raise NoRoomError(f"{device}: no address space to map it; is 'ulimit -v' set?")
         raise_for_status(code, f"mapping {device}")
+
+    def end(self) -> None:
+        lib.bl_pool_close(self.handle)
+        self._unmap()
+
+    def _unmap(self) -> None:
+        for index, address in enumerate(self.addresses):
+            if address != ffi.NULL:
+                if self._pid == os.getpid():
+                    lib.bl_device_unmap(address, self.device_size)
+                self.addresses[index] = ffi.NULL
+
+
+class _Mapped:
+    """What this process has mapped. A forked child has nothing mapped."""
+
+    def __init__(self) -> None:
+        self._forget()
+        when_forked(self)
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[_Key, _Memory] = {}
+
+    def take(self, members: Sequence[Member]) -> _Memory:
+        """Return the memory of these devices, mapped if it is not yet. Its user gives it back."""
+        with self._lock:
+            memory = self._found.get(_key(members))
+            if memory is None:
+                memory = _Memory(members)
+                self._found[memory.key] = memory
+            memory.user_count += 1
+        return memory
+
+    def give_back(self, memory: _Memory) -> None:
+        """Unmap the memory if this was its last user."""
+        with self._lock:
+            memory.user_count -= 1
+            if memory.user_count > 0:
+                return
+            if self._found.get(memory.key) is memory:
+                del self._found[memory.key]
+        memory.end()
+
+
+_mapped = _Mapped()
+
+
+class Mapping:
+    """Maps the devices on construction, unless this process has them mapped. It lets go of them
+    when it has been closed and no thread uses it any more. A forked child has nothing mapped.
+    """
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.members = tuple(members)
+        self.device_size = members[0].superblock.geometry.device_size
+        for member in members:  # the kernel maps devdax beyond its end without an error
+            if member.device.size < self.device_size:
+                raise DeviceTruncatedError(
+                    f"{member.device} has {member.device.size} bytes, less than the "
+                    f"{self.device_size} to be mapped"
+                )
+        self._pid = os.getpid()
+        self._memory = _mapped.take(self.members)
+        self.superblocks, self.addresses = self._memory.superblocks, self._memory.addresses
+        self._shared = SharedHandle("pool", self._memory.handle, self._end)
 
     def using(self) -> SharedHandle[core.bl_pool]:
         """Return the ``bl_pool *`` for C::
@@ -83,19 +163,11 @@ class Mapping:
     def handle(self) -> core.bl_pool:
         """The ``bl_pool *`` for a caller that knows that no thread closes the mapping meanwhile."""
         self.using()
-        return self._handle
+        return self._memory.handle
 
     def close(self) -> None:
-        """Unmap the devices as soon as no thread uses them."""
+        """Let go of the devices as soon as no thread uses them."""
         self._shared.close()
 
     def _end(self) -> None:
-        lib.bl_pool_close(self._handle)
-        self._unmap()
-
-    def _unmap(self) -> None:
-        for index, address in enumerate(self.addresses):
-            if address != ffi.NULL:
-                if self._pid == os.getpid():
-                    lib.bl_device_unmap(address, self.device_size)
-                self.addresses[index] = ffi.NULL
+        _mapped.give_back(self._memory)

@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from beluga._ffi import ffi, lib
+from beluga.errors import DeviceTruncatedError
 from beluga.pool import Pool
 
 TIB = 1 << 40
@@ -50,3 +52,76 @@ def test_eight_tebibytes_are_at_most_two_mappings_per_device(
         counts = [mapping_count(path) for path in paths]
         assert all(1 <= count <= 2 for count in counts)
     assert sum(mapping_count(path) for path in paths) == 0
+
+
+def test_a_process_maps_a_pool_once_however_often_it_opens_it(shm: Path) -> None:
+    paths = [shm / "a", shm / "b"]
+    made = Pool.create(paths, device_size=16 << 20, sparse=True)
+    pools = [made, *(Pool.open(order) for order in (paths[::-1], paths))]
+    assert [mapping_count(path) for path in paths] == [1, 1]
+    assert len({pool.handle for pool in pools}) == 1
+    pools[0].close()
+    with pytest.raises(ValueError, match="closed"):
+        pools[0].using()
+    assert ffi.buffer(lib.bl_pool_address(pools[1].handle, 0), 8)[:]  # the others use it still
+    with pools[1].using():
+        for pool in pools[1:]:
+            pool.close()
+        assert [mapping_count(path) for path in paths] == [1, 1]
+    assert [mapping_count(path) for path in paths] == [0, 0]
+    with Pool.open(paths):
+        assert [mapping_count(path) for path in paths] == [1, 1]
+
+
+def test_a_pool_that_was_made_again_is_mapped_beside_the_old_one(shm: Path) -> None:
+    paths = [shm / "a"]
+    with Pool.create(paths, device_size=16 << 20, sparse=True) as old:
+        with Pool.create(paths, sparse=True, force=True) as new:
+            assert old.handle != new.handle
+            assert old.id != new.id
+        with Pool.open(paths) as new:
+            assert new.id != old.id
+            assert old.handle != new.handle
+
+
+def test_a_pool_that_was_cut_is_refused_although_it_is_mapped(shm: Path) -> None:
+    path = shm / "a"
+    with Pool.create([path], device_size=16 << 20, sparse=True):
+        pass
+    with Pool.open([path]):
+        os.truncate(path, 8 << 20)
+        with pytest.raises(DeviceTruncatedError):
+            Pool.open([path])
+        os.truncate(path, 16 << 20)
+
+
+def test_a_forked_child_maps_a_pool_anew(shm: Path) -> None:
+    path = shm / "a"
+    Pool.create([path], device_size=16 << 20, sparse=True).close()
+    with Pool.open([path]) as pool:
+        child = os.fork()
+        if child == 0:
+            found = 1
+            try:
+                with Pool.open([path]) as _:
+                    found = int(mapping_count(path) != 1)
+                found += int(mapping_count(path) != 0)
+                pool.close()
+            finally:
+                os._exit(found)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert mapping_count(path) == 1
+
+
+def test_threads_that_open_and_close_leave_nothing_mapped(shm: Path) -> None:
+    path = shm / "a"
+    Pool.create([path], device_size=16 << 20, sparse=True).close()
+
+    def use(_: int) -> bytes:
+        with Pool.open([path]) as pool, pool.using() as handle:
+            return bytes(ffi.buffer(lib.bl_pool_address(handle, 0), 64))
+
+    with ThreadPoolExecutor(8) as threads:
+        found = set(threads.map(use, range(400)))
+    assert len(found) == 1
+    assert mapping_count(path) == 0

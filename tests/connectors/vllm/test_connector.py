@@ -285,6 +285,16 @@ def test_blocks_are_announced_when_they_are_in_the_pool(
     assert list(silent.scheduler.take_events()) == []
 
 
+def test_an_engine_maps_the_pool_once(
+    server: MetaServer, pool: Pool, make: Callable[..., Engine]
+) -> None:
+    engine = make()
+    engine.run(request("a", TOKENS), 0, fill=1)
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    for device in pool.devices:  # this process has the server, too
+        assert sum(line.endswith(f" {device.path}") for line in lines) == 1
+
+
 @pytest.mark.parametrize("adapter", ["", "tuned", "secret"])
 def test_a_router_tells_salted_blocks_from_others_by_what_is_announced(
     server: MetaServer, pool: Pool, make: Callable[..., Engine], adapter: str
