@@ -58,7 +58,7 @@ EXPORTS: dict[str, str] = {
         "ApproximateIndexer PredictiveIndexer Publisher Subscription WireDecoder hash_blocks_by "
         "Kept PoolEvent PoolFeed encode_dynamo encode_pool DEFAULT_POLICY PolicySettings "
         "configured_policy policy_name settings_known HashBlocks Usual with_extra_keys "
-        "read_load"
+        "read_load in_space"
     ),
     "beluga.disagg": (
         "Claim Course Decide MAX_AGE_S PrefillTask PrefillWorker Prefiller QueueSize TASKS_MAX "

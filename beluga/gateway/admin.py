@@ -8,6 +8,7 @@
     POST   /workers                  {"url": ..., "models": [...], "events": ..., "replay": ...}
     POST   /workers/{id}/drain       send it nothing new; it leaves after its last request
     DELETE /workers/{id}             remove it at once; its running requests continue
+    GET    /pool                     show how the index follows the pool's events
     GET    /alerts                   alert rules for Prometheus
 
 It has its own listener, by default on the loopback address, because its users can redirect the
@@ -23,6 +24,7 @@ from aiohttp import web
 from beluga.errors import RouterError
 from beluga.gateway.alerts import ALERTS
 from beluga.gateway.answers import Refusal
+from beluga.gateway.cache import Cache
 from beluga.gateway.engine import Engine
 from beluga.gateway.fleet import Fleet
 from beluga.gateway.settings import EngineSpec, read_url
@@ -38,8 +40,8 @@ class _NewWorker(msgspec.Struct, forbid_unknown_fields=True):
 class Admin:
     """The handlers of the admin API."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+    def __init__(self, fleet: Fleet, cache: Cache) -> None:
+        self._fleet, self._cache = fleet, cache
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -47,6 +49,7 @@ class Admin:
             web.post("/workers", self._add),
             web.post("/workers/{id}/drain", self._drain),
             web.delete("/workers/{id}", self._remove),
+            web.get("/pool", self._pool),
             web.get("/alerts", self._alerts),
         ]
 
@@ -73,6 +76,13 @@ class Admin:
         self._fleet.remove(engine)
         return _json(described(engine))
 
+    async def _pool(self, _: web.Request) -> web.Response:
+        pool = self._cache.pool
+        if pool is None:
+            raise Refusal(404, "the router follows no pool's events (--pool-events)")
+        spaces = {f"{space:016x}": blocks for space, blocks in pool.feed.spaces.items()}
+        return _json(pool.figures() | {"spaces": spaces, "problem": pool.problem})
+
     async def _alerts(self, _: web.Request) -> web.Response:
         return web.Response(text=ALERTS, content_type="application/yaml")
 
@@ -98,6 +108,7 @@ def described(engine: Engine) -> dict[str, object]:
         "engine": engine.kind or None,
         "events": engine.spec.events,
         "block_size": engine.block_size or None,
+        "space": None if engine.space is None else f"{engine.space:016x}",
         "problems": engine.problems,
     }
 

@@ -26,10 +26,12 @@ from beluga.router import (
     HashBlocks,
     Indexer,
     Matches,
+    Overlap,
     PredictiveIndexer,
     Query,
     WireDecoder,
     hash_blocks_by,
+    in_space,
 )
 
 log = logging.getLogger(__name__)
@@ -53,12 +55,14 @@ class Cache:
         block_size: int,
         announced: bool,
         is_adapter: Callable[[str], bool],
+        space_of: Callable[[str | None], int | None],
         metrics: Metrics,
         pool_events: str = "",
     ) -> None:
         """``announced`` says that engines announce their blocks. ``is_adapter`` returns whether a
         model is a LoRA adapter, whose name is then part of its blocks' hashes. ``pool_events`` is
-        where a pool's server announces its blocks. Raises RouterError.
+        where a pool's server announces its blocks, and ``space_of`` returns the space that has
+        those of a model. Raises RouterError.
         """
         self._block_size = block_size or BLOCK_SIZE
         self._size_known = block_size > 0
@@ -69,6 +73,7 @@ class Cache:
         self._guessed = False  # whether a prompt was hashed by other tokens than the engines'
         self._pool_events = pool_events
         self._is_adapter = is_adapter
+        self._space_of = space_of
         self._metrics = metrics
         self._listeners: dict[int, Listener] = {}
         self.index: PredictiveIndexer | None = None
@@ -77,13 +82,13 @@ class Cache:
             self.index = PredictiveIndexer(Indexer(), ttl_s=ttl_s)
             # this needs xxhash and raises now if it is missing
             BlockHasher(block_size=self._block_size).local([0] * self._block_size)
-        self._pool: PoolListener | None = None
+        self.pool: PoolListener | None = None
         self._open_pool()
 
     def _open_pool(self) -> None:
         """Follow the pool's events, if it announces any, by the current block size."""
         if self._pool_events and self.index is not None:
-            self._pool = PoolListener(
+            self.pool = PoolListener(
                 self.index.indexer, self._pool_events, block_size=self._block_size
             )
 
@@ -96,8 +101,8 @@ class Cache:
             if size != self._block_size:
                 log.info("the engines have blocks of %d tokens", size)
                 self._block_size = size
-                if self._pool is not None:
-                    self._pool.close()
+                if self.pool is not None:
+                    self.pool.close()
                 self._open_pool()
         return hash_blocks_by(_hasher(size, "", "")) if size == self._block_size else None
 
@@ -120,7 +125,22 @@ class Cache:
             )
         if text := self._silence(engine):
             found["events"] = text
+        if text := self._apart(engine):
+            found["pool"] = text
         return found
+
+    def _apart(self, engine: Engine) -> str:
+        """Return why the pool's blocks do not count for an engine, or ""."""
+        if self.pool is None:
+            return ""
+        if text := self.pool.problem:
+            return text
+        if engine.space is None and engine.prompt_tokens and self.pool.feed.spaces.keys() - {0}:
+            return (
+                "it does not say which of the pool's blocks are its own "
+                "(beluga_vllm_space_info in its /metrics), so none count for it"
+            )
+        return ""
 
     def _silence(self, engine: Engine) -> str:
         listener = self._listeners.get(engine.worker.worker_id)
@@ -164,7 +184,9 @@ class Cache:
         sequence = hasher.sequence(local)
         self._metrics.part("block_hashing", hashed - started)
         self._metrics.part("seq_hashing", time.perf_counter() - hashed)
-        return Query(parsed.isl, self._block_size, local, sequence)
+        space = self._space_of(parsed.model) if self.pool is not None else None
+        in_pool = () if space is None else in_space(local, space)
+        return Query(parsed.isl, self._block_size, local, sequence, pool_hashes=in_pool)
 
     def find_matches(self, query: Query) -> Matches:
         """Return what each worker holds of a request's leading blocks."""
@@ -172,6 +194,13 @@ class Cache:
             return Matches()
         started = time.perf_counter()
         found = self.index.find_matches(query.hashes, time.monotonic())
+        if query.pool_hashes:
+            shared = self.index.indexer.find_matches(query.pool_hashes).shared
+            held = {
+                worker: Overlap(own.device, own.host, own.disk)
+                for worker, own in found.held.items()
+            }
+            found = Matches(held, shared)
         self._metrics.part("indexer_find_matches", time.perf_counter() - started)
         return found
 
@@ -221,11 +250,13 @@ class Cache:
             lost = sum(listener.lost for listener in self._listeners.values())
             unread = sum(listener.unread for listener in self._listeners.values())
             self._metrics.kv_events(self.index.indexer, lost=lost, unread=unread)
+        if self.pool is not None:
+            self._metrics.pool(self.pool.figures())
 
     def close(self) -> None:
         """Close all subscriptions."""
-        if self._pool is not None:
-            self._pool.close()
+        if self.pool is not None:
+            self.pool.close()
         for listener in self._listeners.values():
             listener.close()
         self._listeners.clear()

@@ -20,7 +20,7 @@ from typing import Any
 from beluga.gateway.settings import EngineSpec
 from beluga.router import Worker
 
-PROBLEMS = ("events", "block_size", "tokenizer", "template", "metrics")
+PROBLEMS = ("events", "block_size", "tokenizer", "template", "metrics", "pool")
 """The kinds of what keeps the router from following an engine: see ``problems.py``."""
 
 
@@ -45,6 +45,7 @@ class Engine:
         self.inflight = 0
         self.hit_tokens = self.prompt_tokens = 0  # sums over all requests; hits as expected
         self.block_size = 0  # tokens, as its metrics say; 0 if they do not
+        self.space: int | None = None  # of its blocks in the pool, as its metrics say
         self.kind = ""  # which engine it is, as its metrics say
         self.load_problem = ""  # why its metrics could not be read
         self.problems: dict[str, str] = {}  # by kind: see problems.py

@@ -110,6 +110,11 @@ class Fleet:
         """Return whether a model is an adapter of another one, as vLLM lists them."""
         return any(card.get("id") == model and card.get("parent") for e in self for card in e.cards)
 
+    def space(self, model: str | None) -> int | None:
+        """Return the space of a model's blocks in the pool, or None if no engine has said it."""
+        spaces = (engine.space for engine in self.serving(model))
+        return next((space for space in spaces if space is not None), None)
+
     def serving(self, model: str | None) -> list[Engine]:
         """Return the engines with this model, in any health. Without a name it returns all
         engines.

@@ -10,6 +10,7 @@ request to the choice. Tokens of answers are counted by their events.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -40,6 +41,7 @@ class Metrics:
         self.registry = CollectorRegistry(auto_describe=True)
         self._by_router()
         self._by_worker()
+        self._pool: dict[str, Gauge] = {}  # made when there is one
         self._children: dict[tuple[object, str], Any] = {}
 
     def _by_router(self) -> None:
@@ -97,6 +99,23 @@ class Metrics:
             registry=known,
         )
 
+    def _of_pool(self) -> None:
+        prefix = "beluga_gateway_pool_"
+        self._pool = {
+            name: Gauge(prefix + name, what, registry=self.registry)
+            for name, what in (
+                ("up_to_date", "1: the index has all that the pool's server has told"),
+                ("blocks", "Blocks that the pool has, of all spaces"),
+                ("blocks_without_parent", "Blocks that cannot be a hit yet"),
+                ("blocks_of_other_sizes", "Blocks announced with another number of tokens"),
+                ("messages_unread", "Messages and events that could not be read"),
+                ("messages_lost", "Messages that were missed and not replayed"),
+                ("gaps", "How often messages were missing"),
+                ("restarts", "How often the pool's server began anew"),
+                ("last_message_age_seconds", "Since the pool's server was last heard"),
+            )
+        }
+
     def _by_worker(self) -> None:
         def gauge(name: str, what: str) -> Gauge:
             return Gauge(name, what, ("worker",), registry=self.registry)
@@ -112,8 +131,12 @@ class Metrics:
         self._blocks = gauge(prefix + "active_decode_blocks", "Blocks of requests under way")
         self._prefill = gauge(prefix + "active_prefill_tokens", "Tokens not yet prefilled")
         self._hit_rate = gauge("dynamo_kv_hit_rate", "Share of prompt tokens found in a cache")
-        self._cache_usage = gauge("gpu_cache_usage_percent", "As the engine says, 0..1")
-        self._cache_blocks = gauge("total_blocks", "KV blocks that the engine has")
+        self._cache_usage = gauge(
+            "beluga_gateway_worker_kv_usage_ratio", "KV memory in use, as the engine says"
+        )
+        self._cache_blocks = gauge(
+            "beluga_gateway_worker_kv_blocks", "KV blocks that the engine has"
+        )
         self._retries = counter("retries", "Requests that then went to another worker")
         self._sent = counter("prompt_tokens", "Tokens of the prompts sent there")
         self._up = gauge("beluga_gateway_worker_up", "1: it is sent requests")
@@ -234,6 +257,14 @@ class Metrics:
             ("message", "unreadable", unread),
         ):
             self._events.labels(kind, status).set(count)
+
+    def pool(self, figures: Mapping[str, float | None]) -> None:
+        """Set the state of the feed of the pool's events."""
+        if not self._pool:
+            self._of_pool()
+        for name, figure in figures.items():
+            if figure is not None:
+                self._pool[name].set(figure)
 
     def forget(self, engine: Engine) -> None:
         """Remove the metrics of a worker that has left."""

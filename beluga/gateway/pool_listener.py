@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 from beluga.errors import RouterError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0  # between two looks at whether something is missing
+BEHIND_S = 5.0  # how long a feed may lack something before that is a problem
 
 
 class PoolListener:
@@ -34,9 +36,13 @@ class PoolListener:
             import zmq.asyncio
         except ModuleNotFoundError:
             raise RouterError("pool events need pyzmq; pip install 'beluga-kv[router]'") from None
+        self._endpoints = endpoints
+        self._current_s = time.monotonic()  # when the feed was last up to date
         endpoint, comma, self._replay_endpoint = endpoints.partition(",")
         if not comma:
             raise RouterError(f"'{endpoints}' is not ENDPOINT,REPLAY for the pool's events")
+        self._block_size = block_size
+        self._indexer = indexer
         self.feed = PoolFeed(indexer, block_size=block_size)
         self._zmq = zmq
         self._context = zmq.asyncio.Context()
@@ -56,6 +62,36 @@ class PoolListener:
         self._task.cancel()
         self._context.destroy(linger=0)
 
+    @property
+    def problem(self) -> str:
+        """What keeps the index from following the pool, or ""."""
+        feed = self.feed
+        if not feed.up_to_date and time.monotonic() - self._current_s > BEHIND_S:
+            return f"nobody at {self._endpoints} tells what the pool has"
+        if feed.other_sizes and not feed.spaces:
+            return (
+                f"the pool has {feed.other_sizes} blocks of another size than the router's "
+                f"{self._block_size} tokens, and none of these"
+            )
+        return ""
+
+    def figures(self) -> dict[str, float | None]:
+        """Return the state of the feed in numbers, by name."""
+        feed, heard_s = self.feed, self.feed.heard_s
+        return {
+            "up_to_date": feed.up_to_date,
+            "blocks": self._indexer.shared_count,
+            "blocks_without_parent": feed.waiting,
+            "blocks_of_other_sizes": feed.other_sizes,
+            "messages_unread": feed.unread,
+            "messages_lost": feed.feed.lost,
+            "gaps": feed.feed.gaps,
+            "restarts": feed.feed.restarts,
+            "last_message_age_seconds": None
+            if heard_s is None
+            else round(time.monotonic() - heard_s, 3),
+        }
+
     def _asking(self) -> Any:
         replay = self._context.socket(self._zmq.DEALER)
         replay.connect(self._replay_endpoint)
@@ -63,7 +99,9 @@ class PoolListener:
 
     async def _listen(self) -> None:
         while True:
-            if (wanted := self.feed.wanted) is not None:
+            if (wanted := self.feed.wanted) is None:
+                self._current_s = time.monotonic()
+            else:
                 await self._replay.send_multipart(wanted)
                 await self._hear_again()
             try:

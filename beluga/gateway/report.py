@@ -66,6 +66,8 @@ class Reports:
         if report.metrics is None:
             raise RouterError(f"it tells of no iteration ({_HOW_TRT})")
         engine.kind = report.engine
+        if report.space is not None:
+            engine.space = report.space
         # SGLang's default is a page of one token: too small to hash prompts by. Its KV events say
         # so, too, where they are named.
         if report.block_size > 1:

@@ -100,6 +100,7 @@ class Service:
             block_size=settings.block_size,
             announced=any(spec.events for spec in settings.engines),
             is_adapter=self.fleet.is_adapter,
+            space_of=self.fleet.space,
             metrics=self.metrics,
             pool_events=settings.pool_events,
         )
@@ -140,7 +141,7 @@ class Service:
             stack.push_async_callback(end_tasks, [task])
         self.address = await self._listen(stack, settings.listen, self._handlers.routes())
         if settings.admin is not None:
-            admin = Admin(self.fleet)
+            admin = Admin(self.fleet, self._cache)
             self.admin_address = await self._listen(stack, settings.admin, admin.routes())
 
     async def _open_handlers(

@@ -24,7 +24,7 @@ from beluga.router.index.hashing import (
 )
 from beluga.router.index.indexer import Indexer
 from beluga.router.index.matches import FindMatches, Matches
-from beluga.router.index.pool_feed import PoolFeed
+from beluga.router.index.pool_feed import PoolFeed, in_space
 from beluga.router.index.publisher import Kept, Publisher
 from beluga.router.index.subscription import Subscription
 from beluga.router.index.wire import (
@@ -113,6 +113,7 @@ __all__ = [
     "encode_dynamo",
     "encode_pool",
     "hash_blocks_by",
+    "in_space",
     "make_policy",
     "policy_name",
     "read_load",

@@ -36,6 +36,7 @@ class Query:
     sequence: Sequence[int] = ()  # the hash of each of these blocks with all blocks before it
     priority_jump: float = 0.0  # how many seconds it moves ahead in a queue
     usual: Usual = dataclasses.field(default_factory=Usual)  # the router fills it in
+    pool_hashes: Sequence[int] = ()  # local hashes of its blocks in the pool, if they differ
 
 
 @dataclasses.dataclass(slots=True)

@@ -36,7 +36,9 @@ def free_endpoints() -> tuple[str, str]:
 
 
 def table(pool: Pool) -> dict[int, int]:
-    """Return what `beluga pool check --names` tells: the blocks that all their ranks have."""
+    """Return what `beluga pool check --names` tells: the blocks that all their ranks have, with
+    hashes as the index has them for their space.
+    """
     report = check_pool(pool)
     assert not report.findings
     ranks: dict[tuple[int, int], set[int]] = {}
@@ -44,7 +46,7 @@ def table(pool: Pool) -> dict[int, int]:
     for _, _, _, name in read_names(pool, report.half).tolist():
         block_hash, _, tokens_hash, space, _, rank, rank_count, _, _ = name
         ranks.setdefault((space, block_hash), set()).add(rank)
-        contents[space, block_hash] = (tokens_hash, rank_count)
+        contents[space, block_hash] = (tokens_hash ^ space, rank_count)
     return {
         space ^ block_hash: contents[space, block_hash][0]
         for (space, block_hash), have in ranks.items()

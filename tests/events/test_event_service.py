@@ -157,6 +157,7 @@ def test_the_gateways_index_follows_the_pool(pool: Pool, tmp_path: Path) -> None
             block_size=TOKENS,
             announced=False,
             is_adapter=lambda _: False,
+            space_of=lambda _: None,
             metrics=Metrics(),
             pool_events=",".join(endpoints(tmp_path)),
         )

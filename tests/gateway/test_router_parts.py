@@ -528,8 +528,8 @@ def test_figures_of_a_worker_go_with_it() -> None:
         "dynamo_frontend_worker_active_decode_blocks": 3,
         "dynamo_frontend_worker_active_prefill_tokens": 4,
         "dynamo_kv_hit_rate": 0.5,
-        "gpu_cache_usage_percent": 0.5,
-        "total_blocks": 6,
+        "beluga_gateway_worker_kv_usage_ratio": 0.5,
+        "beluga_gateway_worker_kv_blocks": 6,
         "beluga_gateway_worker_up": 1,
         "beluga_gateway_worker_requests": 2,
     }

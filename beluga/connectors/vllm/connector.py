@@ -33,10 +33,10 @@ from beluga.connectors.vllm.counters import Counters
 from beluga.connectors.vllm.events import MEDIUM, Announcements
 from beluga.connectors.vllm.identity import check_hashing, namespace
 from beluga.connectors.vllm.lookups import Lookups
-from beluga.connectors.vllm.names import BlockNames
+from beluga.connectors.vllm.names import BlockNames, space_of
 from beluga.connectors.vllm.schedule import Schedule
 from beluga.connectors.vllm.settings import VllmSettings
-from beluga.connectors.vllm.stats import BelugaMetrics, BelugaStats
+from beluga.connectors.vllm.stats import SPACE, BelugaMetrics, BelugaStats
 from beluga.connectors.vllm.steps import Orders, Rank, Report
 from beluga.connectors.vllm.worker import Worker
 from beluga.errors import ConnectorError
@@ -88,6 +88,8 @@ class BelugaConnector(KVConnectorBase_V1):
         # A load that fails is a miss. The scheduler reads this after it has made its connector.
         transfer.kv_load_failure_policy = "recompute"
         self._counters = Counters()
+        self._space = ""  # of the names of our blocks, for routers
+        self._space_told = False
         self._worker: Worker | None = None
         self._namespace: Any = None
         self._connection: Connection | None = None
@@ -119,6 +121,7 @@ class BelugaConnector(KVConnectorBase_V1):
         """
         ranks = [metadata[place].rank.namespace for place in sorted(metadata)]
         self._lookups.ranks = tuple(ranks)
+        self._space, self._space_told = f"{space_of(ranks[0]):016x}", False
         logger.info(
             "beluga: blocks of %d tokens, %d bytes on each of %d ranks; namespace %s",
             self._group.block_size,
@@ -273,8 +276,10 @@ class BelugaConnector(KVConnectorBase_V1):
     # ---- both
 
     def get_kv_connector_stats(self) -> Any:
-        """Return the counts since the last call."""
-        taken = self._counters.take()
+        """Return the counts since the last call, with the space of our blocks."""
+        taken: dict[str, Any] = dict(self._counters.take())
+        if self._space and (any(taken.values()) or not self._space_told):
+            taken[SPACE], self._space_told = self._space, True
         return BelugaStats(data=taken) if any(taken.values()) else None
 
     @classmethod

@@ -183,7 +183,7 @@ def _after(req_context: Any, key: Any) -> list[bytes]:
 def metric(name: str) -> str:
     """Return the Prometheus name of a counter."""
     stem = f"{name[:-2]}_seconds" if name.endswith("_s") else name
-    return f"vllm:beluga_offload_{stem}"
+    return f"beluga_vllm_offload_{stem}"
 
 
 def offload_stats(counters: Counters) -> OffloadingConnectorStats | None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from beluga.connectors.vllm.lookups import Lookups
+    from beluga.kvcache import Namespace
 
 
 class BlockNames:
@@ -52,10 +53,15 @@ class BlockNames:
             with_extra_keys(local, extra_keys, salt=salt, lora_name=adapter),
             parent_hash=_short(hashes[start - 1]) if start else None,
             block_tokens=size,
-            space=int.from_bytes(ranks[0].digest[:8], "little"),
+            space=space_of(ranks[0]),
             rank_count=len(ranks),
         )
         return names.tobytes()
+
+
+def space_of(namespace: Namespace) -> int:
+    """Return the space of the names of an engine, by the namespace of its first rank."""
+    return int.from_bytes(namespace.digest[:8], "little")
 
 
 def _short(block_hash: bytes) -> int:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The connector's counters as vLLM logs them, and as Prometheus metrics ``vllm:beluga_*``."""
+"""The connector's counters as vLLM logs them, and as Prometheus metrics ``beluga_vllm_*``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import dataclasses
 from typing import Any
 
 from prometheus_client import Counter as PrometheusCounter
+from prometheus_client import Gauge as PrometheusGauge
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
     KVConnectorStats,
 )
 
 from beluga.connectors.vllm.counters import NAMES
+
+SPACE = "space"  # the one entry that is no count: 16 hexadecimal digits
 
 
 @dataclasses.dataclass
@@ -29,7 +32,7 @@ class BelugaStats(KVConnectorStats):
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         """Add another process's stats."""
         for name, amount in other.data.items():
-            self.data[name] = self.data.get(name, 0) + amount
+            self.data[name] = amount if name == SPACE else self.data.get(name, 0) + amount
         return self
 
     def reduce(self) -> dict[str, int | float]:
@@ -42,7 +45,9 @@ class BelugaStats(KVConnectorStats):
 
 
 class BelugaMetrics(KVConnectorPromMetrics):
-    """A Prometheus counter for each name and engine."""
+    """A Prometheus counter for each name and engine. ``beluga_vllm_space_info`` tells routers by
+    which space the pool's events call the engine's blocks.
+    """
 
     def __init__(
         self,
@@ -57,7 +62,7 @@ class BelugaMetrics(KVConnectorPromMetrics):
         for name, meaning in NAMES.items():
             stem = f"{name[:-2]}_seconds" if name.endswith("_s") else name
             counter = kind(
-                name=f"vllm:beluga_{stem}",
+                name=f"beluga_vllm_{stem}",
                 documentation=f"Beluga: {meaning}.",
                 labelnames=labelnames,
             )
@@ -65,8 +70,17 @@ class BelugaMetrics(KVConnectorPromMetrics):
                 engine: counter.labels(*values) for engine, values in per_engine_labelvalues.items()
             }
 
+        self._labels = per_engine_labelvalues
+        self._space = metric_types[PrometheusGauge](
+            name="beluga_vllm_space_info",
+            documentation="Beluga: the space of the names of this engine's blocks in the pool.",
+            labelnames=[*labelnames, SPACE],
+        )
+
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Add an engine's report."""
         for name, amount in transfer_stats_data.items():
-            if name in self._counters and amount > 0:
+            if name == SPACE:
+                self._space.labels(*self._labels[engine_idx], amount).set(1)
+            elif name in self._counters and amount > 0:
                 self._counters[name][engine_idx].inc(amount)

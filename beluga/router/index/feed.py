@@ -74,18 +74,20 @@ class Feed(Generic[T]):
             ready += self.give_up()
         return Ready(ready, restarted)
 
-    def replayed(self, number: int, item: T) -> list[T]:
+    def replayed(self, number: int, item: T, made_s: float) -> list[T]:
         """Take an item of a replay. Returns what may be applied."""
         if number >= self._next and len(self._held) <= self._held_max:
+            self._latest = max(self._latest, made_s)  # it may come again, live
             self._held.setdefault(number, item)
         return self._drain()
 
-    def replaced(self, number: int, item: T) -> list[T]:
+    def replaced(self, number: int, item: T, made_s: float) -> list[T]:
         """Take an item of a replay that stands for all items up to its number. Returns what may be
         applied.
         """
         if number < self._next:
             return []
+        self._latest = max(self._latest, made_s)
         self._held = {held: one for held, one in self._held.items() if held > number}
         self._next = number + 1
         return [item, *self._drain()]

@@ -185,6 +185,11 @@ class Indexer:
             self._count()
             self.counts.events += 1
 
+    @property
+    def shared_count(self) -> int:
+        """The number of blocks that the pool has."""
+        return self._tree.held(SHARED_RANK, 0)
+
     def shared_names(self) -> dict[int, int]:
         """Return the names that the pool has for blocks, with each block's tokens hash."""
         return {row.name: row.local for row in self._tree.rows(SHARED_RANK)}

@@ -8,7 +8,8 @@ the parent is. So a router that comes late has what one has that was there from 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 
 from beluga.errors import EventError
 from beluga.router.index.events import Cleared, Removed, Stored
@@ -23,6 +24,11 @@ from beluga.router.index.wire import (
 )
 
 
+def in_space(hashes: Iterable[int], space: int) -> list[int]:
+    """Return hashes as the index has them for blocks that the pool has in a space."""
+    return [one ^ space for one in hashes]
+
+
 class PoolFeed:
     """Feeds an index from the endpoints of one pool's server.
 
@@ -31,8 +37,9 @@ class PoolFeed:
     with the answers until that returns True, or else ``replay_failed``. A feed that has received
     nothing wants all. Nothing raises; problems are counted.
 
-    Blocks of other than ``block_size`` tokens are left out. Names of several spaces (models) do not
-    meet: a block is called by its hash and its space.
+    Blocks of other than ``block_size`` tokens are left out. Blocks of several spaces (models) do
+    not meet: the index has the hash of a block, and that of its tokens, with the space on top
+    (:func:`in_space`).
     """
 
     def __init__(self, indexer: Indexer, *, block_size: int) -> None:
@@ -41,6 +48,8 @@ class PoolFeed:
         self.feed: Feed[PoolBatch] = Feed()
         self.unread = 0  # unreadable messages, and unreadable events in messages
         self.other_sizes = 0  # blocks with another number of tokens
+        self.spaces: dict[int, int] = {}  # how many blocks each space has
+        self.heard_s: float | None = None  # monotonic: when the last message came
         self._waiting: dict[int, int] = {}  # blocks without their parent, and the parent
         self._children: dict[int, dict[int, int]] = {}  # parent -> its waiting blocks, contents
         indexer.follows_pool = True
@@ -49,9 +58,17 @@ class PoolFeed:
     @property
     def wanted(self) -> list[bytes] | None:
         """The frames for the replay endpoint, or None if nothing is missing."""
-        if self._begun and self.feed.wanted is None:
-            return None
-        return replay_request(self.feed.next_number)
+        return None if self.up_to_date else replay_request(self.feed.next_number)
+
+    @property
+    def waiting(self) -> int:
+        """The number of blocks that wait for their parent."""
+        return len(self._waiting)
+
+    @property
+    def up_to_date(self) -> bool:
+        """Whether nothing that the pool has told is missing."""
+        return self._begun and self.feed.wanted is None
 
     def received(self, frames: Sequence[bytes]) -> None:
         """Take a published message."""
@@ -71,7 +88,7 @@ class PoolFeed:
             self._apply(self.feed.give_up())
             return True
         taken = self.feed.replaced if batch.whole else self.feed.replayed
-        self._apply(taken(number, batch))
+        self._apply(taken(number, batch, batch.made_s))
         return False
 
     def replay_failed(self) -> None:
@@ -80,7 +97,7 @@ class PoolFeed:
 
     def blocks(self) -> dict[int, int]:
         """Return all blocks that the pool has, as far as this feed was told: their names and tokens
-        hashes. Those that wait for their parent are among them.
+        hashes, each in its space. Those that wait for their parent are among them.
         """
         found = self._indexer.shared_names()
         for name, parent in self._waiting.items():
@@ -96,6 +113,8 @@ class PoolFeed:
         except EventError:
             self.unread += 1
             return None
+        finally:
+            self.heard_s = time.monotonic()
 
     def _apply(self, batches: Sequence[PoolBatch]) -> None:
         for batch in batches:
@@ -109,16 +128,19 @@ class PoolFeed:
             self._indexer.clear_shared()
             self._waiting.clear()
             self._children.clear()
+            self.spaces.clear()
         elif isinstance(data, Removed):
-            self._remove([name ^ event.space for name in data.block_hashes])
+            self._count(event.space, -len(data.block_hashes))
+            self._remove(in_space(data.block_hashes, event.space))
         elif event.block_size != self._block_size:
             self.other_sizes += len(data.block_hashes)
         else:
             self._store(data, event.space)
 
     def _store(self, data: Stored, space: int) -> None:
-        names = [name ^ space for name in data.block_hashes]
-        contents = list(data.tokens_hashes or ())
+        self._count(space, len(data.block_hashes))
+        names = in_space(data.block_hashes, space)
+        contents = in_space(data.tokens_hashes or (), space)
         parent = None if data.parent_hash is None else data.parent_hash ^ space
         ready = [(parent, names, contents)]
         while ready:
@@ -130,6 +152,11 @@ class PoolFeed:
                 for child, local in self._children.pop(name, {}).items():
                     del self._waiting[child]
                     ready.append((name, [child], [local]))
+
+    def _count(self, space: int, blocks: int) -> None:
+        blocks += self.spaces.pop(space, 0)
+        if blocks > 0:
+            self.spaces[space] = blocks
 
     def _wait(self, parent: int | None, names: Sequence[int], contents: Sequence[int]) -> None:
         for name, local in zip(names, contents, strict=True):

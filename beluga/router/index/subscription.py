@@ -57,7 +57,7 @@ class Subscription:
         if batch is None:
             self._apply(self.feed.give_up())
             return True
-        self._apply(self.feed.replayed(number, batch))
+        self._apply(self.feed.replayed(number, batch, batch.made_s))
         return False
 
     def replay_failed(self) -> None:

@@ -24,17 +24,20 @@ from typing import Any, NamedTuple
 from beluga.errors import RouterError
 from beluga.router.worker import WorkerMetrics
 
+_SPACE = "beluga_vllm_space_info"
 _FIGURE_MAX = 1e15  # what is larger is no count of anything
 
 
 class LoadReport(NamedTuple):
     """What an engine says. ``block_size`` is in tokens, 0 if it does not say. ``metrics`` is None
-    if nothing has happened since it was last asked.
+    if nothing has happened since it was last asked. ``space`` is that of its blocks in a pool,
+    which Beluga's connector says.
     """
 
     engine: str
     metrics: WorkerMetrics | None
     block_size: int = 0
+    space: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +128,16 @@ def _of_text(names: _Names, text: str) -> LoadReport | None:
         looked_up=total(names.looked_up),
         found=sum(total(name) for name in names.found),
     )
-    return LoadReport(names.engine, metrics, int(max(sizes, default=0)))
+    return LoadReport(names.engine, metrics, int(max(sizes, default=0)), _space(text))
+
+
+def _space(text: str) -> int | None:
+    for _, labels, _ in _samples(text, (_SPACE,)):
+        said = labels.get("space", "")
+        if re.fullmatch("[0-9a-f]{16}", said) is None:
+            raise RouterError(f"{_SPACE} is {said!r:.40}")
+        return int(said, 16)
+    return None
 
 
 def _figures(names: _Names, text: str) -> dict[str, _Series]:

@@ -17,7 +17,7 @@ from typing import Any
 import fake_vllm
 import pytest
 from blocks import eventually
-from prometheus_client import Counter
+from prometheus_client import Counter, Gauge
 from vllm_parts import BLOCK_TOKENS, cache_config, config, layer_major, request, spec
 
 from beluga import MetaServer, Pool
@@ -371,6 +371,20 @@ def test_time_and_work_are_counted_for_each_process(
     assert engine.worker.get_kv_connector_stats() is None
 
 
+def test_a_scheduler_says_the_space_of_its_blocks(
+    pool: Pool, server: MetaServer, make: Callable[..., Engine]
+) -> None:
+    engine = make()
+    space = engine.scheduler.get_kv_connector_stats().data["space"]
+    assert space == f"{int.from_bytes(engine.worker._namespace.digest[:8], 'little'):016x}"
+    assert engine.scheduler.get_kv_connector_stats() is None  # alone it is said once
+    engine.run(request("a", TOKENS), 0, fill=1)
+    assert engine.scheduler.get_kv_connector_stats().data["space"] == space
+    assert "space" not in engine.worker.get_kv_connector_stats().data
+    names = read_names(pool, check_pool(pool).half)
+    assert {f"{one:016x}" for one in names["name"]["space"].tolist()} == {space}
+
+
 def test_the_engine_is_made_to_compute_what_cannot_be_loaded(
     server: MetaServer, make: Callable[..., Engine]
 ) -> None:
@@ -475,7 +489,7 @@ def test_figures_of_another_process_are_taken_over(make: Callable[..., Engine]) 
     kind = type(make(wait=False, timeout_ms=50).scheduler)
     assert kind.build_kv_connector_stats({"loads": 2}).data == {"loads": 2}
     assert kind.build_kv_connector_stats().data == {}
-    given = object(), {Counter: lambda **_: None}, ["model_name"], {}
+    given = object(), dict.fromkeys((Counter, Gauge), lambda **_: None), ["model_name"], {}
     metrics = kind.build_prom_metrics(*given)
     metrics.observe({"a name of a later version": 1})
     assert metrics.arguments == given

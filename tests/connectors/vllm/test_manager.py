@@ -97,7 +97,7 @@ def test_what_all_ranks_have_is_a_hit_and_stays_while_it_is_loaded(
     manager, one = make(), request("one")
     manager.on_new_request(one)
     assert [manager.lookup(key, one) for key in KEYS[:6]] == [HIT] * 4 + [MISS] * 2
-    assert manager.get_stats().data["vllm:beluga_offload_lookups"] == 1  # one call for all blocks
+    assert manager.get_stats().data["beluga_vllm_offload_lookups"] == 1  # one call for all blocks
     assert pinned(workers) == 4 * len(RANKS)
     assert manager.prepare_load(KEYS[:4], one).digests == b"".join(HASHES[:4])
     manager.on_schedule_end(SimpleNamespace(new_req_ids=["one"], preempted_req_ids=()))
@@ -147,7 +147,7 @@ def test_keys_whose_places_are_not_known_are_asked_for_alone(
     put(workers, 0, 4)
     manager, one = make(), ReqContext("one")
     assert [manager.lookup(key, one) for key in KEYS[:2]] == [HIT, HIT]
-    assert manager.get_stats().data["vllm:beluga_offload_lookups"] == 2
+    assert manager.get_stats().data["beluga_vllm_offload_lookups"] == 2
 
 
 def test_blocks_are_announced_as_far_as_all_ranks_have_stored_them(
@@ -312,8 +312,8 @@ def test_jobs_save_and_load(server: MetaServer, module: Any, pool_name: str, sev
     assert side.ended()[0].success  # a failure would kill vLLM
     assert side.connector.get_block_ids_with_load_errors() == {10, 11}
     counted = side.connector.get_kv_connector_stats().data
-    assert counted["vllm:beluga_offload_save_blocks"] == 2
-    assert counted["vllm:beluga_offload_load_failed_blocks"] == 2
+    assert counted["beluga_vllm_offload_save_blocks"] == 2
+    assert counted["beluga_vllm_offload_load_failed_blocks"] == 2
     assert side.connector.get_kv_connector_stats() is None
     side.worker.shutdown()
 
@@ -373,6 +373,6 @@ def test_settings_and_groups_that_are_not_known_are_refused(module: Any) -> None
 
 def test_each_counter_has_a_definition_under_its_name(module: Any) -> None:
     found = module.BelugaOffloadingSpec.build_metric_definitions({})
-    assert found["vllm:beluga_offload_load_blocks"].documentation == "Beluga: blocks loaded."
-    assert "vllm:beluga_offload_load_seconds" in found
+    assert found["beluga_vllm_offload_load_blocks"].documentation == "Beluga: blocks loaded."
+    assert "beluga_vllm_offload_load_seconds" in found
     assert len(found) == len(module.NAMES)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ from typing import Any
 
 import fake_vllm
 import pytest
-from prometheus_client import Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_lint import complaints
 
 
 @pytest.fixture
@@ -32,6 +34,10 @@ def test_processes_add_up(stats: Any) -> None:
 def test_a_log_line_shows_what_happened(stats: Any) -> None:
     found = stats.BelugaStats(data={"save_blocks": 7, "lookups": 0, "load_s": 0.123456})
     assert found.reduce() == {"load_s": 0.1235, "save_blocks": 7}
+    space = stats.BelugaStats(data={"space": "00ff"})
+    assert not space.is_empty()
+    assert found.aggregate(space).aggregate(space).data["space"] == "00ff"
+    assert "space" not in found.reduce()
 
 
 def test_after_a_reset_nothing_has_happened(stats: Any) -> None:
@@ -43,7 +49,7 @@ def test_after_a_reset_nothing_has_happened(stats: Any) -> None:
 
 
 class Counted:
-    """A Prometheus counter with labels."""
+    """A Prometheus counter or gauge with labels."""
 
     made: dict[str, Counted]
 
@@ -59,6 +65,9 @@ class Counted:
             def inc(self, amount: float) -> None:
                 counter.amounts[values] = counter.amounts.get(values, 0) + amount
 
+            def set(self, amount: float) -> None:
+                counter.amounts[values] = amount
+
         return Child()
 
 
@@ -66,14 +75,32 @@ def test_each_engine_has_counters_of_its_own(stats: Any) -> None:
     Counted.made = {}
     labels = {0: ["model", "0"], 1: ["model", "1"]}
     config = object()
-    metrics = stats.BelugaMetrics(config, {Counter: Counted}, ["model_name", "engine"], labels)
+    kinds = {Counter: Counted, Gauge: Counted}
+    metrics = stats.BelugaMetrics(config, kinds, ["model_name", "engine"], labels)
     assert metrics.arguments[0] is config
     metrics.observe({"load_blocks": 3, "load_s": 0.5, "unknown": 1, "loads": 0}, 1)
     metrics.observe({"load_blocks": 2})
     metrics.observe({"load_blocks": 2}, 1)
-    blocks = Counted.made["vllm:beluga_load_blocks"]
+    blocks = Counted.made["beluga_vllm_load_blocks"]
     assert blocks.amounts == {("model", "1"): 5, ("model", "0"): 2}
     assert blocks.documentation == "Beluga: blocks loaded."
     assert blocks.labelnames == ["model_name", "engine"]
-    assert Counted.made["vllm:beluga_load_seconds"].amounts == {("model", "1"): 0.5}
-    assert Counted.made["vllm:beluga_loads"].amounts == {}
+    assert Counted.made["beluga_vllm_load_seconds"].amounts == {("model", "1"): 0.5}
+    assert Counted.made["beluga_vllm_loads"].amounts == {}
+    metrics.observe({"space": "00ff"}, 1)
+    space = Counted.made["beluga_vllm_space_info"]
+    assert space.labelnames == ["model_name", "engine", "space"]
+    assert space.amounts == {("model", "1", "00ff"): 1}
+
+
+def test_promtool_has_no_complaint(stats: Any) -> None:
+    registry = CollectorRegistry()
+    kinds = {kind: functools.partial(kind, registry=registry) for kind in (Counter, Gauge)}
+    metrics = stats.BelugaMetrics(object(), kinds, ["engine"], {0: ["0"]})
+    metrics.observe({**dict.fromkeys(stats.NAMES, 1), "space": "00ff"})
+    manager = importlib.import_module("beluga.connectors.vllm.manager")
+    for name in stats.NAMES:
+        Counter(manager.metric(name), "A counter of offloading.", registry=registry).inc()
+    page = generate_latest(registry)
+    assert b'beluga_vllm_load_bytes_total{engine="0"} 1.0' in page
+    assert complaints(page) == []

@@ -33,7 +33,7 @@ def test_replay_and_live_items_come_out_in_order(seed: int) -> None:
         out += ready.items
         if feed.wanted is not None and rng.random() < 0.3:
             for old in kept[feed.wanted :]:
-                out += feed.replayed(old, old)
+                out += feed.replayed(old, old, old)
             out += feed.give_up()
     assert out == list(range(len(out)))
     assert (feed.lost, feed.restarts) == (0, 0)
@@ -44,7 +44,7 @@ def test_what_nobody_sends_again_is_lost() -> None:
     feed: Feed[str] = Feed()
     assert feed.offer(2, "c", 1.0).items == []
     assert feed.wanted == 0
-    assert feed.replayed(1, "b") == []
+    assert feed.replayed(1, "b", 1) == []
     assert feed.give_up() == ["b", "c"]
     assert (feed.lost, feed.wanted) == (1, None)
     assert feed.offer(3, "d", 2.0).items == ["d"]
@@ -65,10 +65,14 @@ def test_held_items_are_bounded() -> None:
 def test_live_repetition_of_what_was_sent_again_is_no_restart() -> None:
     feed: Feed[int] = Feed()
     feed.offer(1, 1, 1.0)
-    assert feed.replayed(0, 0) == [0, 1]
-    assert feed.replayed(2, 2) == [2]
-    ready = feed.offer(2, 2, 1.0)
+    assert feed.replayed(0, 0, 0.0) == [0, 1]
+    assert feed.replayed(2, 2, 2.0) == [2]
+    ready = feed.offer(2, 2, 2.0)  # it waited in its socket meanwhile
     assert (ready.items, ready.restarted, feed.repeated) == ([], False, 1)
+    assert feed.replaced(5, 5, 5.0) == [5]
+    assert not feed.offer(5, 5, 5.0).restarted
+    assert feed.replaced(0, 0, 9.0) == feed.replayed(0, 0, 9.0) == []
+    assert feed.offer(0, 0, 8.0).restarted  # what was not taken says nothing of the time
 
 
 def test_removals_pass_when_as_many_as_stores() -> None:

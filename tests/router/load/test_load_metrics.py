@@ -137,6 +137,14 @@ def test_engines_are_recognized_and_read(answer: str, report: LoadReport) -> Non
     assert read_load(answer) == report
 
 
+def test_beluga_s_connector_says_the_space_of_its_blocks() -> None:
+    said = 'beluga_vllm_space_info{engine="0",model_name="m",space="fedcba9876543210"} 1.0\n'
+    report = read_load(VLLM + said)
+    assert report is not None and report.space == 0xFEDCBA9876543210
+    with pytest.raises(RouterError, match="space_info is 'xyz'"):
+        read_load(VLLM + said.replace("fedcba9876543210", "xyz"))
+
+
 @pytest.mark.parametrize("answer", ["", "up 1\nvllm:num_requests_waiting 1\n", "<html>", "{}"])
 def test_an_answer_without_figures_is_none(answer: str) -> None:
     assert read_load(answer) is None

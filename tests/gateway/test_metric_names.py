@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The gateway's metrics have names as Prometheus wants them; Dynamo's stay as they are."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+pytest.importorskip("aiohttp", reason="the router's packages are not installed")
+pytest.importorskip("xxhash", reason="the router's packages are not installed")
+
+from fake_engine import FakeEngine
+from prometheus_lint import complaints
+from routed import routed, run, until
+
+# Dynamo counts the parts of routing in milliseconds.
+KNOWN = re.compile(
+    r"dynamo_router_overhead_\w+_ms(_created)? metric names should not contain abbreviated units"
+)
+
+
+def test_promtool_has_no_complaint() -> None:
+    pages = []
+
+    async def scenario() -> None:
+        async with routed(FakeEngine(), policy="linear") as site:
+            assert (await site.completed(prompt=[*range(64)]))[0] == 200
+            assert (await site.completed(model="unknown"))[0] == 404
+            [worker] = site.service.fleet
+            await until(lambda: bool(worker.problems))
+            pages.append(await site.text("/metrics"))
+
+    run(scenario)
+    [page] = pages
+    said = complaints(page.encode())
+    assert [line for line in said if line and not KNOWN.fullmatch(line)] == []
+    assert {line.split("_ms")[0] for line in said if line} <= {
+        f"dynamo_router_overhead_{part}"
+        for part in ("block_hashing", "indexer_find_matches", "seq_hashing", "scheduling", "total")
+    }
+    names = set(re.findall("^# TYPE ([a-z0-9_]+) ", page, re.MULTILINE))
+    assert {name.partition("_")[0] for name in names} == {"beluga", "dynamo"}
+
+
+def test_faults_are_complained_of() -> None:
+    assert any("_total" in line for line in complaints(b"# TYPE a counter\na 1\n"))
