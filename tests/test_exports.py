@@ -17,7 +17,8 @@ EXPORTS: dict[str, str] = {
     "beluga.pool": (
         "COHERENCE_MODES DeviceSpec DeviceView Geometry Pool STRIPE_SIZE SpecLike default_specs "
         "emulated_paths filesystem forget geometry_for parse_size remembered remembering room "
-        "scratch_folder show_size survey"
+        "scratch_folder show_size survey DaxNode FoundFile dax_nodes examine find_pools limits "
+        "refuse_in_use"
     ),
     "beluga.rpc": (
         "Calls Client ClientStat Figure KINDS Keeper METHOD_USER Operation Quota Report Reported "
@@ -36,7 +37,8 @@ EXPORTS: dict[str, str] = {
         "default_threads Array CudaArray Tensor is_tensor DEVICE_SPEED DTYPE_SIZES ENGINES "
         "HostDriver host_link host_link_now IoHandle plan_blocks plan_rows "
         "Planner PlannedEngine policy settings_for settings_said settle tuned Chosen Cost "
-        "Crossovers EngineEntry PlannedStat choose crossovers engine_names"
+        "Crossovers EngineEntry PlannedStat choose crossovers engine_names "
+        "WorkQueue why_no_queue work_queues"
     ),
     "beluga.transfer.engines.cuda": (
         "CapturedTransfer CudaEngine CudaStat CupyDriver Driver DriverError HostDriver why_no_cupy"

@@ -28,7 +28,7 @@ LAYERS = (
     ("connectors",),
     ("disagg",),
     ("replay",),
-    ("events", "exporter", "gateway", "simulate"),
+    ("doctor", "events", "exporter", "gateway", "simulate"),
     ("cli",),
 )
 # The same inside the packages that have packages of their own, bottom first. The package's front

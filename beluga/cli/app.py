@@ -9,6 +9,7 @@ import typer
 from beluga.cli import (
     bench,
     block,
+    doctor,
     gateway,
     options,
     pool,
@@ -41,4 +42,5 @@ app.command()(gateway.gateway)
 app.command()(simulate.simulate)
 app.command("size")(size.size_tiers)
 app.command()(verify.verify)
+app.command()(doctor.doctor)
 app.command()(bench.bench)

@@ -4,8 +4,13 @@
 
 ``connection``  a session with the pool that comes and goes: whatever fails is a miss
 ``era``         how a cache that several processes share is cleared
+``releases``    which releases of engines they are for
 ``settings``    what a user may say of the pool in an engine's own configuration
 ``vllm``        vLLM's KV connector and offloading spec
 ``lmcache``     LMCache's storage plugins
 ``sglang``      SGLang's HiCache storage backend
 """
+
+from beluga.connectors.releases import RELEASES, Releases
+
+__all__ = ["RELEASES", "Releases"]

@@ -5,9 +5,13 @@ blocks.
 """
 
 from beluga.pool.default import default_specs, emulated_paths, forget, remembered, remembering
+from beluga.pool.devdax import DaxNode, dax_nodes
+from beluga.pool.device import examine
+from beluga.pool.found import FoundFile, find_pools
 from beluga.pool.layout import geometry_for
 from beluga.pool.pool import DeviceView, Pool
-from beluga.pool.room import filesystem, room
+from beluga.pool.room import filesystem, limits, room
+from beluga.pool.runtime import refuse_in_use
 from beluga.pool.scratch import scratch_folder
 from beluga.pool.spec import STRIPE_SIZE, DeviceSpec, SpecLike, parse_size, show_size
 from beluga.pool.superblock import COHERENCE_MODES, Geometry
@@ -16,17 +20,24 @@ from beluga.pool.survey import survey
 __all__ = [
     "COHERENCE_MODES",
     "STRIPE_SIZE",
+    "DaxNode",
     "DeviceSpec",
     "DeviceView",
+    "FoundFile",
     "Geometry",
     "Pool",
     "SpecLike",
+    "dax_nodes",
     "default_specs",
     "emulated_paths",
+    "examine",
     "filesystem",
+    "find_pools",
     "forget",
     "geometry_for",
+    "limits",
     "parse_size",
+    "refuse_in_use",
     "remembered",
     "remembering",
     "room",

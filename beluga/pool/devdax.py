@@ -11,11 +11,14 @@ properties is refused.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from beluga.errors import DeviceBusyError, DeviceMissingError, DeviceSpecError
+from beluga.errors import DeviceBusyError, DeviceMissingError, DeviceSpecError, PoolError
 from beluga.pool.spec import STRIPE_SIZE, show_size
+
+_DIGITS = 19  # of the largest number that the kernel writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +54,23 @@ def ask_sysfs(path: Path, number: int, sysfs: Path) -> DaxNode:
             f"{path} has {show_size(size)}; a device needs at least 4 MiB (superblock and data)"
         )
     node = _read(entry / "numa_node")
-    known = node is not None and node.isdecimal()
+    known = node is not None and node.isdecimal() and len(node) <= _DIGITS
     return DaxNode(size // STRIPE_SIZE * STRIPE_SIZE, int(node) if node and known else None)
+
+
+def dax_nodes(sysfs: Path) -> dict[str, DaxNode | PoolError]:
+    """Return every devdax node that this kernel has, by name, or why no pool may lie on it."""
+    found: dict[str, DaxNode | PoolError] = {}
+    for entry in sorted((sysfs / "bus/dax/devices").glob("*")):
+        path = Path("/dev", entry.name)
+        number = re.fullmatch(r"(\d{1,9}):(\d{1,9})", _read(entry / "dev") or "")
+        try:
+            if number is None:
+                raise DeviceMissingError(f"{path}: {entry / 'dev'} does not say its number")
+            found[entry.name] = ask_sysfs(path, os.makedev(int(number[1]), int(number[2])), sysfs)
+        except PoolError as error:
+            found[entry.name] = error
+    return found
 
 
 def _entry(path: Path, number: int, sysfs: Path) -> Path:
@@ -81,7 +99,7 @@ def _refuse_driver(path: Path, entry: Path) -> None:
 
 def _number(path: Path, attribute: Path) -> int:
     text = _read(attribute)
-    if text is None or not text.isdecimal():
+    if text is None or not text.isdecimal() or len(text) > _DIGITS:
         said = "cannot be read" if text is None else f"says '{text[:20]}'"
         raise DeviceMissingError(
             f"{path}: {attribute} {said}; without it the device's bounds are not known"
@@ -91,6 +109,6 @@ def _number(path: Path, attribute: Path) -> int:
 
 def _read(path: Path) -> str | None:
     try:
-        return path.read_text().strip()
+        return path.read_text(errors="replace").strip()
     except OSError:
         return None

@@ -20,7 +20,7 @@ from beluga.pool.destroy import destroy
 from beluga.pool.layout import Wishes
 from beluga.pool.mapping import Mapping
 from beluga.pool.near import run_near
-from beluga.pool.runtime import make_runtime_dir, refuse_in_use
+from beluga.pool.runtime import make_runtime_dir, refuse_in_use, runtime_path
 from beluga.pool.spec import STRIPE_SIZE, SpecLike, listed
 from beluga.pool.superblock import Geometry
 
@@ -165,6 +165,11 @@ class Pool:
         for.
         """
         return make_runtime_dir(self._mapping.members[0].device, self.id)
+
+    @property
+    def has_runtime_dir(self) -> bool:
+        """Whether the directory exists. Without it no process of this host uses the pool."""
+        return runtime_path(self._mapping.members[0].device, self.id).is_dir()
 
     def raise_for_status(self, code: int, doing: str) -> int:
         """Do what :func:`beluga.errors.raise_for_status` does, for an answer of this pool's server.

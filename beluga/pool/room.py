@@ -68,7 +68,7 @@ def filesystem(directory: Path, *, root: Path = Path("/")) -> str:
     kind = "unknown"
     for line in _text(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
-        if before.split()[2] == wanted:
+        if before.split()[2:3] == [wanted] and after.split():
             kind = after.split()[0]
     return kind
 
@@ -85,15 +85,18 @@ def _huge_pages(directory: Path, root: Path) -> Limit:
 def _available_memory(root: Path) -> int | None:
     for line in _text(root / "proc/meminfo").splitlines():
         name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) << 10
+        if name == "MemAvailable" and (size := _whole(*value.split()[:1])) is not None:
+            return size << 10
     return None
 
 
 def _control_groups(root: Path) -> Iterator[Limit]:
     """Yield the limit of each group above this process that limits memory, of cgroup v2 and v1."""
     for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
+        number, _, rest = line.partition(":")
+        controllers, separated, path = rest.partition(":")
+        if not (number and separated):
+            continue
         if controllers == "":
             mounts, names = ["sys/fs/cgroup", "sys/fs/cgroup/unified"], _V2
         elif "memory" in controllers.split(","):
@@ -133,17 +136,21 @@ def _group_limit(place: Path, names: _Names) -> Iterator[Limit]:
     for line in _text(place / "memory.stat").splitlines():
         name, _, value = line.partition(" ")
         if name in names.cache:
-            usage -= int(value)
+            usage -= _whole(value) or 0
     yield Limit(f"the memory limit of control group {place.name}", limit - usage)
 
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(errors="replace")
     except OSError:
         return ""
 
 
 def _number(path: Path) -> int | None:
-    text = _text(path).strip()
-    return int(text) if text.isdecimal() else None
+    return _whole(_text(path).strip())
+
+
+def _whole(text: str = "") -> int | None:
+    """Return the number that the kernel wrote, or None if it is none."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 20 else None

@@ -14,6 +14,7 @@ from beluga.transfer.engines.cpu.tuning import CopySettings, tuned
 from beluga.transfer.engines.cuda import CudaEngine, CupyDriver, HostDriver
 from beluga.transfer.engines.cuda import Driver as CudaDriver
 from beluga.transfer.engines.dsa.engine import DsaEngine
+from beluga.transfer.engines.dsa.sysfs import WorkQueue, why_no_queue, work_queues
 from beluga.transfer.iosched.cost import DEVICE_SPEED, Speed
 from beluga.transfer.iosched.hostlink import host_link, host_link_now, settings_for, settings_said
 from beluga.transfer.iosched.io_handle import IoHandle, TransferStats
@@ -73,6 +74,7 @@ __all__ = [
     "TransferClass",
     "TransferStats",
     "View",
+    "WorkQueue",
     "arrangements",
     "calibrated",
     "choose",
@@ -89,4 +91,6 @@ __all__ = [
     "settings_said",
     "settle",
     "tuned",
+    "why_no_queue",
+    "work_queues",
 ]

@@ -106,7 +106,7 @@ def test_missing_sysfs_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("attribute", ["size", "align"])
-@pytest.mark.parametrize("text", [None, "many\n", "-2097152\n", ""])
+@pytest.mark.parametrize("text", [None, "many\n", "-2097152\n", "", "9" * 400])
 def test_attribute_that_says_nothing_is_refused(
     tmp_path: Path, attribute: str, text: str | None
 ) -> None:

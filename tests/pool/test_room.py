@@ -107,3 +107,18 @@ def test_too_little_room_is_refused_with_figures(tmp_path: Path, root: Path) -> 
     demand(56 * MIB, tmp_path, root=root)
     with refused(NoRoomError, "60 MiB", "57.6 MiB", "control group a", "smaller size"):
         demand(60 * MIB, tmp_path, root=root)
+
+
+@pytest.mark.parametrize("text", ["", "x", "a:b", "a - b", "MemAvailable: much", "0::/a\n\xff"])
+def test_what_the_kernel_does_not_write_limits_nothing(
+    tmp_path: Path, root: Path, text: str
+) -> None:
+    for name in ("meminfo", "self/mountinfo", "self/cgroup"):
+        (root / "proc" / name).write_bytes(text.encode("latin-1"))
+    write(root / "sys/fs/cgroup/a/memory.max", str(300 * MIB))
+    write(root / "sys/fs/cgroup/a/memory.current", str(200 * MIB))
+    write(root / "sys/fs/cgroup/a/memory.stat", "inactive_file\nactive_file many")
+    assert set(found(tmp_path, root)) <= {
+        "the filesystem",
+        "the memory limit of control group a",
+    }

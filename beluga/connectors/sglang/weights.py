@@ -13,18 +13,15 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import re
 import sys
 import threading
 from typing import Any
 
 from beluga.connectors.naming import Fields, model_identity
+from beluga.connectors.releases import RELEASES
 from beluga.errors import ConnectorError
 
 logger = logging.getLogger(__name__)
-
-FIRST_RELEASE = (0, 5, 20)
-_RELEASE = re.compile(r"(\d+)\.(\d+)\.(\d+)(\.?(?:dev|a|b|rc))?")
 
 _SCHEDULER = "sglang.srt.managers.scheduler"
 _UPDATER = (
@@ -44,11 +41,9 @@ _MODEL_FIELDS = ("dtype", "kv_cache_dtype", "quantization", "load_format")
 
 def check_release(version: str) -> None:
     """Raise ConnectorError for an SGLang whose page keys include no LoRA adapter and no salt."""
-    found = _RELEASE.match(version)
-    release = tuple(map(int, found.groups()[:3])) if found else ()
-    before = found is not None and found[4] is not None  # a version that precedes the release
-    if release < FIRST_RELEASE or (release == FIRST_RELEASE and before):
-        first = ".".join(map(str, FIRST_RELEASE))
+    releases = RELEASES["sglang"]
+    if not releases.has(version):
+        first = ".".join(map(str, releases.first))
         raise ConnectorError(
             f"SGLang {version} gives pages of different LoRA adapters and cache salts the same "
             f"storage keys (sglang#38577); beluga needs SGLang {first} or later"

@@ -73,10 +73,10 @@ def nearest(queues: list[WorkQueue], nodes: set[int]) -> list[WorkQueue]:
     )
 
 
-def why_no_queue() -> str | None:
+def why_no_queue(root: Path = SYSFS) -> str | None:
     """One line: why no work queue of this machine can be used, so far as can be seen unopened."""
-    queues = work_queues()
-    return None if nearest(queues, set()) else why_none(queues)
+    queues = work_queues(root)
+    return None if nearest(queues, set()) else why_none(queues, root)
 
 
 def why_none(queues: list[WorkQueue], root: Path = SYSFS) -> str:

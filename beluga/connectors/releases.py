@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The releases of the engines that the connectors are written for and tested with."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+Release = tuple[int, ...]
+
+_RELEASE = re.compile(r"(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?(\.?(?:dev|a|b|rc))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Releases:
+    """The releases of one engine: from ``first`` up to, but without, ``end``; None is no end."""
+
+    engine: str
+    first: Release
+    end: Release | None
+    refused: bool  # the connector refuses others, instead of perhaps failing in them
+
+    @property
+    def requirement(self) -> str:
+        """What to install, in pip's words."""
+        end = "" if self.end is None else f",<{_shown(self.end)}"
+        return f"{self.engine}>={_shown(self.first)}{end}"
+
+    def has(self, version: str) -> bool | None:
+        """Return whether ``version`` is one of them; None if it is no version."""
+        found = _RELEASE.match(version)
+        if found is None:
+            return None
+        release = tuple(int(part or 0) for part in found.groups()[:3])
+        width = len(release)
+        first, end = _padded(self.first, width), self.end and _padded(self.end, width)
+        early = found[4] is not None  # it precedes the release of this number
+        if release < first or (release == first and early):
+            return False
+        return end is None or release < end
+
+
+def _padded(release: Release, width: int) -> Release:
+    return release + (0,) * (width - len(release))
+
+
+def _shown(release: Release) -> str:
+    return ".".join(map(str, release))
+
+
+RELEASES: dict[str, Releases] = {
+    each.engine: each
+    for each in (
+        Releases("vllm", (0, 32), (0, 34), refused=False),
+        Releases("sglang", (0, 5, 20), None, refused=True),
+        Releases("lmcache", (0, 5, 6), (0, 6), refused=False),
+    )
+}

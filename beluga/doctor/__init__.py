@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Is this machine fit for Beluga? Small checks of what the operating system tells.
+
+``checks``     the list of all checks, and how they run
+``cpu``, ``memory``, ``limits``, ``devices``, ``packages``, ``leftovers``, ``pool``  the checks
+``machine``    what they look at: files below a root, and this process
+``pool_look``  the pool that is named, if there is one
+``finding``    what they say
+
+A check needs neither a pool nor a server, a privilege or an optional package.
+"""
+
+from beluga.doctor.checks import CHECKS, Check, diagnose, run_check
+from beluga.doctor.finding import CannotTellError, Finding, Verdict
+from beluga.doctor.machine import Machine
+from beluga.doctor.pool_look import PoolLook
+
+__all__ = [
+    "CHECKS",
+    "CannotTellError",
+    "Check",
+    "Finding",
+    "Machine",
+    "PoolLook",
+    "Verdict",
+    "diagnose",
+    "run_check",
+]

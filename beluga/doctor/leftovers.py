@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Checks of what others have left: runtime directories, and pools in memory that nobody uses."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from beluga import config
+from beluga.doctor.finding import CannotTellError, Verdict, error, ok, unknown, warning, worst
+from beluga.doctor.machine import Machine
+from beluga.errors import DeviceBusyError
+from beluga.pool import FoundFile, find_pools, refuse_in_use, show_size
+
+_SHOWN = 5  # names in one line
+_SHARE = "export BELUGA_RUNTIME_DIR=/run/beluga-shared"
+_POOL_ID = re.compile(r"[0-9a-f]{32}")
+_MAPPED = re.compile(  # a line of /proc/PID/maps: addresses, rights, offset, device, inode
+    r"^\S+ \S+ \S+ ([0-9a-f]{1,3}):([0-9a-f]{1,5}) (\d{1,20})", re.MULTILINE
+)
+
+
+def _own(machine: Machine) -> Iterator[Path]:
+    """Yield the runtime directories that this user's processes may come to, and their parents."""
+    root, uid = machine.root, machine.uid
+    places = [root / "run/beluga", root / f"tmp/beluga-{uid}", root / f"run/user/{uid}/beluga"]
+    if (told := config.told_runtime_root()) is not None:
+        places.append(told)
+    for place in places:
+        if place.is_symlink() or place.exists():
+            yield place
+            yield from (path for path in _children(place) if _POOL_ID.fullmatch(path.name))
+    for place in (root / "dev/shm", *_children(root / "dev/shm")):
+        yield from (path for path in _children(place) if path.suffix == ".run")
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []  # it is no directory, or another user's
+
+
+def _others(machine: Machine) -> Iterator[Path]:
+    """Yield the places where other users keep the runtime directories of their pools."""
+    places = [*machine.root.glob("tmp/beluga-*"), *machine.root.glob("run/user/*/beluga")]
+    for place in sorted(places):
+        uid = place.parent.name if place.name == "beluga" else place.name.removeprefix("beluga-")
+        pools = [path for path in _children(place) if _POOL_ID.fullmatch(path.name)]
+        if pools and uid.isdecimal() and uid != str(machine.uid):
+            yield place
+
+
+def check_runtime_dirs(machine: Machine) -> Verdict:
+    """Look for runtime directories that this user's processes would be refused at, or not find."""
+    verdicts = []
+    for path in _own(machine):
+        try:
+            verdicts.append(_judge_own(machine, path))
+        except FileNotFoundError:
+            continue  # it was removed meanwhile
+        except OSError as failure:
+            why = f"{path} cannot be looked at ({failure.strerror})"
+            verdicts.append(unknown(why, "sudo beluga doctor"))
+    if others := list(_others(machine)):
+        shown = _list([str(path) for path in others])
+        verdicts.append(
+            warning(
+                f"other users' processes keep lock files in {shown}; they and this user's do not "
+                "find each other in one pool",
+                _SHARE,
+            )
+        )
+    return worst(verdicts, "no directory of another user is in the way")
+
+
+def _list(names: list[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _judge_own(machine: Machine, path: Path) -> Verdict:
+    found = path.lstat()
+    name = shlex.quote(str(path))
+    if not stat.S_ISDIR(found.st_mode):
+        return error(f"{path} is no directory, so no lock files can lie there", f"rm {name}")
+    trusted = {machine.uid, 0}
+    device = _device_of(path)
+    if path.suffix == ".run" and device.exists():
+        trusted.add(device.lstat().st_uid)
+    # Whoever may write to the directory that was told is trusted.
+    shared = config.told_runtime_root() in (path, path.parent)
+    if found.st_uid not in trusted and not shared:
+        text = f"user {found.st_uid} has made {path}, where this user's lock files would lie"
+        return error(text, f"sudo rm -r {name}")
+    if not _may_enter(machine, found):
+        return warning(
+            f"{path} is user {found.st_uid}'s: this user's processes cannot use that pool", _SHARE
+        )
+    return ok(str(path))
+
+
+def _device_of(runtime_dir: Path) -> Path:
+    """Return the file that a runtime directory lies beside."""
+    return runtime_dir.with_name(runtime_dir.name.removesuffix(".run").partition("@")[0])
+
+
+def _may_enter(machine: Machine, found: os.stat_result) -> bool:
+    if machine.uid in (0, found.st_uid):
+        return True
+    shift = 3 if found.st_gid in os.getgroups() else 0
+    return found.st_mode >> shift & 3 == 3
+
+
+def check_stale_pools(machine: Machine) -> Verdict:
+    """Look for pools in /dev/shm that no process uses, and that are not the pool that is looked
+    at.
+    """
+    shm = machine.root / "dev/shm"
+    pools, closed = find_pools(shm) if shm.is_dir() else ([], [])
+    named = {spec.path.resolve() for spec in machine.pool.specs}
+    others = [pool for pool in pools if not any(file.path.resolve() in named for file in pool)]
+    mapped = _mapped(machine) if others else set()
+    verdicts = []
+    if stale := [pool for pool in others if not _used(pool, mapped, closed)]:
+        verdicts.append(_stale(stale))
+    if gone := [path for path in _orphans(shm) if not _locked(path, closed)]:
+        text = f"runtime directories of files that are gone: {_list([str(path) for path in gone])}"
+        verdicts.append(warning(text, f"rm -r {' '.join(shlex.quote(str(p)) for p in gone)}"))
+    if closed:
+        names = _list([str(path) for path in closed])
+        verdicts.append(unknown(f"this user may not look at {names}", "sudo beluga doctor"))
+    return worst(verdicts, f"{len(pools)} pools in /dev/shm, none of them left over")
+
+
+def _used(pool: list[FoundFile], mapped: set[tuple[int, int]], closed: list[Path]) -> bool:
+    """Return whether a process uses the pool. What cannot be told counts as used."""
+    folders = [file.runtime_dir for file in pool if file.runtime_dir is not None]
+    return any(file.identity in mapped for file in pool) or any(
+        _locked(folder, closed) for folder in folders
+    )
+
+
+def _locked(runtime_dir: Path, closed: list[Path]) -> bool:
+    """Return whether a process holds a lock in the directory; if that is unreadable, note it."""
+    try:
+        refuse_in_use(runtime_dir)
+    except DeviceBusyError:
+        return True
+    except OSError:
+        closed.append(runtime_dir)
+        return True
+    return False
+
+
+def _stale(pools: list[list[FoundFile]]) -> Verdict:
+    files = [file for pool in pools for file in pool]
+    size = show_size(sum(file.size for file in files))
+    shown = _list(
+        [
+            f"{pool[0].path} (user {pool[0].owner}, {show_size(sum(file.size for file in pool))})"
+            for pool in pools
+        ]
+    )
+    paths = " ".join(shlex.quote(str(file.path)) for file in files)
+    return warning(
+        f"no process uses {len(pools)} pools, which take {size}: {shown}",
+        f"beluga pool destroy --yes {paths}",
+    )
+
+
+def _orphans(shm: Path) -> list[Path]:
+    """Return the runtime directories whose device is gone."""
+    folders = [shm, *_children(shm)]
+    found = [path for folder in folders for path in _children(folder) if path.suffix == ".run"]
+    try:
+        return [path for path in found if path.is_dir() and not _device_of(path).exists()]
+    except OSError:
+        return []  # a folder that this user may list, but not enter
+
+
+def _mapped(machine: Machine) -> set[tuple[int, int]]:
+    """Return the files (device, inode) that processes have mapped, as far as this user may see."""
+    found: set[tuple[int, int]] = set()
+    for name in machine.names("proc"):
+        if not name.isdecimal():
+            continue
+        try:
+            maps = machine.read(f"proc/{name}/maps")
+        except CannotTellError:
+            continue  # it has ended, or is another user's: then its lock tells
+        for major, minor, inode in _MAPPED.findall(maps):
+            found.add((os.makedev(int(major, 16), int(minor, 16)), int(inode)))
+    return found

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Checks of Python packages: engines, and what optional parts of Beluga need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from beluga.connectors import RELEASES
+from beluga.doctor.finding import Verdict, error, ok, unknown, warning
+from beluga.doctor.machine import Machine
+
+Check = Callable[[Machine], Verdict]
+
+
+def engine_check(name: str) -> Check:
+    """Return the check of one engine's version. The engine is not imported."""
+    releases = RELEASES[name]
+
+    def check(machine: Machine) -> Verdict:
+        version = machine.version(name)
+        if version is None:
+            return ok(f"{name} is not in this environment")
+        mend = f"pip install '{releases.requirement}'"
+        known = releases.has(version)
+        if known is None:
+            return unknown(f"{name} has version {version[:40]!r}", mend)
+        if known:
+            return ok(f"{name} {version}")
+        if releases.refused:
+            text = f"the connector refuses {name} {version}; it needs {releases.requirement}"
+            return error(text, mend)
+        return warning(f"{name} {version} is not tested; {releases.requirement} is", mend)
+
+    return check
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """A package that some part of Beluga needs."""
+
+    module: str
+    distribution: str
+    extra: str  # of beluga-kv
+    user: str  # the part that needs it
+
+
+EXTRAS = (
+    Extra("zmq", "pyzmq", "router", "serve --events and the gateway's KV events need it"),
+    Extra("xxhash", "xxhash", "router", "the gateway's prefix index needs it"),
+    Extra("obstore", "obstore", "tiers", "remote tiers in object stores (s3://) need it"),
+    Extra("redis", "redis", "tiers", "remote tiers in Redis or Valkey need it"),
+)
+
+
+def extra_check(extra: Extra) -> Check:
+    """Return the check of one optional package. It is no fault that a package is missing."""
+
+    def check(machine: Machine) -> Verdict:
+        mend = f"pip install 'beluga-kv[{extra.extra}]'"
+        version = machine.version(extra.distribution)
+        if version is None:
+            return ok(f"{extra.module} is not installed; only {extra.user}: {mend}")
+        if (why := machine.why_no_import(extra.module)) is not None:
+            again = f"pip install --force-reinstall {extra.distribution}"
+            return warning(f"{extra.distribution} {version} cannot be imported ({why})", again)
+        return ok(f"{extra.distribution} {version}")
+
+    return check

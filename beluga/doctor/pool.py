@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Checks of one pool: its devices, their superblocks, its server, and this host's number."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from beluga.doctor.devices import quoted_command
+from beluga.doctor.finding import Verdict, error, ok, unknown, warning, worst
+from beluga.doctor.machine import Machine
+from beluga.doctor.pool_look import PoolFacts
+from beluga.errors import (
+    BelugaError,
+    CallTimeoutError,
+    DeviceMissingError,
+    DevicePermissionError,
+    DeviceSpecError,
+    HostClashError,
+    NoLaneError,
+    NoServerError,
+    RuntimeDirError,
+    SecondHostError,
+)
+from beluga.pool import DeviceSpec, examine, show_size, survey
+
+_NO_POOL = "no pool is named (--pool PATH) or mounted"
+_FIRST = "first do what pool-devices and pool-superblocks say"
+_LOST = ("version", "format", "damaged", "geometry", "disagrees")  # only a new pool helps
+
+
+def check_devices(machine: Machine) -> Verdict:
+    """Examine each device of the pool, without mapping it."""
+    look = machine.pool
+    if look.failure is not None:
+        return error(str(look.failure), look.mend)
+    if not look.paths:
+        return ok(_NO_POOL)
+    verdicts, shown = [], []
+    for path in look.paths:
+        try:
+            device = examine(DeviceSpec.parse(path), sysfs=machine.root / "sys")
+            shown.append(f"{path} ({device.kind}, {show_size(device.size)})")
+            if not os.access(device.spec.path, os.R_OK | os.W_OK):
+                raise DevicePermissionError(
+                    f"{device.spec.path}: this user may not read and write it"
+                )
+        except BelugaError as failure:
+            verdicts.append(error(str(failure), _mend_device(machine, path, failure)))
+    return worst(verdicts, ", ".join(shown))
+
+
+def _mend_device(machine: Machine, path: str, failure: BelugaError) -> str:
+    if (command := quoted_command(failure)) is not None:
+        return command
+    if isinstance(failure, DevicePermissionError):
+        return f"sudo setfacl -m u:{machine.uid}:rw {path}"
+    if isinstance(failure, DeviceSpecError):
+        return "write PATH or PATH@OFFSET+SIZE, in steps of 2 MiB"
+    file = DeviceSpec.parse(path).path
+    if "/dev/dax" in path:
+        return "daxctl list -u"
+    if isinstance(failure, DeviceMissingError) and not file.exists():
+        make = "" if file.parent.is_dir() else f"mkdir -p {shlex.quote(str(file.parent))} && "
+        return f"{make}beluga pool create {machine.pool.operands}"
+    return "name a devdax device or a file: --pool PATH"
+
+
+def _without(machine: Machine) -> Verdict | None:
+    """Return the verdict of a check that looks into the pool, if there is none to look into."""
+    look = machine.pool
+    if look.failure is not None:
+        return unknown("the pool's devices are not known", look.mend)
+    return None if look.paths else ok(_NO_POOL)
+
+
+def check_superblocks(machine: Machine) -> Verdict:
+    """Look at the superblock of each device: the format's version, and whether all belong
+    together.
+    """
+    if (without := _without(machine)) is not None:
+        return without
+    paths = machine.pool.paths
+    try:
+        findings = survey(paths)
+    except (BelugaError, OSError) as failure:
+        return unknown(str(failure), _FIRST)
+    return worst(
+        [error(finding, _mend_superblock(finding, machine)) for finding in findings],
+        f"{len(paths)} superblocks of this Beluga's format, of one pool",
+    )
+
+
+def _mend_superblock(finding: str, machine: Machine) -> str:
+    kind = finding.partition(" ")[0].removeprefix("superblock-")
+    if kind in _LOST:
+        return f"beluga pool create --force {machine.pool.operands}"
+    if kind in ("empty", "foreign"):
+        return f"beluga pool create {machine.pool.operands}"
+    if kind == "device-missing":
+        return "name every device of the pool: --pool PATH, repeated"
+    return f"beluga pool check {machine.pool.options}"
+
+
+def _facts(machine: Machine) -> PoolFacts | Verdict:
+    if (without := _without(machine)) is not None:
+        return without
+    facts = machine.pool.facts
+    if isinstance(facts, PoolFacts):
+        return facts
+    return unknown(str(facts), _FIRST)
+
+
+def check_coherence(machine: Machine) -> Verdict:
+    """Look at the coherence of each device, and at what it is."""
+    facts = _facts(machine)
+    if isinstance(facts, Verdict):
+        return facts
+    again = f"beluga pool create --force --coherence software {machine.pool.operands}"
+    verdicts = [
+        warning(
+            f"{device.path} is a devdax device with hardware coherence: if two hosts share it, "
+            "reads are stale; a new pool on it must have software coherence",
+            f"{again}",
+        )
+        for device in facts.devices
+        if device.kind == "devdax" and device.coherence == "hardware"
+    ]
+    kinds = sorted({device.coherence for device in facts.devices})
+    whose = "one host" if "hardware" in kinds else "several hosts"
+    return worst(verdicts, f"{' and '.join(kinds)} coherence: the pool is for {whose}")
+
+
+class _Judgment(NamedTuple):
+    """What a failed attempt to attach means, and what mends it."""
+
+    failure: type[BelugaError]
+    say: Callable[[str, str], Verdict]
+    text: str
+    mend: str
+
+
+_OF_SERVER = (
+    _Judgment(NoServerError, warning, "no server serves the pool", "beluga serve {options}"),
+    _Judgment(
+        NoLaneError,
+        warning,
+        "all {lanes} lanes are taken: no other client can attach, unless the pool is created anew",
+        "beluga pool create --force --lanes {more} {paths}",
+    ),
+    _Judgment(
+        CallTimeoutError,
+        error,
+        "the pool names a server that does not answer: it died, or hangs; another can take over",
+        "beluga serve {options}",
+    ),
+    _Judgment(RuntimeDirError, error, "{failure}", "export BELUGA_RUNTIME_DIR=/run/beluga-shared"),
+    _Judgment(BelugaError, unknown, "{failure}", "beluga doctor {options} --host N"),
+)
+_OF_HOST = (
+    _Judgment(HostClashError, error, "{failure}", "give every machine its own number: --host N"),
+    _Judgment(
+        SecondHostError,
+        error,
+        "{failure}",
+        "beluga pool create --force --coherence software {paths}",
+    ),
+    _Judgment(NoServerError, unknown, "no server serves the pool", "beluga serve {options}"),
+    _Judgment(BelugaError, unknown, "{failure}", "beluga doctor {options} --host N"),
+)
+
+
+def _judge(machine: Machine, facts: PoolFacts, judgments: Sequence[_Judgment]) -> Verdict:
+    """Return what the first judgment of the failure says."""
+    words = {
+        "failure": str(facts.failure),
+        "options": machine.pool.options,
+        "paths": machine.pool.operands,
+        "lanes": facts.lane_count,
+        "more": 2 * facts.lane_count,
+    }
+    for judgment in judgments:
+        if isinstance(facts.failure, judgment.failure):
+            return judgment.say(judgment.text.format(**words), judgment.mend.format(**words))
+    return unknown(str(facts.failure), f"beluga ping {machine.pool.options}")
+
+
+def check_server(machine: Machine) -> Verdict:
+    """Attach to the pool's server for a moment."""
+    facts = _facts(machine)
+    if isinstance(facts, Verdict):
+        return facts
+    if facts.epoch is not None:
+        return ok(f"a server answers, epoch {facts.epoch}")
+    return _judge(machine, facts, _OF_SERVER)
+
+
+def check_host(machine: Machine) -> Verdict:
+    """Look for another machine with this host's number."""
+    facts = _facts(machine)
+    if isinstance(facts, Verdict):
+        return facts
+    if facts.epoch is not None:
+        return ok(f"the server knows this machine as host {machine.pool.host or 0}")
+    one_host = any(device.coherence == "hardware" for device in facts.devices)
+    if one_host and isinstance(facts.failure, NoServerError):
+        return ok("a pool of hardware coherence has one host")
+    return _judge(machine, facts, _OF_HOST)

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The pool that is looked at, if there is one: its devices, and its server."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from functools import cached_property
+
+from beluga.errors import BelugaError, NoDefaultPoolError, NoServerError
+from beluga.pool import DeviceSpec, DeviceView, Pool, SpecLike, default_specs, remembered
+from beluga.rpc import Client
+
+_WAIT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """What an open pool says. ``failure`` is why there is no session with its server."""
+
+    devices: tuple[DeviceView, ...]
+    lane_count: int
+    epoch: int | None  # of the server that answered
+    failure: BelugaError | OSError | None
+
+
+class PoolLook:
+    """A pool by the names of its devices, which may be wrong. Nothing is opened before it is asked
+    for.
+    """
+
+    def __init__(
+        self,
+        paths: tuple[SpecLike, ...] = (),
+        *,
+        host: int | None = None,
+        failure: BelugaError | None = None,
+        mend: str = "",
+    ) -> None:
+        self.paths = tuple(map(str, paths))
+        self.host = host
+        self.failure = failure  # why no pool can be named
+        self.mend = mend  # the command that mends that
+
+    @classmethod
+    def named(cls, paths: list[str] | None, host: int | None) -> PoolLook:
+        """Return the pool of these paths, or the default pool, if there is one."""
+        if paths:
+            return cls(tuple(paths), host=host)
+        try:
+            known = remembered()
+        except BelugaError as error:  # what was remembered is damaged
+            return cls(host=host, failure=error, mend="beluga umount")
+        try:
+            return cls(tuple(default_specs()), host=host)
+        except NoDefaultPoolError as error:
+            if not known:
+                return cls(host=host)
+            again = " ".join(shlex.quote(str(spec)) for spec in known)
+            return cls(host=host, failure=error, mend=f"beluga mount --create {again}")
+        except BelugaError as error:
+            return cls(host=host, failure=error, mend="unset BELUGA_POOL")
+
+    @property
+    def options(self) -> str:
+        """The pool's devices as options of a command."""
+        return " ".join(f"--pool {shlex.quote(path)}" for path in self.paths)
+
+    @property
+    def operands(self) -> str:
+        """The pool's devices as operands of a command."""
+        return " ".join(map(shlex.quote, self.paths))
+
+    @cached_property
+    def specs(self) -> list[DeviceSpec]:
+        """The devices. Names that cannot be read are left out."""
+        found = []
+        for path in self.paths:
+            try:
+                found.append(DeviceSpec.parse(path))
+            except BelugaError:
+                continue
+        return found
+
+    @cached_property
+    def facts(self) -> PoolFacts | BelugaError | OSError:
+        """What the pool says, or why it cannot be opened. A session is opened for a moment."""
+        try:
+            with Pool.open(self.paths) as pool:
+                epoch, failure = _ask(pool, self.host)
+                return PoolFacts(pool.devices, pool.geometry.lane_count, epoch, failure)
+        except (BelugaError, OSError) as error:
+            return error
+
+
+def _ask(pool: Pool, host: int | None) -> tuple[int | None, BelugaError | OSError | None]:
+    """Attach to the pool's server, and leave it again."""
+    hardware = any(device.coherence == "hardware" for device in pool.devices)
+    if hardware and not pool.has_runtime_dir:  # A session would make it, for this user.
+        return None, NoServerError("no process of this host has used the pool yet")
+    try:
+        with Client(pool, host=host, timeout_s=_WAIT_S) as client:
+            return client.stat().epoch, None
+    except (BelugaError, OSError) as error:
+        return None, error

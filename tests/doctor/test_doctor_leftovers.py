@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What others have left: stale pools in /dev/shm, and runtime directories."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_machine import UNREADABLE, finding, made, spoil
+
+from beluga.doctor import Finding, PoolLook
+from beluga.pool import Pool, show_size
+
+SIZE = 8 << 20
+STRANGER = 4321
+
+
+@pytest.fixture
+def shm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder /dev/shm of the made-up machine."""
+    monkeypatch.delenv("BELUGA_RUNTIME_DIR", raising=False)
+    made(tmp_path)
+    return tmp_path / "dev/shm"
+
+
+@pytest.fixture
+def paths(shm: Path) -> Iterator[list[Path]]:
+    """A pool that no process uses; a process once did."""
+    (shm / "folder").mkdir()
+    paths = [shm / "folder/a b", shm / "folder/c"]
+    with Pool.create(paths, device_size=SIZE, sparse=True) as pool:
+        (pool.runtime_dir / "alive-1").touch()
+    yield paths
+
+
+def stale(root: Path, **facts: Any) -> Finding:
+    return finding("stale-pools", made(root, **facts))
+
+
+def mapped(path: Path, *, inode: int | None = None) -> str:
+    """Return a line of /proc/PID/maps that has the file, or another inode of its file system."""
+    found = path.stat()
+    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+    return f"7f00-7f01 rw-s 00000000 {device} {inode or found.st_ino}   {path} (deleted)\n"
+
+
+def test_a_pool_that_nobody_uses_is_named_with_its_size(tmp_path: Path, paths: list[Path]) -> None:
+    found = stale(tmp_path)
+    assert found.level == "warning"
+    size = sum(path.stat().st_blocks * 512 for path in paths)
+    assert f"no process uses 1 pools, which take {show_size(size)}: " in found.text
+    assert str(paths[0]) in found.text
+    words = shlex.split(found.mend)
+    assert words == ["beluga", "pool", "destroy", "--yes", *map(str, paths)]
+    Pool.destroy(words[4:])
+    assert stale(tmp_path).level == "ok"
+
+
+def test_a_mapped_pool_is_in_use(tmp_path: Path, paths: list[Path]) -> None:
+    spoil(tmp_path, {"proc/77/maps": "x\n" + mapped(paths[1])})
+    assert stale(tmp_path).level == "ok"
+
+
+def test_another_file_that_is_mapped_is_no_use(tmp_path: Path, paths: list[Path]) -> None:
+    other = mapped(paths[1], inode=paths[1].stat().st_ino + 1_000_000)
+    spoil(tmp_path, {"proc/77/maps": other, "proc/78/maps": UNREADABLE, "proc/x/maps": "y"})
+    assert stale(tmp_path).level == "warning"
+
+
+def test_a_locked_pool_is_in_use(tmp_path: Path, paths: list[Path]) -> None:
+    spoil(tmp_path, {"proc/77/maps": UNREADABLE})
+    with Path(f"{paths[0]}.run/alive-1").open("r+b") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert stale(tmp_path).level == "ok"
+    assert stale(tmp_path).level == "warning"
+
+
+def test_the_pool_that_is_looked_at_is_not_stale(tmp_path: Path, paths: list[Path]) -> None:
+    assert stale(tmp_path, pool=PoolLook(tuple(paths))).level == "ok"
+
+
+def test_a_damaged_pool_can_be_stale(tmp_path: Path, paths: list[Path]) -> None:
+    with paths[1].open("r+b") as file:
+        file.seek(100)
+        file.write(b"damage")
+    found = stale(tmp_path)
+    assert "no process uses 2 pools" in found.text
+    Pool.destroy(shlex.split(found.mend)[4:])
+    assert not any(path.exists() for path in paths)
+
+
+def test_files_that_are_no_pools_are_left_alone(tmp_path: Path, shm: Path) -> None:
+    (shm / "other").write_bytes(b"BELUGA" + bytes(8192))
+    os.mkfifo(shm / "pipe")  # opening it would block
+    (shm / "link").symlink_to(shm / "nothing")
+    assert stale(tmp_path).level == "ok"
+
+
+def test_a_pool_that_cannot_be_read_cannot_be_told(
+    tmp_path: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Path.open
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path in paths:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *arguments, **options)
+
+    machine = made(tmp_path)
+    monkeypatch.setattr(Path, "open", refuse)
+    found = finding("stale-pools", machine)
+    assert (found.level, found.mend) == ("warning", "sudo beluga doctor")
+    assert "cannot be told" in found.text
+    assert str(paths[0]) in found.text
+
+
+def test_a_lock_that_cannot_be_read_keeps_the_pool(tmp_path: Path, paths: list[Path]) -> None:
+    lock = Path(f"{paths[0]}.run/alive-1")
+    lock.unlink()
+    lock.mkdir()  # opening it fails for root, too
+    found = stale(tmp_path)
+    assert found.mend == "sudo beluga doctor"
+
+
+def test_a_runtime_directory_without_its_file_is_left_over(tmp_path: Path, shm: Path) -> None:
+    for name in ("gone.run", "slice@0x200000.run", "here.run"):
+        (shm / name).mkdir()
+    (shm / "here").touch()
+    found = stale(tmp_path)
+    assert found.level == "warning"
+    assert shlex.split(found.mend) == ["rm", "-r", *(
+        str(shm / name) for name in ("gone.run", "slice@0x200000.run")
+    )]  # fmt: skip
+
+
+def folders(root: Path, **facts: Any) -> Finding:
+    return finding("runtime-dirs", made(root, **facts))
+
+
+def strange(path: Path, mode: int = 0o700) -> None:
+    """Make a directory that is neither the made-up user's nor root's."""
+    path.mkdir(parents=True, exist_ok=True)
+    path.chmod(mode)
+    if os.geteuid() == 0:
+        os.chown(path, STRANGER, STRANGER)
+
+
+POOL_ID = "0123456789abcdef" * 2
+
+
+@pytest.mark.usefixtures("shm")
+def test_a_runtime_directory_that_another_user_has_prepared_is_an_error(tmp_path: Path) -> None:
+    uid = 987654  # of nobody
+    strange(tmp_path / f"tmp/beluga-{uid}", 0o777)
+    found = folders(tmp_path, uid=uid)
+    assert found.level == "error"
+    assert found.mend == f"sudo rm -r {tmp_path}/tmp/beluga-{uid}"
+
+
+@pytest.mark.usefixtures("shm")
+def test_a_link_where_lock_files_lie_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/beluga").symlink_to("/nowhere")
+    found = folders(tmp_path)
+    assert (found.level, found.mend) == ("error", f"rm {tmp_path}/run/beluga")
+
+
+@pytest.mark.usefixtures("shm")
+def test_other_users_runtime_directories_are_named(tmp_path: Path) -> None:
+    (tmp_path / "tmp/beluga-1001/measurements").mkdir(parents=True)
+    (tmp_path / "tmp/beluga-mutants" / POOL_ID).mkdir(parents=True)
+    assert folders(tmp_path).level == "ok", "no pool's lock files are there"
+    (tmp_path / "tmp/beluga-1001" / POOL_ID).mkdir()
+    (tmp_path / "run/user/1002/beluga" / POOL_ID).mkdir(parents=True)
+    found = folders(tmp_path)
+    assert found.level == "warning"
+    assert "tmp/beluga-1001" in found.text
+    assert "run/user/1002/beluga" in found.text
+    assert "BELUGA_RUNTIME_DIR=" in found.mend
+
+
+def test_a_pool_that_this_user_cannot_use_is_named(tmp_path: Path, shm: Path) -> None:
+    uid = 987654
+    (shm / "theirs").touch()
+    strange(shm / "theirs.run", 0o700)
+    if os.geteuid() == 0:
+        os.chown(shm / "theirs", STRANGER, STRANGER)
+    found = folders(tmp_path, uid=uid)
+    assert found.level == "warning"
+    assert "theirs.run" in found.text
+    (shm / "theirs.run").chmod(0o777)
+    assert folders(tmp_path, uid=uid).level == "ok"
+
+
+@pytest.mark.usefixtures("shm")
+def test_the_directory_that_was_told_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "told"
+    monkeypatch.setenv("BELUGA_RUNTIME_DIR", str(told))
+    assert folders(tmp_path).level == "ok", "it is made when it is needed"
+    told.touch()
+    assert folders(tmp_path).level == "error"
+    told.unlink()
+    strange(told, 0o700)
+    assert folders(tmp_path, uid=987654).level == "warning", "it is closed to this user"
+    told.chmod(0o777)
+    strange(told / POOL_ID, 0o777)
+    assert folders(tmp_path, uid=987654).level == "ok", "its users are trusted"

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The checks of one pool: real pools in files, real servers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from made_machine import MIB, finding, made
+
+from beluga.doctor import CHECKS, Finding, Machine, PoolLook
+from beluga.doctor.pool_look import PoolFacts
+from beluga.errors import CallTimeoutError, HostClashError, RuntimeDirError, SecondHostError
+from beluga.pool import Pool
+from beluga.rpc import Client, Server
+from tests.rpc.other_machine import OtherMachine
+
+NAMES = [check.name for check in CHECKS if check.name.startswith("pool-")]
+LANES = 4
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / "a", tmp_path / "b"]
+    Pool.create(paths, device_size=8 * MIB, sparse=True, lane_count=LANES).close()
+    return paths
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    """A place for a made-up machine."""
+    yield tmp_path / "root"
+
+
+def look(*paths: Path, host: int | None = None) -> dict[str, Finding]:
+    machine = Machine(pool=PoolLook(paths, host=host))
+    return {name: finding(name, machine) for name in NAMES}
+
+
+def levels(found: dict[str, Finding]) -> list[str]:
+    return [found[name].level for name in NAMES]
+
+
+def test_without_a_pool_all_is_well() -> None:
+    assert levels(look()) == ["ok"] * len(NAMES)
+
+
+def test_a_pool_without_a_server_is_told_how_to_get_one(paths: list[Path]) -> None:
+    found = look(*paths)
+    assert levels(found) == ["ok", "ok", "ok", "warning", "ok"]
+    assert found["pool-server"].mend == f"beluga serve --pool {paths[0]} --pool {paths[1]}"
+    assert not paths[0].with_name("a.run").exists(), "it is made by those who use the pool"
+
+
+def test_a_server_answers_and_keeps_no_lane(paths: list[Path]) -> None:
+    with Pool.open(paths) as pool, Server(pool) as server:
+        for _ in range(2 * LANES):
+            found = look(*paths)
+        assert levels(found) == ["ok"] * len(NAMES)
+        assert found["pool-server"].text == "a server answers, epoch 1"
+        assert server.stat().live_count == 0
+
+
+def test_taken_lanes_are_said(paths: list[Path]) -> None:
+    with Pool.open(paths) as pool, Server(pool):
+        clients = [Client(pool) for _ in range(LANES)]
+        found = look(*paths)["pool-server"]
+        for client in clients:
+            client.close()
+    assert found.level == "warning"
+    assert f"all {LANES} lanes are taken" in found.text
+    assert f"--lanes {2 * LANES} {paths[0]} {paths[1]}" in found.mend
+
+
+def test_a_missing_device_is_an_error(paths: list[Path]) -> None:
+    paths[1].unlink()
+    found = look(*paths)
+    assert levels(found) == ["error", "warning", "warning", "warning", "warning"]
+    assert found["pool-devices"].mend == f"beluga pool create {paths[0]} {paths[1]}"
+
+
+def test_a_device_that_is_not_named_is_an_error(paths: list[Path]) -> None:
+    found = look(paths[1])
+    assert found["pool-superblocks"].level == "error"
+    assert "device-missing 0: of 2" in found["pool-superblocks"].text
+    assert "name every device" in found["pool-superblocks"].mend
+
+
+@pytest.mark.parametrize(
+    ("offset", "kind"), [(8, "superblock-version"), (100, "superblock-damaged")]
+)
+def test_a_superblock_that_is_not_ours_is_an_error(
+    paths: list[Path], offset: int, kind: str
+) -> None:
+    with paths[1].open("r+b") as file:
+        file.seek(offset)
+        file.write(b"\x63\x00")
+    found = look(*paths)["pool-superblocks"]
+    assert found.level == "error"
+    assert kind in found.text
+    assert found.mend == f"beluga pool create --force {paths[0]} {paths[1]}"
+
+
+@pytest.mark.parametrize(
+    ("path", "mend"),
+    [
+        ("/dev/null", "--pool PATH"),
+        ("/nowhere/pool", "mkdir -p /nowhere && beluga pool create /nowhere/pool"),
+        ("/tmp@1M+5M", "2 MiB"),
+        ("", "PATH"),
+        ("/dev/dax77.0", "daxctl list -u"),
+    ],
+)
+def test_what_is_no_device_is_an_error(path: str, mend: str) -> None:
+    found = finding("pool-devices", Machine(pool=PoolLook((path,))))
+    assert found.level == "error"
+    assert mend in found.mend
+
+
+def test_a_device_that_may_not_be_written_is_an_error(
+    paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    found = look(*paths)["pool-devices"]
+    assert found.level == "error"
+    assert "sudo setfacl -m u:" in found.mend
+
+
+@pytest.mark.parametrize(
+    ("failure", "levels_of"),
+    [
+        (HostClashError("host number 0 is another machine's"), ("warning", "error")),
+        (SecondHostError("another host uses it"), ("warning", "error")),
+        (CallTimeoutError("no answer"), ("error", "warning")),
+        (RuntimeDirError("another runtime directory"), ("error", "warning")),
+        (OSError(12, "Cannot allocate memory"), ("warning", "warning")),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_why_there_is_no_session_is_told(
+    paths: list[Path], failure: Exception, levels_of: tuple[str, str]
+) -> None:
+    look = PoolLook(tuple(paths))
+    facts = look.facts
+    assert isinstance(facts, PoolFacts)
+    vars(look)["facts"] = replace(facts, failure=failure)  # it is kept there
+    found = [finding(name, Machine(pool=look)) for name in ("pool-server", "pool-host")]
+    assert tuple(each.level for each in found) == levels_of
+    assert all(each.mend for each in found)
+
+
+def test_another_machine_with_this_hosts_number_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("beluga.doctor.pool_look._WAIT_S", 0.2)
+    path = tmp_path / "shared"
+    created = Pool.create([path], device_size=8 * MIB, sparse=True, coherence="software")
+    with created as pool, Server(pool):
+        assert OtherMachine(pool, host=0, boot_id=(1, 2)).attach(nonce=77) == 0
+        found = look(path)["pool-host"]
+        assert (found.level, "--host N" in found.mend) == ("error", True), found
+        assert look(path, host=1)["pool-host"].text == "the server knows this machine as host 1"
+
+
+def test_a_host_number_out_of_range_is_told(paths: list[Path]) -> None:
+    with Pool.open(paths) as pool, Server(pool):
+        assert "from 0 to 63" in look(*paths, host=64)["pool-host"].text
+
+
+def test_hardware_coherence_on_devdax_is_a_warning(paths: list[Path]) -> None:
+    look = PoolLook(tuple(paths))
+    facts = look.facts
+    assert isinstance(facts, PoolFacts)
+    devices = (replace(facts.devices[0], kind="devdax"), facts.devices[1])
+    vars(look)["facts"] = replace(facts, devices=devices)
+    found = finding("pool-coherence", Machine(pool=look))
+    assert (found.level, "--coherence software" in found.mend) == ("warning", True)
+
+
+def test_a_sparse_pool_that_cannot_grow_is_an_error(tmp_path: Path) -> None:
+    device = tmp_path / "dev/shm/pool"
+    device.parent.mkdir(parents=True)
+    Pool.create([device], device_size=64 * MIB, sparse=True).close()
+    pool = PoolLook((device,))
+    small = made(tmp_path, pool=pool, usage=lambda _: (1 << 40, 10 * MIB))
+    assert "SIGBUS" in finding("shm-space", small).text
+    assert finding("shm-space", small).level == "error"
+    assert finding("shm-space", made(tmp_path, usage=lambda _: (1 << 40, 10 * MIB))).level == "ok"
+    group = "sys/fs/cgroup/engine"
+    changes = {
+        "proc/self/cgroup": "0::/engine\n",
+        f"{group}/memory.max": f"{20 * MIB}\n",
+        f"{group}/memory.current": "0\n",
+    }
+    assert finding("cgroup-memory", made(tmp_path, changes, pool=pool)).level == "error"
+
+
+def test_the_files_that_a_servers_clients_need_are_counted(root: Path, paths: list[Path]) -> None:
+    few = made(root, pool=PoolLook(tuple(paths)), limit=lambda kind: 256 + 2 * LANES - 1)
+    assert f"with {LANES} clients" in finding("open-files", few).text
+    enough = made(root, pool=PoolLook(tuple(paths)), limit=lambda kind: 256 + 2 * LANES)
+    assert finding("open-files", enough).level == "ok"
+
+
+class TestDefaultPool:
+    """The pool that is looked at when none is named."""
+
+    @pytest.fixture(autouse=True)
+    def state(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.delenv("BELUGA_POOL", raising=False)
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+        monkeypatch.setattr("beluga.pool.default.emulated_paths", lambda: ["/nowhere/0"])
+        return tmp_path / "state/beluga/default.json"
+
+    def test_is_none_at_first(self) -> None:
+        look = PoolLook.named(None, None)
+        assert (look.paths, look.failure) == ((), None)
+
+    def test_is_what_was_mounted(self, state: Path, paths: list[Path]) -> None:
+        state.parent.mkdir(parents=True)
+        state.write_text(json.dumps({"devices": [str(paths[0])]}))
+        assert PoolLook.named(None, 3).paths == (str(paths[0]),)
+        assert PoolLook.named([str(paths[1])], None).paths == (str(paths[1]),)
+
+    def test_gone_is_an_error_with_its_mend(self, state: Path, paths: list[Path]) -> None:
+        state.parent.mkdir(parents=True)
+        state.write_text(json.dumps({"devices": [str(path) for path in paths]}))
+        paths[0].unlink()
+        found = finding("pool-devices", Machine(pool=PoolLook.named(None, None)))
+        assert found.level == "error"
+        assert "is gone" in found.text
+        assert found.mend == f"beluga mount --create {paths[0]} {paths[1]}"
+
+    def test_damaged_is_an_error_with_its_mend(self, state: Path) -> None:
+        state.parent.mkdir(parents=True)
+        state.write_text("{")
+        machine = Machine(pool=PoolLook.named(None, None))
+        found = {name: finding(name, machine) for name in NAMES}
+        assert levels(found) == ["error", "warning", "warning", "warning", "warning"]
+        assert found["pool-devices"].mend == "beluga umount"
+
+    def test_named_badly_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("BELUGA_POOL", "/dev/shm/a@3+4")
+        found = finding("pool-devices", Machine(pool=PoolLook.named(None, None)))
+        assert (found.level, found.mend) == ("error", "unset BELUGA_POOL")
