@@ -15,7 +15,7 @@ from beluga import config
 from beluga.doctor.finding import CannotTellError, Verdict, error, ok, unknown, warning, worst
 from beluga.doctor.machine import Machine
 from beluga.errors import DeviceBusyError
-from beluga.pool import FoundFile, find_pools, refuse_in_use, show_size
+from beluga.pool import FoundFile, dax_nodes, find_pools, refuse_in_use, show_size
 
 _SHOWN = 5  # names in one line
 _SHARE = "export BELUGA_RUNTIME_DIR=/run/beluga-shared"
@@ -27,8 +27,10 @@ _MAPPED = re.compile(  # a line of /proc/PID/maps: addresses, rights, offset, de
 
 def _own(machine: Machine) -> Iterator[Path]:
     """Yield the runtime directories that this user's processes may come to, and their parents."""
-    root, uid = machine.root, machine.uid
-    places = [root / "run/beluga", root / f"tmp/beluga-{uid}", root / f"run/user/{uid}/beluga"]
+    root, uid, places = machine.root, machine.uid, list[Path]()
+    if dax_nodes(root / "sys"):  # Only their pools have no file to keep lock files beside.
+        places += [root / "run/beluga", root / f"tmp/beluga-{uid}"]
+        places.append(root / f"run/user/{uid}/beluga")
     if (told := config.told_runtime_root()) is not None:
         places.append(told)
     for place in places:
@@ -48,6 +50,8 @@ def _children(folder: Path) -> list[Path]:
 
 def _others(machine: Machine) -> Iterator[Path]:
     """Yield the places where other users keep the runtime directories of their pools."""
+    if not dax_nodes(machine.root / "sys"):
+        return
     places = [*machine.root.glob("tmp/beluga-*"), *machine.root.glob("run/user/*/beluga")]
     for place in sorted(places):
         uid = place.parent.name if place.name == "beluga" else place.name.removeprefix("beluga-")
@@ -91,14 +95,16 @@ def _judge_own(machine: Machine, path: Path) -> Verdict:
         return error(f"{path} is no directory, so no lock files can lie there", f"rm {name}")
     trusted = {machine.uid, 0}
     device = _device_of(path)
+    closed = False  # to this user, as the pool's device is
     if path.suffix == ".run" and device.exists():
         trusted.add(device.lstat().st_uid)
+        closed = not os.access(device, os.R_OK | os.W_OK)
     # Whoever may write to the directory that was told is trusted.
     shared = config.told_runtime_root() in (path, path.parent)
     if found.st_uid not in trusted and not shared:
         text = f"user {found.st_uid} has made {path}, where this user's lock files would lie"
         return error(text, f"sudo rm -r {name}")
-    if not _may_enter(machine, found):
+    if not closed and not _may_enter(machine, found):
         return warning(
             f"{path} is user {found.st_uid}'s: this user's processes cannot use that pool", _SHARE
         )
@@ -132,7 +138,7 @@ def check_stale_pools(machine: Machine) -> Verdict:
     if gone := [path for path in _orphans(shm) if not _locked(path, closed)]:
         text = f"runtime directories of files that are gone: {_list([str(path) for path in gone])}"
         verdicts.append(warning(text, f"rm -r {' '.join(shlex.quote(str(p)) for p in gone)}"))
-    if closed:
+    if closed := [path for path in closed if _may_be_ours(path)]:
         names = _list([str(path) for path in closed])
         verdicts.append(unknown(f"this user may not look at {names}", "sudo beluga doctor"))
     return worst(verdicts, f"{len(pools)} pools in /dev/shm, none of them left over")
@@ -146,9 +152,18 @@ def _used(pool: list[FoundFile], mapped: set[tuple[int, int]], closed: list[Path
     )
 
 
+def _may_be_ours(path: Path) -> bool:
+    """Return whether an unreadable file has the name of a pool's: others have files there, too."""
+    beside = path.with_name(f"{path.name}.run")
+    return "beluga" in f"{path.parent.name}/{path.name}" or path.suffix == ".run" or beside.exists()
+
+
 def _locked(runtime_dir: Path, closed: list[Path]) -> bool:
     """Return whether a process holds a lock in the directory; if that is unreadable, note it."""
     try:
+        if runtime_dir.exists() and not os.access(runtime_dir, os.R_OK | os.X_OK):
+            closed.append(runtime_dir)
+            return True
         refuse_in_use(runtime_dir)
     except DeviceBusyError:
         return True

@@ -43,11 +43,11 @@ def stale(root: Path, **facts: Any) -> Finding:
     return finding("stale-pools", made(root, **facts))
 
 
-def mapped(path: Path, *, inode: int | None = None) -> str:
-    """Return a line of /proc/PID/maps that has the file, or another inode of its file system."""
+def mapped(path: Path, *, device: int = 0, inode: int = 0) -> str:
+    """Return a line of /proc/PID/maps that has the file, or one whose numbers are so much more."""
     found = path.stat()
-    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
-    return f"7f00-7f01 rw-s 00000000 {device} {inode or found.st_ino}   {path} (deleted)\n"
+    numbers = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev) + device:02x}"
+    return f"7f00-7f01 rw-s 00000000 {numbers} {found.st_ino + inode}   {path} (deleted)\n"
 
 
 def test_a_pool_that_nobody_uses_is_named_with_its_size(tmp_path: Path, paths: list[Path]) -> None:
@@ -67,8 +67,11 @@ def test_a_mapped_pool_is_in_use(tmp_path: Path, paths: list[Path]) -> None:
     assert stale(tmp_path).level == "ok"
 
 
-def test_another_file_that_is_mapped_is_no_use(tmp_path: Path, paths: list[Path]) -> None:
-    other = mapped(paths[1], inode=paths[1].stat().st_ino + 1_000_000)
+@pytest.mark.parametrize("more", [{"inode": 1_000_000}, {"device": 1}], ids=str)
+def test_another_file_that_is_mapped_is_no_use(
+    tmp_path: Path, paths: list[Path], more: dict[str, int]
+) -> None:
+    other = mapped(paths[1], **more)
     spoil(tmp_path, {"proc/77/maps": other, "proc/78/maps": UNREADABLE, "proc/x/maps": "y"})
     assert stale(tmp_path).level == "warning"
 
@@ -128,6 +131,31 @@ def test_a_lock_that_cannot_be_read_keeps_the_pool(tmp_path: Path, paths: list[P
     assert found.mend == "sudo beluga doctor"
 
 
+def test_a_runtime_directory_that_cannot_be_read_keeps_the_pool(
+    tmp_path: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = made(tmp_path)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    found = finding("stale-pools", machine)
+    assert found.mend == "sudo beluga doctor"
+    assert f"{paths[0]}.run" in found.text
+
+
+def test_other_users_files_in_memory_are_no_pools(
+    tmp_path: Path, shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shm / "psm_1").touch()
+    machine, opened = made(tmp_path), Path.open
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.name == "psm_1":
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert finding("stale-pools", machine).level == "ok"
+
+
 def test_a_runtime_directory_without_its_file_is_left_over(tmp_path: Path, shm: Path) -> None:
     for name in ("gone.run", "slice@0x200000.run", "here.run"):
         (shm / name).mkdir()
@@ -183,9 +211,13 @@ def test_other_users_runtime_directories_are_named(tmp_path: Path) -> None:
     assert "tmp/beluga-1001" in found.text
     assert "run/user/1002/beluga" in found.text
     assert "BELUGA_RUNTIME_DIR=" in found.mend
+    without_devdax = made(tmp_path, {"sys/bus/dax": None})
+    assert finding("runtime-dirs", without_devdax).level == "ok", "pools lie in files"
 
 
-def test_a_pool_that_this_user_cannot_use_is_named(tmp_path: Path, shm: Path) -> None:
+def test_a_pool_that_this_user_cannot_use_is_named(
+    tmp_path: Path, shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     uid = 987654
     (shm / "theirs").touch()
     strange(shm / "theirs.run", 0o700)
@@ -196,6 +228,9 @@ def test_a_pool_that_this_user_cannot_use_is_named(tmp_path: Path, shm: Path) ->
     assert "theirs.run" in found.text
     (shm / "theirs.run").chmod(0o777)
     assert folders(tmp_path, uid=uid).level == "ok"
+    (shm / "theirs.run").chmod(0o700)
+    monkeypatch.setattr("os.access", lambda path, mode: "theirs" not in str(path))
+    assert folders(tmp_path, uid=uid).level == "ok", "the pool itself is closed to this user"
 
 
 @pytest.mark.usefixtures("shm")
