@@ -27,7 +27,8 @@ EXPORTS: dict[str, str] = {
     "beluga.meta": (
         "BlockState EVICTIONS Grant LOWER_NOTE LOWER_RECORD Lookup LowerStat LowerWork MetaClient "
         "MetaServer MetaStat Pins Report TaskClient TaskRecord Work check_devices check_pool "
-        "repair_pool CHANGE NAME NAME_PARENT REMOVED STORED chain_names read_names "
+        "repair_pool CHANGE NAME NAME_PARENT REMOVED STORED chain_names names_at "
+        "read_names "
         "REFUSALS Tenant"
     ),
     "beluga.transfer": (

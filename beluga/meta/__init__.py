@@ -9,7 +9,16 @@ Most programs want :class:`beluga.kvcache.KVCache` instead.
 from beluga.meta.check import Report, check_devices, check_pool
 from beluga.meta.client import BlockState, Grant, Lookup, MetaClient, Pins
 from beluga.meta.lower import LOWER_NOTE, LOWER_RECORD, LowerStat, LowerWork, Work
-from beluga.meta.names import CHANGE, NAME, NAME_PARENT, REMOVED, STORED, chain_names, read_names
+from beluga.meta.names import (
+    CHANGE,
+    NAME,
+    NAME_PARENT,
+    REMOVED,
+    STORED,
+    chain_names,
+    names_at,
+    read_names,
+)
 from beluga.meta.repair import repair_pool
 from beluga.meta.server import EVICTIONS, REFUSALS, MetaServer
 from beluga.meta.stat import MetaStat, Tenant
@@ -42,6 +51,7 @@ __all__ = [
     "chain_names",
     "check_devices",
     "check_pool",
+    "names_at",
     "read_names",
     "repair_pool",
 ]

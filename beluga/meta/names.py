@@ -95,6 +95,27 @@ def chain_names(  # noqa: PLR0913  all but the first two named
     return names
 
 
+def names_at(pool: Pool, half: int, records: NDArray[np.void]) -> NDArray[np.void]:
+    """Return the names of the blocks of these records, which have fields ``block`` and
+    ``generation``: an array of :data:`NAME`. Blocks without a name, and those that are no longer
+    there, have zeros.
+    """
+    names = np.zeros(len(records), NAME)
+    row = np.zeros(1, CHANGE)
+    told = ffi.from_buffer("bl_change[]", row, require_writable=True)
+    first = ffi.new("uint32_t *")
+    for place, (block, generation) in enumerate(
+        zip(records["block"].tolist(), records["generation"].tolist(), strict=True)
+    ):
+        first[0] = block
+        with pool.using() as handle:
+            found = lib.bl_names_read(handle, half, first, 1, told)
+        pool.raise_for_status(found, "reading the name of a block")
+        if found and int(row["generation"][0]) == generation:
+            names[place] = row["name"][0]
+    return names
+
+
 def read_names(pool: Pool, half: int) -> NDArray[np.void]:
     """Read the names of all committed blocks that have one: an array of :data:`CHANGE`.
 

@@ -14,6 +14,7 @@ from beluga._ffi import ffi, lib
 from beluga.errors import raise_for_status
 from beluga.meta import BlockState
 from beluga.rpc import nanoseconds
+from beluga.tiers.named import names_of
 from beluga.tiers.tier import StoredBlock
 from beluga.transfer import TransferClass, tuned
 
@@ -98,7 +99,9 @@ class PoolSide:
         return hits
 
     def write(self, blocks: Sequence[StoredBlock], kind: TransferClass) -> NDArray[np.uint8]:
-        """Put blocks of one kind into the pool; returns the state of each (as a put does)."""
+        """Put blocks of one kind into the pool, with their names; returns the state of each (as a
+        put does).
+        """
         keys = np.array([block.record["key"] for block in blocks], np.uint64)
         fragments = np.array(
             [(_address(block.payload), len(block.payload)) for block in blocks], np.uint64
@@ -108,8 +111,11 @@ class PoolSide:
             ffi.from_buffer("uint8_t[]", states, require_writable=True),
             ffi.from_buffer("int32_t[]", statuses, require_writable=True),
         )
+        names = names_of(blocks)
         with self._queue() as io_queue:
             batch = self._batch(blocks[0].record, keys, fragments, io_queue, kind)
+            if names is not None:
+                batch.names = ffi.from_buffer("bl_name[]", names)
             with self._client.lock:
                 code = lib.bl_kv_put(self._client.session, batch, *told)
         raise_for_status(code, "storing blocks of a lower tier")

@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from beluga.errors import BelugaError, TierError
-from beluga.meta import LOWER_NOTE, BlockState, LowerWork, Work
+from beluga.meta import LOWER_NOTE, BlockState, LowerWork, Work, names_at
 from beluga.metrics import REGISTRY
 from beluga.rpc import Client
 from beluga.tiers.counters import Counters
+from beluga.tiers.named import PAGE_SIZE, add_names, named_length, padded, take_name
 from beluga.tiers.poolside import PoolSide, kinds
 from beluga.tiers.settings import TierSettings
 from beluga.tiers.tier import BLOCK
@@ -54,7 +55,6 @@ _ONBOARD_BYTES = 32 << 20  # bytes that one thread loads at once, about
 _ONBOARD_BATCH = 128
 _SLOW_SAVES = 4  # batches that wait to be saved in a slower tier
 _SLOW_LOADS = 2  # threads that load from a slower tier
-_PAGE_SIZE = 4096
 _WAIT_S = 0.2
 _RETRY_S = 0.05
 _PUT_TRIES_S = 5.0  # for how long a block that came from a tier waits for space in the pool
@@ -139,6 +139,7 @@ class TierService:
             self.tiers = tuple(self._settings.open(self._pool))
         client = self._client()
         self._work = LowerWork(client, self._token)
+        self._half = self._server.stat().epoch % 2  # of the table of names
         self._handle = self._handle_of_link()
         for number, tier in enumerate(self.tiers):
             tier.on_lost(functools.partial(self._lost, _bit(number)))
@@ -259,14 +260,16 @@ class TierService:
         other tiers get them, too, if they are not far behind. Blocks that a stop leaves over are
         not ``offered``: when the session ends, the server takes them back.
         """
-        stride = -(-int(records[places[0]]["length"]) // _PAGE_SIZE) * _PAGE_SIZE
-        many = max(_ARENA_SIZE // stride, 1)
+        length = int(records[places[0]]["length"])
+        many = max(_ARENA_SIZE // named_length(length), 1)
         for first in range(0, len(places), many):
             if self._stopping.is_set():
                 offered[places[first:]] = False
                 return
             some = places[first : first + many]
-            payload = _aligned(len(some), stride)
+            names = names_at(self._pool, self._half, records[some])
+            named = bool(names["block_tokens"].any())
+            payload = _aligned(len(some), named_length(length) if named else padded(length))
             read = side.read(records[some], payload)
             _drop(int(np.count_nonzero(~read)), "evicted first")
             if not read.any():
@@ -275,6 +278,7 @@ class TierService:
             for name in ("key", "fingerprint", "length", "chunk_size"):
                 blocks[name] = records[name][some][read]
             rows = payload if read.all() else payload[read]
+            add_names(blocks, rows, names[read])
             stored[some[read][_saved(self.tiers[0], blocks, rows)]] |= _bit(0)
             for other in self._slow:
                 other.save(blocks, rows)
@@ -314,7 +318,8 @@ class TierService:
         try:
             bits = records["tiers"]
             here = np.flatnonzero((bits & bit != 0) | (bits == 0) | (not _knows(tier)))
-            found = tier.load(np.ascontiguousarray(records["key"][here])) if len(here) else []
+            loaded = tier.load(np.ascontiguousarray(records["key"][here])) if len(here) else []
+            found = [None if block is None else take_name(block) for block in loaded]
             came = np.array([block is not None for block in found], np.bool_)
             notes["lost"][here[~came]] = bit
             notes["stored"][here[came]] = bit
@@ -446,6 +451,6 @@ def _notes(
 
 def _aligned(count: int, stride: int) -> NDArray[np.uint8]:
     """Return an array of shape (count, stride) that begins at a page, as direct I/O wants it."""
-    space = np.empty(count * stride + _PAGE_SIZE, np.uint8)
-    start = -space.__array_interface__["data"][0] % _PAGE_SIZE
+    space = np.empty(count * stride + PAGE_SIZE, np.uint8)
+    start = -space.__array_interface__["data"][0] % PAGE_SIZE
     return space[start : start + count * stride].reshape(count, stride)

@@ -29,10 +29,13 @@ BLOCK: np.dtype[np.void] = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """A block that a tier has loaded: a record of :data:`BLOCK`, and ``length`` payload bytes."""
+    """A block that a tier has loaded: a record of :data:`BLOCK`, and ``length`` payload bytes. The
+    service sets the ``name`` (``named.py``).
+    """
 
     record: np.void
     payload: NDArray[np.uint8]
+    name: np.void | None = None
 
 
 class LowerTier(Protocol):

@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 
 from beluga import KVCache, Pool
 from beluga.errors import OffloadingError, TierError
-from beluga.meta import BlockState, MetaServer
-from beluga.tiers import LowerTier, TierService
+from beluga.meta import NAME, BlockState, MetaServer, chain_names, check_pool, read_names
+from beluga.tiers import BLOCK, LowerTier, StoredBlock, TierService
 from beluga.tiers.admission import Admission
+from beluga.tiers.disk import DiskTier
+from beluga.tiers.named import add_names, named_length, take_name
 
 LENGTH = 100_000  # several checksums, not a whole number of pages
 MANY = 400  # more than the pool has room for
@@ -341,3 +343,65 @@ def test_a_pool_has_a_bounded_number_of_tiers(shm: Path) -> None:
         for tiers in ([], [MemoryTier() for _ in range(8)]):
             with pytest.raises(TierError, match="1 to 7"):
                 TierService(MetaServer(pool), pool, tiers)
+
+
+def chain_of(count: int) -> NDArray[np.void]:
+    """Return names of a chain of blocks."""
+    hashes = [1000 + i for i in range(count)]
+    return chain_names(hashes, [2000 + i for i in range(count)], block_tokens=16, space=9)
+
+
+def names_in(pool: Pool) -> list[tuple[int, ...]]:
+    rows = read_names(pool, check_pool(pool).half)["name"]
+    return sorted(tuple(row) for row in rows.tolist())
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk", "slow"])
+def test_blocks_come_back_with_their_names(shm: Path, kind: str) -> None:
+    count, plain = 6, 2  # the last two blocks have no names
+    some = range(count)
+    told = chain_of(count)
+    told[count - plain :] = np.zeros(plain, NAME)
+    expected = sorted(tuple(row) for row in told[: count - plain].tolist())
+    with contextlib.ExitStack() as stack:
+        tiers: list[LowerTier] = [MemoryTier()]
+        if kind == "disk":
+            disk = DiskTier(shm / "disk", 64 << 20)
+            stack.callback(disk.close)
+            tiers = [disk]
+        if kind == "slow":  # the first tier takes nothing
+            first = MemoryTier("first")
+            first.full = True
+            tiers = [first, MemoryTier("second")]
+        with serving(shm, tiers) as served:
+            served.cache.put([NAMES[i] for i in some], contents(some), names=told)
+            assert served.offered()
+            keys = served.cache.keys([NAMES[i] for i in some])
+            assert eventually(lambda: bool(tiers[-1].contains(keys).all()))
+            assert names_in(served.pool) == expected
+        (shm / "pool").unlink()  # another pool over the same tiers
+        with serving(shm, tiers) as served:
+            assert names_in(served.pool) == []
+            target = np.zeros((count, LENGTH), np.uint8)
+            assert served.cache.get([NAMES[i] for i in some], target).hits == count
+            assert np.array_equal(target, contents(some))
+            assert names_in(served.pool) == expected
+
+
+def test_a_name_that_was_never_written_is_a_miss() -> None:
+    record = np.zeros(1, BLOCK)
+    record["length"], record["chunk_size"] = LENGTH, 4096
+    rows = np.ones((1, named_length(LENGTH)), np.uint8)
+    plain = StoredBlock(record[0].copy(), rows[0, :LENGTH])
+    assert take_name(plain) is plain
+    add_names(record, rows, chain_of(1))
+    found = take_name(StoredBlock(record[0], rows[0]))
+    assert found is not None
+    assert found.name == chain_of(1)[0]
+    assert (found.record["length"], found.record["chunk_size"]) == (LENGTH, 4096)
+    assert found.payload.tolist() == [1] * LENGTH
+    assert take_name(StoredBlock(record[0], rows[0, :-1])) is None
+    rows[0, -64:] = 0
+    assert take_name(StoredBlock(record[0], rows[0])) is None
+    record["length"] = 10
+    assert take_name(StoredBlock(record[0], rows[0, :10])) is None
