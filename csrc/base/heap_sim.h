@@ -17,18 +17,24 @@ enum { BL_HEAP_SPOILT_MAX = 4096 };
 typedef struct bl_allocation {
     struct bl_allocation *next, *previous; /* in the world's list; the head's point to itself */
     size_t size;
-    uint64_t blank[5];          /* what follows is aligned like a line */
+    void *whole;                /* what the C library gave */
+    uint64_t blank[4];          /* a header is a line */
 } bl_allocation;
 
-static bl_allocation bl_heap = {&bl_heap, &bl_heap, 0, {0}};
+static bl_allocation bl_heap = {&bl_heap, &bl_heap, 0, NULL, {0}};
 static int bl_heap_open;        /* a world is running */
 
-static inline void *bl_heap_add(bl_allocation *allocation, size_t size)
+/* Return memory that begins with a line, so that a run does not depend on what the process did
+ * before: a put streams from where its bytes lie if they begin with a line, else it stages them. */
+static inline void *bl_heap_add(void *whole, size_t size)
 {
-    if (allocation == NULL)
+    if (whole == NULL)
         return NULL;
+    bl_allocation *allocation = (bl_allocation *)(((uintptr_t)whole + sizeof *allocation - 1) &
+                                                  -(uintptr_t)sizeof *allocation);
     bl_allocation *next = bl_heap_open ? bl_heap.next : allocation;
-    *allocation = (bl_allocation){.next = next, .previous = allocation, .size = size};
+    *allocation = (bl_allocation){.next = next, .previous = allocation, .size = size,
+                                  .whole = whole};
     if (bl_heap_open) {
         allocation->previous = &bl_heap;
         next->previous = bl_heap.next = allocation;
@@ -38,7 +44,7 @@ static inline void *bl_heap_add(bl_allocation *allocation, size_t size)
 
 static inline void *bl_heap_malloc(size_t size)
 {
-    return bl_heap_add(malloc(sizeof(bl_allocation) + size), size);
+    return bl_heap_add(malloc(2 * sizeof(bl_allocation) + size), size);
 }
 
 static inline void *bl_heap_calloc(size_t count, size_t size)
@@ -46,7 +52,7 @@ static inline void *bl_heap_calloc(size_t count, size_t size)
     size_t whole;
     if (__builtin_mul_overflow(count, size, &whole))
         return NULL;
-    return bl_heap_add(calloc(1, sizeof(bl_allocation) + whole), whole);
+    return bl_heap_add(calloc(1, 2 * sizeof(bl_allocation) + whole), whole);
 }
 
 static inline void bl_heap_free(void *bytes)
@@ -58,7 +64,7 @@ static inline void bl_heap_free(void *bytes)
     allocation->next->previous = allocation->previous;
     if (allocation->size <= BL_HEAP_SPOILT_MAX) /* a process that still uses it fails soon */
         memset(bytes, 0xdb, allocation->size);
-    free(allocation);
+    free(allocation->whole);
 }
 
 static inline void *bl_heap_realloc(void *bytes, size_t size)
