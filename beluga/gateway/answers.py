@@ -51,7 +51,7 @@ class Refusal(Exception):  # noqa: N818  an answer, raised
 
 def error_body(status: int, message: str, param: str | None = None) -> dict[str, object]:
     """Return vLLM's error object, which is OpenAI's with the status as its code."""
-    kind = _KINDS.get(status, "InternalServerError")
+    kind = _KINDS.get(status) or ("InternalServerError" if status >= 500 else _KINDS[400])
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 

@@ -138,7 +138,7 @@ class Director:
 
     def _try(self, parsed: ParsedRequest, query: Query, tried: Set[int]) -> Placement | None:
         """Try to place a request. Returns None if it must wait. Raises Refusal."""
-        engines = self._known(parsed.model)
+        engines = self._known(parsed)
         allowed = self._allowed(engines, tried)
         if not allowed:
             self._none(engines, tried)
@@ -161,12 +161,14 @@ class Director:
         self._cache.routed(query, choice)
         return placed
 
-    def _known(self, model: str | None) -> list[Engine]:
-        """Return the engines with this model. Raises Refusal if there are none, or if the model is
-        ambiguous.
+    def _known(self, parsed: ParsedRequest) -> list[Engine]:
+        """Return the engines with a request's model. Raises Refusal if there are none, or if the
+        model is ambiguous.
         """
+        model = parsed.model
         engines = self._fleet.serving(model)
-        if model is None and len({engine.models for engine in engines if engine.models}) > 1:
+        served = {engine.models for engine in engines if engine.models}
+        if model is None and not parsed.odd and len(served) > 1:
             raise Refusal(400, "several models are served here; name one", param="model")
         if engines:
             return engines

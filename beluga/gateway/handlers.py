@@ -53,8 +53,8 @@ class Handlers:
             web.get("/health", self._health),
             web.get("/ready", self._ready),
             web.get("/metrics", self._scraped),
-            web.get("/v1/models", self._models),
-            web.get("/v1/models/{name:.+}", self._model),
+            web.get("/v1/models", self._models, allow_head=False),
+            web.get("/v1/models/{name:.+}", self._model, allow_head=False),
             *(web.post(path, self._proxied) for path in _BESIDE_V1),
             web.route("*", "/v1/{rest:.*}", self._proxied),
         ]
@@ -83,7 +83,10 @@ class Handlers:
         self._scrape()
         return web.Response(body=self._metrics.text(), content_type="text/plain", charset="utf-8")
 
-    async def _models(self, _: web.Request) -> web.Response:
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        unread = any(engine.serving and not engine.cards for engine in self._fleet)
+        if unread and len({engine.models for engine in self._fleet}) == 1:
+            return await self._proxied(request)  # the engines list their models for keys alone
         cards = list(self._fleet.models().values())
         return _json({"object": "list", "data": cards})
 
@@ -114,6 +117,9 @@ def refusals(metrics: Metrics) -> Middleware:
             log.exception("%s %s", request.method, request.path)
             given = Refusal(500, "the router has failed; its log says how")
         metrics.refused(given.status)
-        return given.response()
+        response = given.response()
+        if (name := request.headers.get("X-Request-Id")) is not None:
+            response.headers["X-Request-Id"] = name
+        return response
 
     return answer

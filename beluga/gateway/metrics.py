@@ -205,7 +205,9 @@ class Metrics:
         return _latency(self._first), _latency(self._next)
 
     def ended(self, parsed: ParsedRequest, status: str, tokens: int) -> None:
-        """Note that a request has ended, with an HTTP status, ``broken`` or ``cancelled``."""
+        """Note that a request has ended, with an HTTP status, ``broken``, ``unanswered`` or
+        ``cancelled``.
+        """
         self._requests.labels(parsed.model or "", status).inc()
         if tokens:
             self._of(self._output, parsed.model or "").observe(tokens)

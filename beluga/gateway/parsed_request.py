@@ -11,13 +11,14 @@ engines' tokenizer, or requests with token ids.
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from beluga.gateway.answers import Refusal
 from beluga.gateway.conversation import ChatFields, of_chat, of_responses
 from beluga.gateway.tokenizer import Tokenizer
 
@@ -26,6 +27,7 @@ TEXT_TOKEN_SIZE = 4
 
 Tokens = NDArray[np.uint32]
 _RESPONSES = "/v1/responses"
+_FORM_MODEL = re.compile(rb'; name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]*)\r\n--')
 _EMPTY: Tokens = np.zeros(0, np.uint32)
 
 
@@ -53,6 +55,7 @@ class ParsedRequest:
     salt: str | None = None
     stream: bool = False
     exact: bool = False  # whether the tokens are the engine's, not guessed from the text
+    odd: bool = False  # the model is not known, and any engine may say what is wrong
 
 
 _decoder = msgspec.json.Decoder(_Body)
@@ -61,17 +64,17 @@ _decoder = msgspec.json.Decoder(_Body)
 def parse_request(
     path: str, body: bytes, *, tokenizer: Tokenizer | None = None, is_json: bool = True
 ) -> ParsedRequest:
-    """Parse a request. Raises Refusal (400) if the body is not a JSON object or the model is not a
-    string. The engine judges everything else.
+    """Parse a request. The engine judges everything in it, so its clients get its own errors: a
+    request whose body is no JSON object with a model's name goes to any engine.
     """
     if not is_json or not body:
-        return ParsedRequest(path, body, isl=len(body) // TEXT_TOKEN_SIZE)
+        return ParsedRequest(path, body, _form_model(body), len(body) // TEXT_TOKEN_SIZE)
     try:
         fields = _decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Refusal(400, f"the request's body is not a JSON object: {error}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return _odd(path, body)
     if fields.model is not None and not isinstance(fields.model, str):
-        raise Refusal(400, "'model' is not a string", param="model")
+        return _odd(path, body)
     text = bytes(fields.messages) or bytes(fields.prompt) or bytes(fields.input)
     tokens = _tokens(path, fields, text, tokenizer)
     exact = tokens is not None
@@ -80,6 +83,26 @@ def parse_request(
     return ParsedRequest(
         path, body, fields.model, len(tokens), tokens, salt, fields.stream is True, exact
     )
+
+
+def _odd(path: str, body: bytes) -> ParsedRequest:
+    """Parse a body as Python's engines do. They take more than JSON: NaN, and half of a surrogate
+    pair, which JavaScript makes of a string that is cut in an emoji.
+    """
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        fields = None
+    model = fields.get("model") if isinstance(fields, dict) else None
+    known = isinstance(model, str)
+    isl = len(body) // TEXT_TOKEN_SIZE
+    return ParsedRequest(path, body, model if known else None, isl, odd=not known)
+
+
+def _form_model(body: bytes) -> str | None:
+    """Return the model that a form names, as those with a sound file do."""
+    found = _FORM_MODEL.search(body)
+    return found[1].decode(errors="replace") if found else None
 
 
 def _tokens(path: str, fields: _Body, text: bytes, tokenizer: Tokenizer | None) -> Tokens | None:

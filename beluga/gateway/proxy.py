@@ -31,15 +31,18 @@ from beluga.gateway.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 _BUSY = (429, 503)
+_BUSY_S = 0.1  # the shortest time for which a busy engine is left alone
 _SLOW_TO_TOKENIZE = 1 << 14  # bytes; a longer prompt is tokenized in a thread
 
 
 class _UnansweredError(Exception):
     """The engine gave no answer that may be forwarded, and another engine may be tried."""
 
-    def __init__(self, status: int, why: str) -> None:
+    def __init__(self, status: int, why: str, answer: web.Response | None = None) -> None:
+        """``answer`` is what a busy engine said, for a client that no other engine serves."""
         super().__init__(why)
         self.status = status
+        self.answer = answer
 
 
 class Proxy:
@@ -67,25 +70,50 @@ class Proxy:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Handle any request that an engine is to answer. Raises Refusal."""
-        arrived = time.perf_counter()
+        first = arrived = time.perf_counter()
         parsed = await self._read(request)
         tried: set[int] = set()
+        failures = 0
+        busy: web.Response | None = None
         while True:
-            placement = await self._director.place(parsed, tried, arrived)
             try:
-                async with placement:
-                    if not tried:
-                        await self._remote.prefill(parsed, placement.choice)
-                    return await self._exchange(request, parsed, placement)
+                placement = await self._director.place(parsed, tried, arrived)
+            except Refusal:
+                if busy is None:
+                    raise
+                return busy
+            try:
+                return await self._attempt(request, parsed, placement, remote=not tried)
             except _UnansweredError as error:
-                tried.add(placement.engine.worker.worker_id)
+                worker = placement.engine.worker.worker_id
+                again = worker in tried
+                tried.add(worker)
                 log.warning("%s: %s", placement.engine.url, error)
                 self._metrics.retried(placement.engine)
-                placement.answered("unanswered")
-                if len(tried) > self._limits.retries:
+                busy = error.answer
+                failures += busy is None
+                arrived = time.perf_counter()
+                late = again and arrived - first > self._limits.queue_s
+                if late or max(len(tried), failures) > self._limits.retries:
+                    if busy is not None:
+                        return busy
                     text = f"no worker answers; the last one tried: {error}"
                     raise Refusal(error.status, text, retry_after_s=1) from None
-            arrived = time.perf_counter()
+
+    async def _attempt(
+        self, request: web.Request, parsed: ParsedRequest, placement: Placement, *, remote: bool
+    ) -> web.StreamResponse:
+        """Serve a request by the engine on which it was placed, after a remote prefill if that is
+        allowed. Raises _UnansweredError.
+        """
+        async with placement:
+            if remote:
+                await self._remote.prefill(parsed, placement.choice)
+            try:
+                return await self._exchange(request, parsed, placement)
+            except _UnansweredError:
+                placement.answered("unanswered")
+                raise
 
     async def _read(self, request: web.Request) -> ParsedRequest:
         try:
@@ -123,8 +151,10 @@ class Proxy:
             raise _UnansweredError(502, words_of(error)) from error
         async with response:
             if response.status in _BUSY:
-                engine.cool_down(retry_after_s(response.headers, self._limits.cool_down_max_s))
-                raise _UnansweredError(response.status, f"it answers {response.status}")
+                pause_s = retry_after_s(response.headers, self._limits.cool_down_max_s)
+                engine.cool_down(max(pause_s, _BUSY_S))
+                why = f"it answers {response.status}"
+                raise _UnansweredError(response.status, why, await _whole(response))
             source = Source(response)
             target = web.StreamResponse(
                 status=response.status,
@@ -162,6 +192,16 @@ class Proxy:
             await _end_broken(request, source, target, error)
         except (ClientGoneError, ConnectionError):
             pass  # leaving closes the engine's connection, which cancels its work
+
+
+async def _whole(response: aiohttp.ClientResponse) -> web.Response | None:
+    """Return an engine's answer for the client, or None if it breaks off."""
+    try:
+        body = await response.read()
+    except FAILURES:
+        return None
+    headers = for_client(response.headers)
+    return web.Response(status=response.status, reason=response.reason, body=body, headers=headers)
 
 
 async def _end_broken(

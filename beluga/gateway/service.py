@@ -211,7 +211,11 @@ class Service:
         )
         app.add_routes(routes)
         runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0
+            app,
+            access_log=None,
+            auto_decompress=False,  # bodies pass unchanged, with their Content-Encoding
+            handler_cancellation=True,
+            shutdown_timeout=1.0,
         )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)

@@ -322,6 +322,7 @@ def test_stat_shows_all_counters(trips: dict[str, Any], monkeypatch: pytest.Monk
     zero = {field.name: 0 for field in dataclasses.fields(MetaStat)}
     counters = MetaStat(**zero | {"block_count": 20, "grant_count": 2, "block_count_max": 22})
     monkeypatch.setattr(serve, "MetaClient", lambda client: Opened(stat=lambda: counters))
+    monkeypatch.setattr(serve, "ask_counters", lambda client: None)
     shown = json.loads(beluga("stat", "--json").stdout)
     assert (shown["block_count"], shown["table_full"]) == (20, True)
     assert re.search(r"block_count +│ +20 │", beluga("stat").stdout)

@@ -164,9 +164,34 @@ def test_salt_stream_and_model_are_read_as_they_are_meant() -> None:
     assert (parsed.model, parsed.stream, parsed.salt) == ("m", True, "s")
     parsed = parse_request("/p", b'{"stream": "yes", "cache_salt": 7}')
     assert (parsed.model, parsed.stream, parsed.salt) == (None, False, None)
-    for body, said in ((b'{"model": 7}', "not a string"), (b"[", "not a JSON object")):
-        with pytest.raises(Refusal, match=said):
-            parse_request("/p", body)
+    assert not parsed.odd
+
+
+@pytest.mark.parametrize(
+    ("body", "model"),
+    [
+        (b'{"model": 7}', None),
+        (b"[", None),
+        (b'{"model": "\xff"}', None),
+        (b"[" * 100_000, None),
+        (b'{"model": "m", "prompt": "\\ud83d"}', "m"),
+        (b'{"model": "m", "temperature": NaN}', "m"),
+    ],
+)
+def test_what_is_odd_is_left_to_the_engine_of_its_model_or_to_any(
+    body: bytes, model: str | None
+) -> None:
+    parsed = parse_request("/p", body)
+    assert (parsed.model, parsed.odd, parsed.body) == (model, model is None, body)
+
+
+def test_a_form_names_its_model() -> None:
+    part = b'--x\r\nContent-Disposition: form-data; name="%s"\r\n%s\r\n%s\r\n'
+    sound = part % (b'file"; filename="a', b"Content-Type: audio/wav\r\n", b"\0\xff")
+    for kind in (b"", b"Content-Type: text/plain\r\n"):
+        body = sound + part % (b"model", kind, b"org/m") + b"--x--\r\n"
+        assert parse_request("/v1/audio/transcriptions", body, is_json=False).model == "org/m"
+    assert parse_request("/v1/audio/transcriptions", sound + b"--x--", is_json=False).model is None
 
 
 class FakeTokenizer:

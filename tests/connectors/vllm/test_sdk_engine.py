@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Clients of OpenAI's SDK observe through the gateway what they observe at a real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("aiohttp", reason="the router's packages are not installed")
+pytest.importorskip("openai", reason="OpenAI's SDK is not installed")
+
+from beluga_bench.vllm.arm import Setting
+from beluga_bench.vllm.model import model
+from beluga_bench.vllm.serve import server
+from sdk_cases import CASES, Caller, calling, observe
+
+from beluga.gateway import Address, Limits, Service, Settings, read_engines
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the packages may have to be installed
+
+UP_S = 30.0
+# How many tokens the engine puts into a chunk depends on the moment.
+_BY_CHUNK = {"stream_left_early", "stream_of_bytes", "stream_helper"}
+# The engine makes these anew for each answer.
+_OWN = re.compile(r"^(id|.*_id|created|.*_at|system_fingerprint|permission)$")
+
+
+def settled(value: Any) -> Any:
+    """Return what was observed without names and times of its own."""
+    if isinstance(value, dict):
+        return {
+            name: type(one).__name__ if _OWN.match(name) else settled(one)
+            for name, one in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [settled(one) for one in value]
+    if isinstance(value, str) and value.startswith('data: {"id"'):  # a line of a stream
+        return re.sub(r'"(id|created)": ?("[^"]*"|\d+)', r'"\1"', value)
+    return re.sub(r"\b0x[0-9a-f]+\b", "ADDRESS", value) if isinstance(value, str) else value
+
+
+def folded(seen: dict[str, Any]) -> dict[str, Any]:
+    """Return what was observed with a stream's chunks folded: their kinds in order, and the texts
+    of each choice.
+    """
+    kinds: list[Any] = []
+    texts: dict[Any, str] = {}
+    for name, fields in seen["chunks"]:
+        kind = [name, fields.get("type"), fields.get("usage") is not None]
+        if isinstance(fields.get("delta"), str):
+            texts[fields["type"]] = texts.get(fields["type"], "") + fields["delta"]
+        for choice in fields.get("choices") or ():
+            part = choice.get("delta") or choice
+            said = part.get("content") or part.get("text") or ""
+            texts[choice["index"]] = texts.get(choice["index"], "") + said
+            kind += [part.get("role"), bool(part.get("tool_calls")), choice.get("finish_reason")]
+        if kind not in kinds[-1:]:
+            kinds.append(kind)
+    return {**seen, "chunks": [kinds, texts]}
+
+
+async def both(engine_url: str, name: str) -> dict[str, tuple[Any, Any]]:
+    """Run all cases on both ways. Returns what differs."""
+    settings = Settings(
+        policy="least-tokens",
+        engines=read_engines([engine_url]),
+        listen=Address("127.0.0.1", 0),
+        admin=None,
+        advise_s=0,
+        limits=Limits(health_interval_s=0.2),
+    )
+    different = {}
+    async with Service(settings) as service:
+        url = "http://{}:{}".format(*service.address)
+        deadline = asyncio.get_running_loop().time() + UP_S
+        while not any(engine.serving for engine in service.fleet):
+            assert asyncio.get_running_loop().time() < deadline, "the engine is not up"
+            await asyncio.sleep(0.05)
+        async with calling(engine_url, name) as straight, calling(url, name) as through:
+            await observe(Caller.chat, *straight)  # its first request is slow, and fills its cache
+            for case, run in CASES.items():
+                if case in _BY_CHUNK:
+                    continue
+                expected = settled(folded(await observe(run, *straight)))
+                found = settled(folded(await observe(run, *through)))
+                if found != expected:
+                    different[case] = expected, found
+        while any(engine.inflight for engine in service.fleet):
+            assert asyncio.get_running_loop().time() < deadline + 600, "a request is left running"
+            await asyncio.sleep(0.05)
+    return different
+
+
+def test_cases_behave_as_straight_to_a_real_engine(vllm_python: str, tmp_path: Path) -> None:
+    made = model("tiny", vllm_python)
+    setting = Setting(tmp_path, made, "tiny", tokens=2048, python=vllm_python)
+    with server(setting, "sdk", None) as engine:
+        engine.ready()
+        different = asyncio.run(both(engine.url, engine.model))
+        running = engine.metric("vllm:num_requests_running")
+    for name, (expected, found) in different.items():
+        print(f"{name}\n  straight {expected}\n  gateway  {found}")
+    assert sorted(different) == []
+    assert running == 0

@@ -1,0 +1,448 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A stand-in for ``vllm serve`` as a client of OpenAI's API sees it.
+
+Its answers have the fields, events, statuses, headers and error bodies of vLLM's server, and its
+words are made from the request. So an answer differs if one byte of the request does:
+``system_fingerprint`` is a checksum of the body and of the headers that a client sets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from typing import Any
+
+from aiohttp import web
+
+MODEL = "stand-in"
+CONTEXT = 4096  # tokens, of which each is a word here
+KEY = "a-key"
+_ANSWER = ["Grüße", "aus", "日本", "🐋", "of", "STOP", "and", "all", "that", "comes", "behind"]
+_ANSWER_TOKENS = len(_ANSWER)
+_TOLD = ("authorization", "openai-organization", "openai-project", "openai-beta", "x-own")
+
+
+class ApiError(Exception):
+    """An error of the API, as an answer."""
+
+    def __init__(
+        self, status: int, message: str, kind: str = "BadRequestError", param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = {"message": message, "type": kind, "param": param, "code": status}
+
+
+def invalid(where: str, what: str, message: str, given: Any = None) -> ApiError:
+    """Return the error of a request that does not fit the schema."""
+    found = {"type": what, "loc": f"body.{where}".strip("."), "msg": message, "input": given}
+    text = f"1 validation error:\n  {found}"
+    return ApiError(400, text, "Bad Request", found["loc"])
+
+
+class OpenAIEngine:
+    """A context manager that runs the engine at ``url``, with ``--enable-request-id-headers`` (but
+    it makes no ids of its own, so that two answers are equal).
+
+    A request whose ``user`` is ``hold`` is answered by its first event, or by nothing if it is not
+    a stream, until ``release`` is set. One whose ``user`` is ``break`` ends in an error in the
+    stream. ``busy`` answers are sent before all others. With ``guarded`` it asks for KEY.
+    """
+
+    def __init__(self, model: str = MODEL, *, guarded: bool = False) -> None:
+        self.under_way = 0
+        self.cancelled = 0
+        self.count = 0  # requests, all in all
+        self.release = asyncio.Event()
+        self.busy: list[tuple[int, dict[str, str]]] = []
+        self.url = ""
+        self._model = model
+        self._guarded = guarded
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> OpenAIEngine:
+        app = web.Application(client_max_size=1 << 30, middlewares=[self._answer])
+        for path, make in (
+            ("chat/completions", self._chat),
+            ("completions", self._completions),
+            ("embeddings", self._embeddings),
+            ("responses", self._responses),
+        ):
+            app.router.add_post(f"/v1/{path}", self._generating(make))
+        app.router.add_post("/v1/audio/transcriptions", self._transcribe)
+        app.router.add_get("/v1/models", self._models, allow_head=False)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", self._health)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, shutdown_timeout=0.1, auto_decompress=False
+        )
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0, backlog=1024).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._runner
+        await self._runner.cleanup()
+
+    @web.middleware
+    async def _answer(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """Answer every error as vLLM does."""
+        given = request.headers.get("Authorization")
+        if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
+            return web.Response(text="OK", headers=_CORS | {"Vary": "Origin"})
+        if self._guarded and request.path.startswith("/v1") and given != f"Bearer {KEY}":
+            return _json({"error": "Unauthorized"}, 401, request)
+        try:
+            made: web.StreamResponse = await handler(request)
+            return made
+        except ApiError as error:
+            return _json({"error": error.body}, error.status, request)
+        except web.HTTPException as error:
+            phrase = HTTPStatus(error.status).phrase
+            body = ApiError(error.status, phrase, phrase).body
+            return _json({"error": body}, error.status, request)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _models(self, request: web.Request) -> web.Response:
+        card = {"id": self._model, "object": "model", "created": 1, "owned_by": "vllm",
+                "root": self._model, "parent": None, "max_model_len": CONTEXT}  # fmt: skip
+        return _json({"object": "list", "data": [card]}, 200, request)
+
+    async def _transcribe(self, request: web.Request) -> web.Response:
+        form = await request.post()
+        self.count += 1
+        if form.get("model") != self._model:
+            raise _unknown(form.get("model"))
+        sound = form["file"]
+        assert isinstance(sound, web.FileField)
+        size = len(sound.file.read())
+        return _json({"text": f"{sound.filename} has {size} bytes", "usage": None}, 200, request)
+
+    def _generating(
+        self, make: Callable[[dict[str, Any], str], list[bytes] | dict[str, Any]]
+    ) -> Callable[[web.Request], Any]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            self.count += 1
+            self.under_way += 1
+            try:
+                body = await request.read()
+                if self.busy:
+                    status, headers = self.busy.pop(0)
+                    text = HTTPStatus(status).phrase
+                    error = ApiError(status, f"{text}: come again", text).body
+                    return _json({"error": error}, status, request, headers)
+                asked = _read(request, body, self._model)
+                made = make(asked, _mark(request, body))
+                return await self._send(request, asked, made)
+            except (asyncio.CancelledError, ConnectionError):
+                self.cancelled += 1
+                raise
+            finally:
+                self.under_way -= 1
+
+        return handle
+
+    async def _send(
+        self, request: web.Request, asked: dict[str, Any], made: list[bytes] | dict[str, Any]
+    ) -> web.StreamResponse:
+        held = asked.get("user") == "hold"
+        if isinstance(made, dict):
+            if held:
+                await self.release.wait()
+            return _json(made, 200, request)
+        headers = {"Content-Type": "text/event-stream; charset=utf-8", **_common(request)}
+        target = web.StreamResponse(headers=headers)
+        await target.prepare(request)
+        if asked.get("user") == "break":
+            error = ApiError(500, "the engine has failed", "InternalServerError").body
+            made[2:] = [_event({"error": error}), b"data: [DONE]\n\n"]
+        for event in made:
+            await target.write(event)
+            if held:
+                await self.release.wait()
+            await asyncio.sleep(0)
+        await target.write_eof()
+        return target
+
+    def _chat(self, asked: dict[str, Any], mark: str) -> list[bytes] | dict[str, Any]:
+        messages = _field(asked, "messages", list)
+        prompt = _length(messages)
+        head = _head("chatcmpl", "chat.completion", asked, mark)
+        if asked.get("stream"):
+            head["object"] += ".chunk"
+            pieces: list[dict[str, Any]] = []
+            for index in range(asked.get("n") or 1):
+                pieces += _chat_pieces(asked, index)
+            return _chunks(asked, head, pieces, prompt)
+        choices = [_chat_choice(asked, index) for index in range(asked.get("n") or 1)]
+        return {**head, "choices": choices, "usage": _usage(prompt, len(choices))}
+
+    def _completions(self, asked: dict[str, Any], mark: str) -> list[bytes] | dict[str, Any]:
+        given = _field(asked, "prompt", (str, list))
+        prompts = (
+            given if isinstance(given, list) and given and type(given[0]) is not int else [given]
+        )
+        head = _head("cmpl", "text_completion", asked, mark)
+        pieces = []
+        count = len(prompts) * (asked.get("n") or 1)
+        for index in range(count):
+            words, why = _words(asked, index)
+            for number, word in enumerate(words):
+                last = number == len(words) - 1
+                logprobs = _plain_logprobs(asked, [word])
+                pieces.append(
+                    {"index": index, "text": word, "logprobs": logprobs,
+                     "finish_reason": why if last else None, "stop_reason": None}
+                )  # fmt: skip
+        length = sum(_length(prompt) for prompt in prompts)
+        if asked.get("stream"):
+            return _chunks(asked, head, pieces, length)
+        choices = []
+        for index in range(count):
+            words, why = _words(asked, index)
+            choices.append(
+                {"index": index, "text": "".join(words), "finish_reason": why, "stop_reason": None,
+                 "logprobs": _plain_logprobs(asked, words)}
+            )  # fmt: skip
+        return {**head, "choices": choices, "usage": _usage(length, count)}
+
+    def _embeddings(self, asked: dict[str, Any], mark: str) -> dict[str, Any]:
+        given = _field(asked, "input", (str, list))
+        texts = given if isinstance(given, list) and type(given[0]) is not int else [given]
+        data = []
+        for index, text in enumerate(texts):
+            vector = [(zlib.crc32(f"{text} {n}".encode()) % 1000) / 8 for n in range(8)]
+            packed: Any = vector
+            if asked.get("encoding_format") == "base64":
+                packed = base64.b64encode(struct.pack("<8f", *vector)).decode()
+            data.append({"index": index, "object": "embedding", "embedding": packed})
+        head = {"id": f"embd-{mark}", "object": "list", "created": 1, "model": asked.get("model")}
+        return {**head, "data": data, "usage": {"prompt_tokens": len(texts), "total_tokens": 1}}
+
+    def _responses(self, asked: dict[str, Any], mark: str) -> list[bytes] | dict[str, Any]:
+        _length(_field(asked, "input", (str, list)))
+        words, _ = _words(asked, 0)
+        text = {"type": "output_text", "text": "".join(words), "annotations": [], "logprobs": None}
+        item = {"id": f"msg_{mark}", "type": "message", "role": "assistant", "content": [text],
+                "status": "completed"}  # fmt: skip
+        head = {"id": f"resp_{mark}", "object": "response", "created_at": 1,
+                "model": asked.get("model"), "status": "completed", "output": [item],
+                "parallel_tool_calls": True, "tool_choice": "auto",
+                "tools": asked.get("tools") or []}  # fmt: skip
+        if not asked.get("stream"):
+            return head
+        begun = {**head, "status": "in_progress", "output": []}
+        place = {"item_id": item["id"], "output_index": 0}
+        inside = {**place, "content_index": 0}
+        told: list[dict[str, Any]] = [
+            {"type": "response.created", "response": begun},
+            {"type": "response.in_progress", "response": begun},
+            {"type": "response.output_item.added", "output_index": 0,
+             "item": {**item, "content": [], "status": "in_progress"}},
+            {"type": "response.content_part.added", **inside, "part": {**text, "text": ""}},
+            *({"type": "response.output_text.delta", **inside, "delta": word, "logprobs": []}
+              for word in words),
+            {"type": "response.output_text.done", **inside, "text": text["text"], "logprobs": []},
+            {"type": "response.content_part.done", **inside, "part": text},
+            {"type": "response.output_item.done", "output_index": 0, "item": item},
+            {"type": "response.completed", "response": head},
+        ]  # fmt: skip
+        return [
+            b"event: %s\n%s" % (one["type"].encode(), _event({**one, "sequence_number": number}))
+            for number, one in enumerate(told)
+        ]
+
+
+_CORS = {"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Methods": "DELETE, GET, POST"}
+
+
+def _common(request: web.Request) -> dict[str, str]:
+    """Return the headers of every answer."""
+    found = {"Server": "uvicorn"}
+    if "X-Request-Id" in request.headers:
+        found["X-Request-Id"] = request.headers["X-Request-Id"]
+    if "Origin" in request.headers:
+        found["Access-Control-Allow-Origin"] = "*"
+    return found
+
+
+def _json(
+    value: Any, status: int, request: web.Request, headers: dict[str, str] | None = None
+) -> web.Response:
+    text = json.dumps(value, ensure_ascii=False).encode()
+    kind = {"Content-Type": "application/json"}
+    return web.Response(
+        status=status, body=text, headers={**kind, **_common(request), **(headers or {})}
+    )
+
+
+def _event(value: Any) -> bytes:
+    return b"data: %s\n\n" % json.dumps(value, ensure_ascii=False).encode()
+
+
+def _mark(request: web.Request, body: bytes) -> str:
+    told = [f"{name}={request.headers.get(name)}" for name in _TOLD]
+    return f"{zlib.crc32(body + request.query_string.encode() + repr(told).encode()):08x}"
+
+
+def _read(request: web.Request, body: bytes, served: str) -> dict[str, Any]:
+    """Return a body's fields, or raise the error of one that is invalid."""
+    if request.content_type != "application/json":
+        text = "Unsupported Media Type: Only 'application/json' is allowed"
+        raise ApiError(400, f"1 validation error:\n  {text}", "Bad Request")
+    if not body:
+        raise invalid("", "missing", "Field required")
+    try:
+        asked = json.loads(body)
+    except UnicodeDecodeError:
+        raise ApiError(400, "There was an error parsing the body", "Bad Request") from None
+    except json.JSONDecodeError as error:
+        raise invalid(str(error.pos), "json_invalid", "JSON decode error", {}) from None
+    if not isinstance(asked, dict):
+        raise invalid("", "model_attributes_type", "Input should be a valid dictionary", asked)
+    model = asked.get("model")
+    if model is not None and not isinstance(model, str):
+        raise invalid("model", "string_type", "Input should be a valid string", model)
+    for name in ("n", "max_tokens", "seed"):
+        if not isinstance(asked.get(name), int | None):
+            raise invalid(name, "int_parsing", "Input should be a valid integer", asked[name])
+    if not -2.0 <= float(asked.get("presence_penalty") or 0) <= 2.0:
+        text = "presence_penalty must be in [-2, 2], got " + str(asked["presence_penalty"])
+        raise ApiError(400, text, param="presence_penalty")
+    if asked.get("stream_options") and not asked.get("stream"):
+        text = "Stream options can only be defined when `stream=True`."
+        raise invalid("", "value_error", text, {})
+    if model and model != served:
+        raise _unknown(model)
+    return asked
+
+
+def _unknown(model: Any) -> ApiError:
+    return ApiError(404, f"The model `{model}` does not exist.", "NotFoundError", "model")
+
+
+def _field(asked: dict[str, Any], name: str, kind: Any) -> Any:
+    if name not in asked:
+        raise invalid(name, "missing", "Field required", "{...}")
+    if not isinstance(asked[name], kind):
+        raise invalid(name, "list_type", "Input should be a valid list", asked[name])
+    return asked[name]
+
+
+def _length(prompt: Any) -> int:
+    """Return a prompt's tokens. Raises the error of one that is too long."""
+    ids = isinstance(prompt, list) and prompt and type(prompt[0]) is int
+    count = len(prompt) if ids else len(json.dumps(prompt).split(" "))
+    if count + _ANSWER_TOKENS > CONTEXT:
+        text = f"This model's maximum context length is {CONTEXT} tokens. However, you requested "
+        text += f"{_ANSWER_TOKENS} output tokens and your prompt contains {count} input tokens."
+        raise ApiError(400, text, param="input_tokens")
+    return count
+
+
+def _head(kind: str, what: str, asked: dict[str, Any], mark: str) -> dict[str, Any]:
+    return {"id": f"{kind}-{mark}", "object": what, "created": 1,
+            "model": asked.get("model") or MODEL, "system_fingerprint": mark}  # fmt: skip
+
+
+def _usage(prompt: int, answers: int) -> dict[str, Any]:
+    made = answers * _ANSWER_TOKENS
+    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made,
+            "prompt_tokens_details": None}  # fmt: skip
+
+
+def _words(asked: dict[str, Any], index: int) -> tuple[list[str], str]:
+    """Return the words of an answer and why it ends."""
+    words = [f" {word}" for word in (*_ANSWER, str(asked.get("seed", 0)), str(index))]
+    if (asked.get("response_format") or {}).get("type") in ("json_object", "json_schema"):
+        words = ['{"', "city", '":', ' "', "Zürich", '"}']
+    stops = asked.get("stop") or []
+    for stop in [stops] if isinstance(stops, str) else stops:
+        for place, word in enumerate(words):
+            if stop in word:
+                return words[:place], "stop"
+    most = asked.get("max_tokens") or asked.get("max_completion_tokens") or len(words)
+    return words[:most], "length" if most < len(words) else "stop"
+
+
+def _calls(asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the calls of an answer: each tool, or the first one."""
+    tools = asked.get("tools") or []
+    if asked.get("tool_choice") == "none":
+        return []
+    if asked.get("parallel_tool_calls") is False:
+        tools = tools[:1]
+    return [
+        {"id": f"call-{number}", "type": "function",
+         "function": {"name": tool["function"]["name"], "arguments": '{"city": "Zürich"}'}}
+        for number, tool in enumerate(tools)
+    ]  # fmt: skip
+
+
+def _chat_logprobs(asked: dict[str, Any], words: list[str]) -> dict[str, Any] | None:
+    if not asked.get("logprobs"):
+        return None
+
+    def one(word: str, rank: int) -> dict[str, Any]:
+        return {"token": word, "logprob": -0.1 * (rank + 1), "bytes": list(word.encode())}
+
+    top = asked.get("top_logprobs") or 0
+    return {"content": [{**one(word, 0), "top_logprobs": [one(word, n) for n in range(top)]}
+                        for word in words]}  # fmt: skip
+
+
+def _plain_logprobs(asked: dict[str, Any], words: list[str]) -> dict[str, Any] | None:
+    if asked.get("logprobs") is None:
+        return None
+    return {"tokens": words, "token_logprobs": [-0.1] * len(words), "text_offset": [0] * len(words),
+            "top_logprobs": [{word: -0.1} for word in words]}  # fmt: skip
+
+
+def _chat_choice(asked: dict[str, Any], index: int) -> dict[str, Any]:
+    words, why = _words(asked, index)
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(words), "refusal": None,
+                               "tool_calls": [], "reasoning": None}  # fmt: skip
+    if calls := _calls(asked):
+        message |= {"content": None, "tool_calls": calls}
+        why = "tool_calls"
+    return {"index": index, "message": message, "logprobs": _chat_logprobs(asked, words),
+            "finish_reason": why, "stop_reason": None}  # fmt: skip
+
+
+def _chat_pieces(asked: dict[str, Any], index: int) -> Iterator[dict[str, Any]]:
+    words, why = _words(asked, index)
+
+    def piece(delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
+
+    yield piece({"role": "assistant", "content": ""})
+    calls = _calls(asked)
+    for number, call in enumerate(calls):
+        function = call["function"]
+        begun = {**call, "index": number, "function": {**function, "arguments": ""}}
+        yield piece({"tool_calls": [begun]})
+        for part in (function["arguments"][:4], function["arguments"][4:]):
+            yield piece({"tool_calls": [{"index": number, "function": {"arguments": part}}]})
+    for word in () if calls else words:
+        yield piece({"content": word}, logprobs=_chat_logprobs(asked, [word]))
+    yield piece({}, finish_reason="tool_calls" if calls else why, stop_reason=None)
+
+
+def _chunks(
+    asked: dict[str, Any], head: dict[str, Any], pieces: list[dict[str, Any]], prompt: int
+) -> list[bytes]:
+    options = asked.get("stream_options") or {}
+    often = {"usage": _usage(prompt, 1)} if options.get("continuous_usage_stats") else {}
+    found = [_event({**head, "choices": [piece], **often}) for piece in pieces]
+    if options.get("include_usage"):
+        found.append(_event({**head, "choices": [], "usage": _usage(prompt, asked.get("n") or 1)}))
+    return [*found, b"data: [DONE]\n\n"]

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Clients of OpenAI's SDK observe through the gateway what they observe at the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("aiohttp", reason="the router's packages are not installed")
+pytest.importorskip("openai", reason="OpenAI's SDK is not installed")
+
+from fake_engine import FakeEngine
+from openai_engine import KEY, MODEL, OpenAIEngine
+from routed import QUICK, Site, routed, run, until
+from sdk_cases import CASES, calling, observe
+
+from beluga.gateway import EngineSpec
+
+
+@asynccontextmanager
+async def both(*engines: Any, **settings: Any) -> AsyncIterator[tuple[Any, Any, Site]]:
+    """Start a gateway. Returns callers of its first engine and of itself, each with its answers."""
+    async with AsyncExitStack() as stack:
+        site = await stack.enter_async_context(routed(*engines, **settings))
+        straight = await stack.enter_async_context(calling(engines[0].url, MODEL))
+        through = await stack.enter_async_context(calling(site.base, MODEL))
+        yield straight, through, site
+
+
+def test_cases_behave_as_straight_to_the_engine() -> None:
+    """One test for all cases: what differs is told case by case."""
+    assert len(CASES) >= 36
+
+    async def play() -> None:
+        engine = OpenAIEngine()
+        async with both(engine) as (straight, through, site):
+            different = {}
+            for name, run_case in CASES.items():
+                expected = await observe(run_case, *straight)
+                found = await observe(run_case, *through)
+                if found != expected:
+                    different[name] = expected, found
+            for name, (expected, found) in different.items():
+                print(f"{name}\n  straight {expected}\n  gateway  {found}")
+            assert sorted(different) == []
+            await until(lambda: engine.under_way == 0)
+            await until(lambda: site.inflight() == 0 and site.loads() == [(0, 0)])
+
+    run(play)
+
+
+def test_a_key_of_the_engine_is_its_clients_key() -> None:
+    async def play() -> None:
+        engine = OpenAIEngine(guarded=True)
+        async with engine:
+            spec = EngineSpec(engine.url, (MODEL,))
+            async with routed(engines=(spec,), wait=False) as site:
+                await site.up(1)
+                for key in (KEY, "another"):
+                    async with (
+                        calling(engine.url, MODEL, api_key=key) as straight,
+                        calling(site.base, MODEL, api_key=key) as through,
+                    ):
+                        for name in ("models", "chat_plain", "chat_stream", "completion_plain"):
+                            expected = await observe(CASES[name], *straight)
+                            assert await observe(CASES[name], *through) == expected
+                            assert ("error" in expected) == (key != KEY)
+
+    run(play)
+
+
+def test_a_model_is_read_of_any_request_where_several_are_served() -> None:
+    """Each request comes to its model's engine, or to one that says what is wrong with it."""
+    names = (
+        "chat_plain", "chat_stream", "completion_batch", "response_stream", "embeddings_batch",
+        "transcription", "raw_half_a_pair", "raw_not_a_number", "raw_invalid_json",
+        "raw_not_utf8", "raw_number_as_model", "raw_not_an_object", "chat_unknown_model",
+    )  # fmt: skip
+
+    async def play() -> None:
+        engine, other = OpenAIEngine(), OpenAIEngine("other")
+        async with other, engine:
+            specs = (EngineSpec(engine.url), EngineSpec(other.url))
+            async with (
+                routed(engines=specs, wait=False) as site,
+                calling(engine.url, MODEL) as straight,
+                calling(site.base, MODEL) as through,
+            ):
+                await site.up(2)
+                for name in names:
+                    expected = await observe(CASES[name], *straight)
+                    found = await observe(CASES[name], *through)
+                    assert found == expected, name
+                wrong = [name for name in names if name.startswith("raw_n")]
+                assert other.count <= len(wrong) + 1
+
+    run(play)
+
+
+def test_a_busy_engines_answer_comes_to_a_client_that_nobody_serves() -> None:
+    async def play() -> None:
+        engine = OpenAIEngine()
+        limits = dataclasses.replace(QUICK, queue_s=0)
+        async with both(engine, limits=limits) as (straight, through, site):
+            for status in (429, 503):
+                observed = []
+                for caller in (straight, through):
+                    engine.busy = [(status, {"Retry-After": "1", "X-Why": "full"})]
+                    observed.append(await observe(CASES["chat_plain"], *caller))
+                    await until(lambda: all(e.ready for e in site.service.fleet))
+                assert observed[0] == observed[1]
+                assert observed[0]["error"][1]["status_code"] == status
+                assert observed[0]["answers"][0][2]["retry-after"] == "1"
+            text = await site.text("/metrics")
+            assert 'requests_total{model="stand-in",status="unanswered"} 2.0' in text
+
+    run(play)
+
+
+def test_an_engine_that_is_always_busy_is_not_waited_for_without_end() -> None:
+    async def play() -> None:
+        engine = OpenAIEngine()
+        engine.busy = [(429, {"Retry-After": "0"})] * 1000
+        limits = dataclasses.replace(QUICK, queue_s=0.5)
+        async with both(engine, limits=limits) as (_, through, _):
+            seen = await observe(CASES["chat_plain"], *through)
+            assert seen["error"][0] == "RateLimitError"
+            assert 2 < engine.count < 20
+
+    run(play)
+
+
+def test_an_engine_that_always_breaks_off_is_not_asked_without_end() -> None:
+    async def play() -> None:
+        engine = FakeEngine()
+        engine.faults.drop_first = 1000
+        async with routed(engine) as site, calling(site.base, "fake") as caller:
+            seen = await observe(CASES["chat_plain"], *caller)
+            assert seen["error"][0] == "InternalServerError"
+            assert seen["error"][1]["type"] == "BadGatewayError"
+            assert len(engine.seen) == 1 + QUICK.retries
+
+    run(play)
+
+
+def test_the_sdk_tries_again_as_at_the_engine() -> None:
+    async def play() -> None:
+        engine = OpenAIEngine()
+        limits = dataclasses.replace(QUICK, queue_s=0)
+        async with both(engine, limits=limits) as (straight, through, _):
+            for caller, answers in (straight, through):
+                engine.busy = [(429, {"Retry-After-Ms": "1200", "Retry-After": "1"})]
+                patient = caller.other(max_retries=3)
+                seen = await observe(CASES["chat_stream"], patient, answers)
+                assert [answer[1] for answer in seen["answers"]] == [429, 200]
+                assert len(seen["chunks"]) > 3
+
+    run(play)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("leaves", ["times out", "is cancelled"])
+def test_a_client_that_leaves_ends_the_engines_work(stream: bool, leaves: str) -> None:
+    async def play() -> None:
+        engine = OpenAIEngine()
+        async with both(engine) as (straight, through, site):
+            for count, (caller, answers) in enumerate((straight, through), 1):
+                brief = caller.other(timeout=0.2 if leaves == "times out" else 60)
+                asked = asyncio.create_task(
+                    observe(lambda one: one.chat(stream=stream, user="hold"), brief, answers)
+                )
+                if leaves == "times out":
+                    assert (await asked)["error"][0] == "APITimeoutError"
+                else:
+                    await until(lambda: engine.under_way == 1)
+                    asked.cancel()
+                    await asyncio.wait([asked])
+                await until(lambda seen=count: engine.cancelled == seen)
+                await until(lambda: engine.under_way == 0)
+            await until(lambda: site.inflight() == 0 and site.loads() == [(0, 0)])
+
+    run(play)
+
+
+@pytest.mark.parametrize("count", [20, 200])
+def test_streams_at_once_leave_nothing_behind(count: int) -> None:
+    """All streams are open at the same time; some of their clients leave."""
+
+    async def play() -> None:
+        engines = OpenAIEngine(), OpenAIEngine()
+        limits = dataclasses.replace(QUICK, health_timeout_s=60)
+        async with both(*engines, policy="least-tokens", limits=limits) as (
+            (one, _),
+            through,
+            site,
+        ):
+            caller, _ = through
+            expected = await observe(lambda c: c.chat(stream=True, user="hold2"), one, [])
+
+            async def ask(number: int) -> int:
+                events = await caller.chat(stream=True, user="hold", n=1, seed=number)
+                texts = []
+                async for event in events:
+                    texts += [choice.delta.content or "" for choice in event.choices]
+                    if number % 10 == 3:
+                        await events.close()
+                        return 0
+                assert f" {number}" in texts
+                return len(texts)
+
+            asked = [asyncio.create_task(ask(number)) for number in range(count)]
+            left = len(range(3, count, 10))
+            await until(lambda: sum(engine.under_way for engine in engines) == count - left)
+            await until(lambda: sum(engine.cancelled for engine in engines) == left)
+            assert site.inflight() == count - left
+            assert min(engine.under_way for engine in engines) > 0
+            for engine in engines:
+                engine.release.set()
+            got = await asyncio.gather(*asked)
+            assert sorted(set(got)) == [0, len(expected["chunks"])]
+            assert got.count(0) == left
+            await until(lambda: sum(engine.under_way for engine in engines) == 0)
+            await until(lambda: site.inflight() == 0 and site.loads() == [(0, 0)] * 2)
+            assert site.service.pending() == 0
+
+    run(play)
+
+
+def test_errors_of_the_gateway_have_openais_shape() -> None:
+    async def play() -> None:
+        engine = OpenAIEngine()
+        limits = dataclasses.replace(QUICK, body_size_max=10_000)
+        async with both(engine, limits=limits) as (_, (caller, answers), site):
+            told = {"extra_headers": {"X-Request-Id": "mine"}}
+            for ask, name, status, kind, param in (
+                (lambda c: c.chat("a" * 20_000, **told), "APIStatusError", 413,
+                 "RequestTooLargeError", None),
+                (lambda c: c.chat(model="another", **told), "NotFoundError", 404,
+                 "NotFoundError", "model"),
+                (lambda c: c.client.models.retrieve("another", **told), "NotFoundError", 404,
+                 "NotFoundError", "model"),
+                (lambda c: c.other(base_url=site.base).client.post("/sleep", cast_to=object,
+                 options={"headers": told["extra_headers"]}), "NotFoundError", 404,
+                 "NotFoundError", None),
+                (lambda c: c.other(base_url=site.base).client.post("/health", cast_to=object,
+                 options={"headers": told["extra_headers"]}), "APIStatusError", 405,
+                 "BadRequestError", None),
+            ):  # fmt: skip
+                seen = await observe(ask, caller, answers)
+                found, fields = seen["error"]
+                assert (found, fields["status_code"]) == (name, status)
+                assert (fields["type"], fields["param"]) == (kind, param)
+                assert fields["code"] == str(status)
+                assert fields["request_id"] == "mine"
+                assert set(fields["body"]) == {"message", "type", "param", "code"}
+            await site.service.drain()
+            seen = await observe(CASES["chat_plain"], caller, answers)
+            assert seen["error"][0] == "InternalServerError"
+            assert seen["error"][1]["type"] == "ServiceUnavailableError"
+            assert seen["answers"][0][2]["retry-after"] == "1"
+
+    run(play)
+
+
+def test_a_model_is_retrieved() -> None:
+    """vLLM has no such path; the gateway answers of what it knows."""
+
+    async def play() -> None:
+        engine = OpenAIEngine()
+        async with both(engine) as (_, (caller, _), _):
+            found = await caller.client.models.retrieve(MODEL)
+            assert (found.id, found.owned_by) == (MODEL, "vllm")
+
+    run(play)
