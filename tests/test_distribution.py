@@ -21,7 +21,7 @@ import beluga
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("beluga", "bench", "csrc", "docs", "scripts", "tests")
 GENERATED = ("beluga/_core.c", "beluga/_sim.c", "bench/_limit.c")
-PASSING = shutil.ignore_patterns("__pycache__", "*.so", "*.o", ".*_cache", "*.json", "*.egg-info")
+PASSING = shutil.ignore_patterns("__pycache__", "*.so", "*.o", ".*_cache", "*.egg-info")
 
 BUILD = "import setuptools.build_meta as b; print(b.build_sdist('made'))"
 

@@ -39,10 +39,13 @@ class Scrape:
         return {dict(labels)[label] for labels in self.series.get(name, {})}
 
 
-def raw(url: str, data: bytes | None = None) -> bytes:
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def raw(url: str, data: bytes | None = None, *, kind: str = TEXT) -> bytes:
     """Return the body of an answer to a GET, or to a POST of data."""
     with urllib.request.urlopen(url, data, timeout=30) as answer:  # noqa: S310
-        assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        assert answer.headers["Content-Type"] == kind
         return bytes(answer.read())
 
 
