@@ -5,9 +5,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -15,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from prometheus_lint import complaints
 
 from beluga import KVCache, MetaServer, Pool
 from beluga.errors import ExporterError
@@ -27,7 +26,6 @@ from tests.exporter.scraped import Scrape, raw, scrape
 
 LENGTH = 64 << 10
 BLOCKS = 96
-PROMTOOL = shutil.which("promtool")
 
 
 @pytest.fixture
@@ -232,19 +230,10 @@ def test_every_series_is_in_the_table_with_its_kind_and_labels(
                 assert {label for label, _ in labels} - {"le"} == set(METRICS[base].labels)
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="needs Debian's package prometheus")
 def test_promtool_likes_the_metrics(pool: Pool, exporter: Exporter) -> None:
     with KVCache(pool, namespace="a", link=LinkSettings()) as cache:
         cache.put(names(1), payload(1))
-        text = raw(exporter.url)
-    checked = subprocess.run(
-        [PROMTOOL or "", "check", "metrics"],
-        input=text,
-        capture_output=True,
-        check=False,
-        timeout=60,
-    )
-    assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")
+        assert complaints(raw(exporter.url)) == []
 
 
 def test_a_server_that_ended_says_so_until_its_exporter_ends(

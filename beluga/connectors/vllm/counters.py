@@ -43,8 +43,16 @@ NAMES: dict[str, str] = {
     "link_unthrottled_pieces": "pieces that were copied without tokens of the host's link",
 }
 
+PREFIX = "beluga_vllm_"
+
 _process: defaultdict[str, float] = defaultdict(float)
 _lock = threading.Lock()
+
+
+def metric_name(name: str, *, offload: bool = False) -> str:
+    """Return the name of a counter in Prometheus, of the connector or of the offloading spec."""
+    stem = f"{name[:-2]}_seconds" if name.endswith("_s") else name
+    return f"{PREFIX}{'offload_' if offload else ''}{stem}"
 
 
 class Counters:

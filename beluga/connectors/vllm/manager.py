@@ -22,7 +22,7 @@ from vllm.v1.kv_offload.base import (
 
 from beluga.connectors.connection import Connection
 from beluga.connectors.vllm.answers import Answers, Asker
-from beluga.connectors.vllm.counters import Counters
+from beluga.connectors.vllm.counters import Counters, metric_name
 from beluga.connectors.vllm.lookups import Lookups
 from beluga.connectors.vllm.rendezvous import Rendezvous, process_start_s
 from beluga.connectors.vllm.retry import RetryTask
@@ -180,12 +180,6 @@ def _after(req_context: Any, key: Any) -> list[bytes]:
     return [get_offload_block_hash(one) for _, one in following] if here else []
 
 
-def metric(name: str) -> str:
-    """Return the Prometheus name of a counter."""
-    stem = f"{name[:-2]}_seconds" if name.endswith("_s") else name
-    return f"beluga_vllm_offload_{stem}"
-
-
 def offload_stats(counters: Counters) -> OffloadingConnectorStats | None:
     """Return the counts since the last call in the form that OffloadingConnector adds up."""
     taken = {name: amount for name, amount in counters.take().items() if amount > 0}
@@ -193,5 +187,5 @@ def offload_stats(counters: Counters) -> OffloadingConnectorStats | None:
         return None
     stats = OffloadingConnectorStats()
     for name, amount in taken.items():
-        stats.increase_counter(metric(name), amount)
+        stats.increase_counter(metric_name(name, offload=True), amount)
     return stats

@@ -50,14 +50,15 @@ from vllm.v1.kv_offload.base import (
 from beluga.connectors.settings import settings_of
 from beluga.connectors.vllm import amx
 from beluga.connectors.vllm.cachegroup import CacheGroup
-from beluga.connectors.vllm.counters import NAMES, Counters, figures
+from beluga.connectors.vllm.counters import NAMES, Counters, figures, metric_name
 from beluga.connectors.vllm.identity import check_hashing, namespace
 from beluga.connectors.vllm.jobs import Jobs
 from beluga.connectors.vllm.layout import BlockLayout
-from beluga.connectors.vllm.manager import BelugaManager, metric, offload_stats
+from beluga.connectors.vllm.manager import BelugaManager, offload_stats
 from beluga.connectors.vllm.rendezvous import Rendezvous
 from beluga.connectors.vllm.retry import RetryTask
 from beluga.connectors.vllm.settings import VllmSettings
+from beluga.connectors.vllm.stats import forget_collectors
 from beluga.connectors.vllm.worker import Worker
 from beluga.errors import ConnectorError
 
@@ -131,9 +132,12 @@ class BelugaOffloadingSpec(OffloadingSpec):
     def build_metric_definitions(
         cls, extra_config: dict[str, Any]
     ) -> dict[str, OffloadingMetricMetadata]:
-        """Define one Prometheus counter for each of our counters."""
+        """Define one Prometheus counter for each of our counters. vLLM makes them next."""
+        forget_collectors()
         return {
-            metric(name): OffloadingCounterMetadata(documentation=f"Beluga: {meaning}.")
+            metric_name(name, offload=True): OffloadingCounterMetadata(
+                documentation=f"Beluga: {meaning}."
+            )
             for name, meaning in NAMES.items()
         }
 

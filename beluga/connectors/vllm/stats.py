@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from prometheus_client import REGISTRY
 from prometheus_client import Counter as PrometheusCounter
 from prometheus_client import Gauge as PrometheusGauge
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
@@ -14,9 +15,18 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
-from beluga.connectors.vllm.counters import NAMES
+from beluga.connectors.vllm.counters import NAMES, PREFIX, metric_name
 
 SPACE = "space"  # the one entry that is no count: 16 hexadecimal digits
+
+
+def forget_collectors() -> None:
+    """Unregister the metrics of an earlier engine of this process. vLLM does so with its own, which
+    it knows by the colon in their names.
+    """
+    for collector in list(REGISTRY._collector_to_names):
+        if getattr(collector, "_name", "").startswith(PREFIX):
+            REGISTRY.unregister(collector)
 
 
 @dataclasses.dataclass
@@ -57,12 +67,12 @@ class BelugaMetrics(KVConnectorPromMetrics):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        forget_collectors()
         kind = metric_types[PrometheusCounter]
         self._counters: dict[str, dict[int, Any]] = {}
         for name, meaning in NAMES.items():
-            stem = f"{name[:-2]}_seconds" if name.endswith("_s") else name
             counter = kind(
-                name=f"beluga_vllm_{stem}",
+                name=metric_name(name),
                 documentation=f"Beluga: {meaning}.",
                 labelnames=labelnames,
             )
@@ -72,7 +82,7 @@ class BelugaMetrics(KVConnectorPromMetrics):
 
         self._labels = per_engine_labelvalues
         self._space = metric_types[PrometheusGauge](
-            name="beluga_vllm_space_info",
+            name=f"{PREFIX}space_info",
             documentation="Beluga: the space of the names of this engine's blocks in the pool.",
             labelnames=[*labelnames, SPACE],
         )

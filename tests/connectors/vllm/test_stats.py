@@ -12,7 +12,7 @@ from typing import Any
 
 import fake_vllm
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_lint import complaints
 
 
@@ -93,14 +93,25 @@ def test_each_engine_has_counters_of_its_own(stats: Any) -> None:
     assert space.amounts == {("model", "1", "00ff"): 1}
 
 
+def test_a_second_engine_of_a_process_has_metrics_again(stats: Any) -> None:
+    for _ in range(2):
+        metrics = stats.BelugaMetrics(object(), {Counter: Counter, Gauge: Gauge}, ["e"], {0: ["0"]})
+        metrics.observe({"loads": 3, "space": "00ff"})
+        assert REGISTRY.get_sample_value("beluga_vllm_loads_total", {"e": "0"}) == 3
+    stats.forget_collectors()
+    assert REGISTRY.get_sample_value("beluga_vllm_loads_total", {"e": "0"}) is None
+
+
 def test_promtool_has_no_complaint(stats: Any) -> None:
     registry = CollectorRegistry()
     kinds = {kind: functools.partial(kind, registry=registry) for kind in (Counter, Gauge)}
     metrics = stats.BelugaMetrics(object(), kinds, ["engine"], {0: ["0"]})
     metrics.observe({**dict.fromkeys(stats.NAMES, 1), "space": "00ff"})
-    manager = importlib.import_module("beluga.connectors.vllm.manager")
+    counters = importlib.import_module("beluga.connectors.vllm.counters")
     for name in stats.NAMES:
-        Counter(manager.metric(name), "A counter of offloading.", registry=registry).inc()
+        Counter(
+            counters.metric_name(name, offload=True), "A counter of offloading.", registry=registry
+        ).inc()
     page = generate_latest(registry)
     assert b'beluga_vllm_load_bytes_total{engine="0"} 1.0' in page
     assert complaints(page) == []
