@@ -84,6 +84,7 @@ class Desk:
             block_size=16,
             announced=False,
             is_adapter=self.fleet.is_adapter,
+            space_of=lambda model: None,
             metrics=self.metrics,
         )
         self.director = Director(

@@ -50,6 +50,7 @@ class Memory:
         self._ticks = 0.0
         self.metrics = Metrics()
         given = {"wanted": True, "announced": False, "block_size": 4, **options}
+        given.setdefault("space_of", lambda model: None)
         self.cache = Cache(is_adapter=lambda name: name == "tuned", metrics=self.metrics, **given)
 
     def _tick(self) -> float:

@@ -34,7 +34,7 @@ def settled(value: Any) -> Any:
     """Return what was observed without names and times of its own."""
     if isinstance(value, dict):
         return {
-            name: type(one).__name__ if _OWN.match(name) else settled(one)
+            name: type(one).__name__ if _OWN.match(str(name)) else settled(one)
             for name, one in value.items()
         }
     if isinstance(value, list | tuple):
