@@ -58,7 +58,7 @@ EXPORTS: dict[str, str] = {
         "LoadReport ORDERS Overlap POLICIES Policy Prompt Query RULES "
         "ReplicaSync Role Router RouterQueue Seen Tokens Worker WorkerMetrics advise costs "
         "make_policy salt_seed unsigned Cleared Indexer Removed RouterEvent Stored Tier "
-        "ApproximateIndexer PredictiveIndexer Publisher Subscription WireDecoder hash_blocks_by "
+        "ApproximateIndexer PredictiveIndexer Subscription WireDecoder hash_blocks_by "
         "Kept PoolEvent PoolFeed encode_dynamo encode_pool DEFAULT_POLICY PolicySettings "
         "configured_policy policy_name settings_known HashBlocks Usual with_extra_keys "
         "read_load in_space"

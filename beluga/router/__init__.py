@@ -23,9 +23,9 @@ from beluga.router.index.hashing import (
     with_extra_keys,
 )
 from beluga.router.index.indexer import Indexer
+from beluga.router.index.kept import Kept
 from beluga.router.index.matches import FindMatches, Matches
 from beluga.router.index.pool_feed import PoolFeed, in_space
-from beluga.router.index.publisher import Kept, Publisher
 from beluga.router.index.subscription import Subscription
 from beluga.router.index.wire import (
     HashBlocks,
@@ -90,7 +90,6 @@ __all__ = [
     "PoolFeed",
     "PredictiveIndexer",
     "Prompt",
-    "Publisher",
     "Query",
     "Removed",
     "ReplicaSync",

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The feed restores the order of a publisher's messages, and the publisher numbers a worker's
-events.
-"""
+"""The feed restores the order of a publisher's messages, and a ring keeps them for a replay."""
 
 from __future__ import annotations
 
@@ -11,9 +9,9 @@ import random
 import pytest
 
 from beluga.errors import RouterError
-from beluga.router import Cleared, Indexer, Removed, RouterEvent, Stored, Tier, Worker
+from beluga.router import Indexer, Kept, RouterEvent, Stored, Worker
 from beluga.router.index.feed import Feed
-from beluga.router.index.publisher import Publisher, Replay
+from beluga.router.index.kept import Replay
 
 A = Worker(1)
 
@@ -75,55 +73,29 @@ def test_live_repetition_of_what_was_sent_again_is_no_restart() -> None:
     assert feed.offer(0, 0, 8.0).restarted  # what was not taken says nothing of the time
 
 
-def test_removals_pass_when_as_many_as_stores() -> None:
-    publisher = Publisher(A)
-    assert publisher.stored([1, 2], [1, 2]).event_id == 0
-    publisher.stored([1], [1])
-    assert publisher.removed([1]) is None
-    event = publisher.removed([1, 2, 3])  # 3 was never stored, so its removal passes
-    assert event == RouterEvent(A, Removed([1, 2, 3]), 2)
-    publisher.stored([1], [1])
-    publisher.stored([1], None, tier=Tier.HOST)
-    assert publisher.removed([1], tier=Tier.HOST) == RouterEvent(A, Removed([1]), 5, Tier.HOST)
-    assert publisher.suppressed == 1
-
-
-def test_cleared_forgets_references_of_all_own_tiers() -> None:
-    publisher = Publisher(A)
-    for tier in (Tier.DEVICE, Tier.HOST, Tier.SHARED):
-        publisher.stored([1], [1], tier=tier)
-        publisher.stored([1], [1], tier=tier)
-    assert publisher.cleared().data == Cleared()
-    publisher.stored([1], [1], tier=Tier.HOST)
-    assert publisher.removed([1], tier=Tier.HOST) is not None
-    assert publisher.removed([1], tier=Tier.SHARED) is None
-    assert publisher.next_id == 9
-
-
-def test_ring_replays_what_it_has() -> None:
-    publisher = Publisher(A, ring=4)
-    for name in range(10):
-        publisher.stored([name], [name])
-    assert [event.event_id for event in publisher.replay(8).events] == [8, 9]
-    kept = publisher.replay(3)
-    assert ([event.event_id for event in kept.events], kept.missed) == ([6, 7, 8, 9], 3)
-    assert publisher.replay(10) == Replay([], 0)
+def test_a_ring_replays_what_it_has() -> None:
+    kept: Kept[int] = Kept(ring=4)
+    assert [kept.add(number) for number in range(10)] == list(range(10))
+    assert kept.replay(8) == Replay([8, 9], 0)
+    assert kept.replay(3) == Replay([6, 7, 8, 9], 3)
+    assert kept.replay(kept.next_number) == Replay([], 0)
+    kept.skip()
+    assert kept.add(11) == 11
+    assert kept.replay(9) == Replay([11], 2)
     with pytest.raises(RouterError, match="at least one"):
-        Publisher(A, ring=0)
+        Kept(ring=0)
 
 
-def test_router_that_missed_events_catches_up_from_the_ring() -> None:
-    publisher, index = Publisher(A), Indexer(workers=2, blocks=100)
+def test_an_index_that_missed_events_catches_up_from_a_dump() -> None:
+    index = Indexer(workers=2, blocks=100)
     events = [
-        publisher.stored([1], [1]),
-        publisher.stored([2], [2], 1),
-        publisher.stored([3], [3], 2),
+        RouterEvent(A, Stored([number], [number], number - 1 or None), number - 1)
+        for number in (1, 2, 3, 4)
     ]
     index.apply(events[0])
     index.apply_all([events[2]])
     assert index.missing() == {A: (1, 1)}
-    assert index.restore(A, publisher.replay(0).events, publisher.next_id - 1) == 0
+    assert index.restore(A, events[:3], 2) == 0
     assert index.find_matches([1, 2, 3]).held[A].device == 3
-    index.apply(publisher.stored([4], [4], 3))
+    index.apply(events[3])
     assert index.find_matches([1, 2, 3, 4]).held[A].device == 4
-    assert isinstance(events[1].data, Stored)
