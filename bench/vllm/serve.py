@@ -106,9 +106,12 @@ class Server:
 
 
 @contextmanager
-def server(setting: Setting, name: str, connector: dict[str, Any]) -> Iterator[Server]:
-    """Start a ``vllm serve`` and yield it before it is ready. Raises ChildError."""
+def server(setting: Setting, name: str, connector: dict[str, Any], **more: Any) -> Iterator[Server]:
+    """Start a ``vllm serve`` and yield it before it is ready. ``more`` are other options of it.
+    Raises ChildError.
+    """
     options = options_of(setting.model, setting.size, tokens=setting.tokens, connector=connector)
+    options |= more
     model = str(options.pop("model"))
     port = free_port()
     words = command("vllm.entrypoints.cli.main", "serve", model, python=setting.python)

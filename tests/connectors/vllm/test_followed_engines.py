@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Two real engines with a pool and KV events behind ``beluga gateway --policy linear``, and clients
+with OpenAI's SDK: prompts go where their blocks are, because the gateway hashes the engine's own
+tokens; and it says when it cannot follow an engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from beluga_bench.vllm.arm import Setting, beluga_connector, beluga_pool
+from beluga_bench.vllm.port import HOST, free_port
+from beluga_bench.vllm.process import Child, environment_of
+from beluga_bench.vllm.routed import LOCAL_HITS
+from beluga_bench.vllm.serve import Server, server
+from sdk_kinds import KINDS, Call, request, user, words
+
+from beluga.child import command
+from tests.connectors.vllm.conftest import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the packages may have to be installed
+
+HERE = Path(__file__).parent
+PROMPT_COUNT = 20  # of each kind; each goes to one of the engines first
+TOLD_S = 10.0  # within which an operator knows
+START_S = 120.0
+TOLD_LATEST_S = 60.0
+
+TEMPLATE = """\
+{{- bos_token -}}
+{%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}
+{%- if mood is defined %}<mood>{{ mood }}</mood>{% endif %}
+{%- if unset is defined %}<unset>{% endif %}
+{%- if enable_thinking is defined %}<think>{{ enable_thinking }} {{ reasoning_effort }}{% endif %}
+{%- for message in messages %}
+<{{ message.role }}>{{ message.content }}
+{%- if message.reasoning is defined %}<thought>{{ message.reasoning }}{% endif %}
+{%- for call in message.tool_calls or [] %}<call>{{ call.function | tojson }}{% endfor %}
+{%- if not loop.last or add_generation_prompt %}</{{ message.role }}>{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<assistant>{% endif %}
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Path, memory_root: Path) -> Iterator[Path]:
+    """The model with a chat template, and a tokenizer that begins each text with a token."""
+    folder = Path(tempfile.mkdtemp(prefix="beluga-vllm-model-", dir=memory_root))
+    for file in tiny_model.iterdir():
+        (folder / file.name).symlink_to(file)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    made = json.loads((tiny_model / "tokenizer.json").read_text())
+    begin, text = (
+        {"SpecialToken": {"id": "<s>", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    )
+    made["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [begin, text],
+        "pair": [begin, text, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
+    }
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").write_text(json.dumps(made))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class Gateway:
+    """A running ``beluga gateway``."""
+
+    def __init__(self, child: Child, port: int, admin: int) -> None:
+        self.child = child
+        self.url = f"http://{HOST}:{port}"
+        self._admin = f"http://{HOST}:{admin}"
+
+    def ready(self) -> None:
+        """Wait until all engines are up."""
+        self.child.wait_for(lambda: "routing on" in self.child.log(), START_S, "start")
+        self.child.wait_for(lambda: all(w["health"] == "up" for w in self.workers()), START_S, "up")
+
+    def workers(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(get(f"{self._admin}/workers"))
+        return found
+
+    def block_sizes(self) -> set[int]:
+        return {worker["block_size"] for worker in self.workers()}
+
+    def metrics(self) -> str:
+        return get(f"{self.url}/metrics")
+
+    def metric(self, start: str) -> float:
+        """Return the sum of the metrics whose lines begin so."""
+        lines = self.metrics().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(start))
+
+
+class Site:
+    """The engines, their events' endpoints, and gateways in front of them."""
+
+    def __init__(self, folder: Path, python: str, model: Path) -> None:
+        self.folder, self.python, self.model = folder, python, model
+        self.engines: list[Server] = []
+        self.events: list[str] = []  # for --kv-events
+
+    @contextlib.contextmanager
+    def gateway(self, *options: str | Path, followed: bool = True) -> Iterator[Gateway]:
+        """Start ``beluga gateway`` as the documents show it, with these options besides."""
+        port, admin = free_port(), free_port()
+        words = ["gateway", "--policy", "linear", "--port", port, "--admin", f"{HOST}:{admin}"]
+        for engine in self.engines:
+            words += ["--worker", engine.url]
+        for events in self.events if followed else ():
+            words += ["--kv-events", events]
+        line = command("beluga.cli.main", *map(str, [*words, *options]), python=self.python)
+        log = self.folder / f"gateway-{port}.log"
+        with Child(line, log=log, environment=environment_of(self.folder)) as child:
+            yield Gateway(child, port, admin)
+
+
+@pytest.fixture(scope="module")
+def site(model: Path, vllm_python: str, memory_root: Path) -> Iterator[Site]:
+    folder = Path(tempfile.mkdtemp(prefix="beluga-vllm-followed-", dir=memory_root))
+    count = len(KINDS) * PROMPT_COUNT * 1024  # tokens, more than all prompts have
+    setting = Setting(
+        folder=folder,
+        model=model,
+        size_name="tiny",
+        tokens=4096,
+        python=vllm_python,
+        pool_tokens=count,
+    )
+    site = Site(folder, vllm_python, model)
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        paths = stack.enter_context(beluga_pool(setting))
+        for name in "AB":
+            events, replay = free_port(), free_port()
+            announced = {
+                "enable_kv_cache_events": True,
+                "publisher": "zmq",
+                "endpoint": f"tcp://*:{events}",
+                "replay_endpoint": f"tcp://*:{replay}",
+            }
+            engine = stack.enter_context(
+                server(
+                    setting,
+                    name,
+                    beluga_connector(paths),
+                    kv_events_config=announced,
+                    kv_cache_memory_bytes=count * setting.size.token_bytes(),
+                    enable_auto_tool_choice=True,
+                    tool_call_parser="hermes",
+                    trust_request_chat_template=True,
+                    enable_scale_out=True,  # for what it would make of a request
+                )
+            )
+            site.engines.append(engine)
+            site.events.append(f"{engine.url}=tcp://{HOST}:{events},tcp://{HOST}:{replay}")
+        for engine in site.engines:
+            engine.ready()
+        yield site
+
+
+class Sdk:
+    """OpenAI's SDK, in a process of the environment that has it."""
+
+    def __init__(self, python: str, model: Path) -> None:
+        self._model = str(model)
+        self._process = subprocess.Popen(
+            [python, HERE / "sdk_calls.py"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def call(self, *calls: tuple[str, Call]) -> None:
+        """Call the servers at these URLs, all at once."""
+        assert self._process.stdin
+        assert self._process.stdout
+        asked = [
+            [url, method, {"model": self._model, **arguments}] for url, (method, arguments) in calls
+        ]
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        assert json.loads(self._process.stdout.readline()) == [None] * len(calls)
+
+    def close(self) -> None:
+        self._process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def sdk(vllm_python: str, model: Path) -> Iterator[Sdk]:
+    sdk = Sdk(vllm_python, model)
+    yield sdk
+    sdk.close()
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310  loopback
+        return str(answer.read().decode())
+
+
+def post(url: str, body: Any) -> Any:
+    asked = urllib.request.Request(  # noqa: S310  loopback
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(asked, timeout=60) as answer:  # noqa: S310  loopback
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        raise AssertionError(f"{url}: {error.read().decode()}") from None
+
+
+def served(engine: Server) -> int:
+    return int(engine.metric("vllm:request_success_total"))
+
+
+def wait_until_followed(gateway: Gateway) -> None:
+    """Wait until the engines' events have come: there are some, and no more come."""
+    seen = [0.0, time.monotonic()]
+
+    def still() -> bool:
+        count = gateway.metric('dynamo_component_kv_cache_events_applied{event_type="stored"')
+        if count != seen[0]:
+            seen[:] = count, time.monotonic()
+        return count > 0 and time.monotonic() - seen[1] > 1.0
+
+    wait_until(still, TOLD_LATEST_S, "the engines' events")
+
+
+def test_repeated_prompts_of_every_kind_go_to_the_engine_that_has_them(
+    site: Site, sdk: Sdk
+) -> None:
+    with site.gateway("--tokenizer", site.model) as gateway:
+        gateway.ready()
+        wait_until(lambda: gateway.block_sizes() == {128}, TOLD_S, "the block size")
+        prompts = range(PROMPT_COUNT)
+        firsts = {kind: 1000 * place for place, kind in enumerate(KINDS, 1)}
+        for kind, first in firsts.items():
+            sdk.call(*((site.engines[n % 2].url, KINDS[kind](first + n)) for n in prompts))
+        wait_until_followed(gateway)
+        hits = sum(engine.metric(LOCAL_HITS) for engine in site.engines)
+        found: dict[str, int] = {}
+        for kind, first in firsts.items():
+            found[kind] = 0
+            for mine, engine in enumerate(site.engines):
+                before = served(engine)
+                for number in prompts[mine::2]:
+                    sdk.call((gateway.url, KINDS[kind](first + number)))
+                found[kind] += served(engine) - before
+        hits = sum(engine.metric(LOCAL_HITS) for engine in site.engines) - hits
+        assert gateway.metric("dynamo_component_router_cached_tokens_sum") == pytest.approx(
+            hits, rel=0.05
+        )
+        problems = [worker["problems"] for worker in gateway.workers()]
+    assert problems == [{}, {}]
+    assert {kind: count for kind, count in found.items() if count < 0.95 * PROMPT_COUNT} == {}
+
+
+LOOP = "{% for m in messages %}"
+PARTS_TEMPLATE = LOOP + "{% for p in m.content %}[{{ p }}]{% endfor %}{% endfor %}"
+MORE_REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "a template that looks at parts": (
+        "/v1/chat/completions", {"messages": [user("a b")], "chat_template": PARTS_TEMPLATE}),
+    "a template that knows developers": (
+        "/v1/chat/completions",
+        {"messages": [user("a"), {"role": "developer", "content": "b"}],
+         "chat_template": LOOP + "{{ m.role == 'developer' }}{{ m }}{% endfor %}"}),
+    "special tokens in a chat": (
+        "/v1/chat/completions", {"messages": [user("a")], "add_special_tokens": True}),
+    "no special tokens": ("/v1/completions", {"prompt": "a b c", "add_special_tokens": False}),
+    "empty calls, reasoning": (
+        "/v1/chat/completions",
+        {"messages": [user("a"), {"role": "assistant", "content": "b", "tool_calls": [],
+                                  "reasoning_content": "c"}, user("d")]}),
+    "odd arguments of calls": (
+        "/v1/chat/completions",
+        {"messages": [user("a"), {"role": "assistant", "tool_calls": [
+            {"id": str(i), "type": "function", "function": {"name": "f", "arguments": said}}
+            for i, said in enumerate(("", "{", "[1]", '{"a": "ä"}'))]}]}),
+    "a billing line": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "system", "content": "x-anthropic-billing-header: 1\nBe brief."},
+                      user("a")]}),
+    "a response's unfinished answer": (
+        "/v1/responses",
+        {"input": [user("a"), {"type": "message", "role": "assistant", "id": "msg_1",
+                               "status": "incomplete",
+                               "content": [{"type": "output_text", "text": "It",
+                                            "annotations": []}]}]}),
+    "a response's reasoning": (
+        "/v1/responses",
+        {"input": [user("a"),
+                   {"type": "reasoning", "id": "rs_1", "summary": [],
+                    "content": [{"type": "reasoning_text", "text": "hm"}]},
+                   {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+                   {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{}"},
+                   {"type": "function_call_output", "call_id": "1", "output": "b"},
+                   {"role": "assistant", "content": "c"}, user("d")]}),
+    "a response's developer": (
+        "/v1/responses",
+        {"instructions": "a", "input": [{"role": "developer", "content": "b"}, user("c")]}),
+}  # fmt: skip
+
+
+def rendered(engine: Server, path: str, body: Any) -> list[int]:
+    """Return the tokens that the engine makes of a request."""
+    answer = post(f"{engine.url}{path}/render", {"model": engine.model, **body})
+    made = answer[0] if isinstance(answer, list) else answer
+    tokens: list[int] = made["token_ids"]
+    return tokens
+
+
+def hashed(site: Site, requests: Sequence[tuple[str, Any]]) -> list[list[int]]:
+    """Return the tokens that the gateway hashes of requests."""
+    done = subprocess.run(
+        [site.python, HERE / "hashed_tokens.py"],
+        input=json.dumps({"tokenizer": str(site.model), "requests": requests}),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    found: list[list[int]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_the_gateway_hashes_the_tokens_that_the_engine_makes(site: Site) -> None:
+    requests = {kind: request(call(5)) for kind, call in KINDS.items()} | MORE_REQUESTS
+    engine = site.engines[0]
+    expected = {name: rendered(engine, *asked) for name, asked in requests.items()}
+    got = dict(zip(requests, hashed(site, list(requests.values())), strict=True))
+    assert {name for name in requests if got[name] != expected[name]} == set()
+    prompt = words(7)
+    answer = post(f"{engine.url}/tokenize", {"model": engine.model, "messages": [user(prompt)]})
+    asked = ("/v1/chat/completions", {"messages": [user(prompt)]})
+    assert hashed(site, [asked]) == [answer["tokens"]]
+
+
+def no_events(site: Site) -> Any:
+    return site.gateway("--tokenizer", site.model, followed=False)
+
+
+def silent_events(site: Site) -> Any:
+    nobody = [f"{engine.url}=tcp://{HOST}:{free_port()}" for engine in site.engines]
+    options = [word for text in nobody for word in ("--kv-events", text)]
+    return site.gateway("--tokenizer", site.model, *options, followed=False)
+
+
+def other_blocks(site: Site) -> Any:
+    return site.gateway("--tokenizer", site.model, "--block-size", "16")
+
+
+def no_template(site: Site) -> Any:
+    plain = site.folder / "plain"
+    plain.mkdir(exist_ok=True)
+    for file in site.model.iterdir():
+        if file.name != "chat_template.jinja":
+            shutil.copy(file, plain)
+    return site.gateway("--tokenizer", plain)
+
+
+def other_template(site: Site) -> Any:
+    other = site.folder / "other.jinja"
+    other.write_text(TEMPLATE + "!")
+    return site.gateway("--tokenizer", site.model, "--chat-template", other)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "text"),
+    [
+        (no_events, "events", "no KV events are named"),
+        (silent_events, "events", "nobody publishes KV events"),
+        (other_blocks, "block_size", "it has blocks of 128 tokens, the router of 16"),
+        (no_template, "template", "no chat template"),
+        (other_template, "template", "it makes other tokens of a conversation"),
+    ],
+)
+def test_an_operator_is_told_what_is_wrong(
+    site: Site, wrong: Callable[[Site], Any], kind: str, text: str
+) -> None:
+    with wrong(site) as gateway:
+        gateway.child.wait_for(lambda: "routing on" in gateway.child.log(), START_S, "start")
+
+        def told() -> bool:
+            metrics = gateway.metrics()
+            return all(
+                text in worker["problems"].get(kind, "")
+                and f'problem="{kind}",worker="{worker["url"]}"}} 1.0' in metrics
+                and any(
+                    worker["url"] in line and text in line
+                    for line in gateway.child.log().splitlines()
+                )
+                for worker in gateway.workers()
+            )
+
+        wait_until(told, TOLD_S, f"{kind} in the log, the metrics and GET /workers")
