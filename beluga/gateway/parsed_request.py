@@ -27,6 +27,7 @@ TEXT_TOKEN_SIZE = 4
 
 Tokens = NDArray[np.uint32]
 _RESPONSES = "/v1/responses"
+_MESSAGES = "/v1/messages"
 _FORM_MODEL = re.compile(rb'; name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]*)\r\n--')
 _EMPTY: Tokens = np.zeros(0, np.uint32)
 
@@ -141,6 +142,8 @@ def _ids(text: bytes) -> Tokens | None:
 
 def _tokenized(path: str, fields: _Body, text: bytes, tokenizer: Tokenizer) -> list[int]:
     said = msgspec.json.decode(text)
+    if path == _MESSAGES:
+        raise ValueError("conversations in Anthropic's form are not templated")
     if fields.messages:
         return tokenizer.chat(of_chat(fields, said))
     if path == _RESPONSES:
