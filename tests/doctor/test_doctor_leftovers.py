@@ -63,7 +63,9 @@ def test_a_pool_that_nobody_uses_is_named_with_its_size(tmp_path: Path, paths: l
 
 
 def test_a_mapped_pool_is_in_use(tmp_path: Path, paths: list[Path]) -> None:
-    spoil(tmp_path, {"proc/77/maps": "x\n" + mapped(paths[1])})
+    # Names that are no numbers, and processes of other users, come before and after it.
+    others = dict.fromkeys(("proc/1-/maps", "proc/66/maps", "proc/88/maps"), UNREADABLE)
+    spoil(tmp_path, {**others, "proc/77/maps": "x\n" + mapped(paths[1])})
     assert stale(tmp_path).level == "ok"
 
 

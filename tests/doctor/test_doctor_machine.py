@@ -167,6 +167,14 @@ CASES = [
             (None, CANNOT, "mount -t proc"),
         )
     ),
+    # The least that is enough.
+    Case("io-uring", {"proc/sys/kernel/io_uring_disabled": None,
+                      "proc/sys/kernel/osrelease": "5.1.0\n"}, {}, "ok", "5.1"),
+    Case("locked-memory", {}, {"limits": {MEMLOCK: 8 * MIB}}, "ok", "8 MiB"),
+    Case("open-files", {}, {"limits": {NOFILE: 1024}}, "ok", "1024"),
+    Case("shm-space", {}, {"usage": lambda _: (1 << 30, 0)}, "ok", "0 bytes of 1 GiB"),
+    Case("gpu-driver", {NVIDIA: "NVRM version: NVIDIA  525.60.13 "}, {}, "ok", "525, for CUDA 12"),
+    Case("cupy", {}, {"packages": {"cupy": "14.0.0"}}, "ok", "cupy 14.0.0"),
     Case("devdax", {f"{DAX}/driver->": "sys/bus/dax/drivers/kmem"}, {}, "warning",
          "the kernel uses it as its own memory", "daxctl reconfigure-device --mode=devdax dax0.0"),
     Case("devdax", {f"{DAX}/driver->": "sys/bus/dax/drivers/kmem"},
