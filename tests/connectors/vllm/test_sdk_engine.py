@@ -45,22 +45,28 @@ def settled(value: Any) -> Any:
 
 
 def folded(seen: dict[str, Any]) -> dict[str, Any]:
-    """Return what was observed with a stream's chunks folded: their kinds in order, and the texts
-    of each choice.
+    """Return what was observed with a stream's chunks folded: of each choice the kinds of its
+    chunks in order, and its text.
     """
-    kinds: list[Any] = []
+    kinds: dict[Any, list[Any]] = {}
     texts: dict[Any, str] = {}
+
+    def note(whose: Any, kind: Any, text: str | None) -> None:
+        if kind not in kinds.setdefault(whose, [])[-1:]:
+            kinds[whose].append(kind)
+        texts[whose] = texts.get(whose, "") + (text or "")
+
     for name, fields in seen["chunks"]:
-        kind = [name, fields.get("type"), fields.get("usage") is not None]
-        if isinstance(fields.get("delta"), str):
-            texts[fields["type"]] = texts.get(fields["type"], "") + fields["delta"]
         for choice in fields.get("choices") or ():
             part = choice.get("delta") or choice
-            said = part.get("content") or part.get("text") or ""
-            texts[choice["index"]] = texts.get(choice["index"], "") + said
-            kind += [part.get("role"), bool(part.get("tool_calls")), choice.get("finish_reason")]
-        if kind not in kinds[-1:]:
-            kinds.append(kind)
+            kind = [name, part.get("role"), bool(part.get("tool_calls"))]
+            note(choice["index"], kind, part.get("content") or part.get("text"))
+            if choice.get("finish_reason"):  # alone, or with the last token
+                note((choice["index"], "end"), choice["finish_reason"], None)
+        if not fields.get("choices"):
+            delta = fields.get("delta")
+            kind = [name, fields.get("type"), fields.get("usage")]
+            note("all", kind, delta if isinstance(delta, str) else None)
     return {**seen, "chunks": [kinds, texts]}
 
 
