@@ -22,7 +22,7 @@ from beluga.connectors.settings import LINK_OFF
 from beluga.errors import BelugaError, CacheError, PoolError, QuotaError, TransferError
 from beluga.kvcache import KVCache, Namespace
 from beluga.pool import Pool
-from beluga.rpc import Client
+from beluga.rpc import KINDS, Client
 from beluga.transfer import (
     IoHandle,
     TransferClass,
@@ -139,20 +139,22 @@ class Connection:
 
     ``name`` appears in warnings. ``prefault`` touches the whole pool after attaching, in the
     connection's thread, so that the first copies are as fast as later ones. ``read_class`` is the
-    class of gets on the host's link to the pool.
+    class of gets on the host's link to the pool. ``engine`` is the kind of client that the server's
+    exporter counts it as, one of :data:`beluga.rpc.KINDS`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  all but the first named
         self,
         settings: PoolSettings,
         *,
         name: str,
+        engine: str = KINDS[0],
         logger: logging.Logger,
         prefault: bool = False,
         read_class: TransferClass = TransferClass.ONBOARD,
     ) -> None:
         self.failure_count = 0
-        self._settings = settings
+        self._settings, self._engine = settings, engine
         self._name, self._logger, self._prefault = name, logger, prefault
         self._read_class = read_class
         self._carried = {
@@ -274,6 +276,7 @@ class Connection:
                 attachment = Attachment(
                     self._settings, read_class=self._read_class, logger=self._logger
                 )
+                attachment.client.report.kind = self._engine
             except (BelugaError, OSError) as error:
                 self._fail("attaching to the pool", error, started_s)
                 with self._changed:

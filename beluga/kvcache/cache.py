@@ -322,7 +322,7 @@ class KVCache:
         started = time.perf_counter()
         keys = self.keys(digests)
         lookup = self._meta.lookup(keys)
-        self._report.took(Operation.LOOKUP, time.perf_counter() - started)
+        self._looked_up(started)
         hits = len(lookup.hits)
         tiers = np.ones(len(keys), np.uint8)
         if hits < len(keys):
@@ -356,7 +356,10 @@ class KVCache:
 
     def pin(self, digests: Digests) -> Pins:
         """Pin the leading blocks that the pool has, so that they stay until :meth:`release`."""
-        return self._meta.pin(self.keys(digests))
+        started = time.perf_counter()
+        pins = self._meta.pin(self.keys(digests))
+        self._looked_up(started)
+        return pins
 
     def release(self, pins: Pins) -> int:
         """Drop pins and return how many were dropped.
@@ -407,6 +410,11 @@ class KVCache:
         self._report.add(Figure.READ_BYTES, size)
         if self._flushes:
             self._report.add(Figure.FLUSHED_BYTES, size)
+
+    def _looked_up(self, started: float) -> None:
+        """Count a lookup, and report if it is time."""
+        self._report.took(Operation.LOOKUP, time.perf_counter() - started)
+        self.client.tell()
 
     def _got(self, asked: int, hits: int, started: float) -> None:
         """Count a get, and report if it is time."""

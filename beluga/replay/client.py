@@ -65,6 +65,7 @@ class Worker:
     def __init__(self, client: Client, job: Job) -> None:
         self.tally = Tally()
         self._client = client
+        client.report.kind = "replay"
         self._compare, self._patient = job.compare, job.patient
         self._cache = KVCache(client, namespace=job.namespace)
         self._contents = Contents(job.block_size)

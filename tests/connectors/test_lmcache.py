@@ -30,7 +30,7 @@ from beluga.connectors.lmcache import objects
 from beluga.connectors.settings import PoolSettings
 from beluga.errors import CacheError, ConnectorError, LayoutError, PinLimitError, QuotaError
 from beluga.meta import MetaClient
-from beluga.rpc import Client
+from beluga.rpc import KINDS, Client, Figure, report
 from beluga.transfer import TransferClass
 
 SHAPE = (2, 4, 16, 64)  # K and V, layers, tokens, hidden
@@ -575,8 +575,9 @@ def test_the_plugin_finds_what_only_a_lower_tier_has(
 
 
 def test_chunks_of_an_engine_come_back_at_their_length(
-    server: MetaServer, backend: Callable[..., Any]
+    monkeypatch: pytest.MonkeyPatch, server: MetaServer, backend: Callable[..., Any]
 ) -> None:
+    monkeypatch.setattr(report, "INTERVAL_S", 0.0)
     keys = [ChunkKey(f"model@1@0@{i}@bf16") for i in range(4)]
     memories = [Memory((2, 4, 16 if i < 3 else 5, 64), seed=i) for i in range(4)]
     one, other = backend(), backend()
@@ -588,6 +589,9 @@ def test_chunks_of_an_engine_come_back_at_their_length(
     assert other.batched_contains([*keys, ChunkKey("other")]) == 4
     found = other.batched_get_blocking([ChunkKey("other"), *keys])
     assert found[0] is None
+    other.get_blocking(ChunkKey("another"))
+    other.get_blocking(keys[3])  # tells of the ones before
+    assert server.reported(KINDS.index("lmcache"))[Figure.SAVED_TOKENS] == 3 * 16 + 5
     for got, put in zip(found[1:], memories, strict=True):
         assert got.shape == put.shape
         assert np.array_equal(got.data, put.data)

@@ -20,6 +20,7 @@ from memory_tier import MemoryTier, served
 from sglang_parts import (
     LONG_S,
     PACKAGE,
+    PAGE,
     Config,
     Flat,
     HostPool,
@@ -32,6 +33,7 @@ from sglang_parts import (
 from beluga import MetaServer, Pool
 from beluga.connectors.sglang.pages import page_buffers
 from beluga.errors import ConnectorError, LayoutError
+from beluga.rpc import KINDS, Figure, report
 from beluga.transfer import TransferClass
 
 
@@ -161,6 +163,21 @@ def test_another_minor_version_of_sglang_sees_nothing(
     assert backend().batch_set_v1(keys(2), indices([0, 1])) == [True, True]
     sys.modules[f"{PACKAGE}.backend"].sglang_version = version  # type: ignore[attr-defined]
     assert backend().batch_exists(keys(2)) == count
+
+
+def test_the_server_learns_how_many_tokens_the_first_rank_loaded(
+    monkeypatch: pytest.MonkeyPatch, server: MetaServer, backend: Make
+) -> None:
+    monkeypatch.setattr(report, "INTERVAL_S", 0.0)
+    first = backend(rank=Config(is_mla_model=True))
+    other = backend(rank=Config(is_mla_model=True, tp_rank=1))
+    assert first.batch_set_v1(keys(3), indices([0, 1, 2])) == [True] * 3
+    for one in (first, other):
+        assert one.batch_get_v1(keys(4), indices([4, 5, 6, 7])) == [True] * 3 + [False]
+        one.batch_get_v1(keys(1), indices([0]))  # tells of the ones before
+    found = server.reported(KINDS.index("sglang"))
+    assert found[Figure.SAVED_TOKENS] == 3 * PAGE
+    assert not server.reported(0)
 
 
 def test_ranks_that_have_the_same_kv_share_it(server: MetaServer, backend: Make) -> None:

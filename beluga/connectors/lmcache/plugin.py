@@ -71,7 +71,9 @@ class BelugaBackend(StoragePluginInterface):
         self._lock = threading.Lock()
         self._reading = threading.Lock()  # one thread at a time may use a connection
         self._writer = Worker(self._settings, name="lmcache-put", logger=logger)
-        self._reader = Connection(self._settings, name="lmcache-get", logger=logger)
+        self._reader = Connection(
+            self._settings, name="lmcache-get", engine="lmcache", logger=logger
+        )
         self._reader.settle()
         self._writer.connection.settle()
 
@@ -251,7 +253,8 @@ class BelugaBackend(StoragePluginInterface):
 
     def _get(self, attachment: Attachment, keys: list[Any]) -> list[Any]:
         items = self._items(attachment, keys)
-        memories = [self._allocate(grant) for grant in objects.find(attachment, items, pin=False)]
+        grants = objects.find(attachment, items, pin=False)
+        memories = [self._allocate(grant) for grant in grants]
         there = [i for i, memory in enumerate(memories) if memory is not None]
         done: list[bool] = []
         try:
@@ -262,4 +265,8 @@ class BelugaBackend(StoragePluginInterface):
                 if at >= len(done) or not done[at]:
                     memories[i].ref_count_down()
                     memories[i] = None
+        if getattr(self.metadata, "worker_id", 0) == 0:  # all ranks load the same tokens
+            loaded = (grants[i] for at, i in enumerate(there) if done[at])
+            size = sum(grant.length for grant in loaded if grant is not None)
+            attachment.client.report.saved(size // self._token_size())
         return memories

@@ -26,7 +26,7 @@ class Worker:
     """
 
     def __init__(self, settings: PoolSettings, *, name: str, logger: logging.Logger) -> None:
-        self.connection = Connection(settings, name=name, logger=logger)
+        self.connection = Connection(settings, name=name, engine="lmcache", logger=logger)
         self._logger = logger
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"{name}-jobs", daemon=True)

@@ -12,7 +12,14 @@ from sglang.version import __version__ as sglang_version
 
 from beluga.connectors.naming import EngineSettings
 from beluga.connectors.settings import settings_of
-from beluga.connectors.sglang.pages import DIRECT, FLAT, Pages, page_buffers, pool_namespace
+from beluga.connectors.sglang.pages import (
+    DIRECT,
+    FLAT,
+    Pages,
+    page_buffers,
+    page_tokens,
+    pool_namespace,
+)
 from beluga.connectors.sglang.weights import WEIGHTS, check_release, model_fields
 from beluga.errors import ConnectorError
 from beluga.transfer import TransferClass, TransferStats
@@ -61,7 +68,8 @@ class BelugaHiCache(HiCacheStorage):
         self._pages.register(
             pool_namespace(
                 self._settings, sglang_version, self._config, mem_pool_host, model_fields()
-            )
+            ),
+            page_tokens=page_tokens(self._config, mem_pool_host),
         )
         super().register_mem_pool_host(mem_pool_host)
 

@@ -73,6 +73,14 @@ def pool_namespace(
     return namespace_of(settings, "sglang", version, fields)
 
 
+def page_tokens(config: Any, host_pool: Any) -> int:
+    """Return the tokens that a page saves: those of one page on the first rank, and 0 on the
+    others, whose pages are of the same tokens.
+    """
+    ranks = config.tp_rank, *(getattr(config, name, 0) for name in _RANK_FIELDS if "rank" in name)
+    return 0 if any(ranks) else int(getattr(host_pool, "page_size", 0))
+
+
 def page_buffers(host_pool: Any, host_indices: Any, count: int) -> list[list[Any]]:
     """Return the buffers of each of ``count`` host pages, in place. Raises LayoutError."""
     try:
@@ -101,11 +109,16 @@ class Pages:
     def __init__(self, settings: EngineSettings, version: Callable[[], str | None]) -> None:
         self.namespaces: dict[str, Namespace] = {}
         self._version = version
+        self._page_tokens = 0
         self._onboard_s = settings.onboard_ms / 1000
         self._reader = Connection(
-            settings, name="sglang-get", logger=logger, read_class=TransferClass.PREFETCH
+            settings,
+            name="sglang-get",
+            engine="sglang",
+            logger=logger,
+            read_class=TransferClass.PREFETCH,
         )
-        self._writer = Connection(settings, name="sglang-set", logger=logger)
+        self._writer = Connection(settings, name="sglang-set", engine="sglang", logger=logger)
         self._reading, self._writing = threading.Lock(), threading.Lock()
         self._era: Era | None = None
         for connection in (self._reader, self._writer):
@@ -126,10 +139,11 @@ class Pages:
         read, written = self._reader.carried(), self._writer.carried()
         return {kind: read[kind].plus(written[kind]) for kind in TransferClass}
 
-    def register(self, namespace: Namespace) -> None:
+    def register(self, namespace: Namespace, *, page_tokens: int = 0) -> None:
         """Use this namespace from now on. Pages in FLAT form are not found in DIRECT form, and vice
-        versa.
+        versa. ``page_tokens`` is how many tokens each page saves, for the server's exporter.
         """
+        self._page_tokens = page_tokens
         fields = {**namespace.fields, "namespace": namespace.digest}
         self._era = Era(namespace)
         self.namespaces = {form: Namespace({**fields, "form": form}) for form in (FLAT, DIRECT)}
@@ -147,10 +161,13 @@ class Pages:
         """Fetch the leading pages that the pool has. Returns how many; the other targets are
         undefined.
         """
-        found = self._read(
-            form, "loading", keys, lambda cache, names: fetch(cache, names, targets()).hits
-        )
-        return found or 0
+
+        def load(cache: KVCache, names: Names) -> int:
+            hits = fetch(cache, names, targets()).hits
+            cache.client.report.saved(hits * self._page_tokens)
+            return hits
+
+        return self._read(form, "loading", keys, load) or 0
 
     def store(
         self, form: str, keys: Sequence[str], sources: Callable[[], Sequence[Any]]

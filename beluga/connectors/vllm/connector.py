@@ -94,7 +94,9 @@ class BelugaConnector(KVConnectorBase_V1):
         self._namespace: Any = None
         self._connection: Connection | None = None
         if role == KVConnectorRole.SCHEDULER:
-            self._connection = Connection(self._settings, name="lookups", logger=logger)
+            self._connection = Connection(
+                self._settings, name="lookups", engine="vllm", logger=logger
+            )
             self._lookups = Lookups(self._connection, self._counters)
             self._announcements = self._made_announcements(vllm_config)
             self._schedule = Schedule(

@@ -88,6 +88,16 @@ class Lookups:
         found = self._connection.attempt("asking lower tiers for blocks", ask) or 0
         return -(-found // len(self.ranks))
 
+    def saved(self, tokens: int, seconds: float) -> None:
+        """Let the server count tokens that the engine loads, and the time that computing them would
+        have taken. The next call to the server takes this along.
+        """
+
+        def note(attachment: Attachment) -> None:
+            attachment.client.report.saved(tokens, seconds)
+
+        self._connection.attempt("counting", note)
+
     def release(self, pins: Pins | None) -> None:
         """Release the pins of :meth:`pin`."""
         if pins is not None and pins.count > 0:

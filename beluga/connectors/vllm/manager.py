@@ -51,7 +51,7 @@ class BelugaManager(OffloadingManager):
     def __init__(self, settings: VllmSettings, config: Any) -> None:
         self._saves = settings.save
         self._events: list[OffloadingEvent] | None = [] if config.enable_kv_cache_events else None
-        self._connection = Connection(settings, name="lookups", logger=logger)
+        self._connection = Connection(settings, name="lookups", engine="vllm", logger=logger)
         self._counters = Counters()
         self._lookups = Lookups(self._connection, self._counters)
         self._answers = Answers(self._lookups, settings.onboard_ms / 1000)

@@ -29,7 +29,8 @@ class Worth:
 
     def __init__(self, settings: VllmSettings, block_tokens: int) -> None:
         b_ms, c_ms = settings.prefill_b_ms, settings.prefill_c_ms
-        self._rule: FetchRule = BreakEven(b_ms, c_ms) if b_ms or c_ms else AlwaysFetch()
+        self._prefill = BreakEven(b_ms, c_ms)
+        self._rule: FetchRule = self._prefill if b_ms or c_ms else AlwaysFetch()
         self._tokens = block_tokens
         self._speed = MeasuredBandwidth(_ASSUMED_BLOCKS_PER_S)  # in blocks
 
@@ -37,6 +38,13 @@ class Worth:
         """Return whether to fetch ``new`` blocks behind ``cached`` ones."""
         tokens = self._tokens
         return self._rule.pays(cached * tokens, new * tokens, new, self._speed.bytes_per_s)
+
+    def compute_s(self, cached: int, new: int) -> float:
+        """Return how long ``new`` blocks behind ``cached`` ones take to compute; 0 if the settings
+        do not say.
+        """
+        tokens = self._tokens
+        return self._prefill.compute_s(cached * tokens, new * tokens)
 
     def took(self, count: int, seconds: float) -> None:
         """Note that so many blocks came in so many seconds."""

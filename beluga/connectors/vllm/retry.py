@@ -31,7 +31,7 @@ class RetryTask:
         call: Callable[[Attachment], bool],
         logger: logging.Logger,
     ) -> None:
-        self._connection = Connection(settings, name=name, logger=logger)
+        self._connection = Connection(settings, name=name, engine="vllm", logger=logger)
         self._doing, self._call = doing, call
         self._done = threading.Event()
         self._closing = threading.Event()

@@ -141,9 +141,13 @@ class Schedule:
             if loaded.ranks < len(self._lookups.ranks):
                 continue
             del self._load_reports[name]
-            self._counters.add(hit_tokens=loaded.blocks * self._block_size)
+            tracked = self._requests.get(name)
+            first = tracked.loaded.start if tracked else 0
+            tokens = loaded.blocks * self._block_size
+            self._counters.add(hit_tokens=tokens)
+            self._lookups.saved(tokens, self._worth.compute_s(first, loaded.blocks))
             self._loading.discard(name)
-            if tracked := self._requests.get(name):
+            if tracked:
                 self._unpin(tracked)
         if invalid_block_ids:
             for name, tracked in self._requests.items():

@@ -39,11 +39,13 @@ class Worker:
     ) -> None:
         asynchronous = settings.load == "async"
         kind = AsyncLoads if asynchronous else Loads
-        self.load_connection = Connection(settings, name="loads", logger=logger, prefault=True)
+        self.load_connection = Connection(
+            settings, name="loads", engine="vllm", logger=logger, prefault=True
+        )
         load_source = source_of(layout, urgent=True, own_stream=asynchronous, logger=logger)
         self.loads = kind(load_source, namespace, self.load_connection, counters)
         self.save_connection = Connection(
-            settings, name="saves", logger=logger, prefault=settings.saves
+            settings, name="saves", engine="vllm", logger=logger, prefault=settings.saves
         )
         save_source = source_of(layout, urgent=False, own_stream=True, logger=logger)
         self.saves = Saves(

@@ -27,6 +27,7 @@ from beluga.connectors.vllm.steps import Loaded
 from beluga.errors import ConnectorError
 from beluga.meta import check_pool, read_names
 from beluga.router import BlockHasher, Indexer, WireDecoder, Worker, hash_blocks_by
+from beluga.rpc import KINDS, Figure, report
 
 LAYERS, BLOCKS = 2, 16
 TOKENS = list(range(100, 100 + 5 * BLOCK_TOKENS + 1))  # five blocks and a token
@@ -329,6 +330,20 @@ def test_images_are_announced_with_the_blocks_that_show_them(
     assert [event.extra_keys for event in engine.scheduler.take_events()] == [
         *([None], [(("cat", 1), ("dog", 2))], [None], [(("cow", 3),)], [None])
     ]
+
+
+def test_the_server_learns_how_many_tokens_were_loaded_and_what_they_cost(
+    monkeypatch: pytest.MonkeyPatch, server: MetaServer, make: Callable[..., Engine]
+) -> None:
+    monkeypatch.setattr(report, "INTERVAL_S", 0.0)
+    engine, other = make(), make(prefill_b_ms=250.0)
+    engine.run(request("a", TOKENS), 0, fill=1)
+    other.run(request("b", TOKENS), 0, fill=2)
+    other.run(request("c", TOKENS), 8, fill=2)  # its lookup tells of the first one
+    found = server.reported(KINDS.index("vllm"))
+    assert found[Figure.SAVED_TOKENS] == 5 * BLOCK_TOKENS
+    assert found[Figure.SAVED_NS] == 5 * BLOCK_TOKENS * 250_000_000
+    assert not server.reported(0)
 
 
 def test_a_preempted_request_is_not_saved_any_more(
