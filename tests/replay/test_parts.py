@@ -451,7 +451,7 @@ class Context(SimpleNamespace):
     """A pool, or a connection to its server, as a context manager."""
 
     def __init__(self, *_: object) -> None:
-        super().__init__(ping=lambda: 0.0)
+        super().__init__(ping=lambda: 0.0, report=SimpleNamespace())
 
     @classmethod
     def open(cls, devices: object) -> Context:
