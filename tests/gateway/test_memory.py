@@ -155,6 +155,40 @@ def test_listeners_live_as_long_as_their_engines(monkeypatch: pytest.MonkeyPatch
     assert closed == ["tcp://2", "tcp://1", "tcp://3"]
 
 
+def test_blocks_that_an_engine_says_are_salted_are_found_by_that_salt_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    msgspec = pytest.importorskip("msgspec")
+    decoders: list[WireDecoder] = []
+
+    class Heard:
+        def __init__(self, index: Indexer, decoder: WireDecoder, *_: str | None) -> None:
+            decoders.append(decoder)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("beluga.gateway.cache.Listener", Heard)
+    memory = Memory(monkeypatch, announced=True)
+    memory.cache.joined(Engine(A, EngineSpec("http://a", events="tcp://a")))
+    for name, parent, salt in ((11, None, "mine"), (12, 11, None), (13, 12, None)):
+        first = 4 * (name - 11)
+        event = {
+            "type": "BlockStored",
+            "block_hashes": [name],
+            "parent_block_hash": parent,
+            "token_ids": list(range(first, first + 4)),
+            "block_size": 4,
+            "extra_keys": [[salt] if salt else None],
+        }
+        batch = decoders[0].batch(msgspec.msgpack.encode([1.0, [event]]))
+        assert memory.cache.index is not None
+        assert memory.cache.index.indexer.apply_all(batch.events) == 0
+    assert memory.blocks(memory.query(salt="mine")) == 3
+    assert memory.blocks(memory.query(salt="another's")) == memory.blocks(memory.query()) == 0
+    memory.cache.close()
+
+
 def test_a_listener_that_is_closed_listens_no_more() -> None:
     pytest.importorskip("zmq")
 
