@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from virtual_clock import Clock
 
+import beluga.child
 from beluga.errors import ReplayError
 from beluga.meta import BlockState
 from beluga.pool import STRIPE_SIZE
@@ -166,7 +167,7 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     with ExitStack() as cleanup:
 
         def start(code: str, stdin: int = subprocess.PIPE) -> Process:
-            monkeypatch.setattr(process, "command", lambda *_: [sys.executable, "-c", code])
+            monkeypatch.setattr(beluga.child, "command", lambda *_: [sys.executable, "-c", code])
             made = Process("the child", "module", [], stdin)
             cleanup.callback(made.stop)
             return made
@@ -373,7 +374,7 @@ class SharedClock(Clock):
 
 
 def worker(*, compare: bool = True) -> Worker:
-    connection: Any = SimpleNamespace(ping=lambda: 2.5e-6)
+    connection: Any = SimpleNamespace(ping=lambda: 2.5e-6, report=SimpleNamespace())
     return Worker(connection, Job([], "", 64, compare, "test", False))
 
 
