@@ -260,16 +260,16 @@ class KVCache:
         keys = self._paired(digests, targets)
         states = np.zeros(len(keys), dtype=np.uint8)
         mismatches = ffi.new("uint64_t *")
-        hits = 0
+        hits = size = 0
         for run in runs(targets, writable=True):
             _refuse_long(run)
             part = slice(run.start, run.start + run.count)
             found = self._get_all(run, keys[part], states[part], mismatches)
             hits += found
-            self._read(found * run.length)
+            size += found * run.length
             if found < run.count:
                 break
-        self._got(len(keys), hits, started)
+        self._got(len(keys), hits, size, started)
         return GetResult(hits, states, mismatches[0])
 
     def get_tokens(self, digests: Digests, tokens: ArrayLike, targets: Slots) -> GetResult:
@@ -310,7 +310,7 @@ class KVCache:
         found = raise_for_status(
             self._carry(self._selection.token_engine, run, keys, fetch), "fetching tokens"
         )
-        self._got(len(keys), found, started)
+        self._got(len(keys), found, 0, started)
         return GetResult(found, states, mismatches[0])
 
     def lookup(self, digests: Digests) -> Found:
@@ -405,23 +405,16 @@ class KVCache:
     def _report(self) -> Report:
         return self.client.report
 
-    def _read(self, size: int) -> None:
-        """Count bytes that a get has read, and flushed before."""
-        self._report.add(Figure.READ_BYTES, size)
-        if self._flushes:
-            self._report.add(Figure.FLUSHED_BYTES, size)
-
     def _looked_up(self, started: float) -> None:
         """Count a lookup, and report if it is time."""
         self._report.took(Operation.LOOKUP, time.perf_counter() - started)
         self.client.tell()
 
-    def _got(self, asked: int, hits: int, started: float) -> None:
-        """Count a get, and report if it is time."""
-        self._report.add(Figure.ASKED_BLOCKS, asked)
-        self._report.add(Figure.HIT_BLOCKS, hits)
-        self._report.took(Operation.GET, time.perf_counter() - started)
-        self.client.tell()
+    def _got(self, asked: int, hits: int, size: int, started: float) -> None:
+        """Count a get of ``size`` bytes, and report if it is time."""
+        flushed = size if self._flushes else 0
+        if self.client.report.got(asked, hits, size, flushed, started):
+            self.client.tell()
 
     def _paired(self, digests: Digests, blocks: Blocks) -> NDArray[np.uint64]:
         keys = self.keys(digests)

@@ -66,13 +66,19 @@ REPORT_FIGURES = len(Figure) + len(Operation) * TIME_FIGURES
 assert REPORT_FIGURES <= lib.BL_REPORT_FIGURES  # noqa: S101  else the server refuses reports
 
 
+# Plain numbers: those of an enumeration take longer.
+_ASKED, _HIT = int(Figure.ASKED_BLOCKS), int(Figure.HIT_BLOCKS)
+_READ, _FLUSHED = int(Figure.READ_BYTES), int(Figure.FLUSHED_BYTES)
+_GET = len(Figure) + Operation.GET * TIME_FIGURES
+
+
 class Report:
     """The figures of one session since its last report. Figures of several threads may be lost."""
 
     def __init__(self) -> None:
         self.kind = KINDS[0]
         self._figures = [0] * REPORT_FIGURES
-        self._due_s = time.monotonic() + INTERVAL_S
+        self._due_s = time.perf_counter() + INTERVAL_S
 
     def add(self, figure: Figure, amount: int = 1) -> None:
         """Add to a figure."""
@@ -84,6 +90,19 @@ class Report:
         self._figures[first + bisect.bisect_left(SECONDS, seconds)] += 1
         self._figures[first + TIME_FIGURES - 1] += int(seconds * 1e9)
 
+    def got(self, asked: int, hits: int, size: int, flushed: int, started: float) -> bool:
+        """Count a get that began at ``started``, by :func:`time.perf_counter`. Returns whether it
+        is time for a report. This is one call because it comes with every get.
+        """
+        now, figures = time.perf_counter(), self._figures
+        figures[_ASKED] += asked
+        figures[_HIT] += hits
+        figures[_READ] += size
+        figures[_FLUSHED] += flushed
+        figures[_GET + bisect.bisect_left(SECONDS, now - started)] += 1
+        figures[_GET + TIME_FIGURES - 1] += int((now - started) * 1e9)
+        return now >= self._due_s
+
     def saved(self, tokens: int, seconds: float = 0.0) -> None:
         """Note that an engine need not compute tokens, which would have taken it so long."""
         self._figures[Figure.SAVED_TOKENS] += tokens
@@ -92,11 +111,11 @@ class Report:
     @property
     def due(self) -> bool:
         """Whether it is time for a report."""
-        return time.monotonic() >= self._due_s
+        return time.perf_counter() >= self._due_s
 
     def take(self) -> bytes | None:
         """Return the request of a report, and begin anew; None if there is nothing to report."""
-        self._due_s = time.monotonic() + INTERVAL_S
+        self._due_s = time.perf_counter() + INTERVAL_S
         figures, self._figures = self._figures, [0] * REPORT_FIGURES
         if not any(figures):
             return None

@@ -125,7 +125,8 @@ static inline void bl_server_count(bl_server *server, uint32_t method, int statu
     bl_calls *calls = &server->handlers[method < BL_METHOD_COUNT ? method : BL_METHOD_COUNT - 1]
                            .calls;
     calls->call_count++;
-    calls->error_count += status < 0;
+    if (status < 0)
+        calls->error_count++;
 }
 
 /* Do the housekeeping: look into the lobby, at heartbeats, liveness locks and the epoch. 0, or
