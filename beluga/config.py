@@ -14,6 +14,7 @@ BELUGA_TUNING       off: copy as on a machine that was never measured; else on
 BELUGA_DDIO         whether devices write into this host's cache: on, off or unknown
 BELUGA_RUNTIME_DIR  where lock files of all pools lie; else beside a file, or as below
 KUBERNETES_SERVICE_  HOST and _PORT: the API server, as a pod is told by its cluster
+NOTIFY_SOCKET       where a server says that it is ready, as systemd sets it for services
 XDG_CACHE_HOME      where what can be made again is kept (measurements); else ~/.cache
 XDG_STATE_HOME      where the mounted default pool is remembered; else ~/.local/state
 XDG_RUNTIME_DIR     where lock files of devdax pools lie if /run/beluga cannot be written
@@ -98,6 +99,17 @@ def runtime_root() -> Path:
         return shared
     mine = os.environ.get("XDG_RUNTIME_DIR")
     return Path(mine) / "beluga" if mine else Path(f"/tmp/beluga-{os.getuid()}")  # noqa: S108
+
+
+def notify_socket() -> str | None:
+    """Return the socket to which a service says that it is ready, as sendto() takes it."""
+    told = os.environ.get("NOTIFY_SOCKET") or None
+    return "\0" + told[1:] if told is not None and told.startswith("@") else told
+
+
+def with_notify_socket(address: str) -> dict[str, str]:
+    """Return the environment for a child that says at ``address`` that it is ready."""
+    return os.environ | {"NOTIFY_SOCKET": address}
 
 
 def kubernetes_api() -> str:

@@ -99,6 +99,7 @@
 #include "check/line.c"
 #include "check/check.c"
 #include "check/server.c"
+#include "check/entries.c"
 #include "check/lane.c"
 #include "check/payload.c"
 #include "check/table.c"

@@ -29,7 +29,7 @@ EXPORTS: dict[str, str] = {
         "MetaServer MetaStat Pins Report TaskClient TaskRecord Work check_devices check_pool "
         "repair_pool CHANGE NAME NAME_PARENT REMOVED STORED chain_names names_at "
         "read_names "
-        "REFUSALS Tenant"
+        "REFUSALS Tenant COMMITTED ENTRY EPOCH_SHIFT FREE read_entries"
     ),
     "beluga.transfer": (
         "BlockLayout CHUNK CpuEngine Direction DsaEngine Engine Selection Link LinkSettings Order "
@@ -50,7 +50,7 @@ EXPORTS: dict[str, str] = {
     "beluga.verify": "Finding Machine Report verify_pool",
     "beluga.kvcache": (
         "BLOCK_SIZE_MAX Blocks Buffer CHUNK_SIZE Digests Fragments GetResult KVCache Namespace "
-        "PutResult Run fold hash_keys"
+        "PutResult Run fold hash_keys Explanation KnownNamespace explain known_namespaces"
     ),
     "beluga.router": (
         "Advice BlockHasher BusyThresholds Candidate Choice Constraints CostEstimator "

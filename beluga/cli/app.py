@@ -9,8 +9,10 @@ import typer
 from beluga.cli import (
     bench,
     block,
+    detach,
     doctor,
     gateway,
+    look,
     options,
     pool,
     prefill_worker,
@@ -32,10 +34,14 @@ app.command()(pool.mount)
 app.command()(pool.umount)
 app.add_typer(pool.app, name="pool")
 app.command()(serve.serve)
+app.command()(detach.stop)
 app.command()(serve.ping)
 app.command()(serve.stat)
 app.command()(block.put)
 app.command()(block.get)
+app.command("explain")(look.explain_keys)
+app.command()(look.ls)
+app.command()(look.rm)
 app.command()(prefill_worker.prefill_worker)
 app.command()(replay.replay)
 app.command()(gateway.gateway)

@@ -117,7 +117,7 @@ def get(
     with open_pool(pool) as opened, KVCache(opened, namespace=namespace, host=host) as cache:
         data = _fetch(cache, key)
     if data is None:
-        raise CacheError(f"no block '{key}' in namespace '{namespace}'")
+        raise CacheError(f"no block '{key}' in namespace '{namespace}'; see 'beluga explain'")
     if file == Path("-"):
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -212,7 +213,11 @@ def destroy(
     specs = paths or [str(spec) for spec in default_specs()]
     if not yes:
         typer.confirm(f"Destroy the pool on {', '.join(specs)}?", abort=True, err=True)
+    emulated = set(emulated_paths())
     Pool.destroy(specs)
+    if emulated == set(specs):
+        with suppress(OSError):  # something else lies there
+            Path(specs[0]).parent.rmdir()
     named = {DeviceSpec.parse(spec).path for spec in specs}
     forgotten = named == {spec.path for spec in _remembered()} and forget()
     if json:

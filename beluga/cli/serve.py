@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
+from beluga.cli.detach import detached, tell_ready
 from beluga.cli.options import Host, Json, PoolPaths, Timeout, open_pool
 from beluga.cli.output import print_facts, print_json, say
 from beluga.cli.tiers import AdmissionName, DiskBytes, Disks, Offload, Remotes
@@ -96,6 +98,14 @@ Metrics = Annotated[
         help="Answer Prometheus here, on 127.0.0.1 unless HOST is given; 0 takes a free port.",
     ),
 ]
+Detach = Annotated[
+    bool,
+    typer.Option(
+        "--detach",
+        help="Serve in the background: return when the server serves, or stands by. `beluga stop` "
+        "stops it.",
+    ),
+]
 _LOOK_INTERVAL_S = 0.5
 
 
@@ -129,6 +139,8 @@ def serve(
     events_replay: EventsReplay = "",
     events_form: EventsForm = "vllm",
     metrics: Metrics = "",
+    detach: Detach = False,
+    json: Json = False,
 ) -> None:
     """Serve the pool's block index until SIGTERM or Ctrl-C.
 
@@ -148,16 +160,15 @@ def serve(
     )
     published = _event_settings(events, events_replay, events_form)
     quota = Quota(grants=quota_grants, pins=quota_pins, bytes=quota_bytes, calls_per_s=quota_calls)
+    if detach:
+        detached(pool, json)
+        return
     with open_pool(pool) as opened:
         while True:
             server = MetaServer(
                 opened, host=host, declared_gone=declare_gone, quota=quota, eviction=eviction
             )
-            services: list[_Service] = []
-            if tiers:
-                services.append(TierService(server, opened, tiers, host=host))
-            if published:
-                services.append(EventService(server, opened, published, host=host))
+            services = _services(server, opened, tiers, published, host)
             try:
                 with _exporting(server, opened, metrics):
                     serve_until_told(
@@ -174,6 +185,21 @@ def serve(
                 # one.
                 declare_gone = False
                 say(str(error))
+
+
+def _services(
+    server: MetaServer,
+    pool: Pool,
+    tiers: TierSettings,
+    published: EventSettings | None,
+    host: int | None,
+) -> list[_Service]:
+    services: list[_Service] = []
+    if tiers:
+        services.append(TierService(server, pool, tiers, host=host))
+    if published:
+        services.append(EventService(server, pool, published, host=host))
+    return services
 
 
 @contextmanager
@@ -214,12 +240,14 @@ def serve_until_told(
             say(f"serving, epoch {server.stat().epoch}; stop with Ctrl-C")
         else:
             say("standing by; stop with Ctrl-C")
+            tell_ready(pid=os.getpid(), epoch=None)
             if not stand_by(server, told, silent_s=silent_s, lease=lease):
                 return
             say(f"took over, epoch {server.stat().epoch}")
         with nullcontext() if lease is None else Keeper(server, lease):
             for service in services:
                 service.start()
+            tell_ready(pid=os.getpid(), epoch=server.stat().epoch)
             while not told.wait(_LOOK_INTERVAL_S):
                 if server.failure is not None:
                     raise server.failure

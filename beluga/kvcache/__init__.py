@@ -11,7 +11,9 @@ from beluga.kvcache.cache import (
     KVCache,
     PutResult,
 )
+from beluga.kvcache.explain import Explanation, explain
 from beluga.kvcache.keys import Namespace, fold, hash_keys
+from beluga.kvcache.known import KnownNamespace, known_namespaces
 
 __all__ = [
     "BLOCK_SIZE_MAX",
@@ -19,12 +21,16 @@ __all__ = [
     "Blocks",
     "Buffer",
     "Digests",
+    "Explanation",
     "Fragments",
     "GetResult",
     "KVCache",
+    "KnownNamespace",
     "Namespace",
     "PutResult",
     "Run",
+    "explain",
     "fold",
     "hash_keys",
+    "known_namespaces",
 ]

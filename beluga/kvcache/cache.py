@@ -16,6 +16,7 @@ from beluga.errors import CacheError, LayoutError, TransferCancelledError, raise
 from beluga.kvcache.buffers import Run, runs
 from beluga.kvcache.carry import EngineBatch
 from beluga.kvcache.keys import Namespace, fold
+from beluga.kvcache.known import leave_namespace
 from beluga.kvcache.onboarding import Found, Onboarding, fastest
 from beluga.kvcache.uninterrupted import Uninterrupted
 from beluga.meta import NAME, BlockState, MetaClient
@@ -169,7 +170,7 @@ class KVCache:
                 True,
             )
         self.namespace = Namespace.of(namespace)
-        self._fingerprint = int.from_bytes(self.namespace.digest[:8], "little")
+        self._fingerprint = self.namespace.fingerprint
         self._check_checksums = check_checksums
         self._chunk_size = chunk_size
         self._timeout_ns = nanoseconds(timeout_s)
@@ -193,6 +194,7 @@ class KVCache:
         except BaseException:
             self._end_session()
             raise
+        leave_namespace(self.client.pool.runtime_dir, self.namespace)
         self.client.pool.before_close(self.close)  # before the engine closes
 
     def keys(self, digests: Digests) -> NDArray[np.uint64]:

@@ -65,6 +65,16 @@ class Namespace:
         object.__setattr__(self, "fields", fields)  # a copy, so that the digest stays true
         object.__setattr__(self, "digest", digest.digest())
 
+    @property
+    def fingerprint(self) -> int:
+        """The 64 bits of it that the pool keeps with each block."""
+        return int.from_bytes(self.digest[:8], "little")
+
+    @property
+    def salted(self) -> bool:
+        """Whether a salt hides its blocks."""
+        return bool(self.salt)
+
     @classmethod
     def of(cls, value: Namespace | Mapping[str, Field] | Field) -> Namespace:
         """Return ``value`` if it is a namespace, or the one with these fields or this name."""

@@ -8,6 +8,7 @@ Most programs want :class:`beluga.kvcache.KVCache` instead.
 
 from beluga.meta.check import Report, check_devices, check_pool
 from beluga.meta.client import BlockState, Grant, Lookup, MetaClient, Pins
+from beluga.meta.entries import COMMITTED, ENTRY, EPOCH_SHIFT, FREE, read_entries
 from beluga.meta.lower import LOWER_NOTE, LOWER_RECORD, LowerStat, LowerWork, Work
 from beluga.meta.names import (
     CHANGE,
@@ -26,7 +27,11 @@ from beluga.meta.tasks import TaskClient, TaskRecord
 
 __all__ = [
     "CHANGE",
+    "COMMITTED",
+    "ENTRY",
+    "EPOCH_SHIFT",
     "EVICTIONS",
+    "FREE",
     "LOWER_NOTE",
     "LOWER_RECORD",
     "NAME",
@@ -52,6 +57,7 @@ __all__ = [
     "check_devices",
     "check_pool",
     "names_at",
+    "read_entries",
     "read_names",
     "repair_pool",
 ]

@@ -93,6 +93,12 @@ typedef struct bl_check_report {
 int bl_check_pool(const bl_pool *pool, int payload, bl_finding *findings, uint32_t count_max,
                   bl_check_report *report, bl_io_queue *io_queue, uint32_t transfer_class);
 
+/* Read at most count lines of a half of the block table, from line first on, for people. Return
+ * their number, or an error. The state of a line that is not whole is BL_ENTRY_TORN. */
+enum bl_entry_seen { BL_ENTRY_TORN = 255 };
+int64_t bl_entries_read(const bl_pool *pool, uint32_t half, uint32_t first, uint32_t count,
+                        bl_entry *entries);
+
 /* Drop the line that a finding is about, in a pool that nobody uses: 0, or -EINVAL. An epoch line
  * is written anew from what is left of it. The next check finds what depended on a dropped line. */
 int bl_repair_finding(const bl_pool *pool, const bl_finding *finding);

@@ -99,6 +99,8 @@ struct bl_meta {
     uint64_t kept_stripes;      /* stripes of extents that have kept blocks */
     uint32_t *extent_blocks;    /* per stripe: first block of the extent that starts there */
     uint32_t free_number;       /* the first of the numbers given back */
+    uint32_t rest_first, rest_last; /* numbers of blocks that have left, if there are any */
+    uint32_t rest_count;
     uint32_t fresh_number;      /* numbers from here on were never used */
     uint64_t generation;        /* counter of this epoch */
     uint32_t reused;            /* space of committed blocks was freed since the epoch was read */
@@ -125,6 +127,7 @@ int bl_space_take(bl_meta *meta, uint64_t stored, uint64_t *offset);
 /* Take an unused number: the number, or -BL_ERROR_TABLE_FULL. */
 int64_t bl_number_take(bl_meta *meta);
 void bl_number_give(bl_meta *meta, uint32_t number);
+void bl_number_rest(bl_meta *meta, uint32_t number);
 
 /* Return the list of the extent that a block lies in. */
 uint32_t *bl_extent_list(bl_meta *meta, uint64_t offset);

@@ -45,7 +45,7 @@ void bl_unpin(bl_meta *meta, uint32_t number, uint32_t count)
     } else { /* DOOMED: the block was removed while a session read it */
         bl_crash_point("release.doomed");
         bl_space_give(meta, number);
-        bl_number_give(meta, number);
+        bl_number_rest(meta, number);
     }
 }
 

@@ -43,9 +43,18 @@ void bl_name_write(bl_meta *meta, uint32_t number, const bl_name *name)
                    &line); /* SYNC name: pairs with bl_names_read() and bl_recover_name() */
 }
 
+/* A free entry keeps the key of the block that left it, for people who ask why it is missed
+ * (bl_entries_read). No protocol reads the key of a free entry. */
 void bl_entry_clear(bl_meta *meta, uint32_t number)
 {
-    bl_entry entry = {.generation = meta->blocks[number].generation, .state = BL_ENTRY_FREE};
+    const bl_block *block = &meta->blocks[number];
+    bl_entry entry = {
+        .key = {block->key[0], block->key[1]},
+        .generation = block->generation,
+        .fingerprint = block->fingerprint,
+        .length = block->length,
+        .state = BL_ENTRY_FREE,
+    };
     bl_table_seal(&entry, number);
     uint64_t offset = bl_entry_offset(&meta->pool->geometry, number, meta->server->half);
     bl_crash_line("entry.clear_line", &meta->pool->memory, offset, &entry);

@@ -51,7 +51,10 @@ def test_a_digest_names_the_same_block_as_its_text(run: Run, pool: list[str]) ->
 def test_a_missing_block_is_an_error(run: Run, pool: list[str]) -> None:
     missed = run("get", "nothing", *pool)
     assert (missed.returncode, missed.stdout) == (1, "")
-    assert missed.stderr == "beluga: error: no block 'nothing' in namespace 'cli'\n"
+    assert (
+        missed.stderr
+        == "beluga: error: no block 'nothing' in namespace 'cli'; see 'beluga explain'\n"
+    )
 
 
 def test_a_full_disk_gets_no_part_of_a_block(run: Run, pool: list[str], tmp_path: Path) -> None:

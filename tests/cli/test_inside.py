@@ -358,6 +358,7 @@ def test_put_says_what_became_of_the_block(
     )
     cache = Opened(put=lambda keys, blocks: result)
     monkeypatch.setattr(block, "KVCache", lambda *_, **__: cache)
+    monkeypatch.setattr(block, "_fetch", lambda cache, key: b"12345")
     assert beluga("put", "key", tmp_path / "file").stderr == f"{state}: 5 bytes\n"
     shown = json.loads(beluga("put", "key", tmp_path / "file", "--json").stdout)
     assert shown == {"key": block.digest("key").hex(), "bytes": 5, "state": state}
@@ -373,7 +374,7 @@ def test_a_block_that_goes_while_it_is_fetched_is_not_there(
     monkeypatch.setattr(block, "MetaClient", lambda client: Opened(lookup=lambda keys: found))
     (tmp_path / "old").write_bytes(b"kept")
     gone = beluga("get", "key", tmp_path / "old")
-    assert str(gone.exception) == "no block 'key' in namespace 'cli'"
+    assert str(gone.exception) == "no block 'key' in namespace 'cli'; see 'beluga explain'"
     assert (tmp_path / "old").read_bytes() == b"kept"
 
 

@@ -165,3 +165,31 @@ def test_a_metrics_address_without_a_port_is_refused(run: Run, pool: list[str]) 
     refused = run("serve", *pool, "--metrics", "localhost")
     assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
     assert "give [HOST:]PORT" in refused.stderr
+
+
+def test_a_server_in_the_background_serves_when_the_command_returns(
+    run: Run, pool: list[str]
+) -> None:
+    started = json.loads(run("serve", *pool, "--detach", "--json").stdout)
+    try:
+        assert started["status"] == "serving, epoch 1"
+        assert run("ping", *pool).returncode == 0
+        second = run("serve", *pool, "--detach")
+        assert (second.returncode, second.stderr.count("\n")) == (1, 1)
+        assert "beluga stop" in second.stderr
+        assert "serving, epoch 1" in Path(started["log"]).read_text()
+    finally:
+        stopped = run("stop", *pool, "--json")
+    assert json.loads(stopped.stdout) == {"stopped": started["pid"]}
+    assert "no server answers" in run("ping", *pool).stderr
+    assert "no server was started here" in run("stop", *pool).stderr
+
+
+def test_a_server_that_cannot_start_in_the_background_says_why(run: Run, pool: list[str]) -> None:
+    refused = run("serve", *pool, "--detach", "--eviction", "none-such")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert run("stop", *pool).returncode == 1
+    refused = run("serve", *pool, "--detach", "--disk", "/dev/null/none", "--disk-bytes", "16M")
+    assert refused.returncode == 1
+    assert refused.stderr.count("\n") == 1
+    assert "/dev/null/none" in refused.stderr

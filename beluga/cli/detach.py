@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A server in the background: ``beluga serve --detach`` starts it, ``beluga stop`` stops it.
+
+A child runs the same command without ``--detach`` and in a session of its own. It says that it is
+ready as services of systemd do, by a datagram on the socket that ``NOTIFY_SOCKET`` names. Its
+messages go to ``serve.log`` in the pool's runtime directory, its process id to ``serve.pid``, which
+it holds locked: a process that has the lock is the server, whatever its number was before.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import IO
+
+from beluga import config
+from beluga.child import command
+from beluga.cli.options import Json, PoolPaths, open_pool
+from beluga.cli.output import print_json, say
+from beluga.errors import NoServerError, RpcError, ServerAliveError
+
+_LOOK_S = 0.2
+_STOP_S = 60.0
+
+
+def tell_ready(*, pid: int, epoch: int | None) -> None:
+    """Tell whoever started this process that it serves (epoch), or stands by; if they ask."""
+    address = config.notify_socket()
+    if address is None:
+        return
+    status = "standing by" if epoch is None else f"serving, epoch {epoch}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        try:
+            told.sendto(f"READY=1\nMAINPID={pid}\nSTATUS={status}".encode(), address)
+        except OSError as error:
+            say(f"NOTIFY_SOCKET: {error}")
+
+
+def detached(paths: list[str] | None, json: bool) -> None:
+    """Run this command in the background without ``--detach``. Returns when it serves or stands
+    by. Raises RpcError with its last words if it ends before.
+    """
+    with open_pool(paths) as pool:
+        directory = pool.runtime_dir
+    log, lock = directory / "serve.log", directory / "serve.pid"
+    arguments = [word for word in sys.argv[1:] if word != "--detach"]
+    with tempfile.TemporaryDirectory(prefix="beluga-") as folder, log.open("ab") as said:
+        address = f"{folder}/ready"
+        begin = said.tell()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready, lock.open("ab") as held:
+            _take(held)
+            ready.bind(address)
+            ready.settimeout(_LOOK_S)
+            child = subprocess.Popen(
+                command("beluga.cli.main", *arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                env=config.with_notify_socket(address),
+                pass_fds=[held.fileno()],
+                start_new_session=True,
+            )
+            status = _wait(child, ready, log, begin)
+            held.truncate(0)
+            held.write(b"%d\n" % child.pid)
+    if json:
+        print_json({"pid": child.pid, "status": status, "log": str(log)})
+    else:
+        say(f"{status}, in the background as process {child.pid}; stop it with 'beluga stop'")
+
+
+def _take(lock: IO[bytes]) -> None:
+    """Lock the file, for this process and for the child that gets its descriptor."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ServerAliveError(
+            "a server of this pool runs in the background of this host already; see 'beluga stop'"
+        ) from None
+
+
+def _wait(child: subprocess.Popen[bytes], ready: socket.socket, log: Path, begin: int) -> str:
+    while True:
+        try:
+            return ready.recv(4096).decode().rpartition("STATUS=")[2]
+        except TimeoutError:
+            if child.poll() is not None:
+                with log.open("rb") as file:
+                    file.seek(begin)
+                    lines = file.read().decode(errors="replace").splitlines()
+                last = lines[-1] if lines else f"it ended with status {child.returncode}"
+                raise RpcError(last.removeprefix("beluga: error: ")) from None
+        except BaseException:
+            child.terminate()
+            raise
+
+
+def stop(pool: PoolPaths = None, json: Json = False) -> None:
+    """Stop the server that `beluga serve --detach` started on this host."""
+    with open_pool(pool) as opened:
+        lock = opened.runtime_dir / "serve.pid"
+    pid = _holder(lock)
+    if pid is None:
+        raise NoServerError(
+            "no server was started here with 'beluga serve --detach'; stop another where it runs"
+        )
+    watched = os.pidfd_open(pid)
+    try:
+        if _holder(lock) == pid:  # it has the lock, so the number was its own when it was watched
+            signal.pidfd_send_signal(watched, signal.SIGTERM)
+    finally:
+        os.close(watched)
+    until = time.monotonic() + _STOP_S
+    while _holder(lock) == pid:
+        if time.monotonic() > until:
+            raise RpcError(f"process {pid} does not end; see {lock.with_name('serve.log')}")
+        time.sleep(0.02)
+    lock.unlink(missing_ok=True)
+    if json:
+        print_json({"stopped": pid})
+    else:
+        say(f"stopped: process {pid}")
+
+
+def _holder(lock: Path) -> int | None:
+    """Return the process that holds the lock, as it wrote; None if nobody holds it."""
+    try:
+        with lock.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(file.read() or 0) or None
+    except (FileNotFoundError, ValueError):
+        pass
+    return None

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The commands ``beluga explain``, ``ls`` and ``rm``: what the pool has, and why a key misses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from itertools import islice
+from typing import Annotated
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from beluga.cli.block import digest
+from beluga.cli.options import Host, Json, PoolPaths, open_pool
+from beluga.cli.output import print_json, print_table, say
+from beluga.errors import CacheError
+from beluga.kvcache import KnownNamespace, KVCache, Namespace, explain, known_namespaces
+from beluga.meta import COMMITTED, EPOCH_SHIFT, read_entries
+from beluga.pool import Pool
+from beluga.rpc import Client
+
+Keys = Annotated[
+    list[str],
+    typer.Argument(metavar="KEY...", help="Keys: any text, or 32 to 128 hex digits of a digest."),
+]
+NamespaceName = Annotated[
+    str,
+    typer.Option(help="The namespace: its name, or its fingerprint of 16 digits as ls shows it."),
+]
+Fields = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--field",
+        metavar="NAME=VALUE",
+        help="A field of the namespace, such as dtype=bfloat16, in place of --namespace. Repeat "
+        "the option for each field. Digits are a number.",
+    ),
+]
+Salt = Annotated[str, typer.Option(help="The salt of the namespace.")]
+Limit = Annotated[int, typer.Option(min=1, help="How many blocks to show at most.")]
+ByNamespace = Annotated[
+    bool, typer.Option("--namespaces", help="Show the namespaces of the blocks, with their fields.")
+]
+
+
+def explain_keys(
+    keys: Keys,
+    pool: PoolPaths = None,
+    host: Host = None,
+    namespace: NamespaceName = "cli",
+    field: Fields = None,
+    salt: Salt = "",
+    json: Json = False,
+) -> None:
+    """Say of each key why it hits or misses. The exit status is 1 if one misses.
+
+    A key is a hash of its namespace, which has the model, dtype, layout, rank and salt of a block.
+    What was stored under a salt, or by other hosts alone, cannot be found without being told.
+    """
+    with open_pool(pool) as opened, Client(opened, host=host) as client:
+        asked = _asked(opened, namespace, field, salt)
+        found = explain(client, asked, [digest(key) for key in keys])
+    if json:
+        print_json([{"name": key} | asdict(one) for key, one in zip(keys, found, strict=True)])
+    else:
+        for key, one in zip(keys, found, strict=True):
+            typer.echo(f"{key}: {one.state}, {one.cause}: {one.text}")
+    if any(one.state == "miss" for one in found):
+        raise typer.Exit(1)
+
+
+def _asked(pool: Pool, name: str, fields: list[str] | None, salt: str) -> Namespace:
+    """Return the namespace that the options name."""
+    if fields:
+        if wrong := [text for text in fields if "=" not in text]:
+            raise typer.BadParameter(f"--field {wrong[0]} is not NAME=VALUE")
+        pairs = [text.split("=", 1) for text in fields]
+        return Namespace({n: int(v) if v.isdecimal() else v for n, v in pairs}, salt=salt)
+    for known in known_namespaces(pool.runtime_dir):
+        if f"{known.fingerprint:016x}" == name:
+            found = Namespace(known.fields, salt=salt)
+            if found.fingerprint != known.fingerprint:
+                raise CacheError(f"namespace {name} has a salt; give it with --salt")
+            return found
+    return Namespace({"name": name}, salt=salt)
+
+
+def ls(
+    pool: PoolPaths = None,
+    host: Host = None,
+    namespaces: ByNamespace = False,
+    limit: Limit = 100,
+    json: Json = False,
+) -> None:
+    """List the pool's blocks, or with --namespaces what they are of.
+
+    The key that is shown is the hash of a block's digest and its namespace: what was given to put
+    cannot be read from it.
+    """
+    with open_pool(pool) as opened, Client(opened, host=host) as client:
+        half = client.stat().epoch % 2
+        known = {one.fingerprint: one for one in known_namespaces(opened.runtime_dir)}
+        rows = _spaces(opened, half, known) if namespaces else _blocks(opened, half, known, limit)
+    if json:
+        print_json(rows)
+    elif not rows:
+        say("no blocks")
+    else:
+        columns = list(rows[0])
+        print_table(columns, [[row[name] for name in columns] for row in rows])
+
+
+def _blocks(
+    pool: Pool, half: int, known: Mapping[int, KnownNamespace], limit: int
+) -> list[dict[str, object]]:
+    lines = islice((line for lines in _committed(pool, half) for line in lines), limit)
+    return [
+        {
+            "key": f"{int(line['key'][0]):016x}{int(line['key'][1]):016x}",
+            "namespace": _shown(int(line["fingerprint"]), known),
+            "bytes": int(line["length"]),
+            "epoch": int(line["generation"]) >> EPOCH_SHIFT,
+        }
+        for line in lines
+    ]
+
+
+def _spaces(pool: Pool, half: int, known: Mapping[int, KnownNamespace]) -> list[dict[str, object]]:
+    blocks: Counter[int] = Counter()
+    sizes: Counter[int] = Counter()
+    for lines in _committed(pool, half):
+        for line in lines:
+            blocks[int(line["fingerprint"])] += 1
+            sizes[int(line["fingerprint"])] += int(line["length"])
+    return [
+        {
+            "namespace": f"{of:016x}",
+            "blocks": count,
+            "bytes": sizes[of],
+            "fields": _fields(known[of]) if of in known else "opened by other hosts only",
+        }
+        for of, count in blocks.most_common()
+    ]
+
+
+def _committed(pool: Pool, half: int) -> Iterator[NDArray[np.void]]:
+    for lines in read_entries(pool, half):
+        yield lines[lines["state"] == COMMITTED]
+
+
+def _shown(fingerprint: int, known: Mapping[int, KnownNamespace]) -> str:
+    """Show a namespace by its name if that is all it has, or else by its fingerprint."""
+    one = known.get(fingerprint)
+    if one is not None and set(one.fields) == {"name"} and not one.secret:
+        return str(one.fields["name"])
+    return f"{fingerprint:016x}"
+
+
+def _fields(one: KnownNamespace) -> str:
+    told = [f"{name}={value}" for name, value in one.fields.items()]
+    return " ".join([*told, *(["(and a salt)"] if one.secret else [])])
+
+
+def rm(
+    keys: Keys,
+    pool: PoolPaths = None,
+    host: Host = None,
+    namespace: NamespaceName = "cli",
+    field: Fields = None,
+    salt: Salt = "",
+    json: Json = False,
+) -> None:
+    """Remove blocks. The exit status is 1 if one of them is not there.
+
+    A client that is reading a block may finish; lower tiers keep what they have.
+    """
+    with open_pool(pool) as opened:
+        asked = _asked(opened, namespace, field, salt)
+        with KVCache(opened, namespace=asked, host=host) as cache:
+            removed = {key: cache.remove([digest(key)]) > 0 for key in keys}
+    if json:
+        print_json(removed)
+    missing = [key for key, was in removed.items() if not was]
+    if not json and len(missing) < len(removed):
+        say(f"removed: {len(removed) - len(missing)} of {len(removed)}")
+    if missing:
+        raise CacheError(f"no block '{missing[0]}' in that namespace; see 'beluga explain'")

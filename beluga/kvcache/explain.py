@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Why a key hits or misses, as far as the pool and this host can tell.
+
+Three things are asked: the server; both halves of the block table, where a free line still has the
+key of the block that left it; and the namespaces that were opened on this host, under each of which
+the key is made again. A key is a hash of its namespace: what was stored under a salt, or by another
+host alone, cannot be found without being told.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from beluga.kvcache.cache import KVCache
+from beluga.kvcache.keys import Field, Namespace, fold
+from beluga.kvcache.known import KnownNamespace, known_namespaces
+from beluga.meta import COMMITTED, EPOCH_SHIFT, FREE, BlockState, MetaClient, MetaStat, read_entries
+from beluga.rpc import Client
+
+_KINDS = {
+    "layout": {"layout", "packing", "layers", "device", "form", "block_size"},
+    "dtype": {"dtype", "kv_dtype", "quantization"},
+    "rank": {"rank", "tp", "pp", "tp_rank", "pp_rank"},
+}
+
+_PENDING = (
+    "a client is writing it, or it is on its way from a lower tier; it hits when that is done, and "
+    "misses if the client gives up or dies"
+)
+_EPOCH = (
+    "the server of epoch {} had it, that of epoch {} has not: it was lost when that server took "
+    "over, or evicted since"
+)
+
+Key = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Explanation:
+    """What became of one key. ``cause`` is one word: stored, pending, below, checksum, namespace,
+    layout, dtype, rank, salt, evicted, removed, epoch or never; ``text`` says it in a sentence.
+    """
+
+    key: str
+    state: str  # "hit", "pending" or "miss"
+    cause: str
+    text: str
+
+
+@dataclasses.dataclass(slots=True)
+class _Table:
+    """What both halves of the block table have of some keys."""
+
+    now: dict[Key, np.void]  # committed, in the serving half
+    left: set[Key]  # a free line of the serving half has the key
+    before: dict[Key, np.void]  # committed, in the predecessor's half
+    counts: Counter[int]  # committed blocks by fingerprint
+
+
+def explain(client: Client, namespace: Namespace, digests: Sequence[bytes]) -> list[Explanation]:
+    """Explain each digest's key in ``namespace``. Raises an RpcError if no server answers."""
+    meta, pool = MetaClient(client), client.pool
+    epoch, stat = client.stat().epoch, meta.stat()
+    known = known_namespaces(pool.runtime_dir)
+    others = {
+        one.fingerprint: _keys(Namespace(one.fields), digests)
+        for one in known
+        if not one.secret and one.fingerprint != namespace.fingerprint
+    }
+    keys = _keys(namespace, digests)
+    table = _read(client, epoch, {*keys, *(key for made in others.values() for key in made)})
+    found, now = [], table.now
+    for at, (key, digest) in enumerate(zip(keys, digests, strict=True)):
+        state = meta.lookup(np.array([key], np.uint64)).state
+        there = [o for o in known if o.fingerprint in others and others[o.fingerprint][at] in now]
+        if state == BlockState.HIT:
+            cause, text = _hit(client, namespace, digest, table.now.get(key))
+        elif state == BlockState.PENDING:
+            cause, text = "pending", _PENDING
+        elif state == BlockState.BELOW:
+            cause, text = "below", "the pool does not have it, but a lower tier has or may have"
+        elif there:
+            cause, text = _difference(namespace, there[0])
+        elif key in table.left:
+            cause, text = _left(stat)
+        elif key in table.before:
+            cause, text = "epoch", _EPOCH.format(epoch - 1, epoch)
+        else:
+            cause, text = _nowhere(namespace, table, known)
+        said = {"stored": "hit", "pending": "pending"}.get(cause, "miss")
+        found.append(Explanation(digest.hex(), said, cause, text))
+    return found
+
+
+def _keys(namespace: Namespace, digests: Sequence[bytes]) -> list[Key]:
+    """Return keys one by one: digests of several sizes have no common array."""
+    return [(int(key[0]), int(key[1])) for one in digests for key in fold(namespace, [one])]
+
+
+def _read(client: Client, epoch: int, wanted: set[Key]) -> _Table:
+    table = _Table({}, set(), {}, Counter())
+    firsts = np.array([key[0] for key in wanted], np.uint64)
+    for half in (epoch % 2, 1 - epoch % 2):
+        for lines in read_entries(client.pool, half):
+            if half == epoch % 2:
+                committed = lines["fingerprint"][lines["state"] == COMMITTED]
+                for value, count in zip(*np.unique(committed, return_counts=True), strict=True):
+                    table.counts[int(value)] += int(count)
+            for line in lines[np.isin(lines["key"][:, 0], firsts)]:
+                key = int(line["key"][0]), int(line["key"][1])
+                if line["state"] == COMMITTED:
+                    (table.now if half == epoch % 2 else table.before)[key] = line
+                elif line["state"] == FREE and half == epoch % 2:
+                    table.left.add(key)
+    return table
+
+
+def _hit(
+    client: Client, namespace: Namespace, digest: bytes, entry: np.void | None
+) -> tuple[str, str]:
+    """Read a block that the server has, as an engine would: its bytes may be damaged."""
+    if entry is None:
+        return "stored", "the server has it"
+    length, chunk_size = int(entry["length"]), int(entry["chunk_size"])
+    cache = KVCache(client, namespace=namespace, chunk_size=chunk_size, onboard=False)
+    try:
+        got = cache.get([digest], [bytearray(length)])
+    finally:
+        cache.close()
+    if got.hits:
+        return "stored", (
+            f"{length} bytes with a checksum for every {chunk_size}, written in epoch "
+            f"{int(entry['generation']) >> EPOCH_SHIFT}; an engine that expects another size "
+            "misses it"
+        )
+    if got.mismatches:
+        return "checksum", (
+            "its bytes are not those that were committed, so it reads as a miss; remove it "
+            "(beluga rm) and look the pool over (beluga pool check --payload)"
+        )
+    return (
+        "stored",
+        "the server has it, but it was replaced or evicted while it was read; try again",
+    )
+
+
+def _left(stat: MetaStat) -> tuple[str, str]:
+    """Tell how a block left that has a free line: the line does not, but the counters may."""
+    if stat.remove_count == 0:
+        return "evicted", "it was here, and was evicted to make room"
+    if stat.evict_count + stat.table_evict_count == 0:
+        return "removed", "it was here, and was removed by a client"
+    return "evicted", "it was here, and was evicted, or removed by a client: both happened here"
+
+
+def _nowhere(asked: Namespace, table: _Table, known: Sequence[KnownNamespace]) -> tuple[str, str]:
+    """Explain a key of which there is no trace: a salt may hide it, or it was never stored."""
+    salted = sum(
+        table.counts[one.fingerprint]
+        for one in known
+        if one.secret
+        and one.fingerprint != asked.fingerprint
+        and dict(one.fields) == dict(asked.fields)
+    )
+    if salted:
+        return "salt", (
+            f"{salted} blocks are stored under the same fields with another salt; whether this key "
+            "is one of them cannot be told without it (--salt)"
+        )
+    named = {asked.fingerprint, *(one.fingerprint for one in known)}
+    strange = sum(count for of, count in table.counts.items() if of not in named)
+    text = (
+        "nothing in this pool shows that it was ever stored in this namespace, nor in another that "
+        "this host has opened without a salt; a trace of an evicted block goes when its line of "
+        "the table is used again"
+    )
+    if strange > 0:
+        text += (
+            f"; {strange} blocks are of namespaces that only other hosts have opened, and whether "
+            "it is one of those cannot be told"
+        )
+    return "never", text
+
+
+def _difference(asked: Namespace, there: KnownNamespace) -> tuple[str, str]:
+    """Name the difference between the namespace that was asked and the one that has the key."""
+    mine, theirs = dict(asked.fields), dict(there.fields)
+    if mine == theirs:
+        return "salt", "it is stored without a salt, under the same fields; drop --salt to reach it"
+    names = sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n))
+    kind = next((kind for kind, of in _KINDS.items() if of.issuperset(names)), "namespace")
+    told = ", ".join(f"{n} is {_value(theirs, n)} there and {_value(mine, n)} here" for n in names)
+    if asked.salted:
+        told += ", and there is no salt there"
+    return kind, f"it is stored in another namespace ({there.fingerprint:016x}): {told}"
+
+
+def _value(fields: Mapping[str, Field], name: str) -> str:
+    return repr(fields[name]) if name in fields else "missing"

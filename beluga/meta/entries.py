@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The lines of the block table, read from the pool for people (``csrc/check/entries.c``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from beluga._ffi import ffi, lib
+from beluga.errors import raise_for_status
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from beluga.pool import Pool
+
+ENTRY: np.dtype[np.void] = np.dtype(
+    [
+        ("key", "<u8", (2,)),
+        ("generation", "<u8"),
+        ("offset", "<u8"),
+        ("fingerprint", "<u8"),
+        ("length", "<u4"),
+        ("chunk_size", "<u4"),
+        ("checksums_crc", "<u4"),
+        ("state", "<u4"),
+        ("flags", "<u4"),
+        ("check", "<u4"),
+    ]
+)
+"""A line of the block table (``bl_entry``). A free line has the key of the block that left it."""
+
+COMMITTED: int = lib.BL_ENTRY_COMMITTED
+FREE: int = lib.BL_ENTRY_FREE
+TORN: int = lib.BL_ENTRY_TORN
+EPOCH_SHIFT = 40  # a generation has the epoch above, a counter below (csrc/index/blocks.h)
+_LINES = 1 << 14  # read in one call: 1 MiB
+
+if ENTRY.itemsize != ffi.sizeof("bl_entry"):
+    raise ImportError("beluga/meta/entries.py contradicts csrc/format/pool_format.h")
+
+
+def read_entries(pool: Pool, half: int) -> Iterator[NDArray[np.void]]:
+    """Yield the lines of a half of the block table, in order and in arrays of :data:`ENTRY`.
+
+    A server that works meanwhile changes lines that were read, and a line that is not whole is
+    :data:`TORN`.
+    """
+    for first in range(0, pool.geometry.block_count_max, _LINES):
+        lines = np.zeros(min(_LINES, pool.geometry.block_count_max - first), ENTRY)
+        into = ffi.from_buffer("bl_entry[]", lines, require_writable=True)
+        with pool.using() as handle:
+            raise_for_status(
+                lib.bl_entries_read(handle, half, first, len(lines), into), "reading the table"
+            )
+        yield lines

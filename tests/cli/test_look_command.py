@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""``beluga explain``, ``ls`` and ``rm`` on a served pool."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+pytestmark = pytest.mark.usefixtures("server")
+
+
+def test_keys_are_explained_listed_and_removed(run: Run, pool: list[str]) -> None:
+    run("put", "one", "-", *pool, stdin="bytes")
+    run("put", "two", "-", *pool, "--namespace", "other", stdin="more bytes")
+    told = run("explain", "one", "two", "three", *pool)
+    assert told.returncode == 1
+    one, two, three = told.stdout.splitlines()
+    assert one.startswith("one: hit, stored: 5 bytes")
+    assert two.startswith("two: miss, namespace: it is stored in another namespace")
+    assert "name is 'other' there and 'cli' here" in two
+    assert three.startswith("three: miss, never: ")
+    assert run("explain", "one", *pool).returncode == 0
+    found = json.loads(run("explain", "two", *pool, "--field", "name=other", "--json").stdout)
+    assert [(each["name"], each["cause"]) for each in found] == [("two", "stored")]
+    blocks = json.loads(run("ls", *pool, "--json").stdout)
+    assert sorted((block["namespace"], block["bytes"]) for block in blocks) == [
+        ("cli", 5),
+        ("other", 10),
+    ]
+    assert len(json.loads(run("ls", *pool, "--json", "--limit", 1).stdout)) == 1
+    spaces = json.loads(run("ls", *pool, "--namespaces", "--json").stdout)
+    assert sorted(space["fields"] for space in spaces) == ["name=cli", "name=other"]
+    other = next(space["namespace"] for space in spaces if space["fields"] == "name=other")
+    assert run("rm", "two", *pool, "--namespace", other).stderr == "removed: 1 of 1\n"
+    refused = run("rm", "two", *pool, "--namespace", other)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("beluga: error: no block 'two' in that namespace")
+    assert "name=other" not in run("ls", *pool, "--namespaces").stdout
