@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
+from beluga.errors import RouterError
 from beluga.router import PolicySettings
 
 # Options that are not named after their field.
@@ -39,13 +40,22 @@ def with_policy_settings(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*arguments: Any, **given: Any) -> None:
         chosen = {one.name: given.pop(one.name, one.default) for one in added}
-        command(*arguments, settings=PolicySettings(**chosen), **given)
+        try:
+            settings = PolicySettings(**chosen)
+        except RouterError as error:  # it names the setting; the user knows the option
+            name, _, what = str(error).partition(" ")
+            raise typer.BadParameter(f"{_option_of(name)} {what}") from None
+        command(*arguments, settings=settings, **given)
 
     # Readers of the signature must not look behind this function.
     del run.__wrapped__
     run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
     return run
+
+
+def _option_of(name: str) -> str:
+    return _NAMED.get(name, f"--{name.replace('_', '-')}")
 
 
 def _parameters() -> list[inspect.Parameter]:

@@ -84,7 +84,7 @@ Policies = Annotated[
         help=f"The policies to run: {', '.join(POLICIES)}; default for the gateway's; or all.",
     ),
 ]
-Workers = Annotated[int, typer.Option(help="How many workers (engines) there are.")]
+Workers = Annotated[int, typer.Option(min=1, help="How many workers (engines) there are.")]
 PoolBytes = Annotated[
     int | None,
     typer.Option(
@@ -140,13 +140,17 @@ Engine = Annotated[
     typer.Option(help=f"How engines batch: {' or '.join(ENGINES)}. Serial engines only prefill."),
 ]
 Eviction = Annotated[str, typer.Option(help=f"The eviction order: {' or '.join(ORDERS)}.")]
-Seeds = Annotated[int, typer.Option(help="How many runs of each case; --json has their spread.")]
+Seeds = Annotated[
+    int, typer.Option(min=1, help="How many runs of each case; --json has their spread.")
+]
 ScaleAt = Annotated[
     str | None, typer.Option(metavar="T:+N", help="Add N workers (or remove them, -N) at second T.")
 ]
 PlannerOption = Annotated[
     int | None,
-    typer.Option("--planner", metavar="N", help="Let the planner add and stop workers, up to N."),
+    typer.Option(
+        "--planner", min=1, metavar="N", help="Let the planner add and stop workers, up to N."
+    ),
 ]
 Format = Annotated[
     str | None,

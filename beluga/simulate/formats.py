@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import csv
 import datetime
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,8 @@ from beluga.replay import read_trace
 from beluga.simulate.trace import Prompt, Trace, make_trace
 
 _TOKEN_CHARACTERS = 4  # characters of English text that count as a token, without a tokenizer
+_LINE_SIZE_MAX = 64 << 20  # a prompt of ten million tokens; other files may have no line ends
+_WHOLE_SIZE_MAX = 4 << 30  # of a format that is one JSON value
 _BLOCK_TOKENS = 16  # vLLM's block size, for formats without blocks
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
@@ -133,7 +137,9 @@ def _vllm(path: Path) -> tuple[int, list[Prompt]]:
     chain, prompts = _Chain(), []
     decoder = msgspec.json.Decoder(_VllmRequest)
     with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(iter(partial(lines.readline, _LINE_SIZE_MAX), b""), 1):
+            if len(line) == _LINE_SIZE_MAX:
+                raise TraceError(f"{path}:{number}: a line of {_LINE_SIZE_MAX} bytes or more")
             if line.isspace():
                 continue
             try:
@@ -179,6 +185,8 @@ def _prompt(chain: _Chain, text: str | list[int], out: int, arrival_s: float | N
 
 
 def _decoded(path: Path, kind: Any, what: str) -> Any:
+    if path.stat().st_size > _WHOLE_SIZE_MAX:
+        raise TraceError(f"{path} has more than the {_WHOLE_SIZE_MAX} bytes that are read at once")
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except msgspec.MsgspecError as error:
@@ -202,6 +210,10 @@ def load_trace(path: Path, form: str | None = None, *, rate: float = 1.0) -> Tra
     """
     if form is not None and form not in _READERS:
         raise TraceError(f"there is no format {form!r}; choose one of {', '.join(FORMATS)}")
+    if not 0 < rate < math.inf:
+        raise TraceError(f"--rate has to be more than 0 requests a second, not {rate:g}")
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise TraceError(f"{path} is a pipe or a device, which may have no end; name a file")
     try:
         size, prompts = _READERS[form or _guess(path)](path)
     except OSError as error:

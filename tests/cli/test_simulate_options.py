@@ -193,3 +193,18 @@ def test_nonsense_is_refused_before_anything_is_read(
     with pytest.raises(SimulateError, match=what):
         raise refused.exception or AssertionError(refused.output)
     assert simulation.asked == {}
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--shared-credit", 2), ("--cache-threshold", 1.5), ("--credit", -1), ("--slo", 0),
+        ("--planner", 0), ("--workers", 0), ("--seeds", 0),
+    ],
+)  # fmt: skip
+def test_a_number_out_of_range_is_refused_by_its_option(
+    simulation: Simulation, option: str, value: float
+) -> None:
+    refused = beluga("t", option, value)
+    assert refused.exit_code == 2
+    assert option in refused.stderr

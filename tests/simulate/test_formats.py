@@ -257,3 +257,26 @@ def test_real_traces_have_the_reuse_that_the_reference_says(
     trace = load_trace(real(name))
     assert len(trace) == requests
     assert trace.ideal_hit_rate == pytest.approx(ideal, abs=0.003)
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_rate_that_no_request_can_have_is_refused(tmp_path: Path, rate: float) -> None:
+    (tmp_path / "t.jsonl").write_text('{"prompt": "some text", "output_tokens": 1}\n')
+    with pytest.raises(TraceError, match="--rate has to be more than 0"):
+        load_trace(tmp_path / "t.jsonl", rate=rate)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_file_without_an_end_is_refused(form: str) -> None:
+    with pytest.raises(TraceError, match="may have no end"):
+        load_trace(Path("/dev/zero"), form)
+
+
+def test_a_line_without_an_end_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "t.jsonl").open("wb") as file:
+        file.truncate(1 << 40)  # sparse
+    with pytest.raises(TraceError, match="bytes or more"):
+        load_trace(tmp_path / "t.jsonl", "vllm")
+    for form in ("weka", "sharegpt"):
+        with pytest.raises(TraceError, match="read at once"):
+            load_trace(tmp_path / "t.jsonl", form)

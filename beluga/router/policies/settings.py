@@ -13,22 +13,24 @@ from typing import Any
 from beluga.errors import RouterError
 
 
-def _setting(text: str, default: Any = None, *, zero: bool = True) -> Any:
-    """Return a field with its help. ``zero`` says whether the setting may be 0."""
-    return dataclasses.field(default=default, metadata={"help": text, "zero": zero})
+def _setting(text: str, default: Any = None, *, zero: bool = True, most: float = math.inf) -> Any:
+    """Return a field with its help. ``zero`` says whether the setting may be 0, ``most`` how much
+    it may be.
+    """
+    return dataclasses.field(default=default, metadata={"help": text, "zero": zero, "most": most})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySettings:
     """The settings of all policies. None means the policy's own default; a policy gets only the
-    settings that it has. Raises RouterError for a number that is negative or not finite.
+    settings that it has. Raises RouterError for a number that is out of range.
     """
 
     credit: float | None = _setting("How much a block in a worker's own GPU memory counts.")
     host_credit: float | None = _setting("How much a block in a worker's own DRAM counts.")
     disk_credit: float | None = _setting("How much a block on a worker's own disk counts.")
     shared_credit: float = _setting(
-        "How much linear and lmetric credit a block in the pool, 0 to 1.", 0.5
+        "How much linear and lmetric credit a block in the pool, 0 to 1.", 0.5, most=1.0
     )
     decay: float | None = _setting("How fast --credit falls as a worker's prefills accumulate.")
     prefill_scale: float | None = _setting("The weight of prefills beside decode blocks.")
@@ -41,7 +43,7 @@ class PolicySettings:
     usage_spread: float | None = _setting("Loads are apart if cache usages differ by more.")
     usage_ceiling: float | None = _setting("Loads are apart if a cache usage is greater.")
     cache_threshold: float | None = _setting(
-        "The share of a prompt that must match what was sent to a worker."
+        "The share of a prompt that must match what was sent to a worker.", most=1.0
     )
     tree_blocks_max: int | None = _setting("How many sent blocks are remembered.", zero=False)
     fetch_threshold: float | None = _setting(
@@ -63,6 +65,10 @@ class PolicySettings:
                 continue
             if not 0 <= value < math.inf or (value == 0 and not field.metadata["zero"]):
                 raise RouterError(f"{field.name} has to be {least} 0, and finite, not {value}")
+            if value > field.metadata["most"]:
+                raise RouterError(
+                    f"{field.name} is from 0 to {field.metadata['most']}, not {value}"
+                )
 
     def given(self) -> dict[str, object]:
         """Return the settings that have a value, by name."""
