@@ -70,7 +70,7 @@ EXPORTS: dict[str, str] = {
     ),
     "beluga.simulate": (
         "ENGINES FORMATS MEMORIES ORDERS Options PRESETS Prompt Row Scale Spread Trace "
-        "check_report load_trace make_trace simulate write_report"
+        "check_report load_trace make_trace simulate trace_requests write_report"
     ),
     "beluga.events": "EventService EventSettings NameTable",
     "beluga.gateway": (

@@ -16,6 +16,7 @@ import typer
 import beluga
 from beluga.errors import BelugaError, DeviceSpecError
 from beluga.pool import Pool, parse_size
+from beluga.simulate import FORMATS
 
 HELP = {"help_option_names": ["-h", "--help"]}  # settings of both programs
 
@@ -44,6 +45,16 @@ Host = Annotated[
 Timeout = Annotated[
     float, typer.Option("--timeout", min=0.001, help="How many seconds to wait for the server.")
 ]
+
+
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        help=f"The format of the trace: {', '.join(FORMATS)}. By default its content tells.",
+    ),
+]
+Rate = Annotated[float, typer.Option(help="Requests per second, for traces without times.")]
 
 
 def need(extra: str, *packages: str) -> None:

@@ -11,23 +11,28 @@ from typing import Annotated
 
 import typer
 
-from beluga.cli.options import Json, size
+from beluga.cli.options import Format, Json, Rate, size
 from beluga.cli.output import print_facts, print_json, progress, say
 from beluga.cli.tiers import AdmissionName, DiskBytes, Disks, Offload, Remotes
 from beluga.errors import ReplayError
-from beluga.replay import Conversations, Options, Result, make_workload, read_trace
+from beluga.replay import Conversations, Options, Result, make_workload
 from beluga.replay import replay as run_replay
+from beluga.simulate import trace_requests
 
 _MADE_UP_BLOCK_SIZE = 128 << 10
 
 
+TraceFile = Annotated[
+    Path | None,
+    typer.Argument(
+        help="A trace, in any format that `beluga simulate` reads. Without one, conversations "
+        "are generated."
+    ),
+]
+
+
 def replay(
-    trace: Annotated[
-        Path | None,
-        typer.Argument(
-            help="A trace in Mooncake's JSONL format. Without one, conversations are generated."
-        ),
-    ] = None,
+    trace: TraceFile = None,
     clients: Annotated[
         int, typer.Option(min=1, max=16, help="How many client processes to start.")
     ] = 2,
@@ -61,6 +66,8 @@ def replay(
     remote: Remotes = None,
     offload: Offload = "wait",
     admission: AdmissionName = "always",
+    form: Format = None,
+    rate: Rate = 1.0,
     json: Json = False,
 ) -> None:
     """Replay a trace: several processes put and get its blocks in a pool of their own.
@@ -68,7 +75,7 @@ def replay(
     With --disk or --remote, blocks that the pool evicts sink to these tiers and come back; and if
     the server is killed meanwhile, it is started again.
     """
-    requests = read_trace(trace) if trace else make_workload(Conversations())
+    requests = trace_requests(trace, form, rate=rate) if trace else make_workload(Conversations())
     options = Options(
         client_count=clients,
         block_size=_block_size(trace) if block_bytes is None else block_bytes,

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from beluga.cli.options import Json, check_output, need, size
+from beluga.cli.options import Format, Json, Rate, check_output, need, size
 from beluga.cli.output import print_json, print_table, progress, say
 from beluga.cli.policy_options import with_policy_settings
 from beluga.errors import SimulateError
@@ -19,7 +19,6 @@ from beluga.pool import show_size
 from beluga.router import DEFAULT_POLICY, POLICIES, Goals, PolicySettings, costs
 from beluga.simulate import (
     ENGINES,
-    FORMATS,
     MEMORIES,
     ORDERS,
     PRESETS,
@@ -57,6 +56,7 @@ _SCALED = {
     "ttft_mean_after_s": "TTFT after",
 }
 _PLANNED = {"workers_most": "workers", "worker_hours": "worker hours"}
+_QUEUE_S = 60.0  # a p99 of the TTFT that is due to a queue, not to a prompt
 _BAR_WIDTH = 60  # characters
 
 
@@ -152,14 +152,6 @@ PlannerOption = Annotated[
         "--planner", min=1, metavar="N", help="Let the planner add and stop workers, up to N."
     ),
 ]
-Format = Annotated[
-    str | None,
-    typer.Option(
-        "--format",
-        help=f"The format of the trace: {', '.join(FORMATS)}. By default its content tells.",
-    ),
-]
-Rate = Annotated[float, typer.Option(help="Requests per second, for traces without times.")]
 Preset = Annotated[
     str | None,
     typer.Option(
@@ -242,8 +234,7 @@ def simulate(
         print_json(rows)
         return
     means = [row for row in rows if row.seed is None]
-    title = f"{loaded.name}: {len(loaded)} requests at {speed:g}x, {seeds} seed(s)"
-    _show(title, means, options)
+    _show(loaded, means, options, seeds)
     if plot:
         _plot(means)
 
@@ -262,7 +253,8 @@ def _rows(
         )
 
 
-def _show(title: str, rows: Sequence[Row], options: Options) -> None:
+def _show(trace: Trace, rows: Sequence[Row], options: Options, seeds: int) -> None:
+    title = f"{trace.name}: {len(trace)} requests at {options.speed:g}x, {seeds} seed(s)"
     columns = {
         **_COLUMNS,
         **(_SCALED if options.scale else {}),
@@ -273,6 +265,7 @@ def _show(title: str, rows: Sequence[Row], options: Options) -> None:
         [[row.policy, row.memory, *(getattr(row, name) for name in columns)] for row in rows],
         title=title,
     )
+    _warn_of_queues(trace, rows)
 
 
 def _memories(text: str) -> Sequence[str]:
@@ -301,6 +294,20 @@ def _warn(options: Options) -> None:
     whole, split = options.pool_bytes, options.local_bytes * options.workers
     if abs(whole - split) > 0.01 * whole:
         say(f"not equal: the pool has {show_size(whole)}, all DRAM together {show_size(split)}")
+
+
+def _warn_of_queues(trace: Trace, rows: Sequence[Row]) -> None:
+    """Say which runs could not keep up: their times to first token say how long the trace is."""
+    late = [row for row in rows if (row.ttft_p99_s or 0) > _QUEUE_S]
+    if not late or trace.duration_s <= 0:
+        return
+    worst = max(late, key=lambda row: row.ttft_p99_s or 0)
+    say(
+        f"saturated: in {len(late)} of {len(rows)} runs requests queue for minutes, up to "
+        f"{(worst.ttft_p99_s or 0) / 60:.1f} (p99 of {worst.policy}, {worst.memory}): "
+        f"{len(trace) / trace.duration_s:.3g} requests arrive in a second, and "
+        f"{worst.throughput_per_s:.3g} are served; try a smaller --speed or more --workers"
+    )
 
 
 def _plot(rows: Sequence[Row]) -> None:

@@ -7,7 +7,7 @@ The policies, the router's account of loads and the code that evicts are the rea
 decode and copies take the time that beluga/router/load/costs.py gives.
 """
 
-from beluga.simulate.formats import FORMATS, load_trace
+from beluga.simulate.formats import FORMATS, load_trace, trace_requests
 from beluga.simulate.options import ENGINES, MEMORIES, PRESETS, Options, Scale
 from beluga.simulate.report import check_report, write_report
 from beluga.simulate.result import Row, Spread
@@ -31,5 +31,6 @@ __all__ = [
     "load_trace",
     "make_trace",
     "simulate",
+    "trace_requests",
     "write_report",
 ]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,7 +25,7 @@ from typing import Any
 import msgspec
 
 from beluga.errors import TraceError
-from beluga.replay import read_trace
+from beluga.replay import Request, read_trace
 from beluga.simulate.trace import Prompt, Trace, make_trace
 
 _TOKEN_CHARACTERS = 4  # characters of English text that count as a token, without a tokenizer
@@ -221,6 +222,31 @@ def load_trace(path: Path, form: str | None = None, *, rate: float = 1.0) -> Tra
     except UnicodeDecodeError:
         raise TraceError(f"{path} is not text; name a trace") from None
     return make_trace(path.name, size, prompts, rate)
+
+
+def trace_requests(path: Path, form: str | None = None, *, rate: float = 1.0) -> list[Request]:
+    """Load the trace at ``path`` for a replay, whose requests name every block of their prompts.
+
+    A format without blocks, or without a number for a prompt's last and partial block, gets
+    numbers that no other request has. The arguments are those of :func:`load_trace`.
+    """
+    if path.is_file() and form is None:
+        form = _guess(path)
+    if form == "mooncake" or (form is None and not path.is_dir()):  # a pipe is read only once
+        return read_trace(path)
+    trace = load_trace(path, form, rate=rate)
+    fresh, found = itertools.count(trace.id_count), []
+    for at, blocks in enumerate(trace.blocks()):
+        size = -(-trace.input_tokens[at] // trace.block_tokens)
+        found.append(
+            Request(
+                timestamp=trace.arrival_s[at] * 1e3,
+                input_length=trace.input_tokens[at],
+                output_length=trace.output_tokens[at],
+                hash_ids=[*blocks, *itertools.islice(fresh, size - len(blocks))],
+            )
+        )
+    return found
 
 
 def _guess(path: Path) -> str:

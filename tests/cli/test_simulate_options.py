@@ -48,6 +48,7 @@ class SimpleTrace(list[None]):
     """A trace of seven requests."""
 
     name = "a-trace"
+    duration_s = 14.0
 
     def __init__(self) -> None:
         super().__init__([None] * 7)
@@ -208,3 +209,12 @@ def test_a_number_out_of_range_is_refused_by_its_option(
     refused = beluga("t", option, value)
     assert refused.exit_code == 2
     assert option in refused.stderr
+
+
+def test_saturation_is_said(simulation: Simulation) -> None:
+    assert "saturated" not in beluga("t").stderr
+    late = dataclasses.replace(row("random", 90.0), ttft_p99_s=150.0, throughput_per_s=0.25)
+    simulation.rows = [late, row("linear", 1.0)]
+    said = " ".join(beluga("t").stderr.split())
+    assert "saturated: in 1 of 2 runs requests queue for minutes, up to 2.5 (p99 of random" in said
+    assert "0.5 requests arrive in a second, and 0.25 are served" in said

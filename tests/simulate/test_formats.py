@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from beluga.errors import TraceError
-from beluga.simulate import FORMATS, load_trace
+from beluga.simulate import FORMATS, load_trace, trace_requests
 from beluga.simulate.formats import _guess
 
 TRACES = Path(__file__).resolve().parent.parent.parent.parent / "shared/traces"
@@ -280,3 +280,22 @@ def test_a_line_without_an_end_is_refused(tmp_path: Path) -> None:
     for form in ("weka", "sharegpt"):
         with pytest.raises(TraceError, match="read at once"):
             load_trace(tmp_path / "t.jsonl", form)
+
+
+def test_a_replay_names_every_block_of_every_format(tmp_path: Path) -> None:
+    (tmp_path / "v.jsonl").write_text(
+        json.dumps({"prompt": list(range(40)), "output_tokens": 3}) + "\n"
+    )
+    (tmp_path / "v.jsonl").write_text((tmp_path / "v.jsonl").read_text() * 2)
+    one, two = trace_requests(tmp_path / "v.jsonl")
+    assert (one.input_length, one.output_length, len(one.hash_ids)) == (40, 3, 3)
+    assert one.hash_ids[:2] == two.hash_ids[:2]
+    assert one.hash_ids[2] != two.hash_ids[2]  # partial blocks are nobody else's
+    (tmp_path / "a.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:17:03,32,1\n2023-11-16 18:17:05,17,1\n"
+    )
+    first, second = trace_requests(tmp_path / "a.csv")
+    assert (first.timestamp, second.timestamp) == (0, 2000)
+    assert len({*first.hash_ids, *second.hash_ids}) == 4
+    assert trace_requests(tmp_path / "v.jsonl", "vllm") == [one, two]
