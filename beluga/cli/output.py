@@ -36,7 +36,18 @@ def print_json(value: object) -> None:
 def print_table(
     columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None
 ) -> None:
-    """Print a table with a heading. Columns without text are aligned right, and None is a dash."""
+    """Print a table with a heading. Columns without text are aligned right, and None is a dash.
+
+    On a terminal that is too narrow for a row, each row is a table of names and values.
+    """
+    console = _console()
+    widths = [max(len(_cell(row[at])) for row in [columns, *rows]) for at in range(len(columns))]
+    if sum(widths) + 3 * len(widths) + 1 > console.width:
+        if title is not None:
+            console.print(title)
+        for row in rows:
+            print_facts(dict(zip(columns, row, strict=True)))
+        return
     table = Table(title=title, title_justify="left")
     for index, column in enumerate(columns):
         is_text = any(isinstance(row[index], str) for row in rows)
@@ -47,8 +58,12 @@ def print_table(
 
 
 def _print(table: Table) -> None:
-    """Print at the terminal's width. A file or a pipe gets enough width for every column."""
-    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+    _console().print(table)
+
+
+def _console() -> Console:
+    """Return a console of the terminal's width. A file or a pipe gets enough for every column."""
+    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
 
 
 def _cell(value: object) -> str:

@@ -23,7 +23,8 @@ from beluga.errors import DeposedError
 from beluga.events import EventService, EventSettings
 from beluga.exporter import Collector, Exporter, read_address
 from beluga.lease import Lease, open_lease
-from beluga.meta import EVICTIONS, MetaClient, MetaServer
+from beluga.meta import EVICTIONS, MetaClient, MetaServer, MetaStat
+from beluga.pool import show_size
 from beluga.rpc import SILENT_S, Client, Keeper, Quota, Server, stand_by
 from beluga.tiers import TierService, TierSettings, ask_counters
 
@@ -295,7 +296,23 @@ def stat(pool: PoolPaths = None, host: Host = None, json: Json = False) -> None:
         print_json(counters if lower is None else counters | {"lower_tiers": lower})
         return
     tiers = lower.pop("tiers", {}) if lower else {}
-    print_facts(counters | _flat(lower or {}) | _flat(tiers))
+    print_facts(_summary(found) | counters | _flat(lower or {}) | _flat(tiers))
+
+
+def _summary(found: MetaStat) -> dict[str, object]:
+    """Say for people what the counters mean."""
+    rate = found.hit_count / found.lookup_count if found.lookup_count else 0.0
+    entries = (found.block_count + found.grant_count) / max(1, found.block_count_max)
+    held = "nothing"
+    if found.held_bytes:
+        held = f"{show_size(found.held_bytes)}, which dead or unproven writers may still write"
+    return {
+        "hit rate": f"{rate:.1%} of {found.lookup_count:,} keys",
+        "space full": f"{found.used_bytes / max(1, found.data_bytes):.1%} of "
+        f"{show_size(found.data_bytes)}",
+        "table full": f"{entries:.1%} of {found.block_count_max:,} blocks",
+        "quarantined": held,
+    }
 
 
 def _flat(facts: Mapping[str, object], above: str = "") -> dict[str, object]:

@@ -328,6 +328,20 @@ def test_stat_shows_all_counters(trips: dict[str, Any], monkeypatch: pytest.Monk
     assert re.search(r"block_count +│ +20 │", beluga("stat").stdout)
     counters = dataclasses.replace(counters, grant_count=1)
     assert json.loads(beluga("stat", "--json").stdout)["table_full"] is False
+    assert re.search(r"quarantined +│ +nothing │", beluga("stat").stdout)
+    counters = dataclasses.replace(
+        counters,
+        hit_count=3,
+        lookup_count=4,
+        used_bytes=1 << 20,
+        data_bytes=8 << 20,
+        held_bytes=4096,
+    )
+    shown = " ".join(beluga("stat").stdout.replace("│", " ").split())
+    assert (
+        "hit rate 75.0% of 4 keys space full 12.5% of 8 MiB table full 95.5% of 22 blocks" in shown
+    )
+    assert "quarantined 4 KiB, which dead or unproven writers may still write" in shown
 
 
 # ---- put, get and calls

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import typer
+from rich.console import Console
 
 from beluga.cli import options, output
 from beluga.errors import BelugaError
@@ -44,6 +45,19 @@ def test_columns_of_text_stand_at_the_left_and_numbers_at_the_right(
 )
 def test_numbers_have_the_digits_that_say_enough(value: object, text: str) -> None:
     assert output._cell(value) == text
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_table_fits_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setattr(output, "_console", lambda: Console(width=width))
+    columns = [f"column {number}" for number in range(9)]
+    output.print_table(columns, [[f"cell {row}.{at}" for at in range(9)] for row in range(2)])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    cells = [line.split() for line in lines if line.startswith("│")]
+    assert cells[10] == ["│", "column", "1", "│", "cell", "1.1", "│"]
 
 
 def test_a_pipe_has_room_for_every_column(capsys: pytest.CaptureFixture[str]) -> None:
