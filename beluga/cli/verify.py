@@ -13,20 +13,14 @@ from typing import Annotated
 
 import typer
 
-from beluga.cli.options import Json, open_pool
+from beluga.cli.options import Json, PoolPaths, open_pool
 from beluga.cli.output import print_facts, print_json, print_table, say
 from beluga.errors import VerifyError
 from beluga.verify import Finding, Report, verify_pool
 
 
 def verify(
-    paths: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[PATH...]",
-            help="A device (PATH or PATH@OFFSET+SIZE). Without one, the default pool is tested.",
-        ),
-    ] = None,
+    pool: PoolPaths = None,
     peer: Annotated[
         bool, typer.Option("--peer", help="Run one side; the other side runs on another host.")
     ] = False,
@@ -51,10 +45,10 @@ def verify(
         raise typer.BadParameter("--peer needs --role a on one host and --role b on the other")
     if role and not peer:
         raise typer.BadParameter("--role goes with --peer")
-    with open_pool(paths) as pool:
+    with open_pool(pool) as opened:
         if peer:
             say(f"side {role}: waiting for side {'b' if role == 'a' else 'a'}")
-        report = verify_pool(pool, role=role, seconds=seconds, patience=timeout)
+        report = verify_pool(opened, role=role, seconds=seconds, patience=timeout)
     if json:
         print_json(asdict(report) | {"good": report.good})
     else:

@@ -702,7 +702,7 @@ def test_a_side_of_verify_waits_for_the_other(
         raise typer.Exit(5)
 
     monkeypatch.setattr(verify_command, "verify_pool", verify_pool)
-    shown = beluga("verify", "path", *arguments)
+    shown = beluga("verify", "--pool", "path", *arguments)
     assert (shown.exit_code, shown.stderr) == (5, said)
     assert calls == [asked]
     assert opened.paths == [["path"]]

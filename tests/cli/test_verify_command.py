@@ -30,6 +30,10 @@ QUICK = ("--seconds", 0)  # run every test once
 ROWS = 8 * 2 * 2  # tests, initiators, modes
 
 
+def named(paths: list[str]) -> list[str]:
+    return [word for path in paths for word in ("--pool", path)]
+
+
 @pytest.fixture
 def paths(pool: list[str]) -> list[str]:
     """The devices of a fresh pool."""
@@ -48,7 +52,7 @@ def counted(report: dict[str, Any]) -> list[tuple[int, int]]:
 
 def test_files_of_one_host_hold_all_and_stay_as_they_were(run: Run, paths: list[str]) -> None:
     before = contents(paths)
-    done = run("verify", *paths, *QUICK, "--json")
+    done = run("verify", *named(paths), *QUICK, "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["good"], report["role"]) == (True, "alone")
@@ -62,15 +66,15 @@ def test_files_of_one_host_hold_all_and_stay_as_they_were(run: Run, paths: list[
 def test_report_for_people_has_a_line_for_each_test_initiator_and_mode(
     run: Run, paths: list[str]
 ) -> None:
-    done = run("verify", *paths, *QUICK)
+    done = run("verify", *named(paths), *QUICK)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("holds") == ROWS
     assert done.stderr == "all that is promised holds\n"
 
 
 def test_two_processes_play_two_hosts(start: Start, paths: list[str]) -> None:
-    follower = start("verify", *reversed(paths), "--peer", "--role", "b", "--json")
-    leader = start("verify", *paths, "--peer", "--role", "a", *QUICK, "--json")
+    follower = start("verify", *named(paths[::-1]), "--peer", "--role", "b", "--json")
+    leader = start("verify", *named(paths), "--peer", "--role", "a", *QUICK, "--json")
     reports = []
     for side in (leader, follower):
         stdout, stderr = side.communicate(timeout=120)
@@ -83,7 +87,7 @@ def test_two_processes_play_two_hosts(start: Start, paths: list[str]) -> None:
 
 def test_without_a_peer_it_gives_up_with_one_line(run: Run, paths: list[str]) -> None:
     before = contents(paths)
-    alone = run("verify", *paths, "--peer", "--role", "a", "--timeout", 0.5)
+    alone = run("verify", *named(paths), "--peer", "--role", "a", "--timeout", 0.5)
     assert (alone.returncode, alone.stdout) == (1, "")
     assert alone.stderr.splitlines()[1].startswith("beluga: error: side b did not come within 0.5")
     assert contents(paths) == before
@@ -91,7 +95,7 @@ def test_without_a_peer_it_gives_up_with_one_line(run: Run, paths: list[str]) ->
 
 def test_ctrl_c_ends_it_and_leaves_nothing_behind(start: Start, paths: list[str]) -> None:
     before = contents(paths)
-    waiting = start("verify", *paths, "--peer", "--role", "b")
+    waiting = start("verify", *named(paths), "--peer", "--role", "b")
     assert waiting.stderr
     assert waiting.stderr.readline() == "side b: waiting for side a\n"
     waiting.send_signal(signal.SIGINT)
@@ -102,7 +106,7 @@ def test_ctrl_c_ends_it_and_leaves_nothing_behind(start: Start, paths: list[str]
 
 @pytest.mark.usefixtures("server")
 def test_served_pool_is_refused(run: Run, paths: list[str]) -> None:
-    refused = run("verify", *paths, *QUICK)
+    refused = run("verify", *named(paths), *QUICK)
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "a server serves the pool" in refused.stderr
     assert refused.stderr.count("\n") == 1
@@ -113,18 +117,18 @@ def test_pool_that_was_served_and_stopped_may_be_tried(
 ) -> None:
     server.terminate()
     server.communicate(timeout=60)
-    assert run("verify", *paths, *QUICK).returncode == 0
-    pool = [text for path in paths for text in ("--pool", path)]
+    assert run("verify", *named(paths), *QUICK).returncode == 0
+    pool = named(paths)
     assert run("pool", "check", *pool).returncode == 0
 
 
 def test_blocks_in_an_idle_pool_are_left_alone(run: Run, paths: list[str]) -> None:
-    pool = [text for path in paths for text in ("--pool", path)]
+    pool = named(paths)
     fill(paths, 5)
-    assert run("verify", *paths, *QUICK).returncode == 0
+    assert run("verify", *named(paths), *QUICK).returncode == 0
     assert run("pool", "check", "--payload", *pool).returncode == 0
     fill(paths, 42)
-    full = run("verify", *paths, *QUICK)
+    full = run("verify", *named(paths), *QUICK)
     assert (full.returncode, full.stdout) == (1, "")
     assert "no free stripe" in full.stderr
     assert run("pool", "check", "--payload", *pool).returncode == 0
@@ -144,7 +148,7 @@ def fill(paths: list[str], count: int) -> None:
 
 @pytest.mark.parametrize("options", [["--peer"], ["--peer", "--role", "c"], ["--role", "a"]])
 def test_sides_must_be_named(run: Run, paths: list[str], options: list[str]) -> None:
-    assert run("verify", *paths, *options).returncode == 2
+    assert run("verify", *named(paths), *options).returncode == 2
 
 
 def finding(pool: Pool, test: int, mode: int, coherence: str) -> Finding:
