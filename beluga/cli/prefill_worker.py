@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -36,6 +37,9 @@ def prefill_worker(
     ] = 120.0,
 ) -> None:
     """Prefill the prompts that a router queues into the pool, until SIGTERM or Ctrl-C."""
+    address = urlsplit(engine)
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise typer.BadParameter(f"--engine {engine} is no address; write http://HOST:PORT")
     need("router", "aiohttp")
     asyncio.run(_work(engine, queue, name, concurrency, visibility, timeout))
 

@@ -88,7 +88,10 @@ Workers = Annotated[int, typer.Option(min=1, help="How many workers (engines) th
 PoolBytes = Annotated[
     int | None,
     typer.Option(
-        parser=_capacity, metavar="BYTES", help="The size of the shared pool; 1950 GiB by default."
+        "--pool-bytes",
+        parser=_capacity,
+        metavar="BYTES",
+        help="The size of the shared pool; 1950 GiB by default.",
     ),
 ]
 LocalBytes = Annotated[

@@ -718,3 +718,10 @@ def test_a_command_alone_shows_what_there_is(arguments: list[str] | None, named:
     assert "Usage" in ended.output
     assert named in ended.output
     assert "Missing command" not in ended.output
+
+
+@pytest.mark.parametrize("engine", ["foo", "localhost:8000", "http://", "ftp://a:1"])
+def test_an_engine_without_an_address_is_refused(engine: str) -> None:
+    refused = beluga("prefill-worker", "--engine", engine, "--queue", "pool", "--name", "m")
+    assert refused.exit_code == 2
+    assert "http://HOST:PORT" in refused.stderr

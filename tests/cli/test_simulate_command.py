@@ -42,7 +42,7 @@ def test_rows_have_both_memories_each_seed_and_the_mean(run: Run, trace: Path) -
 def test_people_get_a_table_bars_and_a_report(run: Run, trace: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.html"
     options = ("--policy", "all", "--speed", 4, "--plot", "--report", report)
-    done = run("simulate", trace, *options, "--pool", "1TB", "--memory", "pool")
+    done = run("simulate", trace, *options, "--pool-bytes", "1TB", "--memory", "pool")
     assert "TTFT" in done.stdout
     assert "####" in done.stdout
     page = report.read_text()
@@ -75,7 +75,7 @@ def test_the_preset_is_the_references_set_up(run: Run, trace: Path) -> None:
 
 
 def test_pools_of_unequal_size_are_remarked_on(run: Run, trace: Path) -> None:
-    done = run("simulate", trace, "--policy", "random", "--pool", "1TiB", "--local", "8GiB")
+    done = run("simulate", trace, "--policy", "random", "--pool-bytes", "1TiB", "--local", "8GiB")
     assert "not equal: the pool has 1 TiB, all DRAM together 64 GiB" in done.stderr
 
 

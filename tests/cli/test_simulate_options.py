@@ -75,7 +75,8 @@ def test_what_is_not_said_is_left_to_the_cluster(simulation: Simulation) -> None
 
 def test_what_is_said_is_simulated(simulation: Simulation) -> None:
     done = beluga(
-        "t", "--policy", "random, linear", "--workers", 3, "--pool", "2TB", "--local", "1.5 gb",
+        "t", "--policy", "random, linear", "--workers", 3, "--pool-bytes", "2TB",
+        "--local", "1.5 gb",
         "--hbm", "64MiB", "--memory", "split", "--bandwidth", 5, "--local-bandwidth", 6,
         "--gpu-path", "switch", "--adapters", 2, "--devices", 9, "--speed", 4, "--model",
         "llama-3.1-8b-h200", "--engine", "serial", "--eviction", "fifo", "--seeds", 2,
@@ -99,7 +100,7 @@ def test_what_is_said_is_simulated(simulation: Simulation) -> None:
     [("3KB", 3000), ("2mb", 2_000_000), ("1GB", 10**9), ("2TiB", 2 << 40), ("4096", 4096)],
 )
 def test_makers_count_by_thousands(simulation: Simulation, text: str, size: int) -> None:
-    beluga("t", "--pool", text)
+    beluga("t", "--pool-bytes", text)
     assert simulation.options.pool == size
 
 
@@ -162,7 +163,7 @@ def test_of_nothing_there_are_no_bars(simulation: Simulation, rows: list[Row]) -
 def test_memories_may_differ_by_a_hundredth(
     simulation: Simulation, local: str, warned: bool
 ) -> None:
-    shown = beluga("t", "--workers", 1, "--pool", "100GiB", "--local", local)
+    shown = beluga("t", "--workers", 1, "--pool-bytes", "100GiB", "--local", local)
     assert ("not equal: the pool has 100 GiB" in shown.stderr) is warned
 
 
