@@ -93,10 +93,15 @@ def _medians(axes: Any, rows: list[Row]) -> None:
     axes.set_xlabel(f"median, ns, {rows[0]['memory']}")
 
 
-def _disk(axes: Any, rows: list[Row]) -> None:
-    read = [row for row in rows if row["gb_per_s"] is not None]
-    _bars(axes, read, "gb_per_s", lambda row: f"{row['case']}, depth {row['depth']}")
+def _tiers(axes: Any, rows: list[Row]) -> None:
+    moved = [row for row in rows if row["gb_per_s"] is not None]
+    _bars(axes, moved, "gb_per_s", _tier_label)
     axes.set_xlabel("GB/s")
+
+
+def _tier_label(row: Row) -> str:
+    depth = f", depth {row['depth']}" if row["depth"] else ""
+    return f"{row['case']}, {row['engine']}, {row['bytes']} bytes{depth}"
 
 
 def _scheduler(axes: Any, rows: list[Row]) -> None:
@@ -128,6 +133,8 @@ _CHARTS: dict[str, Callable[[Any, list[Row]], None]] = {
     "scheduler": _scheduler,
     "indexer": _medians,
     "blocks": _medians,
-    "tiers-disk": _disk,
+    "events": _medians,
+    "tiers-disk": _tiers,
+    "tiers-remote": _tiers,
     "gateway": _medians,
 }

@@ -314,6 +314,17 @@ int bl_check_entries(bl_check *check)
 
 /* ---- Names */
 
+/* Has this block a name? The line of another one may be what a dying server has left half written:
+ * nobody reads it. */
+static int bl_check_named(const bl_check *check, uint32_t number)
+{
+    bl_check_line line = bl_check_entry_line(check, number);
+    bl_entry entry;
+    bl_check_look(check, &line);
+    memcpy(&entry, line.word, sizeof entry);
+    return entry.state == BL_ENTRY_COMMITTED && (entry.flags & BL_ENTRY_NAMED) != 0;
+}
+
 /* A line of an earlier block says nothing: only damage is a finding. */
 static uint32_t bl_judge_name(bl_check *check, const bl_check_line *line)
 {
@@ -335,7 +346,8 @@ void bl_check_names(bl_check *check)
         bl_check_line line = {.offset = bl_name_offset(g, number, check->half), .number = number};
         bl_check_batch(check, line.offset, number, g->block_count_max);
         bl_check_look(check, &line);
-        bl_check_judged(check, &line, bl_judge_name);
+        if (bl_check_named(check, number))
+            bl_check_judged(check, &line, bl_judge_name);
     }
     bl_check_stray(check, bl_name_offset(g, 0, BL_HALF_COUNT), g->extent_offset);
 }

@@ -131,8 +131,10 @@ static int bl_names_guarded(void *context)
     for (uint32_t number = names->first; number < names->end; number++) {
         if ((number - names->first) % BL_NAMES_BATCH == 0) {
             uint64_t lines = bl_least(names->end - number, BL_NAMES_BATCH);
-            bl_refetch(memory, bl_entry_offset(g, number, names->half), lines * BL_LINE_SIZE);
-            bl_refetch(memory, bl_name_offset(g, number, names->half), lines * BL_LINE_SIZE);
+            bl_fence_full(memory);
+            bl_invalidate(memory, bl_entry_offset(g, number, names->half), lines * BL_LINE_SIZE);
+            bl_invalidate(memory, bl_name_offset(g, number, names->half), lines * BL_LINE_SIZE);
+            bl_fence_full(memory);
         }
         names->found += bl_names_look(names, number, &names->names[names->found]);
     }

@@ -96,8 +96,9 @@ static void bl_recover_extents(bl_meta *meta)
     }
 }
 
-/* Copy a named block's name into the own half, unless the line is another block's, or damaged. The
- * name lines of a whole batch of entries are invalidated before the first of them is read. */
+/* Copy a named block's name into the own half. If the line is another block's, or damaged, write one
+ * without a name: the own half's may be one that a server left half written two epochs ago. The name
+ * lines of a whole batch of entries are invalidated before the first of them is read. */
 static void bl_recover_name(bl_meta *meta, uint32_t number, uint64_t generation, uint32_t *fetched)
 {
     const bl_memory *memory = &meta->pool->memory;
@@ -111,9 +112,12 @@ static void bl_recover_name(bl_meta *meta, uint32_t number, uint64_t generation,
     uint64_t offset = bl_name_offset(g, number, 1 - half);
     bl_load_line(memory, offset, &line); /* SYNC name */
     bl_ordered(memory, offset, bl_epoch_offset(half));
-    if (!bl_verify(memory, bl_table_whole(&line, number)) || line.generation != generation)
-        return;
-    bl_believe(memory, offset);
+    if (bl_verify(memory, bl_table_whole(&line, number)) && line.generation == generation) {
+        bl_believe(memory, offset);
+    } else {
+        line = (bl_name_line){.generation = 0};
+        bl_table_seal(&line, number);
+    }
     bl_crash_line("recover.name_line", memory, bl_name_offset(g, number, half), &line);
     bl_stream_line(memory, bl_name_offset(g, number, half), &line);
     bl_crash_point("recover.name_copied");

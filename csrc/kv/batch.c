@@ -31,7 +31,7 @@ int bl_kv_work_make(const bl_kv_batch *batch, bl_kv_work *work)
         .records = malloc(count * sizeof *work->records),
         .entries = malloc(count * sizeof *work->entries),
         .commits = malloc(count * sizeof *work->commits),
-        .named = malloc((batch->names ? count : 1) * sizeof *work->named),
+        .named = malloc(count * sizeof *work->named),
         .statuses = malloc(count * sizeof *work->statuses),
         .index = malloc(count * sizeof *work->index),
         .checksums = calloc(lines, BL_LINE_SIZE),

@@ -12,10 +12,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import numpy as np
 from herd import WAIT_S, Member, StuckError
-from worker import KEPT, Told, serve, use
+from worker import KEPT, Told, is_named, names, serve, use
 
-from beluga.meta import check_pool
+from beluga.meta import check_pool, read_names
 from beluga.pool import Pool
 
 MIB = 1 << 20
@@ -95,7 +96,19 @@ class Arena:
             raise AssertionError(
                 f"{report.block_count} blocks are committed, but {len(there)} can be fetched"
             )
+        self._check_names(report.half)
         return len(there)
+
+    def _check_names(self, half: int) -> None:
+        """Check that names are their blocks' own, and that no acknowledged one is lost."""
+        found = read_names(self._pool, half)["name"]
+        told = set(found["block_hash"].tolist())
+        right = names(sorted(told))
+        tokens = found["tokens_hash"][np.argsort(found["block_hash"])]
+        if not np.array_equal(tokens, right["tokens_hash"]):
+            raise AssertionError("a name is not the one that its block was put with")
+        if lost := {number for number in self.stored if is_named(number)} - told:
+            raise AssertionError(f"the names of blocks {sorted(lost)} were stored and are lost")
 
     def empty(self) -> None:
         """Remove every block: all stripes come back."""

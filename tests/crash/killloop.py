@@ -33,7 +33,7 @@ from worker import Told
 SCENES = {
     "attach ask detach call put get payload": "client",
     "drop": "bereaved",  # a client whose server dies
-    "serve give lobby end session entry extent space evict": "server",
+    "serve give lobby end session entry name extent space evict": "server",
     "grant reserve commit abort lookup release remove": "server",
     "take elect register recover": "heir",  # a server that takes over
     "pidfds": "reaper",  # a server whose client dies

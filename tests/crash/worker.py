@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from beluga._ffi import ffi, lib
 from beluga.errors import NoServerError, RpcError, SessionLostError
-from beluga.kvcache import KVCache
-from beluga.meta import BlockState, MetaClient, MetaServer
+from beluga.kvcache import KVCache, PutResult
+from beluga.meta import BlockState, MetaClient, MetaServer, chain_names
 from beluga.pool import Pool
 
 Told = dict[str, Any]
@@ -49,6 +49,18 @@ def words_of(number: int) -> int:
 def content(number: int) -> NDArray[np.uint64]:
     """Return the bytes of a block: no word stands in two of them."""
     return np.arange(words_of(number), dtype=np.uint64) * np.uint64(3) + np.uint64(number << 32)
+
+
+def is_named(number: int) -> bool:
+    """Return whether a block is put with a name."""
+    return number % 2 == 0
+
+
+def names(numbers: list[int]) -> NDArray[np.void]:
+    """Return the blocks' names; the others' rows are zeros."""
+    named = chain_names(numbers, [~number for number in numbers], block_tokens=16, space=7)
+    named[[not is_named(number) for number in numbers]] = np.zeros(1, named.dtype)
+    return named
 
 
 def arm(told: Told) -> None:
@@ -149,9 +161,13 @@ class Client:
         first, size = dice.randrange(NUMBERS), dice.randint(2, CHAIN)
         return [(first + 3 * i) % NUMBERS for i in range(size)]
 
+    def _put(self, numbers: list[int]) -> PutResult:
+        blocks = [content(number) for number in numbers]
+        return self._cache.put(keys(numbers), blocks, names=names(numbers))
+
     def _store(self, dice: random.Random) -> None:
         numbers = self._chain(dice)
-        result = self._cache.put(keys(numbers), [content(number) for number in numbers])
+        result = self._put(numbers)
         granted = np.flatnonzero(result.states == BlockState.GRANTED)
         self._stored.update(numbers[i] for i in granted)
 
@@ -175,7 +191,7 @@ class Client:
         """Remove a block while it is pinned, and one that is not."""
         meta = MetaClient(self._cache.client)
         number = dice.randrange(KEPT, NUMBERS)
-        self._cache.put(keys([number]), [content(number)])
+        self._put([number])
         hits = meta.lookup(keys([number]), pin=True).hits
         meta.remove(keys([number, dice.randrange(KEPT, NUMBERS)]))
         meta.release(hits)
@@ -191,7 +207,7 @@ class Client:
     def _own_class(self, _: random.Random) -> None:
         """Open an extent and empty it."""
         numbers = [self._own, self._own + 1]
-        self._cache.put(keys(numbers), [content(number) for number in numbers])
+        self._put(numbers)
         self._right(numbers)
         self._cache.remove(keys(numbers))
 

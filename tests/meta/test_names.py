@@ -19,6 +19,7 @@ from beluga.meta import (
     NAME,
     REMOVED,
     STORED,
+    MetaClient,
     MetaServer,
     chain_names,
     check_pool,
@@ -26,6 +27,7 @@ from beluga.meta import (
     repair_pool,
 )
 from beluga.pool import Pool
+from beluga.rpc import Client
 
 LENGTH = 4096
 
@@ -82,9 +84,41 @@ def test_a_line_of_an_earlier_block_is_no_name(pool: Pool, server: MetaServer) -
     with KVCache(pool, namespace="named") as cache:
         put(cache, range(1), named(range(1)))
         cache.remove([digest(0)])
-        put(cache, range(1, 2), None)  # it gets the same number
+        for other in range(1, pool.geometry.block_count_max + 1):  # one gets the same number
+            put(cache, range(other, other + 1), None)
     assert len(read_names(pool, half(pool))) == 0
     assert not check_pool(pool).findings
+
+
+def test_a_repeated_commit_writes_the_name_again(pool: Pool, server: MetaServer) -> None:
+    """A server may die when an entry is in memory and its name is not. The client then commits
+    again.
+    """
+    with Client(pool) as client:
+        (grant,) = MetaClient(client).reserve(np.array([[5, 5]], np.uint64), length=LENGTH)
+        name = dict(zip(NAME.names or (), named(range(1))[0].tolist(), strict=True))
+        head = ffi.new("bl_block_request *", {"count": 1, "flags": lib.BL_COMMIT_NAMED})
+        commit = ffi.new(
+            "bl_named_commit *",
+            {
+                "commit": {
+                    "key": grant.key,
+                    "generation": grant.generation,
+                    "block": grant.block,
+                },
+                "name": name,
+            },
+        )
+        request = bytes(ffi.buffer(head)) + bytes(ffi.buffer(commit))
+        client.call(lib.BL_METHOD_COMMIT, request)
+        before = read_names(pool, half(pool))
+        assert hashes(before) == [1000]
+        offset = pool.geometry.name_offset
+        offset += (half(pool) * pool.geometry.block_count_max + grant.block) * 64
+        ffi.memmove(lib.bl_pool_address(pool.handle, offset), bytes(64), 64)
+        assert len(read_names(pool, half(pool))) == 0
+        client.call(lib.BL_METHOD_COMMIT, request)
+    assert np.array_equal(read_names(pool, half(pool)), before)
 
 
 @pytest.mark.parametrize("takeovers", [1, 2, 3])

@@ -100,6 +100,11 @@ REASONED: Conditions = {
     ("index/table.c", "bl_entry_write"): {
         ("block->named", 0, "true"): "the line of a block without a name has another generation",
     },
+    ("index/recover.c", "bl_recover_name"): {
+        ("*fetched <= first", 0, "true"): (
+            "reads a batch of lines from memory once more, which costs time"
+        ),
+    },
     ("index/grant.c", "bl_commit_items"): {
         ("items != NULL", 0, "true"): "what has no items is refused all the same: it stays NULL",
     },
@@ -430,6 +435,9 @@ REASONED: Conditions = {
         ),
     },
     ("index/recover.c", "bl_recover_entries"): {
+        ("meta->blocks[number].named", 0, "true"): (
+            "copies the line of a block without a name, which nobody reads"
+        ),
         ("!whole", 0, "false"): "counts for statistics, which no decision rests on",
         ("entry.state == BL_ENTRY_COMMITTED", 0, "true"): (
             "a free entry has no bytes, so bl_entry_invalid() refuses it"
@@ -717,6 +725,9 @@ TESTED: Conditions = {
         ),
     },
     ("index/grant.c", "bl_commit_one"): {
+        ("block->named && name->block_tokens != 0", 0, "false"): (
+            "tests/meta/test_names.py::test_a_repeated_commit_writes_the_name_again"
+        ),
         ("block->named", 2, "true"): (
             "tests/meta/test_names.py::test_the_journal_tells_of_named_blocks_alone"
         ),
@@ -1023,6 +1034,9 @@ TESTED: Conditions = {
         ),
     },
     ("index/lookup.c", "bl_remove_one"): {
+        ("flags & BL_REMOVE_UNCLAIMED", 0, "true"): (
+            "tests/meta/test_block_calls.py::test_removed_blocks_are_missed_and_their_space_is_free"
+        ),
         ("number < 0", 0, "false"): (
             "tests/meta/test_check_live.py::test_a_pool_whose_server_changes_has_no_findings"
         ),

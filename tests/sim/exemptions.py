@@ -40,6 +40,11 @@ _FLUSHED = (
     "grant"
 )
 
+_CALLED = (
+    "in the simulator no load is done before the reply that tells of it is read; on a CPU "
+    "the invalidation could be done before the load of the reply"
+)
+
 _LEFT_OUT: dict[Name, str] = {
     ("index/retire.c", "bl_page_touch", "fence_full", 0): _FAILED,
     ("index/retire.c", "bl_page_touch", "invalidate", 0): _FAILED,
@@ -101,6 +106,10 @@ _LEFT_OUT: dict[Name, str] = {
         "a damaged mark is no better than none: bl_extents_adopt() judges its fields, and blocks "
         "that do not fit are dropped"
     ),
+    ("index/recover.c", "bl_recover_name", "verify", 0): (
+        "a damaged name is copied with the check that convicts it: every reader refuses it again"
+    ),
+    ("index/journal.c", "bl_names_guarded", "fence_full", 0): _CALLED,
     ("index/recover.c", "bl_recover_entries", "verify", 0): (
         "a damaged entry is copied with the check that convicts it: every reader refuses it again"
     ),
@@ -131,6 +140,9 @@ _AREA = (
 )
 
 _LONGER: dict[Name, str] = {
+    ("index/recover.c", "bl_recover_name", "stream_line", 0): (
+        "the line behind it is the next block's name, which is written next if that block has one"
+    ),
     ("liveness/heartbeat.c", "bl_heartbeat_once", "stream_line", 0): _PADDING,
     ("rpc/lobby.c", "bl_lobby_ask", "stream_line", 0): _PADDING,
     ("rpc/housekeeping.c", "bl_lobby_publish", "stream_line", 0): _PADDING,
@@ -210,6 +222,11 @@ _DEFERRED: dict[Name, str] = {
     ("rpc/server.c", "bl_lane_answer", "stream_line", 0): _BEHIND,
     ("kv/put.c", "bl_checksums_write", "stream", 0): _BEHIND,
     ("index/table.c", "bl_entry_clear", "stream_line", 0): _BEHIND,
+    ("index/table.c", "bl_name_write", "stream_line", 0): (
+        "an entry may be in memory before its name: a repeated commit writes the name again"
+    ),
+    ("index/journal.c", "bl_names_guarded", "fence_full", 0): _CALLED,
+    ("index/recover.c", "bl_recover_name", "stream_line", 0): _SERVING,
     ("index/recover.c", "bl_recover_entries", "stream_line", 0): _SERVING,
     ("index/recover.c", "bl_recover_extents", "stream_line", 0): _SERVING,
 }

@@ -58,7 +58,8 @@ MUTANTS = {
     "kv_names": (
         ("bl_name_write", "stream_line", 0),
         ("bl_recover_name", "stream_line", 0),
-        ("bl_names_look", "verify", 0),  # is the name that of this very block?
+        ("bl_names_guarded", "invalidate", 0),  # entries are not taken from the cache
+        ("bl_names_guarded", "invalidate", 1),  # nor names
     ),
     "kv_calm": (
         ("bl_gather_direct", "stream", 0),
