@@ -90,7 +90,6 @@ def test_pools_of_unequal_size_are_remarked_on(run: Run, trace: Path) -> None:
         (("--format", "x"), "there is no format 'x'"),
         (("--format", "azure"), "no columns TIMESTAMP"),
         (("--speed", "0"), "speed has to be greater than 0"),
-        (("--seeds", "0"), "at least 1 seed"),
         (("--policy", "random", "--report", "x.pdf"), "a report is .html or .png"),
     ],
 )

@@ -297,6 +297,9 @@ FAULTS: dict[str, Ready] = {
     "bl_names_read": _pool(
         lambda s, pool: lambda: lib.bl_names_read(pool, 0, _a("uint32_t *"), 1, _a("bl_change[1]"))
     ),
+    "bl_entries_read": _pool(
+        lambda s, pool: lambda: lib.bl_entries_read(pool, 0, 0, 1, _a("bl_entry[1]"))
+    ),
     "bl_repair_finding": _pool(_finding),
     "bl_acceptance_create": _pool(
         lambda s, pool: (
@@ -411,6 +414,15 @@ SURVIVES: dict[str, Ready] = {
     "bl_server_describe": _server(
         _no_word(lambda s: lib.bl_server_describe(s, _a("bl_server_stat *"))), serving=True
     ),
+    "bl_server_calls": _server(
+        _no_word(lambda s: lib.bl_server_calls(s, _a("bl_calls[1]"), 1)), serving=True
+    ),
+    "bl_server_reported": _server(
+        _no_word(lambda s: lib.bl_server_reported(s, 0, _a("uint64_t[]", lib.BL_REPORT_FIGURES))),
+        serving=True,
+    ),
+    "bl_meta_tenants": _meta(_no_word(lambda m: lib.bl_meta_tenants(m, _a("bl_tenant[1]"), 1))),
+    "bl_meta_refused": _meta(_no_word(lambda m: lib.bl_meta_refused(m, 1))),
     "bl_meta_create": _meta(_no_word(lambda meta: None)),
     "bl_meta_destroy": _meta(_no_word(lib.bl_meta_destroy)),
     "bl_lower_attach": _meta(_no_word(lambda m: lib.bl_lower_attach(m, 1, 0, 1))),

@@ -213,7 +213,9 @@ def test_a_queue_that_was_away_is_asked_again_later(monkeypatch: pytest.MonkeyPa
         prefiller = Prefiller(queue, timeout_s=0.01)
 
         async def course() -> Course:
-            return await prefiller.prefill(lambda _: task(), lambda *_: True, tokens=1)
+            return await prefiller.prefill(
+                lambda _: task(), lambda *_: True, tokens=1, local_s=LONG_S
+            )
 
         assert await course() is Course.UNQUEUED
         queue.fails = None
@@ -221,8 +223,8 @@ def test_a_queue_that_was_away_is_asked_again_later(monkeypatch: pytest.MonkeyPa
         assert await course() is Course.UNQUEUED
         assert queue.waiting == []
         now[0] += 0.2
-        assert await course() is Course.LATE
-        assert len(queue.waiting) == 1
+        assert await course() is Course.UNTAKEN
+        assert queue.waiting == []  # it was asked, and the task was withdrawn
 
     asyncio.run(play())
 
@@ -242,7 +244,7 @@ def test_what_goes_wrong_is_said_once_a_minute(
     async def play(count: int) -> None:
         for _ in range(count):
             now[0] += 25.0
-            await prefiller.prefill(lambda _: task(), lambda *_: True, tokens=1)
+            await prefiller.prefill(lambda _: task(), lambda *_: True, tokens=1, local_s=LONG_S)
 
     prefiller = Prefiller(Full())
     with caplog.at_level(logging.WARNING):
@@ -253,9 +255,15 @@ def test_what_goes_wrong_is_said_once_a_minute(
 
 
 def test_a_prefill_that_is_late_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    class Taken(ListQueue):
+        async def enqueue_task(self, task: PrefillTask) -> Any:
+            ticket = await super().enqueue_task(task)
+            await self.dequeue_task()
+            return ticket
+
     async def play() -> None:
-        prefiller = Prefiller(ListQueue(), timeout_s=0.01)
-        await prefiller.prefill(lambda _: task(), lambda *_: True, tokens=1)
+        prefiller = Prefiller(Taken(), timeout_s=0.01)
+        await prefiller.prefill(lambda _: task(), lambda *_: True, tokens=1, local_s=LONG_S)
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(play())
@@ -271,7 +279,9 @@ def test_a_task_has_the_deadline_until_which_it_is_waited_for() -> None:
 
     async def play() -> None:
         before = time.time()
-        await Prefiller(ListQueue(), timeout_s=0.05).prefill(made, lambda *_: True, tokens=1)
+        await Prefiller(ListQueue(), timeout_s=0.05).prefill(
+            made, lambda *_: True, tokens=1, local_s=LONG_S
+        )
         assert before + 0.05 <= told[0] <= time.time() + 0.05
 
     asyncio.run(play())
@@ -290,10 +300,14 @@ def test_the_queues_size_is_asked_for_once_in_a_while() -> None:
         prefiller = Prefiller(queue)
         # as if it had just been asked
         prefiller._size_at = asyncio.get_running_loop().time() + LONG_S
-        await prefiller.prefill(lambda _: task(), lambda *all: told.append(all) or False, tokens=1)
+        await prefiller.prefill(
+            lambda _: task(), lambda *all: told.append(all) or False, tokens=1, local_s=LONG_S
+        )
         assert (queue.asked, told) == (0, [(QueueSize(0, 0), 0)])
         prefiller._size_at = asyncio.get_running_loop().time() - 0.1
-        await prefiller.prefill(lambda _: task(), lambda *all: told.append(all) or False, tokens=1)
+        await prefiller.prefill(
+            lambda _: task(), lambda *all: told.append(all) or False, tokens=1, local_s=LONG_S
+        )
         assert (queue.asked, told[1]) == (1, (QueueSize(7, 2), 0))
         assert QueueSize(7, 2).total == 9
 

@@ -39,8 +39,8 @@ NAMES = (
     "dynamo_frontend_router_queue_pending_requests",
     "dynamo_kv_hit_rate",
     "dynamo_routing_latency_seconds_bucket",
-    "gpu_cache_usage_percent",
-    "total_blocks",
+    "beluga_gateway_worker_kv_usage_ratio",
+    "beluga_gateway_worker_kv_blocks",
 )
 
 
@@ -125,8 +125,8 @@ def test_metrics_have_dynamos_names() -> None:
             assert [name for name in NAMES if f"\n{name}" not in text] == []
             worker = f'{{worker="{engine.url}"}}'
             assert f"dynamo_kv_hit_rate{worker} 0.5" in text
-            assert f"gpu_cache_usage_percent{worker} 0.25" in text
-            assert f"total_blocks{worker} 400.0" in text
+            assert f"beluga_gateway_worker_kv_usage_ratio{worker} 0.25" in text
+            assert f"beluga_gateway_worker_kv_blocks{worker} 400.0" in text
             assert 'dynamo_component_router_requests_total{model="fake",status="200"} 1.0' in text
             assert 'router_output_sequence_tokens_sum{model="fake"} 5.0' in text
             assert "dynamo_routing_latency_seconds_count 1.0" in text
