@@ -149,6 +149,7 @@ class Scene:
         told: dict[str, Any] = {
             "digests": keys,
             "keys": word,
+            "key": word,
             "sources": Run.of(self.layout, [0]),
             "targets": Run.of(self.layout, [0]),
             "tokens": [0],

@@ -96,9 +96,9 @@ static void bl_recover_extents(bl_meta *meta)
     }
 }
 
-/* Copy a named block's name into the own half. If the line is another block's, or damaged, write one
- * without a name: the own half's may be one that a server left half written two epochs ago. The name
- * lines of a whole batch of entries are invalidated before the first of them is read. */
+/* Copy a named block's name into the own half. If the line is another block's, or damaged, write
+ * one without a name: the own half's may be one that a server left half written two epochs ago.
+ * The name lines of a whole batch of entries are invalidated before the first of them is read. */
 static void bl_recover_name(bl_meta *meta, uint32_t number, uint64_t generation, uint32_t *fetched)
 {
     const bl_memory *memory = &meta->pool->memory;

@@ -1131,9 +1131,6 @@ TESTED: Conditions = {
         ("meta->free_number == BL_NO_NUMBER", 0, "true"): (
             "tests/meta/test_repair.py::test_other_hosts_must_be_declared_gone"
         ),
-        ("meta->fresh_number == meta->pool->geometry.block_count_max", 0, "true"): (
-            "tests/meta/test_block_calls.py::test_a_block_larger_than_an_extent_is_refused"
-        ),
     },
     ("index/reclaim.c", "bl_space_evict"): {
         ("number >= 0", 0, "true"): "tests/meta/test_tasks.py::test_tasks_cannot_fill_the_pool",

@@ -55,7 +55,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
 def test_without_a_dsa_the_cpu_copies_and_nothing_is_measured(
     pool: Pool, measured: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sysfs, "work_queues", list)
+    monkeypatch.setattr(sysfs, "work_queues", lambda _: [])
     for name in ("auto", "cpu"):
         assert choose(pool, name, 1) == Chosen()
     assert measured == []
@@ -163,7 +163,7 @@ def test_a_work_queue_that_does_not_open_is_warned_of(
     ):
         (folder / name).write_text(text)
     queues = work_queues(tmp_path / "sys")
-    monkeypatch.setattr(sysfs, "work_queues", lambda: queues)
+    monkeypatch.setattr(sysfs, "work_queues", lambda *_: queues)
     opened = functools.partial(open_device, sysfs=tmp_path / "sys", devices=tmp_path / "dev")
     monkeypatch.setattr(dsa, "open_device", opened)
     with caplog.at_level(logging.WARNING):
