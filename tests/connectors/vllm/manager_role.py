@@ -24,8 +24,8 @@ from vllm.v1.kv_offload.base import (
 
 from beluga import Namespace
 from beluga.connectors.connection import Attachment
-from beluga.connectors.vllm.counters import figures
-from beluga.connectors.vllm.manager import BelugaManager, metric
+from beluga.connectors.vllm.counters import figures, metric_name
+from beluga.connectors.vllm.manager import BelugaManager
 from beluga.connectors.vllm.rendezvous import Rendezvous
 from beluga.connectors.vllm.settings import VllmSettings
 
@@ -88,7 +88,7 @@ def main() -> None:
     manager.on_request_finished(first)
     assert pinned() == 0
     stats = manager.get_stats()
-    assert stats is not None and metric("lookups") in str(stats.data)
+    assert stats is not None and metric_name("lookups", offload=True) in str(stats.data)
 
     second = request("second")
     second.load_tier_filter = TierFilter(())
