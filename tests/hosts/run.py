@@ -104,7 +104,7 @@ class Run:
 
     def _verify(self) -> None:
         """Run both sides of the acceptance test."""
-        words = ("verify", *NODES, "--seconds", 1, "--timeout", WAIT_S, "--peer", "--role")
+        words = ("verify", *POOL, "--seconds", 1, "--timeout", WAIT_S, "--peer", "--role")
         sides = [
             self.ann.start("verify-a", BELUGA, *words, "a"),
             self.bob.start("verify-b", BELUGA, *words, "b"),

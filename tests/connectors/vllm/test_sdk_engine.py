@@ -26,6 +26,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the packages may h
 UP_S = 30.0
 # How many tokens the engine puts into a chunk depends on the moment.
 _BY_CHUNK = {"stream_left_early", "stream_of_bytes", "stream_helper"}
+# An engine of a text model has no such path; both answer 404, the gateway because of the model.
+_NO_PATH = {"embeddings_unknown_model", "transcription_unknown_model"}
 # The engine makes these anew for each answer.
 _OWN = re.compile(r"^(id|.*_id|created|.*_at|system_fingerprint|permission)$")
 
@@ -36,12 +38,16 @@ def settled(value: Any) -> Any:
         return {
             name: type(one).__name__ if _OWN.match(str(name)) else settled(one)
             for name, one in value.items()
+            if name != "vary"  # the gateway's own answers have no CORS headers
         }
     if isinstance(value, list | tuple):
         return [settled(one) for one in value]
     if isinstance(value, str) and value.startswith('data: {"id"'):  # a line of a stream
         return re.sub(r'"(id|created)": ?("[^"]*"|\d+)', r'"\1"', value)
-    return re.sub(r"\b0x[0-9a-f]+\b", "ADDRESS", value) if isinstance(value, str) else value
+    if isinstance(value, str):  # only an engine knows its other names
+        value = re.sub(r" Valid aliases: .*?\.(?=$|')", "", value)
+        return re.sub(r"\b0x[0-9a-f]+\b", "ADDRESS", value)
+    return value
 
 
 def folded(seen: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +96,7 @@ async def both(engine_url: str, name: str) -> dict[str, tuple[Any, Any]]:
         async with calling(engine_url, name) as straight, calling(url, name) as through:
             await observe(Caller.chat, *straight)  # its first request is slow, and fills its cache
             for case, run in CASES.items():
-                if case in _BY_CHUNK:
+                if case in _BY_CHUNK | _NO_PATH:
                     continue
                 expected = settled(folded(await observe(run, *straight)))
                 found = settled(folded(await observe(run, *through)))
@@ -104,7 +110,9 @@ async def both(engine_url: str, name: str) -> dict[str, tuple[Any, Any]]:
 
 def test_cases_behave_as_straight_to_a_real_engine(vllm_python: str, tmp_path: Path) -> None:
     made = model("tiny", vllm_python)
-    setting = Setting(tmp_path, made, "tiny", tokens=2048, python=vllm_python)
+    setting = Setting(
+        folder=tmp_path, model=made, size_name="tiny", tokens=2048, python=vllm_python
+    )
     with server(setting, "sdk", None) as engine:
         engine.ready()
         different = asyncio.run(both(engine.url, engine.model))
