@@ -176,7 +176,7 @@ def rm(
 ) -> None:
     """Remove blocks. The exit status is 1 if one of them is not there.
 
-    A client that is reading a block may finish; lower tiers keep what they have.
+    A client that is reading a block may finish. Lower tiers remove it, too.
     """
     with open_pool(pool) as opened:
         asked = _asked(opened, namespace, field, salt)
