@@ -66,7 +66,7 @@ BelugaError
 │   ├── QueueError                the prefill queue cannot be reached, or refused a task
 │   │   └── QueueFullError        it has as many tasks as it may have
 │   └── WorkerError               an engine failed a request: down, stalled, broken off
-├── ExporterError                 the metrics' address is no address, or cannot be had
+├── AdminError                    the admin endpoint's address cannot be had, or it refused
 ├── SimulateError                 a simulation's options make no sense
 └── ReplayError                   replaying a trace: a process of it failed
     └── TraceError                the trace cannot be read
@@ -270,7 +270,7 @@ class QueueFullError(QueueError): ...
 class WorkerError(RouterError): ...
 
 
-class ExporterError(BelugaError): ...
+class AdminError(BelugaError): ...
 
 
 class SimulateError(BelugaError): ...

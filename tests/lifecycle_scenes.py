@@ -55,9 +55,9 @@ SHAPE = (2, 3, 4, 2, 8)  # K and V, blocks, tokens, heads, bytes
 ENDS = ("close", "stop")
 
 ELSEWHERE = {
+    "beluga.admin": "tests/admin: threads beside a server, as in `beluga serve`",
     "beluga.connectors": "tests/connectors: they have one cache each, and engines of their own",
     "beluga.events": "tests/events: a service beside a server, as in `beluga serve`",
-    "beluga.exporter": "tests/exporter: a service beside a server, as in `beluga serve`",
     "beluga.gateway": "tests/gateway: on an event loop, without C",
     "beluga.replay": "tests/replay: processes, without C",
     "beluga.disagg": "tests/disagg: on an event loop; a queue in the pool has one cache",

@@ -46,7 +46,9 @@ EXPORTS: dict[str, str] = {
     ),
     "beluga.tiers.disk": "DiskTier SpreadTier",
     "beluga.lease": "EtcdLease KubernetesLease Lease open_lease",
-    "beluga.exporter": "Collector Exporter METRICS TIER_PREFIXES read_address",
+    "beluga.admin": "Admin Answer Request Route Routes ask ask_json json_answer read_address "
+    "server_routes standing_by",
+    "beluga.exporter": "Collector METRICS TIER_PREFIXES",
     "beluga.verify": "Finding Machine Report verify_pool",
     "beluga.kvcache": (
         "BLOCK_SIZE_MAX Blocks Buffer CHUNK_SIZE Digests Fragments GetResult KVCache Namespace "

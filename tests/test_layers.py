@@ -29,6 +29,7 @@ LAYERS = (
     ("disagg",),
     ("replay",),
     ("doctor", "events", "exporter", "gateway", "simulate"),
+    ("admin",),
     ("cli",),
 )
 # The same inside the packages that have packages of their own, bottom first. The package's front

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
+from beluga.admin import Admin, read_address, server_routes
 from beluga.cli.detach import detached, tell_ready
 from beluga.cli.options import Host, Json, PoolPaths, Timeout, open_pool
 from beluga.cli.output import print_facts, print_json, say
 from beluga.cli.tiers import AdmissionName, DiskBytes, Disks, Offload, Remotes
 from beluga.errors import DeposedError
 from beluga.events import EventService, EventSettings
-from beluga.exporter import Collector, Exporter, read_address
 from beluga.lease import Lease, open_lease
 from beluga.meta import EVICTIONS, MetaClient, MetaServer, MetaStat
 from beluga.pool import show_size
@@ -92,11 +92,13 @@ EventsReplay = Annotated[
     ),
 ]
 EventsForm = Annotated[str, typer.Option(help="The form of the events: vllm or dynamo.")]
-Metrics = Annotated[
+AdminAddress = Annotated[
     str,
     typer.Option(
+        "--admin",
         metavar="[HOST:]PORT",
-        help="Answer Prometheus here, on 127.0.0.1 unless HOST is given; 0 takes a free port.",
+        help="Answer Prometheus and browsers here, on 127.0.0.1 unless HOST is given; 0 takes a "
+        "free port.",
     ),
 ]
 Detach = Annotated[
@@ -139,15 +141,15 @@ def serve(
     events: Events = "",
     events_replay: EventsReplay = "",
     events_form: EventsForm = "vllm",
-    metrics: Metrics = "",
+    admin: AdminAddress = "",
     detach: Detach = False,
     json: Json = False,
 ) -> None:
     """Serve the pool's block index until SIGTERM or Ctrl-C.
 
     With --disk or --remote, blocks that the pool evicts sink to these tiers, and come back when
-    they are asked for. With --events, routers follow which blocks the pool has. With --metrics,
-    Prometheus can scrape the server.
+    they are asked for. With --events, routers follow which blocks the pool has. With --admin,
+    Prometheus can scrape the server, and browsers show a page of what it does.
     """
     if eviction not in EVICTIONS:
         raise typer.BadParameter(f"--eviction is one of {', '.join(EVICTIONS)}, not {eviction}")
@@ -171,9 +173,10 @@ def serve(
             )
             services = _services(server, opened, tiers, published, host)
             try:
-                with _exporting(server, opened, metrics):
+                with _answering(server, opened, admin) as endpoint:
                     serve_until_told(
                         server,
+                        admin=endpoint,
                         services=services,
                         silent_s=silent if standby or lease else None,
                         lease=open_lease(lease) if lease else None,
@@ -204,29 +207,32 @@ def _services(
 
 
 @contextmanager
-def _exporting(server: MetaServer, pool: Pool, address: str) -> Iterator[None]:
-    """Answer Prometheus meanwhile, also while the server stands by, if an address is given."""
-    if not address:
-        yield
-        return
-    exporter = Exporter(Collector(server, pool), *read_address(address))
-    exporter.start()
-    say(f"metrics at {exporter.url}")
+def _answering(server: MetaServer, pool: Pool, address: str) -> Iterator[Admin]:
+    """Have an admin endpoint meanwhile, also while the server stands by."""
+    endpoint = Admin(
+        server_routes(server, pool),
+        directory=pool.runtime_dir,
+        address=read_address(address) if address else None,
+    )
+    endpoint.start()
+    if endpoint.url:
+        say(f"page at {endpoint.url}, metrics at {endpoint.metrics_url}")
     try:
-        yield
+        yield endpoint
     finally:
-        exporter.stop()
+        endpoint.stop()
 
 
 def serve_until_told(
     server: Server,
     *,
     services: Sequence[_Service] = (),
+    admin: Admin | None = None,
     silent_s: float | None = None,
     lease: Lease | None = None,
 ) -> None:
     """Run ``server`` on its thread until a signal comes, and the services beside it. Raises the
-    error that ended it otherwise.
+    error that ended it otherwise. ``admin`` answers for the server that serves from then on.
 
     With ``silent_s`` the server first stands by, and follows a server whose heartbeat has not moved
     for so many seconds. With ``lease`` it serves only while the lease is held.
@@ -248,6 +254,8 @@ def serve_until_told(
         with nullcontext() if lease is None else Keeper(server, lease):
             for service in services:
                 service.start()
+            if admin is not None:
+                admin.claim()
             tell_ready(pid=os.getpid(), epoch=server.stat().epoch)
             while not told.wait(_LOOK_INTERVAL_S):
                 if server.failure is not None:

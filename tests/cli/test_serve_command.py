@@ -136,10 +136,10 @@ def test_a_deposed_server_stands_by_again_only_where_it_watches(
 def test_metrics_are_served_from_standing_by_to_the_end(
     start: Start, pool: list[str], server: subprocess.Popen[str]
 ) -> None:
-    standby = start("serve", *pool, "--standby", "--metrics", "0")
+    standby = start("serve", *pool, "--standby", "--admin", "0")
     assert standby.stderr
     told = standby.stderr.readline()
-    assert told.startswith("metrics at http://127.0.0.1:")
+    assert told.startswith("page at http://127.0.0.1:")
     url = told.split()[-1]
     assert scrape(url).value("beluga_server_serving") == 0
     server.kill()
@@ -154,15 +154,15 @@ def test_a_port_that_is_taken_is_one_line_and_the_pool_stays_free(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        refused = run("serve", *pool, "--metrics", str(port))
+        refused = run("serve", *pool, "--admin", str(port))
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr.count("\n") == 1
     assert f"127.0.0.1 port {port} (Address already in use)" in refused.stderr
-    assert "--metrics" in refused.stderr
+    assert "--admin" in refused.stderr
 
 
 def test_a_metrics_address_without_a_port_is_refused(run: Run, pool: list[str]) -> None:
-    refused = run("serve", *pool, "--metrics", "localhost")
+    refused = run("serve", *pool, "--admin", "localhost")
     assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
     assert "give [HOST:]PORT" in refused.stderr
 

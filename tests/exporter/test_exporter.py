@@ -5,9 +5,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,8 +13,8 @@ import pytest
 from prometheus_lint import complaints
 
 from beluga import KVCache, MetaServer, Pool
-from beluga.errors import ExporterError
-from beluga.exporter import METRICS, TIER_PREFIXES, Collector, Exporter, read_address
+from beluga.admin import Admin, server_routes
+from beluga.exporter import METRICS, TIER_PREFIXES
 from beluga.kvcache import Namespace
 from beluga.rpc import report
 from beluga.transfer import LinkSettings
@@ -43,18 +40,18 @@ def server(pool: Pool) -> Iterator[MetaServer]:
 
 
 @pytest.fixture
-def exporter(server: MetaServer, pool: Pool) -> Iterator[Exporter]:
-    exporter = Exporter(Collector(server, pool))
+def exporter(server: MetaServer, pool: Pool) -> Iterator[Admin]:
+    exporter = Admin(server_routes(server, pool), address=("127.0.0.1", 0))
     exporter.start()
     yield exporter
     exporter.stop()
 
 
 @pytest.fixture
-def look(exporter: Exporter, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Scrape]:
+def look(exporter: Admin, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Scrape]:
     """Scrape; clients report with each call."""
     monkeypatch.setattr(report, "INTERVAL_S", 0.0)
-    return lambda: scrape(exporter.url)
+    return lambda: scrape(exporter.metrics_url)
 
 
 def names(count: int, *, start: int = 0) -> list[bytes]:
@@ -230,10 +227,10 @@ def test_every_series_is_in_the_table_with_its_kind_and_labels(
                 assert {label for label, _ in labels} - {"le"} == set(METRICS[base].labels)
 
 
-def test_promtool_likes_the_metrics(pool: Pool, exporter: Exporter) -> None:
+def test_promtool_likes_the_metrics(pool: Pool, exporter: Admin) -> None:
     with KVCache(pool, namespace="a", link=LinkSettings()) as cache:
         cache.put(names(1), payload(1))
-        assert complaints(raw(exporter.url)) == []
+        assert complaints(raw(exporter.metrics_url)) == []
 
 
 def test_a_server_that_ended_says_so_until_its_exporter_ends(
@@ -244,45 +241,6 @@ def test_a_server_that_ended_says_so_until_its_exporter_ends(
     seen = look()
     assert seen.value("beluga_server_serving") == 0
     assert "beluga_blocks" not in seen.series
-
-
-def test_only_the_metrics_are_answered(exporter: Exporter) -> None:
-    for path, status in (("/", 404), ("/metrics/x", 404)):
-        with pytest.raises(urllib.error.HTTPError) as error:
-            raw(exporter.url.replace("/metrics", path))
-        assert error.value.code == status
-    with pytest.raises(urllib.error.HTTPError) as error:
-        raw(exporter.url, b"x")
-    assert error.value.code == 501
-
-
-def test_it_listens_on_loopback_and_a_taken_port_is_one_clear_line(
-    exporter: Exporter, pool: Pool, server: MetaServer
-) -> None:
-    with socket.create_connection(("127.0.0.1", exporter.port), timeout=30) as peer:
-        assert peer.getpeername()[0] == "127.0.0.1"
-    with pytest.raises(ExporterError, match=f"cannot have 127.0.0.1 port {exporter.port}") as error:
-        Exporter(Collector(server, pool), port=exporter.port)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("9466", ("127.0.0.1", 9466)),
-        ("0.0.0.0:80", ("0.0.0.0", 80)),  # noqa: S104  only read
-        ("[::1]:0", ("::1", 0)),
-        ("rack-7:9466", ("rack-7", 9466)),
-    ],
-)
-def test_addresses(text: str, found: tuple[str, int]) -> None:
-    assert read_address(text) == found
-
-
-@pytest.mark.parametrize("text", ["", "host", "host:", ":x", "65536", "-1", "9466/metrics", "٣"])
-def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(ExporterError, match=r"give \[HOST:\]PORT"):
-        read_address(text)
 
 
 def test_the_process_is_this_one(look: Callable[[], Scrape]) -> None:

@@ -188,9 +188,9 @@ def queries() -> Iterator[tuple[str, str]]:
 
 def serve(start: Start, paths: list[Path], port: int, *options: str) -> subprocess.Popen[str]:
     pools = [word for path in paths for word in ("--pool", str(path))]
-    server = start("serve", *pools, "--metrics", str(port), *options)
+    server = start("serve", *pools, "--admin", str(port), *options)
     assert server.stderr
-    assert server.stderr.readline().startswith("metrics at")
+    assert server.stderr.readline().startswith("page at")
     assert server.stderr.readline().startswith("serving")
     return server
 

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The admin endpoint of a server: small HTTP routes, over a socket of the pool's runtime directory
+and, if it is asked for, over TCP (``beluga serve --admin``).
+
+It runs in the server's process, on threads of its own. Whoever may use the runtime directory may
+use the socket; over TCP nothing can be changed.
+"""
+
+from beluga.admin.address import read_address
+from beluga.admin.client import ask, ask_json, standing_by
+from beluga.admin.endpoint import Admin
+from beluga.admin.route import Answer, Request, Route, Routes, json_answer
+from beluga.admin.routes import server_routes
+
+__all__ = [
+    "Admin",
+    "Answer",
+    "Request",
+    "Route",
+    "Routes",
+    "ask",
+    "ask_json",
+    "json_answer",
+    "read_address",
+    "server_routes",
+    "standing_by",
+]

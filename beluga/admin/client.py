@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Asks the server of a pool through its socket in the runtime directory."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+from beluga.admin.local_socket import SERVING, connect, other_names
+from beluga.admin.route import Answer
+from beluga.errors import AdminError, NoServerError
+
+_TIMEOUT_S = 10.0
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, directory: Path, name: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._place = directory, name, timeout_s
+
+    def connect(self) -> None:
+        self.sock: socket.socket = connect(*self._place)
+
+
+def ask(  # noqa: PLR0913  all but the first two named
+    directory: Path,
+    path: str,
+    *,
+    method: str = "GET",
+    body: bytes | None = None,
+    name: str = SERVING,
+    timeout_s: float = _TIMEOUT_S,
+) -> Answer:
+    """Make one request to the server whose pool has this runtime directory.
+
+    Raises NoServerError if nobody serves the pool on this host, and AdminError for an answer that
+    is an error, with its text.
+    """
+    connection = _Connection(directory, name, timeout_s)
+    try:
+        connection.request(method, path, body)
+        answer = connection.getresponse()
+        found = Answer(answer.read(), answer.getheader("Content-Type", ""))
+        status = answer.status
+    except (FileNotFoundError, ConnectionError, http.client.HTTPException) as error:
+        raise NoServerError(
+            "nobody serves this pool on this host; start 'beluga serve', or ask on the host of the "
+            "pool's server"
+        ) from error
+    except (TimeoutError, BlockingIOError):
+        raise AdminError(f"the server did not answer {path} in {timeout_s:g} s") from None
+    except PermissionError:
+        raise AdminError(
+            f"{directory / name}: this user may not ask the server; join the directory's group"
+        ) from None
+    finally:
+        connection.close()
+    if status >= http.client.BAD_REQUEST:
+        raise AdminError(found.body.decode(errors="replace").strip())
+    return found
+
+
+def ask_json(directory: Path, path: str, value: object = None, **options: Any) -> Any:
+    """Return the JSON value of an answer; with ``value`` the request is a POST that has it."""
+    if value is not None:
+        options |= {"method": "POST", "body": json.dumps(value).encode()}
+    return json.loads(ask(directory, path, **options).body)
+
+
+def standing_by(directory: Path) -> list[str]:
+    """Return the names of the sockets of servers that stand by on this host and answer."""
+    found = []
+    for name in other_names(directory):
+        try:
+            connect(directory, name).close()
+        except OSError:
+            continue
+        found.append(name)
+    return found

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The sockets of servers in a pool's runtime directory.
+
+A server and each standby have a socket with a name of their own, ``admin-*.sock``. The one that
+begins to serve renames its socket to ``admin.sock``, over that of a server that was killed. A
+renamed socket works on. The directory is locked while names change, so a server that ends does not
+remove its successor's.
+
+The kernel takes paths of at most 107 bytes. A longer one is named by a descriptor of its directory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+SERVING = "admin.sock"
+_OTHERS = "admin-*.sock"
+_PATH_MAX = 107  # bytes of sun_path before its final zero
+_CONNECT_S = 5.0
+
+
+class LocalSocket:
+    """A listening socket in ``directory``. Raises OSError."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._name = f"admin-{secrets.token_hex(4)}.sock"
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with _locked(directory):
+                _remove_stale(directory)
+                with _short(directory, self._name) as path:
+                    self.socket.bind(path)
+                group = stat.S_IMODE(directory.stat().st_mode) & stat.S_IWGRP
+                self._path.chmod(0o660 if group else 0o600)
+                self._inode = self._path.stat().st_ino
+            self.socket.listen(128)
+        except BaseException:
+            self.socket.close()
+            raise
+
+    @property
+    def _path(self) -> Path:
+        return self._directory / self._name
+
+    def claim(self) -> None:
+        """Take the name of the server that serves."""
+        with _locked(self._directory):
+            if self._own():
+                self._path.rename(self._directory / SERVING)
+                self._name = SERVING
+
+    def remove(self) -> None:
+        """Remove the name, unless another server has taken it."""
+        with suppress(OSError), _locked(self._directory):
+            if self._own():
+                self._path.unlink()
+
+    def _own(self) -> bool:
+        try:
+            return self._path.stat().st_ino == self._inode
+        except FileNotFoundError:
+            return False
+
+
+def connect(directory: Path, name: str, timeout_s: float = _CONNECT_S) -> socket.socket:
+    """Connect to a socket of the directory. Raises OSError."""
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        peer.settimeout(timeout_s)
+        with _short(directory, name) as path:
+            peer.connect(path)
+    except BaseException:
+        peer.close()
+        raise
+    return peer
+
+
+def other_names(directory: Path) -> list[str]:
+    """Return the names of the sockets of those that do not serve, and of some that ended."""
+    return sorted(path.name for path in directory.glob(_OTHERS))
+
+
+def _remove_stale(directory: Path) -> None:
+    """Remove sockets of standby servers that ended without it."""
+    for name in other_names(directory):
+        try:
+            connect(directory, name).close()
+        except ConnectionRefusedError:
+            (directory / name).unlink(missing_ok=True)
+        except OSError:
+            continue
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _short(directory: Path, name: str) -> Iterator[str]:
+    path = str(directory / name)
+    if len(os.fsencode(path)) <= _PATH_MAX:
+        yield path
+        return
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{fd}/{name}"
+    finally:
+        os.close(fd)

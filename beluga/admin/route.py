@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What a route of the admin endpoint is given, and what it returns.
+
+A route is a function that stands in a dictionary under its method and path::
+
+    routes: Routes = {("GET", "/live"): live, ("POST", "/trace"): trace}
+
+GET only reads. All other methods may change something, so they are answered over the socket alone.
+Several threads may call a route at a time. Its errors become answers: ValueError is the status 400,
+BelugaError the status 409, and anything else the status 500.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request: its path, the last value of each name in its query, and its body."""
+
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+    def json(self) -> Any:
+        """Return the body's JSON value, or None without a body. Raises ValueError."""
+        return json.loads(self.body) if self.body else None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer: its body, the kind of its body, its status, and further headers."""
+
+    body: bytes
+    kind: str = "text/plain; charset=utf-8"
+    status: HTTPStatus = HTTPStatus.OK
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Route: TypeAlias = "Callable[[Request], Answer]"
+Routes: TypeAlias = "Mapping[tuple[str, str], Route]"
+
+
+def json_answer(value: object, status: HTTPStatus = HTTPStatus.OK) -> Answer:
+    """Return an answer with a JSON value."""
+    return Answer(json.dumps(value, separators=(",", ":")).encode(), "application/json", status)

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The routes of a server of blocks: those of ``beluga serve``."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from beluga.admin.handler import METRICS
+from beluga.admin.route import Answer, Request, Routes
+from beluga.exporter import Collector
+from beluga.metrics import prometheus_text
+
+if TYPE_CHECKING:
+    from beluga.meta import MetaServer
+    from beluga.pool import Pool
+
+_METRICS_KIND = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def server_routes(server: MetaServer, pool: Pool) -> Routes:
+    """Return all routes of a server."""
+    collector, lock = Collector(server, pool), threading.Lock()
+
+    def metrics(_: Request) -> Answer:
+        with lock:
+            return Answer(prometheus_text(collector.collect()).encode(), _METRICS_KIND)
+
+    return {("GET", METRICS): metrics}

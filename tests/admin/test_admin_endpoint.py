@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The admin endpoint answers by its routes, over its socket and over TCP, and refuses the rest."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+
+from beluga.admin import Admin, Answer, Request, ask, ask_json, json_answer, read_address
+from beluga.admin import standing_by as names_of_standbys
+from beluga.errors import AdminError, CacheError, NoServerError
+
+
+def echo(request: Request) -> Answer:
+    return json_answer({"query": dict(request.query), "body": request.json()})
+
+
+def fail(request: Request) -> Answer:
+    raise {"value": ValueError("no such value"), "ours": CacheError("no room"), "bug": KeyError(1)}[
+        request.query["how"]
+    ]
+
+
+ROUTES = {
+    ("GET", "/echo"): echo,
+    ("POST", "/echo"): echo,
+    ("GET", "/metrics"): lambda _: Answer(b"figures"),
+    ("GET", "/fail"): fail,
+}
+
+Make = Callable[..., Admin]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made: list[Admin] = []
+
+    def start(directory: Path | None = tmp_path, address: str = "") -> Admin:
+        told = read_address(address) if address else None
+        made.append(Admin(ROUTES, directory=directory, address=told))
+        made[-1].start()
+        return made[-1]
+
+    yield start
+    for admin in made:
+        admin.stop()
+
+
+def over_tcp(admin: Admin, method: str = "GET", path: str = "/echo", **headers: str) -> int:
+    """Return the status of an answer over TCP."""
+    host, port = admin.url.removeprefix("http://").rstrip("/").rsplit(":", 1)
+    connection = http.client.HTTPConnection(host, int(port), timeout=30)
+    try:
+        connection.request(method, path, headers={"Host": f"{host}:{port}"} | headers)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_the_socket_answers_reads_and_changes(make: Make, tmp_path: Path) -> None:
+    make().claim()
+    assert ask_json(tmp_path, "/echo?a=1&b=x%20y") == {
+        "query": {"a": "1", "b": "x y"},
+        "body": None,
+    }
+    assert ask_json(tmp_path, "/echo", {"on": True})["body"] == {"on": True}
+    assert stat.S_IMODE((tmp_path / "admin.sock").stat().st_mode) == 0o600
+    with pytest.raises(AdminError, match="there is GET /echo, GET /fail"):
+        ask(tmp_path, "/none")
+
+
+@pytest.mark.parametrize(
+    ("how", "text"), [("value", "no such value"), ("ours", "no room"), ("bug", "the server's log")]
+)
+def test_errors_of_routes_are_answers_of_one_line(
+    make: Make, tmp_path: Path, how: str, text: str
+) -> None:
+    make().claim()
+    with pytest.raises(AdminError, match=text):
+        ask(tmp_path, f"/fail?how={how}")
+    assert ask_json(tmp_path, "/echo")
+
+
+def test_tcp_only_reads(make: Make) -> None:
+    admin = make(address="0")
+    assert over_tcp(admin) == HTTPStatus.OK
+    assert over_tcp(admin, "POST") == HTTPStatus.FORBIDDEN
+    assert over_tcp(admin, "PUT") == HTTPStatus.NOT_IMPLEMENTED
+    assert over_tcp(admin, path="/none") == HTTPStatus.NOT_FOUND
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", ""])
+def test_a_name_that_is_not_this_machines_is_refused(make: Make, host: str) -> None:
+    """A site that lets its name resolve to this machine reads nothing."""
+    admin = make(address="0")
+    assert over_tcp(admin, Host=host) == HTTPStatus.MISDIRECTED_REQUEST
+    assert over_tcp(admin, path="/metrics", Host=host) == HTTPStatus.MISDIRECTED_REQUEST
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "[::1]:9", "[::1]", "10.0.0.7:9466"])
+def test_addresses_and_own_names_are_answered(make: Make, host: str) -> None:
+    assert over_tcp(make(address="0"), Host=host) == HTTPStatus.OK
+
+
+def test_scrapers_may_use_any_name_where_other_machines_may_connect(make: Make) -> None:
+    admin = make(address="0.0.0.0:0")
+    service = "beluga-server.cluster.local"
+    assert over_tcp(admin, path="/metrics", Host=service) == HTTPStatus.OK
+    assert over_tcp(admin, Host=service) == HTTPStatus.MISDIRECTED_REQUEST
+
+
+def test_no_other_site_may_read_an_answer(make: Make) -> None:
+    admin = make(address="0")
+    connection = http.client.HTTPConnection("127.0.0.1", int(admin.url.rstrip("/").split(":")[2]))
+    connection.request("GET", "/echo", headers={"Origin": "http://evil.example"})
+    answer = connection.getresponse()
+    connection.close()
+    assert answer.getheader("Access-Control-Allow-Origin") is None
+    assert "default-src 'none'" in str(answer.getheader("Content-Security-Policy"))
+    assert answer.getheader("X-Content-Type-Options") == "nosniff"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ("Content-Length: x", HTTPStatus.LENGTH_REQUIRED),
+        ("Transfer-Encoding: chunked", HTTPStatus.LENGTH_REQUIRED),
+        ("Content-Length: 9999999999", HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    ],
+)
+def test_bodies_that_cannot_be_read_are_refused(
+    make: Make, tmp_path: Path, headers: str, status: HTTPStatus
+) -> None:
+    make().claim()
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(30)
+        peer.connect(str(tmp_path / "admin.sock"))
+        peer.sendall(f"POST /echo HTTP/1.1\r\nHost: x\r\n{headers}\r\n\r\n".encode())
+        assert peer.recv(100).split()[1] == str(int(status)).encode()
+
+
+def test_too_many_connections_are_closed(make: Make, tmp_path: Path) -> None:
+    make().claim()
+    peers = [socket.socket(socket.AF_UNIX) for _ in range(70)]
+    try:
+        for peer in peers:
+            peer.settimeout(30)
+            peer.connect(str(tmp_path / "admin.sock"))
+        assert peers[-1].recv(1) == b""
+    finally:
+        for peer in peers:
+            peer.close()
+
+
+def test_nobody_serves(tmp_path: Path) -> None:
+    with pytest.raises(NoServerError, match="start 'beluga serve'"):
+        ask(tmp_path, "/echo")
+
+
+def test_a_standby_has_a_socket_and_takes_the_name_of_a_killed_server(
+    make: Make, tmp_path: Path
+) -> None:
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(tmp_path / "admin.sock"))
+    standby = make()
+    with pytest.raises(NoServerError):
+        ask(tmp_path, "/echo")
+    (name,) = names_of_standbys(tmp_path)
+    assert ask_json(tmp_path, "/echo", name=name)
+    standby.claim()
+    assert ask_json(tmp_path, "/echo")
+    assert names_of_standbys(tmp_path) == []
+
+
+def test_a_server_that_ends_leaves_its_successors_socket(make: Make, tmp_path: Path) -> None:
+    first, second = make(), make()
+    first.claim()
+    second.claim()
+    first.stop()
+    assert ask_json(tmp_path, "/echo")
+    second.stop()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sockets_of_killed_standbys_are_removed(make: Make, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(tmp_path / "admin-dead.sock"))
+    make()
+    assert len(list(tmp_path.glob("admin-*.sock"))) == 1
+    assert not (tmp_path / "admin-dead.sock").exists()
+
+
+def test_directories_with_long_names_have_sockets(make: Make, tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100) / ("e" * 100)
+    deep.mkdir(parents=True)
+    make(deep).claim()
+    assert ask_json(deep, "/echo")
+
+
+def test_a_group_that_may_use_the_directory_may_use_the_socket(make: Make, tmp_path: Path) -> None:
+    tmp_path.chmod(0o2770)
+    make().claim()
+    assert stat.S_IMODE((tmp_path / "admin.sock").stat().st_mode) == 0o660
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_that_cannot_have_sockets_is_only_logged(make: Make, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    make()
+
+
+def test_a_directory_that_is_gone_is_only_logged(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    admin = make(tmp_path / "gone")
+    admin.claim()
+    assert "no admin socket" in caplog.text
+
+
+def test_an_end_closes_connections(make: Make, tmp_path: Path) -> None:
+    admin = make()
+    admin.claim()
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(30)
+        peer.connect(str(tmp_path / "admin.sock"))
+        peer.sendall(b"GET /echo HTTP/1.1\r\n\r\n")
+        assert peer.recv(10000)
+        admin.stop()
+        assert peer.recv(1) == b""
+
+
+def test_a_taken_port_is_one_clear_line(make: Make) -> None:
+    admin = make(address="0")
+    port = int(admin.url.rstrip("/").split(":")[2])
+    with pytest.raises(AdminError, match=f"cannot have 127.0.0.1 port {port}") as error:
+        Admin(ROUTES, address=("127.0.0.1", port))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("9466", ("127.0.0.1", 9466)),
+        ("0.0.0.0:80", ("0.0.0.0", 80)),  # noqa: S104  only read
+        ("[::1]:0", ("::1", 0)),
+        ("rack-7:9466", ("rack-7", 9466)),
+    ],
+)
+def test_addresses(text: str, found: tuple[str, int]) -> None:
+    assert read_address(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":x", "65536", "-1", "9466/metrics", "٣"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(AdminError, match=r"give \[HOST:\]PORT"):
+        read_address(text)
