@@ -52,8 +52,8 @@ static uint32_t bl_crc_plain(uint32_t crc, const uint8_t *bytes, size_t size)
     return crc;
 }
 
-__attribute__((target("sse4.2"))) static uint32_t bl_crc_single(uint32_t crc, const uint8_t *bytes,
-                                                                size_t size)
+__attribute__((target(BL_CRC_TARGET))) static uint32_t
+bl_crc_single(uint32_t crc, const uint8_t *bytes, size_t size)
 {
     uint64_t wide = crc;
     for (; size >= 8; bytes += 8, size -= 8)
@@ -64,7 +64,7 @@ __attribute__((target("sse4.2"))) static uint32_t bl_crc_single(uint32_t crc, co
     return crc;
 }
 
-__attribute__((target("sse4.2,pclmul"), always_inline)) static inline uint64_t
+__attribute__((target(BL_CRC_TARGET ",pclmul"), always_inline)) static inline uint64_t
 bl_crc_product(uint64_t crc, uint32_t power)
 {
     __m128i product = _mm_clmulepi64_si128(_mm_cvtsi64_si128((long long)crc),
@@ -74,7 +74,7 @@ bl_crc_product(uint64_t crc, uint32_t power)
 
 /* Process three lanes of lane_size bytes each. far and near are x^(8n-33) for n of two lanes and of
  * one. */
-__attribute__((target("sse4.2,pclmul"), always_inline)) static inline uint32_t
+__attribute__((target(BL_CRC_TARGET ",pclmul"), always_inline)) static inline uint32_t
 bl_crc_three(uint32_t crc, const uint8_t *bytes, size_t lane_size, uint32_t far, uint32_t near)
 {
     const uint8_t *first = bytes, *second = bytes + lane_size, *third = second + lane_size;
@@ -91,7 +91,7 @@ bl_crc_three(uint32_t crc, const uint8_t *bytes, size_t lane_size, uint32_t far,
     return (uint32_t)_mm_crc32_u64(c, bl_crc_word(third) ^ joined);
 }
 
-__attribute__((target("sse4.2,pclmul"))) static uint32_t
+__attribute__((target(BL_CRC_TARGET ",pclmul"))) static uint32_t
 bl_crc_lanes(uint32_t crc, const uint8_t *bytes, size_t size)
 {
     for (; size >= 3 * 1024; bytes += 3 * 1024, size -= 3 * 1024)

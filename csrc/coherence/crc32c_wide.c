@@ -13,7 +13,7 @@
 
 #include "coherence/x86.h"
 
-#define BL_CRC_WIDE __attribute__((target("avx512f,vpclmulqdq,pclmul,sse4.2")))
+#define BL_CRC_WIDE __attribute__((target(BL_CRC_TARGET ",avx512f,vpclmulqdq,pclmul")))
 
 static const uint64_t bl_crc_over_2048[2] = {0xdcb17aa4, 0xb9e02b86};
 static const uint64_t bl_crc_over_512[2] = {0x740eef02, 0x9e4addf8};

@@ -20,7 +20,7 @@ enum bl_geometry_limit {
     BL_BULK_SIZE_MAX = 64 << 20
 };
 static const uint64_t bl_device_size_max = 1ull << 47; /* an address space */
-static const char bl_magic[8] = "BELUGA\r\n";
+static const char bl_magic[8] = {'B', 'E', 'L', 'U', 'G', 'A', '\r', '\n'};
 
 static uint64_t bl_round_up(uint64_t value, uint64_t unit)
 {
