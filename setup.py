@@ -3,9 +3,13 @@
 """Builds the C core with cffi and names the packages; the rest is in pyproject.toml."""
 
 import re
+import sysconfig
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_ext import build_ext
+
+FIRST_ABI = "cp310"  # the C core uses the stable ABI: one wheel serves this CPython and later ones
 
 
 def readme() -> str:
@@ -14,7 +18,20 @@ def readme() -> str:
     return re.sub(r"!?\[([^\]]+)\]\((?!https?:)[^)]*\)", r"\1", text)
 
 
+class BuildExt(build_ext):
+    """Builds the simulator only in a checkout: nothing but the tests uses it."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        if not self.inplace:
+            self.extensions = [each for each in self.extensions if each.name != "beluga._sim"]
+
+
+free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))  # has no stable ABI
+
 setup(
+    cmdclass={"build_ext": BuildExt},
+    options={} if free_threaded else {"bdist_wheel": {"py_limited_api": FIRST_ABI}},
     long_description=readme(),
     long_description_content_type="text/markdown",
     packages=[
