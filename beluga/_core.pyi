@@ -616,7 +616,7 @@ class bl_server_stat(CStruct):
     live_count: int
     inherited_count: int
     watched_count: int
-    reserved: int
+    housekeeping_count: int
 
 class bl_server_stat_init(TypedDict, total=False):
     epoch: int
@@ -636,7 +636,7 @@ class bl_server_stat_init(TypedDict, total=False):
     live_count: int
     inherited_count: int
     watched_count: int
-    reserved: int
+    housekeeping_count: int
 
 class bl_quota(CStruct):
     bytes: int

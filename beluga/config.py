@@ -15,6 +15,8 @@ BELUGA_DDIO         whether devices write into this host's cache: on, off or unk
 BELUGA_RUNTIME_DIR  where lock files of all pools lie; else beside a file, or as below
 KUBERNETES_SERVICE_  HOST and _PORT: the API server, as a pod is told by its cluster
 NOTIFY_SOCKET       where a server says that it is ready, as systemd sets it for services
+WATCHDOG_USEC       how many microseconds may pass until a server says that it lives, as systemd
+                    sets it; WATCHDOG_PID is the process that is meant
 XDG_CACHE_HOME      where what can be made again is kept (measurements); else ~/.cache
 XDG_STATE_HOME      where the mounted default pool is remembered; else ~/.local/state
 XDG_RUNTIME_DIR     where lock files of devdax pools lie if /run/beluga cannot be written
@@ -109,7 +111,18 @@ def notify_socket() -> str | None:
 
 def with_notify_socket(address: str) -> dict[str, str]:
     """Return the environment for a child that says at ``address`` that it is ready."""
-    return os.environ | {"NOTIFY_SOCKET": address}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WATCHDOG_")}
+    return kept | {"NOTIFY_SOCKET": address}
+
+
+def watchdog_s() -> float | None:
+    """Return how many seconds may pass until this process says that it lives; None if nobody
+    watches it.
+    """
+    time_us = os.environ.get("WATCHDOG_USEC", "")
+    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None  # a parent process is meant
+    return int(time_us) / 1e6 if time_us.isdecimal() and int(time_us) > 0 else None
 
 
 def kubernetes_api() -> str:

@@ -3,9 +3,9 @@
 """A server in the background: ``beluga serve --detach`` starts it, ``beluga stop`` stops it.
 
 A child runs the same command without ``--detach`` and in a session of its own. It says that it is
-ready as services of systemd do, by a datagram on the socket that ``NOTIFY_SOCKET`` names. Its
-messages go to ``serve.log`` in the pool's runtime directory, its process id to ``serve.pid``, which
-it holds locked: a process that has the lock is the server, whatever its number was before.
+ready as services of systemd do (:mod:`beluga.cli.notify`). Its messages go to ``serve.log`` in the
+pool's runtime directory, its process id to ``serve.pid``, which it holds locked: a process that has
+the lock is the server, whatever its number was before.
 """
 
 from __future__ import annotations
@@ -29,19 +29,6 @@ from beluga.errors import NoServerError, RpcError, ServerAliveError
 
 _LOOK_S = 0.2
 _STOP_S = 60.0
-
-
-def tell_ready(*, pid: int, epoch: int | None) -> None:
-    """Tell whoever started this process that it serves (epoch), or stands by; if they ask."""
-    address = config.notify_socket()
-    if address is None:
-        return
-    status = "standing by" if epoch is None else f"serving, epoch {epoch}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
-        try:
-            told.sendto(f"READY=1\nMAINPID={pid}\nSTATUS={status}".encode(), address)
-        except OSError as error:
-            say(f"NOTIFY_SOCKET: {error}")
 
 
 def detached(paths: list[str] | None, json: bool) -> None:
@@ -90,7 +77,9 @@ def _take(lock: IO[bytes]) -> None:
 def _wait(child: subprocess.Popen[bytes], ready: socket.socket, log: Path, begin: int) -> str:
     while True:
         try:
-            return ready.recv(4096).decode().rpartition("STATUS=")[2]
+            told = ready.recv(4096).decode()
+            if told.startswith("READY=1\n"):
+                return told.rpartition("STATUS=")[2]
         except TimeoutError:
             if child.poll() is not None:
                 with log.open("rb") as file:

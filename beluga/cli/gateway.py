@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from beluga.cli.notify import Manager
 from beluga.cli.options import need
 from beluga.cli.output import say
 from beluga.cli.policy_options import with_policy_settings
@@ -238,3 +239,4 @@ def _say_where(service: Service) -> None:
     if service.admin_address is not None:
         operators = "; admin on http://{}:{}".format(*service.admin_address)
     say(f"routing on http://{host}:{port}{operators}; stop with Ctrl-C")
+    Manager(look_s_max=1.0).ready(f"routing on http://{host}:{port}")

@@ -5,18 +5,19 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import threading
 from collections.abc import Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
 from beluga.admin import Admin, read_address, server_routes
-from beluga.cli.detach import detached, tell_ready
+from beluga.cli.detach import detached
+from beluga.cli.notify import Manager
 from beluga.cli.options import Host, Json, PoolPaths, Timeout, open_pool
 from beluga.cli.output import print_facts, print_json, say
 from beluga.cli.tiers import AdmissionName, DiskBytes, Disks, Offload, Remotes
@@ -238,7 +239,7 @@ def serve_until_told(
     for so many seconds. With ``lease`` it serves only while the lease is held.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    told = threading.Event()
+    told, manager = threading.Event(), Manager(_LOOK_INTERVAL_S)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told.set())
     try:
@@ -247,8 +248,8 @@ def serve_until_told(
             say(f"serving, epoch {server.stat().epoch}; stop with Ctrl-C")
         else:
             say("standing by; stop with Ctrl-C")
-            tell_ready(pid=os.getpid(), epoch=None)
-            if not stand_by(server, told, silent_s=silent_s, lease=lease):
+            waits = partial(_say_waiting, manager)
+            if not stand_by(server, told, silent_s=silent_s, lease=lease, waits=waits):
                 return
             say(f"took over, epoch {server.stat().epoch}")
         with nullcontext() if lease is None else Keeper(server, lease):
@@ -256,14 +257,34 @@ def serve_until_told(
                 service.start()
             if admin is not None:
                 admin.claim()
-            tell_ready(pid=os.getpid(), epoch=server.stat().epoch)
-            while not told.wait(_LOOK_INTERVAL_S):
-                if server.failure is not None:
-                    raise server.failure
+            manager.ready(f"serving, epoch {server.stat().epoch}")
+            _look_after(server, told, manager)
     finally:
+        if told.is_set():
+            manager.stopping()
         for service in reversed(services):
             service.stop()
         server.stop()
+
+
+def _say_waiting(manager: Manager, why: str) -> None:
+    """A server is ready when it stands by: after its first look at the server that serves."""
+    manager.ready(f"standing by: {why}" if why else "standing by")
+    manager.alive()
+
+
+def _look_after(server: Server, told: threading.Event, manager: Manager) -> None:
+    """Wait until a signal comes. The manager hears that the server lives only if its poll loop has
+    moved since the last look. Raises the error that ended the server.
+    """
+    seen = -1
+    while not told.wait(manager.look_s):
+        if server.failure is not None:
+            raise server.failure
+        moved = server.stat().housekeeping_count
+        if moved != seen:
+            manager.alive()
+        seen = moved
 
 
 def _event_settings(endpoint: str, replay: str, form: str) -> EventSettings | None:

@@ -63,6 +63,7 @@ class ServerStat:
 
     ``quantum_*_max`` is the most that one session has done in one quantum. ``wait_*_max`` is the
     most that other sessions have done while one session's oldest request waited.
+    ``housekeeping_count`` moves, many times a second, while the poll loop lives; it wraps at 2^32.
     """
 
     epoch: int
@@ -82,6 +83,7 @@ class ServerStat:
     live_count: int
     inherited_count: int
     watched_count: int
+    housekeeping_count: int
 
 
 class Calls(NamedTuple):

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from beluga.errors import LeaseError, ServerAliveError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from beluga.lease import Lease
     from beluga.rpc.server import Server
 
@@ -25,7 +27,12 @@ _RENEWALS_PER_S = 2.0
 
 
 def stand_by(
-    server: Server, told: threading.Event, *, silent_s: float = SILENT_S, lease: Lease | None = None
+    server: Server,
+    told: threading.Event,
+    *,
+    silent_s: float = SILENT_S,
+    lease: Lease | None = None,
+    waits: Callable[[str], None] = lambda why: None,
 ) -> bool:
     """Watch the pool's server until ``server`` has taken over, or until ``told`` is set.
 
@@ -35,15 +42,20 @@ def stand_by(
     takeover happens only while the lease is held; if the lease cannot be checked, the wait
     continues.
 
+    ``waits`` is called after each look that led to no takeover, with the reason if there is another
+    one than that the pool has a server.
+
     Raises the errors of :meth:`Server.start`, except :class:`~beluga.errors.ServerAliveError`:
     after that one it continues to watch.
     """
     refused = ""
     while not told.is_set():
         if not server.watch(_LOOK_S, silent_s=silent_s):
+            waits("")
             continue
         try:
             if lease is not None and not lease.acquire(_LOOK_S):
+                waits("another process holds the lease")
                 continue
             server.start()
         except (LeaseError, ServerAliveError) as error:
@@ -52,6 +64,7 @@ def stand_by(
             if str(error) != refused:
                 log.warning("not taken over yet: %s", error)
                 refused = str(error)
+            waits(refused)
             told.wait(_RETRY_S)
             continue
         except BaseException:

@@ -46,7 +46,7 @@ typedef struct bl_server_stat {
     uint32_t live_count;        /* sessions now */
     uint32_t inherited_count;   /* sessions of earlier epochs not yet proven gone */
     uint32_t watched_count;     /* sessions whose process is watched by a pidfd */
-    uint32_t reserved;
+    uint32_t housekeeping_count; /* it moves while the poll loop lives, and wraps */
 } bl_server_stat;
 
 int bl_server_create(const bl_pool *pool, const char *directory, uint32_t host, bl_server **out);

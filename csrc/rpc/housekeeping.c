@@ -433,6 +433,7 @@ int bl_housekeeping_keep(bl_server *server, uint64_t now_ns)
     if (now_ns - server->housekeeping_ns < BL_HOUSEKEEPING_PERIOD_NS)
         return 0;
     server->housekeeping_ns = now_ns;
+    server->stat.housekeeping_count++;
     bl_housekeeping_reap(server);
     bl_lobby_look(server, now_ns);
     if (now_ns - server->liveness_ns < BL_LIVENESS_PERIOD_NS)

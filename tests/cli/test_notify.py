@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What a server tells the manager that started it (``NOTIFY_SOCKET``, ``WATCHDOG_USEC``)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from beluga.errors import CallTimeoutError
+from beluga.pool import Pool
+from beluga.rpc import METHOD_USER, Client
+
+Start = Callable[..., "subprocess.Popen[str]"]
+WAIT_S = 60.0
+# The server of a program whose handler does not end while there is a file.
+STUCK = """
+import sys, time
+from pathlib import Path
+from beluga.cli.serve import serve_until_told
+from beluga.pool import Pool
+from beluga.rpc import METHOD_USER, Server
+def hang(request):
+    while Path(request.decode()).exists():
+        time.sleep(0.01)
+    return b""
+with Pool.open(sys.argv[1:]) as pool:
+    server = Server(pool)
+    server.handle(METHOD_USER, hang)
+    serve_until_told(server)
+"""
+
+
+class Heard:
+    """The datagrams that reach a socket."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+
+    def next(self, timeout_s: float = WAIT_S) -> str:
+        """Return the next one; "" if none comes in time."""
+        self._socket.settimeout(timeout_s)
+        try:
+            return self._socket.recv(4096).decode()
+        except TimeoutError:
+            return ""
+
+    def until(self, words: str) -> list[str]:
+        """Return the datagrams up to the one that has these words."""
+        end, found = time.monotonic() + WAIT_S, [""]
+        while words not in found[-1]:
+            assert time.monotonic() < end, f"{words} is not among {found}"
+            found.append(self.next(1.0))
+        return found
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def heard(tmp_path: Path) -> Iterator[Heard]:
+    heard = Heard(tmp_path / "notify")
+    yield heard
+    heard.close()
+
+
+@pytest.fixture
+def launch(pool: list[str], heard: Heard, tmp_path: Path) -> Iterator[Start]:
+    """Start ``beluga serve`` on the pool, or this code, as a manager would."""
+    launched = []
+
+    def launch(*options: str, code: str = "", **watchdog: str) -> subprocess.Popen[str]:
+        run = "from beluga.cli.main import main; main()"
+        words = pool[1::2] if code else ["serve", *pool, *options]
+        child = subprocess.Popen(
+            [sys.executable, "-c", code or run, *words],
+            env=os.environ | watchdog | {"NOTIFY_SOCKET": str(tmp_path / "notify")},
+            text=True,
+        )
+        launched.append(child)
+        return child
+
+    yield launch
+    for child in launched:
+        child.kill()
+        child.wait(timeout=WAIT_S)
+
+
+def test_a_server_says_that_it_is_ready_lives_and_stops(launch: Start, heard: Heard) -> None:
+    server = launch(WATCHDOG_USEC="200000")
+    assert heard.next() == f"READY=1\nMAINPID={server.pid}\nSTATUS=serving, epoch 1"
+    assert [heard.next() for _ in range(3)] == ["WATCHDOG=1"] * 3
+    server.send_signal(signal.SIGTERM)
+    assert set(heard.until("STOPPING=1")[1:-1]) <= {"WATCHDOG=1"}
+    assert server.wait(timeout=WAIT_S) == 0
+
+
+def test_a_standby_is_ready_when_it_has_seen_the_server(
+    launch: Start, server: subprocess.Popen[str], heard: Heard
+) -> None:
+    standby = launch("--standby", WATCHDOG_USEC="1000000")
+    assert heard.next() == f"READY=1\nMAINPID={standby.pid}\nSTATUS=standing by"
+    assert [heard.next() for _ in range(2)] == ["WATCHDOG=1"] * 2
+    server.kill()
+    ready = f"READY=1\nMAINPID={standby.pid}\nSTATUS=serving, epoch 2"
+    assert heard.until("READY=1")[-1] == ready
+    standby.send_signal(signal.SIGTERM)
+    assert heard.until("STOPPING=1")
+
+
+def test_a_standby_that_finds_no_server_is_ready_when_it_serves(
+    launch: Start, heard: Heard
+) -> None:
+    launch("--standby", "--watch")
+    assert heard.next().endswith("STATUS=serving, epoch 1")
+
+
+def test_a_watchdog_for_another_process_hears_nothing(launch: Start, heard: Heard) -> None:
+    server = launch(WATCHDOG_USEC="50000", WATCHDOG_PID="1")
+    assert heard.next().startswith("READY=1")
+    assert heard.next(1.0) == ""
+    server.send_signal(signal.SIGTERM)
+    assert heard.next().startswith("STOPPING=1")
+
+
+def test_a_server_whose_poll_loop_hangs_is_not_said_to_live(
+    launch: Start, pool: list[str], heard: Heard, tmp_path: Path
+) -> None:
+    stuck = tmp_path / "stuck"
+    stuck.touch()
+    launch(code=STUCK, WATCHDOG_USEC="100000")
+    try:
+        heard.until("WATCHDOG=1")
+        with Pool.open(pool[1::2]) as opened, Client(opened, timeout_s=WAIT_S) as client:
+            with pytest.raises(CallTimeoutError):
+                client.call(METHOD_USER, str(stuck).encode(), timeout_s=0.3)
+            for _ in range(20):  # what was said before
+                heard.next(0.1)
+            assert heard.next(1.0) == "", "its main thread does not hang"
+            stuck.unlink()
+            assert heard.next() == "WATCHDOG=1"
+    finally:
+        stuck.unlink(missing_ok=True)

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Checks command lines of units and manifests by the parser that will read them."""
+
+from __future__ import annotations
+
+from test_docs import KNOWN, check_plugin, found_command
+
+__all__ = ["check_command", "check_plugin"]
+
+
+def check_command(program: str, words: list[str]) -> None:
+    """Raise the parser's error if these are no words of ``beluga`` or ``cxl-rpc``."""
+    line = [program, *words]
+    name = found_command(line)
+    assert name is not None, line
+    KNOWN[name].make_context(name, line[len(name.split()) :])

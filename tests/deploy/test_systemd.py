@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The systemd units of ``docs/deploy/systemd``: what they start, and what a real systemd makes of
+them.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from blocks import eventually
+from booted import UNITS, Booted, CannotBootError, why_not
+from command_lines import check_command
+
+SERVICES = sorted(UNITS.glob("*.service"))
+PROGRAM = "/opt/beluga/bin/beluga"
+
+
+def settings() -> dict[str, str]:
+    """Return the variables of the environment file that operators begin with."""
+    text = (UNITS / "beluga.env").read_text()
+    return dict(re.findall(r"^([A-Z_]+)=(.*)$", text, re.MULTILINE))
+
+
+def commands_of(unit: Path) -> list[str]:
+    """Return the calls of beluga in a unit, with what the environment file says put in."""
+    lines = re.findall(rf"^Exec\w+=.*?{PROGRAM} (.*)$", unit.read_text(), re.MULTILINE)
+    for name, value in settings().items():
+        lines = [line.replace(f"${name}", value) for line in lines]
+    return [re.sub(r"[ ;]*>.*$", "", line) for line in lines]
+
+
+@pytest.mark.parametrize("unit", SERVICES, ids=lambda path: path.name)
+def test_what_units_start_parses(unit: Path) -> None:
+    found = commands_of(unit)
+    assert found
+    for line in found:
+        assert "$" not in line
+        check_command("beluga", line.split())
+
+
+def test_every_setting_of_the_environment_file_is_used() -> None:
+    units = "".join(path.read_text() for path in SERVICES)
+    unused = [name for name in settings() if name not in units and name != "BELUGA_POOL"]
+    assert unused == []
+
+
+def test_systemd_has_no_complaint(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze here (Debian's package systemd)")
+    shutil.copytree(UNITS, tmp_path, dirs_exist_ok=True)
+    for unit in tmp_path.glob("*.service"):  # it looks for the program, and for the user
+        unit.write_text(unit.read_text().replace(PROGRAM, "/bin/true"))
+    command = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no"]
+    said = subprocess.run(
+        [*command, *map(str, sorted(tmp_path.glob("*.service")))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (said.returncode, said.stderr) == (0, "")
+
+
+@pytest.fixture
+def booted(tmp_path: Path) -> Iterator[Booted]:
+    lacking = why_not()
+    if lacking is not None:
+        pytest.skip(lacking)
+    try:
+        machine = Booted(tmp_path / "root")
+    except CannotBootError as error:
+        pytest.skip(str(error))
+    yield machine
+    machine.end()
+
+
+def is_so(machine: Booted, unit: str, status: str) -> Callable[[], bool]:
+    """Return a question: is the unit started, and does it say this of itself?"""
+    return lambda: (
+        (machine.show(unit, "ActiveState"), machine.show(unit, "StatusText"))
+        == (
+            "active",
+            status,
+        )
+    )
+
+
+@pytest.mark.slow
+def test_a_standby_follows_and_the_killed_server_stands_by(booted: Booted) -> None:
+    for unit in ("beluga-pool", "beluga-serve", "beluga-standby"):
+        started = booted.run("systemctl", "start", unit)
+        assert started.returncode == 0, booted.log()
+    assert is_so(booted, "beluga-serve", "serving, epoch 1")()
+    assert is_so(booted, "beluga-standby", "standing by")()
+    assert booted.as_engine("put", "key", "/etc/passwd").returncode == 0, booted.log()
+    lock_files = booted.run("ls", "/run/beluga").stdout
+    assert lock_files
+
+    booted.run("kill", "-9", booted.show("beluga-serve", "MainPID"))
+    assert eventually(is_so(booted, "beluga-standby", "serving, epoch 2"), 60)
+    assert eventually(is_so(booted, "beluga-serve", "standing by"), 60), booted.log()
+    assert booted.as_engine("get", "key").stdout.startswith("root:")
+    assert booted.show("beluga-serve", "NRestarts") == "1"
+
+    booted.run("systemctl", "stop", "beluga-serve", "beluga-standby")
+    assert booted.show("beluga-standby", "Result") == "success"
+    assert booted.run("ls", "/run/beluga").stdout == lock_files
+    assert booted.run("systemctl", "restart", "beluga-pool").returncode == 0  # the pool is there
+    assert booted.run("systemctl", "start", "beluga-serve").returncode == 0
+    assert booted.show("beluga-serve", "StatusText").startswith("serving, epoch ")
+    assert booted.as_engine("get", "key").stdout.startswith("root:")
+
+
+@pytest.mark.slow
+def test_a_server_that_hangs_is_ended_by_its_watchdog(booted: Booted) -> None:
+    booted.run("sh", "-c", "sed -i s/^WatchdogSec=.*/WatchdogSec=2/ /etc/systemd/system/*.service")
+    booted.run("systemctl", "daemon-reload")
+    for unit in ("beluga-pool", "beluga-serve", "beluga-standby"):
+        assert booted.run("systemctl", "start", unit).returncode == 0, booted.log()
+    booted.run("kill", "-STOP", booted.show("beluga-serve", "MainPID"))
+    assert eventually(is_so(booted, "beluga-standby", "serving, epoch 2"), 60), booted.log()
+    assert eventually(is_so(booted, "beluga-serve", "standing by"), 60), booted.log()
+    assert "watchdog" in booted.log().lower()
