@@ -4,7 +4,8 @@
 
 Its root is a tmpfs of its own, with this machine's /usr read-only in it: what systemd does when it
 boots (it cleans /tmp, for one) cannot reach this machine. Only the units of ``docs/deploy/systemd``
-exist there. The program is ``/opt/beluga/bin/beluga``: this Python, and these sources, read-only.
+exist there, installed as ``docs/deploy.md`` says. The program is ``/opt/beluga/bin/beluga``: this
+Python, and these sources, read-only.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from pathlib import Path
 SOURCES = Path(__file__).resolve().parents[2]
 UNITS = SOURCES / "docs/deploy/systemd"
 SYSTEMD = Path("/lib/systemd/systemd")
+PAGE = SOURCES / "docs/deploy.md"
+INSTALL = PAGE.read_text().partition("tested: install -->\n```shell\n")[2].partition("```")[0]
 BOOT_S = 30.0
 
 _BOOT = r"""
 set -eu
-root=$1 python=$2 packages=$3 sources=$4
+root=$1 python=$2 packages=$3 sources=$4 install=$5
 mount --make-rprivate /
 mount -t tmpfs -o mode=755 tmpfs "$root"
 cd "$root"
@@ -61,11 +64,6 @@ printf 'root:x:0:0::/:/bin/sh\n' >etc/passwd
 printf 'root:x:0:\n' >etc/group
 printf 'passwd: files\ngroup: files\n' >etc/nsswitch.conf
 printf '0123456789abcdef0123456789abcdef\n' >etc/machine-id
-units=opt/sources/docs/deploy/systemd
-cp -r $units/*.service $units/*.service.d etc/systemd/system/
-sed 's/--size 1G/--size 24M/' $units/beluga.env >etc/beluga/beluga.env
-printf '[Service]\nStandardOutput=append:/var/said\nStandardError=append:/var/said\n' \
-    >etc/systemd/system/beluga-.service.d/said.conf
 for name in test sysinit basic network-online shutdown local-fs multi-user; do
     printf '[Unit]\nDefaultDependencies=no\n' >"etc/systemd/system/$name.target"
 done
@@ -80,7 +78,12 @@ pivot_root . old
 umount -l old
 cd /
 [ -z "$(ls -A /tmp)$(ls -A /old)" ]  # this is the new root, and nothing of the machine's
-systemd-sysusers --inline "$(grep -v '^#' $units/beluga.sysusers.conf)"
+cd /opt/sources
+eval "$install"
+cd /
+sed -i 's/--size 1G/--size 24M/' /etc/beluga/beluga.env
+printf '[Service]\nStandardOutput=append:/var/said\nStandardError=append:/var/said\n' \
+    >/etc/systemd/system/beluga-.service.d/said.conf
 ip link set lo up 2>/dev/null || :
 exec env -i container=beluga-test SYSTEMD_UNIT_PATH=/etc/systemd/system \
     PATH=/usr/sbin:/usr/bin:/sbin:/bin \
@@ -113,7 +116,7 @@ class Booted:
         script = ["sh", "-c", _BOOT, "boot", root, sys.base_prefix]
         packages = sysconfig.get_paths()["purelib"]
         self._process = subprocess.Popen(
-            [*command, *map(str, script), packages, str(SOURCES)],
+            [*command, *map(str, script), packages, str(SOURCES), INSTALL],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
