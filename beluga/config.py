@@ -15,8 +15,7 @@ BELUGA_DDIO         whether devices write into this host's cache: on, off or unk
 BELUGA_RUNTIME_DIR  where lock files of all pools lie; else beside a file, or as below
 KUBERNETES_SERVICE_  HOST and _PORT: the API server, as a pod is told by its cluster
 NOTIFY_SOCKET       where a server says that it is ready, as systemd sets it for services
-WATCHDOG_USEC       how many microseconds may pass until a server says that it lives, as systemd
-                    sets it; WATCHDOG_PID is the process that is meant
+WATCHDOG_USEC       how often, in microseconds, systemd wants to hear that WATCHDOG_PID lives
 XDG_CACHE_HOME      where what can be made again is kept (measurements); else ~/.cache
 XDG_STATE_HOME      where the mounted default pool is remembered; else ~/.local/state
 XDG_RUNTIME_DIR     where lock files of devdax pools lie if /run/beluga cannot be written
