@@ -118,6 +118,14 @@ def test_a_standby_follows_and_the_killed_server_stands_by(booted: Booted) -> No
 
 
 @pytest.mark.slow
+def test_the_gateway_is_started_when_it_listens(booted: Booted) -> None:
+    assert booted.run("systemctl", "start", "beluga-gateway").returncode == 0, booted.log()
+    assert is_so(booted, "beluga-gateway", "routing on http://127.0.0.1:8080")()
+    assert booted.run("systemctl", "stop", "beluga-gateway").returncode == 0
+    assert booted.show("beluga-gateway", "Result") == "success"
+
+
+@pytest.mark.slow
 def test_a_server_that_hangs_is_ended_by_its_watchdog(booted: Booted) -> None:
     booted.run("sh", "-c", "sed -i s/^WatchdogSec=.*/WatchdogSec=2/ /etc/systemd/system/*.service")
     booted.run("systemctl", "daemon-reload")
