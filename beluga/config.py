@@ -6,9 +6,9 @@
 variable            meaning
 =================== ==============================================================================
 BELUGA_POOL         devices of the pool that is meant when none is named, joined by ``:``
-BELUGA_ISA          widest instructions to copy with: sse2, avx2, avx512 or movdir64b
+BELUGA_ISA          instructions to copy with: sse2, avx2, avx512, movdir64b; aarch64: stnp, neon
 BELUGA_CRASH        tests: the crash point to die at, ``NAME[:PASSAGE][:ACT]``; kill or stop
-BELUGA_FLUSH        how lines are flushed: clflush or clflushopt
+BELUGA_FLUSH        how lines are flushed: clflush or clflushopt; aarch64: civac
 BELUGA_MEMORY       how the pool's memory is mapped: write-back or uncacheable
 BELUGA_TUNING       off: copy as on a machine that was never measured; else on
 BELUGA_DDIO         whether devices write into this host's cache: on, off or unknown

@@ -16,8 +16,12 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 
-# The two bodies of the verbs, and the instructions that the first is made of.
-VERBS = ("coherence/coherence.h", "coherence/sim.h", "coherence/x86.h")
+# The instructions of each architecture, and the two bodies of the verbs, the first made of them.
+INSTRUCTION_HEADERS = ("coherence/x86.h", "coherence/aarch64.h")
+VERBS = (
+    *("coherence/coherence.h", "coherence/sim.h", "coherence/instructions.h"),
+    *INSTRUCTION_HEADERS,
+)
 
 LINE_WIDTH_MAX = 100
 FUNCTION_LINES_MAX = 70
@@ -25,16 +29,18 @@ FUNCTION_LINES_MAX = 70
 INSTRUCTIONS = re.compile(
     r"\b(clflush|clflushopt|clwb|sfence|mfence|lfence|movnt\w*|movdir64b"
     r"|_mm_(?:clflush|clflushopt|clwb|sfence|mfence|lfence)|_mm\d*_stream_(?:si|load_si|pd|ps)\w*"
-    r"|_(?:movdir64b|directstoreu_u\d+)|__atomic_\w+|__sync_\w+|_Atomic|atomic_\w+)\b"
+    r"|dsb|dmb|stnp|civac|cvac|_(?:movdir64b|directstoreu_u\d+)|__atomic_\w+|__sync_\w+|_Atomic|atomic_\w+)\b"
 )
 # Not for the pool: memory that the processes of one host share, where its header may name atomics.
 HOST_ATOMICS = re.compile(r"__atomic_\w+")
 HOST_ATOMICS_FILE = "base/host_atomic.h"
 # Instructions by address, for the files that build verbs and streaming copies out of them.
-ADDRESS_CALLS = re.compile(r"\bbl_(nt16|nt32|nt64|movdir64b|clflush|clflushopt|clwb|flush_lines)\(")
+ADDRESS_CALLS = re.compile(
+    r"\bbl_(nt16|nt32|nt64|movdir64b|clflush|clflushopt|clwb|flush_lines"
+    r"|stnp16|stnp32|dc_civac|dc_cvac|streamed)\("
+)
 ADDRESS_CALLERS = (
-    *("coherence/coherence.h", "coherence/x86.h", "coherence/copy_isa.c", "coherence/primitives.c"),
-    *("coherence/cpu.c", "coherence/crc32c"),
+    *("coherence/coherence.h", "coherence/primitives.c", "coherence/x86", "coherence/aarch64"),
 )
 # Below the pool: what a process has once (its CPU's features, the guard's handler, crash points).
 HAVE_STATE = ("base/", "coherence/", "transfer/thread_pool.")
@@ -140,14 +146,14 @@ def test_only_the_verbs_name_an_instruction_of_coherence() -> None:
         if not (in_csrc(path) == HOST_ATOMICS_FILE and HOST_ATOMICS.fullmatch(found))
     ]
     assert wrong == []
-    assert INSTRUCTIONS.search(code_of(CSRC / "coherence/x86.h"))
+    assert all(INSTRUCTIONS.search(code_of(CSRC / name)) for name in INSTRUCTION_HEADERS)
 
 
-def test_assembly_stands_in_x86_h_only() -> None:
+def test_assembly_stands_in_the_headers_of_instructions_only() -> None:
     users = {
         in_csrc(path) for path in CSRC.rglob("*.[ch]") if re.search(r"\basm\b|__asm", code_of(path))
     }
-    assert users == {"coherence/x86.h"}
+    assert users == set(INSTRUCTION_HEADERS)
 
 
 def test_only_primitives_call_instructions_by_address() -> None:

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The verbs: with x86.h, which has the instructions, the one place that names a flush, a
- * non-temporal store, a fence or an atomic.
+ * The verbs: with the headers that have the instructions (instructions.h), the one place that names
+ * a flush, a non-temporal store, a fence or an atomic.
  *
  * Several hosts map the pool, and their caches are not coherent with each other. A store may stay
  * in its host's cache forever, and a load may be answered from an old copy. So:
@@ -11,7 +11,7 @@
  *   read:   refetch and load the published line; if it is news, refetch the payload (its own full
  *           fences keep it after the look), fetch it, refetch the line and look again
  *
- * Which instruction does what, and which does not (x86-64):
+ * Which instruction does what, and which does not (x86-64; aarch64.h has the same for aarch64):
  *   non-temporal store   goes round the cache through a write-combining buffer, in any order, and
  *                        perhaps in pieces; a cached copy of the line is dropped. sfence drains it.
  *   clflush, clflushopt  write a dirty line back and drop it. clflushopt is ordered only by fences
@@ -23,10 +23,14 @@
  * What the protocol assumes of the hardware:
  *   A1  an aligned 8-byte store is never seen in part. Nothing relies on more: a line can be torn,
  *       and carries a check (format/line.h).
- *   A2  clflush/clflushopt drops a line from all caches of its host; mfence completes it.
+ *   A2  clflush/clflushopt drops a line from all caches of its host; mfence completes it. On
+ *       aarch64 it is dc civac and dsb sy, and the point of coherency is the pool's memory.
  *   A3  a streamed line is in memory, for every host, when the fence that follows has completed.
  *   A4  a prefetch may bring a line in at any time. So a reader refetches after the news, and looks
  *       again after the copy.
+ *
+ *   A5  writing a line back writes no other line. On aarch64 a cache line may be larger than a line
+ *       of the pool; such a CPU opens no pool of software coherence (bl_flush_fault).
  *
  * A device of hardware coherence (D2) has one host: flush and invalidate do nothing, a line is
  * stored plainly, and fences stay.
@@ -44,8 +48,8 @@
 #include <time.h>
 
 #include "coherence/copy.h"
+#include "coherence/instructions.h"
 #include "coherence/memory.h"
-#include "coherence/x86.h"
 
 #define BL_ALL_WRITES UINT64_MAX   /* for bl_ordered() */
 
@@ -72,7 +76,7 @@ static inline uint64_t bl_load64(const bl_memory *memory, uint64_t offset)
  * load at this point would find it. */
 static inline void bl_prefetch_line(const bl_memory *memory, uint64_t offset)
 {
-    _mm_prefetch((const char *)bl_address(memory, offset), _MM_HINT_T0);
+    __builtin_prefetch(bl_address(memory, offset));
 }
 
 /* The same for bytes of a payload, into the cache that feeds the first one: in one stripe. */
@@ -82,39 +86,28 @@ static inline void bl_prefetch_line(const bl_memory *memory, uint64_t offset)
 /* Make a private copy of a line in one pass, so that nothing changes while the caller checks it. */
 static inline void bl_load_line(const bl_memory *memory, uint64_t offset, void *line)
 {
-    const __m128i *source = (const __m128i *)bl_address(memory, offset);
-    __m128i *target = line;
-    bl_compiler_barrier();
-    __m128i a = _mm_load_si128(source), b = _mm_load_si128(source + 1);
-    __m128i c = _mm_load_si128(source + 2), d = _mm_load_si128(source + 3);
-    bl_compiler_barrier();
-    _mm_storeu_si128(target, a);
-    _mm_storeu_si128(target + 1, b);
-    _mm_storeu_si128(target + 2, c);
-    _mm_storeu_si128(target + 3, d);
+    bl_line_read(bl_address(memory, offset), line);
 }
 
 /* Write a whole line into the pool past the cache. line is private memory of any alignment. */
 static inline void bl_stream_line(const bl_memory *memory, uint64_t offset, const void *line)
 {
     bl_place place = bl_interleave_place(&memory->map, offset);
-    __m128i *target = (__m128i *)(memory->base[place.device] + place.device_offset);
-    const __m128i *source = line;
-    __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
-    __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
-    bl_compiler_barrier();
+    uint8_t *target = memory->base[place.device] + place.device_offset;
     if (memory->coherent[place.device]) {
-        _mm_store_si128(target, a);
-        _mm_store_si128(target + 1, b);
-        _mm_store_si128(target + 2, c);
-        _mm_store_si128(target + 3, d);
-    } else { /* the four stores stand together: they fill a write-combining buffer at once */
-        bl_nt16(target, a);
-        bl_nt16(target + 1, b);
-        bl_nt16(target + 2, c);
-        bl_nt16(target + 3, d);
+        bl_line_store(target, line);
+    } else {
+        bl_line_stream(target, line);
+        bl_streamed(target, BL_LINE_SIZE, memory->flush_choice);
     }
-    bl_compiler_barrier();
+}
+
+/* Complete what was streamed to a run in one stripe, as far as the device needs it. */
+static inline void bl_streamed_at(const bl_memory *memory, uint64_t offset, uint64_t size)
+{
+    bl_place place = bl_interleave_place(&memory->map, offset);
+    if (!memory->coherent[place.device])
+        bl_streamed(memory->base[place.device] + place.device_offset, size, memory->flush_choice);
 }
 
 /* Write whole lines into the pool past the cache: offset and size are multiples of a line. */
@@ -125,6 +118,7 @@ static inline void bl_stream(const bl_memory *memory, uint64_t offset, const voi
     while (size > 0) {
         uint64_t piece = bl_stripe_rest(offset) < size ? bl_stripe_rest(offset) : size;
         bl_copy_stream(bl_address(memory, offset), next, piece);
+        bl_streamed_at(memory, offset, piece);
         offset += piece, next += piece, size -= piece;
     }
 }
@@ -151,6 +145,7 @@ static inline uint32_t bl_stream_crc(const bl_memory *memory, uint64_t offset, c
     while (size > 0) {
         uint64_t piece = bl_stripe_rest(offset) < size ? bl_stripe_rest(offset) : size;
         seed = bl_copy_stream_crc(seed, bl_address(memory, offset), next, piece);
+        bl_streamed_at(memory, offset, piece);
         offset += piece, next += piece, size -= piece;
     }
     return seed;
@@ -173,14 +168,15 @@ static inline void bl_fetch_run(const bl_memory *memory, uint64_t offset, void *
 }
 
 /* Drop this host's copies of a range, without a fence: bl_fence_full completes a batch of them. */
-static inline void bl_invalidate(const bl_memory *memory, uint64_t offset, uint64_t size)
+__attribute__((always_inline)) static inline void
+bl_invalidate(const bl_memory *memory, uint64_t offset, uint64_t size)
 {
     while (size > 0) {
         uint64_t piece = bl_stripe_rest(offset) < size ? bl_stripe_rest(offset) : size;
         bl_place place = bl_interleave_place(&memory->map, offset);
         if (!memory->coherent[place.device])
             bl_flush_lines(memory->base[place.device] + place.device_offset, piece,
-                           memory->has_clflushopt);
+                           memory->flush_choice);
         offset += piece, size -= piece;
     }
 }
@@ -226,7 +222,7 @@ static inline uint64_t bl_now_ns(const bl_memory *memory)
 static inline void bl_pause(const bl_memory *memory)
 {
     (void)memory;
-    _mm_pause();
+    bl_pause_now();
 }
 
 /* Give the core away for about ns nanoseconds; 0 offers it to any thread that is ready. */

@@ -1,36 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Selects the streaming copy: the widest one that the CPU has and bl_cpu_limit has left.
- *
- * The line-to-line move comes after the vector paths. It is weakly ordered like them, its load and
- * store cannot be scheduled apart, and the protocol does not rely on its one advantage, a line that
- * cannot be torn. A CPU without AVX2 uses it, and a caller may force it.
+ * Copies that also sum, and copies out of the pool. The streaming copy that they are made of is the
+ * architecture's (x86_copy.c).
  */
 #include "coherence/copy.h"
 #include "api/coherence.h"
 
 #include <string.h>
 
-#include "coherence/copy_isa.h"
-#include "coherence/crc32c_wide.h"
-#include "coherence/x86.h"
+#include "coherence/crc32c_isa.h"
+#include "coherence/instructions.h"
 
 /* A piece is copied and then summed where one load cannot do both: it stays in the first cache. */
 enum { BL_COPY_PIECE_SIZE = 4 << 10 };
-
-void bl_copy_stream(void *target, const void *source, size_t size)
-{
-    uint32_t features = bl_cpu_features();
-    if (features & BL_CPU_AVX512)
-        bl_copy_avx512(target, source, size);
-    else if (features & BL_CPU_AVX2)
-        bl_copy_avx2(target, source, size);
-    else if (features & BL_CPU_MOVDIR64B)
-        bl_copy_movdir64b(target, source, size);
-    else
-        bl_copy_sse2(target, source, size);
-}
 
 uint32_t bl_copy_stream_crc(uint32_t seed, void *target, const void *source, size_t size)
 {
@@ -93,12 +76,3 @@ void bl_copy_out(void *target, const void *source, size_t size, uint32_t *crc,
 }
 
 void bl_copy_settle(void) { bl_store_fence_now(); }
-
-const char *bl_copy_isa(void)
-{
-    uint32_t features = bl_cpu_features();
-    return features & BL_CPU_AVX512      ? "avx512"
-           : features & BL_CPU_AVX2      ? "avx2"
-           : features & BL_CPU_MOVDIR64B ? "movdir64b"
-                                         : "sse2";
-}

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Streaming copies by address, for each instruction set, chosen once (coherence/copy.c).
+ * Copies by address: into the pool with a checksum, and out of it.
  */
 #ifndef BL_COPY_H
 #define BL_COPY_H
@@ -9,11 +9,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Copy whole lines by non-temporal stores. target is line-aligned, size is a multiple of a line,
- * source has any alignment. There is no fence: the caller's next bl_fence_store covers it. */
-void bl_copy_stream(void *target, const void *source, size_t size);
+#include "coherence/copy_isa.h"
 
-/* Do the same and return the CRC-32C of the bytes; seed is 0 or the result for the bytes before. */
+/* Do what bl_copy_stream does and return the CRC-32C of the bytes; seed is 0 or the result for the
+ * bytes before. */
 uint32_t bl_copy_stream_crc(uint32_t seed, void *target, const void *source, size_t size);
 
 /* Copy bytes of any size and alignment and return the CRC-32C of what now lies in target, even if

@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Streaming copies of whole lines, one for each instruction set. target is line-aligned, source has
- * any alignment, and size is a multiple of a line. The caller has checked that the CPU has the
- * instructions.
+ * The streaming copy of whole lines, by the widest instructions that the CPU has.
  */
 #ifndef BL_COPY_ISA_H
 #define BL_COPY_ISA_H
 
 #include <stddef.h>
-#include <stdint.h>
 
-void bl_copy_sse2(uint8_t *target, const uint8_t *source, size_t size);
-void bl_copy_avx2(uint8_t *target, const uint8_t *source, size_t size);
-void bl_copy_avx512(uint8_t *target, const uint8_t *source, size_t size);
-void bl_copy_movdir64b(uint8_t *target, const uint8_t *source, size_t size);
+/* Copy whole lines by non-temporal stores. target is line-aligned, size is a multiple of a line,
+ * source has any alignment. There is no fence: bl_streamed (coherence/instructions.h) and then a
+ * store fence complete it where other hosts look. */
+void bl_copy_stream(void *target, const void *source, size_t size);
 
 #endif

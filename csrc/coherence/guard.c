@@ -7,7 +7,7 @@
  *
  * Others install handlers, too: faulthandler.enable() replaces this one, and puts it back when a
  * fault comes. A thread that enters a region looks which handler is installed, if its last look is
- * more than BL_BUS_LOOK_CYCLES ago (a system call each time would cost more than a short call), and
+ * more than about 100 us ago (a system call each time would cost more than a short call), and
  * installs this handler over a foreign one. A fault that comes before that look is reported by
  * faulthandler, which then puts this handler back and raises the signal: the handler returns, the
  * access faults again, and the region ends as always.
@@ -49,8 +49,7 @@ void bl_guard_look(void) {}
 #include <unistd.h>
 
 #include "base/host_atomic.h"
-
-enum { BL_BUS_LOOK_CYCLES = 1 << 18 }; /* about 100 us */
+#include "coherence/instructions.h"
 
 typedef struct bl_region {
     sigjmp_buf out;
@@ -68,7 +67,7 @@ typedef struct bl_bus_layer {
 
 static __thread bl_region *bl_region_here;
 static __thread const void *bl_bus_address;
-static __thread uint64_t bl_bus_looked; /* time stamp of this thread's last look; 0: never */
+static __thread uint64_t bl_bus_looked; /* bl_ticks() at this thread's last look; 0: never */
 static __thread uint32_t bl_bus_depth;  /* layers that the fault at hand was passed on to */
 static uint64_t bl_bus_top;             /* const bl_bus_layer *: the newest */
 
@@ -164,8 +163,8 @@ static void bl_bus_install(void)
 
 void bl_guard_look(void)
 {
-    uint64_t now = __builtin_ia32_rdtsc();
-    if (now - bl_bus_looked < BL_BUS_LOOK_CYCLES)
+    uint64_t now = bl_ticks();
+    if (now - bl_bus_looked < bl_ticks_of_100_us())
         return;
     bl_bus_looked = now;
     bl_bus_install();

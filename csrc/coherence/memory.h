@@ -16,7 +16,7 @@ typedef struct bl_memory {
     uint64_t size;                          /* of the linear range: offsets are below */
     uint8_t *base[BL_DEVICE_COUNT_MAX];     /* in the simulator, nobody may touch it */
     uint8_t coherent[BL_DEVICE_COUNT_MAX];  /* 1: flush and invalidate do nothing (D2) */
-    uint32_t has_clflushopt;
+    uint32_t flush_choice;                  /* bl_flush_choice(), when the pool was opened */
     uint32_t host;                          /* the host whose cache the simulator uses */
     struct bl_sim_world *world;             /* simulator only */
 } bl_memory;

@@ -21,6 +21,7 @@ void bl_ntstore_copy(void *target, const void *source, size_t size)
         bl_flush(to, head);
     }
     bl_copy_stream(to + head, from + head, whole);
+    bl_streamed(to + head, whole, bl_flush_choice(bl_cpu_features()));
     if (tail > 0) {
         memcpy(to + head + whole, from + head + whole, tail);
         bl_flush(to + head + whole, tail);
@@ -36,7 +37,7 @@ void bl_flush(const void *address, size_t size)
 void bl_drop(const void *address, size_t size)
 {
     bl_full_fence_now();
-    bl_flush_lines(address, size, bl_cpu_features() & BL_CPU_CLFLUSHOPT);
+    bl_flush_lines(address, size, bl_flush_choice(bl_cpu_features()));
     bl_full_fence_now();
 }
 

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The instructions that take an address: flushes, non-temporal stores, fences, and atomics of
- * private words. The verbs (coherence.h) and the streaming copies (copy_isa.c, crc32c.c) are built
- * from them; the protocol calls verbs only. coherence.h says what each instruction does, and what
- * it does not.
+ * The instructions of x86-64 that take an address: flushes, non-temporal stores, fences. Included
+ * by instructions.h. coherence.h says what each instruction does, and what it does not.
  */
 #ifndef BL_X86_H
 #define BL_X86_H
@@ -15,18 +13,17 @@
 #include "api/coherence.h"
 #include "format/pool_format.h"
 
+/* The instruction sets of functions with the crc32 instruction. Clang counts it as one of its own;
+ * for GCC it is a part of SSE 4.2, and GCC 10 knows no other name. */
+#ifdef __clang__
+#define BL_CRC_TARGET "sse4.2,crc32"
+#else
+#define BL_CRC_TARGET "sse4.2"
+#endif
 
 static inline void bl_store_fence_now(void) { __asm__ volatile("sfence" ::: "memory"); }
 static inline void bl_full_fence_now(void) { __asm__ volatile("mfence" ::: "memory"); }
 static inline void bl_compiler_barrier(void) { __asm__ volatile("" ::: "memory"); }
-
-/* Ask for private memory that is needed soon. To the compiler, a function that only prefetches has
- * no effect, and its calls would be dropped: hence the barrier. */
-static inline void bl_prefetch(const void *address)
-{
-    __builtin_prefetch(address);
-    bl_compiler_barrier();
-}
 
 static inline void bl_nt16(void *target, __m128i value) { _mm_stream_si128(target, value); }
 
@@ -40,6 +37,59 @@ __attribute__((target("avx512f"), always_inline)) static inline void bl_nt64(voi
                                                                              __m512i value)
 {
     _mm512_stream_si512(target, value);
+}
+
+/* Copy an aligned line of the pool into private memory of any alignment, in one pass. */
+static inline void bl_line_read(const void *address, void *line)
+{
+    const __m128i *source = address;
+    __m128i *target = line;
+    bl_compiler_barrier();
+    __m128i a = _mm_load_si128(source), b = _mm_load_si128(source + 1);
+    __m128i c = _mm_load_si128(source + 2), d = _mm_load_si128(source + 3);
+    bl_compiler_barrier();
+    _mm_storeu_si128(target, a);
+    _mm_storeu_si128(target + 1, b);
+    _mm_storeu_si128(target + 2, c);
+    _mm_storeu_si128(target + 3, d);
+}
+
+/* Store private memory of any alignment to an aligned line. */
+static inline void bl_line_store(void *address, const void *line)
+{
+    __m128i *target = address;
+    const __m128i *source = line;
+    __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
+    __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+    bl_compiler_barrier();
+    _mm_store_si128(target, a);
+    _mm_store_si128(target + 1, b);
+    _mm_store_si128(target + 2, c);
+    _mm_store_si128(target + 3, d);
+    bl_compiler_barrier();
+}
+
+/* Do the same past the cache. The four stores stand together: they fill a write-combining buffer at
+ * once. */
+static inline void bl_line_stream(void *address, const void *line)
+{
+    __m128i *target = address;
+    const __m128i *source = line;
+    __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
+    __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+    bl_compiler_barrier();
+    bl_nt16(target, a);
+    bl_nt16(target + 1, b);
+    bl_nt16(target + 2, c);
+    bl_nt16(target + 3, d);
+    bl_compiler_barrier();
+}
+
+/* Complete streamed lines. A non-temporal store leaves no copy in a cache, so nothing remains to
+ * be done before the fence. */
+static inline void bl_streamed(const void *address, size_t size, uint32_t choice)
+{
+    (void)address, (void)size, (void)choice;
 }
 
 /* Move one aligned line without tearing: both addresses are those of lines. */
@@ -92,13 +142,19 @@ static inline void bl_clwb(const void *line)
     __asm__ volatile("clwb %0" : "+m"(*(volatile char *)(uintptr_t)line));
 }
 
+/* Return what bl_flush_lines needs to know of this CPU: 1 if it has clflushopt. */
+static inline uint32_t bl_flush_choice(uint32_t features)
+{
+    return (features & BL_CPU_CLFLUSHOPT) != 0;
+}
+
 /* Write back and drop every line that has a byte of [address, address + size). There is no
  * fence. */
-static inline void bl_flush_lines(const void *address, size_t size, uint32_t has_clflushopt)
+static inline void bl_flush_lines(const void *address, size_t size, uint32_t choice)
 {
     const char *line = (const char *)((uintptr_t)address & ~(uintptr_t)(BL_LINE_SIZE - 1));
     const char *end = size > 0 ? (const char *)address + size : line;
-    if (has_clflushopt)
+    if (choice)
         for (; line < end; line += BL_LINE_SIZE)
             bl_clflushopt(line);
     else
@@ -113,49 +169,51 @@ static inline void bl_write_back_lines(const void *address, size_t size, uint32_
     const char *line = (const char *)((uintptr_t)address & ~(uintptr_t)(BL_LINE_SIZE - 1));
     const char *end = size > 0 ? (const char *)address + size : line;
     if (!(features & BL_CPU_CLWB))
-        bl_flush_lines(address, size, features & BL_CPU_CLFLUSHOPT);
+        bl_flush_lines(address, size, bl_flush_choice(features));
     else
         for (; line < end; line += BL_LINE_SIZE)
             bl_clwb(line);
 }
 
-/* Access private words that threads of one process share: a stop flag, or a counter that another
- * thread reads. */
-static inline uint64_t bl_shared_load(const uint64_t *word)
+/* Return the widest of 8, 16, 32 and 64 bytes, at most widest, that one instruction moves. */
+static inline uint32_t bl_move_width(uint32_t widest, uint32_t features)
 {
-    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+    if (widest >= 64 && (features & BL_CPU_AVX512))
+        return 64;
+    if (widest >= 32 && (features & BL_CPU_AVX2))
+        return 32;
+    return widest >= 16 ? 16 : 8;
 }
 
-static inline void bl_shared_store(uint64_t *word, uint64_t value)
+__attribute__((target("avx512f"))) static void bl_move_64(void *target, const void *source)
 {
-    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+    _mm512_storeu_si512(target, _mm512_loadu_si512(source));
 }
 
-/* Add amount and return the value before. */
-static inline uint64_t bl_shared_add(uint64_t *word, uint64_t amount)
+__attribute__((target("avx2"))) static void bl_move_32(void *target, const void *source)
 {
-    return __atomic_fetch_add(word, amount, __ATOMIC_RELAXED);
+    _mm256_storeu_si256(target, _mm256_loadu_si256(source));
 }
 
-/* Prefetch private memory that a streaming copy will read, into the second-level cache: the buffers
- * of the first level are busy with what goes out. */
-static inline void bl_prefetch_source(const void *address, size_t size)
+/* Move as many bytes by one load and one store, past no cache. */
+static inline void bl_move(void *target, const void *source, uint32_t width)
 {
-    for (size_t at = 0; at < size; at += BL_LINE_SIZE)
-        _mm_prefetch((const char *)address + at, _MM_HINT_T1);
-    bl_compiler_barrier();
+    if (width == 64)
+        bl_move_64(target, source);
+    else if (width == 32)
+        bl_move_32(target, source);
+    else if (width == 16)
+        _mm_storeu_si128(target, _mm_loadu_si128(source));
+    else
+        *(volatile uint64_t *)target = *(const volatile uint64_t *)source;
 }
 
-/* Prefetch the lines at both ends of a run that is written next: the streaming stores would wait
- * for them. */
-static inline void bl_prefetch_edges(const void *address, size_t size)
-{
-    uintptr_t start = (uintptr_t)address, end = start + size;
-    if (start % BL_LINE_SIZE > 0)
-        __builtin_prefetch(address, 1);
-    if (end % BL_LINE_SIZE > 0)
-        __builtin_prefetch((const void *)end, 1);
-    bl_compiler_barrier();
-}
+static inline void bl_pause_now(void) { _mm_pause(); }
+
+/* Return the time stamp counter, which is read in a few cycles. */
+static inline uint64_t bl_ticks(void) { return __builtin_ia32_rdtsc(); }
+
+/* About 100 us: the counter's rate is nearly that of the CPU. */
+static inline uint64_t bl_ticks_of_100_us(void) { return 1u << 18; }
 
 #endif

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "api/dsa.h"
-#include "coherence/x86.h"
+#include "coherence/instructions.h"
 
 typedef struct bl_dsa_queue_verbs {
     int (*submit)(bl_dsa_queue *queue, const bl_dsa_descriptor *descriptor);

@@ -156,7 +156,7 @@ int bl_pool_open(const bl_superblock *superblocks, void *const *devices, bl_pool
     memcpy(pool->pool_id, superblocks->pool_id, sizeof pool->pool_id);
     pool->memory.map = bl_interleave_make(g->device_count, g->device_size, g->interleaved);
     pool->memory.size = g->size;
-    pool->memory.has_clflushopt = (bl_cpu_features() & BL_CPU_CLFLUSHOPT) != 0;
+    pool->memory.flush_choice = bl_flush_choice(bl_cpu_features());
     for (uint32_t i = 0; i < g->device_count; i++) {
         pool->memory.base[i] = devices[i];
         pool->memory.coherent[i] = superblocks[i].coherence == BL_COHERENCE_HARDWARE;

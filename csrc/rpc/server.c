@@ -320,7 +320,7 @@ int bl_server_handle_method(bl_server *server, uint32_t method, bl_handler handl
     if (method >= BL_METHOD_COUNT)
         return -EINVAL;
     server->handlers[method].context = context;
-    bl_compiler_barrier(); /* the poll loop may run: it never sees a handler without its context */
+    bl_store_fence_now(); /* the poll loop may run: it never sees a handler without its context */
     server->handlers[method].run = handler;
     return 0;
 }

@@ -15,7 +15,7 @@
 
 #include "base/bitset.h"
 #include "base/lazy.h"
-#include "coherence/x86.h"
+#include "coherence/instructions.h"
 #include "space/fit.h"
 
 enum { BL_EXTENT_WORDS = BL_EXTENT_BLOCKS_MAX / 64 };

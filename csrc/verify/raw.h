@@ -33,39 +33,16 @@ static inline void bl_raw_load(const bl_memory *memory, uint64_t offset, void *t
 
 #else
 
-__attribute__((target("avx512f"))) static void bl_raw_move_64(void *target, const void *source)
-{
-    _mm512_storeu_si512(target, _mm512_loadu_si512(source));
-}
-
-__attribute__((target("avx2"))) static void bl_raw_move_32(void *target, const void *source)
-{
-    _mm256_storeu_si256(target, _mm256_loadu_si256(source));
-}
-
 /* Move with the widest instruction that this CPU has, at most widest bytes. */
 static void bl_raw_move(void *target, const void *source, uint32_t size, uint32_t widest)
 {
-    uint32_t features = bl_cpu_features(), width = 8;
+    uint32_t width = 8;
     while (width < size && width < widest && width < BL_LINE_SIZE)
         width *= 2;
-    if (width == 64 && !(features & BL_CPU_AVX512))
-        width = 32;
-    if (width == 32 && !(features & BL_CPU_AVX2))
-        width = 16;
+    width = bl_move_width(width, bl_cpu_features());
     bl_compiler_barrier();
-    for (uint32_t at = 0; at < size; at += width) {
-        uint8_t *to = (uint8_t *)target + at;
-        const uint8_t *from = (const uint8_t *)source + at;
-        if (width == 64)
-            bl_raw_move_64(to, from);
-        else if (width == 32)
-            bl_raw_move_32(to, from);
-        else if (width == 16)
-            _mm_storeu_si128((__m128i *)to, _mm_loadu_si128((const __m128i *)from));
-        else
-            *(volatile uint64_t *)to = *(const volatile uint64_t *)from;
-    }
+    for (uint32_t at = 0; at < size; at += width)
+        bl_move((uint8_t *)target + at, (const uint8_t *)source + at, width);
     bl_compiler_barrier();
 }
 

@@ -9,9 +9,10 @@
  * there is xored in. Four registers run 256 bytes ahead of themselves, then they are folded into
  * one, its lanes into one, and the crc32 instruction reduces the last 16 bytes.
  */
-#include "coherence/crc32c_wide.h"
+#ifdef __x86_64__
 
-#include "coherence/x86.h"
+#include "coherence/crc32c_isa.h"
+#include "coherence/instructions.h"
 
 #define BL_CRC_WIDE __attribute__((target(BL_CRC_TARGET ",avx512f,vpclmulqdq,pclmul")))
 
@@ -117,3 +118,5 @@ BL_CRC_WIDE uint32_t bl_crc_wide_stream(uint32_t crc, uint8_t *target, const uin
 {
     return bl_crc_wide(crc, target, source, size, BL_CRC_STREAM);
 }
+
+#endif

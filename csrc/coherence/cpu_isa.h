@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * How the features of a CPU are read: one source for each architecture.
+ */
+#ifndef BL_CPU_ISA_H
+#define BL_CPU_ISA_H
+
+#include <stdint.h>
+
+/* Return the features (enum bl_cpu_feature) that this CPU has and the system lets us use. */
+uint32_t bl_cpu_read(void);
+
+#endif
