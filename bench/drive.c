@@ -6,7 +6,6 @@
  */
 #include "drive.h"
 
-#include <immintrin.h>
 #include <time.h>
 
 uint64_t drive_now_ns(void)
@@ -20,7 +19,11 @@ static uint64_t wait_until(uint64_t then_ns)
 {
     uint64_t now = drive_now_ns();
     for (; now < then_ns; now = drive_now_ns())
-        _mm_pause();
+#ifdef __x86_64__
+        __builtin_ia32_pause();
+#else
+        __asm__ volatile("isb" ::: "memory");
+#endif
     return now;
 }
 

@@ -8,16 +8,22 @@
  */
 #include "limit.h"
 
-#include <cpuid.h>
 #include <errno.h>
-#include <immintrin.h>
 #include <string.h>
 #include <time.h>
+#ifdef __x86_64__
+#include <cpuid.h>
+#include <immintrin.h>
+#else
+#include <arm_neon.h>
+#endif
 
 enum {
     LINE = 64,
     LOOKS_PER_CLOCK = 1024      /* polls between two readings of the clock */
 };
+
+#ifdef __x86_64__
 
 static struct {
     int clflushopt, clwb, avx2, avx512;
@@ -47,8 +53,6 @@ static inline void clflushopt(const void *p)
 {
     __asm__ volatile("clflushopt (%0)" ::"r"(p) : "memory");
 }
-
-/* ---- Copies. */
 
 __attribute__((target("avx512f"))) static void stream512(uint8_t *to, const uint8_t *from,
                                                          uint64_t size)
@@ -89,6 +93,65 @@ static inline void stream(uint8_t *to, const uint8_t *from, uint64_t size)
     else
         stream128(to, from, size);
 }
+
+static inline void stream_line(uint8_t *line, uint32_t value)
+{
+    for (int k = 0; k < 4; k++)
+        _mm_stream_si128((__m128i *)line + k, _mm_set1_epi32((int)value));
+}
+
+static inline void store_line(uint8_t *line, uint32_t value)
+{
+    for (int k = 0; k < 4; k++)
+        _mm_store_si128((__m128i *)line + k, _mm_set1_epi32((int)value));
+}
+
+#else
+
+/* aarch64: a non-temporal store is a hint, so a streamed line is also written back and dropped; and
+ * only dsb completes that. Where a kind names an instruction of x86-64, its counterpart is used. */
+
+int limit_has_clflushopt(void) { return 0; }
+int limit_has_clwb(void) { return 1; }
+
+static inline void full_fence(void) { __asm__ volatile("dsb sy" ::: "memory"); }
+static inline void store_fence(void) { __asm__ volatile("dsb sy" ::: "memory"); }
+static inline void clflush(const void *p) { __asm__ volatile("dc civac, %0" ::"r"(p) : "memory"); }
+static inline void clflushopt(const void *p) { clflush(p); }
+static inline void clwb(const void *p) { __asm__ volatile("dc cvac, %0" ::"r"(p) : "memory"); }
+
+static inline void drop(const uint8_t *line, uint64_t size)
+{
+    for (uint64_t i = 0; i < size; i += LINE)
+        clflush(line + i);
+}
+
+static inline void stream(uint8_t *to, const uint8_t *from, uint64_t size)
+{
+    for (uint64_t i = 0; i < size; i += 32)
+        __asm__ volatile("stnp %q0, %q1, [%2]"
+                         ::"w"(vld1q_u8(from + i)), "w"(vld1q_u8(from + i + 16)), "r"(to + i)
+                         : "memory");
+    drop(to, size);
+}
+
+static inline void store_line(uint8_t *line, uint32_t value)
+{
+    for (int k = 0; k < 4; k++)
+        vst1q_u32((uint32_t *)line + 4 * k, vdupq_n_u32(value));
+}
+
+static inline void stream_line(uint8_t *line, uint32_t value)
+{
+    uint32_t words[LINE / 4];
+    for (int k = 0; k < LINE / 4; k++)
+        words[k] = value;
+    stream(line, (const uint8_t *)words, LINE);
+}
+
+#endif
+
+/* ---- Copies. */
 
 int limit_write(const void *base, uint64_t offset, void *buffer, uint64_t size)
 {
@@ -182,14 +245,11 @@ static inline uint8_t *slot(const limit_lines *lines, uint8_t *way, uint32_t seq
 static inline void send(const limit_lines *lines, uint8_t *way, uint32_t sequence, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
-        __m128i value = _mm_set1_epi32((int)(sequence + i));
-        __m128i *line = (__m128i *)slot(lines, way, sequence + i);
+        uint8_t *line = slot(lines, way, sequence + i);
         if (lines->coherent)
-            for (int k = 0; k < 4; k++)
-                _mm_store_si128(line + k, value);
+            store_line(line, sequence + i);
         else
-            for (int k = 0; k < 4; k++)
-                _mm_stream_si128(line + k, value);
+            stream_line(line, sequence + i);
     }
     store_fence();
 }
