@@ -11,6 +11,8 @@ names, before any pool is open.
 
 from __future__ import annotations
 
+import platform
+
 from beluga import _core as core
 from beluga import config
 from beluga.errors import InstructionError
@@ -33,6 +35,12 @@ _FLUSHES = {
     "clflush": (0, lib.BL_CPU_CLFLUSHOPT | lib.BL_CPU_CLWB),
     "clflushopt": (lib.BL_CPU_CLFLUSHOPT, lib.BL_CPU_CLWB),
 }
+if platform.machine() == "aarch64":
+    _ISAS = {
+        "stnp": (0, lib.BL_CPU_NEON | lib.BL_CPU_CRC32),
+        "neon": (lib.BL_CPU_NEON, 0),
+    }
+    _FLUSHES = {"civac": (0, 0)}
 
 
 def _taken_away(variable: str, choice: str | None, choices: dict[str, tuple[int, int]]) -> int:

@@ -19,6 +19,7 @@ BelugaError
 │   ├── DeviceFaultError          a device failed under a call: poisoned, unplugged, cut short
 │   ├── NoRoomError               the filesystem, memory or a cgroup has no room
 │   ├── NoDefaultPoolError        nothing is mounted
+│   ├── CacheLineError            this CPU's cache lines are larger than a pool's lines
 │   └── VerifyError               the memory breaks a promise, or cannot be tested
 ├── RpcError                      asking the server
 │   ├── NoServerError             no process serves the pool
@@ -127,6 +128,9 @@ class NoRoomError(PoolError): ...
 
 
 class NoDefaultPoolError(PoolError): ...
+
+
+class CacheLineError(PoolError): ...
 
 
 class VerifyError(PoolError): ...
@@ -340,6 +344,11 @@ CODES: tuple[tuple[type[BelugaError], str], ...] = (
     (
         OffloadingError,
         "no space yet: the blocks that could be evicted wait for a lower tier; try again",
+    ),
+    (
+        CacheLineError,
+        "this CPU may write back more than 64 bytes at once, and so overwrite what other hosts "
+        "wrote; here only pools of one host work: create them with --coherence hardware",
     ),
 )
 

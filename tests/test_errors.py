@@ -46,6 +46,7 @@ NUMBERS = {
     "BL_ERROR_SESSION_ALIVE": (1025, errors.SessionAliveError),
     "BL_ERROR_RUNTIME_DIR": (1026, errors.RuntimeDirError),
     "BL_ERROR_OFFLOADING": (1027, errors.OffloadingError),
+    "BL_ERROR_CACHE_LINE": (1028, errors.CacheLineError),
 }
 
 

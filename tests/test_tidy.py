@@ -29,7 +29,8 @@ FUNCTION_LINES_MAX = 70
 INSTRUCTIONS = re.compile(
     r"\b(clflush|clflushopt|clwb|sfence|mfence|lfence|movnt\w*|movdir64b"
     r"|_mm_(?:clflush|clflushopt|clwb|sfence|mfence|lfence)|_mm\d*_stream_(?:si|load_si|pd|ps)\w*"
-    r"|dsb|dmb|stnp|civac|cvac|_(?:movdir64b|directstoreu_u\d+)|__atomic_\w+|__sync_\w+|_Atomic|atomic_\w+)\b"
+    r"|dsb|dmb|stnp|civac|cvac"
+    r"|_(?:movdir64b|directstoreu_u\d+)|__atomic_\w+|__sync_\w+|_Atomic|atomic_\w+)\b"
 )
 # Not for the pool: memory that the processes of one host share, where its header may name atomics.
 HOST_ATOMICS = re.compile(r"__atomic_\w+")

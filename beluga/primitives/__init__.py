@@ -29,6 +29,8 @@ _FEATURES = {
     "vpclmul": lib.BL_CPU_VPCLMUL,
     "enqcmd": lib.BL_CPU_ENQCMD,
     "waitpkg": lib.BL_CPU_WAITPKG,
+    "neon": lib.BL_CPU_NEON,
+    "crc32": lib.BL_CPU_CRC32,
 }
 
 
@@ -102,5 +104,7 @@ def features() -> frozenset[str]:
 
 
 def isa() -> str:
-    """Return the name of the streaming copy: ``sse2``, ``avx2``, ``avx512`` or ``movdir64b``."""
+    """Return the name of the streaming copy: ``sse2``, ``avx2``, ``avx512`` or ``movdir64b``; on
+    aarch64 ``neon`` or ``stnp``.
+    """
     return str(ffi.string(lib.bl_copy_isa()).decode())

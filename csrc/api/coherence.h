@@ -21,7 +21,9 @@ enum bl_cpu_feature {
     BL_CPU_PCLMUL = 64,
     BL_CPU_VPCLMUL = 128,       /* four carry-less products at once; implies AVX512 */
     BL_CPU_ENQCMD = 256,        /* submits to a device's shared queue */
-    BL_CPU_WAITPKG = 512        /* sleeps until a line is written */
+    BL_CPU_WAITPKG = 512,       /* sleeps until a line is written */
+    BL_CPU_NEON = 1024,         /* aarch64, as the following */
+    BL_CPU_CRC32 = 2048         /* the crc32c instructions */
 };
 
 /* Return the features that were found and not taken away. */
@@ -31,7 +33,8 @@ uint32_t bl_cpu_features(void);
  * opened. */
 void bl_cpu_limit(uint32_t mask);
 
-/* Return the streaming path in use: "sse2", "avx2", "avx512" or "movdir64b". */
+/* Return the streaming path in use: "sse2", "avx2", "avx512" or "movdir64b"; on aarch64 "neon" or
+ * "stnp". */
 const char *bl_copy_isa(void);
 
 /* Copy past the cache: whole lines by non-temporal stores, a ragged head and tail by plain stores

@@ -75,4 +75,4 @@ void bl_copy_out(void *target, const void *source, size_t size, uint32_t *crc,
     bl_copy_near(to + head + lines, from + head + lines, size - head - lines, crc);
 }
 
-void bl_copy_settle(void) { bl_store_fence_now(); }
+void bl_copy_settle(void) { bl_settle_now(); }

@@ -8,9 +8,9 @@
  * The header of an architecture defines:
  *   bl_store_fence_now, bl_full_fence_now, bl_compiler_barrier
  *   bl_line_read, bl_line_store, bl_line_stream
- *   bl_streamed, bl_flush_choice, bl_flush_lines, bl_write_back_lines
+ *   bl_streamed, bl_flush_choice, bl_flush_lines, bl_write_back_lines, bl_flush_fault
  *   bl_move_width, bl_move
- *   bl_pause_now, bl_ticks, bl_ticks_of_100_us
+ *   bl_settle_now, bl_pause_now, bl_interrupted_at, bl_ticks, bl_ticks_of_100_us
  *   bl_portal_move, bl_portal_enqueue, bl_monitor
  * Its sources are the files that begin with its name.
  */
@@ -25,8 +25,10 @@
 
 #if defined(__x86_64__)
 #include "coherence/x86.h"
+#elif defined(__aarch64__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#include "coherence/aarch64.h"
 #else
-#error "Beluga has the instructions of x86-64 only"
+#error "Beluga has the instructions of x86-64 and of aarch64 (little-endian)"
 #endif
 
 /* Ask for private memory that is needed soon. To the compiler, a function that only prefetches has

@@ -9,6 +9,7 @@
 
 #include <immintrin.h>
 #include <stddef.h>
+#include <ucontext.h>
 
 #include "api/coherence.h"
 #include "format/pool_format.h"
@@ -23,6 +24,10 @@
 
 static inline void bl_store_fence_now(void) { __asm__ volatile("sfence" ::: "memory"); }
 static inline void bl_full_fence_now(void) { __asm__ volatile("mfence" ::: "memory"); }
+
+/* Order this thread's streamed stores for the other threads of this host. */
+static inline void bl_settle_now(void) { bl_store_fence_now(); }
+
 static inline void bl_compiler_barrier(void) { __asm__ volatile("" ::: "memory"); }
 
 static inline void bl_nt16(void *target, __m128i value) { _mm_stream_si128(target, value); }
@@ -175,6 +180,10 @@ static inline void bl_write_back_lines(const void *address, size_t size, uint32_
             bl_clwb(line);
 }
 
+/* Return 0 if writing a line back never touches another, or -BL_ERROR_CACHE_LINE: all x86-64 CPUs
+ * have cache lines of 64 bytes. */
+static inline int bl_flush_fault(void) { return 0; }
+
 /* Return the widest of 8, 16, 32 and 64 bytes, at most widest, that one instruction moves. */
 static inline uint32_t bl_move_width(uint32_t widest, uint32_t features)
 {
@@ -209,6 +218,12 @@ static inline void bl_move(void *target, const void *source, uint32_t width)
 }
 
 static inline void bl_pause_now(void) { _mm_pause(); }
+
+/* Return where a signal's context was interrupted. */
+static inline uint64_t bl_interrupted_at(const void *context)
+{
+    return (uint64_t)((const ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
+}
 
 /* Return the time stamp counter, which is read in a few cycles. */
 static inline uint64_t bl_ticks(void) { return __builtin_ia32_rdtsc(); }

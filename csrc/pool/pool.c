@@ -149,6 +149,8 @@ int bl_pool_open(const bl_superblock *superblocks, void *const *devices, bl_pool
     for (uint32_t i = 0; i < g->device_count; i++)
         if (bl_superblock_strange(superblocks, superblocks + i, i))
             return -EINVAL;
+        else if (superblocks[i].coherence != BL_COHERENCE_HARDWARE && bl_flush_fault() < 0)
+            return bl_flush_fault();
     bl_pool *pool = calloc(1, sizeof *pool);
     if (pool == NULL)
         return -ENOMEM;

@@ -12,7 +12,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <sys/mman.h>
-#include <ucontext.h>
 
 /* The world that this thread runs; a signal handler gets no other argument. */
 _Thread_local bl_sim_world *bl_sim_running;
@@ -48,13 +47,12 @@ static void bl_sim_raw_fault(int number, siginfo_t *info, void *context)
         if (address < base || address >= base + size)
             continue;
         char report[sizeof world->stat.report];
-        const ucontext_t *registers = context;
         const bl_site *last = world->last_site;
         snprintf(report, sizeof report,
-                 "raw access: device %u, offset 0x%llx, process %u of host %u, at instruction %p, "
-                 "after %s:%u %s",
+                 "raw access: device %u, offset 0x%llx, process %u of host %u, "
+                 "at instruction 0x%llx, after %s:%u %s",
                  i, (unsigned long long)(address - base), world->current->number,
-                 world->current->pool.memory.host, (void *)registers->uc_mcontext.gregs[REG_RIP],
+                 world->current->pool.memory.host, (unsigned long long)bl_interrupted_at(context),
                  last ? bl_sim_file(last) : "no verb", last ? last->line : 0,
                  last ? last->verb : "");
         bl_sim_fail(world, -BL_SIM_RAW_ACCESS, report);
