@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 
 from beluga.disagg import PrefillTask, QueueSize
 
@@ -50,6 +51,7 @@ class ListClaim:
     async def nack(self, delay: float = 0.0) -> None:
         self.queue.held.remove(self)
         self.queue.waiting.insert(0, (self.task, self.ticket, self.deliveries))
+        self.queue.given_back()
 
 
 class ListQueue:
@@ -58,6 +60,7 @@ class ListQueue:
         self.held: list[ListClaim] = []
         self.acked: list[str] = []
         self.fails: Exception | None = None
+        self.given_back: Callable[[], None] = lambda: None  # called when a claim comes back
 
     async def enqueue_task(self, task: PrefillTask) -> ListTicket:
         ticket = ListTicket(self)

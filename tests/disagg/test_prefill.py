@@ -254,11 +254,15 @@ def test_an_engine_that_fails_gives_the_task_back() -> None:
         await queue.enqueue_task(task())
         async with FakeEngine().serving() as engine:
             engine.status = 503
-            async with working(queue, engine) as worker:
-                await eventually(lambda: worker.stat.given_back == 1)
+
+            def mend() -> None:
                 assert queue.acked == []
                 engine.status = 200
+
+            queue.given_back = mend
+            async with working(queue, engine) as worker:
                 await eventually(lambda: worker.stat.done == 1)
+                assert worker.stat.given_back == 1
         assert queue.acked == ["r"]
 
     asyncio.run(play())
