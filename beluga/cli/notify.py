@@ -8,6 +8,7 @@ that variable nothing is told.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -27,31 +28,31 @@ class Manager:
     def __init__(self, look_s_max: float) -> None:
         self._address = config.notify_socket()
         watchdog_s = config.watchdog_s()
-        self._watched = watchdog_s is not None
-        self.look_s = min(look_s_max, (watchdog_s or look_s_max * 4) / 4)
-        self._alive_s = -self.look_s
+        self._period_s = math.inf if watchdog_s is None else watchdog_s / 4
+        self.look_s = min(look_s_max, self._period_s)
+        self._told_s = -math.inf
         self._status = ""
 
     def ready(self, status: str) -> None:
         """Say that the service does what it was started for, and how. Only changes are told."""
         if status != self._status:
-            self._status = status
-            self._tell(f"READY=1\nMAINPID={os.getpid()}\nSTATUS={status}", heard=True)
+            first, self._status = not self._status, status
+            self._tell(f"READY=1\nMAINPID={os.getpid()}\nSTATUS={status}", heard=first)
 
     def stopping(self) -> None:
         """Say that the process ends, as it was told."""
         self._tell("STOPPING=1\nSTATUS=stopping")
 
     def alive(self) -> None:
-        """Say that the service makes progress. The caller has just seen it."""
+        """Say, not too often, that the service makes progress. The caller has just seen it."""
         now = time.monotonic()
-        if self._watched and now - self._alive_s >= self.look_s / 2:
-            self._alive_s = now
+        if math.isfinite(self._period_s) and now - self._told_s >= self._period_s:
+            self._told_s = now
             self._tell("WATCHDOG=1")
 
     def _tell(self, text: str, *, heard: bool = False) -> None:
         """Send the words; with ``heard`` say so if nobody can hear them. `beluga serve --detach`
-        listens only until the server is ready.
+        listens only for the first ones.
         """
         if self._address is None:
             return
