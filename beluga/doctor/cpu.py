@@ -30,16 +30,22 @@ def _missing(machine: Machine, names: tuple[str, ...], flags: dict[str, str]) ->
     return lost
 
 
-def _foreign(machine: Machine) -> Verdict | None:
-    if machine.arch in ("x86_64", "AMD64"):
+def _aarch64(machine: Machine, feature: str, good: str, without: str) -> Verdict | None:
+    """Return the verdict for a CPU that is aarch64, or None."""
+    if machine.arch != "aarch64":
         return None
-    return ok(f"the x86 features do not apply to this CPU ({machine.arch})")
+    if not feature or feature in machine.features:
+        return ok(f"aarch64: {good}")
+    limited = _CRC_FLAGS.get(feature, feature) in machine.cpu_flags()
+    return warning(f"aarch64: {without}", "unset BELUGA_ISA" if limited else _ANOTHER_MODEL)
 
 
 def check_flush(machine: Machine) -> Verdict:
     """Look for clflushopt and clwb."""
-    if (foreign := _foreign(machine)) is not None:
-        return foreign
+    if (
+        verdict := _aarch64(machine, "", "dc civac drops lines, dc cvac writes them back", "")
+    ) is not None:
+        return verdict
     lost = _missing(machine, ("clflushopt", "clwb"), {})
     if "clflushopt" in lost:
         return warning(
@@ -54,8 +60,12 @@ def check_flush(machine: Machine) -> Verdict:
 
 def check_copy(machine: Machine) -> Verdict:
     """Look for the widest instructions that stream copies past the cache."""
-    if (foreign := _foreign(machine)) is not None:
-        return foreign
+    if (
+        verdict := _aarch64(
+            machine, "neon", "stnp streams 32 bytes at a time", "stnp streams 16 bytes at a time"
+        )
+    ) is not None:
+        return verdict
     lost = _missing(machine, ("avx2", "avx512", "movdir64b"), {"avx512": "avx512f"})
     limited = [name for name, mend in lost.items() if mend.startswith("unset")]
     if limited:
@@ -72,8 +82,12 @@ def check_copy(machine: Machine) -> Verdict:
 
 def check_checksums(machine: Machine) -> Verdict:
     """Look for the instructions that compute checksums."""
-    if (foreign := _foreign(machine)) is not None:
-        return foreign
+    if (
+        verdict := _aarch64(
+            machine, "crc32", "crc32c computes checksums", "checksums take most of a copy's time"
+        )
+    ) is not None:
+        return verdict
     lost = _missing(machine, ("sse4.2", "pclmul", "vpclmul"), _CRC_FLAGS)
     if "sse4.2" in lost or "pclmul" in lost:
         name = "sse4.2" if "sse4.2" in lost else "pclmul"
@@ -82,7 +96,7 @@ def check_checksums(machine: Machine) -> Verdict:
     return ok(f"sse4.2 and pclmul compute checksums{wide}")
 
 
-_CRC_FLAGS = {"sse4.2": "sse4_2", "pclmul": "pclmulqdq", "vpclmul": "vpclmulqdq"}
+_CRC_FLAGS = {"sse4.2": "sse4_2", "pclmul": "pclmulqdq", "vpclmul": "vpclmulqdq", "neon": "asimd"}
 
 
 def check_clocksource(machine: Machine) -> Verdict:
@@ -103,8 +117,10 @@ def check_clocksource(machine: Machine) -> Verdict:
 
 def check_tsc(machine: Machine) -> Verdict:
     """Look at the time stamp counter, by which short waits are measured."""
-    if (foreign := _foreign(machine)) is not None:
-        return foreign
+    if (
+        verdict := _aarch64(machine, "", "the virtual counter has a constant rate", "")
+    ) is not None:
+        return verdict
     cpu = machine.cpu_flags()
     lost = [name for name in ("constant_tsc", "nonstop_tsc") if name not in cpu]
     if not lost:

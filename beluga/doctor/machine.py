@@ -117,7 +117,7 @@ class Machine:
         """Return the flags of the first CPU in /proc/cpuinfo. Raises CannotTellError."""
         for line in self.read("proc/cpuinfo").splitlines():
             name, _, value = line.partition(":")
-            if name.strip() == "flags":
+            if name.strip() in ("flags", "Features"):  # of x86-64, of aarch64
                 return frozenset(value.split())
         return frozenset()
 

@@ -53,6 +53,8 @@ def no_usage(folder: Path) -> tuple[int, int]:
     raise FileNotFoundError(2, "No such file or directory", str(folder))
 
 
+ARM: dict[str, Any] = {"arch": "aarch64", "features": frozenset()}
+ASIMD: dict[str, str | None] = {"proc/cpuinfo": "Features : fp asimd\n"}
 GUEST = cpuinfo("hypervisor")
 BARE = cpuinfo("fpu")
 CANNOT = "cannot be told: "
@@ -67,7 +69,12 @@ CASES = [
     Case("cpu-flush", {}, without("clflushopt"), "warning", "", "unset BELUGA_FLUSH"),
     Case("cpu-flush", BARE, without("clwb"), "ok", "without clwb"),
     Case("cpu-flush", {"proc/cpuinfo": None}, without("clwb"), "warning", CANNOT, "mount -t proc"),
-    Case("cpu-flush", {}, {"arch": "aarch64"}, "ok", "aarch64"),
+    Case("cpu-flush", {}, {"arch": "aarch64"}, "ok", "aarch64: dc civac"),
+    Case("cpu-copy", {}, {**ARM, "features": frozenset({"neon"})}, "ok", "stnp streams 32"),
+    Case("cpu-copy", ASIMD, ARM, "warning", "16 bytes", "unset BELUGA_ISA"),
+    Case("cpu-checksums", ASIMD, ARM, "warning", "checksums take", "use a CPU"),
+    Case("cpu-checksums", {}, {**ARM, "features": frozenset({"crc32"})}, "ok", "crc32c"),
+    Case("tsc", {}, ARM, "ok", "virtual counter"),
     Case("cpu-copy", {}, {}, "ok", "movdir64b"),
     Case("cpu-copy", BARE, without("movdir64b"), "ok", "avx512 streams whole lines"),
     Case("cpu-copy", BARE, without("avx512"), "ok", "avx2 streams half lines"),

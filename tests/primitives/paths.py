@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import platform
+
 from beluga._ffi import lib
 
 VECTORS = lib.BL_CPU_AVX2 | lib.BL_CPU_AVX512 | lib.BL_CPU_VPCLMUL
@@ -27,3 +29,7 @@ CRC_PATHS = {
     "lanes": (lib.BL_CPU_SSE42 | lib.BL_CPU_PCLMUL, lib.BL_CPU_SSE42 | lib.BL_CPU_PCLMUL),
     "wide": (ALL, lib.BL_CPU_VPCLMUL),
 }
+if platform.machine() == "aarch64":
+    COPY_PATHS = {"stnp": (0, 0), "neon": (lib.BL_CPU_NEON, lib.BL_CPU_NEON)}
+    FLUSH_PATHS = {"civac": (ALL, 0)}
+    CRC_PATHS = {"plain": (0, 0), "crc32": (lib.BL_CPU_CRC32, lib.BL_CPU_CRC32)}

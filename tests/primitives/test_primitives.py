@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -135,19 +136,25 @@ def asked(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("isa", ["sse2", "avx2", "avx512", "movdir64b"])
+PLAINEST = "stnp" if platform.machine() == "aarch64" else "sse2"
+
+
+@pytest.mark.parametrize("isa", ["sse2", "avx2", "avx512", "movdir64b", "neon", "stnp"])
 def test_environment_forces_a_path_or_says_that_it_cannot(isa: str) -> None:
     done = asked("from beluga import primitives; print(primitives.isa())", BELUGA_ISA=isa)
-    if isa in ("sse2", primitives.isa()) or isa in primitives.features():
+    if isa in (PLAINEST, primitives.isa()) or isa in primitives.features():
         assert done.stdout.strip() == isa
     else:
-        assert f"BELUGA_ISA={isa} is not possible on this CPU; set it to sse2" in done.stderr
+        assert f"BELUGA_ISA={isa} is not possible on this CPU; set it to {PLAINEST}" in done.stderr
 
 
 @pytest.mark.parametrize("flush", ["clflush", "clflushopt"])
 def test_environment_forces_a_flush(flush: str) -> None:
     program = "from beluga import primitives; print(sorted(primitives.features()))"
     done = asked(program, BELUGA_FLUSH=flush)
+    if platform.machine() == "aarch64":
+        assert f"BELUGA_FLUSH={flush} is not possible on this CPU; set it to civac" in done.stderr
+        return
     if flush == "clflushopt" and flush not in primitives.features():
         pytest.skip("this CPU has no clflushopt")
     assert "clwb" not in done.stdout
