@@ -22,9 +22,12 @@ from .events import bench_events
 from .gateway import bench_gateway
 from .indexer import bench_indexer
 from .latency import bench_latency
+from .machine import cpu_model, facts, version
 from .options import Options
 from .plot import plot
+from .recorded import Recorded, load, peers
 from .recovery import bench_recovery
+from .report import Results, report
 from .row import FIELDS, Bench, Row
 from .rpc import bench_rpc
 from .scheduler import bench_scheduler
@@ -47,4 +50,19 @@ BENCHES: dict[str, Bench] = {
     "tiers-remote": bench_tiers_remote,
 }
 
-__all__ = ["BENCHES", "FIELDS", "Bench", "Options", "Row", "plot"]
+__all__ = [
+    "BENCHES",
+    "FIELDS",
+    "Bench",
+    "Options",
+    "Recorded",
+    "Results",
+    "Row",
+    "cpu_model",
+    "facts",
+    "load",
+    "peers",
+    "plot",
+    "report",
+    "version",
+]

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import subprocess
 from collections.abc import Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from beluga.pool import Pool, filesystem
+from beluga.pool import Pool, filesystem, show_size
 
 _CPUS = Path("/sys/devices/system/cpu")
 _NODES = Path("/sys/devices/system/node")
@@ -48,8 +49,40 @@ def version() -> str:
         return commit.stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            return metadata.version("beluga")
+            return metadata.version("beluga-kv")
         return "unknown"
+
+
+@cache
+def commit_date(commit: str) -> str | None:
+    """Return the day of a commit, or None where this is no checkout that has it."""
+    here = Path(__file__).resolve().parent
+    name = commit.removesuffix("-dirty")
+    if not name.isalnum():
+        return None
+    command = ["git", "-C", str(here), "show", "-s", "--format=%cs", f"{name}^{{commit}}"]
+    try:
+        shown = subprocess.run(command, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return shown.stdout.strip()
+
+
+def facts() -> dict[str, str]:
+    """Return what is known about this machine, for people."""
+    system = platform.uname()
+    found = {
+        "CPU": cpu_model(),
+        "Cores used": f"{len(cores())} of {os.cpu_count()} CPUs, one for each core",
+        "Memory": show_size(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
+        "NUMA nodes": str(len(nodes())),
+        "Kernel": f"{system.system} {system.release} {system.machine}",
+        "Load average": " ".join(f"{one:.2f}" for one in os.getloadavg()),
+        "Commit": version(),
+    }
+    if "hypervisor" in Path("/proc/cpuinfo").read_text():
+        found["CPU"] += ", a virtual machine"
+    return found
 
 
 def memory_of(pool: Pool) -> str:

@@ -22,8 +22,18 @@ from typing import NamedTuple
 
 import msgspec
 
+from beluga import page as page_charts
 from beluga.router import DEFAULT_POLICY, POLICIES
-from beluga.simulate import MEMORIES, Options, Prompt, Trace, load_trace, make_trace, simulate
+from beluga.simulate import (
+    MEMORIES,
+    Options,
+    Prompt,
+    Trace,
+    goodput,
+    load_trace,
+    make_trace,
+    simulate,
+)
 
 from .machine import cpu_model, version
 
@@ -197,21 +207,6 @@ def check(results: Sequence[Result]) -> list[dict[str, object]]:
     return rows
 
 
-def goodput(results: Sequence[Result], objective_s: float) -> float | None:
-    """Return the highest load at which the p90 TTFT holds the objective, interpolated between the
-    loads that were run. None: not even the lowest load holds it.
-    """
-    held: Result | None = None
-    for result in sorted(results, key=lambda result: result.load):
-        if result.ttft_p90_s > objective_s:
-            if held is None:
-                return None
-            part = (objective_s - held.ttft_p90_s) / (result.ttft_p90_s - held.ttft_p90_s)
-            return held.load + part * (result.load - held.load)
-        held = result
-    return held.load if held else None
-
-
 def _cells(results: Sequence[Result], memory: str) -> dict[tuple[str, float], dict[str, Result]]:
     cells: dict[tuple[str, float], dict[str, Result]] = {}
     for result in results:
@@ -256,30 +251,28 @@ def _table(trace: str, memory: str, results: Sequence[Result], objective_s: floa
             mean, p90 = mine[load].ttft_mean_s, mine[load].ttft_p90_s
             text = f"{mean:.3g}"
             cells.append(f"{f'**{text}**' if mean == best[load] else text} ({p90:.3g})")
-        limit = goodput(list(mine.values()), objective_s)
+        limit = goodput([(r.load, r.ttft_p90_s) for r in mine.values()], objective_s)
         end = "-" if limit is None else f"{'≥ ' if limit == loads[-1] else ''}{limit:.2f}x"
         yield f"| {policy} | {' | '.join(cells)} | {end} |"
 
 
 def plot(path: Path, trace: str, results: Sequence[Result]) -> None:
     """Draw the mean TTFT over the load, pool and split DRAM side by side."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "beluga"
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
-    for axis, memory in zip(axes, MEMORIES, strict=True):
-        for policy in POLICIES:
+    loads = sorted({result.load for result in results})
+    x = page_charts.Axis("load, as a multiple of the trace's own speed", ticks=loads)
+    y = page_charts.Axis("mean TTFT", log=True, show=page_charts.seconds)
+    charts = []
+    for memory in MEMORIES:
+        lines = []
+        for color, policy in enumerate(POLICIES):
             mine = [r for r in results if (r.memory, r.policy) == (memory, policy)]
-            width = 2.5 if policy == DEFAULT_POLICY else 1.0
-            axis.plot([r.load for r in mine], [r.ttft_mean_s for r in mine], label=policy, lw=width)
-        axis.set(title=f"{trace}, {memory}", xlabel="load, x", yscale="log")
-    axes[0].set_ylabel("mean TTFT, s")
-    axes[1].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
-    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
-    plt.close(figure)
+            points = [(r.load, r.ttft_mean_s) for r in mine]
+            lines.append(page_charts.Line(policy, points, color))
+        title = "shared pool" if memory == "pool" else "split DRAM"
+        charts.append(page_charts.LineChart(title=title, x=x, y=y, lines=lines))
+    title = f"{trace} (simulated)"
+    drawn = page_charts.picture(title, charts, columns=2, same_y=True, form="svg")
+    path.write_bytes(drawn)
 
 
 def write_page(path: Path, text: str) -> None:

@@ -6,6 +6,7 @@ apply.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from .options import Options
 from .ratio import Ratio
 
 Row = dict[str, object]
+
+EMULATED = ("tmpfs/DRAM", "hugetlbfs/DRAM")
 
 FIELDS = (
     "bench",
@@ -47,8 +50,20 @@ FIELDS = (
     "note",
     "machine",
     "commit",
+    "date",
     "command",
 )
+
+
+def is_smoke(row: Row) -> bool:
+    """Return whether a row is of a run of seconds, which shows only that the benchmark works."""
+    return "--smoke" in str(row.get("command")).split()
+
+
+def is_emulated(row: Row) -> bool:
+    """Return whether a row's memory stands for a CXL memory that it is not."""
+    memory = str(row.get("memory"))
+    return memory == "paced" or memory.endswith(" file") or memory in EMULATED
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +77,8 @@ class Recorder:
     def row(self, case: str, **values: object) -> Row:
         """Make a row. Raises KeyError for an unknown field."""
         given = {**self.fixed, **values}
+        # JSON has no numbers of numpy.
+        given = {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items()}
         if unknown := given.keys() - set(FIELDS):
             raise KeyError(f"rows have no field {', '.join(sorted(unknown))}")
         run: Row = {
@@ -69,6 +86,7 @@ class Recorder:
             "case": case,
             "machine": cpu_model(),
             "commit": version(),
+            "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
             "command": self.options.command(self.bench),
         }
         return {**dict.fromkeys(FIELDS), **given, **run}

@@ -71,8 +71,9 @@ EXPORTS: dict[str, str] = {
         "queue_name"
     ),
     "beluga.simulate": (
-        "ENGINES FORMATS MEMORIES ORDERS Options PRESETS Prompt Row Scale Spread Trace "
-        "check_report load_trace make_trace simulate trace_requests write_report"
+        "Course ENGINES FORMATS MEMORIES ORDERS Options PRESETS Prompt Row Scale Spread Trace "
+        "check_report goodput load_trace make_report make_trace simulate trace_requests "
+        "unequal_memory"
     ),
     "beluga.events": "EventService EventSettings NameTable",
     "beluga.gateway": (

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Python, bottom first. A layer is seen from above through its front door: the package itself.
 LAYERS = (
     ("errors", "_build", "_shared", "config", "child", "metrics"),
-    ("_ffi",),
+    ("_ffi", "page"),
     ("primitives", "lease"),
     ("pool",),
     ("rpc",),
@@ -64,7 +64,8 @@ EXTRAS = {
     "replay": {"msgspec", "rich"},
     "events": {"zmq"},
     "gateway": {"aiohttp", "msgspec", "prometheus_client", "tokenizers", "transformers", "zmq"},
-    "simulate": {"matplotlib", "msgspec", "rich"},
+    "page": {"matplotlib"},
+    "simulate": {"msgspec", "rich"},
     "tiers": {"mooncake", "obstore", "redis"},
     "transfer": {"cupy", "torch"},
     "kvcache": {"torch"},

@@ -14,6 +14,7 @@ from typing import Annotated
 import beluga_bench
 import typer
 
+from beluga.cli.bench_report import REPORT, report_files, report_run
 from beluga.cli.options import Json, check_output, need
 from beluga.cli.output import print_json, print_table, say
 
@@ -44,6 +45,21 @@ Disk = Annotated[
     typer.Option(metavar="DIR", help="A folder on the disk to measure; default: the current one."),
 ]
 
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PAGE", help="Where report writes its page; beluga-bench.html by default."
+    ),
+]
+From = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--from",
+        metavar="FILE...",
+        help="report makes its page of these results (JSON) and runs nothing.",
+    ),
+]
+
 _COLUMNS = {
     "case": "case",
     "engine": "engine",
@@ -68,7 +84,11 @@ _COLUMNS = {
 def bench(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="NAME...", help="The benchmarks, or all; see docs/benchmarks.md."),
+        typer.Argument(
+            metavar="NAME...",
+            help="The benchmarks, or all; see docs/benchmarks.md. report (alone, or before the "
+            "names of some) runs them and writes one HTML page.",
+        ),
     ],
     smoke: Smoke = False,
     plot: Plot = None,
@@ -77,9 +97,18 @@ def bench(
     pace: Pace = None,
     threads: Threads = None,
     disk: Disk = None,
+    out: Out = None,
+    sources: From = None,
     json: Json = False,
 ) -> None:
     """Measure this machine's memory and a pool in it, compared with the machine's own limit."""
+    page = names[0] == REPORT
+    if not page and (out is not None or sources):
+        raise typer.BadParameter("--out and --from are options of beluga bench report")
+    if page and sources:
+        report_files([*sources, *map(Path, names[1:])], out, json=json)
+        return
+    names = (names[1:] or ["all"]) if page else names
     chosen = list(beluga_bench.BENCHES) if names == ["all"] else names
     if unknown := [name for name in chosen if name not in beluga_bench.BENCHES]:
         known = ", ".join([*beluga_bench.BENCHES, "all"])
@@ -97,10 +126,13 @@ def bench(
         disk=disk,
         progress=say,
     )
-    rows = [row for name in chosen for row in beluga_bench.BENCHES[name](options)]
+    if page:
+        rows = report_run(chosen, options, out)
+    else:
+        rows = [row for name in chosen for row in beluga_bench.BENCHES[name](options)]
     if json:
         print_json(rows)
-    else:
+    elif not page:
         _show(rows)
     if plot is not None:
         beluga_bench.plot(rows, plot)
@@ -114,7 +146,7 @@ def rpc(
     json: Json = False,
 ) -> None:
     """Measure calls, compared with a bare exchange of lines."""
-    bench(["rpc"], smoke, plot, pool, coherence, None, None, None, json)
+    bench(["rpc"], smoke, plot, pool, coherence, json=json)
 
 
 def _show(rows: Sequence[Mapping[str, object]]) -> None:

@@ -4,18 +4,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from beluga.cli.options import Format, Json, Rate, check_output, need, size
+from beluga.cli.options import Format, Json, Rate, check_output, need, size, write_whole
+from beluga.cli.origin import origin
 from beluga.cli.output import print_json, print_table, progress, say
 from beluga.cli.policy_options import with_policy_settings
 from beluga.errors import SimulateError
-from beluga.pool import show_size
 from beluga.router import DEFAULT_POLICY, POLICIES, Goals, PolicySettings, costs
 from beluga.simulate import (
     ENGINES,
@@ -28,7 +29,8 @@ from beluga.simulate import (
     Trace,
     check_report,
     load_trace,
-    write_report,
+    make_report,
+    unequal_memory,
 )
 from beluga.simulate import simulate as run_simulation
 
@@ -56,7 +58,6 @@ _SCALED = {
     "ttft_mean_after_s": "TTFT after",
 }
 _PLANNED = {"workers_most": "workers", "worker_hours": "worker hours"}
-_QUEUE_S = 60.0  # a p99 of the TTFT that is due to a queue, not to a prompt
 _BAR_WIDTH = 60  # characters
 
 
@@ -135,7 +136,12 @@ Devices = Annotated[
     typer.Option(help="How many memory devices the pool has; one for 256 GiB by default."),
 ]
 Speed = Annotated[
-    float, typer.Option(help="Requests arrive at so many times the trace's own speed.")
+    str,
+    typer.Option(
+        metavar="X[,X...]",
+        help="Requests arrive at so many times the trace's own speed. "
+        "Several speeds are run one after another.",
+    ),
 ]
 Model = Annotated[str, typer.Option(help=f"The model and its GPU: {', '.join(costs.MODELS)}.")]
 Engine = Annotated[
@@ -184,7 +190,7 @@ def simulate(
     gpu_path: GpuPath = "root-complex",
     adapters: Adapters = None,
     devices: Devices = None,
-    speed: Speed = 1.0,
+    speed: Speed = "1",
     model: Model = costs.DEFAULT_MODEL,
     engine: Engine = "chunked",
     eviction: Eviction = "lru",
@@ -201,6 +207,7 @@ def simulate(
     settings: PolicySettings,
 ) -> None:
     """Replay a trace on a simulated cluster, under every policy, with a pool and without."""
+    speeds = _speeds(speed)
     options = Options(
         workers=workers,
         model=costs.model_costs(model),
@@ -214,51 +221,76 @@ def simulate(
         local_bandwidth=local_bandwidth * 1e9,
         adapters=adapters,
         devices=devices,
-        speed=speed,
+        speed=speeds[0],
         settings=settings,
         scale=_scale(scale_at),
-        goals=None
-        if planner is None
-        else Goals(ttft_s=settings.ttft_objective_s, workers_max=planner),
+        goals=_goals(planner, settings),
     )
     if preset is not None:
         options = _with_preset(preset, options)
+    cases = [dataclasses.replace(options, speed=one) for one in speeds]
+    _check(report)
+    _warn(options)
+    loaded = load_trace(trace, form, rate=rate)
+    runs = {"policies": _names(policy, POLICIES), "memories": _memories(memory)}
+    rows = _rows(loaded, cases, {**runs, "seeds": seeds, "courses": bool(report)}, quiet=json)
+    if report is not None:
+        write_whole(report, make_report(report, loaded, options, rows, origin()))
+    if json:
+        print_json(rows)
+        return
+    means = [row for row in rows if row.seed is None]
+    _show(loaded, means, options, speeds, seeds)
+    if plot:
+        _plot(means)
+
+
+def _speeds(text: str) -> list[float]:
+    """Parse speeds: 1,1.5,2. What they may be is Options' business."""
+    try:
+        return list(dict.fromkeys(float(part) for part in text.split(",")))
+    except ValueError:
+        raise typer.BadParameter(
+            f"--speed {text!r} is not a number, or several as in 1,1.5,2"
+        ) from None
+
+
+def _goals(planner: int | None, settings: PolicySettings) -> Goals | None:
+    if planner is None:
+        return None
+    return Goals(ttft_s=settings.ttft_objective_s, workers_max=planner)
+
+
+def _check(report: Path | None) -> None:
+    """Check before the work that a report can be made and written."""
     if report is not None:
         check_report(report)
         if report.suffix == ".png":
             need("plot", "matplotlib")
         check_output(report)
-    _warn(options)
-    loaded = load_trace(trace, form, rate=rate)
-    rows = _rows(loaded, options, policy, memory, seeds=seeds, quiet=json)
-    if report is not None:
-        write_report(report, loaded, options, rows)
-    if json:
-        print_json(rows)
-        return
-    means = [row for row in rows if row.seed is None]
-    _show(loaded, means, options, seeds)
-    if plot:
-        _plot(means)
 
 
 def _rows(
-    trace: Trace, options: Options, policy: str, memory: str, *, seeds: int, quiet: bool
+    trace: Trace, cases: Sequence[Options], runs: dict[str, Any], *, quiet: bool
 ) -> list[Row]:
+    rows: list[Row] = []
     with progress("simulating", shown=not quiet) as advance:
-        return run_simulation(
-            trace,
-            options,
-            policies=_names(policy, POLICIES),
-            memories=_memories(memory),
-            seeds=seeds,
-            advance=advance,
-        )
+        for before, case in enumerate(cases):
+
+            def further(done: int, total: int, before: int = before) -> None:
+                advance(before * total + done, len(cases) * total)
+
+            rows += run_simulation(trace, case, advance=further, **runs)
+    return rows
 
 
-def _show(trace: Trace, rows: Sequence[Row], options: Options, seeds: int) -> None:
-    title = f"{trace.name}: {len(trace)} requests at {options.speed:g}x, {seeds} seed(s)"
+def _show(
+    trace: Trace, rows: Sequence[Row], options: Options, speeds: Sequence[float], seeds: int
+) -> None:
+    loads = ", ".join(f"{speed:g}x" for speed in speeds)
+    title = f"{trace.name}: {len(trace)} requests at {loads}, {seeds} seed(s)"
     columns = {
+        **({"speed": "speed"} if len(speeds) > 1 else {}),
         **_COLUMNS,
         **(_SCALED if options.scale else {}),
         **(_PLANNED if options.goals else {}),
@@ -293,29 +325,30 @@ def _scale(text: str | None) -> Scale | None:
 
 
 def _warn(options: Options) -> None:
-    """Warn about unequal memory: a pool that wins by its size alone proves nothing."""
-    whole, split = options.pool_bytes, options.local_bytes * options.workers
-    if abs(whole - split) > 0.01 * whole:
-        say(f"not equal: the pool has {show_size(whole)}, all DRAM together {show_size(split)}")
+    """Warn about unequal memory."""
+    if text := unequal_memory(options):
+        say(f"not equal: {text}")
 
 
 def _warn_of_queues(trace: Trace, rows: Sequence[Row]) -> None:
     """Say which runs could not keep up: their times to first token say how long the trace is."""
-    late = [row for row in rows if (row.ttft_p99_s or 0) > _QUEUE_S]
+    late = [row for row in rows if row.saturated]
     if not late or trace.duration_s <= 0:
         return
     worst = max(late, key=lambda row: row.ttft_p99_s or 0)
     say(
         f"saturated: in {len(late)} of {len(rows)} runs requests queue for minutes, up to "
         f"{(worst.ttft_p99_s or 0) / 60:.1f} (p99 of {worst.policy}, {worst.memory}): "
-        f"{len(trace) / trace.duration_s:.3g} requests arrive in a second, and "
+        f"{worst.speed * len(trace) / trace.duration_s:.3g} requests arrive in a second, and "
         f"{worst.throughput_per_s:.3g} are served; try a smaller --speed or more --workers"
     )
 
 
 def _plot(rows: Sequence[Row]) -> None:
+    several = len({row.speed for row in rows}) > 1
     longest = max((row.ttft_mean_s or 0.0 for row in rows), default=0.0)
     for row in rows:
         if row.ttft_mean_s is not None and longest:
             bar = "#" * max(1, round(_BAR_WIDTH * row.ttft_mean_s / longest))
-            typer.echo(f"{row.policy:>16} {row.memory:5} {bar} {row.ttft_mean_s:.3g} s")
+            speed = f" {row.speed:g}x" if several else ""
+            typer.echo(f"{row.policy:>16} {row.memory:5}{speed} {bar} {row.ttft_mean_s:.3g} s")

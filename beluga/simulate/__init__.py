@@ -7,9 +7,11 @@ The policies, the router's account of loads and the code that evicts are the rea
 decode and copies take the time that beluga/router/load/costs.py gives.
 """
 
+from beluga.simulate.course import Course
 from beluga.simulate.formats import FORMATS, load_trace, trace_requests
-from beluga.simulate.options import ENGINES, MEMORIES, PRESETS, Options, Scale
-from beluga.simulate.report import check_report, write_report
+from beluga.simulate.goodput import goodput
+from beluga.simulate.options import ENGINES, MEMORIES, PRESETS, Options, Scale, unequal_memory
+from beluga.simulate.report import check_report, make_report
 from beluga.simulate.result import Row, Spread
 from beluga.simulate.run import simulate
 from beluga.simulate.tier import ORDERS
@@ -21,6 +23,7 @@ __all__ = [
     "MEMORIES",
     "ORDERS",
     "PRESETS",
+    "Course",
     "Options",
     "Prompt",
     "Row",
@@ -28,9 +31,11 @@ __all__ = [
     "Spread",
     "Trace",
     "check_report",
+    "goodput",
     "load_trace",
+    "make_report",
     "make_trace",
     "simulate",
     "trace_requests",
-    "write_report",
+    "unequal_memory",
 ]

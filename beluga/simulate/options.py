@@ -8,6 +8,7 @@ import dataclasses
 import math
 
 from beluga.errors import SimulateError
+from beluga.pool import show_size
 from beluga.router import Goals, PolicySettings, costs
 from beluga.simulate.tier import ORDERS
 
@@ -119,6 +120,16 @@ class Options:
     def step_s(self) -> float:
         """The overhead of each step of an engine in seconds."""
         return self.model.h / 1e3 if self.engine == "chunked" else 0.0
+
+
+def unequal_memory(options: Options) -> str | None:
+    """Say how the pool differs from all workers' DRAM together, if it does by more than 1 %: a pool
+    that wins by its size alone proves nothing.
+    """
+    whole, split = options.pool_bytes, options.local_bytes * options.workers
+    if abs(whole - split) <= 0.01 * whole:
+        return None
+    return f"the pool has {show_size(whole)}, all DRAM together {show_size(split)}"
 
 
 def feasibility(options: Options) -> Options:

@@ -1,36 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The report: it compares policies on one trace with bars of a few figures, pool beside split, in
-one self-contained HTML file or as a picture (PNG).
-"""
+"""The report of a comparison: one self-contained HTML page, or its bars as a picture (PNG)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from html import escape
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from beluga import page
 from beluga.errors import SimulateError
-from beluga.simulate.options import Options
+from beluga.pool import show_size
+from beluga.simulate.charts import NAMES, courses, name_of, rate_of, side_by_side, sweep
+from beluga.simulate.options import Options, unequal_memory
 from beluga.simulate.result import Row
+from beluga.simulate.summary import OBJECTIVE_S, Summary, carried, headline, summarize
 from beluga.simulate.trace import Trace
 
-# field, title, format of the value
-_CHARTS = (
-    ("ttft_mean_s", "Mean time to first token, s", ".3g"),
-    ("ttft_p99_s", "99th percentile, s", ".3g"),
-    ("tpot_mean_ms", "Time per further token, ms", ".3g"),
-    ("hit_rate", "Blocks that were found", ".1%"),
-    ("load_imbalance", "Busiest worker / mean", ".3g"),
-)
-_COLORS = {"pool": "#2a6fbb", "split": "#c9822b"}
-_NAME, _BAR, _VALUE, _HEIGHT = 130, 330, 70, 16  # pixels
-_STYLE = (
-    "body{font:15px/1.4 sans-serif;max-width:72em;margin:2em auto;padding:0 1em;color:#222}"
-    "section{display:inline-block;margin:0 1.5em 1em 0;vertical-align:top}"
-    "h2{font-size:16px;margin:.5em 0}table{border-collapse:collapse;font-size:13px}"
-    "td,th{padding:2px 8px;text-align:right;border-bottom:1px solid #ddd}"
-    "td:first-child,td:nth-child(2){text-align:left}"
+_COLUMNS = {
+    "TTFT mean, s": "ttft_mean_s",
+    "p50, s": "ttft_p50_s",
+    "p90, s": "ttft_p90_s",
+    "p99, s": "ttft_p99_s",
+    "per further token, ms": "tpot_mean_ms",
+    "found": "hit_rate",
+    "in HBM": "hit_rate_hbm",
+    "in the pool": "hit_rate_pool",
+    "in own DRAM": "hit_rate_local",
+    "tokens saved": "tokens_saved",
+    "GPU-s saved": "prefill_saved_s",
+    "busiest / mean": "load_imbalance",
+    "refused": "rejects",
+    "served /s": "throughput_per_s",
+    "link read": "link_read_utilisation",
+    "onboarding, ms": "onboard_ms",
+    "of it queued, ms": "onboard_queue_ms",
+}
+_SHARES = ("hit_rate", "hit_rate_hbm", "hit_rate_pool", "hit_rate_local", "link_read_utilisation")
+_UNMODELED = (
+    "The simulation has no blocks of answers (traces do not name them), no preemption, no index "
+    "that lags behind, and no transfer that fails."
 )
 
 
@@ -40,132 +49,245 @@ def check_report(path: Path) -> None:
         raise SimulateError(f"{path}: a report is .html or .png")
 
 
-def write_report(path: Path, trace: Trace, options: Options, rows: Sequence[Row]) -> None:
-    """Write the report to a file, in the format of its suffix. Raises SimulateError if it cannot be
-    written or drawn, or if the suffix is neither .html nor .png.
+def make_report(
+    path: Path,
+    trace: Trace,
+    options: Options,
+    rows: Sequence[Row],
+    origin: Mapping[str, str] | None = None,
+) -> bytes:
+    """Return the bytes of a report in the format of the path's suffix. ``origin`` has names and
+    values that say where the page comes from, such as the command.
+
+    Raises SimulateError for another suffix, and BelugaError for a picture without matplotlib.
     """
     check_report(path)
-    means = [row for row in rows if row.seed is None]
-    try:
-        if path.suffix == ".html":
-            path.write_text(_html(trace, options, means))
-        else:
-            _draw(path, trace, options, means)
-    except OSError as error:
-        raise SimulateError(f"{path}: {error.strerror}") from None
+    if path.suffix == ".html":
+        return _html(trace, options, rows, origin or {}).encode()
+    objective_s = options.settings.ttft_objective_s or OBJECTIVE_S
+    speed = summarize(rows, objective_s).speed
+    title = f"{_title(trace, options, speed)} (simulated)"
+    return page.picture(title, side_by_side(rows, speed), columns=2)
 
 
-def _title(trace: Trace, options: Options) -> str:
+def _title(trace: Trace, options: Options, speed: float) -> str:
     return (
-        f"{trace.name} at {options.speed:g}x: {options.workers} workers, {options.model.name}, "
+        f"{trace.name} at {speed:g}x: {options.workers} workers, {options.model.name}, "
         f"{options.engine} engines"
     )
 
 
-def _facts(trace: Trace, options: Options) -> str:
-    return (
-        f"{len(trace)} requests, {trace.block_tokens} tokens a block; a boundless cache would have "
-        f"{trace.ideal_hit_rate:.1%} of the blocks. {options.hbm_bytes / 1e9:.0f} GB of HBM a "
-        f"worker; behind it a pool of {options.pool_bytes / 1e12:.2f} TB at "
-        f"{options.path_speed / 1e9:g} GB/s a worker ({options.adapter_count} adapters, "
-        f"{options.device_count} devices), or {options.local_bytes / 1e9:.0f} GB of its own DRAM "
-        f"at {options.local_bandwidth / 1e9:g} GB/s. Simulated; nothing here was run on GPUs."
+def _html(trace: Trace, options: Options, rows: Sequence[Row], origin: Mapping[str, str]) -> str:
+    objective_s = options.settings.ttft_objective_s or OBJECTIVE_S
+    means = [row for row in rows if row.seed is None]
+    summary = summarize(rows, objective_s)
+    several = len({row.speed for row in means}) > 1
+    parts = [
+        *map(page.warning, _warnings(means, options)),
+        page.text(_compared(trace, summary)),
+        page.cards(list(_cards(trace, means, summary, objective_s, several))),
+    ]
+    if curves := courses(summary):
+        parts.append(page.section("Over time", *map(page.chart, curves)))
+    parts.append(
+        page.section(
+            f"Policies side by side, at {summary.speed:g}x",
+            *map(page.chart, side_by_side(rows, summary.speed)),
+        )
+    )
+    if several:
+        parts.append(_loads(trace, rows, means, summary, objective_s))
+    parts += [
+        page.section("All figures", _table(means, several)),
+        page.section("What was simulated", page.facts(_facts(trace, options, rows, origin))),
+        page.section("What to keep in mind", page.notes(list(_notes(rows, options)))),
+    ]
+    return page.page(
+        _title(trace, options, summary.speed), headline(summary, options.workers), *parts
     )
 
 
-def _html(trace: Trace, options: Options, rows: Sequence[Row]) -> str:
-    title = escape(_title(trace, options))
-    charts = "\n".join(
-        f"<section><h2>{escape(label)}</h2>{_svg(rows, field, digits)}</section>"
-        for field, label, digits in _CHARTS
-    )
-    key = " ".join(
-        f'<b style="color:{color}">&#9632; {name}</b>' for name, color in _COLORS.items()
-    )
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{_STYLE}</style><h1>{title}</h1><p>{escape(_facts(trace, options))}</p>"
-        f"<p>{key}; a thin line spans the seeds.</p>\n{charts}\n{_table(rows)}</html>\n"
+def _warnings(means: Sequence[Row], options: Options) -> Iterator[str]:
+    late = [row for row in means if row.saturated]
+    if late:
+        worst = max(late, key=lambda row: row.ttft_p99_s or 0)
+        yield (
+            f"Saturated: in {len(late)} of {len(means)} runs requests queue for minutes, up to "
+            f"{page.seconds(worst.ttft_p99_s or 0)} (p99 of {worst.policy} on "
+            f"{NAMES[worst.memory]} at {worst.speed:g}x). Such times grow with the length of the "
+            "trace; they do not say how fast an engine answers."
+        )
+    if text := unequal_memory(options):
+        yield f"The two memories are not equal: {text}."
+
+
+def _compared(trace: Trace, summary: Summary) -> str:
+    pace = "the trace's own speed"
+    pace = pace if summary.speed == 1 else f"{summary.speed:g} times {pace}"
+    rate = rate_of(trace, summary.speed)
+    load = f"Requests arrive at {pace}"
+    load += "" if math.isnan(rate) else f", {page.plain(rate)} in a second"
+    runs = [name_of(row) for row in (summary.pool, summary.split) if row]
+    compared = f"These figures compare {' with '.join(runs)}." if len(runs) > 1 else ""
+    return f"Simulated. {load}. {compared}"
+
+
+def _cards(
+    trace: Trace, means: Sequence[Row], summary: Summary, objective_s: float, several: bool
+) -> Iterator[page.Card]:
+    row, other = summary.shown, summary.split if summary.pool else None
+    if row is None:
+        return
+
+    def card(name: str, field: str, show: Callable[[float], str], more: str = "") -> page.Card:
+        value = getattr(row, field)
+        than = [more] if more else []
+        if other is not None and getattr(other, field) is not None:
+            than.append(f"{show(getattr(other, field))} without the pool")
+        return page.Card(name, "-" if value is None else show(value), "; ".join(than))
+
+    asked = sum(trace.input_tokens)
+    yield card("Mean time to first token", "ttft_mean_s", page.seconds)
+    yield card("90th percentile of it", "ttft_p90_s", page.seconds)
+    rate = rate_of(trace, summary.speed)
+    yield card(
+        "Requests served", "throughput_per_s", _per_second,
+        "" if math.isnan(rate) else f"{_per_second(rate)} arrive",
+    )  # fmt: skip
+    yield card(
+        "Prompt blocks found", "hit_rate", page.percent,
+        f"a boundless cache would find {page.percent(trace.ideal_hit_rate)}",
+    )  # fmt: skip
+    yield card(
+        "Prompt tokens not computed", "tokens_saved", lambda count: page.quantity(count, ""),
+        f"of {page.quantity(asked, '')}",
+    )  # fmt: skip
+    yield card(
+        "GPU time saved", "prefill_saved_s", lambda saved: f"{page.plain(saved)} GPU-s",
+        "of prefill, compared with no cache",
+    )  # fmt: skip
+    if several:
+        yield _carried_card(trace, means, summary, objective_s)
+    if row.rejects:
+        yield card("Requests refused", "rejects", page.plain)
+
+
+def _per_second(rate: float) -> str:
+    return f"{page.plain(rate)}/s"
+
+
+def _carried_card(
+    trace: Trace, means: Sequence[Row], summary: Summary, objective_s: float
+) -> page.Card:
+    shown = [row for row in (summary.pool, summary.split) if row]
+    found = [_carried(trace, means, row, objective_s) for row in shown]
+    than = f"p90 within {page.seconds(objective_s)}"
+    if len(found) > 1:
+        than += f"; {found[1]} without the pool"
+    return page.Card("Load within the objective", found[0], than)
+
+
+def _carried(trace: Trace, means: Sequence[Row], row: Row, objective_s: float) -> str:
+    """Say the load that a run's policy carries; the highest that was run is a lower bound."""
+    speed = carried(means, row.memory, row.policy, objective_s)
+    if speed is None:
+        return "none that was run"
+    rate = rate_of(trace, speed)
+    text = f"{speed:.3g}x" if math.isnan(rate) else _per_second(rate)
+    return f"≥ {text}" if speed == max(one.speed for one in means) else text
+
+
+def _loads(
+    trace: Trace, rows: Sequence[Row], means: Sequence[Row], summary: Summary, objective_s: float
+) -> str:
+    policies = list(dict.fromkeys((row.policy, row.memory) for row in means))
+    speeds = sorted({row.speed for row in means})
+    first = {(row.policy, row.memory, row.speed): row for row in means}
+    body = []
+    for policy, memory in policies:
+        own = [first.get((policy, memory, speed)) for speed in speeds]
+        cells = [
+            "-" if row is None or row.ttft_p90_s is None else page.seconds(row.ttft_p90_s)
+            for row in own
+        ]
+        some = next(row for row in own if row)
+        body.append([policy, NAMES[memory], *cells, _carried(trace, means, some, objective_s)])
+    head = ["policy", "memory", *(f"p90 at {speed:g}x" for speed in speeds), "carries"]
+    name = f"Loads carried with a p90 of the time to first token within {page.seconds(objective_s)}"
+    return page.section(
+        "How much load it carries",
+        page.text(f"{name}; a load between two that were run is interpolated."),
+        *map(page.chart, sweep([r for r in rows if r.seed is None], trace, summary, objective_s)),
+        page.table(head, body, name),
     )
 
 
-def _svg(rows: Sequence[Row], field: str, digits: str) -> str:
-    """Draw a bar for each row, with a thin line from the least to the greatest value of the
-    seeds.
-    """
-    most = max((_top(row, field) for row in rows), default=0.0) or 1.0
-    width, height = _NAME + _BAR + _VALUE, _HEIGHT * len(rows)
-    parts = "".join(
-        _bar(row, place * _HEIGHT, field, digits, most) for place, row in enumerate(rows)
-    )
-    return (
-        f'<svg width="{width}" height="{height}" role="img" font-size="12" '
-        f'font-family="sans-serif">{parts}</svg>'
-    )
+def _table(means: Sequence[Row], several: bool) -> str:
+    head = ["policy", "memory", *(["load"] if several else []), *_COLUMNS]
+    body = [
+        [
+            row.policy,
+            NAMES[row.memory],
+            *([f"{row.speed:g}x"] if several else []),
+            *(_cell(field, getattr(row, field)) for field in _COLUMNS.values()),
+        ]
+        for row in means
+    ]
+    return page.table(head, body, "All figures")
 
 
-def _bar(row: Row, top: int, field: str, digits: str, most: float) -> str:
-    value = getattr(row, field)
-    name = f'<text x="0" y="{top + 12}">{escape(row.policy)}</text>'
+def _cell(field: str, value: float | None) -> str:
     if value is None:
-        return name
-    length = _BAR * value / most
-    spread = (row.spread or {}).get(field)
-    line = ""
-    if spread:
-        x1, x2 = (_NAME + _BAR * end / most for end in (spread.min, spread.max))
-        middle = top + _HEIGHT / 2 - 1
-        line = f'<path d="M{x1:.1f} {middle}H{x2:.1f}" stroke="#000"/>'
-    return (
-        f'{name}<rect x="{_NAME}" y="{top + 1}" width="{length:.1f}" height="{_HEIGHT - 4}" '
-        f'fill="{_COLORS[row.memory]}"/>{line}'
-        f'<text x="{_NAME + _BAR + 6}" y="{top + 12}">{value:{digits}}</text>'
+        return "-"
+    return page.percent(value) if field in _SHARES else page.plain(value)
+
+
+def _facts(
+    trace: Trace, options: Options, rows: Sequence[Row], origin: Mapping[str, str]
+) -> dict[str, str]:
+    speeds = sorted({row.speed for row in rows}) or [options.speed]
+    seeds = len({row.seed for row in rows} - {None}) or 1
+    model, hbm = options.model, options.hbm_bytes / 1e9
+    return {
+        "Trace": f"{trace.name}: {len(trace):,} requests in {page.seconds(trace.duration_s)}, "
+        f"{sum(trace.input_tokens):,} prompt tokens, {trace.block_tokens} tokens a block",
+        "Load": ", ".join(f"{speed:g}x" for speed in speeds) + " the trace's own speed",
+        "Engines": f"{options.workers} workers with {options.engine} engines, {model.name}, "
+        f"{hbm:.0f} GB of HBM for KV data each",
+        "Shared pool": f"{options.pool_bytes / 1e12:.2f} TB ({show_size(options.pool_bytes)}) at "
+        f"{options.path_speed / 1e9:g} GB/s a worker, {options.adapter_count} adapters, "
+        f"{options.device_count} devices",
+        "Split DRAM": f"{options.local_bytes / 1e9:.0f} GB of each worker's own DRAM at "
+        f"{options.local_bandwidth / 1e9:g} GB/s",
+        "Eviction": options.eviction,
+        "Seeds": f"0 to {seeds - 1}; figures are means" if seeds > 1 else "0",
+        "Costs of the model": model.source,
+        **origin,
+    }
+
+
+def _notes(rows: Sequence[Row], options: Options) -> Iterator[str]:
+    yield (
+        "Everything on this page is computed. No GPU, no engine and no CXL memory was used, and "
+        "the machine that computed it does not matter for the figures."
     )
-
-
-def _top(row: Row, field: str) -> float:
-    spread = (row.spread or {}).get(field)
-    return float((spread.max if spread else getattr(row, field)) or 0.0)
-
-
-def _table(rows: Sequence[Row]) -> str:
-    names = ("policy", "memory", "ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s",
-             "tpot_mean_ms", "hit_rate", "hit_rate_hbm", "hit_rate_pool", "hit_rate_local",
-             "load_imbalance", "rejects", "throughput_per_s", "link_read_utilisation",
-             "onboard_ms", "onboard_queue_ms")  # fmt: skip
-    head = "".join(f"<th>{name.replace('_', ' ')}</th>" for name in names)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{cell}</td>" for cell in _cells(row, names)) + "</tr>"
-        for row in rows
+    yield (
+        "Router, policies and eviction are the product's own code. Prefill, decode and copies take "
+        "times that were fitted to measurements of others (see the costs of the model)."
     )
-    return f"<table><tr>{head}</tr>{body}</table>"
-
-
-def _cells(row: Row, names: Sequence[str]) -> Iterator[str]:
-    for name in names:
-        value = getattr(row, name)
-        yield f"{value:.4g}" if isinstance(value, int | float) else escape(str(value or "-"))
-
-
-def _draw(path: Path, trace: Trace, options: Options, rows: Sequence[Row]) -> None:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise SimulateError(
-            f"{path}: drawing needs matplotlib; pip install 'beluga-kv[plot]', or name a .html file"
-        ) from None
-    figure = Figure(figsize=(14, 2 + 0.22 * len(rows)), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(f"{_title(trace, options)} (simulated)")
-    shown = [chart for chart in _CHARTS if any(getattr(row, chart[0]) for row in rows)]
-    places = range(len(rows))
-    for axes, (field, label, _) in zip(
-        figure.subplots(1, len(shown), sharey=True, squeeze=False)[0], shown, strict=True
-    ):
-        values = [getattr(row, field) or 0.0 for row in rows]
-        axes.barh(places, values, color=[_COLORS[row.memory] for row in rows])
-        axes.set_title(label, fontsize=9)
-        axes.set_yticks(places, [f"{row.policy} ({row.memory})" for row in rows], fontsize=8)
-    axes.invert_yaxis()
-    figure.savefig(path)
+    yield _UNMODELED
+    yield (
+        "GPU time saved is the prefill time of the tokens that were found, if each prompt were "
+        "computed alone; an engine counts as one GPU."
+    )
+    yield (
+        "The shared pool is judged with the default policy where it ran, and split DRAM with its "
+        "best policy."
+    )
+    if len({row.seed for row in rows} - {None}) < 2:
+        yield (
+            "There was one seed, so differences of a few per cent may be chance; --seeds 5 shows "
+            "the spread."
+        )
+    if options.engine == "serial":
+        yield "Serial engines only prefill: there is no time per further token."

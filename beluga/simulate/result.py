@@ -14,7 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beluga.simulate.cluster import Cluster
+from beluga.simulate.course import Course
 from beluga.simulate.request import Request
+
+# Times to first token that are longer are due to a queue, not to a prompt.
+QUEUE_S = 60.0
+_SAME = ("seed", "speed", "requests", "workers", "capacity_bytes")  # in all runs of a mean
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,6 +43,7 @@ class Row:
     policy: str
     memory: str
     seed: int | None  # None for the mean over the seeds
+    speed: float  # of the arrivals, as a multiple of the trace's own
     requests: int
     rejects: float
     ttft_mean_s: float | None
@@ -51,6 +57,8 @@ class Row:
     hit_rate_pool: float
     hit_rate_local: float  # in workers' own DRAM
     hit_rate_tokens: float
+    tokens_saved: float  # of prompts, which were found and not computed
+    prefill_saved_s: float  # the time that engines would have taken to compute these
     hit_rate_before: float | None
     hit_rate_after: float | None
     ttft_mean_before_s: float | None
@@ -66,6 +74,12 @@ class Row:
     worker_hours: float
     capacity_bytes: int  # of the pool, or of all DRAM in its place, at the beginning of the run
     spread: dict[str, Spread] | None = None
+    course: Course | None = None  # of the first seed, where it was asked for
+
+    @property
+    def saturated(self) -> bool:
+        """Whether requests queued for minutes: then the times say how long the trace is."""
+        return (self.ttft_p99_s or 0.0) > QUEUE_S
 
 
 def make_row(cluster: Cluster, *, policy: str, seed: int) -> Row:
@@ -90,10 +104,12 @@ def make_row(cluster: Cluster, *, policy: str, seed: int) -> Row:
     late = [r for r in served if scale and r.arrival >= scale.at_s]
     far = _share(served, lambda r: r.far, size)
     local = options.local_bytes * options.workers
+    saved = sum(_found(r, size) for r in served)
     return Row(
         policy=policy,
         memory=cluster.memory,
         seed=seed,
+        speed=options.speed,
         requests=len(requests),
         rejects=cluster.refused,
         ttft_mean_s=_figure(first, np.mean),
@@ -106,9 +122,14 @@ def make_row(cluster: Cluster, *, policy: str, seed: int) -> Row:
         hit_rate_hbm=_share(served, lambda r: r.device, size),
         hit_rate_pool=far if cluster.memory == "pool" else 0.0,
         hit_rate_local=far if cluster.memory == "split" else 0.0,
-        hit_rate_tokens=(
-            sum((r.device + r.far) * size for r in served) / max(1, sum(r.input for r in served))
-        ),
+        hit_rate_tokens=saved / max(1, sum(r.input for r in served)),
+        tokens_saved=saved,
+        prefill_saved_s=sum(
+            options.model.prefill_ms(r.input)
+            - options.model.prefill_ms(r.input - _found(r, size), _found(r, size))
+            for r in served
+        )
+        / 1e3,
         hit_rate_before=_hit_rate(early, size) if early else None,
         hit_rate_after=_hit_rate(late, size) if late else None,
         ttft_mean_before_s=_mean_ttft(early),
@@ -133,10 +154,15 @@ def mean_row(rows: Sequence[Row]) -> Row:
     for field in dataclasses.fields(Row):
         found = [getattr(row, field.name) for row in rows]
         values = [value for value in found if isinstance(value, int | float)]
-        if values and field.name not in ("seed", "requests", "workers", "capacity_bytes"):
+        if values and field.name not in _SAME:
             means[field.name] = fmean(values)
             spread[field.name] = Spread(min(values), max(values), pstdev(values))
     return dataclasses.replace(rows[0], **means, seed=None, spread=spread)
+
+
+def _found(request: Request, size: int) -> int:
+    """Return the tokens of a prompt that did not have to be computed."""
+    return (request.device + request.far) * size
 
 
 def _share(requests: Sequence[Request], count: Callable[[Request], int], size: int) -> float:

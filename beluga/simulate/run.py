@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 from beluga.errors import SimulateError
 from beluga.router import POLICIES
 from beluga.simulate.cluster import Cluster
+from beluga.simulate.course import course_of
 from beluga.simulate.options import MEMORIES, Options
 from beluga.simulate.result import Row, make_row, mean_row
 from beluga.simulate.trace import Trace
@@ -21,9 +23,11 @@ def simulate(  # noqa: PLR0913  what to compare, by name
     policies: Sequence[str],
     memories: Sequence[str] = MEMORIES,
     seeds: int = 1,
+    courses: bool = False,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Row]:
     """Return a row per seed for each policy and memory, followed by their mean (seed None).
+    With ``courses``, the row of the first seed and the mean say what happened over the run.
 
     Raises SimulateError for an unknown name, or if a worker has no space for a single block.
     """
@@ -42,7 +46,10 @@ def simulate(  # noqa: PLR0913  what to compare, by name
             for seed in range(seeds):
                 cluster = Cluster(trace, options, policy=policy, memory=memory, seed=seed)
                 cluster.run()
-                found.append(make_row(cluster, policy=policy, seed=seed))
+                row = make_row(cluster, policy=policy, seed=seed)
+                if courses and not seed:
+                    row = dataclasses.replace(row, course=course_of(cluster))
+                found.append(row)
                 done += 1
                 advance(done, total)
             rows += [*found, mean_row(found)]

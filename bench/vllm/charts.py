@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+
+from beluga import page
+from beluga.errors import BelugaError
 
 from .report import Report
 from .summary import Row
@@ -14,20 +16,18 @@ from .summary import Row
 
 def draw(report: Report, folder: Path, say: Callable[[str], None]) -> list[Path]:
     """Draw charts of the measurements. Returns their paths."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        say("no charts: they need matplotlib; pip install 'beluga-kv[plot]'")
-        return []
     paths = []
-    for name, chart in (("passes", _passes), ("rates", _rates), ("variants", _variants)):
+    for name, charts in (("passes", _passes), ("rates", _rates), ("variants", _variants)):
         if not report[name]:
             continue
-        figure = Figure(figsize=(9, 5), layout="constrained")
-        chart(figure, report[name])
-        figure.suptitle(f"{report['machine']}, {report['model']}, {report['commit']}", fontsize=9)
+        title = f"vLLM on CPUs, {report['model']} model\n{report['machine']}, {report['commit']}"
+        try:
+            drawn = page.picture(title, charts(report[name]))
+        except BelugaError as error:
+            say(f"no charts: {error}")
+            return []
         paths.append(folder / f"vllm-{name}.png")
-        figure.savefig(paths[-1], dpi=120)
+        paths[-1].write_bytes(drawn)
     return paths
 
 
@@ -38,40 +38,55 @@ def _groups(rows: Iterable[Row], *names: str) -> dict[str, list[Row]]:
     return groups
 
 
-def _line(axes: Any, rows: list[Row], x: str, y: str, label: str) -> None:
-    axes.plot([row[x] for row in rows], [row[y] for row in rows], marker="o", label=label)
+def _over(
+    groups: dict[str, list[Row]], x: page.Axis, y: page.Axis, title: str, fields: tuple[str, str]
+) -> page.LineChart:
+    lines = [
+        page.Line(label, [(row[fields[0]], row[fields[1]]) for row in group], color)
+        for color, (label, group) in enumerate(groups.items())
+    ]
+    return page.LineChart(title=title, x=x, y=y, lines=lines)
 
 
-def _finish(axes: Any, x: str, y: str) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.grid(visible=True, which="both", alpha=0.3)
-    axes.legend(fontsize=7)
+def _axis(rows: Iterable[Row], field: str, label: str) -> page.Axis:
+    return page.Axis(label, log=True, ticks=sorted({row[field] for row in rows}))
 
 
-def _passes(figure: Any, rows: list[Row]) -> None:
-    first, second = figure.subplots(1, 2)
-    for label, group in _groups(rows, "arm", "pass").items():
-        _line(first, group, "length", "ttft_mean_s", f"{label}. pass")
-        _line(second, group, "length", "qps", f"{label}. pass")
-    _finish(first, "tokens of a prompt", "mean time to first token, s")
-    _finish(second, "tokens of a prompt", "requests per second")
+def _passes(rows: Sequence[Row]) -> Sequence[page.Chart]:
+    groups = {f"{name}. pass": own for name, own in _groups(rows, "arm", "pass").items()}
+    x = _axis(rows, "length", "tokens of a prompt")
+    time, rate = page.Axis("mean TTFT", log=True, show=page.seconds), page.Axis("requests/s")
+    return [
+        _over(groups, x, time, "Mean time to first token", ("length", "ttft_mean_s")),
+        _over(groups, x, rate, "Requests per second", ("length", "qps")),
+    ]
 
 
-def _rates(figure: Any, rows: list[Row]) -> None:
-    axes = figure.subplots()
-    for label, group in _groups(rows, "arm").items():
-        _line(axes, group, "rate_per_s", "ttft_mean_s", label)
-    _finish(axes, "requests asked per second", "mean time to first token, s")
+def _rates(rows: Sequence[Row]) -> Sequence[page.Chart]:
+    if len({row["rate_per_s"] for row in rows}) == 1:
+        title = f"Mean time to first token at {page.plain(rows[0]['rate_per_s'])} requests/s"
+        return [_bars(title, [(row["arm"], [row["ttft_mean_s"]]) for row in rows], ())]
+    x = _axis(rows, "rate_per_s", "requests asked per second")
+    y = page.Axis("mean TTFT", log=True, show=page.seconds)
+    title, fields = "Mean time to first token", ("rate_per_s", "ttft_mean_s")
+    return [_over(_groups(rows, "arm"), x, y, title, fields)]
 
 
-def _variants(figure: Any, rows: list[Row]) -> None:
-    axes = figure.subplots()
-    labels = [f"{row['arm']} (beside {row['variant']})" for row in rows]
-    for column, name in (("ttft_hit_s", "from the pool"), ("ttft_local_hit_s", "own cache")):
-        axes.barh(labels, [1000 * row[column] for row in rows], alpha=0.6, label=name)
-    axes.invert_yaxis()
-    axes.set_xlabel("time to first token, ms")
-    axes.legend(fontsize=7)
+def _variants(rows: Sequence[Row]) -> Sequence[page.Chart]:
+    found = [
+        (f"{row['arm']} (beside {row['variant']})", [row["ttft_hit_s"], row["ttft_local_hit_s"]])
+        for row in rows
+    ]
+    names = ("from the pool", "from the engine's own cache")
+    return [_bars("Time to first token of a hit", found, names)]
+
+
+def _bars(
+    title: str, found: Sequence[tuple[str, Sequence[float]]], series: Sequence[str]
+) -> page.BarChart:
+    groups = [
+        page.BarGroup(label, [page.Bar(value, at) for at, value in enumerate(values)])
+        for label, values in found
+    ]
+    axis = page.Axis("time", show=page.seconds)
+    return page.BarChart(title=title, axis=axis, groups=groups, series=series)

@@ -9,9 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 from beluga_bench import policies
-from beluga_bench.policies import BEGIN, END, Result, check, goodput
+from beluga_bench.policies import BEGIN, END, Result, check
 
 from beluga.router import DEFAULT_POLICY, POLICIES
+from beluga.simulate import goodput
 
 
 def result(
@@ -35,7 +36,7 @@ def test_the_default_is_held_to_its_bounds_below_and_above_saturation() -> None:
 
 
 def test_goodput_is_interpolated_between_the_loads_that_were_run() -> None:
-    results = [result(2.0, 1, p90=8.0), result(1.0, 1, p90=2.0)]
+    results = [(2.0, 8.0), (1.0, 2.0)]
     assert goodput(results, 5.0) == pytest.approx(1.5)
     assert goodput(results, 9.0) == 2.0
     assert goodput(results, 1.0) is None

@@ -71,6 +71,10 @@ def test_a_package_is_looked_for_first(arguments: list[str], package: str, extra
         ),
         ([*SIMULATE, "--report", "/proc/report.html"], "/proc/report.html"),
         ([*BENCH, "--plot", "/proc/charts"], "/proc/charts"),
+        (
+            ["bench", "report", "--out", "/nowhere/page.html"],
+            "No such file or directory: '/nowhere/page.html'",
+        ),
         (["get", "key", "/nowhere/block"], "No such file or directory: '/nowhere/block'"),
     ],
 )

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from page.well_formed import Page
 
 from beluga.replay import Conversations, make_workload, write_trace
 
@@ -39,16 +40,27 @@ def test_rows_have_both_memories_each_seed_and_the_mean(run: Run, trace: Path) -
         assert row["ttft_mean_s"] > 0
 
 
-def test_people_get_a_table_bars_and_a_report(run: Run, trace: Path, tmp_path: Path) -> None:
+def test_people_get_a_table_bars_and_a_page(run: Run, trace: Path, tmp_path: Path) -> None:
+    hostile = tmp_path / "<img src=x>&'.jsonl"
+    hostile.write_bytes(trace.read_bytes())
     report = tmp_path / "report.html"
-    options = ("--policy", "all", "--speed", 4, "--plot", "--report", report)
-    done = run("simulate", trace, *options, "--pool-bytes", "1TB", "--memory", "pool")
-    assert "TTFT" in done.stdout
-    assert "####" in done.stdout
-    page = report.read_text()
-    assert page.count("<svg") == 5
-    assert "min-ttft" in page
-    assert "http" not in page
+    options = ("--policy", "least-cost,min-ttft", "--speed", "4,8", "--report", report)
+    done = run("simulate", hostile, *options, "--plot", "--json")
+    assert done.stderr == ""
+    read = Page(report.read_text())
+    assert hostile.name in read.texts["h1"][0]
+    assert any(f"simulate '{hostile.parent}" in text or hostile.name.split("'")[0] in text
+               for text in read.texts["dd"])  # fmt: skip
+    rows = [row for row in json.loads(done.stdout) if row["seed"] is None]
+    assert {row["speed"] for row in rows} == {4, 8}
+    shown = " ".join(read.texts["td"])
+    for row in rows:
+        assert f"{row['ttft_mean_s']:.3g}" in shown
+        assert f"{100 * row['hit_rate']:.3g} %" in shown
+        assert len(row["course"]["waiting"]) == len(row["course"]["end_s"])
+    assert {"Over time", "All figures", "What was simulated"} <= set(read.texts["h2"])
+    people = run("simulate", trace, "--policy", "random", "--plot")
+    assert "TTFT" in people.stdout and "####" in people.stdout
 
 
 def test_a_report_may_be_a_picture(run: Run, trace: Path, tmp_path: Path) -> None:

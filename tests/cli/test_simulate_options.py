@@ -22,6 +22,7 @@ from beluga.simulate import MEMORIES, PRESETS, Options, Row, Scale
 def row(policy: str, ttft_s: float | None, *, seed: int | None = None, memory: str = "pool") -> Row:
     fields: dict[str, Any] = {field.name: 0.0 for field in dataclasses.fields(Row)}
     fields |= {"policy": policy, "memory": memory, "seed": seed, "spread": None}
+    fields |= {"course": None, "speed": 1.0}
     return Row(**fields | {"ttft_mean_s": ttft_s, "hit_rate_before": 0.75, "worker_hours": 1.25})
 
 
@@ -70,7 +71,8 @@ def test_what_is_not_said_is_left_to_the_cluster(simulation: Simulation) -> None
     assert beluga("t.jsonl").exit_code == 0
     assert simulation.loaded == (Path("t.jsonl"), None, 1.0)
     assert simulation.options == Options()
-    assert simulation.asked == {"policies": list(POLICIES), "memories": MEMORIES, "seeds": 1}
+    assert simulation.asked == {"policies": list(POLICIES), "memories": MEMORIES, "seeds": 1,
+                                "courses": False}  # fmt: skip
 
 
 def test_what_is_said_is_simulated(simulation: Simulation) -> None:
@@ -86,7 +88,7 @@ def test_what_is_said_is_simulated(simulation: Simulation) -> None:
     assert done.exit_code == 0
     assert simulation.loaded == (Path("t"), "vllm", 10.0)
     assert simulation.asked == {"policies": ["random", "linear"], "memories": ("split",),
-                                "seeds": 2}  # fmt: skip
+                                "seeds": 2, "courses": False}  # fmt: skip
     assert simulation.options == Options(
         workers=3, pool=2 * 10**12, local=1_500_000_000, hbm=64 << 20, bandwidth=5e9,
         local_bandwidth=6e9, gpu_path="switch", adapters=2, devices=9, speed=4.0,
@@ -102,6 +104,24 @@ def test_what_is_said_is_simulated(simulation: Simulation) -> None:
 def test_makers_count_by_thousands(simulation: Simulation, text: str, size: int) -> None:
     beluga("t", "--pool-bytes", text)
     assert simulation.options.pool == size
+
+
+def test_several_speeds_are_run_one_after_another(simulation: Simulation) -> None:
+    ran: list[float] = []
+    run = simulation.run
+
+    def note(trace: Any, options: Options, **asked: Any) -> list[Row]:
+        ran.append(options.speed)
+        return [
+            dataclasses.replace(one, speed=options.speed) for one in run(trace, options, **asked)
+        ]
+
+    simulation.run = note  # type: ignore[method-assign]
+    command.run_simulation = note
+    shown = beluga("t", "--speed", "1,2.5,1", "--plot")
+    assert ran == [1.0, 2.5]
+    assert "at 1x, 2.5x" in shown.stdout and "speed" in shown.stdout
+    assert "random pool  2.5x ##" in shown.stdout
 
 
 def test_a_preset_overrides_the_rest(simulation: Simulation) -> None:
@@ -171,9 +191,12 @@ def test_a_report_has_all_rows(
     simulation: Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[Any] = []
-    monkeypatch.setattr(command, "write_report", lambda *what: written.append(what))
+    monkeypatch.setattr(command, "make_report", lambda *what: written.append(what) or b"page")
     beluga("t", "--report", tmp_path / "r.html")
-    [(path, trace, options, rows)] = written
+    [(path, trace, options, rows, origin)] = written
+    assert (tmp_path / "r.html").read_bytes() == b"page"
+    assert simulation.asked["courses"] is True
+    assert origin.keys() == {"Command", "Version", "Machine", "Date"}
     assert (path, trace.name, options) == (tmp_path / "r.html", "a-trace", Options())
     assert rows == simulation.rows
 
@@ -186,6 +209,7 @@ def test_a_report_has_all_rows(
         (("--scale-at", "1:+0"), "write 600"),
         (("--preset", "none"), "no preset 'none'; there is feasibility"),
         (("--report", "r.pdf"), "a report is .html or .png"),
+        (("--speed", "1,0"), "speed has to be greater than 0"),
     ],
 )
 def test_nonsense_is_refused_before_anything_is_read(

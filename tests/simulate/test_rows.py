@@ -6,17 +6,19 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import struct
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from page.well_formed import Page
 
 from beluga.errors import SimulateError
-from beluga.simulate import Options, Prompt, Row, Scale, make_trace, write_report
+from beluga.page import percent, plain, seconds
+from beluga.simulate import Options, Prompt, Row, Scale, make_report, make_trace, simulate
 from beluga.simulate.request import Request
 from beluga.simulate.result import make_row, mean_row
+from beluga.simulate.summary import carried, summarize
 
 BLOCK = 10  # tokens
 
@@ -151,86 +153,138 @@ def rows() -> list[Row]:
     return [one, two, mean_row([one, two]), none]
 
 
-def charts(page: str) -> dict[str, str]:
-    return dict(re.findall(r"<h2>(.*?)</h2>(<svg.*?</svg>)", page))
+def html(options: Options, rows: list[Row], **origin: str) -> str:
+    return make_report(Path("r.html"), TRACE, options, rows, origin).decode()
 
 
-def test_a_bar_is_as_long_as_its_share_of_the_most_of_all_seeds(
-    tmp_path: Path, rows: list[Row]
-) -> None:
-    write_report(tmp_path / "r.html", TRACE, Options(workers=2), rows)
-    found = charts((tmp_path / "r.html").read_text())
-    assert found["Mean time to first token, s"] == (
-        '<svg width="530" height="32" role="img" font-size="12" font-family="sans-serif">'
-        '<text x="0" y="12">random</text>'
-        '<rect x="130" y="1" width="220.0" height="12" fill="#2a6fbb"/>'
-        '<path d="M240.0 7.0H460.0" stroke="#000"/>'
-        '<text x="466" y="12">2</text>'
-        '<text x="0" y="28">&lt;none&gt;</text></svg>'
+def cards(source: str) -> dict[str, tuple[str, ...]]:
+    found = re.findall(
+        r"<div><dt>(.*?)</dt><dd>(.*?)</dd>(?:<dd class=\"than\">(.*?)</dd>)?", source
     )
-    assert (
-        '<rect x="130" y="17" width="61.9" height="12" fill="#c9822b"/>'
-        '<text x="466" y="28">12.5%</text>'
-    ) in found["Blocks that were found"]
+    return {name: (value, than) for name, value, than in found}
 
 
-def test_a_report_of_nothing_has_charts_without_bars(tmp_path: Path) -> None:
-    write_report(tmp_path / "r.html", TRACE, Options(), [])
-    found = charts((tmp_path / "r.html").read_text())
-    assert len(found) == 5
-    assert all('height="0"' in chart and "<rect" not in chart for chart in found.values())
+def test_the_cards_have_the_figures_of_the_row(rows: list[Row]) -> None:
+    mean = rows[2]
+    read = Page(html(Options(workers=2), rows))
+    found = cards(read.source)
+    assert found["Mean time to first token"][0] == seconds(mean.ttft_mean_s or 0)
+    assert found["90th percentile of it"][0] == seconds(mean.ttft_p90_s or 0)
+    assert found["Prompt blocks found"][0] == percent(mean.hit_rate)
+    assert found["Prompt tokens not computed"] == ("20", "of 50")
+    assert found["GPU time saved"][0] == f"{plain(mean.prefill_saved_s)} GPU-s"
+    assert found["Requests refused"][0] == "1"
+    assert read.texts["p"][0] == (
+        "With a shared pool 2 engines begin to answer after 2\xa0s on average at this load."
+    )
 
 
-def test_a_page_says_what_was_simulated(tmp_path: Path, rows: list[Row]) -> None:
+def test_saved_prefill_is_the_time_of_what_was_found() -> None:
+    found = row(*REQUESTS[:1])
+    costs = Options().model
+    assert found.tokens_saved == 20
+    assert found.prefill_saved_s == pytest.approx(
+        (costs.prefill_ms(25) - costs.prefill_ms(5, 20)) / 1e3
+    )
+
+
+def test_a_report_of_nothing_says_so() -> None:
+    read = Page(html(Options(), []))
+    assert read.texts["p"][0] == "No request was served."
+    assert "svg" not in read.count
+
+
+def test_names_in_a_page_are_escaped(rows: list[Row]) -> None:
+    read = Page(html(Options(workers=2), rows, Command="simulate '<b>'"))
+    assert "a<b at 1x: 2 workers, qwen3-32b-h200, chunked engines" in read.texts["h1"]
+    assert "<none>" in read.texts["td"]
+    assert "simulate '<b>'" in read.texts["dd"]
+
+
+def test_a_page_says_what_was_simulated(rows: list[Row]) -> None:
     options = Options(
         workers=2, hbm=80 * 10**9, pool=3 * 10**12, local=500 * 10**9, bandwidth=7e9, speed=2.0
     )
-    write_report(tmp_path / "r.html", TRACE, options, rows)
-    page = (tmp_path / "r.html").read_text()
-    assert "a&lt;b at 2x: 2 workers, qwen3-32b-h200, chunked engines" in page
-    assert "2 requests, 10 tokens a block" in page
-    assert "33.3% of the blocks" in page
-    assert (
-        "80 GB of HBM a worker; behind it a pool of 3.00 TB at 7 GB/s a worker (1 adapters, "
-        "11 devices), or 500 GB of its own DRAM at 50 GB/s"
-    ) in page
-    table = page[page.index("<table>") :]
-    assert table.count("<tr>") == 3
-    assert "<th>ttft mean s</th>" in table
-    assert "<td>random</td><td>pool</td><td>2</td>" in table
-    assert "<td>&lt;none&gt;</td><td>split</td><td>-</td>" in table
+    told = " ".join(Page(html(options, rows)).texts["dd"])
+    assert "a<b: 2 requests in 1 s, 50 prompt tokens, 10 tokens a block" in told
+    assert "a boundless cache would find 33.3 %" in told
+    assert "80 GB of HBM" in told and "3.00 TB" in told and "11 devices" in told
+    assert "500 GB of each worker's own DRAM at 50 GB/s" in told
 
 
-def test_a_picture_has_a_bar_for_each_row_the_first_on_top(
-    tmp_path: Path, rows: list[Row], monkeypatch: pytest.MonkeyPatch
+def test_memories_that_are_not_equal_and_queues_are_warned_of(rows: list[Row]) -> None:
+    late = dataclasses.replace(rows[2], ttft_p99_s=120.0)
+    source = html(Options(workers=2, pool=1 << 40, local=1 << 30), [late])
+    warned = " ".join(re.findall(r'<p class="warn" role="note">(.*?)</p>', source))
+    assert "Saturated: in 1 of 1 runs" in warned and "2 min" in warned
+    assert "The two memories are not equal" in warned
+    assert "cannot keep up" in Page(source).texts["p"][0]
+    assert 'class="warn" role' not in html(Options(workers=2), rows)
+
+
+@pytest.mark.parametrize(
+    ("pool_s", "split_s", "said"),
+    [
+        (1.0, 3.0, "begin to answer after 1 s instead of 3 s at this load."),
+        (1.0, 1.02, "A shared pool makes no difference here"),
+        (3.0, 1.0, "A shared pool does not help here"),
+    ],
+)
+def test_the_headline_says_who_wins(
+    rows: list[Row], pool_s: float, split_s: float, said: str
 ) -> None:
-    figures = pytest.importorskip("matplotlib.figure")
-    drawn: list[Any] = []
-    save = figures.Figure.savefig
+    pool = dataclasses.replace(rows[2], ttft_mean_s=pool_s)
+    split = dataclasses.replace(rows[2], memory="split", ttft_mean_s=split_s)
+    assert said in Page(html(Options(workers=2), [pool, split])).texts["p"][0].replace("\xa0", " ")
 
-    def savefig(figure: Any, path: Path) -> None:
-        drawn.append(figure)
-        save(figure, path)
 
-    monkeypatch.setattr(figures.Figure, "savefig", savefig)
-    write_report(tmp_path / "r.png", TRACE, Options(), rows)
-    assert struct.unpack(">2I", (tmp_path / "r.png").read_bytes()[16:24]) == (1400, 244)
-    [figure] = drawn
-    first, *others = figure.axes
-    assert first.get_title() == "Mean time to first token, s"
-    assert [label.get_text() for label in first.get_yticklabels()] == [
-        "random (pool)",
-        "<none> (split)",
+def test_the_pool_is_compared_with_the_best_of_split_dram(rows: list[Row]) -> None:
+    mean = rows[2]
+    found = [
+        dataclasses.replace(mean, policy="least-cost", ttft_mean_s=2.0),
+        dataclasses.replace(mean, policy="random", ttft_mean_s=1.0),
+        dataclasses.replace(mean, policy="random", memory="split", ttft_mean_s=9.0),
+        dataclasses.replace(mean, policy="linear", memory="split", ttft_mean_s=4.0),
     ]
-    assert [bar.get_width() for bar in first.patches] == [2.0, 0.0]
-    assert first.patches[0].get_facecolor() != first.patches[1].get_facecolor()
-    assert first.yaxis_inverted() and all(axes.yaxis_inverted() for axes in others)
-    assert len(figure.axes) == 5
-    assert "(simulated)" in figure.get_suptitle()
+    chosen = summarize(found, 5.0)
+    assert (chosen.pool, chosen.split) == (found[0], found[3])
 
 
-def test_a_report_where_nobody_may_write_is_refused(tmp_path: Path, rows: list[Row]) -> None:
-    with pytest.raises(SimulateError, match=r"none/r\.html: No such file"):
-        write_report(tmp_path / "none/r.html", TRACE, Options(), rows)
+def test_of_several_loads_the_highest_within_the_objective_is_shown(rows: list[Row]) -> None:
+    loads = [
+        dataclasses.replace(rows[2], speed=speed, ttft_p90_s=p90)
+        for speed, p90 in ((1.0, 2.0), (2.0, 4.0), (3.0, 8.0))
+    ]
+    assert summarize(loads, 5.0).speed == 2.0
+    assert summarize(loads, 1.0).speed == 1.0
+    assert carried(loads, "pool", "random", 5.0) == pytest.approx(2.25)
+    source = html(Options(workers=2), loads)
+    # The trace has two requests in a second; its own speed is 2 requests per second.
+    assert cards(source)["Load within the objective"] == ("4.5/s", "p90 within 5 s")
+    assert "at 2x: 2 workers" in Page(source).texts["h1"][0]
+    assert "Requests served" in Page(source).texts["figcaption"]
+
+
+def test_a_course_adds_up_to_the_row() -> None:
+    trace = make_trace("t", BLOCK, [Prompt(at / 4, 25, 20, (1, 2)) for at in range(40)], 1.0)
+    found = simulate(trace, Options(workers=1), policies=["random"], memories=["pool"],
+                     courses=True)  # fmt: skip
+    course = found[0].course
+    assert course is not None and found[1].course == course
+    step = course.end_s[0]
+    # Little's law: the mean number that waits is the rate of arrivals times the mean wait.
+    assert sum(course.waiting) * step == pytest.approx(40 * (found[0].ttft_mean_s or 0))
+    assert course.hit_rate[0] == 0 or course.hit_rate[0] is None or course.hit_rate[0] < 1
+    assert None in course.ttft_mean_s  # after the last arrival
+    assert simulate(trace, Options(workers=1), policies=["random"])[0].course is None
+
+
+def test_a_picture_has_the_bars(rows: list[Row]) -> None:
+    pytest.importorskip("matplotlib")
+    drawn = make_report(Path("r.png"), TRACE, Options(), rows)
+    assert drawn.startswith(b"\x89PNG")
+
+
+def test_another_kind_of_report_is_refused(rows: list[Row]) -> None:
     with pytest.raises(SimulateError, match=r"a report is \.html or \.png"):
-        write_report(tmp_path / "r.txt", TRACE, Options(), rows)
+        make_report(Path("r.txt"), TRACE, Options(), rows)

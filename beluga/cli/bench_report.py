@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""``beluga bench report``: one page of a run of the benchmarks, or of recorded results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import beluga_bench
+import typer
+
+from beluga.cli.options import check_output, write_whole
+from beluga.cli.origin import origin
+from beluga.cli.output import print_json, say
+from beluga.errors import BelugaError
+
+REPORT = "report"
+_PAGE = Path("beluga-bench.html")
+
+
+def report_files(sources: Sequence[Path], out: Path | None, *, json: bool) -> None:
+    """Write a page of files, and run nothing."""
+    target = _target(out)
+    rows: list[beluga_bench.Row] = []
+    recorded: list[beluga_bench.Recorded] = []
+    for path in sources:
+        found = beluga_bench.load(path)
+        if isinstance(found, list):
+            rows += found
+        else:
+            recorded.append(found)
+    made = origin()
+    _write(
+        target,
+        beluga_bench.Results(
+            rows=rows,
+            source=f"recorded in {', '.join(path.name for path in sources)}; nothing was run",
+            machine={"Page made by": made["Command"], "Page made on": made["Date"]},
+            recorded=recorded,
+        ),
+    )
+    if json:
+        print_json(rows)
+
+
+def report_run(
+    names: Sequence[str], options: beluga_bench.Options, out: Path | None
+) -> list[beluga_bench.Row]:
+    """Run benchmarks and write a page of them. One that fails is named on the page, and so are
+    those that an interruption left out. Returns the rows.
+
+    Raises BelugaError, after the page was written, if a benchmark failed.
+    """
+    target = _target(out)
+    machine = beluga_bench.facts()
+    rows: list[beluga_bench.Row] = []
+    missing: dict[str, str] = {}
+    ended: BaseException | None = None
+    for at, name in enumerate(names):
+        try:
+            rows += beluga_bench.BENCHES[name](options)
+        except (BelugaError, OSError) as error:
+            missing[name] = f"it failed: {error}"
+            say(f"{name} failed: {error}")
+        except (KeyboardInterrupt, SystemExit) as error:
+            ended = error
+            missing |= dict.fromkeys(names[at:], "the run was interrupted")
+            break
+    if rows or ended is None:
+        made = origin()
+        facts = {**machine, "Command": made["Command"], "Date": made["Date"]}
+        _write(
+            target,
+            beluga_bench.Results(
+                rows=rows,
+                source="measured by this command",
+                machine=facts,
+                missing=missing,
+                recorded=beluga_bench.peers(),
+            ),
+        )
+    if ended is not None:
+        say("interrupted" if rows else "interrupted before a benchmark had ended: no page")
+        raise ended
+    if missing:
+        raise BelugaError(f"{', '.join(missing)} failed; the page has the others")
+    return rows
+
+
+def _target(out: Path | None) -> Path:
+    target = out or _PAGE
+    if target.suffix != ".html":
+        raise typer.BadParameter(f"--out {str(target)!r} is not named .html")
+    check_output(target)
+    return target
+
+
+def _write(target: Path, results: beluga_bench.Results) -> None:
+    write_whole(target, beluga_bench.report(results).encode())
+    say(f"wrote {target}")

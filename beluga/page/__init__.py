@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Pages and charts for people: one HTML file with everything in it, and charts that are described
+once and drawn as SVG or, with matplotlib, as a picture.
+
+A page needs no network, no script and no other file. It follows the reader's light or dark scheme.
+"""
+
+from beluga.page.chart import Axis, Bar, BarChart, BarGroup, Chart, Line, LineChart
+from beluga.page.html import (
+    Card,
+    cards,
+    chart,
+    facts,
+    hidden,
+    links,
+    notes,
+    page,
+    section,
+    table,
+    text,
+    warning,
+)
+from beluga.page.picture import picture
+from beluga.page.units import percent, plain, quantity, seconds
+
+__all__ = [
+    "Axis",
+    "Bar",
+    "BarChart",
+    "BarGroup",
+    "Card",
+    "Chart",
+    "Line",
+    "LineChart",
+    "cards",
+    "chart",
+    "facts",
+    "hidden",
+    "links",
+    "notes",
+    "page",
+    "percent",
+    "picture",
+    "plain",
+    "quantity",
+    "seconds",
+    "section",
+    "table",
+    "text",
+    "warning",
+]

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""``beluga bench report``: where its page goes, and what a failure or Ctrl-C leaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from page.bench_row import row
+from page.well_formed import Page
+from typer.testing import CliRunner, Result
+
+from beluga.cli import bench
+from beluga.cli.app import app
+from beluga.errors import BelugaError
+
+Benches = dict[str, Callable[[Any], Any]]
+
+
+@pytest.fixture
+def benches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Benches:
+    """Replace the benchmarks by one that has a row. The current folder is an empty one."""
+    monkeypatch.chdir(tmp_path)
+    made: Benches = {"rpc": lambda options: [row()]}
+    monkeypatch.setattr(bench.beluga_bench, "BENCHES", made)
+    return made
+
+
+def beluga(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["bench", "report", *map(str, arguments)])
+
+
+def ends_with(error: BaseException) -> Callable[[Any], Any]:
+    def run(options: Any) -> Any:
+        raise error
+
+    return run
+
+
+def test_the_page_has_the_rows_that_json_has(benches: Benches, tmp_path: Path) -> None:
+    done = beluga("--json", "--out", "page.html")
+    assert (done.exit_code, done.stderr) == (0, "wrote page.html\n")
+    assert json.loads(done.stdout) == [row()]
+    read = Page((tmp_path / "page.html").read_text())
+    assert "950 ns" in read.texts["td"]
+    assert {"CPU", "Kernel", "Memory", "Commit", "Command"} <= set(read.texts["dt"])
+
+
+def test_without_a_name_the_page_lies_in_the_current_folder(benches: Benches) -> None:
+    assert beluga("rpc", "--smoke").exit_code == 0
+    assert Path("beluga-bench.html").is_file()
+
+
+def test_a_benchmark_that_fails_does_not_take_the_others_along(benches: Benches) -> None:
+    benches["a"] = ends_with(BelugaError("no fio"))
+    benches["b"] = lambda options: [row("b")]
+    done = beluga()
+    assert isinstance(done.exception, BelugaError)
+    assert str(done.exception) == "a failed; the page has the others"
+    read = Page(Path("beluga-bench.html").read_text())
+    assert "a is missing: it failed: no fio" in read.texts["p"]
+    assert {"bench-rpc", "bench-b"} <= set(read.ids)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143)])
+def test_an_interruption_leaves_a_page_of_what_was_done(
+    benches: Benches, error: BaseException
+) -> None:
+    benches["a"] = ends_with(error)
+    benches["b"] = lambda options: pytest.fail("it went on")
+    done = beluga()
+    assert done.exit_code in (130, 143)
+    assert done.stderr.splitlines()[-2:] == ["wrote beluga-bench.html", "interrupted"]
+    read = Page(Path("beluga-bench.html").read_text())
+    assert "bench-rpc" in read.ids
+    for name in ("a", "b"):
+        assert f"{name} is missing: the run was interrupted" in read.texts["p"]
+
+
+def test_an_interruption_of_the_first_leaves_no_file(benches: Benches, tmp_path: Path) -> None:
+    benches["rpc"] = ends_with(KeyboardInterrupt())
+    done = beluga()
+    assert done.exit_code == 130
+    assert done.stderr.splitlines() == ["interrupted before a benchmark had ended: no page"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_of_files_runs_nothing(benches: Benches, tmp_path: Path) -> None:
+    benches["rpc"] = lambda options: pytest.fail("it ran")
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.json").write_text(json.dumps([row(case=name)]))
+    done = beluga("--from", "one.json", "two.json", "--out", "page.html")  # as a shell expands *
+    assert done.exit_code == 0, done.output
+    read = Page(Path("page.html").read_text())
+    assert {"one", "two"} <= set(read.texts["td"])
+    assert "recorded in one.json, two.json; nothing was run" in read.texts["dd"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--out", "page.txt"], "is not named .html"),
+        (["--out", "none/page.html"], "No such file or directory"),
+        (["nothing"], "no benchmark 'nothing'"),
+        (["--from", "none.json"], "No such file or directory"),
+    ],
+)
+def test_nonsense_is_refused_before_the_work(
+    benches: Benches, arguments: list[str], said: str
+) -> None:
+    benches["rpc"] = lambda options: pytest.fail("it ran")
+    done = beluga(*arguments)
+    assert done.exit_code != 0
+    assert said in done.stderr + str(done.exception)
+
+
+def test_its_options_are_refused_without_it(benches: Benches) -> None:
+    done = CliRunner().invoke(app, ["bench", "rpc", "--out", "page.html"])
+    assert done.exit_code == 2
+    assert "options of beluga bench report" in done.stderr
