@@ -5,6 +5,9 @@
 =================== ==============================================================================
 variable            meaning
 =================== ==============================================================================
+BELUGA_CONFIG       the file that commands read in place of the user's and the machine's beluga.toml
+BELUGA_LOG_LEVEL    the least level that commands log: debug, info, warning or error
+BELUGA_LOG_FORMAT   how commands log: text or json
 BELUGA_POOL         devices of the pool that is meant when none is named, joined by ``:``
 BELUGA_ISA          instructions to copy with: sse2, avx2, avx512, movdir64b; aarch64: stnp, neon
 BELUGA_CRASH        tests: the crash point to die at, ``NAME[:PASSAGE][:ACT]``; kill or stop
@@ -16,6 +19,7 @@ BELUGA_RUNTIME_DIR  where lock files of all pools lie; else beside a file, or as
 KUBERNETES_SERVICE_  HOST and _PORT: the API server, as a pod is told by its cluster
 NOTIFY_SOCKET       where a server says that it is ready, as systemd sets it for services
 WATCHDOG_USEC       how often, in microseconds, systemd wants to hear that WATCHDOG_PID lives
+XDG_CONFIG_HOME     where the user's beluga/beluga.toml lies; else ~/.config
 XDG_CACHE_HOME      where what can be made again is kept (measurements); else ~/.cache
 XDG_STATE_HOME      where the mounted default pool is remembered; else ~/.local/state
 XDG_RUNTIME_DIR     where lock files of devdax pools lie if /run/beluga cannot be written
@@ -27,10 +31,45 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+_preferred_pool: list[str] = []
+
 
 def pool_paths() -> list[str]:
+    """Return the devices that BELUGA_POOL names, or else the preferred ones; there may be none."""
+    return told_pool_paths() or list(_preferred_pool)
+
+
+def told_pool_paths() -> list[str]:
     """Return the devices that BELUGA_POOL names; there may be none."""
     return [path for path in os.environ.get("BELUGA_POOL", "").split(":") if path]
+
+
+def prefer_pool(paths: list[str]) -> None:
+    """Mean these devices in this process if neither the user nor BELUGA_POOL names any."""
+    _preferred_pool[:] = paths
+
+
+def settings_file() -> Path | None:
+    """Return the beluga.toml that BELUGA_CONFIG names; it may not exist."""
+    told = os.environ.get("BELUGA_CONFIG")
+    return Path(told) if told else None
+
+
+def settings_places() -> tuple[Path, ...]:
+    """Return where beluga.toml may lie if nobody names one; the first that exists counts."""
+    home = os.environ.get("XDG_CONFIG_HOME")
+    mine = (Path(home) if home else _home() / ".config") / "beluga/beluga.toml"
+    return (mine, Path("/etc/beluga/beluga.toml"))
+
+
+def log_level() -> str | None:
+    """Return the level that BELUGA_LOG_LEVEL names, unchecked."""
+    return os.environ.get("BELUGA_LOG_LEVEL") or None
+
+
+def log_format() -> str | None:
+    """Return the format that BELUGA_LOG_FORMAT names, unchecked."""
+    return os.environ.get("BELUGA_LOG_FORMAT") or None
 
 
 def isa() -> str | None:

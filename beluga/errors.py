@@ -4,6 +4,7 @@
 
 BelugaError
 ├── BadValueError                 a host number or a time is out of range; a ValueError, too
+├── SettingsError                 beluga.toml cannot be read, or has a setting that makes no sense
 ├── InstructionError              BELUGA_ISA or BELUGA_FLUSH asks for what this CPU lacks
 ├── PoolError                     the devices, or what is on them
 │   ├── DeviceSpecError           PATH@OFFSET+SIZE cannot be read, or is not in 2 MiB steps
@@ -83,6 +84,9 @@ class BelugaError(Exception):
 
 
 class BadValueError(BelugaError, ValueError): ...
+
+
+class SettingsError(BelugaError): ...
 
 
 class InstructionError(BelugaError): ...

@@ -34,6 +34,8 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGHUP, signal
 
 # Copies take the same paths on every machine; transfer/engines/cpu/test_tuning.py has them tuned.
 os.environ["BELUGA_TUNING"] = "off"
+# No beluga.toml of this user or machine has a say; cli/test_settings.py has files of its own.
+os.environ["BELUGA_CONFIG"] = os.devnull
 
 ROOM = 512 << 20  # more than the pools of any one test
 

@@ -58,7 +58,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # The modules that a layer may import from outside the standard library and numpy.
 EXTRAS = {
     "_build": {"cffi"},
-    "cli": {"typer", "rich", "msgspec", "beluga_bench"},
+    "cli": {"typer", "rich", "msgspec", "tomli", "tomllib", "beluga_bench"},
     "router": {"msgspec", "xxhash"},
     "disagg": {"aiohttp", "msgspec", "nats"},
     "replay": {"msgspec", "rich"},

@@ -16,8 +16,10 @@ from beluga.cli import (
     options,
     pool,
     prefill_worker,
+    program,
     replay,
     serve,
+    show_settings,
     simulate,
     size,
     verify,
@@ -29,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings=options.HELP,
 )
-app.callback()(options.show_version)
+app.callback()(program.of("beluga"))
 app.command()(pool.mount)
 app.command()(pool.umount)
 app.add_typer(pool.app, name="pool")
@@ -49,4 +51,5 @@ app.command()(simulate.simulate)
 app.command("size")(size.size_tiers)
 app.command()(verify.verify)
 app.command()(doctor.doctor)
+app.command("config")(show_settings.show_settings)
 app.command()(bench.bench)

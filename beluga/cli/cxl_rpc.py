@@ -10,8 +10,20 @@ from typing import Annotated
 
 import typer
 
-from beluga.cli import bench, serve
-from beluga.cli.options import HELP, Host, PoolPaths, Timeout, open_pool, read_at_most, show_version
+from beluga.cli import bench, logs, program, serve
+from beluga.cli.options import (
+    HELP,
+    Host,
+    Json,
+    JsonLines,
+    LogFormat,
+    LogLevel,
+    PoolPaths,
+    Timeout,
+    open_pool,
+    read_at_most,
+)
+from beluga.cli.output import print_json
 from beluga.rpc import METHOD_USER, Client, Server
 
 app = typer.Typer(
@@ -20,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings=HELP,
 )
-app.callback()(show_version)
+app.callback()(program.of("cxl-rpc"))
 app.command()(serve.ping)
 app.command("bench")(bench.rpc)
 
@@ -30,12 +42,16 @@ def serve_lanes(
     pool: PoolPaths = None,
     host: Host = None,
     declare_gone: serve.DeclaredGone = False,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
+    json: JsonLines = False,
 ) -> None:
     """Serve the pool's lanes. The first free method returns the request."""
+    logs.begin(log_level, log_format)
     with open_pool(pool) as opened:
         server = Server(opened, host=host, declared_gone=declare_gone)
         server.handle(METHOD_USER, bytes)
-        serve.serve_until_told(server)
+        serve.serve_until_told(server, json=json)
 
 
 @app.command()
@@ -49,6 +65,7 @@ def call(
     pool: PoolPaths = None,
     host: Host = None,
     timeout: Timeout = 5.0,
+    json: Json = False,
 ) -> None:
     """Call a method of the server and print its reply."""
     with open_pool(pool) as opened:
@@ -56,5 +73,9 @@ def call(
         if request == "-":
             data = read_at_most(opened.geometry.bulk_size, Path("-"), "a request")
         with Client(opened, host=host, timeout_s=timeout) as client:
-            sys.stdout.buffer.write(client.call(method, data) + b"\n")
-            sys.stdout.buffer.flush()
+            reply = client.call(method, data)
+    if json:
+        print_json({"method": method, "reply": reply.decode(errors="backslashreplace")})
+    else:
+        sys.stdout.buffer.write(reply + b"\n")
+        sys.stdout.buffer.flush()

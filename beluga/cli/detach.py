@@ -23,6 +23,7 @@ from typing import IO
 
 from beluga import config
 from beluga.child import command
+from beluga.cli import logs
 from beluga.cli.options import Json, PoolPaths, open_pool
 from beluga.cli.output import print_json, say
 from beluga.errors import NoServerError, RpcError, ServerAliveError
@@ -86,7 +87,7 @@ def _wait(child: subprocess.Popen[bytes], ready: socket.socket, log: Path, begin
                     file.seek(begin)
                     lines = file.read().decode(errors="replace").splitlines()
                 last = lines[-1] if lines else f"it ended with status {child.returncode}"
-                raise RpcError(last.removeprefix("beluga: error: ")) from None
+                raise RpcError(logs.message_of(last).removeprefix("beluga: error: ")) from None
         except BaseException:
             child.terminate()
             raise

@@ -5,15 +5,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from beluga.cli import logs
 from beluga.cli.notify import Manager
-from beluga.cli.options import need
-from beluga.cli.output import say
+from beluga.cli.options import JsonLines, LogFormat, LogLevel, need
+from beluga.cli.output import announce
 from beluga.cli.policy_options import with_policy_settings
 from beluga.router import (
     DEFAULT_POLICY,
@@ -27,7 +28,7 @@ from beluga.router import (
 )
 
 if TYPE_CHECKING:
-    from beluga.gateway import Prefill, Service
+    from beluga.gateway import Limits, Prefill, Service
 
 Workers = Annotated[
     list[str] | None,
@@ -182,11 +183,14 @@ def gateway(
     advise: Advise = 180.0,
     ttft_goal: TtftGoal = None,
     token_goal: TokenGoal = None,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
+    json: JsonLines = False,
     *,
     settings: PolicySettings,
 ) -> None:
     """Route requests of OpenAI's API to engines, until SIGTERM or Ctrl-C."""
-    _begin(events=bool(kv_events or pool_events))
+    _begin(log_level, log_format, events=bool(kv_events or pool_events))
     from beluga import gateway as service
 
     asked = service.Settings(
@@ -208,17 +212,9 @@ def gateway(
         prefill=_prefill(prefill_queue, prefill_when, prefill_wait),
         queue=queue,
         queue_threshold=queue_threshold,
-        limits=service.Limits(
-            queue_s=queue_wait,
-            inflight_max=max_inflight,
-            retries=retries,
-            stall_s=stall,
-            health_interval_s=health_interval,
-            drain_s=drain,
-            body_size_max=max_body,
-        ),
+        limits=_limits(queue_wait, max_inflight, retries, stall, health_interval, drain, max_body),
     )
-    asyncio.run(service.serve(asked, _say_where))
+    asyncio.run(service.serve(asked, partial(_say_where, json=json)))
 
 
 def _prefill(queues: list[str] | None, rule: str, wait_s: float) -> Prefill:
@@ -227,16 +223,41 @@ def _prefill(queues: list[str] | None, rule: str, wait_s: float) -> Prefill:
     return service.Prefill(service.read_queues(queues or ()), rule, wait_s)
 
 
-def _begin(*, events: bool) -> None:
-    """Refuse to start if a package is missing, and let the log be seen."""
+def _limits(
+    queue_s: float,
+    inflight_max: int,
+    retries: int,
+    stall_s: float,
+    health_interval_s: float,
+    drain_s: float,
+    body_size_max: int,
+) -> Limits:
+    from beluga import gateway as service
+
+    return service.Limits(
+        queue_s=queue_s,
+        inflight_max=inflight_max,
+        retries=retries,
+        stall_s=stall_s,
+        health_interval_s=health_interval_s,
+        drain_s=drain_s,
+        body_size_max=body_size_max,
+    )
+
+
+def _begin(log_level: str | None, log_format: str | None, *, events: bool) -> None:
+    """Refuse to start if a package is missing, and begin the log."""
     need("router", "aiohttp", "prometheus_client", "xxhash", *(["zmq"] if events else []))
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logs.begin(log_level, log_format)
 
 
-def _say_where(service: Service) -> None:
+def _say_where(service: Service, *, json: bool) -> None:
     host, port = service.address
-    operators = ""
+    operators, admin = "", None
     if service.admin_address is not None:
-        operators = "; admin on http://{}:{}".format(*service.admin_address)
-    say(f"routing on http://{host}:{port}{operators}; stop with Ctrl-C")
-    Manager(look_s_max=1.0).ready(f"routing on http://{host}:{port}")
+        admin = "http://{}:{}".format(*service.admin_address)
+        operators = f"; admin on {admin}"
+    url = f"http://{host}:{port}"
+    text = f"routing on {url}{operators}; stop with Ctrl-C"
+    announce(text, "routing", json=json, url=url, admin=admin)
+    Manager(look_s_max=1.0).ready(f"routing on {url}")

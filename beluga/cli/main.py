@@ -59,12 +59,14 @@ def _run(name: str, module: str) -> NoReturn:
         if signal.getsignal(number) != signal.SIG_IGN:
             # sys.exit lets the command clean up first
             signal.signal(number, lambda number, _: sys.exit(128 + number))
+    from beluga.cli import logs  # imported by the app
+
     try:
         app(prog_name=name)
     except (BelugaError, OSError) as error:
-        sys.exit(f"{name}: error: {error}")
+        logs.fail(name, str(error))
     except UnicodeError:
-        sys.exit(f"{name}: error: what you gave has bytes that are not text in UTF-8")
+        logs.fail(name, "what you gave has bytes that are not text in UTF-8")
     sys.exit(0)
 
 

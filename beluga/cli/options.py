@@ -13,10 +13,10 @@ from typing import Annotated
 
 import typer
 
-import beluga
+from beluga.cli.logs import FORMATS, LEVELS
 from beluga.errors import BelugaError, DeviceSpecError
 from beluga.pool import Pool, parse_size
-from beluga.simulate import FORMATS
+from beluga.simulate import FORMATS as TRACE_FORMATS
 
 HELP = {"help_option_names": ["-h", "--help"]}  # settings of both programs
 
@@ -30,18 +30,21 @@ def size(text: str | int) -> int:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+JsonLines = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print a JSON object on a line of standard output for each event: it serves, it ends.",
+    ),
+]
 PoolPaths = Annotated[
     list[str] | None,
     typer.Option(
         "--pool", metavar="PATH", help="A device of the pool. Repeat the option for each device."
     ),
 ]
-Host = Annotated[
-    int | None,
-    typer.Option(
-        min=0, max=63, help="This machine's number among the pool's hosts. Pools on devdax need it."
-    ),
-]
+HOST_HELP = "This machine's number among the pool's hosts. Pools on devdax need it."
+Host = Annotated[int | None, typer.Option(min=0, max=63, help=HOST_HELP)]
 Timeout = Annotated[
     float, typer.Option("--timeout", min=0.001, help="How many seconds to wait for the server.")
 ]
@@ -51,7 +54,43 @@ Format = Annotated[
     str | None,
     typer.Option(
         "--format",
-        help=f"The format of the trace: {', '.join(FORMATS)}. By default its content tells.",
+        help=f"The format of the trace: {', '.join(TRACE_FORMATS)}. By default its content tells.",
+    ),
+]
+
+
+def log_level_name(text: str) -> str:
+    """Parse the name of a level as a parameter of the command line."""
+    return _one_of(text, LEVELS)
+
+
+def log_format_name(text: str) -> str:
+    """Parse the name of a log's format as a parameter of the command line."""
+    return _one_of(text, FORMATS)
+
+
+def _one_of(text: str, known: tuple[str, ...]) -> str:
+    if text not in known:
+        raise typer.BadParameter(f"'{text}' is not one of {', '.join(known)}")
+    return text
+
+
+LogLevel = Annotated[
+    str | None,
+    typer.Option(
+        "--log-level",
+        parser=log_level_name,
+        metavar="|".join(LEVELS),
+        help="The least level that is logged. Servers log from info, other commands from warning.",
+    ),
+]
+LogFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--log-format",
+        parser=log_format_name,
+        metavar="|".join(FORMATS),
+        help="How it is logged: text, or json for one JSON object on each line of stderr.",
     ),
 ]
 Rate = Annotated[float, typer.Option(help="Requests per second, for traces without times.")]
@@ -62,21 +101,6 @@ def need(extra: str, *packages: str) -> None:
     for name in packages:
         if find_spec(name) is None:
             raise BelugaError(f"this command needs {name}; pip install 'beluga-kv[{extra}]'")
-
-
-def _show_version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"beluga-kv {beluga.__version__}")
-        raise typer.Exit
-
-
-def show_version(
-    version: Annotated[
-        bool,
-        typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version."),
-    ] = False,
-) -> None:
-    """Define the options of the program itself, without a command."""
 
 
 def read_at_most(limit: int, path: Path, what: str) -> bytes:

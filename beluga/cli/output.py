@@ -20,6 +20,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from beluga.cli import logs
+
 _PIPE_WIDTH = 200  # columns
 
 # The arguments are the bytes or requests done, and those in all.
@@ -31,6 +33,17 @@ def print_json(value: object) -> None:
     text = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2)
     sys.stdout.write(text.decode() + "\n")
     sys.stdout.flush()
+
+
+def announce(text: str, event: str, *, json: bool = False, **fields: object) -> None:
+    """Tell what a command that goes on running does: text on stderr, as logs are, and with
+    ``json`` one JSON object on one line of stdout.
+    """
+    if json:
+        line = msgspec.json.encode({"event": event, **fields}, enc_hook=str)
+        sys.stdout.write(line.decode() + "\n")
+        sys.stdout.flush()
+    logs.tell(text, event=event, **fields)
 
 
 def print_table(
@@ -63,7 +76,7 @@ def _print(table: Table) -> None:
 
 def _console() -> Console:
     """Return a console of the terminal's width. A file or a pipe gets enough for every column."""
-    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, markup=False)
 
 
 def _cell(value: object) -> str:

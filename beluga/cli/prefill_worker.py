@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 
 import typer
 
-from beluga.cli.options import need
-from beluga.cli.output import say
+from beluga.cli import logs
+from beluga.cli.options import JsonLines, LogFormat, LogLevel, need
+from beluga.cli.output import announce
 
 
 def prefill_worker(
@@ -35,17 +36,28 @@ def prefill_worker(
     timeout: Annotated[
         float, typer.Option(min=1, help="How many seconds a prefill may take.")
     ] = 120.0,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
+    json: JsonLines = False,
 ) -> None:
     """Prefill the prompts that a router queues into the pool, until SIGTERM or Ctrl-C."""
     address = urlsplit(engine)
     if address.scheme not in ("http", "https") or not address.hostname:
         raise typer.BadParameter(f"--engine {engine} is no address; write http://HOST:PORT")
     need("router", "aiohttp")
-    asyncio.run(_work(engine, queue, name, concurrency, visibility, timeout))
+    logs.begin(log_level, log_format)
+    asyncio.run(_work(engine, queue, name, concurrency, visibility, timeout, json=json))
 
 
 async def _work(
-    engine: str, url: str, name: str, concurrency: int, visibility_s: float, timeout_s: float
+    engine: str,
+    url: str,
+    name: str,
+    concurrency: int,
+    visibility_s: float,
+    timeout_s: float,
+    *,
+    json: bool,
 ) -> None:
     from beluga.disagg import PrefillWorker, open_queue
 
@@ -60,10 +72,18 @@ async def _work(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.stop)
-    say(f"prefilling on {engine}; stop with Ctrl-C")
+    text = f"prefilling on {engine}; stop with Ctrl-C"
+    announce(text, "prefilling", json=json, engine=engine)
     try:
         await worker.run()
     finally:
         await opened.close()
     stat = worker.stat
-    say(f"stopped: {stat.done} done, {stat.refused} refused, {stat.given_back} given back")
+    announce(
+        f"stopped: {stat.done} done, {stat.refused} refused, {stat.given_back} given back",
+        "stopped",
+        json=json,
+        done=stat.done,
+        refused=stat.refused,
+        given_back=stat.given_back,
+    )

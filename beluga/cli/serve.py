@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-import logging
+import os
 import signal
 import threading
 from collections.abc import Mapping
@@ -16,10 +16,20 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 
 from beluga.admin import Admin, read_address, server_routes
+from beluga.cli import logs
 from beluga.cli.detach import detached
 from beluga.cli.notify import Manager
-from beluga.cli.options import Host, Json, PoolPaths, Timeout, open_pool
-from beluga.cli.output import print_facts, print_json, say
+from beluga.cli.options import (
+    Host,
+    Json,
+    JsonLines,
+    LogFormat,
+    LogLevel,
+    PoolPaths,
+    Timeout,
+    open_pool,
+)
+from beluga.cli.output import announce, print_facts, print_json, say
 from beluga.cli.tiers import AdmissionName, DiskBytes, Disks, Offload, Remotes
 from beluga.errors import DeposedError
 from beluga.events import EventService, EventSettings
@@ -144,7 +154,9 @@ def serve(
     events_form: EventsForm = "vllm",
     admin: AdminAddress = "",
     detach: Detach = False,
-    json: Json = False,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
+    json: JsonLines = False,
 ) -> None:
     """Serve the pool's block index until SIGTERM or Ctrl-C.
 
@@ -154,19 +166,13 @@ def serve(
     """
     if eviction not in EVICTIONS:
         raise typer.BadParameter(f"--eviction is one of {', '.join(EVICTIONS)}, not {eviction}")
-    tiers = TierSettings(
-        disks=tuple(disk or ()),
-        disk_bytes=disk_bytes,
-        remotes=tuple(remote or ()),
-        offload=offload,
-        admission=admission,
-        eviction=eviction,
-    )
+    tiers = _tier_settings(disk, disk_bytes, remote, offload, admission, eviction)
     published = _event_settings(events, events_replay, events_form)
     quota = Quota(grants=quota_grants, pins=quota_pins, bytes=quota_bytes, calls_per_s=quota_calls)
     if detach:
         detached(pool, json)
         return
+    logs.begin(log_level, log_format)
     with open_pool(pool) as opened:
         while True:
             server = MetaServer(
@@ -174,9 +180,10 @@ def serve(
             )
             services = _services(server, opened, tiers, published, host)
             try:
-                with _answering(server, opened, admin) as endpoint:
+                with _answering(server, opened, admin, json) as endpoint:
                     serve_until_told(
                         server,
+                        json=json,
                         admin=endpoint,
                         services=services,
                         silent_s=silent if standby or lease else None,
@@ -189,7 +196,25 @@ def serve(
                 # The declaration was about earlier servers, not about the one that deposed this
                 # one.
                 declare_gone = False
-                say(str(error))
+                announce(str(error), "deposed", json=json)
+
+
+def _tier_settings(
+    disks: list[str] | None,
+    disk_bytes: int,
+    remotes: list[str] | None,
+    offload: str,
+    admission: str,
+    eviction: str,
+) -> TierSettings:
+    return TierSettings(
+        disks=tuple(disks or ()),
+        disk_bytes=disk_bytes,
+        remotes=tuple(remotes or ()),
+        offload=offload,
+        admission=admission,
+        eviction=eviction,
+    )
 
 
 def _services(
@@ -208,7 +233,7 @@ def _services(
 
 
 @contextmanager
-def _answering(server: MetaServer, pool: Pool, address: str) -> Iterator[Admin]:
+def _answering(server: MetaServer, pool: Pool, address: str, json: bool) -> Iterator[Admin]:
     """Have an admin endpoint meanwhile, also while the server stands by."""
     endpoint = Admin(
         server_routes(server, pool),
@@ -217,7 +242,8 @@ def _answering(server: MetaServer, pool: Pool, address: str) -> Iterator[Admin]:
     )
     endpoint.start()
     if endpoint.url:
-        say(f"page at {endpoint.url}, metrics at {endpoint.metrics_url}")
+        text = f"page at {endpoint.url}, metrics at {endpoint.metrics_url}"
+        announce(text, "admin", json=json, url=endpoint.url, metrics=endpoint.metrics_url)
     try:
         yield endpoint
     finally:
@@ -227,6 +253,7 @@ def _answering(server: MetaServer, pool: Pool, address: str) -> Iterator[Admin]:
 def serve_until_told(
     server: Server,
     *,
+    json: bool = False,
     services: Sequence[_Service] = (),
     admin: Admin | None = None,
     silent_s: float | None = None,
@@ -238,20 +265,24 @@ def serve_until_told(
     With ``silent_s`` the server first stands by, and follows a server whose heartbeat has not moved
     for so many seconds. With ``lease`` it serves only while the lease is held.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     told, manager = threading.Event(), Manager(_LOOK_INTERVAL_S)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told.set())
     try:
         if silent_s is None:
             server.start()
-            say(f"serving, epoch {server.stat().epoch}; stop with Ctrl-C")
+            epoch = server.stat().epoch
+            text = f"serving, epoch {epoch}; stop with Ctrl-C"
+            announce(text, "serving", json=json, epoch=epoch, pid=os.getpid())
         else:
-            say("standing by; stop with Ctrl-C")
+            text = "standing by; stop with Ctrl-C"
+            announce(text, "standing by", json=json, pid=os.getpid())
             waits = partial(_say_waiting, manager)
             if not stand_by(server, told, silent_s=silent_s, lease=lease, waits=waits):
                 return
-            say(f"took over, epoch {server.stat().epoch}")
+            epoch = server.stat().epoch
+            text = f"took over, epoch {epoch}"
+            announce(text, "serving", json=json, epoch=epoch, pid=os.getpid())
         with nullcontext() if lease is None else Keeper(server, lease):
             for service in services:
                 service.start()

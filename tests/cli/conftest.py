@@ -5,16 +5,26 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from beluga import config
+from beluga.cli import logs
 from beluga.pool import Pool
 
 SIZE = 24 << 20  # the size of each device; two fit in 64 MiB of /dev/shm
 
 Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_remains() -> Iterator[None]:
+    """A command in this process leaves no log behind, and no pool of a beluga.toml."""
+    yield
+    logs.choose(None, None)
+    config.prefer_pool([])
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import logging
 import re
 import signal
 from collections.abc import Callable
@@ -98,7 +97,6 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     made.handlers = handlers  # type: ignore[attr-defined]
     monkeypatch.setattr(serve.threading, "Event", lambda: made)
     monkeypatch.setattr(serve.signal, "signal", handlers.__setitem__)
-    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
     return made
 
 
@@ -196,7 +194,7 @@ def test_a_server_has_no_quotas_and_no_lease_unless_told(served: list[Served]) -
     assert beluga("serve").exit_code == 0
     assert served == [
         Served({"host": None, "declared_gone": False, "quota": Quota(), "eviction": "lru"},
-               {"services": [], "silent_s": None, "lease": None})
+               {"services": [], "json": False, "silent_s": None, "lease": None})
     ]  # fmt: skip
     assert Quota() == Quota(grants=0, pins=0, bytes=0, calls_per_s=0)
 
@@ -288,7 +286,7 @@ def test_who_waits_stands_by(
     served: list[Served], arguments: list[Any], how: dict[str, Any]
 ) -> None:
     beluga("serve", *arguments)
-    assert served[0].how == how | {"services": []}
+    assert served[0].how == how | {"services": [], "json": False}
 
 
 # ---- ping and stat
@@ -517,7 +515,6 @@ def test_a_router_is_set_up_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     service_module = pytest.importorskip("beluga.gateway")
     made: list[Any] = []
     monkeypatch.setattr(gateway.asyncio, "run", lambda what: None)
-    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
     monkeypatch.setattr(service_module, "serve", lambda settings, say: made.append(settings))
     assert beluga("gateway", "--worker", "http://a:1").exit_code == 0
     plain = service_module.Settings(
@@ -549,8 +546,14 @@ def test_a_router_says_where_it_is(
     capsys: pytest.CaptureFixture[str], admin: Any, text: str
 ) -> None:
     service: Any = SimpleNamespace(address=("a", 1), admin_address=admin)
-    gateway._say_where(service)
-    assert capsys.readouterr().err == f"routing on http://a:1{text}; stop with Ctrl-C\n"
+    gateway._say_where(service, json=False)
+    assert capsys.readouterr() == ("", f"routing on http://a:1{text}; stop with Ctrl-C\n")
+    gateway._say_where(service, json=True)
+    assert json.loads(capsys.readouterr().out) == {
+        "event": "routing",
+        "url": "http://a:1",
+        "admin": text.partition(" on ")[2] or None,
+    }
 
 
 def test_a_prefill_worker_runs_until_it_is_told_and_closes_its_queue(

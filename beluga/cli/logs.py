@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The log of commands, on stderr: its level, its format (text or JSON lines), its rate limit.
+
+A JSON line has ``time``, ``level``, ``logger``, ``message`` and the fields of the event. At most
+BURST messages from one place in the code pass in WINDOW_S seconds; what is left out is counted, and
+said with a later message or at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import NoReturn
+
+LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("text", "json")
+BURST = 20
+WINDOW_S = 10.0
+
+_log = logging.getLogger("beluga")
+_STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
+
+
+@dataclass
+class _Chosen:
+    """What flags, the environment and beluga.toml say about the whole program."""
+
+    level: str | None = None
+    form: str | None = None
+    handler: logging.Handler | None = None  # of the log that has begun
+    level_before: int = logging.WARNING  # the root logger's, before that
+
+
+_chosen = _Chosen()
+
+
+def choose(level: str | None, form: str | None) -> None:
+    """Set level and format of the program. The log begins now if one of them is given."""
+    end()
+    _chosen.level, _chosen.form = level, form
+    if level or form:
+        begin(default="warning")
+
+
+def begin(level: str | None = None, form: str | None = None, *, default: str = "info") -> None:
+    """Begin the log, at this level and in this format, or else at those of the program."""
+    end()
+    _chosen.form = form or _chosen.form or FORMATS[0]
+    handler = _Handler()
+    handler.setFormatter(_Json() if _chosen.form == "json" else _Text())
+    handler.addFilter(_is_wanted)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    _chosen.level_before = root.level
+    root.setLevel((level or _chosen.level or default).upper())
+    _chosen.handler = handler
+
+
+def end() -> None:
+    """Say what was left out, and write no more."""
+    if _chosen.handler is not None:
+        logging.getLogger().removeHandler(_chosen.handler)
+        logging.getLogger().setLevel(_chosen.level_before)
+        _chosen.handler.close()
+    _chosen.handler = None
+
+
+def tell(text: str, **fields: object) -> None:
+    """Say on stderr what a command does, as an event of the log with fields if that is JSON."""
+    if _chosen.handler is None:
+        _write(text)
+    else:
+        _log.info(text, extra={"told": True, **fields}, stacklevel=2)
+
+
+def fail(program: str, text: str) -> NoReturn:
+    """Write the last words of a command that failed, and end it."""
+    if _chosen.handler is None or _chosen.form != "json":
+        end()
+        sys.exit(f"{program}: error: {text}")
+    _log.error("%s", text)
+    end()
+    sys.exit(1)
+
+
+def message_of(line: str) -> str:
+    """Return the message of a line of a log, in either format."""
+    try:
+        return str(json.loads(line)["message"])
+    except (ValueError, KeyError, TypeError):
+        return line
+
+
+def _write(line: str) -> None:
+    try:
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        pass  # nobody reads it
+
+
+def _is_wanted(record: logging.LogRecord) -> bool:
+    """Leave out how other packages debug themselves."""
+    ours = record.name.partition(".")[0] == "beluga"
+    return ours or record.levelno >= logging.INFO
+
+
+class _Text(logging.Formatter):
+    """Shows an event with its time and level, and what a command tells as it is."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return record.getMessage() if hasattr(record, "told") else super().format(record)
+
+
+class _Json(logging.Formatter):
+    """Makes one JSON object of an event."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, timezone.utc)
+        fields = {k: v for k, v in vars(record).items() if k not in _STANDARD and k != "told"}
+        event: dict[str, object] = {
+            "time": at.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            event["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields | event, default=str)
+
+
+@dataclass
+class _Place:
+    """A place in the code that logs, since ``began``."""
+
+    record: logging.LogRecord  # the last one
+    began: float
+    passed: int = 0
+    left_out: int = 0
+
+
+class _Handler(logging.Handler):
+    """Writes events to the present stderr, within the rate limit. ``clock`` is for tests."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._places: dict[tuple[str, int], _Place] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        now = self._clock()
+        for key, place in list(self._places.items()):
+            if now - place.began >= WINDOW_S:
+                self._sum_up(place)
+                del self._places[key]
+        key = (record.pathname, record.lineno)
+        place = self._places.setdefault(key, _Place(record, now))
+        place.record = record
+        if place.passed < BURST:
+            place.passed += 1
+            _write(self.format(record))
+        else:
+            place.left_out += 1
+
+    def close(self) -> None:
+        for place in self._places.values():
+            self._sum_up(place)
+        self._places.clear()
+        super().close()
+
+    def _sum_up(self, place: _Place) -> None:
+        if place.left_out == 0:
+            return
+        last = place.record
+        text = f"{place.left_out} more like this were left out; the last: {last.getMessage()}"
+        said = logging.LogRecord(last.name, last.levelno, "", 0, text, (), None)
+        said.suppressed = place.left_out
+        _write(self.format(said))

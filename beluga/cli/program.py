@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The options of the programs themselves, which are given before a command: which settings count,
+and how the program logs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import beluga
+from beluga import config
+from beluga.cli import logs, settings
+from beluga.cli.options import LogFormat, LogLevel, log_format_name, log_level_name
+from beluga.errors import SettingsError
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"beluga-kv {beluga.__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version."),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="PATH",
+        help="Read the defaults of options from this beluga.toml; /dev/null for none.",
+    ),
+]
+
+
+def of(program: str) -> Callable[..., None]:
+    """Return what runs before each command of a program."""
+
+    def prepare(
+        ctx: typer.Context,
+        version: Version = False,
+        config_path: Config = None,
+        log_level: LogLevel = None,
+        log_format: LogFormat = None,
+    ) -> None:
+        above = _above(log_level, log_format)
+        try:
+            ctx.obj = settings.load(settings.find(config_path), ctx, program, above)
+        except SettingsError:
+            if not _asks_for_help():
+                raise
+            return
+        ctx.default_map = dict(ctx.obj.defaults)
+        shared = ctx.obj.shared
+        config.prefer_pool(shared.get("pool", []))
+        told = _told()
+        logs.choose(
+            log_level or told["log_level"] or shared.get("log_level"),
+            log_format or told["log_format"] or shared.get("log_format"),
+        )
+
+    return prepare
+
+
+def _told() -> dict[str, str | None]:
+    """Return what the environment says about the log. Raises SettingsError."""
+    try:
+        level, form = config.log_level(), config.log_format()
+        return {
+            "log_level": level and log_level_name(level),
+            "log_format": form and log_format_name(form),
+        }
+    except typer.BadParameter as error:
+        raise SettingsError(f"BELUGA_LOG_LEVEL or BELUGA_LOG_FORMAT: {error.message}") from None
+
+
+def _above(log_level: str | None, log_format: str | None) -> dict[str, str]:
+    """Return which flag or variable comes before a key of the file, by key."""
+    said: dict[str, Any] = {
+        "BELUGA_POOL": ("pool", config.told_pool_paths()),
+        "BELUGA_LOG_LEVEL": ("log_level", config.log_level()),
+        "BELUGA_LOG_FORMAT": ("log_format", config.log_format()),
+        "--log-level": ("log_level", log_level),
+        "--log-format": ("log_format", log_format),
+    }
+    return {key: name for name, (key, value) in said.items() if value}
+
+
+def _asks_for_help() -> bool:
+    """Is help about a command asked for? It is shown even if the settings are wrong."""
+    return any(word in ("-h", "--help") for word in sys.argv)

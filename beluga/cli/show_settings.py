@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The command ``beluga config``: what beluga.toml sets, and what comes before it."""
+
+from __future__ import annotations
+
+import typer
+
+from beluga import config
+from beluga.cli.options import Json
+from beluga.cli.output import print_json, print_table, say
+from beluga.cli.settings import Settings
+
+
+def show_settings(ctx: typer.Context, json: Json = False) -> None:
+    """Show which beluga.toml is read, and what it sets.
+
+    A flag comes before the environment, that before the file, and that before a default. `unused`
+    names the flag or variable that comes before a setting now.
+    """
+    found = ctx.find_root().obj or Settings()
+    places = [str(path) for path in config.settings_places()]
+    if json:
+        rows = [
+            {"table": row.table, "key": row.key, "value": row.value, "unused": row.unused}
+            for row in found.rows
+        ]
+        path = None if found.path is None else str(found.path)
+        print_json({"file": path, "searched": places, "settings": rows})
+        return
+    if found.path is None:
+        say(f"no settings file: neither --config, BELUGA_CONFIG, {' nor '.join(places)}")
+        return
+    say(f"settings of {found.path}")
+    if found.rows:
+        print_table(
+            ["table", "key", "value", "unused"],
+            [
+                [f"[{row.table}]" if row.table else "all", row.key, _show(row.value), row.unused]
+                for row in found.rows
+            ],
+        )
+
+
+def _show(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""``beluga.toml``: what it sets, what comes before it, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from beluga import errors
+from beluga.cli import cxl_rpc, settings
+from beluga.cli.app import app
+from beluga.pool import default_specs
+
+Write = Callable[[str], Path]
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes the file that BELUGA_CONFIG names."""
+    path = tmp_path / "beluga.toml"
+    monkeypatch.setenv("BELUGA_CONFIG", str(path))
+    for name in ("BELUGA_POOL", "BELUGA_LOG_LEVEL", "BELUGA_LOG_FORMAT"):
+        monkeypatch.delenv(name, raising=False)
+
+    def write(text: str) -> Path:
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def beluga(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def given(*words: str, program: Any = app) -> dict[str, Any]:
+    """Return the parameters that a command gets, without running it."""
+    command: Any = typer.main.get_command(program)
+    context = command.make_context("beluga", list(words))
+    context.invoke(command.callback, **context.params)
+    rest = list(words)
+    while rest and rest[0] not in getattr(command, "commands", {}):
+        del rest[0]  # the program's own options
+    while hasattr(command, "commands"):
+        name = rest.pop(0)
+        command = command.commands[name]
+        made = command.make_context(
+            name, list(rest), parent=context, resilient_parsing=hasattr(command, "commands")
+        )
+        context = made
+    return dict(context.params)
+
+
+def test_a_table_sets_a_commands_options(write: Write) -> None:
+    write(
+        """
+        [serve]
+        quota-calls = 10
+        quota_grants = 20
+        admin = "0"
+        disk = ["/a", "/b"]
+        remote = "file:///c"
+        disk-bytes = "64M"
+        silent = 3
+        watch = true
+        [pool-create]
+        interleave = false
+        size = 4096
+        [simulate]
+        pool-bytes = "1.5GB"
+        plot = true
+        """
+    )
+    served = given("serve")
+    assert (served["quota_calls"], served["quota_grants"], served["admin"]) == (10, 20, "0")
+    assert (list(served["disk"]), list(served["remote"])) == (["/a", "/b"], ["file:///c"])
+    assert (served["disk_bytes"], served["silent"], served["watch"]) == (64 << 20, 3.0, True)
+    made = given("pool", "create", "x")
+    assert (made["interleave"], made["device_size"]) == (False, 4096)
+    simulated = given("simulate", "x")
+    assert (simulated["pool"], simulated["plot"]) == (1_500_000_000, True)
+    assert given("gateway")["port"] == 8080
+
+
+def test_a_flag_comes_before_the_file(write: Write) -> None:
+    write('[serve]\nquota-calls = 10\ndisk = ["/a"]\n[pool-create]\ninterleave = false\n')
+    served = given("serve", "--quota-calls", "11", "--disk", "/b")
+    assert (served["quota_calls"], list(served["disk"])) == (11, ["/b"])
+    assert given("pool", "create", "x", "--interleave")["interleave"] is True
+
+
+def test_keys_of_all_commands(write: Write) -> None:
+    write("host = 3\n[ping]\nhost = 4\n")
+    assert (given("serve")["host"], given("ping")["host"]) == (3, 4)
+    assert given("gateway")["host"] == "127.0.0.1"  # an address, not a host's number
+    assert given("ping", "--host", "5")["host"] == 5
+    assert given("ping", program=cxl_rpc.app)["host"] == 3
+
+
+def test_the_other_program_has_tables_with_its_name(write: Write) -> None:
+    write("[cxl-rpc-call]\ntimeout = 9\n[serve]\nquota-calls = 1\n")
+    assert given("call", program=cxl_rpc.app)["timeout"] == 9
+    assert given("serve")["quota_calls"] == 1
+
+
+def test_the_pool_lies_between_the_environment_and_the_mounted_one(
+    write: Write, shm: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    paths = [str(shm / name) for name in ("file", "environment", "flag", "mounted")]
+    write("")
+    for path in paths:
+        assert beluga("mount", "--create", "--size", "24M", path).exit_code == 0
+    write(f'pool = "{paths[0]}"')
+    assert shown_device("pool", "info", "--json") == paths[0]
+    assert shown_device("pool", "info", "--json", "--pool", paths[2]) == paths[2]
+    monkeypatch.setenv("BELUGA_POOL", paths[1])
+    assert shown_device("pool", "info", "--json") == paths[1]
+    monkeypatch.delenv("BELUGA_POOL")
+    write("")
+    assert shown_device("pool", "info", "--json") == paths[3]
+
+
+def shown_device(*arguments: str) -> str:
+    shown = beluga(*arguments)
+    assert shown.exit_code == 0, shown.exception
+    return str(json.loads(shown.stdout)["devices"][0]["path"])
+
+
+def test_a_benchmark_never_overwrites_the_pool_of_the_file(write: Write) -> None:
+    write('pool = "/dev/dax0.0"')
+    assert not given("bench", "rpc")["pool"]
+    assert [str(spec) for spec in default_specs()] == ["/dev/dax0.0"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("hots = 3", "line 1: hots: is no setting of all commands; did you mean host?"),
+        ("[srve]\nhost = 3", "line 1: [srve]: is no command; did you mean serve?"),
+        (
+            "\n[serve]\nquota-cals = 3",
+            "line 3: [serve] quota-cals: is no option of this command; did you mean quota_calls?",
+        ),
+        ('[serve]\nhost = "a"', 'line 2: [serve] host: "a" is not a whole number'),
+        ("[serve]\nhost = true", "line 2: [serve] host: true is not a whole number"),
+        ("[serve]\nwatch = 1", "line 2: [serve] watch: 1 is not true or false"),
+        ("[serve]\nadmin = 9464", "line 2: [serve] admin: 9464 is not text in quotes"),
+        ("[serve]\ndisk = [1]", "line 2: [serve] disk: 1 is not text in quotes"),
+        ("[serve]\nevents = []", "line 2: [serve] events: a list is not text in quotes"),
+        ("[serve]\ndisk-bytes = 1.5", "line 2: [serve] disk-bytes: 1.5 is not a size"),
+        ("[serve]\ndisk-bytes = 'x'", "line 2: [serve] disk-bytes: 'x' is not a size"),
+        ("host = 64", "line 1: host: "),
+        ("[gateway]\nport = 65536", "line 2: [gateway] port: "),
+        ("[serve]\na = 1\na = 2", "Cannot overwrite a value"),
+        (
+            "[serve]\nquota-calls = 1\nquota_calls = 1",
+            "line 3: [serve] quota_calls: is given twice, with - and with _",
+        ),
+        ("serve = 1", "serve: is a table: write [serve] above its settings"),
+        ("[pool]\na = 1", "line 1: [pool]: is a group of commands; write [pool-create]"),
+        ("[pool-destroy]\nyes = true", "yes: is about one run; give it on the command line"),
+        ("[serve]\ndeclare-gone = true", "declare-gone: is about one run"),
+        ('log_level = "loud"', "line 1: log_level: 'loud' is not one of debug, info"),
+        ("a = [", "Invalid value"),
+        ("a = " + "[" * 5000, ""),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(write: Write, text: str, said: str) -> None:
+    path = write(text)
+    refused = beluga("ping")
+    assert isinstance(refused.exception, errors.SettingsError)
+    assert str(refused.exception).startswith(str(path))
+    assert said in str(refused.exception)
+    assert "\n" not in str(refused.exception)
+
+
+def test_help_needs_no_good_file(run: Run, write: Write) -> None:
+    write("nonsense = 1")
+    assert "Usage" in run("ping", "--help").stdout
+    refused = run("ping")
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+
+
+def test_files_that_cannot_be_read(write: Write, tmp_path: Path) -> None:
+    path = write("")
+    path.write_bytes(b"host = 1\n# \xff\n")
+    assert str(beluga("ping").exception) == f"{path}, line 2: not text in UTF-8"
+    assert str(beluga("--config", "/nowhere/a.toml", "ping").exception) == (
+        "/nowhere/a.toml: No such file or directory"
+    )
+    assert str(beluga("--config", tmp_path, "ping").exception) == f"{tmp_path}: Is a directory"
+    path.write_bytes(b"#" * (1 << 21))
+    assert "more than 1048576 bytes" in str(beluga("ping").exception)
+
+
+def test_where_the_file_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Write
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    mine = tmp_path / "beluga/beluga.toml"
+    mine.parent.mkdir()
+    mine.write_text("")
+    told = write("")
+    assert settings.find(Path("x")) == Path("x")
+    assert settings.find(None) == told
+    monkeypatch.delenv("BELUGA_CONFIG")
+    assert settings.find(None) == mine
+    mine.unlink()
+    assert settings.find(None) in (None, Path("/etc/beluga/beluga.toml"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/proc/1/cwd/nobody may look here")
+    assert settings.find(None) in (None, Path("/etc/beluga/beluga.toml"))
+
+
+def test_the_current_folder_has_no_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BELUGA_CONFIG", os.devnull)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "beluga.toml").write_text("nonsense = 1")
+    assert given("ping")["host"] is None
+
+
+def test_config_shows_what_is_set(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write('pool = ["/a", "/b"]\n[serve]\nwatch = true\npool = "/c"\n')
+    monkeypatch.setenv("BELUGA_POOL", "/d")
+    told = json.loads(beluga("config", "--json").stdout)
+    assert told["file"] == str(path)
+    assert told["settings"] == [
+        {"table": "", "key": "pool", "value": ["/a", "/b"], "unused": "BELUGA_POOL"},
+        {"table": "serve", "key": "watch", "value": True, "unused": ""},
+        {"table": "serve", "key": "pool", "value": ["/c"], "unused": "BELUGA_POOL"},
+    ]
+    assert not given("serve")["pool"]  # the environment's counts
+    shown = beluga("config").stdout
+    assert "[serve]" in shown
+    assert "/a /b" in shown
+    monkeypatch.delenv("BELUGA_CONFIG")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/nowhere")
+    if not Path("/etc/beluga/beluga.toml").exists():
+        assert "no settings file" in beluga("config").stderr
+
+
+def test_every_option_may_stand_in_a_file_or_is_about_one_run() -> None:
+    """Every command has a table, and the keys of its options differ."""
+    tables = settings.tables(typer.main.get_command(app), "beluga")
+    assert {"serve", "pool-create", "gateway", "prefill-worker"} <= set(tables)
+    for name, (_, command) in tables.items():
+        own = [one for one in command.params if one.param_type_name == "option"]
+        keys = {settings.key_of(one) for one in own}
+        assert len(keys) == len(own), name
+        assert keys - set(settings.options(command)) <= settings.ONCE
+    assert not set(tables) & set(settings.SHARED)

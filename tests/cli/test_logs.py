@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The log of commands: level, format, fields, rate limit, and what a command that runs on says."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import subprocess
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from beluga.cli import cxl_rpc, logs, output
+from beluga.cli.app import app
+from beluga.errors import SettingsError
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Start = Callable[..., "subprocess.Popen[str]"]
+
+log = logging.getLogger("beluga.test")
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+
+
+def test_a_line_of_json_has_time_level_logger_message_and_fields(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logs.begin(form="json")
+    log.warning("%d blocks", 3, extra={"pool": Path("/a")})
+    logs.tell("serving", epoch=1)
+    try:
+        raise ValueError("why")
+    except ValueError:
+        log.exception("broken")
+    first, second, third = lines(capsys)
+    assert datetime.fromisoformat(first.pop("time")).tzinfo is not None
+    assert first == {
+        "level": "warning",
+        "logger": "beluga.test",
+        "message": "3 blocks",
+        "pool": "/a",
+    }
+    assert (second["message"], second["level"], second["epoch"]) == ("serving", "info", 1)
+    assert "ValueError: why" in third["exception"]
+
+
+def test_text_shows_events_and_what_a_command_says(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.begin()
+    log.warning("3 blocks")
+    log.debug("not shown")
+    logs.tell("serving")
+    event, said = capsys.readouterr().err.splitlines()
+    assert event.endswith(" WARNING beluga.test: 3 blocks")
+    assert said == "serving"
+
+
+@pytest.mark.parametrize(
+    ("level", "shown"), [(None, 3), ("debug", 4), ("warning", 2), ("error", 1)]
+)
+def test_levels(capsys: pytest.CaptureFixture[str], level: str | None, shown: int) -> None:
+    logs.begin(level)
+    for each in (log.debug, log.info, log.warning, log.error):
+        each("said")
+    assert len(capsys.readouterr().err.splitlines()) == shown
+
+
+def test_how_others_debug_themselves_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.begin("debug")
+    logging.getLogger("asyncio").debug("Using selector")
+    logging.getLogger("belugas").debug("nor this")
+    logging.getLogger("asyncio").warning("but this")
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_one_place_is_limited_and_what_is_left_out_is_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    now = 0.0
+    handler = logs._Handler(lambda: now)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+
+    def say(count: int) -> None:
+        for number in range(count):
+            handler.handle(logging.LogRecord("a", 30, "/here", 1, "%d", (number,), None))
+
+    say(logs.BURST + 5)
+    handler.handle(logging.LogRecord("a", 30, "/there", 1, "another place", (), None))
+    said = capsys.readouterr().err.splitlines()
+    assert (len(said), said[-1]) == (logs.BURST + 1, "another place")
+    now = logs.WINDOW_S
+    handler.handle(logging.LogRecord("a", 30, "/there", 1, "later", (), None))
+    assert capsys.readouterr().err.splitlines() == [
+        "5 more like this were left out; the last: 24",
+        "later",
+    ]
+    say(logs.BURST + 1)
+    handler.close()
+    assert "1 more like this" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_reader_that_has_gone_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone:
+        def write(self, text: str) -> None:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(logs.sys, "stderr", Gone())
+    logs.begin()
+    log.error("nobody hears it")
+
+
+def test_the_last_line_of_a_log_may_be_json() -> None:
+    assert logs.message_of('{"message": "no"}') == "no"
+    for line in ("no", "{}", "[]", "3"):
+        assert logs.message_of(line) == line
+
+
+def test_json_makes_every_line_of_a_server_an_object(pool: list[str], start: Start) -> None:
+    child = start("--log-format", "json", "serve", *pool, "--json", "--admin", "0")
+    assert child.stdout
+    assert child.stderr
+    told = [json.loads(child.stdout.readline()) for _ in range(2)]
+    assert [each["event"] for each in told] == ["admin", "serving"]
+    assert told[0]["url"].startswith("http://127.0.0.1:")
+    assert (told[1]["epoch"], told[1]["pid"]) == (1, child.pid)
+    child.send_signal(signal.SIGTERM)
+    out, err = child.communicate(timeout=60)
+    assert (child.returncode, out) == (0, "")
+    assert [json.loads(line)["event"] for line in err.splitlines()] == ["admin", "serving"]
+
+
+def test_an_error_is_an_event_where_the_log_is_json(run: Run) -> None:
+    refused = run("--log-format", "json", "ping", "--pool", "/nowhere")
+    assert refused.returncode == 1
+    event = json.loads(refused.stderr)
+    assert (event["level"], event["message"].startswith("/nowhere")) == ("error", True)
+
+
+def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BELUGA_LOG_FORMAT", "json")
+    assert CliRunner().invoke(app, ["config"]).exit_code == 0
+    assert logs._chosen.form == "json"
+    monkeypatch.setenv("BELUGA_LOG_LEVEL", "loud")
+    refused = CliRunner().invoke(app, ["config"])
+    assert isinstance(refused.exception, SettingsError)
+    assert "BELUGA_LOG_LEVEL" in str(refused.exception)
+
+
+def leaves(name: str, command: Any) -> dict[str, Any]:
+    children = getattr(command, "commands", None)
+    if children is None:
+        return {name: command}
+    return {k: v for n, c in children.items() for k, v in leaves(f"{name} {n}", c).items()}
+
+
+@pytest.mark.parametrize("program", [app, cxl_rpc.app])
+def test_every_command_has_json(program: Any) -> None:
+    found = leaves("", typer.main.get_command(program))
+    assert len(found) > 3
+    lacking = [
+        name for name, one in found.items() if not any("--json" in p.opts for p in one.params)
+    ]
+    assert lacking == []
+
+
+def test_cells_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_table(["name"], [["[bold]a[/bold] [x]"]])
+    assert "[bold]a[/bold] [x]" in capsys.readouterr().out
