@@ -9,7 +9,6 @@ With ``--check`` nothing is written; the exit code says whether the file is fres
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 import typing
 from collections.abc import Iterator
@@ -21,8 +20,7 @@ import typer
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from beluga import config  # noqa: E402  not installed where this runs
-from beluga.cli.app import app  # noqa: E402
+from beluga.cli.app import app  # noqa: E402  not installed where this runs
 from beluga.cli.cxl_rpc import app as cxl_rpc_app  # noqa: E402
 
 TARGET = ROOT / "docs/commands.md"
@@ -34,13 +32,14 @@ Generated from the command-line parsers by `scripts/gen_commands_doc.py`; do not
 `beluga` works on pools with the block index; `cxl-rpc` makes calls over the lanes of a pool
 without it. Every command has `-h` and `--help`. `beluga --install-completion` teaches your shell
 to complete commands and options, `--show-completion` prints what it would install. Results go to
-standard output, everything else to standard error. The exit status is 0 on success, 1 with one
-line on standard error for a failure, 2 for a command line that cannot be parsed, 130 after
-Ctrl-C, 143 after SIGTERM, and 129 when the terminal goes away. It is 1, without a line, if the
-reader of a pipe has gone.
+standard output, everything else to standard error; `--json` prints JSON, and for commands that
+go on running one object on each line. [Errors](errors.md#exit-codes) lists the exit codes.
 
-Without `--pool` a command uses the pool that `BELUGA_POOL=PATH:PATH` names, else the pool that
-`beluga mount` remembered.
+Defaults of options come from [`beluga.toml`](settings.md), if there is one. `--config`,
+`--log-level` and `--log-format` stand before the command, as in `beluga --log-level debug ping`.
+
+Without `--pool` a command uses the pool that `BELUGA_POOL=PATH:PATH` names, else that of
+`beluga.toml`, else the pool that `beluga mount` remembered, else the emulated pool in `/dev/shm`.
 """
 
 
@@ -54,15 +53,7 @@ def document() -> str:
     page += [f"| [`{name}`](#{_anchor(name)}) | {_summary(command)} |" for name, command in leaves]
     for name, command in leaves:
         page += ["", *_section(name, command)]
-    page += ["", *_environment()]
     return "\n".join(page) + "\n"
-
-
-def _environment() -> list[str]:
-    """Return the table of ``beluga/config.py``."""
-    rows = re.findall(r"^([A-Z_]+_?) {2,}(.+)$", config.__doc__ or "", re.MULTILINE)
-    cells = [f"| `{name}` | {_cell(text.replace('``', '`'))} |" for name, text in rows]
-    return ["## Environment", "", "| variable | meaning |", "| --- | --- |", *cells]
 
 
 def _leaves(name: str, command: Any) -> Iterator[tuple[str, Any]]:

@@ -161,7 +161,15 @@ def test_relative_links_resolve(path: Path) -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("script", ["gen_commands_doc.py", "gen_core_list.py", "gen_monitoring.py"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "gen_commands_doc.py",
+        "gen_core_list.py",
+        "gen_monitoring.py",
+        "gen_reference.py",
+    ],
+)
 def test_generated_documents_are_fresh(script: str) -> None:
     command = [sys.executable, str(ROOT / "scripts" / script), "--check"]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
