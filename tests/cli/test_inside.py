@@ -42,6 +42,8 @@ def beluga(*arguments: object) -> Result:
 class Opened(SimpleNamespace):
     """A pool, a client or a server, as a context manager."""
 
+    runtime_dir = Path("/nowhere")
+
     def __enter__(self) -> Opened:
         return self
 
@@ -66,7 +68,7 @@ class Server:
         self.did.append("stop")
 
     def stat(self) -> Any:
-        return SimpleNamespace(epoch=7)
+        return SimpleNamespace(epoch=7, housekeeping_count=1)
 
     @property
     def failure(self) -> Exception | None:
@@ -87,6 +89,9 @@ class Told:
 
     def set(self) -> None:
         self.waited += [0.0] * 3
+
+    def is_set(self) -> bool:
+        return len(self.waited) > 2
 
 
 @pytest.fixture
