@@ -140,6 +140,7 @@ def test_a_standby_serves_if_its_turn_comes(
     asked: list[Any] = []
 
     def stand_by(*arguments: Any, **options: Any) -> bool:
+        del options["waits"]  # what tells the service manager
         asked.append((arguments, options))
         return elected
 
@@ -190,7 +191,9 @@ def served(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> list[Served]:
     monkeypatch.setattr(serve, "MetaServer", lambda pool, **options: options)
     monkeypatch.setattr(serve, "open_lease", lambda url: f"lease {url}")
     monkeypatch.setattr(
-        serve, "serve_until_told", lambda server, **how: found.append(Served(server, how))
+        serve,
+        "serve_until_told",
+        lambda server, admin, **how: found.append(Served(server, how)),
     )
     return found
 
