@@ -30,6 +30,6 @@ CRC_PATHS = {
     "wide": (ALL, lib.BL_CPU_VPCLMUL),
 }
 if platform.machine() == "aarch64":
-    COPY_PATHS = {"stnp": (0, 0), "neon": (lib.BL_CPU_NEON, lib.BL_CPU_NEON)}
+    COPY_PATHS = {"plain": (0, 0), "neon": (lib.BL_CPU_NEON, lib.BL_CPU_NEON)}
     FLUSH_PATHS = {"civac": (ALL, 0)}
     CRC_PATHS = {"plain": (0, 0), "crc32": (lib.BL_CPU_CRC32, lib.BL_CPU_CRC32)}
