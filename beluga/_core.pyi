@@ -617,6 +617,8 @@ class bl_server_stat(CStruct):
     inherited_count: int
     watched_count: int
     housekeeping_count: int
+    draining: int
+    trace_status: int
 
 class bl_server_stat_init(TypedDict, total=False):
     epoch: int
@@ -637,6 +639,8 @@ class bl_server_stat_init(TypedDict, total=False):
     inherited_count: int
     watched_count: int
     housekeeping_count: int
+    draining: int
+    trace_status: int
 
 class bl_quota(CStruct):
     bytes: int
@@ -726,6 +730,66 @@ class bl_report_init(TypedDict, total=False):
     kind: int
     figures: uint64_p | Sequence[int]
 
+class bl_trace_clocks(CStruct):
+    ticks: int
+    monotonic_ns: int
+    realtime_ns: int
+
+class bl_trace_clocks_init(TypedDict, total=False):
+    ticks: int
+    monotonic_ns: int
+    realtime_ns: int
+
+class bl_trace_head(CStruct):
+    magic: char_p
+    entry_size: int
+    entry_count: int
+    epoch: int
+    pid: int
+    ended: int
+    first: bl_trace_clocks
+    last: bl_trace_clocks
+
+class bl_trace_head_init(TypedDict, total=False):
+    magic: char_p | bytes | Sequence[bytes]
+    entry_size: int
+    entry_count: int
+    epoch: int
+    pid: int
+    ended: int
+    first: bl_trace_clocks | bl_trace_clocks_init
+    last: bl_trace_clocks | bl_trace_clocks_init
+
+class bl_trace_entry(CStruct):
+    ended: int
+    ticks: int
+    ticks_taken: int
+    nonce: int
+    request_size: int
+    reply_size: int
+    status: int
+    pid: int
+    keys: int
+    method: int
+    lane: int
+    host: int
+    sequence: int
+
+class bl_trace_entry_init(TypedDict, total=False):
+    ended: int
+    ticks: int
+    ticks_taken: int
+    nonce: int
+    request_size: int
+    reply_size: int
+    status: int
+    pid: int
+    keys: int
+    method: int
+    lane: int
+    host: int
+    sequence: int
+
 class bl_meta(CStruct): ...
 
 class bl_tenant(CStruct):
@@ -743,6 +807,54 @@ class bl_tenant_init(TypedDict, total=False):
     commit_count: int
     hit_count: int
     evict_count: int
+
+class bl_session_view(CStruct):
+    nonce: int
+    epoch: int
+    since_ns: int
+    heartbeat_ns: int
+    call_count: int
+    bytes: int
+    held_bytes: int
+    lane: int
+    host: int
+    pid: int
+    kind: int
+    state: int
+    trust: int
+    grant_count: int
+    pin_count: int
+
+class bl_session_view_init(TypedDict, total=False):
+    nonce: int
+    epoch: int
+    since_ns: int
+    heartbeat_ns: int
+    call_count: int
+    bytes: int
+    held_bytes: int
+    lane: int
+    host: int
+    pid: int
+    kind: int
+    state: int
+    trust: int
+    grant_count: int
+    pin_count: int
+
+class bl_sessions_reply(CStruct):
+    count: int
+    more: int
+    draining: int
+    pid: int
+    quota: bl_quota
+
+class bl_sessions_reply_init(TypedDict, total=False):
+    count: int
+    more: int
+    draining: int
+    pid: int
+    quota: bl_quota | bl_quota_init
 
 class bl_lower_stat(CStruct):
     name_count: int
@@ -1446,7 +1558,12 @@ _Type = Literal[
     "bl_pump",
     "bl_calls",
     "bl_report",
+    "bl_trace_clocks",
+    "bl_trace_head",
+    "bl_trace_entry",
     "bl_tenant",
+    "bl_session_view",
+    "bl_sessions_reply",
     "bl_lower_stat",
     "bl_change",
     "bl_tokens",
@@ -1597,7 +1714,17 @@ class Ffi:
     @overload
     def from_buffer(self, of: Literal["bl_report[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_report: ...
     @overload
+    def from_buffer(self, of: Literal["bl_trace_clocks[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_trace_clocks: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_trace_head[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_trace_head: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_trace_entry[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_trace_entry: ...
+    @overload
     def from_buffer(self, of: Literal["bl_tenant[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_tenant: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_session_view[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_session_view: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_sessions_reply[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_sessions_reply: ...
     @overload
     def from_buffer(self, of: Literal["bl_lower_stat[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_lower_stat: ...
     @overload
@@ -1849,9 +1976,29 @@ class Ffi:
     @overload
     def new(self, of: Literal["bl_report[]"], init: int | Sequence[bl_report | bl_report_init] = ..., /) -> bl_report: ...
     @overload
+    def new(self, of: Literal["bl_trace_clocks *"], init: bl_trace_clocks | bl_trace_clocks_init = ..., /) -> bl_trace_clocks: ...
+    @overload
+    def new(self, of: Literal["bl_trace_clocks[]"], init: int | Sequence[bl_trace_clocks | bl_trace_clocks_init] = ..., /) -> bl_trace_clocks: ...
+    @overload
+    def new(self, of: Literal["bl_trace_head *"], init: bl_trace_head | bl_trace_head_init = ..., /) -> bl_trace_head: ...
+    @overload
+    def new(self, of: Literal["bl_trace_head[]"], init: int | Sequence[bl_trace_head | bl_trace_head_init] = ..., /) -> bl_trace_head: ...
+    @overload
+    def new(self, of: Literal["bl_trace_entry *"], init: bl_trace_entry | bl_trace_entry_init = ..., /) -> bl_trace_entry: ...
+    @overload
+    def new(self, of: Literal["bl_trace_entry[]"], init: int | Sequence[bl_trace_entry | bl_trace_entry_init] = ..., /) -> bl_trace_entry: ...
+    @overload
     def new(self, of: Literal["bl_tenant *"], init: bl_tenant | bl_tenant_init = ..., /) -> bl_tenant: ...
     @overload
     def new(self, of: Literal["bl_tenant[]"], init: int | Sequence[bl_tenant | bl_tenant_init] = ..., /) -> bl_tenant: ...
+    @overload
+    def new(self, of: Literal["bl_session_view *"], init: bl_session_view | bl_session_view_init = ..., /) -> bl_session_view: ...
+    @overload
+    def new(self, of: Literal["bl_session_view[]"], init: int | Sequence[bl_session_view | bl_session_view_init] = ..., /) -> bl_session_view: ...
+    @overload
+    def new(self, of: Literal["bl_sessions_reply *"], init: bl_sessions_reply | bl_sessions_reply_init = ..., /) -> bl_sessions_reply: ...
+    @overload
+    def new(self, of: Literal["bl_sessions_reply[]"], init: int | Sequence[bl_sessions_reply | bl_sessions_reply_init] = ..., /) -> bl_sessions_reply: ...
     @overload
     def new(self, of: Literal["bl_lower_stat *"], init: bl_lower_stat | bl_lower_stat_init = ..., /) -> bl_lower_stat: ...
     @overload
@@ -2185,6 +2332,18 @@ class Ffi:
     @overload
     def new(self, of: Literal["bl_report *[]"], init: int | Sequence[bl_report | Null] = ..., /) -> CPointer[bl_report]: ...
     @overload
+    def new(self, of: Literal["bl_trace_clocks **"], init: bl_trace_clocks | Null = ..., /) -> CPointer[bl_trace_clocks]: ...
+    @overload
+    def new(self, of: Literal["bl_trace_clocks *[]"], init: int | Sequence[bl_trace_clocks | Null] = ..., /) -> CPointer[bl_trace_clocks]: ...
+    @overload
+    def new(self, of: Literal["bl_trace_head **"], init: bl_trace_head | Null = ..., /) -> CPointer[bl_trace_head]: ...
+    @overload
+    def new(self, of: Literal["bl_trace_head *[]"], init: int | Sequence[bl_trace_head | Null] = ..., /) -> CPointer[bl_trace_head]: ...
+    @overload
+    def new(self, of: Literal["bl_trace_entry **"], init: bl_trace_entry | Null = ..., /) -> CPointer[bl_trace_entry]: ...
+    @overload
+    def new(self, of: Literal["bl_trace_entry *[]"], init: int | Sequence[bl_trace_entry | Null] = ..., /) -> CPointer[bl_trace_entry]: ...
+    @overload
     def new(self, of: Literal["bl_meta **"], init: bl_meta | Null = ..., /) -> CPointer[bl_meta]: ...
     @overload
     def new(self, of: Literal["bl_meta *[]"], init: int | Sequence[bl_meta | Null] = ..., /) -> CPointer[bl_meta]: ...
@@ -2192,6 +2351,14 @@ class Ffi:
     def new(self, of: Literal["bl_tenant **"], init: bl_tenant | Null = ..., /) -> CPointer[bl_tenant]: ...
     @overload
     def new(self, of: Literal["bl_tenant *[]"], init: int | Sequence[bl_tenant | Null] = ..., /) -> CPointer[bl_tenant]: ...
+    @overload
+    def new(self, of: Literal["bl_session_view **"], init: bl_session_view | Null = ..., /) -> CPointer[bl_session_view]: ...
+    @overload
+    def new(self, of: Literal["bl_session_view *[]"], init: int | Sequence[bl_session_view | Null] = ..., /) -> CPointer[bl_session_view]: ...
+    @overload
+    def new(self, of: Literal["bl_sessions_reply **"], init: bl_sessions_reply | Null = ..., /) -> CPointer[bl_sessions_reply]: ...
+    @overload
+    def new(self, of: Literal["bl_sessions_reply *[]"], init: int | Sequence[bl_sessions_reply | Null] = ..., /) -> CPointer[bl_sessions_reply]: ...
     @overload
     def new(self, of: Literal["bl_lower_stat **"], init: bl_lower_stat | Null = ..., /) -> CPointer[bl_lower_stat]: ...
     @overload
@@ -2481,9 +2648,19 @@ class Ffi:
     @overload
     def cast(self, to: Literal["bl_report *", "volatile bl_report *"], what: CData | int, /) -> bl_report: ...
     @overload
+    def cast(self, to: Literal["bl_trace_clocks *", "volatile bl_trace_clocks *"], what: CData | int, /) -> bl_trace_clocks: ...
+    @overload
+    def cast(self, to: Literal["bl_trace_head *", "volatile bl_trace_head *"], what: CData | int, /) -> bl_trace_head: ...
+    @overload
+    def cast(self, to: Literal["bl_trace_entry *", "volatile bl_trace_entry *"], what: CData | int, /) -> bl_trace_entry: ...
+    @overload
     def cast(self, to: Literal["bl_meta *", "volatile bl_meta *"], what: CData | int, /) -> bl_meta: ...
     @overload
     def cast(self, to: Literal["bl_tenant *", "volatile bl_tenant *"], what: CData | int, /) -> bl_tenant: ...
+    @overload
+    def cast(self, to: Literal["bl_session_view *", "volatile bl_session_view *"], what: CData | int, /) -> bl_session_view: ...
+    @overload
+    def cast(self, to: Literal["bl_sessions_reply *", "volatile bl_sessions_reply *"], what: CData | int, /) -> bl_sessions_reply: ...
     @overload
     def cast(self, to: Literal["bl_lower_stat *", "volatile bl_lower_stat *"], what: CData | int, /) -> bl_lower_stat: ...
     @overload
@@ -2703,6 +2880,7 @@ class Lib:
     BL_ERROR_RUNTIME_DIR: Final[int]
     BL_ERROR_OFFLOADING: Final[int]
     BL_ERROR_CACHE_LINE: Final[int]
+    BL_ERROR_DRAINING: Final[int]
     BL_CPU_CLFLUSHOPT: Final[int]
     BL_CPU_CLWB: Final[int]
     BL_CPU_SSE42: Final[int]
@@ -2725,7 +2903,13 @@ class Lib:
     BL_CALL_KEYS_MAX: Final[int]
     BL_REPORT_KINDS: Final[int]
     BL_REPORT_FIGURES: Final[int]
+    BL_TRACE_ENTRIES: Final[int]
+    BL_TRACE_HEAD_SIZE: Final[int]
     BL_TENANT_COUNT: Final[int]
+    BL_SESSION_WATCHED: Final[int]
+    BL_SESSION_HEARD: Final[int]
+    BL_SESSION_BROKEN: Final[int]
+    BL_METHOD_SESSIONS: Final[int]
     BL_LOWER_WAIT: Final[int]
     BL_LOWER_UNKNOWN: Final[int]
     BL_CHANGE_REMOVED: Final[int]
@@ -2904,6 +3088,8 @@ class Lib:
     def bl_server_destroy(self, server: bl_server | Null, /) -> None: ...
     def bl_server_heartbeat_lost(self, server: bl_server | Null, ns: int, /) -> None: ...
     def bl_server_limit(self, server: bl_server | Null, quota: bl_quota | Null | Sequence[bl_quota], /) -> None: ...
+    def bl_server_quota(self, server: bl_server | Null, out: bl_quota | Null, /) -> None: ...
+    def bl_server_drain(self, server: bl_server | Null, draining: int, /) -> None: ...
     def bl_server_forked(self, server: bl_server | Null, /) -> None: ...
     def bl_server_handle_method(self, server: bl_server | Null, method: int, handler: bl_handler, context: CData, /) -> int: ...
     def bl_server_declare_gone(self, server: bl_server | Null, /) -> int: ...
@@ -2928,6 +3114,7 @@ class Lib:
     def bl_meta_describe(self, meta: bl_meta | Null, out: bl_meta_stat | Null, /) -> None: ...
     def bl_meta_tenants(self, meta: bl_meta | Null, out: bl_tenant | Null, count: int, /) -> int: ...
     def bl_meta_refused(self, meta: bl_meta | Null, error: int, /) -> int: ...
+    def bl_meta_sessions(self, meta: bl_meta | Null, first: int, out: bl_session_view | Null, count: int, /) -> int: ...
     def bl_lower_attach(self, meta: bl_meta | Null, count_max: int, flags: int, token: int, /) -> int: ...
     def bl_lower_told(self, meta: bl_meta | Null, /) -> None: ...
     def bl_lower_wait(self, meta: bl_meta | Null, kinds: int, timeout_ns: int, /) -> int: ...

@@ -40,6 +40,7 @@ BelugaError
 │   ├── BadRequestError
 │   ├── BadReplyError
 │   ├── QuotaError                the session has its share, or calls too often
+│   ├── NoTraceError              no server left the trace that is asked for
 │   ├── LeaseError                the lock outside the pool cannot be asked
 │   └── HandlerError              the server's handler raised
 ├── CacheError                    blocks
@@ -49,6 +50,7 @@ BelugaError
 │   ├── NoGrantError              the session does not hold that grant (any more)
 │   ├── PinLimitError
 │   ├── OffloadingError           what could be evicted waits for a lower tier; try again
+│   ├── DrainingError             an operator drains the pool; nothing new is stored
 │   ├── QuarantineError           dead writers of this host hold too much space
 │   └── LayoutError               buffers do not fit the block
 ├── TransferError                 a copy engine failed
@@ -76,6 +78,7 @@ BelugaError
 
 from __future__ import annotations
 
+import errno
 import os
 
 
@@ -194,6 +197,9 @@ class BadReplyError(RpcError): ...
 class QuotaError(RpcError): ...
 
 
+class NoTraceError(RpcError): ...
+
+
 class LeaseError(RpcError): ...
 
 
@@ -219,6 +225,9 @@ class PinLimitError(CacheError): ...
 
 
 class OffloadingError(CacheError): ...
+
+
+class DrainingError(CacheError): ...
 
 
 class QuarantineError(CacheError): ...
@@ -354,7 +363,22 @@ CODES: tuple[tuple[type[BelugaError], str], ...] = (
         "this CPU may write back more than 64 bytes at once, and so overwrite what other hosts "
         "wrote; here only pools of one host work: create them with --coherence hardware",
     ),
+    (
+        DrainingError,
+        "the pool is being drained for maintenance, so nothing new is stored; 'beluga drain "
+        "--undo' ends it",
+    ),
 )
+
+
+def status_name(status: int) -> str:
+    """Return the name of a status: ok, the error's without \"Error\", or that of an errno."""
+    place = -status - FIRST_CODE
+    if status >= 0:
+        return "ok"
+    if 0 <= place < len(CODES):
+        return CODES[place][0].__name__.removesuffix("Error")
+    return errno.errorcode.get(-status, str(status))
 
 
 def raise_for_status(code: int, doing: str = "") -> int:

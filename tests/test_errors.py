@@ -47,6 +47,7 @@ NUMBERS = {
     "BL_ERROR_RUNTIME_DIR": (1026, errors.RuntimeDirError),
     "BL_ERROR_OFFLOADING": (1027, errors.OffloadingError),
     "BL_ERROR_CACHE_LINE": (1028, errors.CacheLineError),
+    "BL_ERROR_DRAINING": (1029, errors.DrainingError),
 }
 
 

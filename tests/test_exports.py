@@ -22,14 +22,15 @@ EXPORTS: dict[str, str] = {
     ),
     "beluga.rpc": (
         "Calls Client ClientStat Figure KINDS Keeper METHOD_USER Operation Quota Report Reported "
-        "SECONDS SILENT_S Server ServerStat nanoseconds stand_by"
+        "SECONDS SILENT_S Server ServerStat Trace TracedCall nanoseconds read_trace stand_by"
     ),
     "beluga.meta": (
         "BlockState EVICTIONS Grant LOWER_NOTE LOWER_RECORD Lookup LowerStat LowerWork MetaClient "
         "MetaServer MetaStat Pins Report TaskClient TaskRecord Work check_devices check_pool "
         "repair_pool CHANGE NAME NAME_PARENT REMOVED STORED chain_names names_at "
         "read_names "
-        "REFUSALS Tenant COMMITTED ENTRY EPOCH_SHIFT FREE read_entries"
+        "REFUSALS SessionView Sessions Tenant ask_sessions COMMITTED ENTRY EPOCH_SHIFT FREE "
+        "read_entries"
     ),
     "beluga.transfer": (
         "BlockLayout CHUNK CpuEngine Direction DsaEngine Engine Selection Link LinkSettings Order "

@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from beluga.admin.handler import METRICS
+from beluga.admin.operate import operate_routes
 from beluga.admin.route import Answer, Request, Routes
 from beluga.exporter import Collector
 from beluga.metrics import prometheus_text
@@ -15,16 +16,17 @@ from beluga.metrics import prometheus_text
 if TYPE_CHECKING:
     from beluga.meta import MetaServer
     from beluga.pool import Pool
+    from beluga.tiers import TierService
 
 _METRICS_KIND = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def server_routes(server: MetaServer, pool: Pool) -> Routes:
-    """Return all routes of a server."""
+def server_routes(server: MetaServer, pool: Pool, tiers: TierService | None = None) -> Routes:
+    """Return all routes of a server, whose lower tiers have this service."""
     collector, lock = Collector(server, pool), threading.Lock()
 
     def metrics(_: Request) -> Answer:
         with lock:
             return Answer(prometheus_text(collector.collect()).encode(), _METRICS_KIND)
 
-    return {("GET", METRICS): metrics}
+    return {("GET", METRICS): metrics, **operate_routes(server, pool, tiers)}

@@ -13,6 +13,7 @@ from beluga.cli import (
     doctor,
     gateway,
     look,
+    operate,
     options,
     pool,
     prefill_worker,
@@ -22,6 +23,8 @@ from beluga.cli import (
     show_settings,
     simulate,
     size,
+    stat,
+    trace,
     verify,
 )
 
@@ -38,7 +41,10 @@ app.add_typer(pool.app, name="pool")
 app.command()(serve.serve)
 app.command()(detach.stop)
 app.command()(serve.ping)
-app.command()(serve.stat)
+app.command()(stat.stat)
+app.command()(trace.trace)
+app.command()(operate.quota)
+app.command()(operate.drain)
 app.command()(block.put)
 app.command()(block.get)
 app.command("explain")(look.explain_keys)

@@ -19,7 +19,7 @@ from beluga.cli.options import Host, Json, PoolPaths, open_pool
 from beluga.cli.output import print_json, print_table, say
 from beluga.errors import CacheError
 from beluga.kvcache import KnownNamespace, KVCache, Namespace, explain, known_namespaces
-from beluga.meta import COMMITTED, EPOCH_SHIFT, read_entries
+from beluga.meta import COMMITTED, EPOCH_SHIFT, BlockState, MetaClient, read_entries
 from beluga.pool import Pool
 from beluga.rpc import Client
 
@@ -176,16 +176,39 @@ def rm(
 ) -> None:
     """Remove blocks. The exit status is 1 if one of them is not there.
 
-    A client that is reading a block may finish. Lower tiers remove it, too.
+    A client that is reading a block may finish. Lower tiers remove it, too, soon after.
     """
     with open_pool(pool) as opened:
         asked = _asked(opened, namespace, field, salt)
         with KVCache(opened, namespace=asked, host=host) as cache:
-            removed = {key: cache.remove([digest(key)]) > 0 for key in keys}
+            removed = {key: _remove(cache, digest(key)) for key in keys}
     if json:
         print_json(removed)
-    missing = [key for key, was in removed.items() if not was]
+    missing = [key for key, places in removed.items() if not places]
     if not json and len(missing) < len(removed):
-        say(f"removed: {len(removed) - len(missing)} of {len(removed)}")
+        say(f"removed: {len(removed) - len(missing)} of {len(removed)}{_where(removed)}")
     if missing:
         raise CacheError(f"no block '{missing[0]}' in that namespace; see 'beluga explain'")
+
+
+def _remove(cache: KVCache, name: bytes) -> list[str]:
+    """Remove a block, and return where it was: in the pool, below it, or "unknown": perhaps in a
+    remote tier, which was told to remove it.
+    """
+    meta, key = MetaClient(cache.client), cache.keys([name])
+    below = int(meta.tiers(key)[0]) & ~1 != 0
+    unknown = not below and meta.lookup(key).state == BlockState.BELOW
+    places = ["pool"] if cache.remove([name]) else []
+    return places + ["lower tier"] * below + ["unknown"] * (unknown and not places)
+
+
+def _where(removed: Mapping[str, list[str]]) -> str:
+    """Say which blocks were not in the pool itself."""
+    below = sum(places == ["lower tier"] for places in removed.values())
+    unknown = sum(places == ["unknown"] for places in removed.values())
+    told = ""
+    if below:
+        told += f"; {below} of them from a lower tier, which had it alone"
+    if unknown:
+        told += f"; {unknown} of them perhaps: a remote tier was told, which may not have had it"
+    return told

@@ -28,10 +28,15 @@ _PIPE_WIDTH = 200  # columns
 Advance = Callable[[int, int], None]
 
 
-def print_json(value: object) -> None:
-    """Print one JSON value on stdout."""
-    text = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2)
-    sys.stdout.write(text.decode() + "\n")
+def print_json(value: object, *, lines: bool = False) -> None:
+    """Print one JSON value on stdout; with ``lines``, on one line, as one of several values."""
+    text = msgspec.json.encode(value, enc_hook=str)
+    print_line((text if lines else msgspec.json.format(text, indent=2)).decode())
+
+
+def print_line(text: str) -> None:
+    """Print a line on stdout."""
+    sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The commands ``beluga serve``, ``ping`` and ``stat``: the server, and questions to it."""
+"""The commands ``beluga serve`` and ``ping``: the server, and a question to it."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-from collections.abc import Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Protocol
 
@@ -29,15 +27,14 @@ from beluga.cli.options import (
     Timeout,
     open_pool,
 )
-from beluga.cli.output import announce, print_facts, print_json, say
+from beluga.cli.output import announce, print_json, say
 from beluga.cli.tiers import AdmissionName, DiskBytes, Disks, Offload, Remotes
 from beluga.errors import DeposedError
 from beluga.events import EventService, EventSettings
 from beluga.lease import Lease, open_lease
-from beluga.meta import EVICTIONS, MetaClient, MetaServer, MetaStat
-from beluga.pool import show_size
+from beluga.meta import EVICTIONS, MetaServer
 from beluga.rpc import SILENT_S, Client, Keeper, Quota, Server, stand_by
-from beluga.tiers import TierService, TierSettings, ask_counters
+from beluga.tiers import TierService, TierSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -180,7 +177,7 @@ def serve(
             )
             services = _services(server, opened, tiers, published, host)
             try:
-                with _answering(server, opened, admin, json) as endpoint:
+                with _answering(server, opened, services, admin, json) as endpoint:
                     serve_until_told(
                         server,
                         json=json,
@@ -233,10 +230,13 @@ def _services(
 
 
 @contextmanager
-def _answering(server: MetaServer, pool: Pool, address: str, json: bool) -> Iterator[Admin]:
+def _answering(
+    server: MetaServer, pool: Pool, services: Sequence[_Service], address: str, json: bool
+) -> Iterator[Admin]:
     """Have an admin endpoint meanwhile, also while the server stands by."""
+    tiers = next((one for one in services if isinstance(one, TierService)), None)
     endpoint = Admin(
-        server_routes(server, pool),
+        server_routes(server, pool, tiers),
         directory=pool.runtime_dir,
         address=read_address(address) if address else None,
     )
@@ -344,43 +344,3 @@ def ping(
         say(
             f"epoch {epoch}: {count} round trips, fastest {trips_us[0]:.1f} us, p50 {middle:.1f} us"
         )
-
-
-def stat(pool: PoolPaths = None, host: Host = None, json: Json = False) -> None:
-    """Show the server's counters, and those of the tiers below the pool."""
-    with open_pool(pool) as opened, Client(opened, host=host) as client:
-        found, lower = MetaClient(client).stat(), ask_counters(client)
-    taken = found.block_count + found.grant_count
-    counters = asdict(found) | {"table_full": taken >= found.block_count_max}
-    if json:
-        print_json(counters if lower is None else counters | {"lower_tiers": lower})
-        return
-    tiers = lower.pop("tiers", {}) if lower else {}
-    print_facts(_summary(found) | counters | _flat(lower or {}) | _flat(tiers))
-
-
-def _summary(found: MetaStat) -> dict[str, object]:
-    """Say for people what the counters mean."""
-    rate = found.hit_count / found.lookup_count if found.lookup_count else 0.0
-    entries = (found.block_count + found.grant_count) / max(1, found.block_count_max)
-    held = "nothing"
-    if found.held_bytes:
-        held = f"{show_size(found.held_bytes)}, which dead or unproven writers may still write"
-    return {
-        "hit rate": f"{rate:.1%} of {found.lookup_count:,} keys",
-        "space full": f"{found.used_bytes / max(1, found.data_bytes):.1%} of "
-        f"{show_size(found.data_bytes)}",
-        "table full": f"{entries:.1%} of {found.block_count_max:,} blocks",
-        "quarantined": held,
-    }
-
-
-def _flat(facts: Mapping[str, object], above: str = "") -> dict[str, object]:
-    """Return facts with those inside of them: ``{"a": {"b": 1}}`` becomes ``{"a b": 1}``."""
-    found: dict[str, object] = {}
-    for name, value in facts.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{above}{name} ")
-        else:
-            found[above + name] = value
-    return found

@@ -22,11 +22,23 @@ from beluga.kvcache.known import KnownNamespace, known_namespaces
 from beluga.meta import COMMITTED, EPOCH_SHIFT, FREE, BlockState, MetaClient, MetaStat, read_entries
 from beluga.rpc import Client
 
+# What engines call such fields (beluga/connectors/). Another number of ranks or another type of
+# data changes the layout, too: so the first kind that differs is the cause.
+_PARALLEL = ("tp", "pp", "cp", "dp", "ep", "attn_cp", "dcp", "pcp")
 _KINDS = {
-    "layout": {"layout", "packing", "layers", "device", "form", "block_size"},
-    "dtype": {"dtype", "kv_dtype", "quantization"},
-    "rank": {"rank", "tp", "pp", "tp_rank", "pp_rank"},
+    "rank": {
+        *("rank", "kv_rank", "world_size", *_PARALLEL),
+        *(f"{name}_{part}" for name in _PARALLEL for part in ("rank", "size")),
+    },
+    "dtype": {"dtype", "kv_dtype", "quantization", "dsa_kv_cache_store_fp8"},
+    "layout": {
+        *("layout", "packing", "layers", "device", "form", "block_size", "page_size", "pool"),
+        *("chunk_tokens", "layer_num", "start_layer", "end_layer", "size_per_token", "group"),
+        *("head_num", "head_dim", "v_head_dim", "head_group_num", "kv_cache_dim", "object_group"),
+        *("storage_format_tag", "target_layer_num"),
+    },
 }
+_FOLLOWS_DTYPE = {"model_config"}  # an engine may write its type of data into it
 
 _PENDING = (
     "a client is writing it, or it is on its way from a lower tier; it hits when that is done, and "
@@ -35,6 +47,10 @@ _PENDING = (
 _EPOCH = (
     "the server of epoch {} had it, that of epoch {} has not: it was lost when that server took "
     "over, or evicted since"
+)
+
+_LEFT_BEFORE = (
+    "it was here before this server took over, and was evicted to make room or removed by a client"
 )
 
 Key = tuple[int, int]
@@ -59,6 +75,7 @@ class _Table:
     now: dict[Key, np.void]  # committed, in the serving half
     left: set[Key]  # a free line of the serving half has the key
     before: dict[Key, np.void]  # committed, in the predecessor's half
+    left_before: set[Key]  # a free line of the predecessor's half has the key
     counts: Counter[int]  # committed blocks by fingerprint
 
 
@@ -68,9 +85,9 @@ def explain(client: Client, namespace: Namespace, digests: Sequence[bytes]) -> l
     epoch, stat = client.stat().epoch, meta.stat()
     known = known_namespaces(pool.runtime_dir)
     others = {
-        one.fingerprint: _keys(Namespace(one.fields), digests)
+        one.fingerprint: _keys(made, digests)
         for one in known
-        if not one.secret and one.fingerprint != namespace.fingerprint
+        if (made := _made(one, namespace)) and one.fingerprint != namespace.fingerprint
     }
     keys = _keys(namespace, digests)
     table = _read(client, epoch, {*keys, *(key for made in others.values() for key in made)})
@@ -85,13 +102,16 @@ def explain(client: Client, namespace: Namespace, digests: Sequence[bytes]) -> l
         elif state == BlockState.BELOW:
             cause, text = "below", "the pool does not have it, but a lower tier has or may have"
         elif there:
-            cause, text = _difference(namespace, there[0])
+            nearest = min(there, key=lambda one: _distance(_differing(namespace, one)))
+            cause, text = _difference(namespace, nearest)
         elif key in table.left:
             cause, text = _left(stat)
         elif key in table.before:
             cause, text = "epoch", _EPOCH.format(epoch - 1, epoch)
+        elif key in table.left_before:
+            cause, text = "evicted", _LEFT_BEFORE
         else:
-            cause, text = _nowhere(namespace, table, known)
+            cause, text = _nowhere(namespace, table, known, stat)
         said = {"stored": "hit", "pending": "pending"}.get(cause, "miss")
         found.append(Explanation(digest.hex(), said, cause, text))
     return found
@@ -103,7 +123,7 @@ def _keys(namespace: Namespace, digests: Sequence[bytes]) -> list[Key]:
 
 
 def _read(client: Client, epoch: int, wanted: set[Key]) -> _Table:
-    table = _Table({}, set(), {}, Counter())
+    table = _Table({}, set(), {}, set(), Counter())
     firsts = np.array([key[0] for key in wanted], np.uint64)
     for half in (epoch % 2, 1 - epoch % 2):
         for lines in read_entries(client.pool, half):
@@ -115,8 +135,8 @@ def _read(client: Client, epoch: int, wanted: set[Key]) -> _Table:
                 key = int(line["key"][0]), int(line["key"][1])
                 if line["state"] == COMMITTED:
                     (table.now if half == epoch % 2 else table.before)[key] = line
-                elif line["state"] == FREE and half == epoch % 2:
-                    table.left.add(key)
+                elif line["state"] == FREE:
+                    (table.left if half == epoch % 2 else table.left_before).add(key)
     return table
 
 
@@ -158,7 +178,9 @@ def _left(stat: MetaStat) -> tuple[str, str]:
     return "evicted", "it was here, and was evicted, or removed by a client: both happened here"
 
 
-def _nowhere(asked: Namespace, table: _Table, known: Sequence[KnownNamespace]) -> tuple[str, str]:
+def _nowhere(
+    asked: Namespace, table: _Table, known: Sequence[KnownNamespace], stat: MetaStat
+) -> tuple[str, str]:
     """Explain a key of which there is no trace: a salt may hide it, or it was never stored."""
     salted = sum(
         table.counts[one.fingerprint]
@@ -179,6 +201,11 @@ def _nowhere(asked: Namespace, table: _Table, known: Sequence[KnownNamespace]) -
         "this host has opened without a salt; a trace of an evicted block goes when its line of "
         "the table is used again"
     )
+    if evicted := stat.evict_count:
+        text += (
+            f"; {evicted} blocks were evicted since this server took over, and those whose trace "
+            "is gone may have had it"
+        )
     if strange > 0:
         text += (
             f"; {strange} blocks are of namespaces that only other hosts have opened, and whether "
@@ -187,15 +214,44 @@ def _nowhere(asked: Namespace, table: _Table, known: Sequence[KnownNamespace]) -
     return "never", text
 
 
+def _made(one: KnownNamespace, asked: Namespace) -> Namespace | None:
+    """Return a known namespace as its keys need it, or None if it has a secret that nobody told:
+    another salt than the one that was asked with.
+    """
+    made = Namespace(one.fields, salt=asked.salt if one.secret else b"")
+    return made if made.fingerprint == one.fingerprint else None
+
+
+def _differing(asked: Namespace, there: KnownNamespace) -> list[str]:
+    """Return the fields in which two namespaces differ."""
+    mine, theirs = dict(asked.fields), dict(there.fields)
+    return sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n))
+
+
+def _foreign(names: Sequence[str]) -> set[str]:
+    """Return those of the fields in which engines differ that have another subject."""
+    foreign = set(names).difference(*_KINDS.values())
+    return foreign - _FOLLOWS_DTYPE if _KINDS["dtype"].intersection(names) else foreign
+
+
+def _distance(names: Sequence[str]) -> tuple[int, int]:
+    """Return how far a namespace is that differs in these fields: of two, the same model's is the
+    nearer one.
+    """
+    return len(_foreign(names)), len(names)
+
+
 def _difference(asked: Namespace, there: KnownNamespace) -> tuple[str, str]:
     """Name the difference between the namespace that was asked and the one that has the key."""
     mine, theirs = dict(asked.fields), dict(there.fields)
-    if mine == theirs:
+    names = _differing(asked, there)
+    if not names:
         return "salt", "it is stored without a salt, under the same fields; drop --salt to reach it"
-    names = sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n))
-    kind = next((kind for kind, of in _KINDS.items() if of.issuperset(names)), "namespace")
+    foreign = _foreign(names)
+    kinds = (kind for kind, of in _KINDS.items() if of.intersection(names) and not foreign)
+    kind = next(kinds, "namespace")
     told = ", ".join(f"{n} is {_value(theirs, n)} there and {_value(mine, n)} here" for n in names)
-    if asked.salted:
+    if asked.salted and not there.secret:
         told += ", and there is no salt there"
     return kind, f"it is stored in another namespace ({there.fingerprint:016x}): {told}"
 

@@ -19,6 +19,7 @@ from beluga.kvcache.keys import Field, Namespace
 
 _FILES_MAX = 4096  # namespaces that are remembered for a pool
 _FOLDER = "namespaces"
+_SALTS = {"cache_salt"}  # fields that are a tenant's secret (beluga/connectors/lmcache/)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class KnownNamespace:
 def leave_namespace(directory: Path, namespace: Namespace) -> None:
     """Remember a namespace's fields for :func:`known_namespaces`, if that is possible."""
     file = directory / _FOLDER / f"{namespace.fingerprint:016x}.json"
-    shown = {name: value for name, value in namespace.fields.items() if not _hidden(value)}
+    shown = {name: value for name, value in namespace.fields.items() if not _hidden(name, value)}
     secret = namespace.salted or len(shown) < len(namespace.fields)
     try:
         if file.exists():
@@ -65,8 +66,9 @@ def known_namespaces(directory: Path) -> list[KnownNamespace]:
     return found
 
 
-def _hidden(value: Field) -> bool:
-    return isinstance(value, bytes)
+def _hidden(name: str, value: Field) -> bool:
+    """Return whether a field is a secret: bytes, which may be made of one, or an engine's salt."""
+    return isinstance(value, bytes) or (name in _SALTS and value != "")
 
 
 def _shown(value: object) -> str | int:

@@ -22,6 +22,7 @@ from beluga.meta.names import (
 )
 from beluga.meta.repair import repair_pool
 from beluga.meta.server import EVICTIONS, REFUSALS, MetaServer
+from beluga.meta.sessions import Sessions, SessionView, ask_sessions
 from beluga.meta.stat import MetaStat, Tenant
 from beluga.meta.tasks import TaskClient, TaskRecord
 
@@ -49,10 +50,13 @@ __all__ = [
     "MetaStat",
     "Pins",
     "Report",
+    "SessionView",
+    "Sessions",
     "TaskClient",
     "TaskRecord",
     "Tenant",
     "Work",
+    "ask_sessions",
     "chain_names",
     "check_devices",
     "check_pool",

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from beluga._ffi import core, ffi, lib
 from beluga.errors import raise_for_status
 from beluga.meta.lower import LowerStat
 from beluga.meta.names import CHANGE
+from beluga.meta.sessions import SessionView
 from beluga.meta.stat import MetaStat, Tenant
 from beluga.rpc import Quota, Server, nanoseconds
 
@@ -39,6 +41,7 @@ REFUSALS = {
     "quota": lib.BL_ERROR_QUOTA,
     "queue full": lib.BL_ERROR_QUEUE_FULL,
     "offloading": lib.BL_ERROR_OFFLOADING,
+    "draining": lib.BL_ERROR_DRAINING,
 }
 """Why a grant is refused."""
 
@@ -151,6 +154,14 @@ class MetaServer(Server):
         with self._running():
             count = lib.bl_meta_tenants(self._meta, out, lib.BL_TENANT_COUNT)
         return [Tenant.of(out[place]) for place in range(count)]
+
+    def sessions(self) -> list[SessionView]:
+        """Return the sessions, while the loop runs."""
+        count = self._pool.geometry.lane_count
+        out = ffi.new("bl_session_view[]", count)
+        with self._running():
+            found = lib.bl_meta_sessions(self._meta, 0, out, count)
+        return [SessionView.of(out[place], os.getpid()) for place in range(found)]
 
     def refusals(self) -> dict[str, int]:
         """Return how many grants were refused, by reason; see :data:`REFUSALS`."""

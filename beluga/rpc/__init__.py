@@ -16,6 +16,7 @@ from beluga.rpc.report import KINDS, SECONDS, Figure, Operation, Report, Reporte
 from beluga.rpc.server import METHOD_USER, Calls, Quota, Server, ServerStat
 from beluga.rpc.standby import SILENT_S, Keeper, stand_by
 from beluga.rpc.times import nanoseconds
+from beluga.rpc.trace import Trace, TracedCall, read_trace
 
 __all__ = [
     "KINDS",
@@ -33,6 +34,9 @@ __all__ = [
     "Reported",
     "Server",
     "ServerStat",
+    "Trace",
+    "TracedCall",
     "nanoseconds",
+    "read_trace",
     "stand_by",
 ]

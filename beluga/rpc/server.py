@@ -35,6 +35,11 @@ _METHODS = {
 }
 
 
+def method_name(method: int) -> str:
+    """Return the name of a call; those of programs are numbers."""
+    return _METHODS.get(method, str(method))
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Quota:
     """The limits of each session. 0 means that there is no limit.
@@ -62,7 +67,9 @@ class ServerStat:
     """Counters since the server took the pool over.
 
     ``quantum_*_max`` is the most that one session has done in one quantum. ``wait_*_max`` is the
-    most that other sessions have done while one session's oldest request waited.
+    most that other sessions have done while one session's oldest request waited. ``draining`` is 1
+    while no grant is made, and none that was asked for before is being made. ``trace_status`` is 0,
+    or a negative errno: why this server has no trace.
     ``housekeeping_count`` moves, many times a second, while the poll loop lives; it wraps at 2^32.
     """
 
@@ -84,6 +91,8 @@ class ServerStat:
     inherited_count: int
     watched_count: int
     housekeeping_count: int
+    draining: int
+    trace_status: int
 
 
 class Calls(NamedTuple):
@@ -147,13 +156,9 @@ class Server:
                 lib.bl_server_destroy(out[0])
                 raise_for_status(status, "declaring others gone")
         when_forked(self)
-        quota = quota or Quota()
-        limits = ffi.new("bl_quota *")
-        limits.grant_count, limits.pin_count = quota.grants, quota.pins
-        limits.bytes, limits.calls_per_s = quota.bytes, quota.calls_per_s
+        self.limit(quota or Quota())
         with self._running() as server:
             lib.bl_server_heartbeat_lost(server, lost_ns)
-            lib.bl_server_limit(server, limits)
             echo = lib.bl_echo_handler
             raise_for_status(
                 lib.bl_server_handle_method(server, lib.BL_METHOD_PING, echo, ffi.NULL)
@@ -162,6 +167,33 @@ class Server:
             raise_for_status(
                 lib.bl_server_handle_method(server, lib.BL_METHOD_REPORT, report, server)
             )
+
+    def limit(self, quota: Quota) -> None:
+        """Limit every session by ``quota`` from now on; the loop applies it within a millisecond.
+
+        A session keeps what it has: its grants and pins end as they would have. The quota ends with
+        this server.
+        """
+        limits = ffi.new("bl_quota *")
+        limits.grant_count, limits.pin_count = quota.grants, quota.pins
+        limits.bytes, limits.calls_per_s = quota.bytes, quota.calls_per_s
+        with self._running() as server:
+            lib.bl_server_limit(server, limits)
+        self._quota = quota
+
+    @property
+    def quota(self) -> Quota:
+        """The limits of each session, as :meth:`limit` set them last."""
+        return self._quota
+
+    def drain(self, draining: bool = True) -> None:
+        """Refuse every new grant with :class:`~beluga.errors.DrainingError`, or grant again.
+
+        Lookups, gets, and commits of what was granted before go on. The loop applies this within a
+        millisecond: from then on :meth:`stat` says ``draining``. It ends with this server.
+        """
+        with self._running() as server:
+            lib.bl_server_drain(server, draining)
 
     def _unlock(self) -> None:
         """Make new locks, which no thread holds."""
@@ -276,7 +308,7 @@ class Server:
         with self._running() as server:
             lib.bl_server_calls(server, out, 256)
         return {
-            _METHODS.get(method, str(method)): Calls(found.call_count, found.error_count)
+            method_name(method): Calls(found.call_count, found.error_count)
             for method, found in enumerate(out)
             if found.call_count
         }
@@ -319,6 +351,8 @@ class Server:
         except BaseException:
             self._serves = False
             raise
+        if (status := self.stat().trace_status) < 0:
+            log.warning("there is no trace of calls: %s", os.strerror(-status))
 
     def _take(self, server: core.bl_server) -> None:
         self._pool.raise_for_status(lib.bl_server_serve_lanes(server), "taking the pool over")

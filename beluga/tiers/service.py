@@ -21,14 +21,24 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from beluga.errors import BelugaError, TierError
-from beluga.meta import LOWER_NOTE, BlockState, LowerWork, Work, names_at
+from beluga.meta import (
+    COMMITTED,
+    LOWER_NOTE,
+    LOWER_RECORD,
+    BlockState,
+    LowerWork,
+    MetaClient,
+    Work,
+    names_at,
+    read_entries,
+)
 from beluga.metrics import REGISTRY
 from beluga.rpc import Client
 from beluga.tiers.counters import Counters
@@ -57,6 +67,7 @@ _SLOW_SAVES = 4  # batches that wait to be saved in a slower tier
 _SLOW_LOADS = 2  # threads that load from a slower tier
 _WAIT_S = 0.2
 _RETRY_S = 0.05
+_COPIED = ("key", "fingerprint", "generation", "offset", "length", "chunk_size")  # of an entry
 _PUT_TRIES_S = 5.0  # for how long a block that came from a tier waits for space in the pool
 
 _logger = logging.getLogger(__name__)
@@ -191,6 +202,39 @@ class TierService:
         except (BelugaError, OSError) as error:
             _logger.warning("beluga: moves between tiers are not scheduled: %s", error)
             return None
+
+    def save_missing(self, ending: threading.Event) -> Iterator[tuple[int, int]]:
+        """Save every committed block that no tier has, also those that were not admitted before.
+
+        Yields after each part how many blocks it looked at, and how many of them no tier has even
+        now: they have left the pool meanwhile, or the first tier did not take them. Ends early once
+        ``ending`` is set.
+        """
+        line = 0
+        with Client(self._pool, host=self._host) as client:
+            side = PoolSide(client, self._handle)
+            for lines in read_entries(self._pool, self._half):
+                places = np.flatnonzero(lines["state"] == COMMITTED)
+                for first in range(0, len(places), _OFFLOAD_BATCH):
+                    if ending.is_set() or self._stopping.is_set():
+                        return
+                    some = places[first : first + _OFFLOAD_BATCH]
+                    records = np.zeros(len(some), LOWER_RECORD)
+                    for name in _COPIED:
+                        records[name] = lines[name][some]
+                    records["block"] = line + some
+                    yield len(some), self._save_some_missing(client, side, records)
+                line += len(lines)
+
+    def _save_some_missing(self, client: Client, side: PoolSide, records: NDArray[np.void]) -> int:
+        """Save those of the records that no tier has, and return how many no tier took."""
+        tiers = MetaClient(client).tiers(np.ascontiguousarray(records["key"]))
+        missing = records[tiers & ~np.uint8(1) == 0]
+        stored = np.zeros(len(missing), np.uint8)
+        for group in kinds(missing):
+            self._save(side, missing, group, stored, np.ones(len(missing), np.bool_))
+        self._work.tell(_notes(missing["key"], stored=stored)[stored != 0])
+        return int(np.count_nonzero(stored == 0))
 
     def tell(self, notes: NDArray[np.void]) -> None:
         """Tell the server what became of blocks."""

@@ -39,6 +39,47 @@ uint32_t bl_meta_tenants(const bl_meta *meta, bl_tenant *out, uint32_t count);
 /* Return how many grants were refused for this error, which is a positive bl_error. */
 uint64_t bl_meta_refused(const bl_meta *meta, uint32_t error);
 
+/* A session as people see it. */
+enum bl_session_trust {
+    BL_SESSION_WATCHED = 0,     /* its process is of the server's host, which proves its end */
+    BL_SESSION_HEARD = 1,       /* only its heartbeat is heard, which proves nothing */
+    BL_SESSION_BROKEN = 2       /* the memory of its lane fails */
+};
+
+typedef struct bl_session_view {
+    uint64_t nonce;
+    uint64_t epoch;             /* whose server attached it */
+    uint64_t since_ns;          /* for how long it has had its state */
+    uint64_t heartbeat_ns;      /* how long ago its heartbeat was last seen to move */
+    uint64_t call_count;        /* calls answered by this server */
+    uint64_t bytes;             /* payload of its grants and of the blocks it has pinned */
+    uint64_t held_bytes;        /* quarantined, since it may still write them */
+    uint32_t lane;
+    uint32_t host;
+    uint32_t pid;               /* as the server sees it; 0: not known here */
+    uint32_t kind;              /* of its last report; 0: other, or it sent none */
+    uint32_t state;             /* a bl_session_state of format/pool_format.h */
+    uint32_t trust;             /* bl_session_trust */
+    uint32_t grant_count;
+    uint32_t pin_count;         /* different blocks */
+} bl_session_view;
+
+/* Copy the sessions of lanes from first on, at most count, and return their number. The server's
+ * thread goes on meanwhile, so the figures are not all of one instant. */
+uint32_t bl_meta_sessions(const bl_meta *meta, uint32_t first, bl_session_view *out,
+                          uint32_t count);
+
+/* The call that asks for them: uint32_t first -> bl_sessions_reply, views. */
+enum bl_operate_method { BL_METHOD_SESSIONS = 17 };
+
+typedef struct bl_sessions_reply {
+    uint32_t count;             /* views that follow */
+    uint32_t more;              /* 1: there may be sessions in lanes behind the last one */
+    uint32_t draining;
+    uint32_t pid;               /* of the server, as itself sees it */
+    bl_quota quota;             /* of each session */
+} bl_sessions_reply;
+
 /* What a server does with lower tiers (index/lower.c): a block is evicted only after it was offered
  * to them (else it may be dropped before); a key that the server does not know may be in one. */
 enum bl_lower_flag { BL_LOWER_WAIT = 1, BL_LOWER_UNKNOWN = 2 };

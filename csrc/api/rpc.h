@@ -47,6 +47,9 @@ typedef struct bl_server_stat {
     uint32_t inherited_count;   /* sessions of earlier epochs not yet proven gone */
     uint32_t watched_count;     /* sessions whose process is watched by a pidfd */
     uint32_t housekeeping_count; /* it moves while the poll loop lives, and wraps */
+    uint32_t draining;          /* 1: no grant is made; none that was asked for before is being
+                                 * made */
+    int32_t trace_status;       /* 0, or -errno: why there is no trace */
 } bl_server_stat;
 
 int bl_server_create(const bl_pool *pool, const char *directory, uint32_t host, bl_server **out);
@@ -63,8 +66,16 @@ typedef struct bl_quota {
     uint32_t reserved;
 } bl_quota;
 
-/* Set the quota; called before the server serves. */
+/* Set the quota. Any thread may call this while the server exists; the poll loop applies it within
+ * a millisecond. Whatever a session has already, it keeps. */
 void bl_server_limit(bl_server *server, const bl_quota *quota);
+
+/* Copy the quota that the poll loop has applied. */
+void bl_server_quota(const bl_server *server, bl_quota *out);
+
+/* Refuse new grants from now on, or grant again. Any thread may call this; bl_server_stat says when
+ * it is applied. */
+void bl_server_drain(bl_server *server, int draining);
 
 /* Forget the parent's server in a forked child, which must not use it. */
 void bl_server_forked(bl_server *server);
@@ -171,5 +182,43 @@ int bl_report_handler(void *server, bl_call *call);
 
 /* Copy the sums of a kind: BL_REPORT_FIGURES of them. */
 void bl_server_reported(const bl_server *server, uint32_t kind, uint64_t *figures);
+
+/* ---- The trace: the bytes of the file "trace" in the runtime directory (rpc/trace.h). */
+
+enum bl_trace_limit { BL_TRACE_ENTRIES = 32768, BL_TRACE_HEAD_SIZE = 4096 };
+
+/* What clocks said when the processor's counter was at ticks. */
+typedef struct bl_trace_clocks {
+    uint64_t ticks;
+    uint64_t monotonic_ns;
+    uint64_t realtime_ns;
+} bl_trace_clocks;
+
+typedef struct bl_trace_head {
+    char magic[8];              /* "BLTRACE1" */
+    uint32_t entry_size;
+    uint32_t entry_count;
+    uint64_t epoch;
+    uint64_t pid;               /* of the server */
+    uint64_t ended;             /* 1: the server ended in order */
+    bl_trace_clocks first, last; /* when it began, and a moment ago */
+} bl_trace_head;
+
+/* One call. The entries begin at BL_TRACE_HEAD_SIZE; sequence n has the n % entry_count-th. */
+typedef struct bl_trace_entry {
+    uint64_t ended;             /* the sequence, when the call had its status; before it 0 */
+    uint64_t ticks;             /* when it was found in its lane, or the call before it ended */
+    uint64_t ticks_taken;       /* until it had its status */
+    uint64_t nonce;             /* of the session */
+    uint32_t request_size;
+    uint32_t reply_size;
+    int32_t status;
+    uint32_t pid;               /* of the session; 0: not known here */
+    uint16_t keys;
+    uint16_t method;
+    uint16_t lane;
+    uint16_t host;
+    uint64_t sequence;          /* from 1 on */
+} bl_trace_entry;
 
 #endif

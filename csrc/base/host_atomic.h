@@ -19,6 +19,9 @@ static inline void bl_host_store(uint64_t *word, uint64_t value)
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
 
+/* Other processes of this host see what was stored before this before what is stored after it. */
+static inline void bl_host_ordered(void) { __atomic_thread_fence(__ATOMIC_RELEASE); }
+
 /* The same for words of 32 bits, as the kernel shares them in the queues of io_uring. */
 static inline uint32_t bl_host_load_short(const uint32_t *word)
 {

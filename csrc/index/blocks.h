@@ -78,6 +78,7 @@ typedef struct bl_block {
 /* The part of a session's holdings that counts against its quota, besides its pins. */
 typedef struct bl_hold {
     uint64_t bytes;             /* payload of its grants and of the blocks it has pinned */
+    uint64_t held_bytes;        /* payload of the grants that it may still write while suspect */
     uint32_t grant_count;
 } bl_hold;
 
@@ -179,6 +180,9 @@ int bl_handle_lookup(void *meta, bl_call *call);
 int bl_handle_release(void *meta, bl_call *call);
 int bl_handle_remove(void *meta, bl_call *call);
 int bl_handle_stat(void *meta, bl_call *call);
+
+/* index/sessions.c */
+int bl_handle_sessions(void *meta, bl_call *call);
 
 /* index/lower.c. Without lower tiers these do nothing. */
 

@@ -20,6 +20,8 @@ static int bl_quarantine_full(const bl_meta *meta, uint32_t lane)
 static int bl_grant_refused(bl_meta *meta, uint32_t lane, uint32_t length)
 {
     uint32_t most = meta->server->quota.grant_count;
+    if (meta->server->stat.draining)
+        return -BL_ERROR_DRAINING;
     if (bl_quarantine_full(meta, lane))
         return -BL_ERROR_QUARANTINE;
     if ((most == 0 || meta->holds[lane].grant_count < most) && !bl_hold_full(meta, lane, length))
@@ -205,10 +207,12 @@ void bl_grant_end(bl_meta *meta, uint32_t number, enum bl_end end)
     } else { /* HELD */
         bl_extents_unhold(meta->extents, block->offset);
         meta->held_bytes[meta->server->lanes[block->lane].host] -= block->length;
+        meta->holds[block->lane].held_bytes -= block->length;
     }
     if (end == BL_END_SUSPECT) {
         bl_extents_hold(meta->extents, block->offset);
         meta->held_bytes[meta->server->lanes[block->lane].host] += block->length;
+        meta->holds[block->lane].held_bytes += block->length;
         block->state = BL_NUMBER_HELD;
         return;
     }

@@ -393,7 +393,8 @@ int bl_handle_onboard(void *context, bl_call *call)
     const uint8_t *keys = bl_meta_items(call, 2 * sizeof(uint64_t), &head);
     if (keys == NULL || (head.flags != BL_LOWER_ONBOARD && head.flags != BL_LOWER_PREFETCH))
         return -BL_ERROR_BAD_REQUEST;
-    for (; meta->lower != NULL && count < head.count; count++) {
+    int brings = meta->lower != NULL && !meta->server->stat.draining;
+    for (; brings && count < head.count; count++) {
         uint64_t key[2];
         memcpy(key, keys + count * sizeof key, sizeof key);
         if (!bl_onboard_one(meta, key, head.flags))

@@ -93,7 +93,7 @@ int bl_meta_serve(bl_meta *meta)
         {BL_METHOD_TASK_EXTEND, bl_handle_task_extend},
         {BL_METHOD_TASK_COUNT, bl_handle_task_count}, {BL_METHOD_ONBOARD, bl_handle_onboard},
         {BL_METHOD_TIERS, bl_handle_tiers}, {BL_METHOD_LOWER_TAKE, bl_handle_lower_take},
-        {BL_METHOD_LOWER_TELL, bl_handle_lower_tell},
+        {BL_METHOD_LOWER_TELL, bl_handle_lower_tell}, {BL_METHOD_SESSIONS, bl_handle_sessions},
     };
     for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++)
         bl_server_handle_method(meta->server, calls[i].method, calls[i].handler, meta);

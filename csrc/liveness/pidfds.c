@@ -38,6 +38,7 @@ typedef struct bl_pidfds_peer {
     uint64_t nonce;
     int socket;
     int pidfd;
+    uint32_t pid;
 } bl_pidfds_peer;
 
 struct bl_pidfds {
@@ -179,6 +180,14 @@ static int bl_pidfds_pidfd(const bl_pidfds *pidfds, int socket, uint64_t nonce)
     return liveness_lock < 0 ? liveness_lock : -ESRCH;
 }
 
+static uint32_t bl_pidfds_peer_pid(int socket)
+{
+    struct ucred peer;
+    socklen_t size = sizeof peer;
+    int known = getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.pid > 0;
+    return known ? (uint32_t)peer.pid : 0;
+}
+
 /* Read which session a peer is: 0, or -errno that passes, and the peer's bytes wait in its
  * socket. */
 static int bl_pidfds_meet(bl_pidfds *pidfds, uint32_t place)
@@ -197,6 +206,7 @@ static int bl_pidfds_meet(bl_pidfds *pidfds, uint32_t place)
     }
     if (bl_error_passes(-pidfd))
         return pidfd;
+    peer->pid = bl_pidfds_peer_pid(peer->socket);
     bl_pidfds_drop(pidfds, &peer->socket);
     if (pidfd < 0)
         return 0;
@@ -238,6 +248,14 @@ void bl_pidfds_forget(bl_pidfds *pidfds, uint64_t nonce)
             bl_pidfds_drop(pidfds, &pidfds->peers[i].pidfd);
             pidfds->count--;
         }
+}
+
+uint32_t bl_pidfds_pid(const bl_pidfds *pidfds, uint64_t nonce)
+{
+    for (uint32_t i = 0; i < pidfds->count_max; i++)
+        if (pidfds->peers[i].pidfd >= 0 && pidfds->peers[i].nonce == nonce)
+            return pidfds->peers[i].pid;
+    return 0;
 }
 
 uint32_t bl_pidfds_count(const bl_pidfds *pidfds) { return pidfds->count; }

@@ -38,6 +38,10 @@ uint64_t bl_pidfds_look(bl_pidfds *pidfds);
 /* Stop watching a session that ended. */
 void bl_pidfds_forget(bl_pidfds *pidfds, uint64_t nonce);
 
+/* Return the pid of a session's process, as this process sees it; 0: nobody knows. It is for people
+ * to read; nothing is decided by it. */
+uint32_t bl_pidfds_pid(const bl_pidfds *pidfds, uint64_t nonce);
+
 /* Return how many processes a pidfd is held of. */
 uint32_t bl_pidfds_count(const bl_pidfds *pidfds);
 

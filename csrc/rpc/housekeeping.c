@@ -121,6 +121,7 @@ static void bl_lane_over(bl_server *server, uint32_t number, enum bl_end end)
     else if (end == BL_END_GONE && bl_lane_has_devices(server, number))
         server->inherited_devices = 1;
     lane->state = end == BL_END_GONE ? BL_SESSION_FREE : BL_SESSION_SUSPECT;
+    lane->since_ns = bl_now_ns(&server->pool->memory);
     server->stat.end_count++;
     if (end == BL_END_GONE && inherited && --server->inherited_count == 0)
         server->hooks.settled(server->hooks.context);
@@ -248,9 +249,10 @@ static void bl_housekeeping_watch(bl_server *server, uint64_t now_ns)
             bl_housekeeping_end(server, i, BL_END_GONE);
             continue;
         }
+        bl_operate_name(server, lane);
+        bl_lane_watch(lane, count, now_ns);
         if (lane->liveness_lock >= 0 || !bl_lane_watched(lane))
             continue;
-        bl_lane_watch(lane, count, now_ns);
         if (bl_lane_of_old(server, lane, now_ns))
             bl_housekeeping_end(server, i, BL_END_GONE);
         else if (lane->state == BL_SESSION_LIVE &&
@@ -308,11 +310,13 @@ static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request,
         .state = BL_SESSION_LIVE,
         .next = 1,
         .window = 1,
+        .since_ns = now_ns,
         .answered = server->done,
         .allowance = {.tokens = server->quota.calls_per_s * BL_TOKEN, .filled_ns = now_ns},
         .liveness_lock = here ? bl_liveness_watch(memory, server->directory, request->nonce)
             : -ENOENT,
     };
+    bl_operate_name(server, &server->lanes[number]);
     server->live[server->live_count++] = number;
     server->stat.attach_count++;
     bl_crash_point("give.taken");
@@ -434,11 +438,13 @@ int bl_housekeeping_keep(bl_server *server, uint64_t now_ns)
         return 0;
     server->housekeeping_ns = now_ns;
     server->stat.housekeeping_count++;
+    bl_operate_apply(server);
     bl_housekeeping_reap(server);
     bl_lobby_look(server, now_ns);
     if (now_ns - server->liveness_ns < BL_LIVENESS_PERIOD_NS)
         return 0;
     server->liveness_ns = now_ns;
+    bl_trace_mark(&server->trace);
     bl_housekeeping_watch(server, now_ns);
     if (now_ns - server->sweep_ns > BL_SWEEP_PERIOD_NS) {
         server->sweep_ns = now_ns;

@@ -15,6 +15,7 @@ int bl_report_handler(void *context, bl_call *call)
     memcpy(&report, call->request, size);
     if (report.kind >= BL_REPORT_KINDS)
         return -BL_ERROR_BAD_REQUEST;
+    server->lanes[call->lane].kind = (uint32_t)report.kind;
     for (uint32_t i = 0; i < size / figure - 1; i++)
         server->reported[report.kind][i] += report.figures[i];
     return 0;

@@ -122,6 +122,16 @@ static void bl_server_handle(bl_server *server, uint32_t lane, const bl_request 
         .lane = lane,
         .method = request->method,
     };
+    const bl_lane *caller = &server->lanes[lane];
+    const bl_trace_entry known = {
+        .nonce = caller->nonce,
+        .request_size = request->size,
+        .pid = caller->pid,
+        .method = request->method,
+        .lane = (uint16_t)lane,
+        .host = (uint16_t)caller->host,
+    };
+    bl_trace_begin(&server->trace, &known);
     int status = 0;
     uint32_t calls_per_s = server->quota.calls_per_s;
     if (calls_per_s &&
@@ -142,6 +152,7 @@ static void bl_server_handle(bl_server *server, uint32_t lane, const bl_request 
         if (call.reply_size > call.reply_capacity)
             status = -BL_ERROR_HANDLER, call.reply_size = 0;
     }
+    bl_trace_end(&server->trace, &call, status);
     if (status < 0)
         server->stat.error_count++;
     bl_server_count(server, request->method, status);
@@ -163,6 +174,7 @@ static void bl_lane_answer(bl_server *server, uint32_t number, bl_work turn)
     uint32_t ready = (uint32_t)turn.requests;
     if (server->quota.calls_per_s)
         bl_allowance_fill(&lane->allowance, server->quota.calls_per_s, bl_now_ns(memory));
+    bl_trace_found(&server->trace);
     for (uint32_t i = 0; i < ready; i++)
         bl_server_handle(server, number, &server->requests[i], &server->replies[i]);
     bl_crash_point("serve.handled");
@@ -183,6 +195,7 @@ static void bl_lane_answer(bl_server *server, uint32_t number, bl_work turn)
     bl_fence_store(memory); /* send them now, since a client waits */
     bl_crash_point("serve.replied");
     lane->next += ready;
+    lane->call_count += ready;
     server->done.requests += turn.requests;
     server->done.keys += turn.keys;
     lane->answered = server->done;
@@ -297,8 +310,6 @@ static int bl_server_loop(void *context)
     }
     return 0;
 }
-
-void bl_server_limit(bl_server *server, const bl_quota *quota) { server->quota = *quota; }
 
 /* A server that serves no more stops its heartbeat; else clients would wait, and no standby would
  * follow. */

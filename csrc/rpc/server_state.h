@@ -25,6 +25,7 @@
 #include "rpc/quota.h"
 #include "liveness/runtime.h"
 #include "rpc/quantum.h"
+#include "rpc/trace.h"
 #include "coherence/wait.h"
 
 enum { BL_METHOD_COUNT = 256 };
@@ -42,6 +43,10 @@ typedef struct bl_lane {
     uint32_t window;            /* request lines looked at together */
     uint32_t moved;             /* 1: its heartbeat was seen to move */
     uint32_t broken;            /* 1: its memory failed: nobody looks there, nobody gets it */
+    uint32_t pid;               /* as this host sees it; 0: not known */
+    uint32_t kind;              /* that of its last report */
+    uint64_t since_ns;          /* when it got its state */
+    uint64_t call_count;        /* calls that were answered */
     bl_work answered;           /* what the server had done when its last turn ended */
     bl_allowance allowance;
     int liveness_lock;          /* descriptor; or a negative error: one that passes is tried again,
@@ -62,6 +67,16 @@ typedef struct bl_server_hooks {
     /* Every session of earlier epochs is proven gone. */
     void (*settled)(void *context);
 } bl_server_hooks;
+
+/* What an operator asked for, by any thread (rpc/operate.c). */
+typedef struct bl_asked {
+    uint64_t serial;            /* counts the changes */
+    uint64_t bytes;             /* the words of a bl_quota */
+    uint64_t grant_count;
+    uint64_t pin_count;
+    uint64_t calls_per_s;
+    uint64_t draining;
+} bl_asked;
 
 /* The server that a standby watches (rpc/standby.c). */
 typedef struct bl_watch {
@@ -107,6 +122,9 @@ struct bl_server {
     bl_work most_taken;         /* the most in one turn */
     bl_work most_waited;        /* the most by others, while a lane's oldest request was there */
     bl_quota quota;
+    bl_asked asked;
+    uint64_t applied;           /* the serial of what the poll loop has applied */
+    bl_trace trace;
     bl_request *requests;       /* BL_QUANTUM_REQUESTS private copies */
     bl_reply *replies;
     uint8_t *bulk_in, *bulk_out; /* bulk_size each: private copies */
@@ -128,6 +146,12 @@ static inline void bl_server_count(bl_server *server, uint32_t method, int statu
     if (status < 0)
         calls->error_count++;
 }
+
+/* Apply what an operator asked for: the poll loop calls it between two rounds. */
+void bl_operate_apply(bl_server *server);
+
+/* Learn the pid of a session whose process has connected to this server. */
+void bl_operate_name(const bl_server *server, bl_lane *lane);
 
 /* Do the housekeeping: look into the lobby, at heartbeats, liveness locks and the epoch. 0, or
  * -BL_ERROR_DEPOSED. */

@@ -196,6 +196,7 @@ static void bl_takeover_inherit(bl_server *server, int inherits)
                 .boot_id = {line.boot_id[0], line.boot_id[1]},
                 .epoch = earlier ? line.epoch : server->epoch - 1,
                 .heartbeat_seen_ns = bl_now_ns(memory),
+                .since_ns = bl_now_ns(memory),
                 .host = line.host % BL_HOST_COUNT,
                 .state = BL_SESSION_SUSPECT,
                 .liveness_lock = bl_liveness_watch(memory, server->directory, line.nonce),
@@ -317,6 +318,7 @@ static int bl_take_guarded(void *context)
     bl_crash_point("take.elected");
     server->epoch = plan.epoch;
     server->half = plan.epoch % BL_HALF_COUNT;
+    server->stat.trace_status = bl_trace_open(&server->trace, server->directory, plan.epoch);
     return bl_takeover_pass(server, &plan);
 }
 
@@ -418,6 +420,7 @@ void bl_server_destroy(bl_server *server)
         bl_takeover_leave(server, said);
         bl_crash_point("stop.liveness_ended");
     }
+    bl_trace_close(&server->trace);
     free(server->declared);
     free(server->lanes);
     free(server->live);

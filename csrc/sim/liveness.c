@@ -130,6 +130,12 @@ uint64_t bl_pidfds_look(bl_pidfds *pidfds)
     return 0;
 }
 
+uint32_t bl_pidfds_pid(const bl_pidfds *pidfds, uint64_t nonce)
+{
+    (void)pidfds, (void)nonce;
+    return 0;
+}
+
 uint32_t bl_pidfds_count(const bl_pidfds *pidfds)
 {
     (void)pidfds;

@@ -414,6 +414,10 @@ SURVIVES: dict[str, Ready] = {
     "bl_server_describe": _server(
         _no_word(lambda s: lib.bl_server_describe(s, _a("bl_server_stat *"))), serving=True
     ),
+    "bl_server_quota": _server(
+        _no_word(lambda server: lib.bl_server_quota(server, _a("bl_quota *")))
+    ),
+    "bl_server_drain": _server(_no_word(lambda server: lib.bl_server_drain(server, 1))),
     "bl_server_calls": _server(
         _no_word(lambda s: lib.bl_server_calls(s, _a("bl_calls[1]"), 1)), serving=True
     ),
@@ -433,6 +437,9 @@ SURVIVES: dict[str, Ready] = {
     "bl_lower_told": _meta(_no_word(lib.bl_lower_told)),
     "bl_lower_wait": _meta(_no_word(lambda m: lib.bl_lower_wait(m, 1, 0))),
     "bl_lower_describe": _meta(_no_word(lambda m: lib.bl_lower_describe(m, _a("bl_lower_stat *")))),
+    "bl_meta_sessions": _meta(
+        _no_word(lambda m: lib.bl_meta_sessions(m, 0, _a("bl_session_view[1]"), 1))
+    ),
     "bl_meta_describe": _meta(_no_word(lambda m: lib.bl_meta_describe(m, _a("bl_meta_stat *")))),
     "bl_session_close": _session(lambda scene, session: scene.client.close),
     "bl_session_describe": _session(

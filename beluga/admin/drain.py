@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Draining: a server stores nothing new, and lets what is under way come to its end.
+
+A thread waits for the grants of before, then lets the tiers below save every block that none of
+them has. Whoever drains asks for :meth:`Drain.state` until it says ``done``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from beluga.errors import BelugaError
+
+if TYPE_CHECKING:
+    from beluga.meta import MetaServer
+    from beluga.tiers import TierService
+
+_LOOK_S = 0.02
+
+log = logging.getLogger(__name__)
+
+
+class Drain:
+    """Drains one server, whose lower tiers have this service, if it has such tiers."""
+
+    def __init__(self, server: MetaServer, tiers: TierService | None = None) -> None:
+        self._server, self._tiers = server, tiers
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._ending = threading.Event()
+        self._looked = self._missing = 0
+        self._done = False
+        self._failure = ""
+
+    def begin(self) -> None:
+        """Begin to drain; a second call while it drains does nothing."""
+        with self._lock:
+            if self._thread is not None:
+                return
+            self._server.drain()
+            self._ending = threading.Event()
+            self._looked = self._missing = 0
+            self._done, self._failure = False, ""
+            self._thread = threading.Thread(
+                target=self._run, args=(self._ending,), name="beluga-drain", daemon=True
+            )
+            self._thread.start()
+
+    def undo(self) -> None:
+        """Store new blocks again."""
+        with self._lock:
+            self._ending.set()
+            if self._thread is not None:
+                self._thread.join()
+            self._thread, self._done = None, False
+            self._server.drain(False)
+
+    def state(self) -> dict[str, Any]:
+        """Say how far it is: JSON. ``writing`` are the blocks that sessions still write, ``dirty``
+        those that were not offered to the lower tiers yet, ``looked`` those of ``blocks`` that were
+        compared with them, and ``missing`` those of these that no tier has; both are None without
+        lower tiers.
+        """
+        stat = self._server.meta_stat()
+        below = self._tiers is not None
+        return {
+            "draining": bool(self._server.stat().draining),
+            "done": self._done,
+            "writing": stat.grant_count,
+            "quarantined_bytes": stat.held_bytes,
+            "blocks": stat.block_count,
+            "dirty": self._server.lower_stat().dirty_count if below else None,
+            "looked": self._looked if below else None,
+            "missing": self._missing if below else None,
+            "failure": self._failure,
+        }
+
+    def _run(self, ending: threading.Event) -> None:
+        try:
+            while not self._settled():
+                if ending.wait(_LOOK_S):
+                    return
+            if self._tiers is not None:
+                for looked, missing in self._tiers.save_missing(ending):
+                    self._looked += looked
+                    self._missing += missing
+            self._done = not ending.is_set()
+        except (BelugaError, OSError) as error:  # the server has stopped, or a tier failed
+            log.warning("draining: %s", error)
+            self._failure = str(error)
+
+    def _settled(self) -> bool:
+        """Return whether nothing is being written any more, nor waits to be offered to a tier."""
+        applied = self._server.stat().draining
+        writing = self._server.meta_stat().grant_count
+        dirty = self._server.lower_stat().dirty_count if self._tiers is not None else 0
+        return bool(applied) and writing == 0 and dirty == 0

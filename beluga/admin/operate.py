@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The routes by which an operator looks at a server and changes it: sessions, trace, quota, drain.
+
+``POST /quota`` takes the limits to change, by the names of :class:`~beluga.rpc.Quota`; the others
+stay. ``POST /drain`` takes ``{"draining": true}`` or false.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import TYPE_CHECKING, Any
+
+from beluga.admin.drain import Drain
+from beluga.admin.route import Answer, Request, Routes, json_answer
+from beluga.rpc import Quota, read_trace
+
+if TYPE_CHECKING:
+    from beluga.meta import MetaServer
+    from beluga.pool import Pool
+    from beluga.tiers import TierService
+
+_CALLS = 100  # that GET /trace shows by itself
+_CALLS_MAX = 10_000
+_LIMITS = tuple(field.name for field in dataclasses.fields(Quota))
+
+
+def operate_routes(server: MetaServer, pool: Pool, tiers: TierService | None) -> Routes:
+    """Return the routes of a server, whose lower tiers have this service."""
+    drain, lock = Drain(server, tiers), threading.Lock()
+
+    def sessions(_: Request) -> Answer:
+        return json_answer([dataclasses.asdict(one) for one in server.sessions()])
+
+    def tenants(_: Request) -> Answer:
+        return json_answer([dataclasses.asdict(one) for one in server.tenants()])
+
+    def trace(request: Request) -> Answer:
+        return json_answer(_trace(pool, request))
+
+    def quota(_: Request) -> Answer:
+        return json_answer(dataclasses.asdict(server.quota))
+
+    def limit(request: Request) -> Answer:
+        changes = _object(request, _LIMITS, int)
+        with lock:
+            server.limit(dataclasses.replace(server.quota, **changes))
+        return quota(request)
+
+    def drained(_: Request) -> Answer:
+        return json_answer(drain.state())
+
+    def draining(request: Request) -> Answer:
+        wanted = _object(request, ("draining",), bool)
+        if wanted.get("draining", True):
+            drain.begin()
+        else:
+            drain.undo()
+        return drained(request)
+
+    return {
+        ("GET", "/sessions"): sessions,
+        ("GET", "/tenants"): tenants,
+        ("GET", "/trace"): trace,
+        ("GET", "/quota"): quota,
+        ("POST", "/quota"): limit,
+        ("GET", "/drain"): drained,
+        ("POST", "/drain"): draining,
+    }
+
+
+def _object(request: Request, names: tuple[str, ...], kind: type) -> dict[str, Any]:
+    """Return the request's JSON object, which has only these names. Raises ValueError."""
+    found = request.json()
+    if not isinstance(found, dict) or not found.keys() <= set(names):
+        raise ValueError(f"give a JSON object of {', '.join(names)}")
+    for name, value in found.items():
+        if type(value) is not kind:
+            raise ValueError(f"{name} is {value!r}, and must be of type {kind.__name__}")
+    return found
+
+
+def _trace(pool: Pool, request: Request) -> dict[str, Any]:
+    """Answer ``?last=N&slow_ms=MS&method=M&session=S``, or ``?slowest=N``."""
+    query = request.query
+    found = read_trace(pool.runtime_dir)
+    if "slowest" in query:
+        calls = found.slowest(min(int(query["slowest"]), _CALLS_MAX))
+    else:
+        calls = found.calls(
+            last=min(int(query.get("last", _CALLS)), _CALLS_MAX),
+            slow_s=float(query.get("slow_ms", 0)) / 1e3,
+            method=query.get("method") or None,
+            session=query.get("session") or None,
+        )
+    return {"epoch": found.epoch, "calls": [dataclasses.asdict(call) for call in calls]}

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The commands ``beluga quota`` and ``drain``: they change a server while it serves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from beluga.admin import ask_json
+from beluga.cli.options import Host, Json, PoolPaths, open_pool, size
+from beluga.cli.output import print_facts, print_json, print_table, say
+from beluga.errors import CallTimeoutError, NoServerError
+from beluga.meta import SessionView, ask_sessions
+from beluga.pool import show_size
+from beluga.rpc import Client, Quota
+
+_LIMITS = {"grants": "grants", "pins": "pins", "bytes": "bytes", "calls": "calls_per_s"}
+_WORDS = {
+    "grants": "blocks being written",
+    "pins": "blocks pinned",
+    "bytes": "bytes of both",
+    "calls_per_s": "calls per second",
+}
+_LOOK_S = 0.1
+_SAY_S = 1.0
+
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="LIMIT=N",
+        help="Change a limit of every session: grants, pins, bytes or calls (per second); 0 is no "
+        "limit. Repeat the option for others.",
+    ),
+]
+Undo = Annotated[bool, typer.Option("--undo", help="Store new blocks again.")]
+DrainTimeout = Annotated[
+    float, typer.Option("--timeout", min=0, help="How many seconds to wait; 0 waits for ever.")
+]
+
+
+def quota(
+    pool: PoolPaths = None, host: Host = None, change: Changes = None, json: Json = False
+) -> None:
+    """Show the limits of each session and what sessions use of them, or change the limits.
+
+    A change holds at once, for all sessions, until this server ends. A server that follows begins
+    with the --quota options that it was started with. A session keeps what it has: its grants and
+    pins end as they would have. Limits are changed on the server's host.
+    """
+    changes = dict(_change(text) for text in change or ())
+    with open_pool(pool) as opened:
+        directory = opened.runtime_dir
+        if changes:
+            now = ask_json(directory, "/quota", changes)
+            if json:
+                print_json({"quota": now})
+            else:
+                print_facts(_limits(Quota(**now)))
+                say(
+                    "this holds until the server ends; give 'beluga serve' the --quota options, too"
+                )
+            return
+        with Client(opened, host=host) as client:
+            found, own = ask_sessions(client), f"{client.stat().nonce:016x}"
+    others = [one for one in found.sessions if one.nonce != own]
+    tenants = _tenants(directory)
+    if json:
+        sessions = [asdict(one) for one in others]
+        print_json({"quota": asdict(found.quota), "sessions": sessions, "tenants": tenants})
+        return
+    print_facts(_limits(found.quota))
+    if others:
+        print_table(*_use(others))
+    if tenants:
+        columns = ["namespace", "length", "blocks", "bytes"]
+        print_table(columns, [_tenant(one) for one in tenants], title="tenants, without limits")
+
+
+def _change(text: str) -> tuple[str, int]:
+    name, _, value = text.partition("=")
+    if name not in _LIMITS:
+        raise typer.BadParameter(f"--set takes {', '.join(_LIMITS)} as LIMIT=N, not {text!r}")
+    if name == "bytes":
+        number = 0 if value == "0" else size(value)
+    elif value.isascii() and value.isdecimal():
+        number = int(value)
+    else:
+        raise typer.BadParameter(f"--set {name}=N takes a whole number, not {value!r}")
+    try:
+        Quota(**{_LIMITS[name]: number})
+    except ValueError as error:
+        raise typer.BadParameter(f"--set {text}: {error}") from None
+    return _LIMITS[name], number
+
+
+def _limits(limits: Quota) -> dict[str, object]:
+    """Say the limits of each session."""
+    told = asdict(limits)
+    told["bytes"] = show_size(limits.bytes) if limits.bytes else 0
+    return {f"{word} at most": told[name] or "no limit" for name, word in _WORDS.items()}
+
+
+def _use(sessions: Sequence[SessionView]) -> tuple[list[str], list[Sequence[object]]]:
+    columns = ["host", "pid", "lane", "kind", "writing", "pinned", "bytes", "calls"]
+    rows: list[Sequence[object]] = [
+        (
+            one.host,
+            str(one.pid or "-"),
+            one.lane,
+            one.kind,
+            one.grant_count,
+            one.pin_count,
+            one.bytes,
+            one.call_count,
+        )
+        for one in sessions
+    ]
+    return columns, rows
+
+
+def _tenants(directory: Path) -> list[dict[str, Any]] | None:
+    """Return the server's tenants, or None if it is on another host."""
+    try:
+        return list(ask_json(directory, "/tenants"))
+    except NoServerError:
+        return None
+
+
+def _tenant(one: dict[str, Any]) -> list[object]:
+    name = f"{one['fingerprint']:016x}" if one["length"] else "others"
+    length = one["length"] or None
+    return [name, length, one["block_count"], one["block_count"] * one["length"]]
+
+
+def drain(
+    pool: PoolPaths = None, undo: Undo = False, timeout: DrainTimeout = 0, json: Json = False
+) -> None:
+    """Let the pool's server store nothing new, and wait until nothing would be lost by a stop.
+
+    Puts are refused with DrainingError, which engines take for a full pool; gets go on. It waits
+    until each put that has begun is committed or its session has ended, and until every block is in
+    a lower tier, if the server has such tiers. What a server drains ends with that server. Run this
+    on the server's host.
+    """
+    with open_pool(pool) as opened:
+        directory = opened.runtime_dir
+    state = ask_json(directory, "/drain", {"draining": not undo})
+    if undo:
+        if json:
+            print_json(state)
+        else:
+            say("new blocks are stored again")
+        return
+    started, said = time.monotonic(), 0.0
+    while not state["done"] and not state["failure"]:
+        now = time.monotonic()
+        if timeout and now > started + timeout:
+            raise CallTimeoutError(
+                f"not drained in {timeout:g} s: {_progress(state)}; the server goes on with it "
+                "(see 'beluga quota' for who writes), 'beluga drain --undo' ends it"
+            )
+        if not json and now > said + _SAY_S:
+            say(_progress(state))
+            said = now
+        time.sleep(_LOOK_S)
+        state = ask_json(directory, "/drain")
+        if not state["draining"] and not state["done"] and now > started + _SAY_S:
+            raise NoServerError("another command has undone this, or another server has taken over")
+    if state["failure"]:
+        raise NoServerError(f"draining has failed: {state['failure']}")
+    if json:
+        print_json(state)
+    else:
+        say(_drained(state))
+
+
+def _progress(state: dict[str, Any]) -> str:
+    told = [f"{state['writing']:,} blocks are being written"]
+    if state["looked"] is not None:
+        told.append(
+            f"{state['dirty']:,} wait for a lower tier, {state['looked']:,} of {state['blocks']:,} "
+            "are compared with it"
+        )
+    return ", ".join(told)
+
+
+def _drained(state: dict[str, Any]) -> str:
+    if state["looked"] is None:
+        return (
+            f"drained: nothing is being written; {state['blocks']:,} blocks stay in the pool's "
+            "memory ('beluga stop' loses none)"
+        )
+    told = f"drained: nothing is being written; {state['looked']:,} blocks were compared"
+    if state["missing"]:
+        return f"{told}, and {state['missing']:,} of them are in the pool alone: no tier took them"
+    return f"{told}, and all of them are in a lower tier"

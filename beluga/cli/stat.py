@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The command ``beluga stat``: what the server has, who uses it, and what is quarantined and
+why.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from beluga.cli.options import Host, Json, PoolPaths, open_pool
+from beluga.cli.output import print_facts, print_json, print_line, print_table
+from beluga.meta import MetaClient, MetaStat, Sessions, SessionView, ask_sessions
+from beluga.pool import show_size
+from beluga.rpc import Client
+from beluga.tiers import ask_counters
+
+_WIDTH = 78
+_NAME_MAX = 15  # letters of a process's name, as the kernel keeps them
+
+
+def stat(pool: PoolPaths = None, host: Host = None, json: Json = False) -> None:
+    """Show how well the pool does, its clients, and what is quarantined and why.
+
+    A client's name is that of its process, if this host can see it; its kind, such as vllm, comes
+    with its first report. "heard" is how long ago its heartbeat was seen. --json has every counter.
+    """
+    with open_pool(pool) as opened, Client(opened, host=host) as client:
+        found, sessions = MetaClient(client).stat(), ask_sessions(client)
+        lower, own = ask_counters(client), client.stat()
+        directory = opened.runtime_dir
+    counters = asdict(found) | {"table_full": _taken(found) >= found.block_count_max}
+    others = [one for one in sessions.sessions if one.nonce != f"{own.nonce:016x}"]
+    held = _quarantine(found, others, own.epoch)
+    if json:
+        told = counters | {
+            "epoch": own.epoch,
+            "hit_rate": _hit_rate(found),
+            "draining": sessions.draining,
+            "quota": asdict(sessions.quota),
+            "sessions": [asdict(one) | {"name": _name(one, directory)} for one in others],
+            "quarantine": held,
+        }
+        print_json(told if lower is None else told | {"lower_tiers": lower})
+        return
+    print_facts(_summary(found, sessions, others, own.epoch) | _tiers(lower))
+    live = [one for one in others if one.state == "live"]
+    if live:
+        print_table(*_clients(live, directory))
+    for one in held:
+        print_line(_told(one))
+
+
+def _taken(found: MetaStat) -> int:
+    return found.block_count + found.grant_count
+
+
+def _hit_rate(found: MetaStat) -> float | None:
+    return found.hit_count / found.lookup_count if found.lookup_count else None
+
+
+def _summary(
+    found: MetaStat, sessions: Sessions, others: Sequence[SessionView], epoch: int
+) -> dict[str, object]:
+    """Say for people what the counters mean."""
+    rate = _hit_rate(found)
+    suspect = sum(one.state != "live" for one in others)
+    clients = sum(one.kind != "server" for one in others) - suspect
+    full = found.used_bytes / max(1, found.data_bytes)
+    facts: dict[str, object] = {
+        "server": f"epoch {epoch}" + (", draining: puts are refused" if sessions.draining else ""),
+        "hit rate": "no lookups yet" if rate is None else f"{rate:.1%} of {found.lookup_count:,}",
+        "space full": f"{full:.1%} of {show_size(found.data_bytes)}",
+        "table full": f"{_taken(found) / max(1, found.block_count_max):.1%} of "
+        f"{found.block_count_max:,} blocks",
+        "blocks": f"{found.block_count:,}, {show_size(found.block_bytes)}; "
+        f"{found.pinned_count:,} pinned, {found.grant_count:,} being written",
+        "since takeover": f"{found.commit_count:,} stored, {found.evict_count:,} evicted, "
+        f"{found.remove_count:,} removed, {found.refuse_count:,} refused",
+        "clients": f"{clients}" + (f", and {suspect} suspect" if suspect else ""),
+        "quarantined": show_size(found.held_bytes) if found.held_bytes else "nothing",
+    }
+    if found.retired_stripe_count:
+        facts["retired"] = show_size(_retired(found))
+    return facts
+
+
+def _retired(found: MetaStat) -> int:
+    return found.retired_stripe_count * (found.data_bytes // max(1, found.stripe_count))
+
+
+def _tiers(lower: Mapping[str, Any] | None) -> dict[str, str]:
+    """Say in a line what each tier below has done, and what waits for them."""
+    if lower is None:
+        return {}
+    work = lower.get("work", {})
+    return {f"tier {name}": _tier(told) for name, told in lower.get("tiers", {}).items()} | {
+        "for lower tiers": f"{work.get('dirty_count', 0):,} blocks wait to be offered, "
+        f"{work.get('wanted_count', 0):,} are wanted back"
+    }
+
+
+def _tier(told: Mapping[str, Any]) -> str:
+    parts = []
+    if "blocks" in told:
+        used, size = told.get("used_bytes", 0), told.get("data_bytes", 0)
+        parts.append(f"{told['blocks']:,} blocks, {show_size(used)} of {show_size(size)}")
+    for word in ("saved", "loaded", "missed"):
+        parts.append(f"{told.get(f'{word}_blocks', 0):,} {word}")
+    failures = told.get("failures", told.get("errors", {}))
+    if count := sum(failures.values()) if isinstance(failures, Mapping) else failures:
+        parts.append(f"{count:,} failures")
+    if told.get("breaker_state", "closed") != "closed":
+        parts.append(f"breaker {told['breaker_state']}")
+    return ", ".join(parts)
+
+
+def _clients(
+    sessions: Sequence[SessionView], directory: Path
+) -> tuple[list[str], list[Sequence[object]]]:
+    columns = ["host", "pid", "kind", "name", "age", "calls", "pins", "puts", "heard"]
+    rows: list[Sequence[object]] = [
+        (
+            one.host,
+            str(one.pid or "-"),
+            one.kind,
+            _name(one, directory),
+            _span(one.since_s),
+            _short(one.call_count),
+            _short(one.pin_count),
+            _short(one.grant_count),
+            _span(one.heartbeat_s),
+        )
+        for one in sessions
+    ]
+    return columns, rows
+
+
+def _quarantine(
+    found: MetaStat, sessions: Sequence[SessionView], epoch: int
+) -> list[dict[str, Any]]:
+    """Return what is quarantined: for each suspect session since when, why, and what frees it.
+
+    Of sessions of earlier epochs nobody knows where they write, so their space is held together:
+    ``bytes`` is None for each of them, and the last row has all of it.
+    """
+    rows: list[dict[str, Any]] = []
+    suspect = [one for one in sessions if one.state != "live"]
+    for one in suspect:
+        rows.append(
+            {
+                "host": one.host,
+                "lane": one.lane,
+                "pid": one.pid,
+                "since_s": one.since_s,
+                "bytes": one.held_bytes if one.epoch == epoch else None,
+                "why": one.why(epoch=epoch),
+                "freed_by": one.freed_by(),
+            }
+        )
+    shared = found.held_bytes - sum(one.held_bytes for one in suspect)
+    earlier = sum(one.epoch != epoch for one in suspect)
+    if shared > 0 and earlier:
+        rows.append(
+            {
+                "host": None,
+                "lane": None,
+                "pid": None,
+                "since_s": None,
+                "bytes": shared,
+                "why": "sessions of earlier epochs may still write there",
+                "freed_by": f"the end of all {earlier} of them",
+            }
+        )
+    return rows
+
+
+def _told(row: Mapping[str, Any]) -> str:
+    """Say one row of the quarantine in lines of 78 columns."""
+    if row["host"] is None:
+        who = f"quarantined: {show_size(row['bytes'])}"
+    else:
+        process = "" if row["pid"] is None else f", process {row['pid']}"
+        size = "its lane" if row["bytes"] is None else f"its lane and {show_size(row['bytes'])}"
+        who = (
+            f"quarantined: {size} of the session on lane {row['lane']} (host {row['host']}"
+            f"{process}), suspect for {_span(row['since_s'])}"
+        )
+    text = f"{who}: {row['why']}. Freed by: {row['freed_by']}."
+    return textwrap.fill(text, _WIDTH, subsequent_indent="  ")
+
+
+def _name(one: SessionView, directory: Path) -> str | None:
+    """Return the name of a session's process, if it is of this host, whose directory has its
+    lock.
+    """
+    if one.pid is None or not (directory / f"alive-{one.nonce}").exists():
+        return None
+    try:
+        return Path(f"/proc/{one.pid}/comm").read_text(errors="replace").strip()[:_NAME_MAX]
+    except OSError:
+        return None
+
+
+def _span(seconds: float) -> str:
+    """Show a time of some length, as an operator says it: 0.1s, 12s, 5m, 3h, 2d."""
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.1f}s" if seconds < 1 else f"{seconds:.0f}s"
+
+
+def _short(count: int) -> str:
+    """Show a count in at most five letters."""
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= 10 * size:
+            return f"{count / size:.0f}{unit}"
+    return str(count)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The command ``beluga trace``: the last calls that a server handled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from beluga.cli.options import Json, PoolPaths, open_pool
+from beluga.cli.output import print_json, print_line, say
+from beluga.errors import NoTraceError
+from beluga.rpc import Trace, TracedCall, read_trace
+
+Last = Annotated[int, typer.Option(min=1, help="How many calls to show at most.")]
+Slow = Annotated[
+    float, typer.Option(metavar="MS", min=0, help="Only calls that took at least so many ms.")
+]
+Method = Annotated[str, typer.Option(help="Only calls of this method, such as lookup.")]
+Session = Annotated[
+    str,
+    typer.Option(help="Only calls of a session: pid:N, host:N, lane:N, or its 16 hex digits."),
+]
+Before = Annotated[
+    bool, typer.Option("--before", help="Show the calls of the server before this one.")
+]
+Slowest = Annotated[bool, typer.Option("--slowest", help="Show the calls that took longest.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with new calls until Ctrl-C.")]
+
+_FOLLOW_S = 0.25
+_LATEST_S = 4e9  # a time that can be shown
+_HEADING = (
+    f"{'time':<15} {'host:pid:lane':<15} {'method':<11} {'keys':>4} {'us':>9} {'bytes':>8} status"
+)
+
+
+def trace(
+    pool: PoolPaths = None,
+    last: Last = 50,
+    slow: Slow = 0.0,
+    method: Method = "",
+    session: Session = "",
+    slowest: Slowest = False,
+    before: Before = False,
+    follow: Follow = False,
+    json: Json = False,
+) -> None:
+    """Show the last calls that the pool's server handled, also if it was killed.
+
+    The server keeps some ten thousands of calls in a file of the pool's runtime directory, on its
+    own host. The times are those in the server's loop, without the way there and back. A call that
+    is "unfinished" is being handled, or the server died in it.
+    """
+    if follow and (before or slowest):
+        raise typer.BadParameter("--follow goes with neither --before nor --slowest")
+    with open_pool(pool) as opened:
+        directory = opened.runtime_dir
+    found = read_trace(directory, before=before)
+    if slowest:
+        calls = found.slowest(last)
+    else:
+        calls = found.calls(
+            last=last, slow_s=slow / 1e3, method=method or None, session=session or None
+        )
+    if follow:
+        _follow(directory, found, calls, json, slow_s=slow / 1e3, method=method, session=session)
+    elif json:
+        print_json(
+            {
+                "epoch": found.epoch,
+                "pid": found.pid,
+                "ended": found.ended,
+                "alive": found.alive,
+                "calls": [asdict(call) for call in calls],
+            }
+        )
+    else:
+        say(_headline(found))
+        print_line(_HEADING)
+        _show(calls)
+
+
+def _headline(found: Trace) -> str:
+    if found.alive:
+        state = "serves"
+    elif found.ended:
+        state = f"ended in order at {_clock(found.seen_s)}"
+    else:
+        state = f"was killed, or hangs: its last sign of life was at {_clock(found.seen_s)}"
+    return f"server {found.pid}, epoch {found.epoch}: it {state}; {found.count:,} calls"
+
+
+def _follow(
+    directory: Path,
+    found: Trace,
+    calls: Sequence[TracedCall],
+    json: bool,
+    *,
+    slow_s: float,
+    method: str,
+    session: str,
+) -> None:
+    """Show these calls, then new ones, also those of the next server."""
+    if not json:
+        print_line(_HEADING)
+    epoch, newest = found.epoch, found.newest
+    while True:
+        for call in calls:
+            if call.seconds is not None and json:
+                print_json(asdict(call), lines=True)
+        if not json:
+            _show([call for call in calls if call.seconds is not None])
+        time.sleep(_FOLLOW_S)
+        with suppress(NoTraceError):  # a server is beginning
+            found = read_trace(directory)
+        if found.epoch != epoch:
+            say(_headline(found))
+            epoch, newest = found.epoch, 0
+        calls = found.calls(
+            slow_s=slow_s, method=method or None, session=session or None, newer_than=newest
+        )
+        newest = max(newest, found.newest)
+
+
+def _show(calls: Sequence[TracedCall]) -> None:
+    for call in calls:
+        whose = f"{call.host}:{call.pid or '-'}:{call.lane}"
+        taken = "-" if call.seconds is None else f"{call.seconds * 1e6:,.1f}"
+        print_line(
+            f"{_clock(call.time_s)} {whose:<15} {call.method:<11} {call.keys:>4} {taken:>9} "
+            f"{call.bytes:>8} {call.status}"
+        )
+
+
+def _clock(seconds: float) -> str:
+    """Show a time of day; what is no time is shown as the first or last one."""
+    seconds = min(max(seconds, 0.0), _LATEST_S)
+    return f"{time.strftime('%H:%M:%S', time.localtime(seconds))}.{int(seconds % 1 * 1e6):06}"

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The last calls that a server handled, for a post-mortem (``csrc/rpc/trace.h``).
+
+The server writes them into a file of the pool's runtime directory, which any process of its host
+may read, whether the server lives or was killed. When a server starts, the ring of the one before
+is kept under another name. The content is not believed: whatever it is, it is only shown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from beluga._ffi import core, ffi, lib
+from beluga.errors import BadValueError, NoTraceError, status_name
+from beluga.rpc.server import method_name
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+TRACE, TRACE_BEFORE = "trace", "trace.1"
+"""The file names: of the last server, and of the one before."""
+
+_ENTRY: np.dtype[np.void] = np.dtype(
+    [
+        ("ended", "<u8"),
+        ("ticks", "<u8"),
+        ("ticks_taken", "<u8"),
+        ("nonce", "<u8"),
+        ("request_size", "<u4"),
+        ("reply_size", "<u4"),
+        ("status", "<i4"),
+        ("pid", "<u4"),
+        ("keys", "<u2"),
+        ("method", "<u2"),
+        ("lane", "<u2"),
+        ("host", "<u2"),
+        ("sequence", "<u8"),
+    ]
+)
+if _ENTRY.itemsize != ffi.sizeof("bl_trace_entry"):
+    raise ImportError("beluga/rpc/trace.py contradicts csrc/api/rpc.h")
+
+_MAGIC = b"BLTRACE1"
+_ENTRIES_MAX = 1 << 20  # of a file that is worth reading
+_RATE_NS = 1_000_000  # two clocks that are closer tell no rate
+_ALIVE_S = 2.0  # a server marks its trace every 20 ms
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TracedCall:
+    """One call: when it began to be handled, whose it was, and what became of it.
+
+    ``seconds`` is the time in the server's loop, and None for a call that had not ended: it is
+    being handled, or the server died in it. ``status`` is ok or the name of an error. ``pid`` is
+    None for sessions of other hosts.
+    """
+
+    sequence: int
+    time_s: float
+    host: int
+    pid: int | None
+    lane: int
+    nonce: str
+    method: str
+    keys: int
+    status: str
+    seconds: float | None
+    bytes: int
+
+
+class Trace:
+    """The calls of a ring, and the server that handled them.
+
+    ``ended`` says that the server ended in order. It was last seen alive at ``seen_s``. ``count``
+    is the number of calls that the ring has.
+    """
+
+    def __init__(self, head: core.bl_trace_head, entries: NDArray[np.void]) -> None:
+        self.epoch, self.pid, self.ended = int(head.epoch), int(head.pid), bool(head.ended)
+        self.seen_s = head.last.realtime_ns / 1e9
+        self._ticks, self._now_ns = int(head.last.ticks), int(head.last.realtime_ns)
+        ticks = self._ticks - int(head.first.ticks)
+        passed_ns = int(head.last.monotonic_ns) - int(head.first.monotonic_ns)
+        self._rate = passed_ns / ticks if ticks > 0 and passed_ns > _RATE_NS else 1.0
+        self._entries = _whole(entries)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server has looked at its trace a moment ago."""
+        return not self.ended and abs(time.time() - self.seen_s) < _ALIVE_S
+
+    @property
+    def count(self) -> int:
+        """The number of calls that the ring has."""
+        return len(self._entries)
+
+    @property
+    def newest(self) -> int:
+        """The sequence of the last call that has ended; 0 if there is none."""
+        whole = self._entries["sequence"][self._entries["ended"] != 0]
+        return int(whole[-1]) if len(whole) else 0
+
+    def calls(
+        self,
+        *,
+        last: int | None = None,
+        slow_s: float = 0.0,
+        method: str | None = None,
+        session: str | None = None,
+        newer_than: int = 0,
+    ) -> list[TracedCall]:
+        """Return calls, the oldest first: the ``last`` ones of those that took at least ``slow_s``,
+        are of this method, and of a session: ``pid:N``, ``host:N``, ``lane:N``, or its nonce.
+
+        Raises :class:`~beluga.errors.BadValueError` for a session that is none of these.
+        """
+        found = self._entries[self._entries["sequence"] > newer_than]
+        if slow_s > 0:
+            found = found[
+                (found["ended"] == 0) | (found["ticks_taken"] * self._rate >= slow_s * 1e9)
+            ]
+        if method is not None:
+            numbers = [n for n in np.unique(found["method"]) if method_name(int(n)) == method]
+            found = found[np.isin(found["method"], numbers)]
+        if session is not None:
+            field, value = _session(session)
+            found = found[found[field] == value]
+        if last is not None:
+            found = found[max(len(found) - last, 0) :]
+        return [self._call(one) for one in found]
+
+    def slowest(self, count: int) -> list[TracedCall]:
+        """Return the calls that took longest, the slowest first. A call that has not ended is
+        before all others.
+        """
+        taken = np.where(self._entries["ended"] == 0, np.inf, self._entries["ticks_taken"])
+        return [self._call(self._entries[at]) for at in np.argsort(-taken)[: max(count, 0)]]
+
+    def _call(self, one: np.void) -> TracedCall:
+        ended = bool(one["ended"])
+        return TracedCall(
+            sequence=int(one["sequence"]),
+            time_s=(self._now_ns + (int(one["ticks"]) - self._ticks) * self._rate) / 1e9,
+            host=int(one["host"]),
+            pid=int(one["pid"]) or None,
+            lane=int(one["lane"]),
+            nonce=f"{int(one['nonce']):016x}",
+            method=method_name(int(one["method"])),
+            keys=int(one["keys"]),
+            status=status_name(int(one["status"])) if ended else "unfinished",
+            seconds=int(one["ticks_taken"]) * self._rate / 1e9 if ended else None,
+            bytes=int(one["request_size"]) + int(one["reply_size"]),
+        )
+
+
+def read_trace(directory: Path, *, before: bool = False) -> Trace:
+    """Read the trace of the last server of a pool's runtime directory, or of the one before.
+
+    Raises :class:`~beluga.errors.NoTraceError` if there is none, or if the file is no trace.
+    """
+    path = directory / (TRACE_BEFORE if before else TRACE)
+    try:
+        with path.open("rb") as file:
+            data = file.read(lib.BL_TRACE_HEAD_SIZE + _ENTRIES_MAX * _ENTRY.itemsize + 1)
+    except FileNotFoundError:
+        raise NoTraceError(
+            f"{path} is not there: a server leaves its trace on its own host, in the pool's "
+            "runtime directory"
+        ) from None
+    head = ffi.new("bl_trace_head *")
+    size = ffi.sizeof("bl_trace_head")
+    ffi.memmove(head, data[:size].ljust(size, b"\0"), size)
+    count = int(head.entry_count)
+    if (
+        data[: len(_MAGIC)] != _MAGIC
+        or head.entry_size != _ENTRY.itemsize
+        or count == 0
+        or len(data) != lib.BL_TRACE_HEAD_SIZE + count * _ENTRY.itemsize
+    ):
+        raise NoTraceError(f"{path} is no trace of this version of Beluga")
+    return Trace(head, np.frombuffer(data, _ENTRY, offset=lib.BL_TRACE_HEAD_SIZE))
+
+
+def _whole(entries: NDArray[np.void]) -> NDArray[np.void]:
+    """Return the entries that are proven whole, and the one that has not ended, oldest first."""
+    sequence, ended = entries["sequence"], entries["ended"]
+    here = sequence % len(entries) == np.arange(len(entries), dtype=np.uint64)
+    here &= (sequence > 0) & ((ended == sequence) | (ended == 0))
+    found = entries[here]
+    found = found[np.argsort(found["sequence"])]
+    torn = found["ended"] == 0
+    torn[-1:] = False  # only the last call can be under way
+    whole: NDArray[np.void] = found[~torn]
+    return whole
+
+
+def _session(text: str) -> tuple[str, int]:
+    """Return the field and its value that name a session."""
+    field, colon, value = text.rpartition(":")
+    try:
+        if not colon:
+            return "nonce", int(text, 16)
+        if field in ("pid", "host", "lane"):
+            return field, int(value)
+    except ValueError:
+        pass
+    raise BadValueError(f"a session is pid:N, host:N, lane:N or 16 hex digits, not {text!r}")

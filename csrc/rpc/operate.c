@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * What an operator changes while the server serves: quotas, and whether it drains. Any thread asks;
+ * the poll loop applies it between two rounds, so a handler sees one value from its begin to its
+ * end. Once a change is applied, no grant of before it is still being made.
+ */
+#include "base/host_atomic.h"
+#include "rpc/server_state.h"
+
+/* Two threads that ask at the same time may leave a mixture for a moment: then the serial changes
+ * once more, and the loop takes the words again. */
+void bl_server_limit(bl_server *server, const bl_quota *quota)
+{
+    bl_host_store(&server->asked.bytes, quota->bytes);
+    bl_host_store(&server->asked.grant_count, quota->grant_count);
+    bl_host_store(&server->asked.pin_count, quota->pin_count);
+    bl_host_store(&server->asked.calls_per_s, quota->calls_per_s);
+    bl_host_add(&server->asked.serial, 1);
+    if (server->epoch == 0)
+        bl_operate_apply(server); /* no loop runs yet */
+}
+
+void bl_server_drain(bl_server *server, int draining)
+{
+    bl_host_store(&server->asked.draining, draining != 0);
+    bl_host_add(&server->asked.serial, 1);
+    if (server->epoch == 0)
+        bl_operate_apply(server);
+}
+
+/* Fill the buckets of all sessions: nobody filled them while calls were not limited. */
+static void bl_operate_fill(bl_server *server)
+{
+    const bl_allowance full = {
+        .tokens = server->quota.calls_per_s * BL_TOKEN,
+        .filled_ns = bl_now_ns(&server->pool->memory),
+    };
+    for (uint32_t i = 0; i < server->live_count; i++)
+        server->lanes[server->live[i]].allowance = full;
+}
+
+void bl_operate_apply(bl_server *server)
+{
+    uint64_t serial = bl_host_load(&server->asked.serial);
+    if (serial == server->applied)
+        return;
+    int limited = server->quota.calls_per_s != 0;
+    server->quota = (bl_quota){
+        .bytes = bl_host_load(&server->asked.bytes),
+        .grant_count = (uint32_t)bl_host_load(&server->asked.grant_count),
+        .pin_count = (uint32_t)bl_host_load(&server->asked.pin_count),
+        .calls_per_s = (uint32_t)bl_host_load(&server->asked.calls_per_s),
+    };
+    server->stat.draining = (uint32_t)bl_host_load(&server->asked.draining);
+    server->applied = serial;
+    if (!limited)
+        bl_operate_fill(server);
+}
+
+void bl_server_quota(const bl_server *server, bl_quota *out) { *out = server->quota; }
+
+void bl_operate_name(const bl_server *server, bl_lane *lane)
+{
+    if (lane->pid == 0 && server->pidfds)
+        lane->pid = bl_pidfds_pid(server->pidfds, lane->nonce);
+}

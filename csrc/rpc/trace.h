@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The trace: a ring of the last calls that this server handled, for a post-mortem. It is a file of
+ * the runtime directory, mapped shared, so it survives the end of the process at any instruction.
+ * Only the poll loop writes it, with plain stores; it is this host's own memory, not the pool's.
+ *
+ *   begin: ended = 0, the fields that are known, sequence = n
+ *   end:   status, sizes, ticks_taken; then ended = n
+ *
+ * An entry is whole if ended and sequence are the same number. If ended is 0, the call had not come
+ * to its end: it is running, or the server died in it. "trace.1" is the ring of the server before.
+ */
+#ifndef BL_TRACE_H
+#define BL_TRACE_H
+
+#include "api/rpc.h"
+#include "base/host_atomic.h"
+#include "coherence/ticks.h"
+#include "format/pool_format.h"
+
+typedef struct bl_trace {
+    bl_trace_head *head;
+    bl_trace_entry *entries;
+    uint64_t sequence;          /* of the call that began last */
+    uint64_t ticks;             /* when a call ended, or was found in its lane */
+} bl_trace;
+
+/* Begin a new ring in this directory, and keep the last one as "trace.1": 0, or -errno: there is no
+ * ring, which nothing depends on. */
+int bl_trace_open(bl_trace *trace, const char *directory, uint64_t epoch);
+
+/* Note what clocks of the kernel say of the ticks; called every few milliseconds. */
+void bl_trace_mark(const bl_trace *trace);
+
+/* End the ring; the file stays, and says that its server ended in order. */
+void bl_trace_close(bl_trace *trace);
+
+/* Note that requests were found whose handling begins now. */
+static inline void bl_trace_found(bl_trace *trace)
+{
+    if (trace->head)
+        trace->ticks = bl_ticks();
+}
+
+/* Note that the handling of a request begins: what the entry does not know yet is 0. */
+static inline void bl_trace_begin(bl_trace *trace, const bl_trace_entry *known)
+{
+    if (!trace->head)
+        return;
+    uint64_t sequence = ++trace->sequence;
+    bl_trace_entry *entry = &trace->entries[sequence % BL_TRACE_ENTRIES];
+    bl_host_store(&entry->ended, 0);
+    bl_host_ordered(); /* before the fields change */
+    entry->ticks = trace->ticks;
+    entry->ticks_taken = 0;
+    entry->nonce = known->nonce;
+    entry->request_size = known->request_size;
+    entry->reply_size = 0;
+    entry->status = 0;
+    entry->pid = known->pid;
+    entry->keys = 0;
+    entry->method = known->method;
+    entry->lane = known->lane;
+    entry->host = known->host;
+    bl_host_store(&entry->sequence, sequence);
+}
+
+/* Return how many keys a request has: those of other methods have none. */
+static inline uint16_t bl_trace_keys(const bl_call *call)
+{
+    bl_block_request head;
+    int block = (call->method >= BL_METHOD_LOOKUP && call->method <= BL_METHOD_REMOVE) ||
+                call->method == BL_METHOD_ONBOARD || call->method == BL_METHOD_TIERS;
+    if (!block || call->request_size < sizeof head)
+        return 0;
+    memcpy(&head, call->request, sizeof head);
+    return head.count <= BL_CALL_KEYS_MAX ? (uint16_t)head.count : 0;
+}
+
+/* Note that the call that began last has its status. */
+static inline void bl_trace_end(bl_trace *trace, const bl_call *call, int status)
+{
+    if (!trace->head)
+        return;
+    bl_trace_entry *entry = &trace->entries[trace->sequence % BL_TRACE_ENTRIES];
+    uint64_t now = bl_ticks();
+    entry->ticks_taken = now - trace->ticks;
+    entry->request_size = call->request_size;
+    entry->reply_size = call->reply_size;
+    entry->status = status;
+    entry->keys = bl_trace_keys(call);
+    trace->ticks = now;
+    bl_host_store(&entry->ended, trace->sequence);
+}
+
+#endif

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""``beluga explain`` names the cause of each of ten planted misses.
+
+Each is planted by what makes it in production: engines' own namespaces (those of vLLM's connector),
+other processes that store, write and die, a pool that is full, a server that is killed, memory that
+goes bad. The command runs in a process of its own, before and after a restart of the server.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from beluga import KVCache, Namespace, Pool
+from beluga.connectors.vllm.identity import namespace as vllm_namespace
+from beluga.kvcache import fold
+from beluga.meta import MetaClient
+
+pytestmark = pytest.mark.slow
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Start = Callable[..., "subprocess.Popen[str]"]
+Server = subprocess.Popen
+
+KEY = bytes(range(32))  # as vLLM's hash of a block
+SIZE = 4096
+LINES = 8  # blocks that the table has room for
+
+
+def engine(
+    *,
+    model: str = "org/model",
+    dtype: str = "torch.bfloat16",
+    kv_dtype: str = "auto",
+    layout: str = "(2, 16, 8, 128)",
+    rank: int = 0,
+    ranks: int = 2,
+    salt: str = "",
+) -> Namespace:
+    """The namespace that vLLM's connector makes of one rank of an engine."""
+    config: Any = SimpleNamespace(
+        model_config=SimpleNamespace(
+            model=model,
+            revision="main",
+            hf_config=SimpleNamespace(to_dict=lambda: {"hidden_size": 4096, "dtype": dtype}),
+            quantization=None,
+            dtype=dtype,
+            seed=0,
+        ),
+        cache_config=SimpleNamespace(
+            cache_dtype=kv_dtype, block_size=16, prefix_caching_hash_algo="sha256"
+        ),
+        parallel_config=SimpleNamespace(
+            tensor_parallel_size=ranks,
+            pipeline_parallel_size=1,
+            decode_context_parallel_size=1,
+            prefill_context_parallel_size=1,
+        ),
+        load_config=SimpleNamespace(load_format="auto"),
+    )
+    form: Any = SimpleNamespace(declared=layout, device="cpu")
+    return vllm_namespace(
+        config,
+        version="0.11.0",
+        layout=form,
+        packing="none",
+        layers={"layer.0": "full"},
+        tp_rank=rank,
+        pp_rank=0,
+        salt=salt,
+    )
+
+
+STORE = """
+import json, sys
+from beluga import KVCache, Namespace, Pool
+fields, salt, size = json.loads(sys.argv[1])
+with Pool.open(sys.argv[3:]) as pool:
+    with KVCache(pool, namespace=Namespace(fields, salt=salt)) as cache:
+        digests = [bytes.fromhex(text) for text in sys.argv[2].split(",")]
+        for digest in digests:
+            assert cache.put([digest], [bytes([7]) * size]).refused == 0
+"""
+
+
+class World:
+    """A served pool of :data:`LINES` blocks, engines that store, and the command."""
+
+    def __init__(self, start: Start, run: Run, paths: list[str]) -> None:
+        self._start, self._run, self.paths = start, run, paths
+        self._options = [word for path in paths for word in ("--pool", path)]
+        self.serve()
+
+    def serve(self) -> None:
+        self.server = self._start("serve", *self._options)
+        assert self.server.stderr
+        assert self.server.stderr.readline().startswith("serving, epoch")
+
+    def kill(self) -> None:
+        """Let the server die as a machine's out-of-memory killer lets it."""
+        self.server.send_signal(signal.SIGKILL)
+        self.server.wait()
+
+    def store(
+        self, namespace: Namespace, *digests: bytes, salt: str = "", size: int = SIZE
+    ) -> None:
+        """Store blocks from a process of their own."""
+        told = json.dumps([dict(namespace.fields), salt, size])
+        names = ",".join(digest.hex() for digest in digests or (KEY,))
+        command = [sys.executable, "-c", STORE, told, names, *self.paths]
+        subprocess.run(command, check=True, timeout=60)
+
+    def crowd(self, count: int = LINES) -> None:
+        """Let other blocks take the room of what is there."""
+        self.store(Namespace({"name": "others"}), *(n.to_bytes(16, "big") for n in range(count)))
+
+    def explain(self, namespace: Namespace, *, salt: str = "") -> dict[str, str]:
+        """Ask for KEY as an operator does, with the fields of the engine that misses it."""
+        fields = [f"--field={name}={value}" for name, value in namespace.fields.items()]
+        told = ["--salt", salt] if salt else []
+        ended = self._run("explain", KEY.hex(), *fields, *told, *self._options, "--json")
+        assert ended.stderr == ""
+        (found,) = json.loads(ended.stdout)
+        assert ended.returncode == (found["state"] == "miss")
+        return dict(found)
+
+    def remove(self, namespace: Namespace) -> None:
+        fields = [f"--field={name}={value}" for name, value in namespace.fields.items()]
+        assert self._run("rm", KEY.hex(), *fields, *self._options).returncode == 0
+
+    def cause(self, namespace: Namespace, *, salt: str = "") -> str:
+        return self.explain(namespace, salt=salt)["cause"]
+
+
+@pytest.fixture
+def world(start: Start, run: Run, shm: Path) -> Iterator[World]:
+    paths = [str(shm / "a")]
+    Pool.create(paths, device_size=24 << 20, max_blocks=LINES).close()
+    yield World(start, run, paths)
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["served", "after a restart"])
+@pytest.mark.parametrize(
+    ("stored", "cause", "said"),
+    [
+        (engine(model="org/other"), "namespace", "model is 'hub org/other@main' there"),
+        (engine(layout="(16, 2, 8, 128)"), "layout", "layout is '(16, 2, 8, 128)' there"),
+        (engine(dtype="torch.float16"), "dtype", "dtype is 'torch.float16' there"),
+        (
+            engine(kv_dtype="fp8", layout="(2, 16, 8, 64)"),
+            "dtype",
+            "kv_dtype is 'fp8' there and 'auto' here, layout is",
+        ),
+        (engine(rank=1), "rank", "tp is '1/2' there and '0/2' here"),
+        (engine(ranks=4, layout="(2, 16, 4, 128)"), "rank", "tp is '0/4' there and '0/2' here"),
+    ],
+    ids=["namespace", "layout", "dtype", "kv dtype", "rank", "ranks"],
+)
+def test_what_another_engine_stored_is_named(
+    world: World, stored: Namespace, cause: str, said: str, killed: bool
+) -> None:
+    world.store(stored)
+    world.store(engine(), KEY[::-1])  # the engine that asks has stored, too
+    if killed:
+        world.kill()
+        world.serve()
+    assert world.explain(stored)["cause"] == "stored"
+    found = world.explain(engine())
+    assert (found["state"], found["cause"]) == ("miss", cause)
+    assert said in found["text"]
+
+
+def test_the_nearest_of_several_namespaces_is_named(world: World) -> None:
+    for stored in (engine(model="org/a", rank=1), engine(model="org/b"), engine(rank=1)):
+        world.store(stored)
+    assert world.cause(engine()) == "rank"
+
+
+def test_a_salt_is_named(world: World) -> None:
+    world.store(engine(), salt="tenant")
+    assert world.cause(engine()) == "salt"
+    assert world.cause(engine(), salt="wrong") == "salt"
+    assert world.cause(engine(), salt="tenant") == "stored"
+    found = world.explain(engine(rank=1), salt="tenant")  # who has the salt may be told more
+    assert (found["cause"], "tp is '0/2' there and '1/2' here" in found["text"]) == ("rank", True)
+    assert "no salt there" not in found["text"]
+    world.kill()
+    world.serve()
+    assert world.cause(engine()) == "salt"
+    assert world.cause(engine(rank=1), salt="tenant") == "rank"
+
+
+def test_an_evicted_block_without_a_trace_is_suspected(world: World) -> None:
+    """Where the table is full, a new block takes the line of the one that is evicted for it."""
+    world.store(engine())
+    world.crowd(LINES)
+    found = world.explain(engine())
+    assert (found["state"], found["cause"]) == ("miss", "never")
+    assert "1 blocks were evicted since this server took over" in found["text"]
+
+
+def test_a_block_that_large_ones_pushed_out_is_evicted(world: World) -> None:
+    """Space is short before lines are: the line of the evicted block stays as its trace."""
+    world.store(engine(), size=4 << 20)
+    others = [n.to_bytes(16, "big") for n in range(6)]
+    world.store(Namespace({"name": "others"}), *others, size=4 << 20)
+    found = world.explain(engine())
+    assert (found["state"], found["cause"]) == ("miss", "evicted")
+    assert "evicted to make room" in found["text"]
+    world.kill()
+    world.serve()
+    found = world.explain(engine())
+    assert found["cause"] == "evicted"
+    assert "before this server took over" in found["text"]
+
+
+def test_a_block_that_is_being_written_is_pending_until_its_writer_dies(world: World) -> None:
+    code = (
+        "import sys\n"
+        "from beluga import Client, Pool\n"
+        "from beluga.meta import MetaClient\n"
+        "import numpy as np\n"
+        "with Pool.open(sys.argv[2:]) as pool, Client(pool) as client:\n"
+        "    keys = np.array([[int(text) for text in sys.argv[1].split()]], np.uint64)\n"
+        "    MetaClient(client).reserve(keys, length=4096)\n"
+        "    print('ready', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    words = " ".join(str(word) for word in fold(engine(), [KEY])[0])
+    with subprocess.Popen(
+        [sys.executable, "-c", code, words, *world.paths],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as writer:
+        assert writer.stdout and writer.stdout.readline() == "ready\n"
+        found = world.explain(engine())
+        assert (found["state"], found["cause"]) == ("pending", "pending")
+        writer.kill()
+    assert world.cause(engine()) == "never"
+
+
+def test_a_block_of_the_epoch_before_is_named(world: World) -> None:
+    """The next server had it, evicted it, and used its line again: only the half of the server
+    that was killed shows that it was ever there.
+    """
+    world.store(engine())
+    world.kill()
+    world.serve()
+    assert world.cause(engine()) == "stored"
+    world.crowd(2 * LINES)
+    found = world.explain(engine())
+    assert (found["state"], found["cause"]) == ("miss", "epoch")
+    assert "the server of epoch 1 had it, that of epoch 2 has not" in found["text"]
+
+
+def test_memory_that_went_bad_is_named(world: World) -> None:
+    world.store(engine())
+    with Pool.open(world.paths) as pool, KVCache(pool, namespace=engine()) as cache:
+        place = MetaClient(cache.client).lookup(cache.keys([KEY])).hits[0].offset
+    data = bytearray(Path(world.paths[0]).read_bytes())
+    at = data.index(bytes([7]) * SIZE)
+    assert at % SIZE == place % SIZE
+    with Path(world.paths[0]).open("r+b") as device:
+        device.seek(at + 100)
+        device.write(b"flipped")
+    for _ in range(2):
+        found = world.explain(engine())
+        assert (found["state"], found["cause"]) == ("miss", "checksum")
+        world.kill()
+        world.serve()
+
+
+def test_a_removed_block_and_one_that_was_never_stored_are_told_apart(world: World) -> None:
+    world.store(engine(), KEY[::-1])
+    assert world.cause(engine()) == "never"
+    world.store(engine())
+    world.remove(engine())
+    assert world.cause(engine()) == "removed"

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""``beluga stat``, ``trace``, ``quota`` and ``drain`` as an operator uses them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blocks import eventually, keys
+
+from beluga import Client, KVCache, MetaServer, Pool
+from beluga.meta import MetaClient
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Start = Callable[..., "subprocess.Popen[str]"]
+Server = subprocess.Popen
+
+
+@pytest.fixture
+def opened(pool: list[str]) -> Iterator[Pool]:
+    with Pool.open(pool[1::2]) as opened:
+        yield opened
+
+
+def value(run: Run, *words: object) -> Any:
+    ended = run(*words, "--json")
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+def narrow(text: str) -> bool:
+    return all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_stat_is_for_people(run: Run, pool: list[str], server: Server[str], opened: Pool) -> None:
+    with KVCache(opened, namespace="x") as cache:
+        cache.put([b"0123456789abcdef"], [bytes(4096)])
+        cache.get([b"0123456789abcdef"], [bytearray(4096)])
+        cache.client.report.kind = "vllm"
+        cache.client.call(16, (1).to_bytes(8, "little") + bytes(8))  # its report
+        text = run("stat", *pool).stdout
+        found = value(run, "stat", *pool)
+    assert "100.0% of 1" in text
+    assert "1, 4 KiB; 0 pinned, 0 being written" in text
+    assert "quarantined" in text and "nothing" in text
+    assert narrow(text)
+    (client,) = found["sessions"]
+    assert (client["pid"], client["kind"], client["host"]) == (os.getpid(), "vllm", 0)
+    assert client["name"] == Path("/proc/self/comm").read_text().strip()
+    assert str(os.getpid()) in text and "vllm" in text
+    assert (found["hit_rate"], found["epoch"], found["draining"]) == (1.0, 1, False)
+    assert found["quarantine"] == [] and found["block_count"] == 1
+
+
+def test_stat_says_what_is_quarantined_and_why(run: Run, pool: list[str], opened: Pool) -> None:
+    with MetaServer(opened) as first:
+        client = Client(opened)
+        MetaClient(client).reserve(keys([1]), length=1 << 20)
+        first.stop()
+    with MetaServer(opened):
+        text = run("stat", *pool).stdout
+        found = value(run, "stat", *pool)
+        assert narrow(text)
+        said = " ".join(text.split())
+        assert "quarantined: its lane of the session on lane 0 (host 0), suspect for" in said
+        assert "it is of epoch 1, and has neither come back nor been proven gone" in said
+        assert "Freed by: the end of the process on host 0." in said
+        assert (
+            "sessions of earlier epochs may still write there. Freed by: the end of all 1" in said
+        )
+        one, together = found["quarantine"]
+        assert (one["lane"], one["host"], one["bytes"]) == (0, 0, None)
+        assert together["bytes"] == found["held_bytes"] >= 1 << 20
+        client.close()
+        assert eventually(lambda: value(run, "stat", *pool)["quarantine"] == [])
+
+
+def test_trace_shows_the_calls_of_a_killed_server(
+    start: Start, run: Run, pool: list[str], server: Server[str]
+) -> None:
+    run("put", "key", "-", *pool, stdin="some bytes")
+    assert "it serves" in run("trace", *pool).stderr
+    server.send_signal(signal.SIGKILL)
+    server.wait()
+    assert eventually(lambda: "was killed, or hangs" in run("trace", *pool).stderr)
+    shown = run("trace", *pool)
+    assert narrow(shown.stdout)
+    heading, *lines = shown.stdout.splitlines()
+    assert heading.split()[:4] == ["time", "host:pid:lane", "method", "keys"]
+    assert [line.split()[2] for line in lines[-2:]] == ["reserve", "commit"]
+    told = value(run, "trace", *pool, "--method", "commit")
+    assert (told["pid"], told["ended"], told["alive"]) == (server.pid, False, False)
+    (commit,) = told["calls"]
+    assert (commit["method"], commit["keys"], commit["status"]) == ("commit", 1, "ok")
+    assert value(run, "trace", *pool, "--slow", 60_000)["calls"] == []
+    assert len(value(run, "trace", *pool, "--slowest", "--last", 1)["calls"]) == 1
+    assert value(run, "trace", *pool, "--session", commit["nonce"])["calls"][-1] == commit
+    again = start("serve", *pool)
+    assert again.stderr and again.stderr.readline().startswith("serving, epoch 2")
+    before = value(run, "trace", *pool, "--before")
+    assert (before["epoch"], before["calls"][-1]["method"]) == (1, "commit")
+
+
+def test_trace_follows_new_calls(
+    start: Start, run: Run, pool: list[str], server: Server[str]
+) -> None:
+    following = start("trace", *pool, "--follow", "--json", "--method", "ping")
+    assert following.stdout
+    run("ping", *pool, "--count", 2)
+    calls = [json.loads(following.stdout.readline()) for _ in range(2)]
+    assert [call["method"] for call in calls] == ["ping", "ping"]
+    assert calls[0]["sequence"] < calls[1]["sequence"]
+
+
+def test_trace_refuses_what_it_cannot_do(run: Run, pool: list[str]) -> None:
+    for words, why in (
+        ([], "trace is not there"),
+        (["--follow", "--before"], "--follow goes with neither"),
+    ):
+        ended = run("trace", *pool, *words)
+        assert ended.returncode in (1, 2)
+        assert why in " ".join(ended.stderr.replace("│", " ").split())
+    with Pool.open(pool[1::2]) as opened, MetaServer(opened):
+        ended = run("trace", *pool, "--session", "me")
+    assert ended.returncode == 1 and "a session is pid:N" in ended.stderr
+
+
+def test_quota_is_shown_and_changed_without_a_restart(
+    run: Run, pool: list[str], server: Server[str], opened: Pool
+) -> None:
+    with Client(opened) as client:
+        meta = MetaClient(client)
+        meta.reserve(keys([1]), length=4096)
+        assert "no limit" in run("quota", *pool).stdout
+        changed = run("quota", *pool, "--set", "grants=1", "--set", "bytes=1M")
+        assert "until the server ends" in changed.stderr
+        told = value(run, "quota", *pool)
+        assert told["quota"] == {"grants": 1, "pins": 0, "bytes": 1 << 20, "calls_per_s": 0}
+        assert [(one["grant_count"], one["bytes"]) for one in told["sessions"]] == [(1, 4096)]
+        assert meta.reserve(keys([2]), length=4096)[0].status < 0
+        assert value(run, "quota", *pool, "--set", "grants=0")["quota"]["bytes"] == 1 << 20
+        assert eventually(lambda: meta.reserve(keys([2]), length=4096)[0].status == 0)
+        text = run("quota", *pool).stdout
+    assert narrow(text) and "1 MiB" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("size=3", "--set takes grants, pins, bytes, calls"),
+        ("pins", "takes a whole number"),
+        ("pins=-1", "takes a whole number"),
+        (f"pins={1 << 32}", "pins is out of range"),
+        ("bytes=many", "many"),
+    ],
+)
+def test_a_quota_that_makes_no_sense_is_refused(
+    run: Run, pool: list[str], change: str, why: str
+) -> None:
+    ended = run("quota", *pool, "--set", change)
+    assert ended.returncode == 2
+    assert why in " ".join(ended.stderr.replace("│", " ").split())
+
+
+def test_limits_are_changed_where_the_server_runs(run: Run, pool: list[str]) -> None:
+    for words in (["quota", "--set", "pins=1"], ["drain"]):
+        ended = run(words[0], *pool, *words[1:])
+        assert ended.returncode == 1
+        assert ended.stderr.startswith("beluga: error: nobody serves this pool on this host")
+
+
+def test_drain_waits_for_what_is_being_written(
+    start: Start, run: Run, pool: list[str], server: Server[str], opened: Pool
+) -> None:
+    run("put", "key", "-", *pool, stdin="some bytes")
+    with Client(opened) as client:
+        meta = MetaClient(client)
+        grants = meta.reserve(keys([1]), length=4096)
+        late = run("drain", *pool, "--timeout", 0.5)
+        assert late.returncode == 1
+        assert "not drained in 0.5 s: 1 blocks are being written" in late.stderr
+        waiting = start("drain", *pool)
+        assert waiting.stderr and "1 blocks are being written" in waiting.stderr.readline()
+        refused = run("put", "other", "-", *pool, stdin="more bytes")
+        assert refused.returncode == 1
+        assert "the pool is being drained for maintenance" in refused.stderr
+        assert run("get", "key", *pool).stdout == "some bytes"
+        assert "draining: puts are refused" in run("stat", *pool).stdout
+        assert meta.commit(grants) == [0]
+    assert "drained: nothing is being written; 2 blocks stay" in waiting.communicate(timeout=60)[1]
+    assert waiting.returncode == 0
+    assert value(run, "drain", *pool)["done"]
+    assert run("drain", *pool, "--undo").stderr == "new blocks are stored again\n"
+    assert run("put", "other", "-", *pool, stdin="more bytes").returncode == 0
+
+
+def test_drain_goes_on_when_a_writer_is_killed(
+    start: Start, run: Run, pool: list[str], server: Server[str], opened: Pool
+) -> None:
+    code = (
+        "import sys\n"
+        "from beluga import Client, Pool\n"
+        "from beluga.meta import MetaClient\n"
+        "from numpy import ones\n"
+        "with Pool.open(sys.argv[1:]) as pool, Client(pool) as client:\n"
+        "    MetaClient(client).reserve(ones((1, 2), 'u8'), length=4096)\n"
+        "    print('ready', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *pool[1::2]],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as writer:
+        assert writer.stdout and writer.stdout.readline() == "ready\n"
+        waiting = start("drain", *pool)
+        assert waiting.stderr and "1 blocks are being written" in waiting.stderr.readline()
+        writer.kill()
+    waiting.communicate(timeout=60)
+    assert waiting.returncode == 0
+
+
+def test_a_drained_pool_has_everything_in_its_lower_tier(
+    start: Start, run: Run, pool: list[str], tmp_path: Path
+) -> None:
+    """Adaptive admission does not take blocks that were never asked for; draining saves them."""
+    below = ["--disk", f"{tmp_path}/disk", "--disk-bytes", "16M", "--admission", "second-touch"]
+    server = start("serve", *pool, *below)
+    assert server.stderr and server.stderr.readline().startswith("serving")
+    for number in range(5):
+        run("put", f"key {number}", "-", *pool, stdin=f"bytes {number}")
+    name = f"disk:{tmp_path}/disk"
+
+    def saved() -> int:
+        return int(value(run, "stat", *pool)["lower_tiers"]["tiers"].get(name, {}).get("blocks", 0))
+
+    drained = run("drain", *pool)
+    assert "5 blocks were compared, and all of them are in a lower tier" in drained.stderr
+    assert eventually(lambda: saved() == 5)
+
+
+def test_a_block_below_the_pool_is_removed_from_there(
+    start: Start, run: Run, pool: list[str], tmp_path: Path
+) -> None:
+    Pool.create(pool[1::2], device_size=24 << 20, force=True, max_blocks=4).close()
+    below = ["--disk", f"{tmp_path}/disk", "--disk-bytes", "16M", "--admission", "always"]
+    server = start("serve", *pool, *below)
+    assert server.stderr and server.stderr.readline().startswith("serving")
+    run("put", "key", "-", *pool, stdin="some bytes")
+    run("drain", *pool)  # it is below now
+    run("drain", *pool, "--undo")
+    with Pool.open(pool[1::2]) as opened, KVCache(opened, namespace="other") as cache:
+        for number in range(4):  # each takes a line of the table
+            assert cache.put([number.to_bytes(16, "big")], [b"other"]).stored == 1
+    told = "key: miss, below: the pool does not have it, but a lower tier has"
+    assert eventually(lambda: run("explain", "key", *pool).stdout.startswith(told))
+    removed = run("rm", "key", *pool)
+    assert removed.returncode == 0
+    assert removed.stderr == ("removed: 1 of 1; 1 of them from a lower tier, which had it alone\n")
+    assert eventually(lambda: run("explain", "key", *pool).stdout.startswith("key: miss, never"))
+    assert run("rm", "key", *pool).returncode == 1

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What an operator sees of a server's sessions, and changes while it serves: quotas, draining."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+from blocks import eventually, held, keys, put, states
+
+from beluga import KVCache
+from beluga._ffi import lib
+from beluga.errors import BadReplyError, BadRequestError, DrainingError, QuotaError
+from beluga.meta import MetaClient, MetaServer, SessionView, ask_sessions
+from beluga.pool import Pool
+from beluga.rpc import Client, Quota
+
+LENGTH = 4096
+
+
+def view(server: MetaServer, client: Client) -> SessionView:
+    nonce = f"{client.stat().nonce:016x}"
+    return next(one for one in server.sessions() if one.nonce == nonce)
+
+
+def test_a_session_is_seen_with_what_it_holds(pool: Pool, server: MetaServer) -> None:
+    with Client(pool) as client, Client(pool) as other:
+        meta = MetaClient(client)
+        put(meta, range(3), length=LENGTH)
+        meta.lookup(keys(range(2)), pin=True)
+        meta.reserve(keys([7]), length=2 * LENGTH)
+        seen = view(server, client)
+        assert (seen.pid, seen.host, seen.state, seen.trust) == (os.getpid(), 0, "live", "watched")
+        assert (seen.pin_count, seen.grant_count) == (2, 1)
+        assert (seen.bytes, seen.held_bytes) == (4 * LENGTH, 0)
+        assert seen.call_count == 4
+        assert eventually(lambda: 0 <= view(server, client).heartbeat_s < 1.0)
+        told = ask_sessions(other)
+        assert {one.nonce for one in told.sessions} == {one.nonce for one in server.sessions()}
+        assert not told.draining
+    assert eventually(lambda: server.sessions() == [])
+
+
+def test_sessions_of_many_lanes_come_in_several_answers(paths: list[object]) -> None:
+    small = {"lane_count": 60, "bulk_size": 4096, "device_size": 32 << 20, "sparse": True}
+    with (
+        Pool.create(paths, max_blocks=64, **small) as pool,  # type: ignore[arg-type]
+        MetaServer(pool),
+    ):
+        clients = [Client(pool) for _ in range(60)]
+        told = ask_sessions(clients[0])
+        for client in clients:
+            client.close()
+    assert [one.lane for one in told.sessions] == list(range(60))
+
+
+@pytest.mark.parametrize("request_", [b"", b"\0\0\0", b"\0" * 8])
+def test_a_malformed_question_is_refused(pool: Pool, server: MetaServer, request_: bytes) -> None:
+    with Client(pool) as client, pytest.raises(BadRequestError):
+        client.call(lib.BL_METHOD_SESSIONS, request_)
+
+
+@pytest.mark.parametrize("reply", [b"", b"\1" + bytes(39), bytes(40) + b"x"])
+def test_a_malformed_answer_is_refused(
+    pool: Pool, server: MetaServer, monkeypatch: pytest.MonkeyPatch, reply: bytes
+) -> None:
+    with Client(pool) as client:
+        monkeypatch.setattr(client, "call", lambda *_: reply)
+        with pytest.raises(BadReplyError):
+            ask_sessions(client)
+
+
+def test_a_session_that_may_still_write_is_quarantined_and_named(pool: Pool) -> None:
+    with MetaServer(pool) as first:
+        client = Client(pool)
+        MetaClient(client).reserve(keys([1]), length=1 << 20)
+        first.stop()
+    with MetaServer(pool) as second:
+        (suspect,) = second.sessions()
+        assert (suspect.state, suspect.epoch) == ("suspect", 1)
+        assert suspect.why(epoch=2).startswith("it is of epoch 1, and has neither come back")
+        assert suspect.freed_by() == "the end of the process on host 0"
+        client.close()
+        assert eventually(lambda: second.sessions() == [])
+
+
+def test_limits_change_while_sessions_work(pool: Pool, server: MetaServer) -> None:
+    with Client(pool) as client:
+        meta = MetaClient(client)
+        grants = meta.reserve(keys(range(4)), length=LENGTH)
+        server.limit(Quota(grants=2))
+        assert server.quota == Quota(grants=2)
+        assert eventually(lambda: ask_sessions(client).quota == Quota(grants=2))
+        assert states(meta.reserve(keys([9]), length=LENGTH)) == ["REFUSED"]
+        assert meta.commit(grants) == [0] * 4  # what it had before it keeps
+        assert states(meta.reserve(keys([9, 10, 11]), length=LENGTH)) == [
+            *["GRANTED"] * 2,
+            "REFUSED",
+        ]
+        server.limit(Quota())
+        assert eventually(lambda: ask_sessions(client).quota == Quota())
+        assert states(meta.reserve(keys([11]), length=LENGTH)) == ["GRANTED"]
+
+
+def test_a_call_limit_set_later_begins_with_a_full_bucket(pool: Pool, server: MetaServer) -> None:
+    with Client(pool) as client:
+        server.limit(Quota(calls_per_s=50))
+        assert eventually(lambda: ask_sessions(client).quota.calls_per_s == 50)
+
+        def refused() -> bool:
+            try:
+                client.ping()
+            except QuotaError:
+                return True
+            return False
+
+        assert eventually(refused)
+        assert client.stat().call_count >= 45  # some before the limit was set
+        server.limit(Quota())
+        assert eventually(lambda: not refused())
+
+
+def drained(server: MetaServer, draining: bool) -> bool:
+    server.drain(draining)
+    return eventually(lambda: server.stat().draining == draining)
+
+
+def test_a_drained_pool_stores_nothing_new_and_lets_all_else_go_on(
+    pool: Pool, server: MetaServer, attach: Callable[[], MetaClient]
+) -> None:
+    meta = attach()
+    put(meta, range(3), length=LENGTH)
+    grants = meta.reserve(keys([5]), length=LENGTH)
+    assert drained(server, True)
+    refused = meta.reserve(keys([1, 6]), length=LENGTH)
+    assert states(refused) == ["HIT", "REFUSED"]
+    assert refused[1].status == -lib.BL_ERROR_DRAINING
+    assert held(meta, range(9)) == {0, 1, 2}
+    assert meta.commit(grants) == [0]
+    assert held(meta, range(9)) == {0, 1, 2, 5}
+    assert server.refusals()["draining"] == 1
+    assert attach().stat().block_count == 4  # a new session may read
+    with KVCache(pool, namespace="x") as cache:
+        result = cache.put([b"0123456789abcdef"], [bytes(LENGTH)])
+        with pytest.raises(DrainingError, match="beluga drain --undo"):
+            result.raise_for_refused()
+    assert drained(server, False)
+    assert states(meta.reserve(keys([6]), length=LENGTH)) == ["GRANTED"]
+
+
+def test_draining_ends_with_its_server(pool: Pool) -> None:
+    with MetaServer(pool) as first:
+        assert drained(first, True)
+    with MetaServer(pool) as second, Client(pool) as client:
+        assert not second.stat().draining
+        assert states(MetaClient(client).reserve(keys([1]), length=LENGTH)) == ["GRANTED"]

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The trace of calls: what it has of each, that it survives its server, and that nothing in its
+file is believed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from blocks import eventually, keys, put
+from processes import Process
+
+from beluga._ffi import ffi, lib
+from beluga.errors import BadValueError, NoTraceError, RpcError
+from beluga.meta import MetaClient, MetaServer
+from beluga.pool import Pool
+from beluga.rpc import METHOD_USER, Client, Trace, read_trace
+
+LENGTH = 4096
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[Path]:
+    return [tmp_path / "a", tmp_path / "b"]
+
+
+@pytest.fixture
+def pool(paths: list[Path]) -> Iterator[Pool]:
+    with Pool.create(paths, device_size=32 << 20, sparse=True, max_blocks=64) as pool:
+        yield pool
+
+
+def read(pool: Pool) -> Trace:
+    return read_trace(pool.runtime_dir)
+
+
+def test_each_call_is_there_with_whose_it_was_and_what_became_of_it(pool: Pool) -> None:
+    began = time.time()
+    with MetaServer(pool) as server, Client(pool) as client:
+        meta = MetaClient(client)
+        put(meta, range(3), length=LENGTH)
+        assert len(meta.lookup(keys(range(3)), pin=False).hits) == 3
+        with pytest.raises(RpcError):
+            client.call(200, b"nobody")
+        nonce, lane = f"{client.stat().nonce:016x}", client.stat().lane
+        trace = read(pool)
+        assert (trace.alive, trace.ended, trace.pid) == (True, False, os.getpid())
+        assert trace.epoch == server.stat().epoch
+        calls = trace.calls()
+    assert [call.sequence for call in calls] == list(range(1, 5))
+    assert [call.method for call in calls] == ["reserve", "commit", "lookup", "200"]
+    assert [call.keys for call in calls] == [3, 3, 3, 0]
+    assert [call.status for call in calls] == ["ok", "ok", "ok", "NoMethod"]
+    assert {(call.host, call.pid, call.lane, call.nonce) for call in calls} == {
+        (0, os.getpid(), lane, nonce)
+    }
+    # a request of 24 bytes and a key of 16 each; an answer of 8 bytes and a record of 32 each
+    assert calls[2].bytes == 24 + 3 * 16 + 8 + 3 * 32
+    assert all(call.seconds is not None and 0 < call.seconds < 10 for call in calls)
+    assert all(began - 1 < call.time_s < time.time() + 1 for call in calls)
+    assert [call.time_s for call in calls] == sorted(call.time_s for call in calls)
+
+
+def test_calls_are_chosen_by_time_method_and_session(pool: Pool) -> None:
+    with MetaServer(pool) as server, Client(pool) as one, Client(pool) as other:
+        server.handle(METHOD_USER, lambda request: time.sleep(0.02) or request)
+        for _ in range(3):
+            one.ping()
+        other.ping()
+        one.call(METHOD_USER, b"slow")
+        trace, nonce = read(pool), f"{other.stat().nonce:016x}"
+        lane = other.stat().lane
+    assert [call.method for call in trace.calls(slow_s=0.015)] == ["64"]
+    assert trace.slowest(2)[0].method == "64"
+    assert len(trace.slowest(100)) == trace.count == 5
+    assert len(trace.calls(method="ping")) == 4
+    assert trace.calls(method="commit") == []
+    assert [call.lane for call in trace.calls(session=nonce)] == [lane]
+    assert trace.calls(session=f"lane:{lane}") == trace.calls(session=nonce)
+    assert len(trace.calls(session=f"pid:{os.getpid()}")) == len(trace.calls(session="host:0")) == 5
+    assert [call.sequence for call in trace.calls(last=2)] == [4, 5]
+    assert [call.sequence for call in trace.calls(newer_than=3)] == [4, 5]
+    for wrong in ("pid:x", "no hex", "user:1", ""):
+        with pytest.raises(BadValueError, match="a session is"):
+            trace.calls(session=wrong)
+
+
+def test_the_ring_goes_round(pool: Pool) -> None:
+    many = lib.BL_TRACE_ENTRIES + 100
+    with MetaServer(pool), Client(pool) as client:
+        requests = ffi.new("uint8_t[]", many * 8)
+        pump = ffi.new("bl_pump *", {"requests": requests, "count": many, "size": 8, "depth": 16})
+        with client.lock:
+            assert lib.bl_session_pump(client.session, pump, 60 * 10**9) == 0
+        trace = read(pool)
+    assert trace.count == lib.BL_TRACE_ENTRIES
+    assert [call.sequence for call in trace.calls(last=1)] == [many]
+    assert trace.calls()[0].sequence == 101
+
+
+def test_a_killed_servers_calls_are_kept_for_after_the_restart(
+    pool: Pool, paths: list[Path]
+) -> None:
+    server = Process("serve_index", paths)
+    with Client(pool) as client:
+        client.ping()
+        server.kill()
+        killed = read(pool)
+        assert [call.method for call in killed.calls()] == ["ping"]
+        assert not killed.ended
+        assert eventually(lambda: not read(pool).alive)
+        with MetaServer(pool):
+            client.ping()
+            before = read_trace(pool.runtime_dir, before=True)
+            assert before.calls() == killed.calls()
+            assert (before.epoch, read(pool).epoch) == (1, 2)
+        assert read(pool).ended
+
+
+def test_a_call_that_its_server_died_in_is_unfinished(pool: Pool, paths: list[Path]) -> None:
+    code = (
+        "import os, sys, time\n"
+        "from beluga import Pool, MetaServer\n"
+        "with Pool.open(sys.argv[1:]) as pool, MetaServer(pool) as server:\n"
+        "    server.handle(64, lambda _: os.kill(os.getpid(), 9))\n"
+        "    print('ready', flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", code, *map(str, paths)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout and server.stdout.readline() == "ready\n"
+        with Client(pool, timeout_s=20) as client:
+            client.ping()
+            with pytest.raises(RpcError):
+                client.call(64, b"die", timeout_s=1.0)
+            assert server.wait() == -signal.SIGKILL
+    last = read(pool).calls()[-1]
+    assert (last.method, last.status, last.seconds) == ("64", "unfinished", None)
+    assert read(pool).slowest(1) == [last]
+
+
+def test_a_server_without_room_for_its_trace_serves_and_says_so(
+    pool: Pool, paths: list[Path]
+) -> None:
+    code = (
+        "import resource, signal, sys\n"
+        "from beluga import Client, Pool, MetaServer\n"
+        "with Pool.open(sys.argv[1:]) as pool:\n"
+        "    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "    with MetaServer(pool) as server, Client(pool) as client:\n"
+        "        client.ping()\n"
+        "        print(server.stat().trace_status)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *map(str, paths)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert int(ended.stdout) < 0
+    assert "there is no trace of calls: File too large" in ended.stderr
+    assert not list(pool.runtime_dir.glob("trace*"))
+    with pytest.raises(NoTraceError, match="is not there"):
+        read(pool)
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 1 << 20
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_is_in_the_file_is_only_shown(pool: Pool, seed: int) -> None:
+    with MetaServer(pool), Client(pool) as client:
+        for _ in range(20):
+            client.ping()
+    path, chance = pool.runtime_dir / "trace", random.Random(seed)
+    data = bytearray(path.read_bytes())
+    begin, end = (8, 4096) if seed < 2 else (16, 4096) if seed < 4 else (4096, 4096 + 64 * 32)
+    for _ in range(4000):
+        data[chance.randrange(begin, end)] = chance.randrange(256)
+    path.write_bytes(data)
+    try:
+        trace = read(pool)
+    except NoTraceError:
+        return
+    for call in [*trace.calls(), *trace.slowest(5), *trace.calls(slow_s=1e-9, session="0" * 16)]:
+        assert call.sequence > 0
+    assert trace.count <= lib.BL_TRACE_ENTRIES
+
+
+@pytest.mark.parametrize("size", [0, 7, 4096, 4096 + 65, lib.BL_TRACE_HEAD_SIZE + 64])
+def test_a_file_that_is_cut_is_no_trace(pool: Pool, size: int) -> None:
+    with MetaServer(pool):
+        pass
+    path = pool.runtime_dir / "trace"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(NoTraceError, match="no trace of this version"):
+        read(pool)
+
+
+def test_a_torn_entry_is_left_out(pool: Pool) -> None:
+    """One whose two sequences differ was overwritten while it was read; so was one that is neither
+    the last nor ended.
+    """
+    with MetaServer(pool), Client(pool) as client:
+        for _ in range(4):
+            client.ping()
+    path = pool.runtime_dir / "trace"
+    data = bytearray(path.read_bytes())
+    for sequence, ended in ((2, 99), (3, 0)):
+        at = lib.BL_TRACE_HEAD_SIZE + 64 * sequence
+        data[at : at + 8] = ended.to_bytes(8, "little")
+    path.write_bytes(data)
+    assert [call.sequence for call in read(pool).calls()] == [1, 4]
