@@ -765,6 +765,10 @@ TESTED: Conditions = {
         ("most == 0", 0, "false"): (
             "tests/meta/test_block_calls.py::test_a_block_larger_than_an_extent_is_refused"
         ),
+        ("meta->server->stat.draining", 0, "false"): (
+            "tests/meta/test_operate.py::test_a_drained_pool_stores_nothing_new_and_lets_all_else_"
+            "go_on"
+        ),
     },
     ("index/grant.c", "bl_handle_commit"): {
         ("items == NULL", 0, "false"): (
