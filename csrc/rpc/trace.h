@@ -16,7 +16,7 @@
 
 #include "api/rpc.h"
 #include "base/host_atomic.h"
-#include "coherence/ticks.h"
+#include "coherence/instructions.h"
 #include "format/pool_format.h"
 
 typedef struct bl_trace {
