@@ -9,7 +9,7 @@ import signal
 import threading
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol, cast
 
 import typer
 
@@ -234,7 +234,8 @@ def _answering(
     server: MetaServer, pool: Pool, services: Sequence[_Service], address: str, json: bool
 ) -> Iterator[Admin]:
     """Have an admin endpoint meanwhile, also while the server stands by."""
-    tiers = next((one for one in services if isinstance(one, TierService)), None)
+    saving = (one for one in services if hasattr(one, "save_missing"))
+    tiers = cast("TierService | None", next(saving, None))
     endpoint = Admin(
         server_routes(server, pool, tiers),
         directory=pool.runtime_dir,
