@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import beluga
+from beluga.connectors.releases import RELEASES
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("beluga", "bench", "csrc", "docs", "scripts", "tests")
@@ -66,6 +67,49 @@ def test_the_source_distribution_has_all_sources(sdist: set[str]) -> None:
     wanted |= {"mkdocs.yml"}
     assert wanted - sdist == set()
     assert [name for name in sdist if name.endswith((".so", ".pyc")) or name in GENERATED] == []
+
+
+def test_an_installation_has_what_the_packages_need(tmp_path: Path) -> None:
+    """Every file of the packages, and what CUDA kernels are compiled of; of C, nothing else."""
+    pytest.importorskip("setuptools")
+    build = [sys.executable, "setup.py", "-q", "egg_info", "-e", tmp_path]
+    build += ["build_py", "-d", tmp_path / "installed"]
+    made = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    installed = {
+        str(path.relative_to(tmp_path / "installed"))
+        for path in (tmp_path / "installed").rglob("*")
+        if path.is_file()
+    }
+    wanted = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "beluga").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+        if path.suffix not in (".so", ".c")
+    }
+    assert wanted - installed == set()
+    kernels = "beluga/transfer/engines/cuda/kernels/"
+    cuda = {path.name for path in (ROOT / "csrc/cuda").glob("*.cu*")}
+    assert cuda <= {Path(name).name for name in installed if name.startswith(kernels)}
+    assert [name for name in installed if name.endswith(".c") or name.startswith("tests")] == []
+
+
+def container_file(name: str) -> str:
+    return (ROOT / "docs/deploy/container" / f"Containerfile.{name}").read_text()
+
+
+def test_the_container_file_names_a_vllm_that_the_connector_supports() -> None:
+    version = re.search(r"^ARG BASE=vllm/vllm-openai:v(\S+)$", container_file("vllm"), re.MULTILINE)
+    assert version is not None
+    assert RELEASES["vllm"].has(version[1])
+
+
+def test_containers_run_the_command_as_a_user_without_privileges() -> None:
+    last = container_file("server").rpartition("\nFROM ")[2]
+    user = re.search(r"^USER (\d+)$", last, re.MULTILINE)
+    assert user is not None
+    assert int(user[1]) > 0
+    assert 'ENTRYPOINT ["beluga"]' in last
 
 
 def test_a_package_index_is_given_no_links_into_the_repository(archive: Path) -> None:
