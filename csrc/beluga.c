@@ -90,6 +90,7 @@
 #include "index/recover.c"
 #include "index/stat.c"
 #include "index/sessions.c"
+#include "index/map.c"
 #include "index/meta.c"
 #include "index/client.c"
 #include "index/task_client.c"

@@ -47,13 +47,17 @@ EXPORTS: dict[str, str] = {
     ),
     "beluga.tiers.disk": "DiskTier SpreadTier",
     "beluga.lease": "EtcdLease KubernetesLease Lease open_lease",
-    "beluga.admin": "Admin Answer Request Route Routes ask ask_json json_answer read_address "
+    "beluga.live": "CellState DeviceFacts IndexFacts LinkFacts Note Observer PoolFacts Rates "
+    "ServerFacts SessionFacts SlowCall Snapshot TenantFacts TierFacts",
+    "beluga.admin": "Admin Answer Request Route Routes ask ask_json ask_someone json_answer "
+    "page_routes read_address "
     "server_routes standing_by",
     "beluga.exporter": "Collector METRICS TIER_PREFIXES",
     "beluga.verify": "Finding Machine Report verify_pool",
     "beluga.kvcache": (
         "BLOCK_SIZE_MAX Blocks Buffer CHUNK_SIZE Digests Fragments GetResult KVCache Namespace "
-        "PutResult Run fold hash_keys Explanation KnownNamespace explain known_namespaces"
+        "PutResult Run fold hash_keys Explanation KnownNamespace explain known_namespaces "
+        "namespaces_changed_ns"
     ),
     "beluga.router": (
         "Advice BlockHasher BusyThresholds Candidate Choice Constraints CostEstimator "

@@ -24,12 +24,14 @@ LAYERS = (
     ("transfer",),
     ("tiers",),
     ("kvcache",),
+    ("exporter",),
+    ("live",),
+    ("admin",),
     ("router",),
     ("connectors",),
     ("disagg",),
     ("replay",),
-    ("doctor", "events", "exporter", "gateway", "simulate"),
-    ("admin",),
+    ("doctor", "events", "gateway", "simulate"),
     ("cli",),
 )
 # The same inside the packages that have packages of their own, bottom first. The package's front

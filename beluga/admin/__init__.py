@@ -8,8 +8,9 @@ use the socket; over TCP nothing can be changed.
 """
 
 from beluga.admin.address import read_address
-from beluga.admin.client import ask, ask_json, standing_by
+from beluga.admin.client import ask, ask_json, ask_someone, standing_by
 from beluga.admin.endpoint import Admin
+from beluga.admin.page import page_routes
 from beluga.admin.route import Answer, Request, Route, Routes, json_answer
 from beluga.admin.routes import server_routes
 
@@ -21,7 +22,9 @@ __all__ = [
     "Routes",
     "ask",
     "ask_json",
+    "ask_someone",
     "json_answer",
+    "page_routes",
     "read_address",
     "server_routes",
     "standing_by",

@@ -71,6 +71,19 @@ def ask_json(directory: Path, path: str, value: object = None, **options: Any) -
     return json.loads(ask(directory, path, **options).body)
 
 
+def ask_someone(directory: Path, path: str) -> Answer:
+    """Ask the server; if nobody serves the pool on this host, ask one that stands by here.
+
+    Raises as :func:`ask`.
+    """
+    try:
+        return ask(directory, path)
+    except NoServerError:
+        for name in standing_by(directory):
+            return ask(directory, path, name=name)
+        raise
+
+
 def standing_by(directory: Path) -> list[str]:
     """Return the names of the sockets of servers that stand by on this host and answer."""
     found = []

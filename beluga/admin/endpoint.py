@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from beluga.admin.address import LOOPBACK, KnownHosts, is_ipv6, url_host
 from beluga.admin.handler import METRICS, Handler
 from beluga.admin.local_socket import LocalSocket
+from beluga.admin.route import json_answer
 from beluga.errors import AdminError
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ _POLL_S = 0.5
 
 
 class Admin:
-    """Answers by the routes between :meth:`start` and :meth:`stop`.
+    """Answers by the routes, and ``GET /endpoint`` with the page's address, between :meth:`start`
+    and :meth:`stop`.
 
     ``directory`` is the pool's runtime directory: its socket answers everything. ``address`` is a
     host and a port for TCP, which answers only what reads; port 0 takes a free one. Both are taken
@@ -43,7 +45,9 @@ class Admin:
         directory: Path | None = None,
         address: tuple[str, int] | None = None,
     ) -> None:
-        self._routes = routes
+        self._routes = {("GET", "/endpoint"): lambda _: json_answer({"url": self.url})} | dict(
+            routes
+        )
         self._tcp = self._listen(*address) if address else None
         self._local = self._bind(directory) if directory else None
         self._listeners: list[_Listener] = [*filter(None, [self._tcp])]

@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from typing import TYPE_CHECKING
 
 from beluga.admin.handler import METRICS
 from beluga.admin.operate import operate_routes
-from beluga.admin.route import Answer, Request, Routes
+from beluga.admin.page import page_routes
+from beluga.admin.route import Answer, Request, Routes, json_answer
 from beluga.exporter import Collector
+from beluga.live import Observer
 from beluga.metrics import prometheus_text
 
 if TYPE_CHECKING:
@@ -24,9 +27,21 @@ _METRICS_KIND = "text/plain; version=0.0.4; charset=utf-8"
 def server_routes(server: MetaServer, pool: Pool, tiers: TierService | None = None) -> Routes:
     """Return all routes of a server, whose lower tiers have this service."""
     collector, lock = Collector(server, pool), threading.Lock()
+    observer = Observer(server, pool)
+
+    def live(request: Request) -> Answer:
+        found = observer.snapshot()
+        if "history" not in request.query:
+            found = dataclasses.replace(found, history=())
+        return json_answer(dataclasses.asdict(found))
 
     def metrics(_: Request) -> Answer:
         with lock:
             return Answer(prometheus_text(collector.collect()).encode(), _METRICS_KIND)
 
-    return {("GET", METRICS): metrics, **operate_routes(server, pool, tiers)}
+    return {
+        ("GET", METRICS): metrics,
+        ("GET", "/live"): live,
+        **page_routes(),
+        **operate_routes(server, pool, tiers),
+    }

@@ -9,6 +9,7 @@ import typer
 from beluga.cli import (
     bench,
     block,
+    dashboard,
     detach,
     doctor,
     gateway,
@@ -24,6 +25,7 @@ from beluga.cli import (
     simulate,
     size,
     stat,
+    top,
     trace,
     verify,
 )
@@ -45,6 +47,8 @@ app.command()(stat.stat)
 app.command()(trace.trace)
 app.command()(operate.quota)
 app.command()(operate.drain)
+app.command()(top.top)
+app.command()(dashboard.dashboard)
 app.command()(block.put)
 app.command()(block.get)
 app.command("explain")(look.explain_keys)

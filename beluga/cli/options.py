@@ -49,6 +49,15 @@ Timeout = Annotated[
     float, typer.Option("--timeout", min=0.001, help="How many seconds to wait for the server.")
 ]
 
+AdminAddress = Annotated[
+    str,
+    typer.Option(
+        "--admin",
+        metavar="[HOST:]PORT",
+        help="Answer Prometheus and browsers here, on 127.0.0.1 unless HOST is given; 0 takes a "
+        "free port.",
+    ),
+]
 
 Format = Annotated[
     str | None,

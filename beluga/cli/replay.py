@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from beluga.cli.options import Format, Json, Rate, size
+from beluga.admin import read_address
+from beluga.cli.options import AdminAddress, Format, Json, Rate, size
 from beluga.cli.output import print_facts, print_json, progress, say
 from beluga.cli.tiers import AdmissionName, DiskBytes, Disks, Offload, Remotes
 from beluga.errors import ReplayError
@@ -68,12 +69,13 @@ def replay(
     admission: AdmissionName = "always",
     form: Format = None,
     rate: Rate = 1.0,
+    admin: AdminAddress = "",
     json: Json = False,
 ) -> None:
     """Replay a trace: several processes put and get its blocks in a pool of their own.
 
     With --disk or --remote, blocks that the pool evicts sink to these tiers and come back; and if
-    the server is killed meanwhile, it is started again.
+    the server is killed meanwhile, it is started again. With --admin, a page shows the replay.
     """
     requests = trace_requests(trace, form, rate=rate) if trace else make_workload(Conversations())
     options = Options(
@@ -87,6 +89,7 @@ def replay(
         remotes=tuple(remote or ()),
         offload=offload,
         admission=admission,
+        admin=read_address(admin) if admin else None,
     )
     with progress("replaying", shown=not json) as advance:
         result = run_replay(requests, options, say=say, advance=advance)

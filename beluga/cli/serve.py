@@ -18,6 +18,7 @@ from beluga.cli import logs
 from beluga.cli.detach import detached
 from beluga.cli.notify import Manager
 from beluga.cli.options import (
+    AdminAddress,
     Host,
     Json,
     JsonLines,
@@ -100,15 +101,6 @@ EventsReplay = Annotated[
     ),
 ]
 EventsForm = Annotated[str, typer.Option(help="The form of the events: vllm or dynamo.")]
-AdminAddress = Annotated[
-    str,
-    typer.Option(
-        "--admin",
-        metavar="[HOST:]PORT",
-        help="Answer Prometheus and browsers here, on 127.0.0.1 unless HOST is given; 0 takes a "
-        "free port.",
-    ),
-]
 Detach = Annotated[
     bool,
     typer.Option(

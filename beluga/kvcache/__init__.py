@@ -13,7 +13,7 @@ from beluga.kvcache.cache import (
 )
 from beluga.kvcache.explain import Explanation, explain
 from beluga.kvcache.keys import Namespace, fold, hash_keys
-from beluga.kvcache.known import KnownNamespace, known_namespaces
+from beluga.kvcache.known import KnownNamespace, known_namespaces, namespaces_changed_ns
 
 __all__ = [
     "BLOCK_SIZE_MAX",
@@ -33,4 +33,5 @@ __all__ = [
     "fold",
     "hash_keys",
     "known_namespaces",
+    "namespaces_changed_ns",
 ]

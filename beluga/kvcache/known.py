@@ -66,6 +66,14 @@ def known_namespaces(directory: Path) -> list[KnownNamespace]:
     return found
 
 
+def namespaces_changed_ns(directory: Path) -> int:
+    """Return when :func:`known_namespaces` last changed; 0 if there are none."""
+    try:
+        return (directory / _FOLDER).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
 def _hidden(name: str, value: Field) -> bool:
     """Return whether a field is a secret: bytes, which may be made of one, or an engine's salt."""
     return isinstance(value, bytes) or (name in _SALTS and value != "")

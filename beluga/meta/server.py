@@ -25,6 +25,21 @@ if TYPE_CHECKING:
 
 _COUNT_MAX = (1 << 31) - 1
 
+MAP_CELL: np.dtype[np.void] = np.dtype(
+    [
+        ("used_bytes", "<u8"),
+        ("held_bytes", "<u8"),
+        ("stripe_count", "<u4"),
+        ("free_count", "<u4"),
+        ("table_count", "<u4"),
+        ("retired_count", "<u4"),
+        ("kept_count", "<u4"),
+        ("reserved", "<u4"),
+    ]
+)
+"""The fields of ``bl_map_cell`` (``csrc/api/index.h``)."""
+if MAP_CELL.itemsize != ffi.sizeof("bl_map_cell"):
+    raise ImportError("beluga/meta/server.py contradicts csrc/api/index.h")
 
 EVICTIONS = {
     "lru": lib.BL_EVICT_LRU,
@@ -162,6 +177,16 @@ class MetaServer(Server):
         with self._running():
             found = lib.bl_meta_sessions(self._meta, 0, out, count)
         return [SessionView.of(out[place], os.getpid()) for place in range(found)]
+
+    def space_map(self, cell_count: int) -> NDArray[np.void]:
+        """Return the map of the pool's space, while the loop runs: an array of :data:`MAP_CELL`,
+        with ``cell_count`` cells of each device.
+        """
+        cells = np.zeros((self._pool.geometry.device_count, cell_count), MAP_CELL)
+        told = ffi.from_buffer("bl_map_cell[]", cells, require_writable=True)
+        with self._running():
+            lib.bl_meta_map(self._meta, cell_count, told)
+        return cells
 
     def refusals(self) -> dict[str, int]:
         """Return how many grants were refused, by reason; see :data:`REFUSALS`."""

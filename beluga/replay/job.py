@@ -29,3 +29,4 @@ class ServerJob(msgspec.Struct, frozen=True):
     offload: str
     admission: str
     block_size: int
+    admin: tuple[str, int] | None  # the address of the page, over TCP

@@ -41,7 +41,8 @@ _MEMORY = Path("/dev/shm")  # noqa: S108  the files lie in a fresh directory of 
 class Options:
     """The options of a replay. Sizes are in bytes. ``speed`` 1 keeps the trace's own times, and
     None never waits. ``disks`` to ``admission`` are the tiers below the pool
-    (:class:`beluga.tiers.TierSettings`).
+    (:class:`beluga.tiers.TierSettings`). ``admin`` is the address of a page that shows the
+    replay.
     """
 
     client_count: int = 2
@@ -54,6 +55,7 @@ class Options:
     remotes: tuple[str, ...] = ()
     offload: str = "wait"
     admission: str = "always"
+    admin: tuple[str, int] | None = None
 
 
 def replay(requests: Sequence[Request], options: Options, *, say: Say, advance: Advance) -> Result:
@@ -83,11 +85,14 @@ def replay(requests: Sequence[Request], options: Options, *, say: Say, advance: 
             options.offload,
             options.admission,
             options.block_size,
+            options.admin,
         )
         dispatcher = Dispatcher(requests, options.speed)
         # this runs after the clients have ended, because it may wait for a reader
         cleanup.callback(dispatcher.stop)
-        clients = _Processes(cleanup, job, server_job, options.client_count, dispatcher.read_end)
+        clients = _Processes(
+            cleanup, job, server_job, options.client_count, dispatcher.read_end, say=say
+        )
         start_s = time.monotonic()
         dispatcher.start()
         tallies = clients.watch(lambda done: advance(done, len(requests)))
@@ -98,12 +103,19 @@ def replay(requests: Sequence[Request], options: Options, *, say: Say, advance: 
 class _Processes:
     """The server, and the clients, which all read the same pipe."""
 
-    def __init__(
-        self, cleanup: ExitStack, job: Job, server_job: ServerJob, client_count: int, tickets: int
+    def __init__(  # noqa: PLR0913  made in one place
+        self,
+        cleanup: ExitStack,
+        job: Job,
+        server_job: ServerJob,
+        client_count: int,
+        tickets: int,
+        *,
+        say: Say,
     ) -> None:
         self._messages: queue.Queue[tuple[int, dict[str, Any] | ReplayError]] = queue.Queue()
         self._cleanup, self._server_job = cleanup, server_job
-        self._again = job.patient
+        self._again, self._say = job.patient, say
         self.server_restarts = 0
         server = self._serve()
         argument = msgspec.json.encode(job).decode()
@@ -121,7 +133,8 @@ class _Processes:
         argument = msgspec.json.encode(self._server_job).decode()
         server = Process("the server", "beluga.replay.server", [argument], subprocess.PIPE)
         self._cleanup.callback(server.stop)
-        server.next_report()
+        if page := server.next_report().get("page"):
+            self._say(f"page at {page}")
         return server
 
     def _listen_to(self, index: int, process: Process) -> None:

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 
 import msgspec
 
+from beluga.admin import Admin, server_routes
 from beluga.errors import BelugaError
 from beluga.meta import MetaServer
 from beluga.pool import Pool
@@ -36,15 +37,24 @@ def serve(job: ServerJob) -> None:
     with ExitStack() as cleanup:
         pool = cleanup.enter_context(Pool.open(job.devices))
         server = MetaServer(pool)
+        admin = _answering(server, pool, job, cleanup)
         service = TierService(server, pool, tiers) if tiers else None
         cleanup.enter_context(server)
         if service is not None:
             cleanup.callback(service.stop)
             service.start()
-        report({"ready": True})
+        admin.claim()
+        report({"ready": True, "page": admin.url})
         sys.stdin.buffer.read()
         if server.failure is not None:
             raise server.failure
+
+
+def _answering(server: MetaServer, pool: Pool, job: ServerJob, cleanup: ExitStack) -> Admin:
+    admin = Admin(server_routes(server, pool), directory=pool.runtime_dir, address=job.admin)
+    cleanup.callback(admin.stop)
+    admin.start()
+    return admin
 
 
 def main() -> None:

@@ -36,6 +36,23 @@ enum bl_tenant_limit { BL_TENANT_COUNT = 513 };
  * so the figures are not all of one instant. */
 uint32_t bl_meta_tenants(const bl_meta *meta, bl_tenant *out, uint32_t count);
 
+/* A cell of the map of a device: some of its stripes, the first of which has the superblock and is
+ * left out. */
+typedef struct bl_map_cell {
+    uint64_t used_bytes;        /* of committed and granted blocks */
+    uint64_t held_bytes;        /* quarantined */
+    uint32_t stripe_count;
+    uint32_t free_count;        /* stripes that no class of block sizes has */
+    uint32_t table_count;       /* stripes of the pool's tables and lanes */
+    uint32_t retired_count;     /* stripes of extents that failed */
+    uint32_t kept_count;        /* stripes of extents with blocks that are never evicted */
+    uint32_t reserved;
+} bl_map_cell;
+
+/* Draw the map: cell_count cells of each device, device after device. Any thread may ask; the
+ * server's goes on meanwhile, so the cells are not all of one instant. */
+void bl_meta_map(const bl_meta *meta, uint32_t cell_count, bl_map_cell *out);
+
 /* Return how many grants were refused for this error, which is a positive bl_error. */
 uint64_t bl_meta_refused(const bl_meta *meta, uint32_t error);
 

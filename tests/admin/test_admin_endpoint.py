@@ -73,7 +73,7 @@ def test_the_socket_answers_reads_and_changes(make: Make, tmp_path: Path) -> Non
     }
     assert ask_json(tmp_path, "/echo", {"on": True})["body"] == {"on": True}
     assert stat.S_IMODE((tmp_path / "admin.sock").stat().st_mode) == 0o600
-    with pytest.raises(AdminError, match="there is GET /echo, GET /fail"):
+    with pytest.raises(AdminError, match="there is GET /echo, GET /endpoint, GET /fail"):
         ask(tmp_path, "/none")
 
 

@@ -425,6 +425,7 @@ SURVIVES: dict[str, Ready] = {
         _no_word(lambda s: lib.bl_server_reported(s, 0, _a("uint64_t[]", lib.BL_REPORT_FIGURES))),
         serving=True,
     ),
+    "bl_meta_map": _meta(_no_word(lambda m: lib.bl_meta_map(m, 1, _a("bl_map_cell[64]")))),
     "bl_meta_tenants": _meta(_no_word(lambda m: lib.bl_meta_tenants(m, _a("bl_tenant[1]"), 1))),
     "bl_meta_refused": _meta(_no_word(lambda m: lib.bl_meta_refused(m, 1))),
     "bl_meta_create": _meta(_no_word(lambda meta: None)),

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The command ``beluga dashboard``: the page of a pool's server."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from beluga.admin import Admin, Answer, Request, ask_json, ask_someone, page_routes
+from beluga.cli.options import Json, PoolPaths, open_pool
+from beluga.cli.output import print_json, say
+from beluga.errors import BelugaError
+
+Open = Annotated[bool, typer.Option("--open", help="Open the page in this user's browser.")]
+Port = Annotated[
+    int,
+    typer.Option(min=0, max=65535, help="The port of this command's own page; 0 takes a free one."),
+]
+
+
+def dashboard(
+    pool: PoolPaths = None, open_page: Open = False, port: Port = 0, json: Json = False
+) -> None:
+    """Say where the page is that shows what the pool's server does.
+
+    A server that was started with --admin has the page. Otherwise this command serves it on
+    127.0.0.1 until Ctrl-C, also while nobody serves the pool.
+    """
+    with open_pool(pool) as opened:
+        directory = opened.runtime_dir
+    url = _servers_url(directory)
+    if url and not port:
+        _tell(url, open_page, json)
+        return
+
+    def live(request: Request) -> Answer:
+        query = "?history=1" if "history" in request.query else ""
+        return ask_someone(directory, f"/live{query}")
+
+    told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: told.set())
+    admin = Admin({("GET", "/live"): live, **page_routes()}, address=("127.0.0.1", port))
+    admin.start()
+    try:
+        _tell(admin.url, open_page, json)
+        say("serving the page until Ctrl-C")
+        told.wait()
+    finally:
+        admin.stop()
+
+
+def _servers_url(directory: Path) -> str:
+    """Return where the server's own page is; "" if it has none, or nobody serves."""
+    try:
+        return str(ask_json(directory, "/endpoint")["url"])
+    except BelugaError:
+        return ""
+
+
+def _tell(url: str, open_page: bool, json: bool) -> None:
+    if json:
+        print_json({"url": url})
+    else:
+        typer.echo(url)
+    if open_page and not webbrowser.open(url):
+        say("no browser could be started; open the page by hand")

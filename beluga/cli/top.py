@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The command ``beluga top``: what a pool's server does, live in a terminal."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from beluga.admin import ask_someone
+from beluga.cli.options import PoolPaths, open_pool
+from beluga.cli.output import say
+from beluga.cli.top_frame import draw_frame
+from beluga.errors import AdminError, NoServerError
+from beluga.live import Snapshot
+
+Interval = Annotated[float, typer.Option(min=0.1, help="How many seconds between two looks.")]
+Once = Annotated[bool, typer.Option("--once", help="Print one frame and end.")]
+JsonLines = Annotated[
+    bool, typer.Option("--json", help="Print a snapshot as JSON on each line, as GET /live.")
+]
+_MEASURE_S = 1.0  # rates need two looks
+
+
+def top(
+    pool: PoolPaths = None, interval: Interval = 1.0, once: Once = False, json: JsonLines = False
+) -> None:
+    """Show what the pool's server does, live; q or Ctrl-C ends it.
+
+    Run it on the server's host. It waits for a server that is not there, and goes on with the next
+    one.
+    """
+    with open_pool(pool) as opened:
+        directory = opened.runtime_dir
+    if once:
+        _ask(directory)
+        time.sleep(_MEASURE_S)
+        body = _ask(directory)
+        if json:
+            _print_line(body)
+        else:
+            Console(highlight=False).print(draw_frame(_decode(body), Console().width))
+    elif json:
+        for body in _follow(directory, interval):
+            _print_line(body)
+    else:
+        _show(directory, interval)
+
+
+def _ask(directory: Path) -> bytes:
+    return ask_someone(directory, "/live").body
+
+
+def _decode(body: bytes) -> Snapshot:
+    try:
+        return msgspec.json.decode(body, type=Snapshot)
+    except msgspec.ValidationError as error:
+        raise AdminError(f"the server is of another version of Beluga ({error})") from None
+
+
+def _print_line(body: bytes) -> None:
+    sys.stdout.write(body.decode() + "\n")
+    sys.stdout.flush()
+
+
+def _follow(directory: Path, interval: float) -> Iterator[bytes]:
+    told = ""
+    while True:
+        try:
+            yield _ask(directory)
+            told = ""
+        except (NoServerError, AdminError) as error:
+            if str(error) != told:
+                told = str(error)
+                say(f"{told}; trying again")
+        time.sleep(interval)
+
+
+def _show(directory: Path, interval: float) -> None:
+    """Show frames until q or Ctrl-C: on the terminal's other screen, or below each other."""
+    if not sys.stdout.isatty():
+        console = Console(highlight=False, width=80)
+        for body in _follow(directory, interval):
+            console.print(draw_frame(_decode(body), console.width))
+            console.print()
+    console = Console(highlight=False)
+    last: Snapshot | None = None
+    failure, since = "", ""
+    with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            try:
+                last = _decode(_ask(directory))
+                failure = ""
+            except (NoServerError, AdminError) as error:
+                if not failure:
+                    since = time.strftime("%H:%M:%S")
+                failure = f"no answer since {since}, trying again: {error}"
+            live.update(draw_frame(last, console.width, failure=failure), refresh=True)
+            if pressed(interval):
+                return
+
+
+@contextmanager
+def _keys() -> Iterator[_Pressed]:
+    """Read single keys meanwhile; the terminal is then as it was."""
+    if not sys.stdin.isatty():
+        yield _Pressed(None)
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)
+        yield _Pressed(descriptor)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+class _Pressed:
+    """Waits for q. ``descriptor`` is a terminal's, or None."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+
+    def __call__(self, timeout_s: float) -> bool:
+        """Return whether q was pressed within this time."""
+        until = time.monotonic() + timeout_s
+        if self._descriptor is None:
+            time.sleep(timeout_s)
+            return False
+        while (left := until - time.monotonic()) > 0:
+            if not select.select([self._descriptor], [], [], left)[0]:
+                return False
+            if os.read(self._descriptor, 16).lower().startswith(b"q"):
+                return True
+        return False

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""One frame of ``beluga top``: the snapshot in as many columns as the terminal has.
+
+Names come from clients: they are shown as text, without control characters.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from beluga.live import SessionFacts, SlowCall, Snapshot, TenantFacts, TierFacts
+from beluga.pool import show_size
+
+_ROWS = 8
+_STATE_STYLES = {"serving": "bold green", "standby": "bold yellow", "stopped": "bold red"}
+_BAR_MAX = 40
+
+
+def draw_frame(snapshot: Snapshot | None, width: int, *, failure: str = "") -> RenderableType:
+    """Return a frame. ``failure`` says why there is no answer now; None: there never was one."""
+    lines: list[Text] = []
+    if failure:
+        lines.append(Text(failure, style="bold red"))
+    if snapshot is not None:
+        lines += _head(snapshot, width)
+        lines += [Text(f"! {_plain(note.text)}", style="yellow") for note in snapshot.notes]
+        lines += _figures(snapshot, width)
+        lines += _devices(snapshot, width)
+        lines += _table("sessions", _SESSION_COLUMNS, snapshot.sessions, width)
+        lines += _table("tenants", _TENANT_COLUMNS, snapshot.tenants, width)
+        lines += _table("tiers below", _TIER_COLUMNS, snapshot.tiers, width)
+        lines += _table("slowest of the last calls", _CALL_COLUMNS, snapshot.slow_calls, width)
+    return Group(*lines)
+
+
+def _head(snapshot: Snapshot, width: int) -> list[Text]:
+    server = snapshot.server
+    state = {"serving": f"serving, epoch {server.epoch}", "standby": "standing by"}
+    text = Text("beluga ", style="bold", no_wrap=True)
+    text.append(state.get(server.state, server.state), style=_STATE_STYLES.get(server.state, ""))
+    text.append(f"  {_plain(server.machine)}:{server.pid}, up {_duration(server.uptime_s)}", "dim")
+    clock = time.strftime("%H:%M:%S", time.localtime(snapshot.time_s))
+    if text.cell_len + 2 + len(clock) <= width:
+        text.append(clock.rjust(width - text.cell_len), "dim")
+    text.truncate(width, overflow="ellipsis")
+    return [text]
+
+
+def _figures(snapshot: Snapshot, width: int) -> list[Text]:
+    index, rates = snapshot.index, snapshot.rates
+    facts = [
+        ("hit rate", "-" if rates is None else _percent(rates.hit_rate)),
+        ("since takeover", _percent(index.hit_rate)),
+    ]
+    if rates is not None:
+        facts += [
+            ("calls", f"{_count(rates.calls)}/s"),
+            ("keys", f"{_count(rates.keys)}/s"),
+            ("errors", f"{_count(rates.errors)}/s"),
+            ("evictions", f"{_count(rates.evictions)}/s"),
+            ("refusals", f"{_count(rates.refusals)}/s"),
+            ("read", _speed(rates.read_bytes)),
+            ("written", _speed(rates.written_bytes)),
+            ("server", f"{_percent(rates.processor)} of a core"),
+        ]
+    facts += [
+        ("tokens saved", _count(snapshot.saved_tokens)),
+        ("sessions", f"{snapshot.session_count} of {snapshot.session_limit}"),
+    ]
+    if snapshot.suspect_count:
+        facts.append(("suspect", str(snapshot.suspect_count)))
+    table = f"{index.blocks + index.writing:,} of {index.blocks_limit:,} blocks"
+    return [
+        *_flow(facts, width),
+        _bar("space", snapshot.pool.used_bytes, snapshot.pool.bytes, width),
+        _bar("table", index.blocks + index.writing, index.blocks_limit, width, table),
+    ]
+
+
+def _flow(facts: Sequence[tuple[str, str]], width: int) -> list[Text]:
+    """Return names and values, as many on a line as fit."""
+    lines = [Text(no_wrap=True)]
+    for name, value in facts:
+        item = len(name) + 1 + len(value)
+        if lines[-1].cell_len and lines[-1].cell_len + 3 + item > width:
+            lines.append(Text(no_wrap=True))
+        if lines[-1].cell_len:
+            lines[-1].append("   ")
+        lines[-1].append(f"{name} ", "dim").append(value, "bold")
+    return lines
+
+
+def _bar(name: str, part: int, whole: int, width: int, told: str | None = None) -> Text:
+    share = part / whole if whole else 0.0
+    text = told if told is not None else f"of {show_size(whole)}"
+    told_width = len(text) + 9
+    room = min(width - len(name) - told_width - 2, _BAR_MAX)
+    line = Text(f"{name} ", style="dim", no_wrap=True)
+    if room >= 4:
+        full = round(share * room)
+        line.append("█" * full, "cyan").append("░" * (room - full), "dim").append(" ")
+    line.append(f"{_percent(share)} ", "bold").append(text)
+    line.truncate(width, overflow="ellipsis")
+    return line
+
+
+def _devices(snapshot: Snapshot, width: int) -> list[Text]:
+    """Return a line for each device: how full its parts are, from its begin to its end."""
+    found = []
+    for device in snapshot.pool.devices[:_ROWS]:
+        name = _plain(device.path)
+        name = name if len(name) <= width // 3 else f"…{name[1 - width // 3 :]}"
+        room = max(min(width - len(name) - 1, _BAR_MAX + 24), 4)
+        line = Text(f"{name} ", style="dim", no_wrap=True)
+        for character, style in _cells(device.states, device.fill, room):
+            line.append(character, style)
+        found.append(line)
+    return found
+
+
+_LEVELS = " ▁▂▃▄▅▆▇█"
+_CELL_STYLES = ("dim", "cyan", "magenta", "bright_black", "yellow", "red")
+
+
+def _cells(states: str, fill: str, room: int) -> list[tuple[str, str]]:
+    """Return so many characters for a map; each has the most serious state of its cells."""
+    count = len(states)
+    found = []
+    for place in range(min(room, count)):
+        first, last = place * count // min(room, count), (place + 1) * count // min(room, count)
+        worst = max(states[first:last], default="0")
+        full = [int(fill[2 * at : 2 * at + 2], 16) for at in range(first, last)]
+        share = sum(full) / (255 * max(len(full), 1))
+        level = "▒" if worst == "3" else _LEVELS[round(share * (len(_LEVELS) - 1))]
+        if level == " ":
+            level = "x" if worst in "45" else "·"
+        found.append((level, _CELL_STYLES[int(worst)]))
+    return found
+
+
+class _Column(NamedTuple):
+    """A column: its heading, its text of a row, and whether it goes first where there is no room
+    (the greatest number does). Text is aligned left, numbers are aligned right.
+    """
+
+    name: str
+    show: Callable[[object], str]
+    rank: int
+    left: bool = False
+
+
+def _of(kind: type, show: Callable[..., str]) -> Callable[[object], str]:
+    def shown(row: object) -> str:
+        assert isinstance(row, kind)  # noqa: S101  the tables below say so
+        return show(row)
+
+    return shown
+
+
+def _columns(kind: type, *columns: tuple[str, Callable[..., str], int, bool]) -> list[_Column]:
+    return [_Column(name, _of(kind, show), rank, left) for name, show, rank, left in columns]
+
+
+_SESSION_COLUMNS = _columns(
+    SessionFacts,
+    ("session", lambda row: row.session[:8], 0, True),
+    ("host", lambda row: str(row.host), 3, False),
+    ("pid", lambda row: "-" if row.pid is None else str(row.pid), 1, False),
+    ("kind", lambda row: _plain(row.kind), 4, True),
+    ("state", lambda row: row.state, 5, True),
+    ("age", lambda row: _duration(row.age_s), 6, False),
+    ("calls/s", lambda row: "-" if row.calls_per_s is None else _count(row.calls_per_s), 0, False),
+    ("pins", lambda row: f"{row.pins:,}", 2, False),
+    ("writing", lambda row: f"{row.grants:,}", 7, False),
+    ("holds", lambda row: show_size(row.bytes), 8, False),
+)
+_TENANT_COLUMNS = _columns(
+    TenantFacts,
+    ("namespace", lambda row: _plain(row.name or row.fingerprint)[:40], 0, True),
+    ("block", lambda row: show_size(row.block_bytes), 4, False),
+    ("blocks", lambda row: f"{row.blocks:,}", 2, False),
+    ("size", lambda row: show_size(row.bytes), 0, False),
+    ("hits", lambda row: _count(row.hits), 3, False),
+    ("evicted", lambda row: _count(row.evictions), 5, False),
+)
+_TIER_COLUMNS = _columns(
+    TierFacts,
+    ("tier", lambda row: _plain(row.name)[:40], 0, True),
+    ("used", lambda row: "-" if row.used_bytes is None else show_size(row.used_bytes), 1, False),
+    ("saved", lambda row: show_size(row.saved_bytes), 3, False),
+    ("loaded", lambda row: show_size(row.loaded_bytes), 2, False),
+    ("breaker", lambda row: row.breaker or "-", 1, True),
+)
+_CALL_COLUMNS = _columns(
+    SlowCall,
+    ("at", lambda row: time.strftime("%H:%M:%S", time.localtime(row.time_s)), 1, True),
+    ("call", lambda row: _plain(row.method), 0, True),
+    ("host", lambda row: str(row.host), 5, False),
+    ("pid", lambda row: "-" if row.pid is None else str(row.pid), 2, False),
+    ("keys", lambda row: str(row.keys), 3, False),
+    ("took", lambda row: "running" if row.seconds is None else _duration(row.seconds), 0, False),
+    ("status", lambda row: _plain(row.status), 4, True),
+)
+
+
+def _table(
+    title: str, columns: Sequence[_Column], rows: Sequence[object], width: int
+) -> list[Text]:
+    """Return a title, headings and rows: the columns that fit, by their rank."""
+    if not rows:
+        return []
+    shown = rows[:_ROWS]
+    cells = {column.name: [column.show(row) for row in shown] for column in columns}
+    widths = {name: max(len(name), *map(len, texts)) for name, texts in cells.items()}
+    kept = sorted(columns, key=lambda column: column.rank)
+    while len(kept) > 1 and sum(widths[one.name] + 2 for one in kept) - 2 > width:
+        kept.pop()
+    kept = [column for column in columns if column in kept]
+    more = f" ({len(shown)} of {len(rows)})" if len(rows) > len(shown) else ""
+    lines = [Text(""), Text(f"{title}{more}", style="bold", no_wrap=True)]
+    lines.append(Text(_row([column.name for column in kept], kept, widths), style="dim"))
+    for place in range(len(shown)):
+        lines.append(Text(_row([cells[column.name][place] for column in kept], kept, widths)))
+    for line in lines:
+        line.no_wrap = True
+        line.truncate(width, overflow="ellipsis")
+    return lines
+
+
+def _row(texts: Sequence[str], columns: Sequence[_Column], widths: dict[str, int]) -> str:
+    return "  ".join(
+        text.ljust(widths[column.name]) if column.left else text.rjust(widths[column.name])
+        for text, column in zip(texts, columns, strict=True)
+    ).rstrip()
+
+
+def _plain(text: str) -> str:
+    """Return a text without what a terminal would obey."""
+    return "".join(one if one.isprintable() else "?" for one in text)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def _count(value: float) -> str:
+    for scale, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if value >= scale:
+            return f"{value / min(scale, 1e3 if unit == 'k' else scale):.3g}{unit}"
+    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
+
+
+def _speed(value: float) -> str:
+    for scale, unit in ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value:.0f} B/s"
+
+
+def _duration(seconds: float) -> str:
+    for limit, scale, unit in (
+        (1e-3, 1e6, "us"),
+        (1.0, 1e3, "ms"),
+        (120.0, 1.0, "s"),
+        (7200.0, 1 / 60, "min"),
+        (172800.0, 1 / 3600, "h"),
+    ):
+        if seconds < limit:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds / 86400:.3g} d"

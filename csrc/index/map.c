@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The map of the pool's space, for people: each device is cut into cells of some stripes, and a
+ * cell tells what its stripes are used for. It only reads, on the thread of whoever asks.
+ */
+#include "format/interleave.h"
+#include "index/blocks.h"
+
+/* Add a data stripe, counted from the first one. A used block of an extent counts for all of the
+ * extent's stripes equally. */
+static void bl_map_data(const bl_meta *meta, uint64_t stripe, bl_map_cell *cell)
+{
+    bl_extent_view view;
+    uint64_t offset = meta->pool->geometry.data_offset + stripe * BL_STRIPE_SIZE;
+    if (bl_extents_at(meta->extents, offset, &view) < 0 || view.stripe_count == 0 ||
+        view.first_stripe > stripe) { /* the last two: it changes just now */
+        cell->free_count++;
+        return;
+    }
+    uint32_t idle = view.free_count + view.held_count;
+    uint64_t used = view.block_count > idle ? view.block_count - idle : 0;
+    cell->used_bytes += used * view.block_size / view.stripe_count;
+    cell->held_bytes += (uint64_t)view.held_count * view.block_size / view.stripe_count;
+    cell->retired_count += view.retired != 0;
+    cell->kept_count += meta->kept[view.first_stripe] != 0;
+}
+
+void bl_meta_map(const bl_meta *meta, uint32_t cell_count, bl_map_cell *out)
+{
+    const bl_geometry *g = &meta->pool->geometry;
+    bl_interleave map = bl_interleave_make(g->device_count, g->device_size, g->interleaved != 0);
+    uint64_t rows = map.device_stripes, first_data = g->data_offset / BL_STRIPE_SIZE;
+    for (uint32_t device = 0; device < g->device_count; device++)
+        for (uint32_t place = 0; place < cell_count; place++) {
+            bl_map_cell *cell = &out[(uint64_t)device * cell_count + place];
+            *cell = (bl_map_cell){0};
+            for (uint64_t row = place * rows / cell_count; row < (place + 1) * rows / cell_count;
+                 row++) {
+                bl_place at = {(row + 1) * BL_STRIPE_SIZE, device};
+                uint64_t stripe = bl_interleave_offset(&map, at) / BL_STRIPE_SIZE;
+                cell->stripe_count++;
+                if (stripe < first_data)
+                    cell->table_count++;
+                else if (stripe - first_data < g->stripe_count)
+                    bl_map_data(meta, stripe - first_data, cell);
+            }
+        }
+}

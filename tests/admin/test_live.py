@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The snapshot of a server: its figures, its rates and its map."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from beluga import KVCache, MetaServer, Pool
+from beluga.admin import Admin, ask, server_routes
+from beluga.live import CellState, Observer, Snapshot, calls, observer, space_map
+from beluga.pool import STRIPE_SIZE
+from beluga.rpc import report
+from tests.rpc.other_machine import OtherMachine
+
+LENGTH = 64 << 10
+DEVICE = 32 << 20
+
+Look = Callable[[], Snapshot]
+
+
+@pytest.fixture(params=[1, 3])
+def pool(shm: Path, request: pytest.FixtureRequest) -> Iterator[Pool]:
+    paths = [shm / f"device{number}" for number in range(request.param)]
+    with Pool.create(
+        paths, device_size=DEVICE, sparse=True, coherence="software", max_blocks=512
+    ) as pool:
+        yield pool
+
+
+@pytest.fixture
+def server(pool: Pool) -> Iterator[MetaServer]:
+    with MetaServer(pool) as server:
+        yield server
+
+
+@pytest.fixture
+def look(server: MetaServer, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> Look:
+    """Look at the server anew each time; clients report with each call."""
+    monkeypatch.setattr(report, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(observer, "_INTERVAL_S", 0.0)
+    for module in (space_map, calls):
+        monkeypatch.setattr(module, "_COST_SHARE", 1e9)
+    return Observer(server, pool).snapshot
+
+
+def names(count: int, *, start: int = 0) -> list[bytes]:
+    return [number.to_bytes(16, "little") for number in range(start, start + count)]
+
+
+def payload(count: int, length: int = LENGTH) -> np.ndarray:
+    return np.ones((count, length), np.uint8)
+
+
+def test_figures_and_rates_are_those_of_the_server(pool: Pool, look: Look) -> None:
+    first = look()
+    assert first.rates is None
+    assert (first.server.state, first.server.epoch, first.server.pid) == ("serving", 1, os.getpid())
+    assert first.index.hit_rate is None
+    with KVCache(pool, namespace="a") as cache:
+        cache.put(names(6), payload(6))
+        assert cache.get(names(8), payload(8)).hits == 6
+        cache.client.report.saved(96, 0.5)
+        cache.get(names(1), payload(1))
+        seen = look()
+    assert (seen.index.blocks, seen.index.lookups, seen.index.hits) == (6, 8 + 1, 6 + 1)
+    assert seen.index.hit_rate == 7 / 9
+    assert seen.rates is not None
+    assert round(seen.rates.commits * seen.rates.over_s) == 6
+    assert round(seen.rates.hits * seen.rates.over_s) == 7
+    assert seen.rates.hit_rate == pytest.approx(7 / 9)
+    assert round(seen.rates.written_bytes * seen.rates.reported_over_s) == 6 * LENGTH
+    assert round(seen.rates.read_bytes * seen.rates.reported_over_s) == 7 * LENGTH
+    assert round(seen.rates.methods["commit"] * seen.rates.over_s) == 1
+    assert seen.saved_tokens == 96
+    assert len(seen.history) == 2
+    (tenant,) = seen.tenants
+    assert (tenant.name, tenant.blocks, tenant.bytes) == ("a", 6, 6 * LENGTH)
+    (session,) = seen.sessions
+    assert (session.pid, session.state, seen.session_count) == (os.getpid(), "live", 1)
+    assert session.calls_per_s is None
+    assert {call.method for call in seen.slow_calls} >= {"reserve", "commit", "lookup"}
+
+
+def test_a_sessions_calls_are_counted_between_two_looks(pool: Pool, look: Look) -> None:
+    with KVCache(pool, namespace="a") as cache:
+        before = look()
+        for _ in range(50):
+            cache.lookup(names(1))
+        after = look()
+    (session,) = after.sessions
+    assert session.calls >= before.sessions[0].calls + 50
+    assert session.calls_per_s
+    assert session.calls_per_s >= 50 / (after.time_s - before.time_s + 1)
+
+
+def test_the_map_adds_up_and_shows_where_blocks_lie(pool: Pool, look: Look) -> None:
+    empty = look().pool
+    with KVCache(pool, namespace="a") as cache:
+        cache.put(names(100), payload(100))
+        seen = look().pool
+    geometry = pool.geometry
+    assert [device.path for device in seen.devices] == [str(one.path) for one in pool.devices]
+    for device in seen.devices:
+        assert len(device.states) == len(device.fill) // 2 == DEVICE // STRIPE_SIZE - 1
+    tables = sum(device.table_bytes for device in seen.devices)
+    assert tables == geometry.data_offset
+    free = sum(device.free_bytes for device in empty.devices)
+    assert free == empty.free_bytes == geometry.stripe_count * STRIPE_SIZE
+    assert all(set(device.states) <= {"0", "3"} for device in empty.devices)
+    used = sum(device.used_bytes for device in seen.devices)
+    assert abs(used - seen.used_bytes) < 1000  # shares of stripes are whole numbers
+    full = sum(
+        int(device.fill[at : at + 2], 16)
+        for device in seen.devices
+        for at in range(0, len(device.fill), 2)
+    )
+    assert full * STRIPE_SIZE / 255 == pytest.approx(seen.used_bytes, rel=0.05)
+    assert sum(device.states.count(str(CellState.USED.value)) for device in seen.devices) == 4
+
+
+def test_large_devices_have_a_bounded_number_of_cells(shm: Path) -> None:
+    with (
+        Pool.create([shm / "large"], device_size=16 << 30, sparse=True, max_blocks=512) as pool,
+        MetaServer(pool) as server,
+    ):
+        drawn = space_map.SpaceMap(server, pool)
+        (device,) = drawn.devices()
+    assert len(device.states) == space_map.CELLS_MAX
+    assert device.free_bytes + device.table_bytes == (16 << 30) - STRIPE_SIZE
+    assert device.cell_bytes == 2 * STRIPE_SIZE
+
+
+@pytest.mark.parametrize("pool", [1], indirect=True)
+def test_quarantine_is_on_the_map_and_in_the_notes(pool: Pool) -> None:
+    with MetaServer(pool), KVCache(pool, namespace="a") as cache:
+        cache.put(names(4), payload(4))
+        assert OtherMachine(pool, host=3, boot_id=(7, 9)).attach(0x5EED) == 0
+    with MetaServer(pool) as server:
+        seen = Observer(server, pool).snapshot()
+    assert seen.pool.quarantined_bytes > 0
+    assert seen.suspect_count == 1
+    (device,) = seen.pool.devices
+    assert device.quarantined_bytes == pytest.approx(seen.pool.quarantined_bytes, abs=100)
+    assert str(CellState.QUARANTINED.value) in device.states
+    (note,) = [note for note in seen.notes if "quarantined" in note.text]
+    assert note.level == "warn"
+
+
+@pytest.mark.parametrize("pool", [1], indirect=True)
+def test_refusals_are_noted_while_they_happen(pool: Pool, look: Look) -> None:
+    with KVCache(pool, namespace="a") as cache, KVCache(pool, namespace="b") as reader:
+        reader.put(names(512), payload(512, 4096))
+        pins = reader.pin(names(512))
+        look()
+        assert cache.put(names(2), payload(2, 4096)).refused == 2
+        assert any("table full" in note.text for note in look().notes)
+        reader.release(pins)
+
+
+def test_whoever_asks_within_a_second_gets_the_same_snapshot(
+    server: MetaServer, pool: Pool
+) -> None:
+    watched = Observer(server, pool)
+    assert watched.snapshot() is watched.snapshot()
+
+
+def test_a_stopped_server_and_a_standby_say_so(server: MetaServer, pool: Pool) -> None:
+    standby = MetaServer(pool)
+    assert Observer(standby, pool).snapshot().server.state == "standby"
+    standby.stop()
+    watched = Observer(server, pool)
+    server.stop()
+    seen = watched.snapshot()
+    assert seen.server.state == "stopped"
+    assert seen.sessions == seen.pool.devices == ()
+
+
+def test_the_answer_is_the_snapshot_and_has_its_history_when_asked(
+    server: MetaServer, pool: Pool
+) -> None:
+    admin = Admin(server_routes(server, pool), directory=pool.runtime_dir)
+    admin.start()
+    admin.claim()
+    try:
+        plain = ask(pool.runtime_dir, "/live").body
+        whole = ask(pool.runtime_dir, "/live?history=1").body
+    finally:
+        admin.stop()
+    found = msgspec.json.decode(whole, type=Snapshot)
+    assert len(found.history) == 1
+    assert msgspec.json.decode(plain, type=Snapshot) == dataclasses.replace(found, history=())

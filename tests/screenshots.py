@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Makes the pictures of docs/look.md: ``screenshots.py FOLDER`` (``scripts/screenshots``).
+
+A replay goes on meanwhile: some minutes of generated conversations, in a pool that holds part of
+them. The picture of ``beluga top`` is the text of its frame, drawn by rich as SVG and shown in the
+same browser.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+import msgspec
+from browser import Browser, find_browser
+from rich.console import Console
+
+from beluga.child import start
+from beluga.cli.top_frame import draw_frame
+from beluga.live import Snapshot
+
+SECONDS = 70.0  # of the replay, before the pictures
+REPLAY = ("--admin", "0", "--speed", "0.08", "--pool-bytes", "384M", "--clients", "3")
+SIZES = {"light": (1200, 1180, False), "dark": (1200, 1180, True), "narrow": (400, 1100, False)}
+TOP_COLUMNS = 80
+
+
+def take(folder: Path) -> None:
+    """Take all pictures of a replay."""
+    program = find_browser()
+    if program is None:
+        sys.exit("screenshots: this machine lacks Chromium")
+    replay = start(
+        "beluga.cli.main", "replay", *REPLAY, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    try:
+        url = replay.stderr.readline().decode().split()[2].rstrip(",")
+        with Browser(program) as browser:
+            take_page(browser, url, folder)
+            take_top(browser, url, folder)
+    finally:
+        replay.terminate()
+        replay.wait()
+
+
+def take_page(browser: Browser, url: str, folder: Path) -> None:
+    """Take the page when its curves have something to show."""
+    browser.look(1200, 900)
+    browser.go(url)
+    time.sleep(SECONDS)
+    for name, (width, height, dark) in SIZES.items():
+        browser.look(width, height, dark=dark)
+        time.sleep(2)
+        (folder / f"page-{name}.png").write_bytes(browser.picture())
+    assert browser.problems == [], browser.problems
+
+
+def take_top(browser: Browser, url: str, folder: Path) -> None:
+    """Take a frame of beluga top."""
+    with urllib.request.urlopen(f"{url}live", timeout=30) as answer:  # noqa: S310
+        snapshot = msgspec.json.decode(answer.read(), type=Snapshot)
+    console = Console(record=True, width=TOP_COLUMNS, file=io.StringIO())
+    console.print(draw_frame(snapshot, TOP_COLUMNS))
+    with tempfile.TemporaryDirectory() as made:
+        picture = Path(made) / "top.svg"
+        console.save_svg(str(picture), title="beluga top")
+        browser.go(picture.as_uri())
+        facts = browser.run(
+            "(({width, height}) => [width, height])(document.documentElement.viewBox.baseVal)"
+        )
+        browser.look(900, int(900 * facts[1] / facts[0]) + 1)
+        (folder / "top.png").write_bytes(browser.picture())
+
+
+if __name__ == "__main__":
+    take(Path(sys.argv[1]))
