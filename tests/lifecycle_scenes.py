@@ -30,7 +30,7 @@ from beluga.pool import STRIPE_SIZE
 from beluga.router import Indexer, RouterEvent, Stored, Worker
 from beluga.router.index.tree import Tree, words
 from beluga.router.policy import Query
-from beluga.rpc import Server
+from beluga.rpc import Quota, Server
 from beluga.transfer import (
     Chosen,
     CpuEngine,
@@ -165,6 +165,8 @@ class Scene:
             "handler": bytes,
             "timeout_s": 0.01,
             "count_max": 1,
+            "cell_count": 1,
+            "quota": Quota(),
             "wait": False,
             "unknown": False,
             "kinds": 1,
