@@ -121,7 +121,7 @@ static void bl_lane_over(bl_server *server, uint32_t number, enum bl_end end)
     else if (end == BL_END_GONE && bl_lane_has_devices(server, number))
         server->inherited_devices = 1;
     lane->state = end == BL_END_GONE ? BL_SESSION_FREE : BL_SESSION_SUSPECT;
-    lane->since_ns = bl_now_ns(&server->pool->memory);
+    lane->since_ns = server->housekeeping_ns; /* a moment ago */
     server->stat.end_count++;
     if (end == BL_END_GONE && inherited && --server->inherited_count == 0)
         server->hooks.settled(server->hooks.context);

@@ -196,11 +196,11 @@ static void bl_takeover_inherit(bl_server *server, int inherits)
                 .boot_id = {line.boot_id[0], line.boot_id[1]},
                 .epoch = earlier ? line.epoch : server->epoch - 1,
                 .heartbeat_seen_ns = bl_now_ns(memory),
-                .since_ns = bl_now_ns(memory),
                 .host = line.host % BL_HOST_COUNT,
                 .state = BL_SESSION_SUSPECT,
                 .liveness_lock = bl_liveness_watch(memory, server->directory, line.nonce),
             };
+            lane->since_ns = lane->heartbeat_seen_ns;
             server->inherited_count++;
             bl_crash_point("take.session_found");
         }
