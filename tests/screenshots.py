@@ -10,6 +10,7 @@ same browser.
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,7 @@ from beluga.cli.top_frame import draw_frame
 from beluga.live import Snapshot
 
 SECONDS = 70.0  # of the replay, before the pictures
-REPLAY = ("--admin", "0", "--speed", "0.08", "--pool-bytes", "384M", "--clients", "3")
+REPLAY = ("--admin", "0", "--speed", "0.08", "--pool-bytes", "560M", "--clients", "3")
 SIZES = {"light": (1200, 1180, False), "dark": (1200, 1180, True), "narrow": (400, 1100, False)}
 TOP_COLUMNS = 80
 
@@ -69,7 +70,9 @@ def take_top(browser: Browser, url: str, folder: Path) -> None:
     console.print(draw_frame(snapshot, TOP_COLUMNS))
     with tempfile.TemporaryDirectory() as made:
         picture = Path(made) / "top.svg"
-        console.save_svg(str(picture), title="beluga top")
+        drawn = console.export_svg(title="beluga top")
+        # Its fonts are elsewhere: a browser would show no text until it has them.
+        picture.write_text(re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL))
         browser.go(picture.as_uri())
         facts = browser.run(
             "(({width, height}) => [width, height])(document.documentElement.viewBox.baseVal)"
