@@ -17,6 +17,8 @@ import pytest
 from beluga import primitives
 from beluga._ffi import lib
 
+PLAINEST = "stnp" if platform.machine() == "aarch64" else "sse2"
+
 AROUND_LINES = [
     0,
     1,
@@ -70,7 +72,7 @@ def test_copy_moves_megabytes(copy_path: str) -> None:
 
 
 def test_path_in_use_is_the_one_that_was_forced(copy_path: str) -> None:
-    assert primitives.isa() == ("sse2" if copy_path == "plain" else copy_path)
+    assert primitives.isa() == (PLAINEST if copy_path == "plain" else copy_path)
 
 
 def test_flush_and_invalidate_keep_what_was_stored(flush_path: str) -> None:
@@ -134,9 +136,6 @@ def asked(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
-
-
-PLAINEST = "stnp" if platform.machine() == "aarch64" else "sse2"
 
 
 @pytest.mark.parametrize("isa", ["sse2", "avx2", "avx512", "movdir64b", "neon", "stnp"])
