@@ -8,12 +8,13 @@ import http.client
 import json
 import socket
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from beluga.admin.local_socket import SERVING, connect, other_names
 from beluga.admin.route import Answer
 from beluga.errors import AdminError, NoServerError
 
+_T = TypeVar("_T")
 _TIMEOUT_S = 10.0
 
 
@@ -64,11 +65,17 @@ def ask(  # noqa: PLR0913  all but the first two named
     return found
 
 
-def ask_json(directory: Path, path: str, value: object = None, **options: Any) -> Any:
-    """Return the JSON value of an answer; with ``value`` the request is a POST that has it."""
-    if value is not None:
-        options |= {"method": "POST", "body": json.dumps(value).encode()}
-    return json.loads(ask(directory, path, **options).body)
+def ask_json(directory: Path, path: str, kind: type[_T], value: object = None) -> _T:
+    """Return the JSON value of an answer, which is of this kind. With ``value`` the request is a
+    POST that has it.
+
+    Raises as :func:`ask`, and AdminError for an answer of another kind.
+    """
+    method, body = ("GET", None) if value is None else ("POST", json.dumps(value).encode())
+    found = json.loads(ask(directory, path, method=method, body=body).body)
+    if not isinstance(found, kind):
+        raise AdminError(f"the server's answer to {path} is no {kind.__name__}: another version?")
+    return found
 
 
 def ask_someone(directory: Path, path: str) -> Answer:

@@ -17,7 +17,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,10 @@ class Request:
     query: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
 
-    def json(self) -> Any:
+    def json(self) -> object:
         """Return the body's JSON value, or None without a body. Raises ValueError."""
-        return json.loads(self.body) if self.body else None
+        found: object = json.loads(self.body) if self.body else None
+        return found
 
 
 @dataclass(frozen=True, slots=True)

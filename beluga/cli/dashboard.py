@@ -59,7 +59,7 @@ def dashboard(
 def _servers_url(directory: Path) -> str:
     """Return where the server's own page is; "" if it has none, or nobody serves."""
     try:
-        return str(ask_json(directory, "/endpoint")["url"])
+        return str(ask_json(directory, "/endpoint", dict)["url"])
     except BelugaError:
         return ""
 

@@ -58,7 +58,7 @@ def quota(
     with open_pool(pool) as opened:
         directory = opened.runtime_dir
         if changes:
-            now = ask_json(directory, "/quota", changes)
+            now = ask_json(directory, "/quota", dict, changes)
             if json:
                 print_json({"quota": now})
             else:
@@ -128,7 +128,7 @@ def _use(sessions: Sequence[SessionView]) -> tuple[list[str], list[Sequence[obje
 def _tenants(directory: Path) -> list[dict[str, Any]] | None:
     """Return the server's tenants, or None if it is on another host."""
     try:
-        return list(ask_json(directory, "/tenants"))
+        return ask_json(directory, "/tenants", list)
     except NoServerError:
         return None
 
@@ -151,7 +151,7 @@ def drain(
     """
     with open_pool(pool) as opened:
         directory = opened.runtime_dir
-    state = ask_json(directory, "/drain", {"draining": not undo})
+    state = ask_json(directory, "/drain", dict, {"draining": not undo})
     if undo:
         if json:
             print_json(state)
@@ -170,7 +170,7 @@ def drain(
             say(_progress(state))
             said = now
         time.sleep(_LOOK_S)
-        state = ask_json(directory, "/drain")
+        state = ask_json(directory, "/drain", dict)
         if not state["draining"] and not state["done"] and now > started + _SAY_S:
             raise NoServerError("another command has undone this, or another server has taken over")
     if state["failure"]:

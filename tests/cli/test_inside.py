@@ -113,6 +113,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     made.handlers = handlers  # type: ignore[attr-defined]
     monkeypatch.setattr(serve.threading, "Event", lambda: made)
     monkeypatch.setattr(serve.signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(serve, "server_routes", lambda *_: {})
     return made
 
 
