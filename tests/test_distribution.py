@@ -157,8 +157,9 @@ def test_no_text_tells_people_to_install_another_project() -> None:
 
 
 def test_what_commands_need_is_a_dependency() -> None:
-    """And what ``import beluga`` needs is numpy and cffi: see test_the_library_needs_no_tools. tomli
-    is for Python 3.10 alone.
+    """And what ``import beluga`` needs is numpy and cffi: see test_the_library_needs_no_tools.
+
+    tomli is for Python 3.10 alone.
     """
     required = importlib.metadata.requires("beluga-kv") or []
     always = {re.split(r"[<>=!~ ;\[]", one)[0] for one in required if "extra ==" not in one}

@@ -158,7 +158,7 @@ def test_layout_and_constants_are_the_kernels(tmp_path: Path, *, planted: bool) 
 
 
 def test_the_instructions_are_what_a_disassembler_says(tmp_path: Path) -> None:
-    """Their bytes stand in ``csrc/coherence/coherence.h``, for assemblers that do not know them."""
+    """Their bytes stand in ``csrc/coherence/x86.h``, for assemblers that do not know them."""
     if not GCC or not OBJDUMP:
         pytest.skip("needs gcc and objdump")
     source, program = tmp_path / "portal.c", tmp_path / "portal.o"
@@ -168,7 +168,7 @@ def test_the_instructions_are_what_a_disassembler_says(tmp_path: Path) -> None:
         "void move(void *p, void *d) { bl_portal_move(p, d); }\n"
         "void sleep_light(uint64_t *w) { bl_monitor(w, 0, 1000); }\n"
     )
-    flags = ["-std=gnu11", "-O2", "-w", "-c", f"-I{_build.CSRC}"]
+    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-O2", "-w", "-c", f"-I{_build.CSRC}"]
     subprocess.run([GCC, *flags, str(source), "-o", str(program)], check=True)
     listing = subprocess.run(
         [OBJDUMP, "-d", str(program)], check=True, capture_output=True, text=True
