@@ -113,7 +113,6 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     made.handlers = handlers  # type: ignore[attr-defined]
     monkeypatch.setattr(serve.threading, "Event", lambda: made)
     monkeypatch.setattr(serve.signal, "signal", handlers.__setitem__)
-    monkeypatch.setattr(serve, "server_routes", lambda *_: {})
     return made
 
 
@@ -201,6 +200,7 @@ class Served:
 def served(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> list[Served]:
     found: list[Served] = []
     monkeypatch.setattr(serve, "MetaServer", lambda pool, **options: options)
+    monkeypatch.setattr(serve, "server_routes", lambda *_: {})
     monkeypatch.setattr(serve, "open_lease", lambda url: f"lease {url}")
     monkeypatch.setattr(
         serve,
