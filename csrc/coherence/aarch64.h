@@ -16,9 +16,9 @@
  * The domain is the full system (sy) because the other host's reader is in no shareability domain
  * of this host: `dsb ish` promises completion only to the observers of the inner one.
  *
- * A store buffer of this architecture may let two stores to different lines, and two loads, change
- * places where x86-64 does not. The protocol does not rely on the difference: it has a fence
- * wherever the simulator's caches can change the order of two lines, which is everywhere.
+ * This architecture may reorder two stores to different lines, or two loads; x86-64 does not.
+ * In the simulator, lines reach memory in any order between two fences, and the protocol is right
+ * there. That is the evidence so far: no run on a CPU of this architecture has tested it.
  */
 #ifndef BL_AARCH64_H
 #define BL_AARCH64_H
