@@ -24,8 +24,9 @@ def tree(tmp_path: Path) -> Path:
     (tmp_path / "scripts").mkdir()
     for name in ("docs", "docs_pages.py"):
         shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts" / name)
-    (tmp_path / "scripts/setup-env").write_text("#!/bin/sh\n")
-    (tmp_path / "scripts/setup-env").chmod(0o755)
+    for name in ("setup-env", "setup-extra"):  # what it would install is here
+        (tmp_path / "scripts" / name).write_text("#!/bin/sh\n")
+        (tmp_path / "scripts" / name).chmod(0o755)
     names = ("mkdocs.yml", "README.md", "CHANGELOG.md", ".venv", "beluga", "bench", "csrc", "tests")
     for name in (*names, "LICENSE"):
         (tmp_path / name).symlink_to(ROOT / name)
