@@ -2,6 +2,9 @@
 # Copyright The Beluga Authors
 """The exceptions of Beluga, and the one place where a C return code becomes one.
 
+The tree says what each means. The docstring of each class says what to do about it, and
+docs/errors.md shows both.
+
 BelugaError
 ├── BadValueError                 a host number or a time is out of range; a ValueError, too
 ├── SettingsError                 beluga.toml cannot be read, or has a setting that makes no sense
@@ -86,217 +89,288 @@ class BelugaError(Exception):
     """The base of all; its text is one line that says what is wrong and how to mend it."""
 
 
-class BadValueError(BelugaError, ValueError): ...
+class BadValueError(BelugaError, ValueError):
+    """Give a number in the range that the message names."""
 
 
-class SettingsError(BelugaError): ...
+class SettingsError(BelugaError):
+    """Mend the line of beluga.toml that the message names; 'beluga config' shows what is read."""
 
 
-class InstructionError(BelugaError): ...
+class InstructionError(BelugaError):
+    """Remove the variable, or set it to what the message lists; unset is always right."""
 
 
-class PoolError(BelugaError): ...
+class PoolError(BelugaError):
+    """Do what the message says; 'beluga pool check' and 'beluga doctor' show more."""
 
 
-class DeviceSpecError(PoolError): ...
+class DeviceSpecError(PoolError):
+    """Write PATH or PATH@OFFSET+SIZE, in steps of 2 MiB; 'beluga doctor' lists devices."""
 
 
-class DeviceMissingError(PoolError): ...
+class DeviceMissingError(PoolError):
+    """Check the path; after a reboot files in /dev/shm are gone: mount with --create."""
 
 
-class DevicePermissionError(PoolError): ...
+class DevicePermissionError(PoolError):
+    """Give this user read and write access to the path: setfacl, chmod, or its group."""
 
 
-class DeviceBusyError(PoolError): ...
+class DeviceBusyError(PoolError):
+    """Stop who uses the device, or give it back from its driver with daxctl."""
 
 
-class DeviceForeignError(PoolError): ...
+class DeviceForeignError(PoolError):
+    """Check the path; only if its contents may be lost, use --force."""
 
 
-class DeviceMismatchError(PoolError): ...
+class DeviceMismatchError(PoolError):
+    """Name all devices of one pool, each once; 'beluga pool info' shows whose they are."""
 
 
-class DeviceTruncatedError(PoolError): ...
+class DeviceTruncatedError(PoolError):
+    """Give the device its old size again, or create the pool anew with --force."""
 
 
-class SuperblockDamagedError(PoolError): ...
+class SuperblockDamagedError(PoolError):
+    """Create the pool anew with --force, and find out what else wrote to the device."""
 
 
-class FormatError(PoolError): ...
+class FormatError(PoolError):
+    """Run one version of Beluga on all hosts, or create the pool anew with --force."""
 
 
-class PoolExistsError(PoolError): ...
+class PoolExistsError(PoolError):
+    """Open the pool that is there, or create a new one over it with --force."""
 
 
-class DeviceFaultError(PoolError): ...
+class DeviceFaultError(PoolError):
+    """Look into the kernel's log and 'cxl list', and replace the device."""
 
 
-class NoRoomError(PoolError): ...
+class NoRoomError(PoolError):
+    """Use a smaller --size or another directory; in a container, raise --shm-size."""
 
 
-class NoDefaultPoolError(PoolError): ...
+class NoDefaultPoolError(PoolError):
+    """Name the pool with --pool PATH, or mount one: beluga mount --create."""
 
 
-class CacheLineError(PoolError): ...
+class CacheLineError(PoolError):
+    """Create the pool for this host alone, with --coherence hardware."""
 
 
-class VerifyError(PoolError): ...
+class VerifyError(PoolError):
+    """Do not share this memory between hosts until 'beluga verify' passes."""
 
 
-class RpcError(BelugaError): ...
+class RpcError(BelugaError):
+    """Make a new client, cache or server object: the old one has ended."""
 
 
-class NoServerError(RpcError): ...
+class NoServerError(RpcError):
+    """Start 'beluga serve --detach' on the pool; 'beluga ping' tells whether it answers."""
 
 
-class CallTimeoutError(RpcError): ...
+class CallTimeoutError(RpcError):
+    """Ask 'beluga ping': a server that is stopped or starved does not answer in time."""
 
 
-class LobbyBusyError(CallTimeoutError): ...
+class LobbyBusyError(CallTimeoutError):
+    """Find the process that attaches and does not run on, and continue or end it."""
 
 
-class ServerAliveError(RpcError): ...
+class ServerAliveError(RpcError):
+    """Use the server that lives, stop it first, or start this one with --standby."""
 
 
-class DeposedError(RpcError): ...
+class DeposedError(RpcError):
+    """Nothing is to be done: clients follow the new server; start this one as --standby."""
 
 
-class HostClashError(RpcError): ...
+class HostClashError(RpcError):
+    """Give each machine a number of its own with --host N."""
 
 
-class SecondHostError(RpcError): ...
+class SecondHostError(RpcError):
+    """Use the pool on its own host, or create it anew with --coherence software."""
 
 
-class RuntimeDirError(RpcError): ...
+class RuntimeDirError(RpcError):
+    """Set BELUGA_RUNTIME_DIR to one directory for all processes of the host."""
 
 
-class NoLaneError(RpcError): ...
+class NoLaneError(RpcError):
+    """End clients that are idle, or create the pool anew with more --lanes."""
 
 
-class SessionLostError(RpcError): ...
+class SessionLostError(RpcError):
+    """Attach again; a process that was stopped for long, or declared gone, loses its session."""
 
 
-class SessionAliveError(RpcError): ...
+class SessionAliveError(RpcError):
+    """Stop the client before it is declared gone: it still may write."""
 
 
-class ForkedSessionError(RpcError): ...
+class ForkedSessionError(RpcError):
+    """Open the pool, the client and the engine in the child, after the fork."""
 
 
-class EpochDamagedError(RpcError): ...
+class EpochDamagedError(RpcError):
+    """Stop all servers of the pool, then run 'beluga pool check --repair'."""
 
 
-class NoMethodError(RpcError): ...
+class NoMethodError(RpcError):
+    """Ask a server that 'beluga serve' started, of this version."""
 
 
-class BadRequestError(RpcError): ...
+class BadRequestError(RpcError):
+    """Run one version of Beluga in clients and servers; else this is a bug to report."""
 
 
-class BadReplyError(RpcError): ...
+class BadReplyError(RpcError):
+    """Run one version of Beluga in clients and servers; then run 'beluga pool check'."""
 
 
-class QuotaError(RpcError): ...
+class QuotaError(RpcError):
+    """Release pins and grants, call less often, or raise the share with 'beluga quota'."""
 
 
-class NoTraceError(RpcError): ...
+class NoTraceError(RpcError):
+    """Run 'beluga trace' on the server's host, with the server's BELUGA_RUNTIME_DIR."""
 
 
-class LeaseError(RpcError): ...
+class LeaseError(RpcError):
+    """Check that etcd or Kubernetes can be reached from here, and what --lease names."""
 
 
-class HandlerError(RpcError): ...
+class HandlerError(RpcError):
+    """Read the server's log: it has the traceback of the call."""
 
 
-class CacheError(BelugaError): ...
+class CacheError(BelugaError):
+    """Do what the message says; 'beluga explain KEY' tells what became of a block."""
 
 
-class NoSpaceError(CacheError): ...
+class NoSpaceError(CacheError):
+    """Give the pool more memory, or release pins; 'beluga stat' shows who holds space."""
 
 
-class TableFullError(CacheError): ...
+class TableFullError(CacheError):
+    """Create the pool anew with more --max-blocks, or with the right --block-bytes."""
 
 
-class ClassLimitError(CacheError): ...
+class ClassLimitError(CacheError):
+    """Give engines whose blocks have other sizes a pool of their own."""
 
 
-class NoGrantError(CacheError): ...
+class NoGrantError(CacheError):
+    """Ask for the space again: the server gave up the session or its grant meanwhile."""
 
 
-class PinLimitError(CacheError): ...
+class PinLimitError(CacheError):
+    """Release pinned blocks when their copies have ended, before you pin others."""
 
 
-class OffloadingError(CacheError): ...
+class OffloadingError(CacheError):
+    """Try again; if it stays, use a faster tier or --offload drop."""
 
 
-class DrainingError(CacheError): ...
+class DrainingError(CacheError):
+    """Wait until the maintenance ends, or end it: beluga drain --undo."""
 
 
-class QuarantineError(CacheError): ...
+class QuarantineError(CacheError):
+    """When the dead clients are off, restart the server with --declare-gone."""
 
 
-class LayoutError(CacheError): ...
+class LayoutError(CacheError):
+    """Give buffers that fit the block: the message names the shape, size or type it needs."""
 
 
-class TransferError(BelugaError): ...
+class TransferError(BelugaError):
+    """Do what the message says; 'beluga doctor' shows whether this host's engines work."""
 
 
-class EngineUnavailableError(TransferError): ...
+class EngineUnavailableError(TransferError):
+    """Use the engine auto, or install what the message names."""
 
 
-class ChecksumError(TransferError): ...
+class ChecksumError(TransferError):
+    """Run 'beluga pool check --payload --repair'; if it comes back, 'beluga verify'."""
 
 
-class TransferTimeoutError(TransferError): ...
+class TransferTimeoutError(TransferError):
+    """Wait longer for the same transfer; its buffers stay in use until it ends."""
 
 
-class TransferCancelledError(TransferError): ...
+class TransferCancelledError(TransferError):
+    """Start the copy again if it is still wanted; nothing of it counts."""
 
 
-class UnsettledError(TransferError): ...
+class UnsettledError(TransferError):
+    """Restart this process: only its end proves that the copy writes no more."""
 
 
-class TierError(BelugaError): ...
+class TierError(BelugaError):
+    """Do what the message says; without the tier, its blocks are misses and no more."""
 
 
-class ConnectorError(BelugaError): ...
+class ConnectorError(BelugaError):
+    """Change the engine's setting that the message names; docs/vllm.md has the limits."""
 
 
-class RouterError(BelugaError): ...
+class RouterError(BelugaError):
+    """Mend the option or the input that the message names, and start again."""
 
 
-class NoWorkersError(RouterError): ...
+class NoWorkersError(RouterError):
+    """Add a worker that serves the model, or look why none is well: GET /workers."""
 
 
-class AllWorkersBusyError(RouterError): ...
+class AllWorkersBusyError(RouterError):
+    """Send less, wait, or add workers."""
 
 
-class WorkersOverloadedError(AllWorkersBusyError): ...
+class WorkersOverloadedError(AllWorkersBusyError):
+    """Send less, add workers, or raise the busy thresholds."""
 
 
-class ObjectiveError(RouterError): ...
+class ObjectiveError(RouterError):
+    """Send less, add workers, or allow more time with a larger objective (--slo)."""
 
 
-class EventError(RouterError): ...
+class EventError(RouterError):
+    """Start engine and router with the same block size and versions that fit."""
 
 
-class QueueError(RouterError): ...
+class QueueError(RouterError):
+    """Check that the queue runs, and that --prefill-queue names it."""
 
 
-class QueueFullError(QueueError): ...
+class QueueFullError(QueueError):
+    """Start prefill workers, or let engines prefill for themselves."""
 
 
-class WorkerError(RouterError): ...
+class WorkerError(RouterError):
+    """Read the engine's log; the gateway asks another engine where it may."""
 
 
-class AdminError(BelugaError): ...
+class AdminError(BelugaError):
+    """Name a free address with --admin, and ask as a user who may."""
 
 
-class SimulateError(BelugaError): ...
+class SimulateError(BelugaError):
+    """Give the option a value that the message allows."""
 
 
-class ReplayError(BelugaError): ...
+class ReplayError(BelugaError):
+    """Read the message of the process that failed; wrong bytes are a bug to report."""
 
 
-class TraceError(ReplayError): ...
+class TraceError(ReplayError):
+    """Mend or remove the line that the message names, or name the trace's --format."""
 
 
 # The bl_error numbers of csrc/api/error.h, in its order; a test compares the two.

@@ -176,6 +176,24 @@ def test_generated_documents_are_fresh(script: str) -> None:
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
+# Options of other programs that error messages and advice name.
+OTHERS_OPTIONS = {
+    *("--align", "--mode", "--shm-size", "--size", "--kv-transfer-config"),
+    *("--prefix-caching-hash-algo", "--disable-hybrid-kv-cache-manager"),
+}
+
+
+def test_what_errors_advise_exists() -> None:
+    text = (ROOT / "docs/errors.md").read_text()
+    options = {option for command in KNOWN.values() for option in options_of(command)}
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
+    assert len(named) > 20
+    assert named - options - OTHERS_OPTIONS == set()
+    asked = re.findall(r"'beluga ([a-z][a-z -]*)", text)
+    assert len(asked) > 20
+    assert [words for words in asked if not found_command(["beluga", *words.split()])] == []
+
+
 def test_the_list_of_c_files_has_all_of_them() -> None:
     text = (ROOT / "csrc/README.md").read_text()
     files = [

@@ -118,6 +118,12 @@ def test_the_drawn_tree_is_the_tree_of_classes() -> None:
     assert drawn == classes
 
 
+def test_each_class_says_what_to_do() -> None:
+    for _, name in drawn_tree():
+        said = vars(getattr(errors, name))["__doc__"] or ""
+        assert re.fullmatch(r"[A-Z].+\.", said, re.DOTALL), name
+
+
 def test_a_number_that_is_no_errno_is_an_error_all_the_same() -> None:
     with pytest.raises(OSError):
         errors.raise_for_status(-(1 << 31))
