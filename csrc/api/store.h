@@ -70,12 +70,13 @@ int bl_store_create(bl_store **out, uint64_t id, uint32_t slot_count, uint64_t d
 void bl_store_destroy(bl_store *store);
 
 /* Recovery. The index of the file is read to these addresses, where it has the same offsets. Then
- * the entries of each range of slots are checked, by any thread, and after that claimed, by one.
- * After the last range, recover decides between blocks that claim one space or one key: the newest
- * stays; and it makes the order of eviction. */
+ * the entries of each range of slots are checked, by any thread. After that, one thread claims
+ * their space, and the same or another one their keys. When all is claimed, recover decides between
+ * blocks that claim one space or one key: the newest stays; and it makes the order of eviction. */
 uint8_t *bl_store_entries(bl_store *store);
 void bl_store_check(bl_store *store, uint32_t slot, uint32_t count);
-void bl_store_claim(bl_store *store, uint32_t slot, uint32_t count);
+void bl_store_claim_space(bl_store *store, uint32_t slot, uint32_t count);
+void bl_store_claim_keys(bl_store *store, uint32_t slot, uint32_t count);
 int bl_store_recover(bl_store *store);
 
 /* Find blocks, and pin those that are there: return how many. records gets what is stored. */

@@ -30,6 +30,7 @@
 enum {
     BL_DISK_DEPTH_MAX = 256,
     BL_DISK_RINGS_KEPT = 16,
+    BL_DISK_ENDED_MAX = 2 * BL_DISK_DEPTH_MAX,  /* pieces that are under way or not compared */
     BL_DISK_MERGE = 2 << 20,            /* bytes of a piece made of neighbors */
     BL_DISK_SMALL = 128 << 10,
     BL_DISK_MEDIUM = 256 << 10,
@@ -39,8 +40,11 @@ enum {
 static const uint64_t BL_DISK_BUSY_NS = 20000000, BL_DISK_RECENT_NS = 1000000000;
 static const uint64_t BL_DISK_GAP_NS = 4000000, BL_DISK_SYNC_NS = 50000000;
 
+typedef struct bl_disk_call bl_disk_call;
+
 /* One range under way: some neighbors of a call's requests, or a part of them. */
 typedef struct bl_disk_piece {
+    bl_disk_call *call;
     uint64_t offset;
     uint8_t *bytes;
     uint32_t size;
@@ -48,18 +52,19 @@ typedef struct bl_disk_piece {
     uint32_t first, end;        /* the requests it touches */
 } bl_disk_piece;
 
-typedef struct bl_disk_call {
-    struct bl_disk_call *next;  /* in a list of the pool of threads */
+struct bl_disk_call {
+    bl_disk_call *next;         /* in a list of the pool of threads */
     bl_disk_request *requests;
     uint32_t count;
     uint32_t at, inside;        /* the next piece begins at this request, so many bytes inside */
     uint32_t open;              /* pieces under way */
     int write;
-} bl_disk_call;
+};
 
 struct bl_disk {
     pthread_mutex_t lock;
-    pthread_cond_t changed;
+    pthread_cond_t changed;     /* a call has ended, or the gate lets more through */
+    pthread_cond_t work;        /* the threads wait for it */
     int file;
     uint32_t engine;
     uint32_t depth;
@@ -73,6 +78,9 @@ struct bl_disk {
     pthread_t *threads;
     uint32_t thread_count;
     uint32_t moving;            /* pieces that threads move now */
+    uint32_t ended_first, ended_count;  /* moved; their checksums are not compared yet */
+    bl_disk_piece ended[BL_DISK_ENDED_MAX];
+    int gate_watched;           /* a thread waits until the gate opens */
     int stop;
 };
 
@@ -118,13 +126,14 @@ static void bl_gate_leave(bl_disk *disk, uint32_t size)
 {
     disk->write_bytes -= size;
     pthread_cond_broadcast(&disk->changed);
+    pthread_cond_signal(&disk->work);
 }
 
-static void bl_disk_wait(bl_disk *disk, uint64_t ns)
+static void bl_disk_wait(bl_disk *disk, pthread_cond_t *event, uint64_t ns)
 {
     uint64_t until = bl_disk_now() + ns;
     struct timespec time = {(time_t)(until / 1000000000), (long)(until % 1000000000)};
-    pthread_cond_timedwait(&disk->changed, &disk->lock, &time);
+    pthread_cond_timedwait(event, &disk->lock, &time);
 }
 
 /* ---- Pieces */
@@ -135,8 +144,9 @@ static int bl_disk_call_has_more(const bl_disk_call *call) { return call->at < c
 static bl_disk_piece bl_disk_call_cut(bl_disk_call *call, uint32_t limit)
 {
     const bl_disk_request *request = &call->requests[call->at];
-    bl_disk_piece piece = {.offset = request->offset + call->inside, .first = call->at,
-                      .bytes = request->bytes + call->inside, .end = call->at};
+    bl_disk_piece piece = {.call = call, .offset = request->offset + call->inside,
+                           .bytes = request->bytes + call->inside,
+                           .first = call->at, .end = call->at};
     while (call->at < call->count) {
         request = &call->requests[call->at];
         uint32_t rest = request->size - call->inside, room = limit - piece.size;
@@ -233,10 +243,11 @@ static int64_t bl_disk_piece_move(int file, int write, bl_disk_piece *piece)
     return result;
 }
 
-/* Choose the call whose next piece may start, reads first; NULL: none, look again in *wait_ns. */
+/* Choose the call whose next piece may start, reads first; NULL: none. If *wait_ns is not 0, the
+ * gate may let one through after it. */
 static bl_disk_call *bl_disk_choose(bl_disk *disk, uint32_t *limit, uint64_t *wait_ns)
 {
-    *wait_ns = BL_DISK_RECENT_NS;
+    *wait_ns = 0;
     if (disk->moving >= disk->depth)
         return NULL;
     *limit = BL_DISK_MERGE;
@@ -246,6 +257,43 @@ static bl_disk_call *bl_disk_choose(bl_disk *disk, uint32_t *limit, uint64_t *wa
         return NULL;
     *limit = bl_gate_admit(disk, wait_ns);
     return *limit ? disk->calls[1] : NULL;
+}
+
+/* Count a piece as done; the last one wakes the caller. */
+static void bl_disk_close_piece(bl_disk *disk, bl_disk_call *call)
+{
+    call->open--;
+    if (!call->open && !bl_disk_call_has_more(call))
+        pthread_cond_broadcast(&disk->changed);
+}
+
+/* Compare the checksums of a piece that was read. The lock is given up meanwhile. */
+static void bl_disk_check(bl_disk *disk, bl_disk_piece piece)
+{
+    pthread_mutex_unlock(&disk->lock);
+    bl_disk_piece_check(piece.call, &piece);
+    pthread_mutex_lock(&disk->lock);
+    bl_disk_close_piece(disk, piece.call);
+}
+
+static void bl_disk_check_first(bl_disk *disk)
+{
+    bl_disk_piece piece = disk->ended[disk->ended_first];
+    disk->ended_first = (disk->ended_first + 1) % BL_DISK_ENDED_MAX;
+    disk->ended_count--;
+    bl_disk_check(disk, piece);
+}
+
+/* Leave a piece to whichever thread has nothing to move. */
+static void bl_disk_check_later(bl_disk *disk, bl_disk_piece piece)
+{
+    if (disk->ended_count == BL_DISK_ENDED_MAX) {
+        bl_disk_check(disk, piece);
+        return;
+    }
+    disk->ended[(disk->ended_first + disk->ended_count) % BL_DISK_ENDED_MAX] = piece;
+    disk->ended_count++;
+    pthread_cond_signal(&disk->work);
 }
 
 /* Move one piece of a call. The lock is given up meanwhile. */
@@ -258,6 +306,8 @@ static void bl_disk_step(bl_disk *disk, bl_disk_call *call, uint32_t limit)
     disk->moving++;
     if (call->write)
         bl_gate_enter(disk, piece.size);
+    if (disk->calls[0] || disk->calls[1])
+        pthread_cond_signal(&disk->work);       /* each thread wakes the next one */
     pthread_mutex_unlock(&disk->lock);
     bl_disk_piece_copy(call, &piece);
     bl_disk_piece_sum(call, &piece);
@@ -267,29 +317,39 @@ static void bl_disk_step(bl_disk *disk, bl_disk_call *call, uint32_t limit)
     bl_disk_piece_end(call, &piece, result);
     if (call->write) {
         bl_gate_leave(disk, piece.size);
+        bl_disk_close_piece(disk, call);
     } else {
-        pthread_cond_broadcast(&disk->changed);
-        pthread_mutex_unlock(&disk->lock);
-        bl_disk_piece_check(call, &piece);
-        pthread_mutex_lock(&disk->lock);
+        bl_disk_check_later(disk, piece);
     }
-    call->open--;
-    if (!call->open && !bl_disk_call_has_more(call))
-        pthread_cond_broadcast(&disk->changed);
 }
 
+/* Wait for work. One thread at most watches the gate. */
+static void bl_disk_rest(bl_disk *disk, uint64_t gate_ns)
+{
+    if (!gate_ns || disk->gate_watched) {
+        pthread_cond_wait(&disk->work, &disk->lock);
+        return;
+    }
+    disk->gate_watched = 1;
+    bl_disk_wait(disk, &disk->work, gate_ns);
+    disk->gate_watched = 0;
+}
+
+/* A thread moves what it may, so that the disk never waits for a checksum, and else compares. */
 static void *bl_disk_thread(void *context)
 {
     bl_disk *disk = context;
     pthread_mutex_lock(&disk->lock);
     while (!disk->stop) {
         uint32_t limit;
-        uint64_t wait_ns;
-        bl_disk_call *call = bl_disk_choose(disk, &limit, &wait_ns);
+        uint64_t gate_ns;
+        bl_disk_call *call = bl_disk_choose(disk, &limit, &gate_ns);
         if (call)
             bl_disk_step(disk, call, limit);
+        else if (disk->ended_count)
+            bl_disk_check_first(disk);
         else
-            bl_disk_wait(disk, wait_ns);
+            bl_disk_rest(disk, gate_ns);
     }
     pthread_mutex_unlock(&disk->lock);
     return NULL;
@@ -302,21 +362,23 @@ static void bl_disk_run_threads(bl_disk *disk, bl_disk_call *call)
     while (*end)
         end = &(*end)->next;
     *end = call;
-    pthread_cond_broadcast(&disk->changed);
+    pthread_cond_signal(&disk->work);
     while (call->open || bl_disk_call_has_more(call))
         pthread_cond_wait(&disk->changed, &disk->lock);
 }
 
-/* ---- io_uring: the calling thread moves its own pieces by a ring of its own. */
+/* ---- io_uring: the calling thread moves its own pieces by a ring of its own. A disk may end many
+ * pieces at once. While their checksums are compared, as many others are under way, so a call has
+ * places for twice depth. */
 
 typedef struct bl_ring_run {
     bl_disk *disk;
     bl_disk_call *call;
     bl_uring *ring;
-    bl_disk_piece pieces[BL_DISK_DEPTH_MAX];
-    uint32_t free[BL_DISK_DEPTH_MAX];
+    bl_disk_piece pieces[BL_DISK_ENDED_MAX];
+    uint32_t free[BL_DISK_ENDED_MAX];
     uint32_t free_count;
-    uint32_t ended[BL_DISK_DEPTH_MAX];  /* moved; their checksums are not compared yet */
+    uint32_t ended[BL_DISK_ENDED_MAX];  /* moved; their checksums are not compared yet */
     uint32_t ended_count;
 } bl_ring_run;
 
@@ -336,7 +398,7 @@ static uint32_t bl_ring_limit(bl_disk *disk, const bl_disk_call *call, int block
     pthread_mutex_lock(&disk->lock);
     uint32_t limit = bl_gate_admit(disk, &wait_ns);
     while (!limit && block) {
-        bl_disk_wait(disk, wait_ns);
+        bl_disk_wait(disk, &disk->changed, wait_ns);
         limit = bl_gate_admit(disk, &wait_ns);
     }
     if (limit)
@@ -448,8 +510,8 @@ static int bl_disk_run_ring(bl_disk *disk, bl_disk_call *call)
         free(run);
         return rc;
     }
-    run->free_count = disk->depth;
-    for (uint32_t i = 0; i < disk->depth; i++)
+    run->free_count = 2 * disk->depth;
+    for (uint32_t i = 0; i < 2 * disk->depth; i++)
         run->free[i] = i;
     bl_ring_run_all(run);
     bl_disk_ring_return(disk, run->ring);
@@ -501,7 +563,7 @@ int bl_disk_sync(bl_disk *disk)
     uint64_t until = bl_disk_now() + BL_DISK_SYNC_NS;
     pthread_mutex_lock(&disk->lock);
     while (bl_gate_quiet(disk) < BL_DISK_BUSY_NS && bl_disk_now() < until)
-        bl_disk_wait(disk, BL_DISK_GAP_NS);
+        bl_disk_wait(disk, &disk->changed, BL_DISK_GAP_NS);
     pthread_mutex_unlock(&disk->lock);
     while ((rc = fdatasync(disk->file) < 0 ? -errno : 0) == -EINTR)
         ;
@@ -516,7 +578,7 @@ void bl_disk_destroy(bl_disk *disk)
         return;
     pthread_mutex_lock(&disk->lock);
     disk->stop = 1;
-    pthread_cond_broadcast(&disk->changed);
+    pthread_cond_broadcast(&disk->work);
     pthread_mutex_unlock(&disk->lock);
     for (uint32_t i = 0; i < disk->thread_count; i++)
         pthread_join(disk->threads[i], NULL);
@@ -524,6 +586,7 @@ void bl_disk_destroy(bl_disk *disk)
         bl_uring_destroy(disk->rings[i]);
     free(disk->threads);
     pthread_cond_destroy(&disk->changed);
+    pthread_cond_destroy(&disk->work);
     pthread_mutex_destroy(&disk->lock);
     free(disk);
 }
@@ -540,6 +603,7 @@ int bl_disk_create(bl_disk **out, int file, uint32_t engine, uint32_t depth)
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&disk->changed, &attributes);
+    pthread_cond_init(&disk->work, &attributes);
     pthread_condattr_destroy(&attributes);
     pthread_mutex_init(&disk->lock, NULL);
     int rc = 0;

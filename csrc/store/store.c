@@ -33,7 +33,8 @@ enum bl_slot_state {
 
 enum {
     BL_STORE_LOOK_MAX = 1024,   /* cold blocks looked at to make room for one block */
-    BL_STORE_AHEAD = 12         /* blocks whose tables recovery prefetches */
+    BL_STORE_AHEAD = 32,        /* blocks whose tables recovery prefetches */
+    BL_STORE_SPARSE = 8         /* sequences for each block, above which recovery sorts */
 };
 
 typedef struct bl_slot {
@@ -51,7 +52,9 @@ struct bl_store {
     uint64_t stripe_count;
     uint64_t sequence;          /* the greatest in use */
     uint32_t found_count;       /* recovery: entries that are whole */
-    uint32_t disputed;          /* recovery: two of them claim one space or one key */
+    uint64_t oldest, newest;    /* recovery: their sequences */
+    int space_disputed;         /* recovery: two of them claim one space */
+    int key_disputed;           /* recovery: or one key */
     bl_store_entry *entry;      /* by slot; what the index in the file has, at the same offsets */
     bl_slot *slot;
     uint32_t *extent_slots;     /* by first stripe: slot + 1 of one of its blocks */
@@ -91,6 +94,17 @@ void bl_store_destroy(bl_store *store)
     free(store);
 }
 
+/* Make the tables of the space and the keys, empty: 0 or -ENOMEM. */
+static int bl_store_tables_make(bl_store *store)
+{
+    bl_index_destroy(store->index);
+    bl_extents_destroy(store->extents);
+    store->index = NULL;
+    store->extents = NULL;
+    int rc = bl_index_create(&store->index, store->slot_count);
+    return rc ? rc : bl_extents_create(&store->extents, store->data_offset, store->stripe_count);
+}
+
 int bl_store_create(bl_store **out, uint64_t id, uint32_t slot_count, uint64_t data_offset,
                     uint64_t stripe_count, uint32_t policy)
 {
@@ -108,11 +122,9 @@ int bl_store_create(bl_store **out, uint64_t id, uint32_t slot_count, uint64_t d
     store->bits = bl_lazy_map(bl_store_bits_size(store));
     int rc = !store->entry || !store->slot || !store->extent_slots || !store->bits ? -ENOMEM : 0;
     if (!rc)
-        rc = bl_index_create(&store->index, slot_count);
+        rc = bl_store_tables_make(store);
     if (!rc)
         rc = bl_evict_create(&store->order, slot_count, policy);
-    if (!rc)
-        rc = bl_extents_create(&store->extents, data_offset, stripe_count);
     if (rc) {
         bl_store_destroy(store);
         return rc;
@@ -602,6 +614,7 @@ uint8_t *bl_store_entries(bl_store *store) { return (uint8_t *)store->entry; }
 void bl_store_check(bl_store *store, uint32_t slot, uint32_t count)
 {
     uint32_t found = 0;
+    uint64_t oldest = UINT64_MAX, newest = 0;
     uint32_t end = (uint32_t)bl_least((uint64_t)slot + count, store->slot_count);
     for (; slot < end; slot++) {
         const bl_store_entry *entry = &store->entry[slot];
@@ -609,6 +622,8 @@ void bl_store_check(bl_store *store, uint32_t slot, uint32_t count)
             continue;
         if (bl_entry_is_whole(store, entry, slot)) {
             store->slot[slot].state = BL_SLOT_FOUND;
+            oldest = bl_least(oldest, entry->sequence);
+            newest = entry->sequence > newest ? entry->sequence : newest;
             found++;
         } else {
             pthread_mutex_lock(&store->lock);
@@ -618,6 +633,8 @@ void bl_store_check(bl_store *store, uint32_t slot, uint32_t count)
         }
     }
     pthread_mutex_lock(&store->lock);
+    store->oldest = store->found_count ? bl_least(store->oldest, oldest) : oldest;
+    store->newest = newest > store->newest ? newest : store->newest;
     store->found_count += found;
     pthread_mutex_unlock(&store->lock);
 }
@@ -648,77 +665,120 @@ static int bl_slot_claim_space(bl_store *store, uint32_t number)
     return 1;
 }
 
-/* Claim a recovered block's space and key: 1, or 0 if another block has one of them. */
-static int bl_slot_claim(bl_store *store, uint32_t number)
+void bl_store_claim_space(bl_store *store, uint32_t slot, uint32_t count)
 {
-    if (!bl_slot_claim_space(store, number))
-        return 0;
-    if (bl_index_add(store->index, store->entry[number].key, number) < 0) {
-        bl_slot_free(store, number);
-        store->slot[number].state = BL_SLOT_FOUND;
-        return 0;
-    }
-    bl_slot_live(store, number);
-    return 1;
+    uint32_t end = (uint32_t)bl_least((uint64_t)slot + count, store->slot_count);
+    for (; slot < end && !store->space_disputed; slot++)
+        if (store->slot[slot].state == BL_SLOT_FOUND && !bl_slot_claim_space(store, slot))
+            store->space_disputed = 1;
 }
 
-void bl_store_claim(bl_store *store, uint32_t slot, uint32_t count)
+void bl_store_claim_keys(bl_store *store, uint32_t slot, uint32_t count)
 {
     uint32_t end = (uint32_t)bl_least((uint64_t)slot + count, store->slot_count), ahead = slot;
-    for (; slot < end && !store->disputed; slot++) {
+    for (; slot < end && !store->key_disputed; slot++) {
         for (; ahead < end && ahead < slot + BL_STORE_AHEAD; ahead++)
             bl_index_prefetch(store->index, store->entry[ahead].key);
-        if (store->slot[slot].state == BL_SLOT_FOUND && !bl_slot_claim(store, slot))
-            store->disputed = 1;
+        if (store->slot[slot].state == BL_SLOT_FOUND &&
+            bl_index_add(store->index, store->entry[slot].key, slot) < 0)
+            store->key_disputed = 1;
     }
 }
 
-/* Undo all claims. */
-static void bl_store_claim_none(bl_store *store)
+/* Undo all claims: 0 or -ENOMEM. */
+static int bl_store_claim_none(bl_store *store)
 {
-    for (uint32_t number = 0; number < store->slot_count; number++) {
-        if (store->slot[number].state != BL_SLOT_LIVE)
-            continue;
-        bl_index_remove(store->index, store->entry[number].key);
-        bl_slot_free(store, number);
-        store->slot[number].state = BL_SLOT_FOUND;
-    }
-    store->stat.block_count = store->stat.block_bytes = 0;
+    memset(store->extent_slots, 0, (store->stripe_count + 1) * sizeof *store->extent_slots);
+    bl_bitset_fill(&store->free, store->slot_count);
+    return bl_store_tables_make(store);
 }
 
-/* Claim with the newest first: blocks that claim what a newer one has are dropped. */
-static void bl_store_claim_newest(bl_store *store, const bl_recovered *sorted, uint32_t found)
+/* Claim with the newest first: blocks that claim what a newer one has are dropped. Returns how many
+ * are left of the list, the oldest first. */
+static uint32_t bl_store_claim_newest(bl_store *store, bl_recovered *sorted, uint32_t found)
 {
+    uint32_t left = found;
     for (uint32_t i = found; i-- > 0;) {
-        if (!bl_slot_claim(store, sorted[i].number)) {
-            store->slot[sorted[i].number].state = BL_SLOT_FREE;
-            store->stat.damaged_count++;
-            bl_sector_spoil(store, sorted[i].number);
+        uint32_t number = sorted[i].number;
+        int space = bl_slot_claim_space(store, number);
+        if (space && bl_index_add(store->index, store->entry[number].key, number) == 0) {
+            sorted[--left] = sorted[i];
+            continue;
         }
+        if (space)
+            bl_slot_free(store, number);
+        store->slot[number].state = BL_SLOT_FREE;
+        store->stat.damaged_count++;
+        bl_sector_spoil(store, number);
     }
+    memmove(sorted, sorted + left, (found - left) * sizeof *sorted);
+    return found - left;
 }
 
-int bl_store_recover(bl_store *store)
+static void bl_slot_enter(bl_store *store, uint32_t number)
+{
+    bl_slot_live(store, number);
+    bl_evict_touch(store->order, number);
+}
+
+/* Sort the blocks, and let those that claim nothing of a newer one live. */
+static int bl_store_enter_sorted(bl_store *store)
 {
     uint32_t count = 0, found = store->found_count;
     size_t size = 2 * ((size_t)found + 1) * sizeof(bl_recovered);
     bl_recovered *list = bl_lazy_map_dense(size);
     if (!list)
         return -ENOMEM;
-    if (store->disputed)
-        bl_store_claim_none(store);
     for (uint32_t number = 0; count < found; number++)
-        if (store->slot[number].state != BL_SLOT_FREE)
+        if (store->slot[number].state == BL_SLOT_FOUND)
             list[count++] = (bl_recovered){store->entry[number].sequence, number};
     bl_recovered *sorted = bl_recovered_sort(list, list + found, found);
-    if (store->disputed)
-        bl_store_claim_newest(store, sorted, found);
-    for (uint32_t i = 0; i < found; i++)
-        if (store->slot[sorted[i].number].state == BL_SLOT_LIVE)
-            bl_evict_touch(store->order, sorted[i].number);
-    store->sequence = found ? sorted[found - 1].generation : 0;
+    int rc = 0;
+    if (store->space_disputed || store->key_disputed) {
+        rc = bl_store_claim_none(store);
+        count = rc ? 0 : bl_store_claim_newest(store, sorted, found);
+    }
+    for (uint32_t i = 0; i < count; i++)
+        bl_slot_enter(store, sorted[i].number);
     bl_lazy_unmap(list, size);
-    return 0;
+    return rc;
+}
+
+/* Let all blocks live, in order of a table by sequence: 1; or 0, with nothing done, if two have the
+ * same sequence or there is no memory. */
+static int bl_store_enter_direct(bl_store *store)
+{
+    uint64_t range = store->newest - store->oldest + 1;
+    uint32_t *by_sequence = bl_lazy_map_dense(range * sizeof *by_sequence), left = 0;
+    if (!by_sequence)
+        return 0;
+    for (uint32_t number = 0; left < store->found_count; number++) {
+        if (store->slot[number].state != BL_SLOT_FOUND)
+            continue;
+        uint32_t *place = &by_sequence[store->entry[number].sequence - store->oldest];
+        if (*place)
+            break;
+        *place = number + 1;
+        left++;
+    }
+    int direct = left == store->found_count;
+    for (uint64_t i = 0; direct && i < range; i++)
+        if (by_sequence[i])
+            bl_slot_enter(store, by_sequence[i] - 1);
+    bl_lazy_unmap(by_sequence, range * sizeof *by_sequence);
+    return direct;
+}
+
+int bl_store_recover(bl_store *store)
+{
+    if (!store->found_count)
+        return 0;
+    store->sequence = store->newest;
+    int disputed = store->space_disputed || store->key_disputed;
+    int dense = (store->newest - store->oldest) / BL_STORE_SPARSE < store->found_count;
+    if (!disputed && dense && bl_store_enter_direct(store))
+        return 0;
+    return bl_store_enter_sorted(store);
 }
 
 void bl_store_stat_read(bl_store *store, bl_store_stat *out)

@@ -264,9 +264,10 @@ class Store:
             for first, end in self.file.index_ranges()
             for offset in range(first, end, _LOAD_BYTES)
         ]
-        with ThreadPoolExecutor(_LOAD_THREADS) as threads:
+        with ThreadPoolExecutor(1) as claims, ThreadPoolExecutor(_LOAD_THREADS) as threads:
             for first, count in threads.map(self._check_part, parts):
-                lib.bl_store_claim(self._store, first, count)
+                claims.submit(lib.bl_store_claim_space, self._store, first, count)
+                lib.bl_store_claim_keys(self._store, first, count)
         raise_for_status(lib.bl_store_recover(self._store), f"the index of {self.file.path}")
 
     def _check_part(self, part: tuple[int, int]) -> tuple[int, int]:

@@ -345,16 +345,12 @@ class DiskTier:
         store.engine.read(requests)
         self._read_again(store, requests)
         damaged = self._judge(store, keys[hits], requests["result"])
-        length = 0
-        for at, (hit, result) in enumerate(
-            zip(hits.tolist(), requests["result"].tolist(), strict=True)
-        ):
-            if result == 0:
-                size = int(records["length"][hit])
-                blocks[hit] = StoredBlock(records[hit], buffers[at][:size])
-                length += size
-        _LOADED_BLOCKS.add(int((requests["result"] == 0).sum()), tier=self.name)
-        _LOADED_BYTES.add(length, tier=self.name)
+        good = np.flatnonzero(requests["result"] == 0)
+        lengths = records["length"][hits[good]]
+        for at, hit, size in zip(good.tolist(), hits[good].tolist(), lengths.tolist(), strict=True):
+            blocks[hit] = StoredBlock(records[hit], buffers[at][:size])
+        _LOADED_BLOCKS.add(len(good), tier=self.name)
+        _LOADED_BYTES.add(int(lengths.sum(dtype=np.uint64)), tier=self.name)
         return damaged
 
     @staticmethod
