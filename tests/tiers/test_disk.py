@@ -144,9 +144,14 @@ def test_a_restart_finds_everything(io: str, tmp_path: Path) -> None:
     again.close()
 
 
-def test_eviction_goes_on_in_the_old_order_after_a_restart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("removed", [0, 20])
+def test_eviction_goes_on_in_the_old_order_after_a_restart(tmp_path: Path, removed: int) -> None:
+    """Removed blocks leave gaps in the order of the others; where they are wide, it is sorted."""
     tier = DiskTier(tmp_path / "disk", SIZE)
+    others = range(100, 100 + removed)
     for number in range(15):
+        assert save(tier, others, 1).all()
+        assert tier.remove(keys_of(others)) == removed
         assert save(tier, range(number, number + 1), 2 * MIB).all()
     tier.close()
     again = DiskTier(tmp_path / "disk", SIZE)
