@@ -33,9 +33,11 @@ from beluga.tiers.disk.store import Store, StoreSettings
 from .options import Options
 from .ratio import race
 from .row import Recorder, Row, copies, percentiles
+from .tiers_flood import flood_rows
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _SIZES = (128 * _KIB, _MIB, 2560 * _KIB, 4 * _MIB)
+_FLOOD_SIZE = 2560 * _KIB
 _DEPTHS = (1, 8, 32)
 _ENGINES = {"uring": "io_uring", "threads": "psync"}  # ours and fio's
 _CALL_BYTES = 128 * _MIB  # read by each load
@@ -80,6 +82,8 @@ def bench_tiers_disk(options: Options) -> list[Row]:
                 options.say(f"{case.name}, {size >> 10} KiB, depth {case.depth}, {case.engine}")
                 measure = _save if case.write else _read
                 rows.append(measure(recorder, path, space, keys, case))
+            if size in (_FLOOD_SIZE, _SIZES[1] * options.smoke):
+                rows += _flood(recorder, path, space, keys, size)
             shutil.rmtree(path)
         options.say("the rebuild of the index")
         rows.append(_rebuild(recorder, Path(folder) / "index"))
@@ -181,6 +185,21 @@ def _save(recorder: Recorder, path: Path, space: int, keys: NDArray[np.uint64], 
         alone = percentiles(_times(once, min(count, _SINGLE_CALLS)))
         ours()  # so that all blocks are there again
     return recorder.row(case.name, **fields, **alone, **copies(found, case.size))
+
+
+def _flood(
+    recorder: Recorder, path: Path, space: int, keys: NDArray[np.uint64], size: int
+) -> Iterator[Row]:
+    """Measure loads while others save, with either engine."""
+    for engine in _ENGINES:
+        recorder.options.say(f"load beside saves, {size >> 10} KiB, {engine}")
+        try:
+            tier = DiskTier(path, space, smallest_block=size, io=engine)
+        except TierError as error:
+            yield recorder.skipped("load beside saves", str(error), bytes=size, engine=engine)
+            continue
+        with closing(tier):
+            yield from flood_rows(recorder, tier, keys, size, engine)
 
 
 def _times(once: Callable[[], object], count: int = _SINGLE_CALLS) -> NDArray[np.uint64]:

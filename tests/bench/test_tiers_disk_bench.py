@@ -19,6 +19,8 @@ def test_both_engines_stand_beside_fio(tmp_path: Path) -> None:
     assert {row["case"] for row in read} == {"random read", "sequential read"}
     assert {row["engine"] for row in read} == {"uring", "threads"}
     assert {row["engine"] for row in rows if row["case"] == "save"} == {"uring", "threads"}
+    beside = [row for row in rows if str(row["case"]).startswith("load beside saves")]
+    assert len(beside) == 2
     for row in rows:
         if not str(row["note"]).startswith("skipped: "):
             assert 0 < row["ratio_q1"] <= row["ratio_to_limit"] <= row["ratio_q3"]
