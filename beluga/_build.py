@@ -72,14 +72,6 @@ def format_hash() -> int:
     return int.from_bytes(digest[:8], "little")
 
 
-# Compiled by clang (zig cc -O2), 7 of 48 replays failed with replies that made no sense, and by GCC
-# none of 34. Until the cause is found, clang is refused.
-GCC_ONLY = """
-#ifdef __clang__
-#error "Beluga is compiled by GCC alone: set CC=gcc. By clang, calls between processes fail"
-#endif
-"""
-
 # The only call from C into Python: a handler that was registered there (beluga/rpc/server.py).
 CALLBACKS = 'extern "Python" int bl_python_handler(void *context, bl_call *call);'
 
@@ -94,7 +86,7 @@ def builder(
     strict = ["-Werror"] if os.environ.get("BELUGA_WERROR") else []
     ffi.set_source(
         f"beluga.{name}",
-        GCC_ONLY + '#include "beluga.c"\n',
+        '#include "beluga.c"\n',
         include_dirs=[str(source)],
         define_macros=[("BL_FORMAT_HASH", f"0x{format_hash():016x}ull"), *macros],
         depends=[str(path) for path in sorted(source.rglob("*.[ch]"))],

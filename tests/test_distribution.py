@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 import beluga
-from beluga import _build
 from beluga.connectors.releases import RELEASES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -166,20 +165,3 @@ def test_what_commands_need_is_a_dependency() -> None:
     always = {re.split(r"[<>=!~ ;\[]", one)[0] for one in required if "extra ==" not in one}
     assert always == {"numpy", "cffi", "typer", "rich", "msgspec", "tomli"}
     assert [one for one in required if re.search("<|==|~=", one.partition(";")[0])] == []
-
-
-@pytest.mark.parametrize(("compiler", "status"), [("gcc", 0), ("clang", 1)])
-def test_a_core_is_compiled_by_gcc_alone(compiler: str, status: int) -> None:
-    gcc = shutil.which("gcc")
-    if not gcc:
-        pytest.skip("needs gcc")
-    macros = ["-D__clang__"] if compiler == "clang" else []
-    done = subprocess.run(
-        [gcc, *macros, "-E", "-"],
-        input=_build.GCC_ONLY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == status
-    assert ("set CC=gcc" in done.stderr) == bool(status)

@@ -134,6 +134,13 @@ static inline void bl_streamed(const void *address, size_t size, uint32_t step)
     bl_flush_lines(address, size, step);
 }
 
+/* Load 8 bytes of any alignment once: a compiler may make several loads of a plain one. */
+static inline uint64_t bl_load8_once(const uint8_t *source)
+{
+    typedef uint64_t any __attribute__((aligned(1), may_alias));
+    return *(const volatile any *)source;
+}
+
 /* Copy an aligned line of the pool into private memory of any alignment, in one pass. */
 static inline void bl_line_read(const void *address, void *line)
 {

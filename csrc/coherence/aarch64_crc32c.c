@@ -42,7 +42,7 @@ bl_crc_moved(uint32_t crc, uint8_t *target, const uint8_t *source, size_t size,
              enum bl_crc_move move)
 {
     for (size_t at = 0; at < size; at += 16) {
-        uint64_t low = bl_crc_word(source + at), high = bl_crc_word(source + at + 8);
+        uint64_t low = bl_load8_once(source + at), high = bl_load8_once(source + at + 8);
         if (move == BL_CRC_STREAM) {
             bl_stnp16(target + at, low, high);
         } else {

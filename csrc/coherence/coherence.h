@@ -19,6 +19,9 @@
  *   clwb                 writes back but may keep the line: never a reader's tool.
  *   sfence               orders stores only. A reader that flushes needs mfence, before (the load
  *                        that told it to look) and after (the loads that follow).
+ *   load                 a reader checks the copy that it made, so a load that makes a copy is made
+ *                        once: a compiler may load twice for one plain load, and what it checks
+ *                        is then not what it copied.
  *
  * What the protocol assumes of the hardware:
  *   A1  an aligned 8-byte store is never seen in part. Nothing relies on more: a line can be torn,
@@ -133,7 +136,7 @@ static inline void bl_fetch(const bl_memory *memory, uint64_t offset, void *targ
         memcpy(next, bl_address(memory, offset), piece);
         offset += piece, next += piece, size -= piece;
     }
-    bl_compiler_barrier();
+    bl_copied_to(target);
 }
 
 /* Do what bl_stream does and return the CRC-32C of the bytes; seed is the CRC of the bytes
@@ -164,7 +167,7 @@ static inline void bl_fetch_run(const bl_memory *memory, uint64_t offset, void *
         bl_copy_out(next, bl_address(memory, offset), piece, crc, how);
         offset += piece, next += piece, size -= piece;
     }
-    bl_compiler_barrier();
+    bl_copied_to(target);
 }
 
 /* Drop this host's copies of a range, without a fence: bl_fence_full completes a batch of them. */

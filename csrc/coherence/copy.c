@@ -41,6 +41,7 @@ uint32_t bl_copy_crc(uint32_t seed, void *target, const void *source, size_t siz
     for (size_t piece; size > 0; to += piece, from += piece, size -= piece) {
         piece = size < BL_COPY_PIECE_SIZE ? size : BL_COPY_PIECE_SIZE;
         memcpy(to, from, piece);
+        bl_copied_to(to);
         seed = bl_crc32c(seed, to, piece);
     }
     return seed;

@@ -39,6 +39,13 @@ static inline void bl_prefetch(const void *address)
     bl_compiler_barrier();
 }
 
+/* End a copy out of the pool: what is loaded from target afterwards is the copy. Without this a
+ * compiler may load from the pool again, where the bytes may have changed since. */
+static inline void bl_copied_to(void *target)
+{
+    __asm__ volatile("" : : "r"(target) : "memory");
+}
+
 /* Access private words that threads of one process share: a stop flag, or a counter that another
  * thread reads. */
 static inline uint64_t bl_shared_load(const uint64_t *word)

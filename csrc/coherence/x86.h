@@ -44,14 +44,32 @@ __attribute__((target("avx512f"), always_inline)) static inline void bl_nt64(voi
     _mm512_stream_si512(target, value);
 }
 
+/* Load 16 aligned bytes, or 64 of any alignment, by one instruction. A compiler may make several
+ * loads of a plain one. Clang did: it copied a line by one load and checked the sequence number of
+ * another, and an old reply passed for one that was written in between. */
+static inline __m128i bl_load16_once(const __m128i *source)
+{
+    __m128i value;
+    __asm__ volatile("movdqa %1, %0" : "=x"(value) : "m"(*source));
+    return value;
+}
+
+__attribute__((target("avx512f"), always_inline)) static inline __m512i
+bl_load64_once(const uint8_t *source)
+{
+    __m512i value;
+    __asm__ volatile("vmovdqu64 %1, %0" : "=v"(value) : "m"(*(const uint8_t(*)[64])source));
+    return value;
+}
+
 /* Copy an aligned line of the pool into private memory of any alignment, in one pass. */
 static inline void bl_line_read(const void *address, void *line)
 {
     const __m128i *source = address;
     __m128i *target = line;
     bl_compiler_barrier();
-    __m128i a = _mm_load_si128(source), b = _mm_load_si128(source + 1);
-    __m128i c = _mm_load_si128(source + 2), d = _mm_load_si128(source + 3);
+    __m128i a = bl_load16_once(source), b = bl_load16_once(source + 1);
+    __m128i c = bl_load16_once(source + 2), d = bl_load16_once(source + 3);
     bl_compiler_barrier();
     _mm_storeu_si128(target, a);
     _mm_storeu_si128(target + 1, b);

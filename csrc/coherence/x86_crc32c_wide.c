@@ -61,7 +61,7 @@ enum bl_crc_move { BL_CRC_STAY, BL_CRC_COPY, BL_CRC_STREAM };
 BL_CRC_WIDE __attribute__((always_inline)) static inline __m512i
 bl_crc_take(uint8_t *target, const uint8_t *source, size_t at, enum bl_crc_move move)
 {
-    __m512i line = _mm512_loadu_si512(source + at);
+    __m512i line = bl_load64_once(source + at);
     if (move == BL_CRC_COPY) {
         _mm_prefetch((const char *)(source + at + BL_CRC_AHEAD), _MM_HINT_T0);
         _mm512_storeu_si512(target + at, line);

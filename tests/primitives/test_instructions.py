@@ -30,7 +30,7 @@ MACHINE = platform.machine()
 ASSEMBLY = re.compile(r'__asm__ volatile\("([^"]+)"([^;]*?)\);')
 STREAMED = re.compile(r"_mm_stream_si128\((\w+), (\w+)\);")
 # The operand that is an address comes last; x86-64 has it as memory.
-ADDRESS = re.compile(r'"r"\((\w+)\)(?=[^"]*(?:"memory")?\s*$)|"\+m"\(.*\)(\w+)\)')
+ADDRESS = re.compile(r'"r"\((\w+)\)(?=[^"]*(?:"memory")?\s*$)|"\+m"\(.*\)(\w+)\)|"m"\(\*(\w+)\)')
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ QUARTERS = lines("movntdq", 64, 80, 96, 112)
 X86 = {
     "stream_line": QUARTERS,
     "publish_line": f"{QUARTERS} sfence",
+    "load_line": lines("movdqa", 64, 80, 96, 112),
     "contents": "0",
     "stream": lines("movntdq", *range(64, 192, 16)),
     "stream_crc": lines("movntdq", *range(0, 256, 16)),
@@ -69,6 +70,7 @@ PAIRS = lines("stnp", 64, 80, 96, 112)
 AARCH64 = {
     "stream_line": f"{PAIRS} dc civac@64",
     "publish_line": f"{PAIRS} dc civac@64 dsb sy",
+    "load_line": "",
     "contents": "0",
     "stream": f"{lines('stnp', 64, 96, 128, 160)} {lines('dc civac', 64, 128)}",
     "stream_crc": f"{lines('stnp', *range(0, 256, 16))} {lines('dc civac', 0, 64, 128, 192)}",
@@ -112,6 +114,7 @@ MUTANTS: dict[str, dict[str, Mutant]] = {
             *("x86.h", "_mm_stream_si128(target, value)"),
             "_mm_store_si128(target, value)",
         ),
+        "a plain load": ("x86.h", '__asm__ volatile("movdqa %1, %0"', '__asm__("movdqa %1, %0"'),
         "a quarter is missing": ("x86.h", "    bl_nt16(target + 3, d);", "    (void)d;"),
         "the copy stores a quarter twice": ("x86_copy.c", "target + 48, d", "target + 32, d"),
         "coherent devices are flushed": (

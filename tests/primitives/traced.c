@@ -49,7 +49,7 @@ static void scenes(bl_memory *memory, const uint8_t *bytes)
     uint32_t crc = 0;
     SCENE("stream_line", bl_stream_line(memory, 64, bytes));
     SCENE("publish_line", bl_publish_line(memory, 64, bytes));
-    bl_load_line(memory, 64, back);
+    SCENE("load_line", bl_load_line(memory, 64, back));
     printf("\ncontents: %d", memcmp(back, bytes, sizeof back));
     SCENE("stream", bl_stream(memory, 64, bytes, 2 * BL_LINE_SIZE));
     printf("\nstream_crc:");

@@ -165,7 +165,8 @@ def test_a_killed_replay_leaves_nothing(start: Start, trace: Path) -> None:
     assert not pool_directory(server[0][1]).exists()
 
 
-def test_what_a_killed_group_left_is_removed_by_the_next(run: Run, trace: Path) -> None:
+def killed_group(trace: Path) -> Path:
+    """Kill a replay with all its processes; return the folder that its pool lay in."""
     replay = subprocess.Popen(
         command("beluga.cli.main", "replay", str(trace), "--json", "--speed", "0.05"),
         stdout=subprocess.DEVNULL,
@@ -177,7 +178,13 @@ def test_what_a_killed_group_left_is_removed_by_the_next(run: Run, trace: Path) 
     os.killpg(replay.pid, signal.SIGKILL)
     replay.wait()
     wait_until_gone(server)
-    assert left.exists()
+    return left
+
+
+def test_what_a_killed_group_left_is_removed_by_the_next(run: Run, trace: Path) -> None:
+    # Any other replay on this machine removes it, too, so there are several tries.
+    left = next((path for path in (killed_group(trace) for _ in range(5)) if path.exists()), None)
+    assert left is not None
     assert run("replay", trace, "--json").returncode == 0
     assert not left.exists()
 
