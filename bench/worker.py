@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,10 +40,14 @@ def _serve(pool: Pool, ends: list[Callable[[], None]], **_: object) -> None:
 
 
 def _serve_index(
-    pool: Pool, ends: list[Callable[[], None]], *, endpoints: list[str] | None
+    pool: Pool,
+    ends: list[Callable[[], None]],
+    *,
+    endpoints: list[str] | None,
+    publisher_cpu: int | None,
 ) -> None:
     """Serve the index until the process ends. With ``endpoints``, publish the pool's events there,
-    by a thread that may run on any core.
+    by a thread that may run on any core, or on this one only.
     """
     server = MetaServer(pool)
     events = (
@@ -51,10 +56,24 @@ def _serve_index(
     server.start()
     ends.append(server.stop)
     if events is not None:
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+        everywhere = range(os.cpu_count() or 1)
+        os.sched_setaffinity(0, everywhere if publisher_cpu is None else [publisher_cpu])
         events.start()
         ends.insert(0, events.stop)
     _say(ready=True)
+
+
+def _outside_loop_ns() -> int:
+    """Return the CPU time that this process has spent outside of the server's loop."""
+    loops = [one.ident for one in threading.enumerate() if one.name == "beluga-server"]
+    clocks = [time.pthread_getcpuclockid(ident) for ident in loops if ident is not None]
+    return time.process_time_ns() - sum(map(time.clock_gettime_ns, clocks))
+
+
+def _spent(_: object, __: object, *, since_ns: int) -> None:
+    """Tell the CPU time that this process has spent outside of the server's loop."""
+    _say(ready=True)
+    _say(outside_loop_ns=_outside_loop_ns() - since_ns)
 
 
 def _follow(_: object, __: object, *, endpoint: str) -> None:
@@ -104,6 +123,7 @@ def _load(  # noqa: PLR0913  a command's fields, by name
 _COMMANDS: dict[str, Callable[..., None]] = {
     "serve": _serve,
     "serve_index": _serve_index,
+    "spent": _spent,
     "follow": _follow,
     "answer": _answer,
     "load": _load,

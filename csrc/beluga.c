@@ -86,6 +86,7 @@
 #include "index/task_call.c"
 #include "index/lower.c"
 #include "index/journal.c"
+#include "index/events.c"
 #include "index/retire.c"
 #include "index/recover.c"
 #include "index/stat.c"

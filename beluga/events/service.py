@@ -36,7 +36,7 @@ TOPIC = b"kv-events"
 EPOCH_SHIFT = 40  # of a message's number: the epoch above, a counter below
 JOURNAL_ROOM = 1 << 16  # changes that wait for the service: 4 MiB
 BATCH_CHANGES = 4096  # of one message
-PERIOD_S = 0.005  # between two looks at the changes
+PERIOD_S = 0.02  # between two looks at the changes: each costs what many changes cost
 IDLE_S = 1.0  # an empty message after so long shows what was missed
 BATCHES_KEPT = 10_000
 _PENDING_MAX = 100_000  # messages that a slow router may leave unread: vLLM's own high-water mark
@@ -70,7 +70,7 @@ class EventService:
         self._zmq = zmq
         self._server, self._pool, self._host = server, pool, host
         self._settings = settings
-        self._table = NameTable()
+        self._table = NameTable(pool.geometry.block_count_max)
         self._told = threading.Event()
         self._thread: threading.Thread | None = None
         self.overflows = 0  # how often changes came too fast
@@ -127,8 +127,8 @@ class EventService:
             except RpcError as error:
                 log.warning("events of the pool wait for its server: %s", error)
                 continue
-            self._table = NameTable()
-            self._table.apply(read_names(self._pool, self._epoch % 2))
+            self._table = NameTable(self._pool.geometry.block_count_max)
+            self._table.begin(read_names(self._pool, self._epoch % 2))
             self._send([])
             return
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The table of named blocks, which turns changes of the block index into events.
+"""The table of named blocks in C (``csrc/index/events.c``), which turns changes of the block index
+into events.
 
 Each rank of an engine stores its part of a block under a key of its own. The block is stored when
 the last rank has it, and removed when the first one does not. Changes may be told twice, or be in
@@ -9,146 +10,85 @@ the table already: their generations tell.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-from beluga.meta import NAME_PARENT, STORED
+import numpy as np
+
+from beluga._ffi import core, ffi, lib
+from beluga.errors import raise_for_status
+from beluga.meta import NAME, NAME_PARENT, STORED
 from beluga.router import PoolEvent, Removed, Stored
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
-Name: TypeAlias = "tuple[int, int]"
-"""A space and a block hash."""
-
-
-@dataclasses.dataclass(slots=True)
-class _Block:
-    parent: int | None
-    contents: int
-    tokens: int
-    rank_count: int
-    ranks: dict[int, int] = dataclasses.field(default_factory=dict)  # rank -> entries
-
-    @property
-    def complete(self) -> bool:
-        return len(self.ranks) == self.rank_count
+_EVENT: np.dtype[np.void] = np.dtype([("name", NAME), ("kind", "<u4"), ("joins", "<u4")])
+_EVENTS_OF_CHANGE = 2  # at most: a line may be reused before its removal is told
+if _EVENT.itemsize != ffi.sizeof("bl_event"):
+    raise ImportError("beluga/events/table.py contradicts csrc/api/index.h")
 
 
 class NameTable:
-    """What the pool has, by its entries."""
+    """What a pool has, by the names of the ``line_count`` lines of its block table. One thread at a
+    time may use it.
+    """
 
-    def __init__(self) -> None:
-        self._entries: dict[int, tuple[int, Name, int]] = {}  # line -> generation, name, rank
-        self._blocks: dict[Name, _Block] = {}
+    def __init__(self, line_count: int) -> None:
+        out = ffi.new("bl_events **")
+        raise_for_status(lib.bl_events_create(out, line_count), "making a table of names")
+        self._handle = ffi.gc(out[0], lib.bl_events_destroy)
 
     def __len__(self) -> int:
-        """Return the number of entries with a name."""
-        return len(self._entries)
+        """Return the number of blocks, with those that some ranks lack."""
+        return int(lib.bl_events_count(self._handle))
+
+    def begin(self, changes: NDArray[np.void]) -> None:
+        """Apply changes that nobody is told of."""
+        told = ffi.from_buffer("bl_change[]", changes)
+        lib.bl_events_apply(self._handle, told, len(changes), ffi.NULL)
 
     def apply(self, changes: NDArray[np.void]) -> list[PoolEvent]:
         """Apply changes (:data:`beluga.meta.CHANGE`) in their order. Returns the events."""
-        events = _Events()
-        for generation, line, kind, name in changes.tolist():
-            held = self._entries.get(line)
-            if kind != STORED:
-                if held is not None and held[0] == generation:
-                    self._remove(line, events)
-            elif held is None or held[0] < generation:
-                if held is not None:
-                    self._remove(line, events)
-                self._store(line, generation, name, events)
-        return events.take()
+        if not len(changes):
+            return []
+        rows = np.empty(_EVENTS_OF_CHANGE * len(changes), _EVENT)
+        told = ffi.from_buffer("bl_change[]", changes)
+        found = lib.bl_events_apply(self._handle, told, len(changes), _pointer(rows))
+        return _joined(rows[:found])
 
     def snapshot(self) -> list[PoolEvent]:
         """Return events that store everything, parents before their children if both are there."""
-        events = _Events()
-        children: dict[Name, list[Name]] = {}
-        begin = []
-        for name, block in self._blocks.items():
-            if not block.complete:
-                continue
-            before = None if block.parent is None else self._blocks.get((name[0], block.parent))
-            if block.parent is None or before is None or not before.complete:
-                begin.append(name)
-            else:
-                children.setdefault((name[0], block.parent), []).append(name)
-        told = set()
-        while begin:
-            name = begin.pop()
-            if name in told:
-                continue
-            told.add(name)
-            events.stored(name, self._blocks[name])
-            begin.extend(children.get(name, ()))
-        return events.take()
+        rows = np.empty(max(len(self), 1), _EVENT)
+        found = lib.bl_events_all(self._handle, _pointer(rows))
+        raise_for_status(found, "listing the names of blocks")
+        return _joined(rows[:found])
 
-    def names(self) -> dict[Name, int]:
-        """Return the blocks that all their ranks have, with their tokens hashes."""
-        return {name: block.contents for name, block in self._blocks.items() if block.complete}
 
-    def _store(self, line: int, generation: int, name: tuple[int, ...], events: _Events) -> None:
-        block_hash, parent, contents, space, tokens, rank, rank_count, flags, _ = name
-        if not rank < rank_count:
-            return
-        called = (space, block_hash)
-        block = self._blocks.get(called)
-        if block is None:
+def _pointer(rows: NDArray[np.void]) -> core.bl_event:
+    return ffi.from_buffer("bl_event[]", rows, require_writable=True)
+
+
+def _joined(rows: NDArray[np.void]) -> list[PoolEvent]:
+    """Return the events of rows, with one event for rows that join."""
+    starts = np.flatnonzero(rows["joins"] == 0)
+    name = rows["name"]
+    hashes, contents = name["block_hash"].tolist(), name["tokens_hash"].tolist()
+    first = name[starts]
+    events = []
+    for start, end, kind, parent, space, tokens, flags in zip(
+        starts.tolist(),
+        [*starts.tolist(), len(rows)][1:],
+        rows["kind"][starts].tolist(),
+        first["parent_hash"].tolist(),
+        first["space"].tolist(),
+        first["block_tokens"].tolist(),
+        first["flags"].tolist(),
+        strict=True,
+    ):
+        names = hashes[start:end]
+        if kind == STORED:
             before = parent if flags & NAME_PARENT else None
-            block = self._blocks[called] = _Block(before, contents, tokens, rank_count)
-        complete = block.complete
-        block.ranks[rank] = block.ranks.get(rank, 0) + 1
-        self._entries[line] = (generation, called, rank)
-        if block.complete and not complete:
-            events.stored(called, block)
-        elif complete and not block.complete:
-            events.removed(called)
-
-    def _remove(self, line: int, events: _Events) -> None:
-        _, called, rank = self._entries.pop(line)
-        block = self._blocks[called]
-        complete = block.complete
-        block.ranks[rank] -= 1
-        if not block.ranks[rank]:
-            del block.ranks[rank]
-        if complete and not block.complete:
-            events.removed(called)
-        if not block.ranks:
-            del self._blocks[called]
-
-
-class _Events:
-    """Events in the making: a block that continues the last event joins it."""
-
-    def __init__(self) -> None:
-        self._events: list[PoolEvent] = []
-        self._names: list[int] = []  # of the last event
-        self._contents: list[int] = []
-
-    def stored(self, called: Name, block: _Block) -> None:
-        space, name = called
-        last = self._events[-1] if self._events else None
-        if not (
-            last is not None
-            and isinstance(last.data, Stored)
-            and (last.space, last.block_size) == (space, block.tokens)
-            and block.parent is not None
-            and block.parent == self._names[-1]
-        ):
-            self._names, self._contents = [], []
-            stored = Stored(self._names, self._contents, block.parent)
-            self._events.append(PoolEvent(stored, space, block.tokens))
-        self._names.append(name)
-        self._contents.append(block.contents)
-
-    def removed(self, called: Name) -> None:
-        space, name = called
-        last = self._events[-1] if self._events else None
-        if last is None or not isinstance(last.data, Removed) or last.space != space:
-            self._names = []
-            self._events.append(PoolEvent(Removed(self._names), space))
-        self._names.append(name)
-
-    def take(self) -> list[PoolEvent]:
-        return self._events
+            events.append(PoolEvent(Stored(names, contents[start:end], before), space, tokens))
+        else:
+            events.append(PoolEvent(Removed(names), space))
+    return events

@@ -148,7 +148,7 @@ class MetaServer(Server):
         """Take the oldest changes: an array of :data:`~beluga.meta.CHANGE`, and how many changes
         were lost so far because nobody took them in time. One thread at a time may call this.
         """
-        changes = np.zeros(count, CHANGE)
+        changes = np.empty(count, CHANGE)
         lost = ffi.new("uint64_t *")
         told = ffi.from_buffer("bl_change[]", changes, require_writable=True)
         with self._running():

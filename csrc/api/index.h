@@ -141,6 +141,31 @@ int bl_journal_attach(bl_meta *meta, uint32_t room);
  * a time may call this while the index exists. */
 int64_t bl_journal_take(bl_meta *meta, bl_change *changes, uint32_t count, uint64_t *lost);
 
+/* Which blocks come and go for routers, by the names of the changes (index/events.c). */
+typedef struct bl_events bl_events;
+
+typedef struct bl_event {
+    bl_name name;               /* rank means nothing: this is about the whole block */
+    uint32_t kind;              /* bl_change_kind */
+    uint32_t joins;             /* 1: the event before can be one with this one */
+} bl_event;
+
+/* Create what follows a block table with this many lines: 0, -EINVAL, -ENOMEM. */
+int bl_events_create(bl_events **out, uint32_t line_count);
+void bl_events_destroy(bl_events *events);
+
+/* Apply changes in their order, and return how many events they make. A change that was applied
+ * before does nothing. rows has room for two of each change; NULL: the events are not wanted. */
+uint32_t bl_events_apply(bl_events *events, const bl_change *changes, uint32_t count,
+                         bl_event *rows);
+
+/* Return how many blocks have names, if only of some of their ranks. */
+uint32_t bl_events_count(const bl_events *events);
+
+/* Store everything that is whole, parents before their children: return the number of events, or
+ * -ENOMEM. There is room for bl_events_count(). */
+int64_t bl_events_all(const bl_events *events, bl_event *rows);
+
 /* Read the names of committed blocks from a half of the name table: those of at most count lines
  * from *first on, which moves behind the last line that was read. Return their number, or an error.
  * A line that is being written may be left out. */

@@ -35,6 +35,13 @@ static inline void bl_store_fence_now(void) { __asm__ volatile("dsb sy" ::: "mem
 static inline void bl_full_fence_now(void) { __asm__ volatile("dsb sy" ::: "memory"); }
 static inline void bl_compiler_barrier(void) { __asm__ volatile("" ::: "memory"); }
 
+/* Ask for a private line that is written soon, so that no other core has it then. */
+static inline void bl_prefetch_write(const void *address)
+{
+    __builtin_prefetch(address, 1);
+    bl_compiler_barrier();
+}
+
 /* Order this thread's stores for the other threads of this host, for which nothing needs to be
  * complete. */
 static inline void bl_settle_now(void) { __asm__ volatile("dmb ishst" ::: "memory"); }

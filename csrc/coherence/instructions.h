@@ -6,7 +6,7 @@
  * streaming copies are built from these; the protocol calls verbs only.
  *
  * The header of an architecture defines:
- *   bl_store_fence_now, bl_full_fence_now, bl_compiler_barrier
+ *   bl_store_fence_now, bl_full_fence_now, bl_compiler_barrier, bl_prefetch_write
  *   bl_line_read, bl_line_store, bl_line_stream
  *   bl_streamed, bl_flush_choice, bl_flush_lines, bl_write_back_lines, bl_flush_fault
  *   bl_move_width, bl_move

@@ -30,6 +30,12 @@ static inline void bl_settle_now(void) { bl_store_fence_now(); }
 
 static inline void bl_compiler_barrier(void) { __asm__ volatile("" ::: "memory"); }
 
+/* Ask for a private line that is written soon, so that no other core has it then. */
+static inline void bl_prefetch_write(const void *address)
+{
+    __asm__ volatile("prefetchw %0" ::"m"(*(const char *)address));
+}
+
 static inline void bl_nt16(void *target, __m128i value) { _mm_stream_si128(target, value); }
 
 __attribute__((target("avx2"), always_inline)) static inline void bl_nt32(void *target,

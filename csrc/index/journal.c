@@ -12,47 +12,78 @@
  */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/host_atomic.h"
+#include "base/lazy.h"
 #include "base/minmax.h"
 #include "coherence/guard.h"
 #include "index/blocks.h"
 
-enum { BL_NAMES_BATCH = 1024 };     /* lines invalidated together */
-
-struct bl_journal {
-    bl_change *ring;
-    uint32_t room;
-    uint64_t added;             /* written by the server's thread */
-    uint64_t lost;              /* written by the server's thread */
-    uint64_t taken;             /* written by the reader */
+enum {
+    BL_NAMES_BATCH = 1024,      /* lines invalidated together */
+    BL_JOURNAL_AHEAD = 32       /* places that are fetched before they are written */
 };
 
-static void bl_journal_add(bl_journal *journal, const bl_change *change)
+/* What the server's thread writes and what the reader writes are on lines of their own. */
+struct bl_journal {
+    bl_change *ring;            /* each change is a line */
+    uint32_t room;
+    uint32_t at;                /* the place of the next change */
+    uint64_t added;             /* written by the server's thread, as all above and the next two */
+    uint64_t lost;
+    uint64_t seen;              /* what taken was when the ring seemed full */
+    uint8_t apart[BL_LINE_SIZE];
+    uint64_t taken;             /* written by the reader */
+    uint32_t take_at;           /* the place of the change that is taken next */
+};
+
+_Static_assert(sizeof(bl_change) == BL_LINE_SIZE, "a change is written and read as a line");
+
+/* Return the place of the next change; NULL: there is no room, which is counted. Each place was
+ * last read by another core, so its line is fetched long before it is written. */
+static inline bl_change *bl_journal_place(bl_journal *journal)
 {
-    uint64_t added = journal->added;
-    if (added - bl_host_load(&journal->taken) >= journal->room) {
-        bl_host_store(&journal->lost, journal->lost + 1);
-        return;
+    if (journal->added - journal->seen >= journal->room) {
+        journal->seen = bl_host_load(&journal->taken);
+        if (journal->added - journal->seen >= journal->room) {
+            bl_host_store(&journal->lost, journal->lost + 1);
+            return NULL;
+        }
     }
-    journal->ring[added % journal->room] = *change;
-    bl_host_store(&journal->added, added + 1);
+    uint32_t at = journal->at, ahead = at + BL_JOURNAL_AHEAD;
+    bl_prefetch_write(&journal->ring[ahead < journal->room ? ahead : 0]);
+    journal->at = at + 1 < journal->room ? at + 1 : 0;
+    return &journal->ring[at];
 }
 
 void bl_journal_stored(bl_meta *meta, uint32_t number, const bl_name *name)
 {
-    if (meta->journal != NULL)
-        bl_journal_add(meta->journal, &(bl_change){meta->blocks[number].generation, number,
-                                                   BL_CHANGE_STORED, *name});
+    bl_journal *journal = meta->journal;
+    bl_change *change = journal != NULL ? bl_journal_place(journal) : NULL;
+    if (change == NULL)
+        return;
+    change->generation = meta->blocks[number].generation;
+    change->block = number;
+    change->kind = BL_CHANGE_STORED;
+    change->name = *name;
+    bl_host_store(&journal->added, journal->added + 1);
 }
 
 void bl_journal_removed(bl_meta *meta, uint32_t number)
 {
+    bl_journal *journal = meta->journal;
     const bl_block *block = &meta->blocks[number];
-    if (meta->journal != NULL && block->named)
-        bl_journal_add(meta->journal, &(bl_change){.generation = block->generation,
-                                                   .block = number, .kind = BL_CHANGE_REMOVED});
+    bl_change *change = journal != NULL && block->named ? bl_journal_place(journal) : NULL;
+    if (change == NULL)
+        return;
+    change->generation = block->generation;
+    change->block = number;
+    change->kind = BL_CHANGE_REMOVED;
+    bl_host_store(&journal->added, journal->added + 1);
 }
+
+static uint64_t bl_journal_size(uint32_t room) { return (uint64_t)room * sizeof(bl_change); }
 
 int bl_journal_attach(bl_meta *meta, uint32_t room)
 {
@@ -61,12 +92,13 @@ int bl_journal_attach(bl_meta *meta, uint32_t room)
     if (room == 0)
         return -EINVAL;
     bl_journal *journal = calloc(1, sizeof *journal);
-    bl_change *ring = calloc(room, sizeof *ring);
+    bl_change *ring = bl_lazy_map_dense(bl_journal_size(room));
     if (journal == NULL || ring == NULL) {
         free(journal);
-        free(ring);
+        bl_lazy_unmap(ring, bl_journal_size(room));
         return -ENOMEM;
     }
+    memset(ring, 0, bl_journal_size(room)); /* here, not page by page in the server's loop */
     *journal = (bl_journal){.ring = ring, .room = room};
     meta->journal = journal;
     return 0;
@@ -78,11 +110,13 @@ int64_t bl_journal_take(bl_meta *meta, bl_change *changes, uint32_t count, uint6
     *lost = 0;
     if (journal == NULL)
         return 0;
-    uint64_t taken = journal->taken, ready = bl_host_load(&journal->added) - taken;
+    uint64_t ready = bl_host_load(&journal->added) - journal->taken;
     uint32_t part = (uint32_t)bl_least(ready, count);
-    for (uint32_t i = 0; i < part; i++)
-        changes[i] = journal->ring[(taken + i) % journal->room];
-    bl_host_store(&journal->taken, taken + part);
+    uint32_t first = (uint32_t)bl_least(part, journal->room - journal->take_at);
+    memcpy(changes, &journal->ring[journal->take_at], first * sizeof *changes);
+    memcpy(changes + first, journal->ring, (part - first) * sizeof *changes);
+    journal->take_at = first < part ? part - first : (journal->take_at + part) % journal->room;
+    bl_host_store(&journal->taken, journal->taken + part);
     *lost = bl_host_load(&journal->lost);
     return part;
 }
@@ -90,7 +124,7 @@ int64_t bl_journal_take(bl_meta *meta, bl_change *changes, uint32_t count, uint6
 void bl_journal_destroy(bl_meta *meta)
 {
     if (meta->journal != NULL)
-        free(meta->journal->ring);
+        bl_lazy_unmap(meta->journal->ring, bl_journal_size(meta->journal->room));
     free(meta->journal);
     meta->journal = NULL;
 }

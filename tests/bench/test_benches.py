@@ -49,7 +49,7 @@ JUDGED = {
         *("null_gpu write, alone", "null_gpu read, alone", "null_gpu read, 2 processes"),
     ],
     "indexer": [],  # see test_indexer_bench.py
-    "events": ["put, with pauses", "put, without pauses"],
+    "events": ["in the server's loop", "put, with pauses", "put, without pauses"],
     "blocks": [],  # see test_blocks_bench.py
     "tiers-disk": [],  # see test_tiers_disk_bench.py
     "tiers-remote": [],  # see test_tiers_remote_bench.py

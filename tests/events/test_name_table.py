@@ -24,7 +24,7 @@ from beluga.router import (
     encode_pool,
 )
 
-TOKENS = 16
+TOKENS, LINES = 16, 64
 
 
 def stored(line: int, generation: int, name: NDArray[np.void]) -> np.void:
@@ -48,13 +48,23 @@ def told(table: NameTable, *changes: np.void) -> list[PoolEvent]:
     return table.apply(rows)
 
 
+def stands(table: NameTable) -> dict[tuple[int, int], int]:
+    """Return the blocks that the table tells late routers of, with their tokens hashes."""
+    found = {}
+    for event in table.snapshot():
+        assert isinstance(event.data, Stored) and event.data.tokens_hashes is not None
+        for name, contents in zip(event.data.block_hashes, event.data.tokens_hashes, strict=True):
+            found[event.space, name] = contents
+    return found
+
+
 def chain(first: int, count: int, **more: int) -> NDArray[np.void]:
     numbers = range(first, first + count)
     return chain_names(numbers, [n + 500 for n in numbers], block_tokens=TOKENS, **more)
 
 
 def test_blocks_of_a_chain_make_one_event() -> None:
-    table = NameTable()
+    table = NameTable(LINES)
     events = told(table, *(stored(n, n + 1, name) for n, name in enumerate(chain(10, 3))))
     assert events == [PoolEvent(Stored([10, 11, 12], [510, 511, 512], None), 0, TOKENS)]
     events = told(table, removed(0, 1), removed(2, 3))
@@ -62,36 +72,36 @@ def test_blocks_of_a_chain_make_one_event() -> None:
 
 
 def test_a_block_of_another_chain_begins_another_event() -> None:
-    table = NameTable()
+    table = NameTable(LINES)
     first, second = chain(10, 1)[0], chain(20, 1, parent_hash=15)[0]
     events = told(table, stored(0, 1, first), stored(1, 2, second))
     assert [event.data.parent_hash for event in events] == [None, 15]  # type: ignore[union-attr]
 
 
 def test_a_block_is_announced_when_its_last_rank_has_it() -> None:
-    table = NameTable()
+    table = NameTable(LINES)
     ranks = [chain(10, 2, rank=rank, rank_count=3) for rank in range(3)]
     assert told(table, stored(0, 1, ranks[0][0]), stored(1, 2, ranks[2][0])) == []
     assert table.snapshot() == []
     [event] = told(table, stored(2, 3, ranks[1][0]), stored(3, 4, ranks[1][1]))
     assert event.data == Stored([10], [510], None)
-    assert table.names() == {(0, 10): 510}
+    assert stands(table) == {(0, 10): 510}
     assert told(table, removed(1, 2)) == [PoolEvent(Removed([10]), 0)]
     assert told(table, removed(0, 1), removed(2, 3)) == []
     assert len(table) == 1
 
 
 def test_changes_that_the_table_has_already_do_nothing() -> None:
-    table = NameTable()
+    table = NameTable(LINES)
     names = chain(10, 2)
     told(table, stored(0, 5, names[0]))
     assert told(table, stored(0, 5, names[0])) == []
     assert told(table, removed(0, 4), stored(0, 3, names[1])) == []  # an earlier block's
-    assert table.names() == {(0, 10): 510}
+    assert stands(table) == {(0, 10): 510}
 
 
 def test_a_line_may_be_reused_before_its_removal_was_told() -> None:
-    table = NameTable()
+    table = NameTable(LINES)
     names = chain(10, 2)
     told(table, stored(0, 5, names[0]))
     events = told(table, stored(0, 6, names[1]))
@@ -99,17 +109,53 @@ def test_a_line_may_be_reused_before_its_removal_was_told() -> None:
 
 
 def test_a_rank_that_cannot_be_is_not_believed() -> None:
-    table = NameTable()
+    table = NameTable(LINES)
     name = chain(10, 1)[0].copy()
     name["rank"], name["rank_count"] = 3, 3
     assert told(table, stored(0, 1, name)) == []
     assert len(table) == 0
 
 
+def test_a_part_that_two_lines_have_is_there_until_both_are_gone() -> None:
+    table = NameTable(LINES)
+    name = chain(10, 1)[0]
+    assert len(told(table, stored(0, 1, name), stored(1, 2, name), stored(2, 3, name))) == 1
+    assert told(table, removed(0, 1), removed(2, 3)) == []
+    assert stands(table) == {(0, 10): 510}
+    assert told(table, removed(1, 2)) == [PoolEvent(Removed([10]), 0)]
+    assert len(table) == 0
+
+
+def test_ranks_that_contradict_each_other_are_no_whole_block() -> None:
+    table = NameTable(LINES)
+    one, other = chain(10, 1)[0], chain(10, 1, rank=1, rank_count=2)[0]
+    events = told(table, stored(0, 1, one), stored(1, 2, other))
+    assert [type(event.data) for event in events] == [Stored, Removed]
+    assert told(table, removed(1, 2)) == [PoolEvent(Stored([10], [510], None), 0, TOKENS)]
+
+
+def test_a_line_that_the_pool_does_not_have_is_not_believed() -> None:
+    table = NameTable(LINES)
+    assert told(table, stored(LINES, 1, chain(10, 1)[0]), removed(LINES, 1)) == []
+
+
+def test_a_late_router_is_told_parents_first() -> None:
+    table = NameTable(LINES)
+    root, twigs = chain(10, 3), [chain(n, 2, parent_hash=11) for n in (20, 30)]
+    names = [*twigs[1][::-1], *root[::-1], *twigs[0], chain(50, 1, parent_hash=49)[0]]
+    told(table, *(stored(n, n + 1, name) for n, name in enumerate(names)))
+    seen: list[int] = []
+    for event in table.snapshot():
+        assert isinstance(event.data, Stored)
+        assert event.data.parent_hash in {None, 49, *seen}
+        seen += event.data.block_hashes
+    assert sorted(seen) == [10, 11, 12, 20, 21, 30, 31, 50]
+
+
 def test_spaces_do_not_meet() -> None:
-    table = NameTable()
+    table = NameTable(LINES)
     told(table, stored(0, 1, chain(10, 1, space=1)[0]), stored(1, 2, chain(10, 1, space=2)[0]))
-    assert set(table.names()) == {(1, 10), (2, 10)}
+    assert set(stands(table)) == {(1, 10), (2, 10)}
     assert told(table, removed(0, 1)) == [PoolEvent(Removed([10]), 1)]
 
 
@@ -162,7 +208,7 @@ def begin(feed: PoolFeed, number: int, table: NameTable) -> None:
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("seed", range(5))
 def test_routers_have_what_the_pool_has_whenever_they_came(seed: int, ranks: int) -> None:
-    world, table = World(seed, ranks), NameTable()
+    world, table = World(seed, ranks), NameTable(LINES)
     feeds = [PoolFeed(Indexer(), block_size=TOKENS)]
     begin(feeds[0], 0, table)
     for number in range(1, 200):
@@ -173,7 +219,7 @@ def test_routers_have_what_the_pool_has_whenever_they_came(seed: int, ranks: int
         if number % 50 == 0:
             feeds.append(PoolFeed(Indexer(), block_size=TOKENS))
             begin(feeds[-1], number, table)
-    assert {name: found for (_, name), found in table.names().items()} == world.present()
+    assert {name: found for (_, name), found in stands(table).items()} == world.present()
     for feed in feeds:
         assert feed.blocks() == world.present()
         assert feed.unread == 0
