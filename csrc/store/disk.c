@@ -306,7 +306,7 @@ static void bl_disk_step(bl_disk *disk, bl_disk_call *call, uint32_t limit)
     disk->moving++;
     if (call->write)
         bl_gate_enter(disk, piece.size);
-    if (disk->calls[0] || disk->calls[1])
+    if (disk->moving < disk->depth && (disk->calls[0] || disk->calls[1]))
         pthread_cond_signal(&disk->work);       /* each thread wakes the next one */
     pthread_mutex_unlock(&disk->lock);
     bl_disk_piece_copy(call, &piece);
