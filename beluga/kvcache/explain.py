@@ -2,10 +2,10 @@
 # Copyright The Beluga Authors
 """Why a key hits or misses, as far as the pool and this host can tell.
 
-Three things are asked: the server; both halves of the block table, where a free line still has the
-key of the block that left it; and the namespaces that were opened on this host, under each of which
-the key is made again. A key is a hash of its namespace: what was stored under a salt, or by another
-host alone, cannot be found without being told.
+Three things are asked: the server, which remembers why keys have left; both halves of the block
+table, where a free line still has the key of the block that left it; and the namespaces that were
+opened on this host. The key is made again under each of them. A key is a hash of its namespace:
+what was stored under a salt, or by another host alone, cannot be found without being told.
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ import numpy as np
 from beluga.kvcache.cache import KVCache
 from beluga.kvcache.keys import Field, Namespace, fold
 from beluga.kvcache.known import KnownNamespace, known_namespaces
-from beluga.meta import COMMITTED, EPOCH_SHIFT, FREE, BlockState, MetaClient, MetaStat, read_entries
+from beluga.meta import (
+    COMMITTED,
+    EPOCH_SHIFT,
+    FREE,
+    BlockState,
+    Left,
+    MetaClient,
+    MetaStat,
+    read_entries,
+)
 from beluga.rpc import Client
 
 # What engines call such fields (beluga/connectors/). Another number of ranks or another type of
@@ -48,6 +57,17 @@ _EPOCH = (
     "the server of epoch {} had it, that of epoch {} has not: it was lost when that server took "
     "over, or evicted since"
 )
+
+_LEFT = {
+    Left.SPACE: ("evicted", "it was here, and was evicted to make room"),
+    Left.ENTRY: (
+        "evicted",
+        "it was here, and was evicted because the block table was full: blocks are smaller than "
+        "the pool was made for, so make it anew with --block-bytes or more --max-blocks",
+    ),
+    Left.REMOVED: ("removed", "it was here, and was removed by a client"),
+    Left.RETIRED: ("evicted", "it was here, and was dropped with memory that failed"),
+}
 
 _LEFT_BEFORE = (
     "it was here before this server took over, and was evicted to make room or removed by a client"
@@ -92,6 +112,7 @@ def explain(client: Client, namespace: Namespace, digests: Sequence[bytes]) -> l
     keys = _keys(namespace, digests)
     table = _read(client, epoch, {*keys, *(key for made in others.values() for key in made)})
     found, now = [], table.now
+    lost = meta.left(np.array(keys, np.uint64).reshape(-1, 2))
     for at, (key, digest) in enumerate(zip(keys, digests, strict=True)):
         state = meta.lookup(np.array([key], np.uint64)).state
         there = [o for o in known if o.fingerprint in others and others[o.fingerprint][at] in now]
@@ -104,6 +125,8 @@ def explain(client: Client, namespace: Namespace, digests: Sequence[bytes]) -> l
         elif there:
             nearest = min(there, key=lambda one: _distance(_differing(namespace, one)))
             cause, text = _difference(namespace, nearest)
+        elif lost[at] in _LEFT:
+            cause, text = _LEFT[lost[at]]
         elif key in table.left:
             cause, text = _left(stat)
         elif key in table.before:

@@ -7,7 +7,7 @@ Most programs want :class:`beluga.kvcache.KVCache` instead.
 """
 
 from beluga.meta.check import Report, check_devices, check_pool
-from beluga.meta.client import BlockState, Grant, Lookup, MetaClient, Pins
+from beluga.meta.client import BlockState, Grant, Left, Lookup, MetaClient, Pins
 from beluga.meta.entries import COMMITTED, ENTRY, EPOCH_SHIFT, FREE, read_entries
 from beluga.meta.lower import LOWER_NOTE, LOWER_RECORD, LowerStat, LowerWork, Work
 from beluga.meta.names import (
@@ -42,6 +42,7 @@ __all__ = [
     "STORED",
     "BlockState",
     "Grant",
+    "Left",
     "Lookup",
     "LowerStat",
     "LowerWork",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import numpy as np
 
 from beluga._ffi import core, ffi, lib
-from beluga.errors import raise_for_status
+from beluga.errors import BadReplyError, raise_for_status
 from beluga.meta.stat import MetaStat
 from beluga.rpc import nanoseconds
 
@@ -38,6 +38,16 @@ class BlockState(enum.IntEnum):
     GRANTED = 3
     REFUSED = 4
     BELOW = 5
+
+
+class Left(enum.IntEnum):
+    """Why a key has left the index (``bl_left``)."""
+
+    UNKNOWN = 0
+    SPACE = 1
+    ENTRY = 2
+    REMOVED = 3
+    RETIRED = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -212,6 +222,22 @@ class MetaClient:
                 "asking for tiers",
             )
         return found
+
+    def left(self, keys: NDArray[np.uint64]) -> list[Left]:
+        """Return why keys have left the index, as far as this server remembers. Say nothing of
+        keys that are in it.
+        """
+        words: list[int] = []
+        for first in range(0, len(keys), lib.BL_CALL_KEYS_MAX):
+            part = np.ascontiguousarray(keys[first : first + lib.BL_CALL_KEYS_MAX], np.uint64)
+            head = ffi.new("bl_block_request *", {"count": len(part)})
+            request = bytes(ffi.buffer(head)) + part.tobytes()
+            reply = self._client.call(lib.BL_METHOD_LEFT, request)
+            said = reply[ffi.sizeof("bl_block_reply") :]
+            if len(said) != len(part) or max(said) >= len(Left):
+                raise BadReplyError("the server's list of what left makes no sense")
+            words += said
+        return [Left(word) for word in words]
 
     def stat(self) -> MetaStat:
         """Return the server's counters."""

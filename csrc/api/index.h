@@ -86,8 +86,20 @@ typedef struct bl_session_view {
 uint32_t bl_meta_sessions(const bl_meta *meta, uint32_t first, bl_session_view *out,
                           uint32_t count);
 
-/* The call that asks for them: uint32_t first -> bl_sessions_reply, views. */
-enum bl_operate_method { BL_METHOD_SESSIONS = 17 };
+/* Calls for people: uint32_t first -> bl_sessions_reply, views; and bl_block_request, keys ->
+ * bl_block_reply, a byte per key (bl_left). */
+enum bl_operate_method { BL_METHOD_SESSIONS = 17, BL_METHOD_LEFT = 18 };
+
+/* Why a key has left the index, as far as the server remembers (index/left.c): evicted because a
+ * block needed space, or because one needed an entry of the full block table; removed by a client
+ * or for its age; lost with memory that failed. */
+enum bl_left {
+    BL_LEFT_UNKNOWN = 0,
+    BL_LEFT_SPACE = 1,
+    BL_LEFT_ENTRY = 2,
+    BL_LEFT_REMOVED = 3,
+    BL_LEFT_RETIRED = 4
+};
 
 typedef struct bl_sessions_reply {
     uint32_t count;             /* views that follow */

@@ -82,6 +82,13 @@ typedef struct bl_hold {
     uint32_t grant_count;
 } bl_hold;
 
+/* A key that has left the index. */
+typedef struct bl_departure {
+    uint64_t first;             /* half of the key */
+    uint32_t second;            /* the low bits of its other half */
+    uint32_t why;               /* bl_left */
+} bl_departure;
+
 struct bl_meta {
     bl_server *server;
     const bl_pool *pool;
@@ -108,6 +115,8 @@ struct bl_meta {
     uint64_t held_bytes[BL_HOST_COUNT]; /* by suspect sessions of this epoch */
     bl_meta_stat stat;
     uint64_t refusals[BL_REFUSAL_COUNT];
+    bl_departure *left;         /* keys that have left, each at its place */
+    uint64_t left_mask;
     bl_tenant tenants[BL_TENANT_COUNT];
     uint32_t tenant;            /* the one that was looked for last */
 };
@@ -140,12 +149,13 @@ void bl_extents_return_all(bl_meta *meta);
 /* Free a used block's space, and remove the block from its extent's list. */
 void bl_space_give(bl_meta *meta, uint32_t number);
 
-/* Remove a committed block without pins from the index, the table and its space. */
-void bl_block_evict(bl_meta *meta, uint32_t number);
+/* Remove a committed block without pins from the index, the table and its space; why is
+ * BL_LEFT_SPACE or BL_LEFT_ENTRY. */
+void bl_block_evict(bl_meta *meta, uint32_t number, enum bl_left why);
 
 /* Remove a committed block from lookups at once, and from its space when nobody reads it any
  * more. */
-void bl_block_drop(bl_meta *meta, uint32_t number);
+void bl_block_drop(bl_meta *meta, uint32_t number, enum bl_left why);
 
 /* index/task_call.c */
 
@@ -183,6 +193,14 @@ int bl_handle_stat(void *meta, bl_call *call);
 
 /* index/sessions.c */
 int bl_handle_sessions(void *meta, bl_call *call);
+
+/* index/left.c */
+int bl_left_create(bl_meta *meta);
+void bl_left_destroy(bl_meta *meta);
+
+/* Remember why a key has left the index. */
+void bl_left_note(bl_meta *meta, const uint64_t key[2], enum bl_left why);
+int bl_handle_left(void *meta, bl_call *call);
 
 /* index/lower.c. Without lower tiers these do nothing. */
 
@@ -222,8 +240,8 @@ void bl_journal_destroy(bl_meta *meta);
 /* Count a block that is committed, by a client or by a predecessor of this server. */
 void bl_stat_committed(bl_meta *meta, uint32_t number);
 
-/* Count a committed block that leaves the index; evicted: to make room for another. */
-void bl_stat_left(bl_meta *meta, uint32_t number, int evicted);
+/* Count a committed block that leaves the index, and remember why. */
+void bl_stat_left(bl_meta *meta, uint32_t number, enum bl_left why);
 
 /* Count a grant that was refused for this error. */
 void bl_stat_refused(bl_meta *meta, int status);

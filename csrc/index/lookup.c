@@ -157,7 +157,7 @@ static int bl_remove_one(bl_meta *meta, const uint64_t key[2], uint32_t flags)
         return 0;
     meta->stat.remove_count++;
     bl_crash_point("remove.found");
-    bl_block_drop(meta, (uint32_t)number);
+    bl_block_drop(meta, (uint32_t)number, BL_LEFT_REMOVED);
     return 1;
 }
 

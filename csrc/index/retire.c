@@ -38,7 +38,7 @@ static void bl_extent_retire(bl_meta *meta, const bl_extent_view *view)
         uint32_t state = meta->blocks[number].state;
         next = meta->blocks[number].links[BL_LIST_EXTENT].next;
         if (state == BL_NUMBER_COMMITTED)
-            bl_block_drop(meta, number);
+            bl_block_drop(meta, number, BL_LEFT_RETIRED);
         else if (state != BL_NUMBER_DOOMED)
             bl_grant_end(meta, number, BL_END_GONE);
     }

@@ -48,7 +48,7 @@ void bl_tasks_age(bl_meta *meta)
         int64_t place = bl_tasks_older(meta->tasks, now_ns - BL_TASK_AGE_NS);
         if (place < 0)
             return;
-        bl_block_drop(meta, bl_tasks_block(meta->tasks, (uint32_t)place));
+        bl_block_drop(meta, bl_tasks_block(meta->tasks, (uint32_t)place), BL_LEFT_REMOVED);
     }
 }
 

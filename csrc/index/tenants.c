@@ -49,8 +49,9 @@ void bl_stat_committed(bl_meta *meta, uint32_t number)
     meta->stat.block_bytes += block->length;
 }
 
-void bl_stat_left(bl_meta *meta, uint32_t number, int evicted)
+void bl_stat_left(bl_meta *meta, uint32_t number, enum bl_left why)
 {
+    int evicted = why == BL_LEFT_SPACE || why == BL_LEFT_ENTRY;
     const bl_block *block = &meta->blocks[number];
     bl_tenant *tenant = &meta->tenants[block->tenant];
     tenant->block_count--;
@@ -58,6 +59,7 @@ void bl_stat_left(bl_meta *meta, uint32_t number, int evicted)
     meta->stat.block_bytes -= block->length;
     tenant->evict_count += evicted;
     meta->stat.evict_count += evicted;
+    bl_left_note(meta, block->key, why);
 }
 
 void bl_stat_refused(bl_meta *meta, int status)

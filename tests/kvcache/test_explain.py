@@ -12,7 +12,7 @@ import pytest
 from beluga import Client, KVCache, MetaServer, Namespace, Pool
 from beluga.kvcache import Explanation, explain, known_namespaces
 from beluga.kvcache.known import leave_namespace
-from beluga.meta import MetaClient
+from beluga.meta import Left, MetaClient
 
 FIELDS = {"model": "m", "dtype": "bfloat16", "layout": "NHD", "tp": "0/2", "block_size": 16}
 DIGEST = bytes(range(16))
@@ -108,6 +108,23 @@ def test_an_evicted_block_is_named(pool: Pool) -> None:
         assert why(pool, Namespace(FIELDS)).cause == "evicted"
 
 
+def test_a_block_that_left_a_full_table_is_named_though_its_line_is_used_again(pool: Pool) -> None:
+    """Blocks of 4 KiB fill the table, of 64 lines, long before the space."""
+    namespace = Namespace(FIELDS)
+    with MetaServer(pool) as server:
+        put(pool, namespace, count=70)
+        assert server.meta_stat().table_evict_count > 0
+        found = why(pool, namespace)
+        assert (found.state, found.cause) == ("miss", "evicted")
+        assert "the block table was full" in found.text and "--block-bytes" in found.text
+        assert why(pool, Namespace(FIELDS), b"never was here..").cause == "never"
+        with KVCache(pool, namespace=namespace) as cache:  # it comes back, and is removed
+            assert cache.put([DIGEST], [bytes(SIZE)]).stored == 1
+            assert why(pool, namespace).cause == "stored"
+            assert cache.remove([DIGEST]) == 1
+        assert why(pool, namespace).cause == "removed"
+
+
 def test_a_block_that_is_being_written_is_pending(pool: Pool) -> None:
     namespace = Namespace(FIELDS)
     with MetaServer(pool), Client(pool) as writer, KVCache(writer, namespace=namespace) as cache:
@@ -134,7 +151,9 @@ def test_damaged_bytes_are_a_miss_that_is_named(pool: Pool) -> None:
     assert (found.state, found.cause) == ("miss", "checksum")
 
 
-def test_a_block_that_a_takeover_lost_is_of_the_epoch_before(pool: Pool) -> None:
+def test_a_block_that_a_takeover_lost_is_of_the_epoch_before(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The line that the second server wrote is overwritten; the first one's half has the block."""
     namespace = Namespace(FIELDS)
     with MetaServer(pool):
@@ -144,6 +163,9 @@ def test_a_block_that_a_takeover_lost_is_of_the_epoch_before(pool: Pool) -> None
             assert cache.remove([DIGEST]) == 1
         assert why(pool, namespace).cause == "removed"
         put(pool, Namespace({"name": "next"}), b"takes every line", count=64)
+        assert why(pool, namespace).cause == "removed"
+        forgotten = [Left.UNKNOWN]
+        monkeypatch.setattr(MetaClient, "left", lambda self, keys: forgotten * len(keys))
         found = why(pool, namespace)
     assert (found.state, found.cause) == ("miss", "epoch")
     assert "the server of epoch 1 had it, that of epoch 2 has not" in found.text
