@@ -25,9 +25,9 @@ EXPORTS: dict[str, str] = {
         "SECONDS SILENT_S Server ServerStat Trace TracedCall nanoseconds read_trace stand_by"
     ),
     "beluga.meta": (
-        "BlockState EVICTIONS Grant LOWER_NOTE LOWER_RECORD Lookup LowerStat LowerWork MetaClient "
-        "MetaServer MetaStat Pins Report TaskClient TaskRecord Work check_devices check_pool "
-        "repair_pool CHANGE NAME NAME_PARENT REMOVED STORED chain_names names_at "
+        "BlockState EVICTIONS Grant LOWER_NOTE LOWER_RECORD Left Lookup LowerStat LowerWork "
+        "MetaClient MetaServer MetaStat Pins Report TaskClient TaskRecord Work check_devices "
+        "check_pool repair_pool CHANGE NAME NAME_PARENT REMOVED STORED chain_names names_at "
         "read_names "
         "REFUSALS SessionView Sessions Tenant ask_sessions COMMITTED ENTRY EPOCH_SHIFT FREE "
         "read_entries"
@@ -49,7 +49,7 @@ EXPORTS: dict[str, str] = {
     "beluga.lease": "EtcdLease KubernetesLease Lease open_lease",
     "beluga.live": "CellState DeviceFacts IndexFacts LinkFacts Note Observer PoolFacts Rates "
     "ServerFacts SessionFacts SlowCall Snapshot TenantFacts TierFacts",
-    "beluga.admin": "Admin Answer Request Route Routes ask ask_json ask_someone json_answer "
+    "beluga.admin": "Admin Answer Health Request Route Routes ask ask_json ask_someone json_answer "
     "page_routes read_address "
     "server_routes standing_by",
     "beluga.exporter": "Collector METRICS TIER_PREFIXES",

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from beluga.admin.health import HEALTHZ, READYZ
 from beluga.admin.route import Answer, Request
 from beluga.errors import BelugaError
 
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 IDLE_S = 60.0
 BODY_MAX = 1 << 20
 METRICS = "/metrics"
+_ANY_NAME = {METRICS, HEALTHZ, READYZ}  # these tell other machines nothing that a name protects
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -92,9 +94,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _known_host(self, path: str) -> bool:
         """Return whether the Host header is fit for this path. Where other machines may connect,
-        their scrapers find the metrics by any name, such as that of a service.
+        their scrapers and probes find these by any name, such as that of a service.
         """
-        if self.hosts is None or (path == METRICS and not self.loopback):
+        if self.hosts is None or (path in _ANY_NAME and not self.loopback):
             return True
         return self.headers.get("Host", "") in self.hosts
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol, cast
 
 import typer
 
-from beluga.admin import Admin, read_address, server_routes
+from beluga.admin import Admin, Health, read_address, server_routes
 from beluga.cli import logs
 from beluga.cli.detach import detached
 from beluga.cli.notify import Manager
@@ -40,6 +40,7 @@ from beluga.tiers import TierService, TierSettings
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from beluga.admin import Routes
     from beluga.pool import Pool
 
 DeclaredGone = Annotated[
@@ -167,13 +168,15 @@ def serve(
             server = MetaServer(
                 opened, host=host, declared_gone=declare_gone, quota=quota, eviction=eviction
             )
-            services = _services(server, opened, tiers, published, host)
+            services, health = _services(server, opened, tiers, published, host), Health()
+            routes = {**server_routes(server, opened, _saving(services)), **health.routes()}
             try:
-                with _answering(server, opened, services, admin, json) as endpoint:
+                with _answering(routes, opened, admin, json) as endpoint:
                     serve_until_told(
                         server,
                         json=json,
                         admin=endpoint,
+                        health=health,
                         services=services,
                         silent_s=silent if standby or lease else None,
                         lease=open_lease(lease) if lease else None,
@@ -221,15 +224,17 @@ def _services(
     return services
 
 
-@contextmanager
-def _answering(
-    server: MetaServer, pool: Pool, services: Sequence[_Service], address: str, json: bool
-) -> Iterator[Admin]:
-    """Have an admin endpoint meanwhile, also while the server stands by."""
+def _saving(services: Sequence[_Service]) -> TierService | None:
+    """Return the service of the lower tiers, if there is one."""
     saving = (one for one in services if hasattr(one, "save_missing"))
-    tiers = cast("TierService | None", next(saving, None))
+    return cast("TierService | None", next(saving, None))
+
+
+@contextmanager
+def _answering(routes: Routes, pool: Pool, address: str, json: bool) -> Iterator[Admin]:
+    """Have an admin endpoint meanwhile, also while the server stands by."""
     endpoint = Admin(
-        server_routes(server, pool, tiers),
+        routes,
         directory=pool.runtime_dir,
         address=read_address(address) if address else None,
     )
@@ -249,16 +254,18 @@ def serve_until_told(
     json: bool = False,
     services: Sequence[_Service] = (),
     admin: Admin | None = None,
+    health: Health | None = None,
     silent_s: float | None = None,
     lease: Lease | None = None,
 ) -> None:
     """Run ``server`` on its thread until a signal comes, and the services beside it. Raises the
-    error that ended it otherwise. ``admin`` answers for the server that serves from then on.
+    error that ended it otherwise. ``admin`` answers for the server that serves from then on, and
+    ``health`` is told what is seen of it.
 
     With ``silent_s`` the server first stands by, and follows a server whose heartbeat has not moved
     for so many seconds. With ``lease`` it serves only while the lease is held.
     """
-    told, manager = threading.Event(), Manager(_LOOK_INTERVAL_S)
+    told, manager, health = threading.Event(), Manager(_LOOK_INTERVAL_S), health or Health()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told.set())
     try:
@@ -270,9 +277,10 @@ def serve_until_told(
         else:
             text = "standing by; stop with Ctrl-C"
             announce(text, "standing by", json=json, pid=os.getpid())
-            waits = partial(_say_waiting, manager)
+            waits = partial(_say_waiting, manager, health)
             if not stand_by(server, told, silent_s=silent_s, lease=lease, waits=waits):
                 return
+            health.begins()
             epoch = server.stat().epoch
             text = f"took over, epoch {epoch}"
             announce(text, "serving", json=json, epoch=epoch, pid=os.getpid())
@@ -282,7 +290,7 @@ def serve_until_told(
             if admin is not None:
                 admin.claim()
             manager.ready(f"serving, epoch {server.stat().epoch}")
-            _look_after(server, told, manager)
+            _look_after(server, told, manager, health)
     finally:
         if told.is_set():
             manager.stopping()
@@ -291,16 +299,18 @@ def serve_until_told(
         server.stop()
 
 
-def _say_waiting(manager: Manager, why: str) -> None:
+def _say_waiting(manager: Manager, health: Health, why: str) -> None:
     """A server is ready when it stands by: after its first look at the server that serves."""
+    health.moved(serves=False)
     manager.ready(f"standing by: {why}" if why else "standing by")
     manager.alive()
 
 
-def _look_after(server: Server, told: threading.Event, manager: Manager) -> None:
-    """Wait until a signal comes. The manager hears that the server lives only if its poll loop has
-    moved since the last look. Raises the error that ended the server.
+def _look_after(server: Server, told: threading.Event, manager: Manager, health: Health) -> None:
+    """Wait until a signal comes. The manager and ``health`` hear that the server lives only if its
+    poll loop has moved since the last look. Raises the error that ended the server.
     """
+    health.moved(serves=True)
     seen = -1
     while not told.wait(manager.look_s):
         if server.failure is not None:
@@ -308,6 +318,7 @@ def _look_after(server: Server, told: threading.Event, manager: Manager) -> None
         moved = server.stat().housekeeping_count
         if moved != seen:
             manager.alive()
+            health.moved(serves=True)
         seen = moved
 
 

@@ -205,7 +205,7 @@ def served(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> list[Served]:
     monkeypatch.setattr(
         serve,
         "serve_until_told",
-        lambda server, admin, **how: found.append(Served(server, how)),
+        lambda server, admin, health, **how: found.append(Served(server, how)),
     )
     return found
 

@@ -18,7 +18,7 @@ from blocks import eventually
 from beluga.cli import serve
 from beluga.errors import DeposedError
 from beluga.meta import MetaServer
-from tests.exporter.scraped import scrape
+from tests.exporter.scraped import scrape, status_of
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -147,6 +147,20 @@ def test_metrics_are_served_from_standing_by_to_the_end(
     assert scrape(url).value("beluga_server_epoch") == 2
     standby.send_signal(signal.SIGTERM)
     assert standby.wait(timeout=20) == 0
+
+
+def test_a_standby_is_alive_and_not_ready(
+    start: Start, pool: list[str], server: subprocess.Popen[str]
+) -> None:
+    standby = start("serve", *pool, "--standby", "--admin", "0")
+    assert standby.stderr
+    url = standby.stderr.readline().split()[2].rstrip(",")
+    assert standby.stderr.readline().startswith("standing by")
+    assert eventually(lambda: status_of(f"{url}healthz") == 200)
+    assert status_of(f"{url}readyz") == 503
+    server.kill()
+    assert eventually(lambda: status_of(f"{url}readyz") == 200)
+    assert status_of(f"{url}healthz") == 200
 
 
 def test_a_port_that_is_taken_is_one_line_and_the_pool_stays_free(

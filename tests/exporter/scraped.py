@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+import urllib.error
 import urllib.request
 
 SERIES = re.compile(r"([a-z_]+)(?:\{(.*)\})? (\S+)")
@@ -52,3 +53,12 @@ def raw(url: str, data: bytes | None = None, *, kind: str = TEXT) -> bytes:
 def scrape(url: str) -> Scrape:
     """Scrape a server."""
     return Scrape(raw(url).decode())
+
+
+def status_of(url: str) -> int:
+    """Return the status of an answer."""
+    try:
+        with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code

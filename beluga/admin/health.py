@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Whether a server lives and whether it serves, for who restarts it: Kubernetes, a load balancer.
+
+``GET /healthz`` fails when the server makes no progress: its poll loop hangs, or it no longer looks
+after the server for which it stands by. ``GET /readyz`` fails, too, while it stands by: it lives,
+and does not serve.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+
+from beluga.admin.route import Answer, Request, Routes
+
+HEALTHZ, READYZ = "/healthz", "/readyz"
+STILL_S = 15.0
+"""A server that has made no progress for so many seconds hangs."""
+
+
+class Health:
+    """What the one that looks after a server has seen; the routes answer from other threads.
+
+    A server that has not begun lives: a takeover of a large pool, or of large lower tiers, takes
+    its time.
+    """
+
+    def __init__(
+        self, still_s: float = STILL_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._still_s, self._clock = still_s, clock
+        self._moved_s: float | None = None
+        self._serves = False
+
+    def moved(self, *, serves: bool) -> None:
+        """Note that the server has made progress, and whether it serves or stands by."""
+        self._moved_s, self._serves = self._clock(), serves
+
+    def begins(self) -> None:
+        """Note that the server begins, which may take long."""
+        self._moved_s, self._serves = None, False
+
+    def routes(self) -> Routes:
+        """Return the routes."""
+        return {("GET", HEALTHZ): self._lives, ("GET", READYZ): self._ready}
+
+    def _lives(self, _: Request) -> Answer:
+        moved_s = self._moved_s
+        still_s = 0.0 if moved_s is None else self._clock() - moved_s
+        if still_s < self._still_s:
+            return Answer(b"alive\n")
+        return _failed(f"no progress for {still_s:.0f} s: the server's poll loop hangs")
+
+    def _ready(self, request: Request) -> Answer:
+        lives = self._lives(request)
+        if lives.status != HTTPStatus.OK:
+            return lives
+        return Answer(b"serving\n") if self._serves else _failed("it does not serve yet")
+
+
+def _failed(text: str) -> Answer:
+    return Answer(f"{text}\n".encode(), status=HTTPStatus.SERVICE_UNAVAILABLE)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A server lives while its poll loop moves, and is ready while it serves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from blocks import eventually
+
+from beluga import Client, Pool
+from beluga.admin import Health, Request
+from beluga.errors import CallTimeoutError
+from beluga.rpc import METHOD_USER
+from tests.exporter.scraped import status_of
+
+WAIT_S = 60.0
+# A server that is looked after, with a handler that does not end while there is a file.
+STUCK = """
+import sys, time
+from pathlib import Path
+from beluga.admin import Admin, Health
+from beluga.cli.serve import serve_until_told
+from beluga.pool import Pool
+from beluga.rpc import METHOD_USER, Server
+def hang(request):
+    while Path(request.decode()).exists():
+        time.sleep(0.01)
+    return b""
+with Pool.open([sys.argv[1]]) as pool:
+    server, health = Server(pool), Health(still_s=2.0)
+    server.handle(METHOD_USER, hang)
+    admin = Admin(health.routes(), address=("127.0.0.1", 0))
+    admin.start()
+    print(admin.url, flush=True)
+    serve_until_told(server, health=health)
+"""
+
+
+def statuses(health: Health) -> list[int]:
+    """Return what both routes answer."""
+    routes = health.routes()
+    return [routes["GET", path](Request(path)).status for path in ("/healthz", "/readyz")]
+
+
+def test_who_makes_no_progress_is_not_alive() -> None:
+    now = [100.0]
+    health = Health(still_s=10.0, clock=lambda: now[0])
+    assert statuses(health) == [200, 503]  # it begins
+    now[0] += 1000.0
+    assert statuses(health) == [200, 503]
+    health.moved(serves=False)  # it stands by
+    assert statuses(health) == [200, 503]
+    health.begins()
+    now[0] += 1000.0
+    assert statuses(health) == [200, 503]
+    health.moved(serves=True)
+    now[0] += 9.0
+    assert statuses(health) == [200, 200]
+    now[0] += 1.0
+    assert statuses(health) == [503, 503]
+    assert b"no progress for 10 s" in health.routes()["GET", "/healthz"](Request("")).body
+    health.moved(serves=True)
+    assert statuses(health) == [200, 200]
+
+
+@pytest.fixture
+def stuck(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "stuck"
+    path.touch()
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def test_a_stopped_poll_loop_is_seen_while_the_process_answers(shm: Path, stuck: Path) -> None:
+    device = str(shm / "device")
+    Pool.create([device], device_size=16 << 20).close()
+    with subprocess.Popen(
+        [sys.executable, "-c", STUCK, device], stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            url = server.stdout.readline().strip()
+            assert eventually(lambda: status_of(f"{url}readyz") == 200, WAIT_S)
+            assert status_of(f"{url}healthz") == 200
+            with Pool.open([device]) as pool, Client(pool, timeout_s=WAIT_S) as client:
+                with pytest.raises(CallTimeoutError):
+                    client.call(METHOD_USER, str(stuck).encode(), timeout_s=0.3)
+                assert eventually(lambda: status_of(f"{url}healthz") == 503, WAIT_S)
+                assert status_of(f"{url}readyz") == 503
+                stuck.unlink()
+                assert eventually(lambda: status_of(f"{url}healthz") == 200, WAIT_S)
+        finally:
+            stuck.unlink(missing_ok=True)
+            server.terminate()
