@@ -4,7 +4,8 @@
 
 A replay goes on meanwhile: some minutes of generated conversations, in a pool that holds part of
 them. The picture of ``beluga top`` is the text of its frame, drawn by rich as SVG and shown in the
-same browser.
+same browser. The page of ``beluga bench report`` is of a smoke run, and the picture has to say so.
+``screenshots.py FOLDER replay`` or ``bench`` takes only those.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -30,13 +32,23 @@ SECONDS = 70.0  # of the replay, before the pictures
 REPLAY = ("--admin", "0", "--speed", "0.08", "--pool-bytes", "560M", "--clients", "3")
 SIZES = {"light": (1200, 1180, False), "dark": (1200, 1180, True), "narrow": (400, 1100, False)}
 TOP_COLUMNS = 80
+BENCH = ("rpc", "latency")
+BENCH_SIZE = (1100, 1220)
 
 
-def take(folder: Path) -> None:
-    """Take all pictures of a replay."""
+def take(folder: Path, parts: Sequence[str]) -> None:
+    """Take the pictures of these parts."""
     program = find_browser()
     if program is None:
         sys.exit("screenshots: this machine lacks Chromium")
+    if "replay" in parts:
+        take_replay(program, folder)
+    if "bench" in parts:
+        take_bench(program, folder)
+
+
+def take_replay(program: str, folder: Path) -> None:
+    """Take all pictures of a replay."""
     replay = start(
         "beluga.cli.main", "replay", *REPLAY, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
     )
@@ -81,5 +93,20 @@ def take_top(browser: Browser, url: str, folder: Path) -> None:
         (folder / "top.png").write_bytes(browser.picture())
 
 
+def take_bench(program: str, folder: Path) -> None:
+    """Take the page of a smoke run of some benchmarks. Its top has to say what it is."""
+    with tempfile.TemporaryDirectory() as made, Browser(program) as browser:
+        page = Path(made) / "page.html"
+        words = ("bench", "report", *BENCH, "--smoke", "--out", str(page))
+        subprocess.run([sys.executable, "-m", "beluga.cli.main", *words], check=True)
+        browser.look(*BENCH_SIZE)
+        browser.go(page.as_uri())
+        browser.wait("document.readyState == 'complete'")
+        shown = browser.run("document.body.innerText.slice(0, 2000)")
+        assert "smoke run" in shown.lower(), shown
+        (folder / "bench-report.png").write_bytes(browser.picture())
+        assert browser.problems == [], browser.problems
+
+
 if __name__ == "__main__":
-    take(Path(sys.argv[1]))
+    take(Path(sys.argv[1]), sys.argv[2:] or ("replay", "bench"))

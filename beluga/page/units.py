@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 _TIMES = ((60.0, 60.0, "min"), (1.0, 1.0, "s"), (1e-3, 1e-3, "ms"), (1e-6, 1e-6, "us"))
-_LARGE = ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e4, " k"))
+# From where on, in which unit: 9,999 is read as easily as 10 k.
+_LARGE = ((1e12, 1e12, " T"), (1e9, 1e9, " G"), (1e6, 1e6, " M"), (1e4, 1e3, " k"))
 
 
 def plain(value: float) -> str:
@@ -26,8 +27,8 @@ def seconds(value: float) -> str:
 
 def quantity(value: float, unit: str) -> str:
     """Show a large number by its thousands, millions and so on: 29 M/s, 1.25 G tokens, 12."""
-    for scale, prefix in _LARGE:
-        if abs(value) >= scale:
+    for least, scale, prefix in _LARGE:
+        if abs(value) >= least:
             return f"{plain(value / scale)}{prefix}{' ' if unit[:1].isalpha() else ''}{unit}"
     return f"{plain(value)}{' ' if unit[:1].isalpha() else ''}{unit}"
 

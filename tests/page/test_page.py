@@ -116,6 +116,9 @@ def test_other_numbers_have_units_too() -> None:
     assert page.quantity(13_700_000, "") == "13.7 M"
     assert page.quantity(29e6, "/s") == "29 M/s"
     assert page.quantity(12, "/s") == "12/s"
+    assert page.quantity(9_999, "/s") == "9,999/s"
+    assert page.quantity(10_000, "/s") == "10 k/s"
+    assert page.quantity(895_000, "/s") == "895 k/s"
     assert (page.percent(0.253), page.plain(12_345.6), page.plain(0.01234)) == (
         "25.3 %", "12,346", "0.0123",
     )  # fmt: skip
