@@ -82,6 +82,7 @@ class MetaServer(Server):
         if eviction not in EVICTIONS:
             raise ValueError(f"eviction is one of {', '.join(EVICTIONS)}, not {eviction!r}")
         self._meta: core.bl_meta | core.Null = ffi.NULL
+        self._changes = np.empty(0, CHANGE)  # what take_changes reads into
         super().__init__(
             pool,
             host=host,
@@ -148,12 +149,13 @@ class MetaServer(Server):
         """Take the oldest changes: an array of :data:`~beluga.meta.CHANGE`, and how many changes
         were lost so far because nobody took them in time. One thread at a time may call this.
         """
-        changes = np.empty(count, CHANGE)
+        if len(self._changes) < count:
+            self._changes = np.empty(count, CHANGE)
         lost = ffi.new("uint64_t *")
-        told = ffi.from_buffer("bl_change[]", changes, require_writable=True)
+        told = ffi.from_buffer("bl_change[]", self._changes, require_writable=True)
         with self._running():
             found = lib.bl_journal_take(self._meta, told, count, lost)
-        return changes[:found], int(lost[0])
+        return self._changes[:found].copy(), int(lost[0])
 
     def _take(self, server: core.bl_server) -> None:
         self._pool.raise_for_status(lib.bl_meta_serve(self._meta), "taking the pool over")
