@@ -18,6 +18,7 @@ from beluga.gateway.engine import Engine
 from beluga.gateway.fleet import Fleet
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.parsed_request import ParsedRequest
+from beluga.gateway.responses import Responses
 from beluga.gateway.settings import Limits
 from beluga.gateway.waiting import WaitQueue
 from beluga.router import Choice, Constraints, Query, Router
@@ -101,6 +102,7 @@ class Director:
         self._cache = cache
         self._limits = limits
         self._wait_queue = wait_queue
+        self.responses = Responses()
         self.placed = 0  # requests on workers
         self._names = itertools.count()
         fleet.on_change(joined=self._joined, left=self._left)
@@ -138,7 +140,7 @@ class Director:
 
     def _try(self, parsed: ParsedRequest, query: Query, tried: Set[int]) -> Placement | None:
         """Try to place a request. Returns None if it must wait. Raises Refusal."""
-        engines = self._known(parsed)
+        engines = self._maker(parsed) or self._known(parsed)
         allowed = self._allowed(engines, tried)
         if not allowed:
             self._none(engines, tried)
@@ -160,6 +162,11 @@ class Director:
         placed.engine.expected(choice.hit_rate, query.isl)
         self._cache.routed(query, choice)
         return placed
+
+    def _maker(self, parsed: ParsedRequest) -> list[Engine]:
+        """Return the engine that made the response that a request is about, if it is known."""
+        worker = self.responses.worker_of(parsed.response)
+        return [engine for engine in self._fleet if engine.worker.worker_id == worker]
 
     def _known(self, parsed: ParsedRequest) -> list[Engine]:
         """Return the engines with a request's model. Raises Refusal if there are none, or if the

@@ -88,18 +88,27 @@ class Handlers:
         if unread and len({engine.models for engine in self._fleet}) == 1:
             return await self._proxied(request)  # the engines list their models for keys alone
         cards = list(self._fleet.models().values())
-        return _json({"object": "list", "data": cards})
+        return _for_browsers(request, _json({"object": "list", "data": cards}))
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
         card = self._fleet.models().get(name)
         if card is None:
             raise Refusal(404, f"The model `{name}` does not exist.", param="model")
-        return _json(card)
+        return _for_browsers(request, _json(card))
 
 
 def _json(value: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+def _for_browsers(request: web.Request, answer: web.Response) -> web.Response:
+    """Let pages of any site read an answer of the router's own, as vLLM does by default. Answers of
+    engines have their own headers, and preflights go to engines: their --allowed-origins hold.
+    """
+    if "Origin" in request.headers:
+        answer.headers["Access-Control-Allow-Origin"] = "*"
+    return answer
 
 
 def refusals(metrics: Metrics) -> Middleware:
@@ -117,7 +126,7 @@ def refusals(metrics: Metrics) -> Middleware:
             log.exception("%s %s", request.method, request.path)
             given = Refusal(500, "the router has failed; its log says how")
         metrics.refused(given.status)
-        response = given.response()
+        response = _for_browsers(request, given.response())
         if (name := request.headers.get("X-Request-Id")) is not None:
             response.headers["X-Request-Id"] = name
         return response

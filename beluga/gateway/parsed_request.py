@@ -20,13 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beluga.gateway.conversation import ChatFields, of_chat, of_responses
+from beluga.gateway.responses import PATH as _RESPONSES
+from beluga.gateway.responses import response_of
 from beluga.gateway.tokenizer import Tokenizer
 
 TEXT_TOKEN_SIZE = 4
 """How many bytes of a prompt's text count as a token without a tokenizer."""
 
 Tokens = NDArray[np.uint32]
-_RESPONSES = "/v1/responses"
 _MESSAGES = "/v1/messages"
 _FORM_MODEL = re.compile(rb'; name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]*)\r\n--')
 _EMPTY: Tokens = np.zeros(0, np.uint32)
@@ -41,6 +42,7 @@ class _Body(ChatFields):
     prompt: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
     cache_salt: Any = None
+    previous_response_id: Any = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class ParsedRequest:
     stream: bool = False
     exact: bool = False  # whether the tokens are the engine's, not guessed from the text
     odd: bool = False  # the model is not known, and any engine may say what is wrong
+    response: str | None = None  # of /v1/responses: the one that it is about, or continues
 
 
 _decoder = msgspec.json.Decoder(_Body)
@@ -68,6 +71,8 @@ def parse_request(
     """Parse a request. The engine judges everything in it, so its clients get its own errors: a
     request whose body is no JSON object with a model's name goes to any engine.
     """
+    if (response := response_of(path)) is not None:
+        return ParsedRequest(path, body, odd=True, response=response)
     if not is_json or not body:
         return ParsedRequest(path, body, _form_model(body), len(body) // TEXT_TOKEN_SIZE)
     try:
@@ -81,8 +86,10 @@ def parse_request(
     exact = tokens is not None
     tokens = text_tokens(text) if tokens is None else tokens
     salt = fields.cache_salt if isinstance(fields.cache_salt, str) else None
+    before = fields.previous_response_id if path == _RESPONSES else None
     return ParsedRequest(
-        path, body, fields.model, len(tokens), tokens, salt, fields.stream is True, exact
+        *(path, body, fields.model, len(tokens), tokens, salt, fields.stream is True, exact),
+        response=before if isinstance(before, str) else None,
     )
 
 

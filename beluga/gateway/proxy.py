@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from http import HTTPStatus
 
 import aiohttp
 from aiohttp import web
@@ -25,6 +26,7 @@ from beluga.gateway.metrics import Metrics
 from beluga.gateway.parsed_request import ParsedRequest, parse_request
 from beluga.gateway.relay import BrokenOffError, ClientGoneError, Source, relay
 from beluga.gateway.remote import Remote
+from beluga.gateway.responses import PATH as RESPONSES
 from beluga.gateway.settings import Limits
 from beluga.gateway.tokenizer import Tokenizer
 
@@ -116,6 +118,8 @@ class Proxy:
                 raise
 
     async def _read(self, request: web.Request) -> ParsedRequest:
+        if request.method == "OPTIONS":  # a browser asks what it may send: any engine knows
+            return ParsedRequest(request.path, b"", odd=True)
         try:
             body = await request.read()
         except web.HTTPRequestEntityTooLarge:
@@ -165,6 +169,9 @@ class Proxy:
                 target.content_length = response.content_length
             try:
                 first = await source.next()
+                if parsed.path == RESPONSES and response.status == HTTPStatus.OK:
+                    first += await _until_data(source, first)
+                    self._director.responses.made(first, engine.worker.worker_id)
             except BrokenOffError as error:
                 engine.fail(str(error))
                 raise _UnansweredError(502, str(error)) from error
@@ -192,6 +199,17 @@ class Proxy:
             await _end_broken(request, source, target, error)
         except (ClientGoneError, ConnectionError):
             pass  # leaving closes the engine's connection, which cancels its work
+
+
+async def _until_data(source: Source, first: bytes) -> bytes:
+    """Return what follows the first piece of a stream of events, up to the first event's data."""
+    more = b""
+    while source.has_events and b"data:" not in first + more:
+        piece = await source.next()
+        if not piece:
+            break
+        more += piece
+    return more
 
 
 async def _whole(response: aiohttp.ClientResponse) -> web.Response | None:

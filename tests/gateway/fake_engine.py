@@ -49,6 +49,7 @@ class FakeEngine:
         self.under_way = 0
         self.metrics: str | None = "vllm:num_requests_running 0\n"  # None: there is no /metrics
         self.scrapes = 0  # how often /metrics was asked for
+        self.made: list[str] = []  # responses, which this engine alone knows
         self.template = ""  # what it has in front of a conversation
         self.tokenize_status = 200
         self.url = ""
@@ -65,6 +66,9 @@ class FakeEngine:
                 web.post("/v1/chat/completions", self._generate),
                 web.post("/v1/completions", self._generate),
                 web.post("/v1/embeddings", self._embed),
+                web.post("/v1/responses", self._respond),
+                web.get("/v1/responses/{name}", self._response),
+                web.post("/v1/responses/{name}/cancel", self._response),
                 web.post("/tokenize", self._tokenize),
             ]
         )
@@ -98,6 +102,30 @@ class FakeEngine:
     async def _embed(self, request: web.Request) -> web.Response:
         asked = await request.json()
         return web.json_response({"object": "list", "data": [], "model": asked["model"]})
+
+    async def _respond(self, request: web.Request) -> web.StreamResponse:
+        asked = await request.json()
+        before = asked.get("previous_response_id")
+        if before is not None and before not in self.made:
+            return web.json_response({"error": {"message": "not found"}}, status=404)
+        self.made.append(f"resp_{self._port}-{len(self.made)}")
+        made = {"id": self.made[-1], "object": "response", "at": self.url}
+        if not asked.get("stream"):
+            return web.json_response(made)
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        await answer.write(b"event: response.created\n")
+        await asyncio.sleep(0)  # the line may come alone
+        told = json.dumps({"type": "response.created", "response": made})
+        await answer.write(b"data: " + told.encode() + b"\n\n")
+        return answer
+
+    async def _response(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name not in self.made:
+            return web.json_response({"error": {"message": f"{name} not found"}}, status=404)
+        kind = "cancelled" if request.method == "POST" else "completed"
+        return web.json_response({"id": name, "status": kind, "at": self.url})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         asked = await request.json()
