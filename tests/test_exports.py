@@ -30,7 +30,7 @@ EXPORTS: dict[str, str] = {
         "check_pool repair_pool CHANGE NAME NAME_PARENT REMOVED STORED chain_names names_at "
         "read_names "
         "REFUSALS SessionView Sessions Tenant ask_sessions COMMITTED ENTRY EPOCH_SHIFT FREE "
-        "read_entries"
+        "read_entries COUNTERS_METHOD ask_counters"
     ),
     "beluga.transfer": (
         "BlockLayout CHUNK CpuEngine Direction DsaEngine Engine Selection Link LinkSettings Order "

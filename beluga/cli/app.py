@@ -4,62 +4,46 @@
 
 from __future__ import annotations
 
-import typer
+from beluga.cli import lazy, program
 
-from beluga.cli import (
-    bench,
-    block,
-    dashboard,
-    detach,
-    doctor,
-    gateway,
-    look,
-    operate,
-    options,
-    pool,
-    prefill_worker,
-    program,
-    replay,
-    serve,
-    show_settings,
-    simulate,
-    size,
-    stat,
-    top,
-    trace,
-    verify,
-)
+COMMANDS: lazy.Places = {
+    "mount": "pool:mount",
+    "umount": "pool:umount",
+    "serve": "serve:serve",
+    "stop": "detach:stop",
+    "ping": "ping:ping",
+    "stat": "stat:stat",
+    "trace": "trace:trace",
+    "quota": "operate:quota",
+    "drain": "operate:drain",
+    "top": "top:top",
+    "dashboard": "dashboard:dashboard",
+    "put": "block:put",
+    "get": "block:get",
+    "explain": "look:explain_keys",
+    "ls": "look:ls",
+    "rm": "look:rm",
+    "prefill-worker": "prefill_worker:prefill_worker",
+    "replay": "replay:replay",
+    "gateway": "gateway:gateway",
+    "simulate": "simulate:simulate",
+    "size": "size:size_tiers",
+    "verify": "verify:verify",
+    "doctor": "doctor:doctor",
+    "config": "show_settings:show_settings",
+    "bench": "bench:bench",
+    "pool": lazy.Inner(
+        "Create, show, check and destroy pools.",
+        {
+            "create": "pool:create",
+            "info": "pool:info",
+            "check": "pool:check",
+            "destroy": "pool:destroy",
+        },
+    ),
+}
 
-app = typer.Typer(
-    help="A shared KV-cache pool for LLM inference on CXL memory, or on the memory you have.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings=options.HELP,
+app = lazy.program(
+    "A shared KV-cache pool for LLM inference on CXL memory, or on the memory you have.", COMMANDS
 )
 app.callback()(program.of("beluga"))
-app.command()(pool.mount)
-app.command()(pool.umount)
-app.add_typer(pool.app, name="pool")
-app.command()(serve.serve)
-app.command()(detach.stop)
-app.command()(serve.ping)
-app.command()(stat.stat)
-app.command()(trace.trace)
-app.command()(operate.quota)
-app.command()(operate.drain)
-app.command()(top.top)
-app.command()(dashboard.dashboard)
-app.command()(block.put)
-app.command()(block.get)
-app.command("explain")(look.explain_keys)
-app.command()(look.ls)
-app.command()(look.rm)
-app.command()(prefill_worker.prefill_worker)
-app.command()(replay.replay)
-app.command()(gateway.gateway)
-app.command()(simulate.simulate)
-app.command("size")(size.size_tiers)
-app.command()(verify.verify)
-app.command()(doctor.doctor)
-app.command("config")(show_settings.show_settings)
-app.command()(bench.bench)

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -43,13 +44,11 @@ def _open_streams() -> None:
 
 def _run(name: str, module: str) -> NoReturn:
     _open_streams()
+    missing = next((tool for tool in _TOOLS if find_spec(tool) is None), None)
+    if missing is not None:
+        sys.exit(f"{name}: error: the commands need {missing}; pip install beluga-kv")
     try:
         app = import_module(module).app
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in _TOOLS:
-            raise
-        sys.exit(f"{name}: error: the commands need {missing}; pip install beluga-kv")
     except BelugaError as error:  # The environment demands a feature that this CPU lacks.
         sys.exit(f"{name}: error: {error}")
     except KeyboardInterrupt:

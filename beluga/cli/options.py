@@ -16,7 +16,6 @@ import typer
 from beluga.cli.logs import FORMATS, LEVELS
 from beluga.errors import BelugaError, DeviceSpecError
 from beluga.pool import Pool, parse_size
-from beluga.simulate import FORMATS as TRACE_FORMATS
 
 HELP = {"help_option_names": ["-h", "--help"]}  # settings of both programs
 
@@ -59,14 +58,6 @@ AdminAddress = Annotated[
     ),
 ]
 
-Format = Annotated[
-    str | None,
-    typer.Option(
-        "--format",
-        help=f"The format of the trace: {', '.join(TRACE_FORMATS)}. By default its content tells.",
-    ),
-]
-
 
 def log_level_name(text: str) -> str:
     """Parse the name of a level as a parameter of the command line."""
@@ -102,7 +93,6 @@ LogFormat = Annotated[
         help="How it is logged: text, or json for one JSON object on each line of stderr.",
     ),
 ]
-Rate = Annotated[float, typer.Option(help="Requests per second, for traces without times.")]
 
 
 def need(extra: str, *packages: str) -> None:

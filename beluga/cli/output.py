@@ -7,20 +7,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import msgspec
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
-from rich.table import Table
 
 from beluga.cli import logs
+
+if TYPE_CHECKING:  # rich is slow to import, and machines read JSON
+    from rich.console import Console
+    from rich.table import Table
 
 _PIPE_WIDTH = 200  # columns
 
@@ -66,6 +61,8 @@ def print_table(
         for row in rows:
             print_facts(dict(zip(columns, row, strict=True)))
         return
+    from rich.table import Table
+
     table = Table(title=title, title_justify="left")
     for index, column in enumerate(columns):
         is_text = any(isinstance(row[index], str) for row in rows)
@@ -81,6 +78,8 @@ def _print(table: Table) -> None:
 
 def _console() -> Console:
     """Return a console of the terminal's width. A file or a pipe gets enough for every column."""
+    from rich.console import Console
+
     return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, markup=False)
 
 
@@ -95,6 +94,8 @@ def _cell(value: object) -> str:
 
 def print_facts(facts: Mapping[str, object]) -> None:
     """Print names and values, one pair on each line."""
+    from rich.table import Table
+
     table = Table(show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right", overflow="fold")
@@ -115,13 +116,19 @@ def progress(what: str, *, shown: bool = True) -> Iterator[Advance]:
 
     It appears with the first move, so a command that is refused earlier prints only its error.
     """
-    columns: tuple[ProgressColumn, ...] = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
+    if not shown:
+        yield lambda done, total: None
+        return
+    from rich import progress as rich_progress
+    from rich.console import Console
+
+    columns: tuple[rich_progress.ProgressColumn, ...] = (
+        rich_progress.TextColumn("{task.description}"),
+        rich_progress.BarColumn(),
+        rich_progress.TaskProgressColumn(),
+        rich_progress.TimeElapsedColumn(),
     )
-    bar = Progress(*columns, console=Console(stderr=True), disable=not shown)
+    bar = rich_progress.Progress(*columns, console=Console(stderr=True))
     task = bar.add_task(what, total=None)
 
     def advance(done: int, total: int) -> None:

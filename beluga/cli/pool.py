@@ -29,8 +29,6 @@ from beluga.pool import (
 )
 from beluga.transfer import Crossovers, crossovers, default_threads, policy
 
-app = typer.Typer(help="Create, show, check and destroy pools.", no_args_is_help=True)
-
 Paths = Annotated[
     list[str],
     typer.Argument(
@@ -88,7 +86,6 @@ BlockBytes = Annotated[
 Lanes = Annotated[int | None, typer.Option(min=1, help="How many clients can attach at once.")]
 
 
-@app.command()
 def create(
     paths: Paths,
     device_size: Size = None,
@@ -125,14 +122,12 @@ def create(
         _describe(pool, json)
 
 
-@app.command()
 def info(pool: PoolPaths = None, json: Json = False) -> None:
     """Show the layout of a pool."""
     with open_pool(pool) as opened:
         _describe(opened, json)
 
 
-@app.command()
 def check(
     pool: PoolPaths = None,
     payload: Annotated[
@@ -200,7 +195,6 @@ def _names(pool: Pool, half: int) -> list[dict[str, int | str | None]]:
     return shown
 
 
-@app.command()
 def destroy(
     paths: OptionalPaths = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,

@@ -12,9 +12,10 @@ from typing import Annotated
 import typer
 
 from beluga.admin import read_address
-from beluga.cli.options import AdminAddress, Format, Json, Rate, size
+from beluga.cli.options import AdminAddress, Json, size
 from beluga.cli.output import print_facts, print_json, progress, say
 from beluga.cli.tiers import AdmissionName, DiskBytes, Disks, Offload, Remotes
+from beluga.cli.trace_options import Format, Rate
 from beluga.errors import ReplayError
 from beluga.replay import Conversations, Options, Result, make_workload
 from beluga.replay import replay as run_replay

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The commands ``beluga serve`` and ``ping``: the server, and a question to it."""
+"""The command ``beluga serve``: the server."""
 
 from __future__ import annotations
 
@@ -20,27 +20,25 @@ from beluga.cli.notify import Manager
 from beluga.cli.options import (
     AdminAddress,
     Host,
-    Json,
     JsonLines,
     LogFormat,
     LogLevel,
     PoolPaths,
-    Timeout,
     open_pool,
 )
-from beluga.cli.output import announce, print_json, say
+from beluga.cli.output import announce
 from beluga.cli.tiers import AdmissionName, DiskBytes, Disks, Offload, Remotes
 from beluga.errors import DeposedError
-from beluga.events import EventService, EventSettings
 from beluga.lease import Lease, open_lease
 from beluga.meta import EVICTIONS, MetaServer
-from beluga.rpc import SILENT_S, Client, Keeper, Quota, Server, stand_by
+from beluga.rpc import SILENT_S, Keeper, Quota, Server, stand_by
 from beluga.tiers import TierService, TierSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from beluga.admin import Routes
+    from beluga.events import EventSettings
     from beluga.pool import Pool
 
 DeclaredGone = Annotated[
@@ -220,6 +218,8 @@ def _services(
     if tiers:
         services.append(TierService(server, pool, tiers, host=host))
     if published:
+        from beluga.events import EventService  # slow to import
+
         services.append(EventService(server, pool, published, host=host))
     return services
 
@@ -327,24 +327,8 @@ def _event_settings(endpoint: str, replay: str, form: str) -> EventSettings | No
         raise typer.BadParameter(f"--events-form is vllm or dynamo, not {form}")
     if bool(endpoint) != bool(replay):
         raise typer.BadParameter("--events and --events-replay belong together; give both")
-    return EventSettings(endpoint, replay, dynamo=form == "dynamo") if endpoint else None
+    if not endpoint:
+        return None
+    from beluga.events import EventSettings  # slow to import
 
-
-def ping(
-    pool: PoolPaths = None,
-    host: Host = None,
-    timeout: Timeout = 5.0,
-    count: Annotated[int, typer.Option(min=1, help="How many round trips to make.")] = 10,
-    json: Json = False,
-) -> None:
-    """Measure round trips to the server."""
-    with open_pool(pool) as opened, Client(opened, host=host, timeout_s=timeout) as client:
-        trips_us = sorted(client.ping() * 1e6 for _ in range(count))
-        epoch = client.stat().epoch
-    middle = trips_us[len(trips_us) // 2]
-    if json:
-        print_json({"epoch": epoch, "count": count, "min_us": trips_us[0], "p50_us": middle})
-    else:
-        say(
-            f"epoch {epoch}: {count} round trips, fastest {trips_us[0]:.1f} us, p50 {middle:.1f} us"
-        )
+    return EventSettings(endpoint, replay, dynamo=form == "dynamo")

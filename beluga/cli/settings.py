@@ -22,7 +22,8 @@ from typing import Any
 import typer
 
 from beluga import config
-from beluga.cli.options import HOST_HELP
+from beluga.cli import lazy
+from beluga.cli.options import HOST_HELP, Host, LogFormat, LogLevel, PoolPaths
 from beluga.errors import SettingsError
 
 # Options that confirm or declare something about one run, or that only a caller can mean.
@@ -93,13 +94,13 @@ def load(
     return _Reader(path, context, program, above).settings()
 
 
-def tables(root: Any, program: str) -> dict[str, tuple[tuple[str, ...], Any]]:
-    """Return the words and the parser of each command by the name of its table.
+def tables(root: Any, program: str) -> dict[str, tuple[str, ...]]:
+    """Return the words of each command by the name of its table.
 
     ``beluga pool create`` has ``[pool-create]``: ``pool`` itself is the list of devices.
     """
     prefix = "" if program == "beluga" else f"{program}-"
-    return {prefix + "-".join(words): (words, leaf) for words, leaf in _leaves(root, ())}
+    return {prefix + "-".join(words): words for words in lazy.leaves(root)}
 
 
 def options(command: Any) -> dict[str, Any]:
@@ -111,15 +112,6 @@ def options(command: Any) -> dict[str, Any]:
 def key_of(option: Any) -> str:
     """Return ``quota_calls`` for ``--quota-calls``."""
     return max(option.opts, key=len).lstrip("-").replace("-", "_")  # type: ignore[no-any-return]
-
-
-def _leaves(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    children = getattr(command, "commands", None)
-    if children is None:
-        yield words, command
-        return
-    for name, child in children.items():
-        yield from _leaves(child, (*words, name))
 
 
 def _exists(path: Path) -> bool:
@@ -189,25 +181,27 @@ class _Reader:
     def _share(self, shared: dict[str, Any], name: str, key: str, value: object) -> None:
         """Check a key above all tables, and make it the default of each command that has it."""
         self._unique("", name, key)
-        found = [
-            (words, leaf, option)
-            for words, leaf in [((), self._root), *self._tables.values()]
-            for option in leaf.params
-            if option.param_type_name == "option" and key_of(option) == key
-            if key != "host" or option.help == HOST_HELP  # the gateway's is an address
-        ]
-        shared[key] = self._checked("", name, *found[0][1:], value)
+        command = _with_shared_options()
+        shared[key] = self._checked("", name, command, options(command)[key], value)
         self._rows.append(Setting("", key, shared[key], self._above.get(key, "")))
         if key == "host":  # the others are not only for commands that have them as options
-            for words, _, option in found:
-                self._put(words, option, shared[key], over=False)
+            for words in self._running():
+                option = options(lazy.command_at(self._root, words)).get(key)
+                if option is not None and option.help == HOST_HELP:  # the gateway's is an address
+                    self._put(words, option, shared[key], over=False)
+
+    def _running(self) -> Iterator[tuple[str, ...]]:
+        """Yield the words of each command that may run now."""
+        asked = self._context.invoked_subcommand
+        return (words for words in lazy.leaves(self._root) if asked in (None, words[0]))
 
     def _table(self, name: str, values: Mapping[str, object]) -> None:
         table = name.replace("_", "-")
         if table not in self._tables:
             self._refuse_table(name, table)
             return
-        words, command = self._tables[table]
+        words = self._tables[table]
+        command = lazy.command_at(self._root, words)
         known = options(command)
         for given, value in values.items():
             key = given.replace("-", "_")
@@ -265,6 +259,21 @@ class _Reader:
         place = f"{self._path}, line {line}" if line else str(self._path)
         what = " ".join([*([f"[{table}]"] if table else []), *([key] if key else [])])
         return SettingsError(f"{place}: {what}: {text}")
+
+
+def _with_shared_options() -> Any:
+    """Return the parser of a command that has the options which stand above all tables."""
+
+    def shared(
+        pool: PoolPaths = None,
+        host: Host = None,
+        log_level: LogLevel = None,
+        log_format: LogFormat = None,
+    ) -> None: ...
+
+    program = typer.Typer(add_completion=False)
+    program.command()(shared)
+    return typer.main.get_command(program)
 
 
 def _kinds(command: Any, option: Any) -> tuple[tuple[type, ...], str]:

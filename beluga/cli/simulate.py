@@ -12,10 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
-from beluga.cli.options import Format, Json, Rate, check_output, need, size, write_whole
+from beluga.cli.options import Json, check_output, need, size, write_whole
 from beluga.cli.origin import origin
 from beluga.cli.output import print_json, print_table, progress, say
 from beluga.cli.policy_options import with_policy_settings
+from beluga.cli.trace_options import Format, Rate
 from beluga.errors import SimulateError
 from beluga.router import DEFAULT_POLICY, POLICIES, Goals, PolicySettings, costs
 from beluga.simulate import (

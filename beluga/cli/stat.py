@@ -14,10 +14,16 @@ from typing import Any
 
 from beluga.cli.options import Host, Json, PoolPaths, open_pool
 from beluga.cli.output import print_facts, print_json, print_line, print_table
-from beluga.meta import MetaClient, MetaStat, Sessions, SessionView, ask_sessions
+from beluga.meta import (
+    MetaClient,
+    MetaStat,
+    Sessions,
+    SessionView,
+    ask_counters,
+    ask_sessions,
+)
 from beluga.pool import show_size
 from beluga.rpc import Client
-from beluga.tiers import ask_counters
 
 _WIDTH = 78
 _NAME_MAX = 15  # letters of a process's name, as the kernel keeps them

@@ -8,6 +8,7 @@ Most programs want :class:`beluga.kvcache.KVCache` instead.
 
 from beluga.meta.check import Report, check_devices, check_pool
 from beluga.meta.client import BlockState, Grant, Left, Lookup, MetaClient, Pins
+from beluga.meta.counters import COUNTERS_METHOD, ask_counters
 from beluga.meta.entries import COMMITTED, ENTRY, EPOCH_SHIFT, FREE, read_entries
 from beluga.meta.lower import LOWER_NOTE, LOWER_RECORD, LowerStat, LowerWork, Work
 from beluga.meta.names import (
@@ -29,6 +30,7 @@ from beluga.meta.tasks import TaskClient, TaskRecord
 __all__ = [
     "CHANGE",
     "COMMITTED",
+    "COUNTERS_METHOD",
     "ENTRY",
     "EPOCH_SHIFT",
     "EVICTIONS",
@@ -57,6 +59,7 @@ __all__ = [
     "TaskRecord",
     "Tenant",
     "Work",
+    "ask_counters",
     "ask_sessions",
     "chain_names",
     "check_devices",

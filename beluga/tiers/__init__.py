@@ -2,6 +2,7 @@
 # Copyright The Beluga Authors
 """Tiers below the pool: where blocks sink to, and from where they come back."""
 
+from beluga.meta import ask_counters
 from beluga.tiers.blocks import (
     Alert,
     BlockManager,
@@ -17,7 +18,6 @@ from beluga.tiers.blocks import (
     WeakBlock,
 )
 from beluga.tiers.breakeven import AlwaysFetch, BreakEven, FetchRule, MeasuredBandwidth
-from beluga.tiers.counters import ask_counters
 from beluga.tiers.kv_shape import KvShape, read_model
 from beluga.tiers.service import TierService
 from beluga.tiers.settings import TierSettings

@@ -14,15 +14,12 @@ import json
 import threading
 from typing import TYPE_CHECKING, Any
 
-from beluga.errors import BadReplyError, BelugaError, NoMethodError
+from beluga.errors import BelugaError
+from beluga.meta import COUNTERS_METHOD
 from beluga.metrics import REGISTRY, Distribution
 
 if TYPE_CHECKING:
     from beluga.meta import MetaServer
-    from beluga.rpc import Client
-
-METHOD = 255
-"""The call that answers with the counters. :meth:`beluga.rpc.Server.handle` names the range."""
 
 _INTERVAL_S = 0.5
 _BREAKER = ("closed", "half-open", "open")
@@ -40,7 +37,7 @@ class Counters:
 
     def start(self) -> None:
         """Begin to answer."""
-        self._server.handle(METHOD, lambda _: self._text)
+        self._server.handle(COUNTERS_METHOD, lambda _: self._text)
         self._thread.start()
 
     def stop(self) -> None:
@@ -83,24 +80,6 @@ def gather() -> dict[str, Any]:
     for tier in tiers.values():
         _derive(tier)
     return {"tiers": tiers, **everything}
-
-
-def ask_counters(client: Client) -> dict[str, Any] | None:
-    """Ask a pool's server for the counters of its lower tiers; None if it has no such tiers.
-
-    Raises :class:`~beluga.errors.RpcError`, also if the answer is not whole.
-    """
-    try:
-        text = client.call(METHOD)
-    except NoMethodError:
-        return None
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise BadReplyError("the counters of the lower tiers are not JSON") from error
-    if not isinstance(found, dict):
-        raise BadReplyError("the counters of the lower tiers are no dictionary")
-    return found
 
 
 def _plain(value: float | Distribution) -> Any:

@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from beluga import errors
-from beluga.cli import cxl_rpc, settings
+from beluga.cli import cxl_rpc, lazy, settings
 from beluga.cli.app import app
 from beluga.pool import default_specs
 
@@ -185,7 +185,7 @@ def test_a_mistake_is_named_with_its_place(write: Write, text: str, said: str) -
     assert "\n" not in str(refused.exception)
 
 
-def test_help_needs_no_good_file(run: Run, write: Write) -> None:
+def test_help_needs_no_good_file(write: Write, run: Run) -> None:
     write("nonsense = 1")
     assert "Usage" in run("ping", "--help").stdout
     refused = run("ping")
@@ -251,9 +251,11 @@ def test_config_shows_what_is_set(write: Write, monkeypatch: pytest.MonkeyPatch)
 
 def test_every_option_may_stand_in_a_file_or_is_about_one_run() -> None:
     """Every command has a table, and the keys of its options differ."""
-    tables = settings.tables(typer.main.get_command(app), "beluga")
+    root: Any = typer.main.get_command(app)
+    tables = settings.tables(root, "beluga")
     assert {"serve", "pool-create", "gateway", "prefill-worker"} <= set(tables)
-    for name, (_, command) in tables.items():
+    for name, words in tables.items():
+        command = lazy.command_at(root, words)
         own = [one for one in command.params if one.param_type_name == "option"]
         keys = {settings.key_of(one) for one in own}
         assert len(keys) == len(own), name

@@ -22,12 +22,15 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from beluga import events
 from beluga.cli import (
     bench,
     block,
     cxl_rpc,
     gateway,
+    lanes,
     main,
+    ping,
     prefill_worker,
     replay,
     scrub,
@@ -183,7 +186,7 @@ def test_a_lease_is_kept_while_it_serves(told: Told, monkeypatch: pytest.MonkeyP
 def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
     """The pool that every command opens, with the paths of its devices."""
     pool = Opened(paths=[], geometry=SimpleNamespace(bulk_size=8))
-    for module in (serve, stat, block, cxl_rpc, verify_command):
+    for module in (serve, ping, stat, block, lanes, verify_command):
         monkeypatch.setattr(module, "open_pool", lambda paths: pool.paths.append(paths) or pool)
     return pool
 
@@ -268,7 +271,7 @@ def test_tiers_that_make_no_sense_are_refused(
 def test_event_options_reach_their_service(
     served: list[Served], opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve, "EventService", lambda *parts, **more: (parts[2], more))
+    monkeypatch.setattr(events, "EventService", lambda *parts, **more: (parts[2], more))
     beluga("serve", "--events", "tcp://a:1", "--events-replay", "tcp://a:2", "--events-form",
            "dynamo", "--host", 3)  # fmt: skip
     assert served[0].how["services"] == [
@@ -320,7 +323,7 @@ def trips(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         asked.update(options)
         return Opened(ping=asked["pings"].pop, stat=lambda: SimpleNamespace(epoch=9))
 
-    monkeypatch.setattr(serve, "Client", client)
+    monkeypatch.setattr(ping, "Client", client)
     return asked
 
 
@@ -420,7 +423,7 @@ def test_a_call_has_a_method_and_may_come_from_stdin(
     def client(pool: object, **options: Any) -> Opened:
         return Opened(call=lambda *what: calls.append((*what, options)) or b"reply")
 
-    monkeypatch.setattr(cxl_rpc, "Client", client)
+    monkeypatch.setattr(lanes, "Client", client)
     runner = CliRunner()
     shown = runner.invoke(cxl_rpc.app, ["call", "-", "--method", "7"], input="12345678")
     assert shown.stdout == "reply\n"
@@ -655,12 +658,10 @@ def test_a_command_ends_with_a_line_or_well(
 @pytest.mark.parametrize(
     ("raised", "status"),
     [
-        (ModuleNotFoundError(name="rich.table"), "beluga: error: the commands need rich; "
-                                                 "pip install beluga-kv"),
         (BelugaError("no such CPU"), "beluga: error: no such CPU"),
         (KeyboardInterrupt(), 130),
     ],
-)  # fmt: skip
+)
 def test_what_can_not_be_imported_is_told(
     monkeypatch: pytest.MonkeyPatch, raised: BaseException, status: object
 ) -> None:

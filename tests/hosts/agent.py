@@ -23,7 +23,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-IMPORTED = ("beluga.cli.app", "worker")  # before any process is made
+# Before any process is made: the commands that tests/hosts/run.py runs, and the worker.
+COMMANDS = ("app", "output", "pool", "serve", "stat", "verify")
+IMPORTED = (*(f"beluga.cli.{name}" for name in COMMANDS), "rich.progress", "worker")
 
 
 class Child:

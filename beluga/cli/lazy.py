@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Groups of commands that import a command's module when that command runs or is asked for help.
+
+A group is given the place of each command, as ``"block:put"`` for the function ``put`` of
+``beluga/cli/block.py``, or a table of places for a group inside it. The help of a group shows the
+docstrings of its commands, which are read from the sources without running them.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from beluga.cli.options import HELP
+
+_PACKAGE = "beluga.cli"
+
+
+class Inner:
+    """A group inside a group: its help, and the places of its commands."""
+
+    def __init__(self, text: str, places: Mapping[str, str]) -> None:
+        self.text, self.places = text, places
+
+
+Places = Mapping[str, "str | Inner"]
+
+
+def program(text: str, places: Places) -> typer.Typer:
+    """Return a program with this help that has these commands."""
+
+    class Root(LazyGroup):
+        def __init__(self, **settings: Any) -> None:
+            super().__init__(places=places, **settings)
+
+    return typer.Typer(
+        cls=Root,
+        help=text,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings=HELP,
+    )
+
+
+def leaves(group: Any) -> Iterator[tuple[str, ...]]:
+    """Yield the words of each command of a group, as ``("pool", "create")``. Nothing is
+    imported.
+    """
+    for name, place in group.commands.places.items():
+        if isinstance(place, str):
+            yield (name,)
+        else:
+            yield from ((name, *words) for words in leaves(group.commands[name]))
+
+
+def command_at(group: Any, words: tuple[str, ...]) -> Any:
+    """Return a command, whose module is imported now."""
+    for word in words:
+        group = group.commands[word]
+    return group
+
+
+class LazyGroup(TyperGroup):
+    """A group whose ``commands`` are made when they are asked for."""
+
+    def __init__(self, *, places: Places, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = _Commands(places)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands, in the order of the table."""
+        return list(self.commands)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Show the help without an import of the commands."""
+        TyperGroup.format_help(self.described(), ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Return what a word may become, without an import of the commands."""
+        ctx.command = self.described()
+        try:
+            return TyperGroup.shell_complete(ctx.command, ctx, incomplete)
+        finally:
+            ctx.command = self
+
+    def described(self) -> LazyGroup:
+        """Return this group with commands that have nothing but a name and a help."""
+        other = copy.copy(self)
+        other.commands = {
+            name: TyperCommand(name, help=_help_of(place))
+            for name, place in self.commands.places.items()
+        }
+        return other
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands of a group by name. A command is made when it is looked up."""
+
+    def __init__(self, places: Places) -> None:
+        self.places = places
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            self._made[name] = _make(name, self.places[name])
+        return self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+
+def _make(name: str, place: str | Inner) -> Any:
+    if isinstance(place, Inner):
+        return LazyGroup(name=name, places=place.places, help=place.text, no_args_is_help=True)
+    module, _, function = place.partition(":")
+    single = typer.Typer(add_completion=False)
+    single.command(name)(getattr(import_module(f"{_PACKAGE}.{module}"), function))
+    return typer.main.get_command(single)
+
+
+def _help_of(place: str | Inner) -> str:
+    if isinstance(place, Inner):
+        return place.text
+    module, _, function = place.partition(":")
+    return _docstrings(module).get(function, "")
+
+
+@cache
+def _docstrings(module: str) -> dict[str, str]:
+    """Return the docstrings of a module's functions, by name, without running the module."""
+    spec: Any = find_spec(f"{_PACKAGE}.{module}")
+    tree = ast.parse(spec.loader.get_source(spec.name) or "")
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return {one.name: ast.get_docstring(one) or "" for one in functions}

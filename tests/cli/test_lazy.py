@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A command's module is imported when the command runs, and not for another command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from beluga.cli import cxl_rpc, lazy
+from beluga.cli.app import app
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TOLD = """
+import atexit, json, sys
+atexit.register(lambda: json.dump(list(sys.modules), open({path!r}, "w")))
+from beluga.cli.main import main
+sys.argv = ["beluga", *{arguments!r}]
+main()
+"""
+PROGRAMS = [pytest.param(app, id="beluga"), pytest.param(cxl_rpc.app, id="cxl-rpc")]
+# Modules of commands, and what else a command should not wait for.
+COMMANDS = {f"beluga.cli.{one}" for one in ("block", "bench", "pool", "ping", "serve", "stat")}
+SLOW = COMMANDS | {f"beluga.{one}" for one in ("tiers", "transfer", "router", "simulate")}
+
+Loaded = Callable[..., set[str]]
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> Loaded:
+    """Runs ``beluga`` and returns the modules that it has imported when it ends."""
+
+    def run(*arguments: str, settings: str = "", **environment: str) -> set[str]:
+        path, file = tmp_path / "modules", tmp_path / "beluga.toml"
+        file.write_text(settings)
+        subprocess.run(
+            [sys.executable, "-c", TOLD.format(path=str(path), arguments=arguments)],
+            cwd=ROOT,
+            env=os.environ | {"BELUGA_CONFIG": str(file)} | environment,
+            capture_output=True,
+            check=False,
+        )
+        return set(json.loads(path.read_text()))
+
+    return run
+
+
+def test_the_help_of_the_program_imports_no_command(loaded: Loaded) -> None:
+    assert not loaded("--help") & SLOW
+
+
+def test_completion_imports_no_command(loaded: Loaded) -> None:
+    asked = {"_BELUGA_COMPLETE": "complete_bash", "COMP_WORDS": "beluga st", "COMP_CWORD": "1"}
+    assert not loaded(**asked) & SLOW
+
+
+@pytest.mark.parametrize("command", ["ping", "stat"])
+def test_a_command_imports_its_own_module(
+    loaded: Loaded, server: object, pool: list[str], command: str
+) -> None:
+    """A host for all commands in beluga.toml does not change that."""
+    modules = loaded(command, *pool, "--json", settings="host = 0")
+    assert modules & SLOW == {f"beluga.cli.{command}"}
+    assert "rich" not in modules  # JSON needs no tables
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_help_of_a_group_is_that_of_its_commands(program: Any) -> None:
+    """It is read from the sources; here it is compared with the imported commands."""
+    root: Any = typer.main.get_command(program)
+    groups = [root, *(one for one in root.commands.values() if hasattr(one, "commands"))]
+    for group in groups:
+        said = {name: one.help for name, one in group.described().commands.items()}
+        assert said == {name: one.help for name, one in group.commands.items()}
+        assert all(said.values())
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_words_of_commands_lead_to_them(program: Any) -> None:
+    root: Any = typer.main.get_command(program)
+    leaves = list(lazy.leaves(root))
+    assert len(leaves) == len(set(leaves)) > 3
+    for words in leaves:
+        found = lazy.command_at(root, words)
+        assert (found.name, hasattr(found, "commands")) == (words[-1], False)
