@@ -33,6 +33,7 @@ ROUTES = {
     ("GET", "/echo"): echo,
     ("POST", "/echo"): echo,
     ("GET", "/metrics"): lambda _: Answer(b"figures"),
+    ("GET", "/healthz"): lambda _: Answer(b"alive"),
     ("GET", "/fail"): fail,
 }
 
@@ -114,6 +115,7 @@ def test_scrapers_may_use_any_name_where_other_machines_may_connect(make: Make) 
     admin = make(address="0.0.0.0:0")
     service = "beluga-server.cluster.local"
     assert over_tcp(admin, path="/metrics", Host=service) == HTTPStatus.OK
+    assert over_tcp(admin, path="/healthz", Host=service) == HTTPStatus.OK
     assert over_tcp(admin, Host=service) == HTTPStatus.MISDIRECTED_REQUEST
 
 
