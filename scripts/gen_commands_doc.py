@@ -20,7 +20,8 @@ import typer
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from beluga.cli.app import app  # noqa: E402  not installed where this runs
+from beluga.cli import legend  # noqa: E402  not installed where this runs
+from beluga.cli.app import app  # noqa: E402
 from beluga.cli.cxl_rpc import app as cxl_rpc_app  # noqa: E402
 
 TARGET = ROOT / "docs/commands.md"
@@ -87,6 +88,9 @@ def _section(name: str, command: Any) -> list[str]:
     page += [f"| `{_name_of(p)}` | {_cell(p.help)} |" for p in arguments]
     for option in options:
         page.append(f"| {_spelled(option, hints)} | {_cell(option.help)}{_default_of(option)} |")
+    for columns in legend.legends_of(command.callback):
+        page += ["", "| column | meaning |", "| --- | --- |"]
+        page += [f"| `{name}` | {_cell(text)} |" for name, text in columns.items()]
     return page
 
 

@@ -15,6 +15,7 @@ import beluga_bench
 import typer
 
 from beluga.cli.bench_report import REPORT, report_files, report_run
+from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json, check_output, need
 from beluga.cli.output import print_json, print_table, say
 
@@ -61,26 +62,28 @@ From = Annotated[
 ]
 
 _COLUMNS = {
-    "case": "case",
-    "engine": "engine",
-    "peer": "peer",
-    "crc": "crc",
-    "fragment_bytes": "fragment",
-    "fragments": "fragments",
-    "bytes": "bytes",
-    "depth": "depth",
-    "threads": "threads",
-    "p50_ns": "p50 ns",
-    "p99_ns": "p99 ns",
-    "ops_per_s": "ops/s",
-    "gb_per_s": "GB/s",
-    "limit": "limit",
-    "ratio_to_limit": "ratio",
-    "ratio_to_peer": "ratio to peer",
-    "paper": "paper",
+    "case": ("case", "what was measured"),
+    "engine": ("engine", "the engine that copied: cpu, dsa or cuda"),
+    "peer": ("peer", "another library that copied"),
+    "crc": ("crc", "whether checksums were computed"),
+    "fragment_bytes": ("fragment", "the size of each fragment of an operation, in bytes"),
+    "fragments": ("fragments", "how many fragments an operation has"),
+    "bytes": ("bytes", "the size of each operation"),
+    "depth": ("depth", "how many operations are under way at a time"),
+    "threads": ("threads", "how many threads work"),
+    "p50_ns": ("p50 ns", "the median time of an operation, in nanoseconds"),
+    "p99_ns": ("p99 ns", "the time that 99 of 100 operations do not exceed"),
+    "ops_per_s": ("ops/s", "operations per second"),
+    "gb_per_s": ("GB/s", "1e9 bytes per second"),
+    "limit": ("limit", "what the machine itself can do, measured beside it, in the same unit"),
+    "ratio_to_limit": ("ratio", "its speed to the limit's; 1 is as fast as the limit"),
+    "ratio_to_peer": ("ratio to peer", "its speed to the peer's; more than 1 is faster"),
+    "paper": ("paper", "the paper's figure for a real CXL switch"),
 }
+LEGEND = Legend(_COLUMNS.values())
 
 
+@explains(LEGEND)
 def bench(
     names: Annotated[
         list[str],
@@ -138,6 +141,7 @@ def bench(
         beluga_bench.plot(rows, plot)
 
 
+@explains(LEGEND)
 def rpc(
     smoke: Smoke = False,
     plot: Plot = None,
@@ -157,8 +161,9 @@ def _show(rows: Sequence[Mapping[str, object]]) -> None:
         table = list(group)
         fields = [field for field in _COLUMNS if any(row[field] is not None for row in table)]
         print_table(
-            [_COLUMNS[field] for field in fields],
+            LEGEND,
             [[row[field] for field in fields] for row in table],
+            columns=[_COLUMNS[field][0] for field in fields],
             title=", ".join(str(part) for part in name if part is not None),
         )
         for row in table:

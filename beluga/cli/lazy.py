@@ -20,6 +20,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from beluga.cli.legend import epilog_of
 from beluga.cli.options import HELP
 
 _PACKAGE = "beluga.cli"
@@ -129,7 +130,8 @@ def _make(name: str, place: str | Inner) -> Any:
         return LazyGroup(name=name, places=place.places, help=place.text, no_args_is_help=True)
     module, _, function = place.partition(":")
     single = typer.Typer(add_completion=False)
-    single.command(name)(getattr(import_module(f"{_PACKAGE}.{module}"), function))
+    command = getattr(import_module(f"{_PACKAGE}.{module}"), function)
+    single.command(name, epilog=epilog_of(command))(command)
     return typer.main.get_command(single)
 
 

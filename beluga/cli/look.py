@@ -15,6 +15,7 @@ import typer
 from numpy.typing import NDArray
 
 from beluga.cli.block import digest
+from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Host, Json, PoolPaths, open_pool
 from beluga.cli.output import print_json, print_table, say
 from beluga.errors import CacheError
@@ -89,6 +90,25 @@ def _asked(pool: Pool, name: str, fields: list[str] | None, salt: str) -> Namesp
     return Namespace({"name": name}, salt=salt)
 
 
+_BLOCKS = Legend(
+    {
+        "key": "the hash of the block's digest and its namespace, in hex",
+        "namespace": "the namespace's name, if that is all it has, or else its fingerprint",
+        "bytes": "the size of the block",
+        "epoch": "the epoch of the server that granted the block's space",
+    }
+)
+_SPACES = Legend(
+    {
+        "namespace": "the namespace's fingerprint",
+        "blocks": "how many blocks of it the pool has",
+        "bytes": "how many bytes they have",
+        "fields": "what makes the namespace: a name, or model, dtype, layout and so on",
+    }
+)
+
+
+@explains(_BLOCKS, _SPACES)
 def ls(
     pool: PoolPaths = None,
     host: Host = None,
@@ -110,8 +130,8 @@ def ls(
     elif not rows:
         say("no blocks")
     else:
-        columns = list(rows[0])
-        print_table(columns, [[row[name] for name in columns] for row in rows])
+        legend = _SPACES if namespaces else _BLOCKS
+        print_table(legend, [[row[name] for name in legend] for row in rows])
 
 
 def _blocks(

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from beluga.admin import ask_json
+from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Host, Json, PoolPaths, open_pool, size
 from beluga.cli.output import print_facts, print_json, print_table, say
 from beluga.errors import CallTimeoutError, NoServerError
@@ -45,6 +46,30 @@ DrainTimeout = Annotated[
 ]
 
 
+_USE = Legend(
+    {
+        "host": "the session's number among the pool's hosts",
+        "pid": "its process on that host",
+        "lane": "the number of its lane in the pool",
+        "kind": "what its process is, such as vllm; a dash until its first report",
+        "writing": "how many blocks it is writing",
+        "pinned": "how many blocks it has pinned",
+        "bytes": "how many bytes of the pool it is writing and has pinned",
+        "calls": "how many calls it has made",
+    }
+)
+_TENANTS = Legend(
+    {
+        "namespace": "the fingerprint of a namespace, as beluga ls --namespaces shows it; others "
+        "are those that the server does not count apart",
+        "length": "the size of each of its blocks, in bytes",
+        "blocks": "how many blocks it has in the pool",
+        "bytes": "how many bytes they take",
+    }
+)
+
+
+@explains(_USE, _TENANTS)
 def quota(
     pool: PoolPaths = None, host: Host = None, change: Changes = None, json: Json = False
 ) -> None:
@@ -77,10 +102,10 @@ def quota(
         return
     print_facts(_limits(found.quota))
     if others:
-        print_table(*_use(others))
+        print_table(_USE, _use(others))
     if tenants:
-        columns = ["namespace", "length", "blocks", "bytes"]
-        print_table(columns, [_tenant(one) for one in tenants], title="tenants, without limits")
+        title = "tenants, without limits"
+        print_table(_TENANTS, [_tenant(one) for one in tenants], title=title)
 
 
 def _change(text: str) -> tuple[str, int]:
@@ -107,9 +132,8 @@ def _limits(limits: Quota) -> dict[str, object]:
     return {f"{word} at most": told[name] or "no limit" for name, word in _WORDS.items()}
 
 
-def _use(sessions: Sequence[SessionView]) -> tuple[list[str], list[Sequence[object]]]:
-    columns = ["host", "pid", "lane", "kind", "writing", "pinned", "bytes", "calls"]
-    rows: list[Sequence[object]] = [
+def _use(sessions: Sequence[SessionView]) -> list[Sequence[object]]:
+    return [
         (
             one.host,
             str(one.pid or "-"),
@@ -122,7 +146,6 @@ def _use(sessions: Sequence[SessionView]) -> tuple[list[str], list[Sequence[obje
         )
         for one in sessions
     ]
-    return columns, rows
 
 
 def _tenants(directory: Path) -> list[dict[str, Any]] | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from beluga.cli import logs
+from beluga.cli.legend import Legend
 
 if TYPE_CHECKING:  # rich is slow to import, and machines read JSON
     from rich.console import Console
@@ -47,12 +48,21 @@ def announce(text: str, event: str, *, json: bool = False, **fields: object) -> 
 
 
 def print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None
+    legend: Legend,
+    rows: Sequence[Sequence[object]],
+    *,
+    columns: Sequence[str] | None = None,
+    title: str | None = None,
 ) -> None:
-    """Print a table with a heading. Columns without text are aligned right, and None is a dash.
+    """Print a table with the headings of a legend, or with some of them: ``columns``. Columns
+    without text are aligned right, and None is a dash.
 
-    On a terminal that is too narrow for a row, each row is a table of names and values.
+    The legend itself is shown in the command's help (:func:`beluga.cli.legend.explains`). On a
+    terminal that is too narrow for a row, each row is a table of names and values.
     """
+    columns = list(legend) if columns is None else columns
+    if unknown := set(columns) - set(legend):
+        raise KeyError(f"the legend lacks {', '.join(sorted(unknown))}")
     console = _console()
     widths = [max(len(_cell(row[at])) for row in [columns, *rows]) for at in range(len(columns))]
     if sum(widths) + 3 * len(widths) + 1 > console.width:
@@ -92,8 +102,10 @@ def _cell(value: object) -> str:
     return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
 
 
-def print_facts(facts: Mapping[str, object]) -> None:
-    """Print names and values, one pair on each line."""
+def print_facts(facts: Mapping[str, object], legend: Legend | None = None) -> None:
+    """Print names and values, one pair on each line. A legend explains all these names."""
+    if legend is not None and (unknown := set(facts) - set(legend)):
+        raise KeyError(f"the legend lacks {', '.join(sorted(unknown))}")
     from rich.table import Table
 
     table = Table(show_header=False)

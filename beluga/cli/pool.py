@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json, PoolPaths, open_pool, size
 from beluga.cli.output import print_facts, print_json, print_table, progress, say
 from beluga.cli.scrub import scrub_admission
@@ -86,6 +87,28 @@ BlockBytes = Annotated[
 Lanes = Annotated[int | None, typer.Option(min=1, help="How many clients can attach at once.")]
 
 
+_DEVICES = Legend(
+    {
+        "device": "the device's number in the pool",
+        "path": "where it is on this machine, with @OFFSET if it is a slice",
+        "kind": "devdax, or what the file lies on; sparse: its space is not allocated yet",
+        "link": "the adapter that connects it, if PATH,link=NAME names one",
+        "node": "its NUMA node; a dash if unknown",
+        "size": "how many bytes the pool has of it",
+        "stripes": "how many stripes of 2 MiB these are",
+        "coherence": "hardware (one host's own memory) or software",
+    }
+)
+_POLICY = Legend(
+    {
+        "copies by": "who copies: the CPU, a DSA or a GPU",
+        "before a read": "what is done with caches before it reads the pool",
+        "after a write": "what is done with caches after it has written to the pool",
+    }
+)
+
+
+@explains(_DEVICES, _POLICY)
 def create(
     paths: Paths,
     device_size: Size = None,
@@ -122,12 +145,28 @@ def create(
         _describe(pool, json)
 
 
+@explains(_DEVICES, _POLICY)
 def info(pool: PoolPaths = None, json: Json = False) -> None:
     """Show the layout of a pool."""
     with open_pool(pool) as opened:
         _describe(opened, json)
 
 
+_CHECK = Legend(
+    {
+        "epoch": "the number of the server that serves, or served last",
+        "half": "which of the two halves of the tables that server uses",
+        "serving": "whether it serves now",
+        "block_count": "how many blocks can be found",
+        "block_bytes": "how many bytes they have",
+        "extent_count": "how many extents, the ranges that blocks are cut from, are in use",
+        "session_count": "how many sessions of clients there are",
+        "finding_count": "how many lines or blocks are damaged",
+    }
+)
+
+
+@explains(_CHECK)
 def check(
     pool: PoolPaths = None,
     payload: Annotated[
@@ -166,7 +205,9 @@ def check(
     if json:
         print_json(facts)
     else:
-        print_facts({name: facts[name] for name in facts if name not in ("findings", "names")})
+        print_facts(
+            {name: facts[name] for name in facts if name not in ("findings", "names")}, _CHECK
+        )
         for finding in report.findings:
             say(finding)
         for name in facts.get("names", ()):
@@ -228,6 +269,7 @@ def _remembered() -> list[DeviceSpec]:
         return []
 
 
+@explains(_DEVICES, _POLICY)
 def mount(
     paths: OptionalPaths = None,
     create_first: Annotated[bool, typer.Option("--create", help="Format the devices.")] = False,
@@ -320,7 +362,7 @@ def _describe(pool: Pool, json: bool) -> None:
         }
     )
     print_table(
-        ["device", "path", "kind", "link", "node", "size", "stripes", "coherence"],
+        _DEVICES,
         [
             [
                 device.index,
@@ -336,7 +378,7 @@ def _describe(pool: Pool, json: bool) -> None:
         ],
     )
     print_table(
-        ["copies by", "before a read", "after a write"],
+        _POLICY,
         [[name, row["before_read"], row["after_write"]] for name, row in rows.items()],
     )
 

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from beluga.admin import read_address
+from beluga.cli.legend import Legend, explains
 from beluga.cli.options import AdminAddress, Json, size
 from beluga.cli.output import print_facts, print_json, progress, say
 from beluga.cli.tiers import AdmissionName, DiskBytes, Disks, Offload, Remotes
@@ -33,6 +34,23 @@ TraceFile = Annotated[
 ]
 
 
+_LEGEND = Legend(
+    {
+        "requests": "how many requests of the trace were replayed",
+        "client processes": "how many processes put and got blocks",
+        "seconds": "how long it took",
+        "hit rate": "the share of the blocks that were looked up and found",
+        "ideal hit rate": "the same with a pool that has room for everything",
+        "blocks put": "how many blocks were stored, and how fast a client did it",
+        "blocks got": "how many blocks were fetched, and how fast a client did it",
+        "RPC p50 / p99": "the time of a ping to the server after each request",
+        "put again": "how many blocks were stored once more, because they had been lost",
+        "wrong blocks": "how many blocks came back with other bytes; it has to be 0",
+    }
+)
+
+
+@explains(_LEGEND)
 def replay(
     trace: TraceFile = None,
     clients: Annotated[
@@ -97,7 +115,7 @@ def replay(
     if json:
         print_json(result)
     else:
-        print_facts(_facts(result, clients, compare))
+        print_facts(_facts(result, clients, compare), _LEGEND)
     if result.verify_errors:
         raise ReplayError(f"{result.verify_errors} blocks came back with wrong bytes")
 

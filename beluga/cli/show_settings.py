@@ -7,16 +7,26 @@ from __future__ import annotations
 import typer
 
 from beluga import config
+from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json
 from beluga.cli.output import print_json, print_table, say
 from beluga.cli.settings import Settings
 
+_LEGEND = Legend(
+    {
+        "table": "the command that the setting is of, or all",
+        "key": "the option",
+        "value": "what the file sets",
+        "unused": "the flag or variable that comes before the setting now",
+    }
+)
 
+
+@explains(_LEGEND)
 def show_settings(ctx: typer.Context, json: Json = False) -> None:
     """Show which beluga.toml is read, and what it sets.
 
-    A flag comes before the environment, that before the file, and that before a default. `unused`
-    names the flag or variable that comes before a setting now.
+    A flag comes before the environment, that before the file, and that before a default.
     """
     found = ctx.find_root().obj or Settings()
     places = [str(path) for path in config.settings_places()]
@@ -34,7 +44,7 @@ def show_settings(ctx: typer.Context, json: Json = False) -> None:
     say(f"settings of {found.path}")
     if found.rows:
         print_table(
-            ["table", "key", "value", "unused"],
+            _LEGEND,
             [
                 [f"[{row.table}]" if row.table else "all", row.key, _show(row.value), row.unused]
                 for row in found.rows

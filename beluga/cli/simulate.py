@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json, check_output, need, size, write_whole
 from beluga.cli.origin import origin
 from beluga.cli.output import print_json, print_table, progress, say
@@ -37,28 +38,37 @@ from beluga.simulate import simulate as run_simulation
 
 _DECIMAL = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT])B", re.IGNORECASE)
 _SCALE = re.compile(r"([0-9]+(?:\.[0-9]+)?):([+-][1-9][0-9]*)")
+_RUN = {
+    "policy": ("policy", "the routing policy"),
+    "memory": ("memory", "pool: all workers share it; split: each worker has its own part"),
+    "speed": ("speed", "how many times as fast as in the trace requests arrive"),
+}
 _COLUMNS = {
-    "ttft_mean_s": "TTFT s",
-    "ttft_p50_s": "p50",
-    "ttft_p90_s": "p90",
-    "ttft_p99_s": "p99",
-    "tpot_mean_ms": "TPOT ms",
-    "hit_rate": "hits",
-    "hit_rate_hbm": "HBM",
-    "hit_rate_pool": "pool",
-    "hit_rate_local": "DRAM",
-    "load_imbalance": "imbalance",
-    "rejects": "rejects",
-    "link_read_utilisation": "link",
-    "onboard_queue_ms": "queue ms",
+    "ttft_mean_s": ("TTFT s", "the mean time to the first token, in seconds"),
+    "ttft_p50_s": ("p50", "its median"),
+    "ttft_p90_s": ("p90", "the time that 90 of 100 requests do not exceed"),
+    "ttft_p99_s": ("p99", "the time that 99 of 100 requests do not exceed"),
+    "tpot_mean_ms": ("TPOT ms", "the mean time for each further token, in milliseconds"),
+    "hit_rate": ("hits", "the share of the prompts' blocks that were found, 0 to 1"),
+    "hit_rate_hbm": ("HBM", "the share that was found in the worker's own HBM"),
+    "hit_rate_pool": ("pool", "the share that was found in the pool"),
+    "hit_rate_local": ("DRAM", "the share that was found in the worker's own DRAM"),
+    "load_imbalance": ("imbalance", "the busiest worker's time to the mean worker's; 1 is even"),
+    "rejects": ("rejects", "the requests that were refused"),
+    "link_read_utilisation": ("link", "the share of a worker's read bandwidth that is used"),
+    "onboard_queue_ms": ("queue ms", "how long a request's fetch waits for others on the links"),
 }
 _SCALED = {
-    "hit_rate_before": "hits before",
-    "hit_rate_after": "hits after",
-    "ttft_mean_before_s": "TTFT before",
-    "ttft_mean_after_s": "TTFT after",
+    "hit_rate_before": ("hits before", "hits of requests before workers came or left"),
+    "hit_rate_after": ("hits after", "hits of later requests"),
+    "ttft_mean_before_s": ("TTFT before", "TTFT s of requests before workers came or left"),
+    "ttft_mean_after_s": ("TTFT after", "TTFT s of later requests"),
 }
-_PLANNED = {"workers_most": "workers", "worker_hours": "worker hours"}
+_PLANNED = {
+    "workers_most": ("workers", "the most workers at any time"),
+    "worker_hours": ("worker hours", "the time of all workers together, in hours"),
+}
+_LEGEND = Legend((_RUN | _COLUMNS | _SCALED | _PLANNED).values())
 _BAR_WIDTH = 60  # characters
 
 
@@ -177,6 +187,7 @@ Report = Annotated[
 ]
 
 
+@explains(_LEGEND)
 @with_policy_settings
 def simulate(
     trace: TraceFile,
@@ -290,15 +301,16 @@ def _show(
 ) -> None:
     loads = ", ".join(f"{speed:g}x" for speed in speeds)
     title = f"{trace.name}: {len(trace)} requests at {loads}, {seeds} seed(s)"
-    columns = {
-        **({"speed": "speed"} if len(speeds) > 1 else {}),
+    shown = {
+        **{name: _RUN[name] for name in _RUN if name != "speed" or len(speeds) > 1},
         **_COLUMNS,
         **(_SCALED if options.scale else {}),
         **(_PLANNED if options.goals else {}),
     }
     print_table(
-        ["policy", "memory", *columns.values()],
-        [[row.policy, row.memory, *(getattr(row, name) for name in columns)] for row in rows],
+        _LEGEND,
+        [[getattr(row, name) for name in shown] for row in rows],
+        columns=[heading for heading, _ in shown.values()],
         title=title,
     )
     _warn_of_queues(trace, rows)

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json, size
 from beluga.cli.output import print_facts, print_json, print_table
 from beluga.errors import TierError
@@ -62,6 +63,21 @@ Position = Annotated[
 ]
 
 
+_LEGEND = Legend(
+    {
+        "tier": "memory (the pool) or a disk",
+        "size": "the tier's size, as it was given",
+        "blocks": "how many blocks of the model it holds",
+        "tokens": "how many tokens these blocks have",
+        "--max-blocks": "what to give to beluga pool create, so that the table has room for them",
+        "GB/s": "how fast blocks come from the tier, as it was given",
+        "ms per token": "how long it takes to bring one token back",
+        "pays": "whether that is less than computing the token again",
+    }
+)
+
+
+@explains(_LEGEND)
 def size_tiers(
     model: Model = None,
     memory: Memory = None,
@@ -118,7 +134,7 @@ def _show(advice: Advice) -> None:
         facts["break-even"] = f"{advice.break_even_bytes_per_s / _GB:.3g} GB/s"
     print_facts(facts)
     print_table(
-        ["tier", "size", "blocks", "tokens", "--max-blocks", "GB/s", "ms per token", "pays"],
+        _LEGEND,
         [
             [
                 tier.name,

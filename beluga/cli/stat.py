@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Host, Json, PoolPaths, open_pool
 from beluga.cli.output import print_facts, print_json, print_line, print_table
 from beluga.meta import (
@@ -29,11 +30,42 @@ _WIDTH = 78
 _NAME_MAX = 15  # letters of a process's name, as the kernel keeps them
 
 
+_CLIENTS = Legend(
+    {
+        "host": "the client's number among the pool's hosts",
+        "pid": "its process on that host",
+        "kind": "what it is, such as vllm; a dash until its first report",
+        "name": "the name of its process, if this host can see it",
+        "age": "how long ago it attached to the server",
+        "calls": "how many calls it has made",
+        "pins": "how many blocks it has pinned: those are not evicted",
+        "puts": "how many blocks it is writing",
+        "heard": "how long ago its heartbeat was seen",
+    }
+)
+
+
+_SUMMARY = Legend(
+    {
+        "hit rate": "the share of all keys that were looked up and found, since the server began",
+        "space full": "the share of the space for blocks that is taken",
+        "table full": "the share of the block table's entries that are taken",
+        "blocks": "those that can be found; pinned ones are not evicted",
+        "since takeover": "what has happened since this server began",
+        "clients": "sessions that are attached; suspect ones no longer show a heartbeat",
+        "quarantined": "space that a vanished session could still write to",
+        "retired": "space on memory that failed: it is used no more",
+        "tier NAME": "what a tier below the pool has, and how many blocks went there and back",
+        "for lower tiers": "blocks that wait to be offered to the tiers, or to come back",
+    }
+)
+
+
+@explains(_SUMMARY, _CLIENTS)
 def stat(pool: PoolPaths = None, host: Host = None, json: Json = False) -> None:
     """Show how well the pool does, its clients, and what is quarantined and why.
 
-    A client's name is that of its process, if this host can see it; its kind, such as vllm, comes
-    with its first report. "heard" is how long ago its heartbeat was seen. --json has every counter.
+    --json has every counter.
     """
     with open_pool(pool) as opened, Client(opened, host=host) as client:
         found, sessions = MetaClient(client).stat(), ask_sessions(client)
@@ -56,7 +88,7 @@ def stat(pool: PoolPaths = None, host: Host = None, json: Json = False) -> None:
     print_facts(_summary(found, sessions, others, own.epoch) | _tiers(lower))
     live = [one for one in others if one.state == "live"]
     if live:
-        print_table(*_clients(live, directory))
+        print_table(_CLIENTS, _clients(live, directory))
     for one in held:
         print_line(_told(one))
 
@@ -125,10 +157,7 @@ def _tier(told: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _clients(
-    sessions: Sequence[SessionView], directory: Path
-) -> tuple[list[str], list[Sequence[object]]]:
-    columns = ["host", "pid", "kind", "name", "age", "calls", "pins", "puts", "heard"]
+def _clients(sessions: Sequence[SessionView], directory: Path) -> list[Sequence[object]]:
     rows: list[Sequence[object]] = [
         (
             one.host,
@@ -143,7 +172,7 @@ def _clients(
         )
         for one in sessions
     ]
-    return columns, rows
+    return rows
 
 
 def _quarantine(

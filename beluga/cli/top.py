@@ -21,9 +21,10 @@ from rich.console import Console
 from rich.live import Live
 
 from beluga.admin import ask_someone
+from beluga.cli.legend import explains
 from beluga.cli.options import PoolPaths, open_pool
 from beluga.cli.output import say
-from beluga.cli.top_frame import draw_frame
+from beluga.cli.top_frame import LEGENDS, draw_frame
 from beluga.errors import AdminError, NoServerError
 from beluga.live import Snapshot
 
@@ -35,6 +36,7 @@ JsonLines = Annotated[
 _MEASURE_S = 1.0  # rates need two looks
 
 
+@explains(*LEGENDS)
 def top(
     pool: PoolPaths = None, interval: Interval = 1.0, once: Once = False, json: JsonLines = False
 ) -> None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from beluga.cli.legend import Legend
 from beluga.live import SessionFacts, SlowCall, Snapshot, TenantFacts, TierFacts
 from beluga.pool import show_size
 
@@ -145,14 +146,15 @@ def _cells(states: str, fill: str, room: int) -> list[tuple[str, str]]:
 
 
 class _Column(NamedTuple):
-    """A column: its heading, its text of a row, and whether it goes first where there is no room
-    (the greatest number does). Text is aligned left, numbers are aligned right.
+    """A column: its heading, its text of a row, whether it goes first where there is no room (the
+    greatest number does), and what it means. Text is aligned left, numbers are aligned right.
     """
 
     name: str
     show: Callable[[object], str]
     rank: int
-    left: bool = False
+    left: bool
+    meaning: str
 
 
 def _of(kind: type, show: Callable[..., str]) -> Callable[[object], str]:
@@ -163,49 +165,122 @@ def _of(kind: type, show: Callable[..., str]) -> Callable[[object], str]:
     return shown
 
 
-def _columns(kind: type, *columns: tuple[str, Callable[..., str], int, bool]) -> list[_Column]:
-    return [_Column(name, _of(kind, show), rank, left) for name, show, rank, left in columns]
+def _columns(kind: type, *columns: tuple[str, Callable[..., str], int, bool, str]) -> list[_Column]:
+    return [
+        _Column(name, _of(kind, show), rank, left, meaning)
+        for name, show, rank, left, meaning in columns
+    ]
 
 
 _SESSION_COLUMNS = _columns(
     SessionFacts,
-    ("session", lambda row: row.session[:8], 0, True),
-    ("host", lambda row: str(row.host), 3, False),
-    ("pid", lambda row: "-" if row.pid is None else str(row.pid), 1, False),
-    ("kind", lambda row: _plain(row.kind), 4, True),
-    ("state", lambda row: row.state, 5, True),
-    ("age", lambda row: _duration(row.age_s), 6, False),
-    ("calls/s", lambda row: "-" if row.calls_per_s is None else _count(row.calls_per_s), 0, False),
-    ("pins", lambda row: f"{row.pins:,}", 2, False),
-    ("writing", lambda row: f"{row.grants:,}", 7, False),
-    ("holds", lambda row: show_size(row.bytes), 8, False),
+    ("session", lambda row: row.session[:8], 0, True, "the first digits of the session"),
+    ("host", lambda row: str(row.host), 3, False, "the client's number among the pool's hosts"),
+    (
+        "pid",
+        lambda row: "-" if row.pid is None else str(row.pid),
+        1,
+        False,
+        "its process on that host",
+    ),
+    ("kind", lambda row: _plain(row.kind), 4, True, "what it is, such as vllm"),
+    ("state", lambda row: row.state, 5, True, "live, or suspect: its heartbeat stands still"),
+    ("age", lambda row: _duration(row.age_s), 6, False, "how long ago it attached"),
+    (
+        "calls/s",
+        lambda row: "-" if row.calls_per_s is None else _count(row.calls_per_s),
+        0,
+        False,
+        "its calls per second",
+    ),
+    ("pins", lambda row: f"{row.pins:,}", 2, False, "how many blocks it has pinned"),
+    ("writing", lambda row: f"{row.grants:,}", 7, False, "how many blocks it is writing"),
+    (
+        "holds",
+        lambda row: show_size(row.bytes),
+        8,
+        False,
+        "how many bytes of the pool it is writing and has pinned",
+    ),
 )
 _TENANT_COLUMNS = _columns(
     TenantFacts,
-    ("namespace", lambda row: _plain(row.name or row.fingerprint)[:40], 0, True),
-    ("block", lambda row: show_size(row.block_bytes), 4, False),
-    ("blocks", lambda row: f"{row.blocks:,}", 2, False),
-    ("size", lambda row: show_size(row.bytes), 0, False),
-    ("hits", lambda row: _count(row.hits), 3, False),
-    ("evicted", lambda row: _count(row.evictions), 5, False),
+    (
+        "namespace",
+        lambda row: _plain(row.name or row.fingerprint)[:40],
+        0,
+        True,
+        "a tenant: the name of a namespace, or else its fingerprint",
+    ),
+    ("block", lambda row: show_size(row.block_bytes), 4, False, "the size of each of its blocks"),
+    ("blocks", lambda row: f"{row.blocks:,}", 2, False, "how many blocks it has in the pool"),
+    ("size", lambda row: show_size(row.bytes), 0, False, "how many bytes they take"),
+    ("hits", lambda row: _count(row.hits), 3, False, "how many lookups of its keys were hits"),
+    ("evicted", lambda row: _count(row.evictions), 5, False, "how many of its blocks were evicted"),
 )
 _TIER_COLUMNS = _columns(
     TierFacts,
-    ("tier", lambda row: _plain(row.name)[:40], 0, True),
-    ("used", lambda row: "-" if row.used_bytes is None else show_size(row.used_bytes), 1, False),
-    ("saved", lambda row: show_size(row.saved_bytes), 3, False),
-    ("loaded", lambda row: show_size(row.loaded_bytes), 2, False),
-    ("breaker", lambda row: row.breaker or "-", 1, True),
+    ("tier", lambda row: _plain(row.name)[:40], 0, True, "a tier below the pool"),
+    (
+        "used",
+        lambda row: "-" if row.used_bytes is None else show_size(row.used_bytes),
+        1,
+        False,
+        "how many bytes it has",
+    ),
+    (
+        "saved",
+        lambda row: show_size(row.saved_bytes),
+        3,
+        False,
+        "how many bytes were written to it",
+    ),
+    (
+        "loaded",
+        lambda row: show_size(row.loaded_bytes),
+        2,
+        False,
+        "how many bytes came back from it",
+    ),
+    (
+        "breaker",
+        lambda row: row.breaker or "-",
+        1,
+        True,
+        "open: it failed, and is not asked for a while",
+    ),
 )
 _CALL_COLUMNS = _columns(
     SlowCall,
-    ("at", lambda row: time.strftime("%H:%M:%S", time.localtime(row.time_s)), 1, True),
-    ("call", lambda row: _plain(row.method), 0, True),
-    ("host", lambda row: str(row.host), 5, False),
-    ("pid", lambda row: "-" if row.pid is None else str(row.pid), 2, False),
-    ("keys", lambda row: str(row.keys), 3, False),
-    ("took", lambda row: "running" if row.seconds is None else _duration(row.seconds), 0, False),
-    ("status", lambda row: _plain(row.status), 4, True),
+    (
+        "at",
+        lambda row: time.strftime("%H:%M:%S", time.localtime(row.time_s)),
+        1,
+        True,
+        "when the call began",
+    ),
+    ("call", lambda row: _plain(row.method), 0, True, "what was called"),
+    ("host", lambda row: str(row.host), 5, False, "the client's number among the pool's hosts"),
+    (
+        "pid",
+        lambda row: "-" if row.pid is None else str(row.pid),
+        2,
+        False,
+        "its process on that host",
+    ),
+    ("keys", lambda row: str(row.keys), 3, False, "how many keys the call had"),
+    (
+        "took",
+        lambda row: "running" if row.seconds is None else _duration(row.seconds),
+        0,
+        False,
+        "how long it took in the server's loop",
+    ),
+    ("status", lambda row: _plain(row.status), 4, True, "ok, or the error that was answered"),
+)
+LEGENDS = tuple(
+    Legend({column.name: column.meaning for column in columns})
+    for columns in (_SESSION_COLUMNS, _TENANT_COLUMNS, _TIER_COLUMNS, _CALL_COLUMNS)
 )
 
 

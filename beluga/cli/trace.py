@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json, PoolPaths, open_pool
 from beluga.cli.output import print_json, print_line, say
 from beluga.errors import NoTraceError
@@ -35,11 +36,22 @@ Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with new cal
 
 _FOLLOW_S = 0.25
 _LATEST_S = 4e9  # a time that can be shown
-_HEADING = (
-    f"{'time':<15} {'host:pid:lane':<15} {'method':<11} {'keys':>4} {'us':>9} {'bytes':>8} status"
+_LEGEND = Legend(
+    {
+        "time": "when the server began with the call",
+        "host:pid:lane": "who called: the host's number, the process (- on another host), the lane",
+        "method": "what was called",
+        "keys": "how many keys the call had",
+        "us": "how many microseconds it took in the server's loop; a dash while it is unfinished",
+        "bytes": "the size of the request and the reply together",
+        "status": "ok, the error that was answered, or unfinished",
+    }
 )
+_ROW = "{:<15} {:<15} {:<11} {:>4} {:>9} {:>8} {}"
+_HEADING = _ROW.format(*_LEGEND)
 
 
+@explains(_LEGEND)
 def trace(
     pool: PoolPaths = None,
     last: Last = 50,
@@ -132,10 +144,8 @@ def _show(calls: Sequence[TracedCall]) -> None:
     for call in calls:
         whose = f"{call.host}:{call.pid or '-'}:{call.lane}"
         taken = "-" if call.seconds is None else f"{call.seconds * 1e6:,.1f}"
-        print_line(
-            f"{_clock(call.time_s)} {whose:<15} {call.method:<11} {call.keys:>4} {taken:>9} "
-            f"{call.bytes:>8} {call.status}"
-        )
+        at = _clock(call.time_s)
+        print_line(_ROW.format(at, whose, call.method, call.keys, taken, call.bytes, call.status))
 
 
 def _clock(seconds: float) -> str:

@@ -13,12 +13,26 @@ from typing import Annotated
 
 import typer
 
+from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json, PoolPaths, open_pool
 from beluga.cli.output import print_facts, print_json, print_table, say
 from beluga.errors import VerifyError
 from beluga.verify import Finding, Report, verify_pool
 
+_LEGEND = Legend(
+    {
+        "test": "what is tested of the memory",
+        "initiator": "the side that writes: a->b is side a; in store buffering both write",
+        "mode": "with the verbs of software coherence, or with bare loads and stores",
+        "trials": "how many times it was tried, on all devices",
+        "violations": "how many trials broke the rule",
+        "torn, rejected": "how many lines were read half written, and recognized as that",
+        "verdict": "holds; does not hold, where that is not promised; or BROKEN, where it is",
+    }
+)
 
+
+@explains(_LEGEND)
 def verify(
     pool: PoolPaths = None,
     peer: Annotated[
@@ -79,7 +93,7 @@ def _show(report: Report) -> None:
         }
     )
     print_table(
-        ["test", "initiator", "mode", "trials", "violations", "torn, rejected", "verdict"],
+        _LEGEND,
         [
             _row(list(same))
             for _, same in groupby(report.findings, lambda f: (f.test, f.initiator, f.mode))

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from beluga.cli import cxl_rpc, logs, output
 from beluga.cli.app import app
+from beluga.cli.legend import Legend
 from beluga.errors import SettingsError
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -172,5 +173,5 @@ def test_every_command_has_json(program: Any) -> None:
 
 
 def test_cells_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    output.print_table(["name"], [["[bold]a[/bold] [x]"]])
+    output.print_table(Legend(name=""), [["[bold]a[/bold] [x]"]])
     assert "[bold]a[/bold] [x]" in capsys.readouterr().out

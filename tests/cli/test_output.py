@@ -16,13 +16,15 @@ import typer
 from rich.console import Console
 
 from beluga.cli import options, output
+from beluga.cli.legend import Legend
 from beluga.errors import BelugaError
 
 
 def test_columns_of_text_stand_at_the_left_and_numbers_at_the_right(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    output.print_table(["name", "figure"], [["a", 1], [None, 123456], ["long", None]], title="T")
+    legend = Legend(name="", figure="")
+    output.print_table(legend, [["a", 1], [None, 123456], ["long", None]], title="T")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("T ")
     cells = [line.split("│")[1:3] for line in lines if line.startswith("│")]
@@ -52,7 +54,7 @@ def test_a_table_fits_a_narrow_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     monkeypatch.setattr(output, "_console", lambda: Console(width=width))
-    columns = [f"column {number}" for number in range(9)]
+    columns = Legend({f"column {number}": "" for number in range(9)})
     output.print_table(columns, [[f"cell {row}.{at}" for at in range(9)] for row in range(2)])
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
@@ -61,10 +63,26 @@ def test_a_table_fits_a_narrow_terminal(
 
 
 def test_a_pipe_has_room_for_every_column(capsys: pytest.CaptureFixture[str]) -> None:
-    output.print_table([f"column {n}" for n in range(14)], [["x" * 10] * 14])
+    output.print_table(Legend({f"column {n}": "" for n in range(14)}), [["x" * 10] * 14])
     assert max(map(len, capsys.readouterr().out.splitlines())) == 14 * 13 + 1
-    output.print_table(["column"], [["x" * 300]])
+    output.print_table(Legend(column=""), [["x" * 300]])
     assert max(map(len, capsys.readouterr().out.splitlines())) == 200
+
+
+def test_a_table_may_have_some_columns_of_its_legend_and_no_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    legend = Legend(a="", b="", c="")
+    output.print_table(legend, [["x", "y"]], columns=["a", "c"])
+    assert [line.split() for line in capsys.readouterr().out.splitlines()][1] == [
+        "┃",
+        "a",
+        "┃",
+        "c",
+        "┃",
+    ]
+    with pytest.raises(KeyError, match="the legend lacks d"):
+        output.print_table(legend, [["x"]], columns=["d"])
 
 
 def test_facts_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:

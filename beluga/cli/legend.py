@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Legends: what the columns of a command's tables mean.
+
+A table is printed with the legend of its columns, and :func:`explains` gives that legend to the
+command, whose help and whose section in ``docs/commands.md`` show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Legend(dict[str, str]):
+    """The headings of a table's columns and their meanings, in order."""
+
+
+def explains(*legends: Legend) -> Callable[[Function], Function]:
+    """Return a decorator for the command that prints tables with these legends."""
+
+    def give(command: Function) -> Function:
+        command.__dict__["legends"] = legends
+        return command
+
+    return give
+
+
+def legends_of(command: Any) -> tuple[Legend, ...]:
+    """Return the legends of a command, or of a function that wraps it."""
+    found: tuple[Legend, ...] = getattr(command, "legends", ())
+    return found
+
+
+def epilog_of(command: Any) -> str | None:
+    """Return the end of a command's help: a line for each column of its tables."""
+    lines = [f"{name}: {text}" for legend in legends_of(command) for name, text in legend.items()]
+    return "\n".join(["Columns:", *lines]) if lines else None

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Every column of every table is explained in the help of the command that prints it."""
+
+from __future__ import annotations
+
+import ast
+import pkgutil
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import beluga.cli
+from beluga.cli import cxl_rpc, lazy
+from beluga.cli.app import app
+from beluga.cli.legend import Legend, legends_of
+
+PROGRAMS = {"beluga": app, "cxl-rpc": cxl_rpc.app}
+FOLDER = Path(beluga.cli.__file__).parent
+
+
+def commands() -> Iterator[tuple[str, Any, tuple[Legend, ...]]]:
+    """Yield the name of each command, its program, and the legends of its tables."""
+    for name, program in PROGRAMS.items():
+        root: Any = typer.main.get_command(program)
+        for words in lazy.leaves(root):
+            found = legends_of(lazy.command_at(root, words).callback)
+            yield " ".join((name, *words)), program, found
+
+
+def test_every_legend_is_that_of_a_command() -> None:
+    """A table cannot be printed without a legend; a legend without a command explains nothing."""
+    shown = [one for *_, legends in commands() for one in legends]
+    for module in pkgutil.iter_modules([str(FOLDER)]):
+        for name, value in vars(import_module(f"beluga.cli.{module.name}")).items():
+            if isinstance(value, Legend):
+                assert any(value is one for one in shown), f"{module.name}.{name}"
+                assert all(len(text.split()) > 1 for text in value.values()), name
+
+
+def test_no_legend_is_made_where_a_table_is_printed() -> None:
+    """They are the module's, where the test above finds them."""
+    for path in FOLDER.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print_table":
+                assert isinstance(node.args[0], ast.Name), f"{path.name}:{node.lineno}"
+                assert node.args[0].id.isupper() or path.name == "look.py", path.name
+
+
+@pytest.mark.parametrize("name", [name for name, _, legends in commands() if legends])
+def test_the_help_explains_each_column(name: str) -> None:
+    program, *words = name.split()
+    legends = next(found for one, _, found in commands() if one == name)
+    text = CliRunner().invoke(PROGRAMS[program], [*words, "--help"]).stdout
+    shown = " ".join(text.split())
+    for legend in legends:
+        for column, meaning in legend.items():
+            assert re.sub(r"\s+", " ", f"{column}: {meaning}") in shown
+
+
+def test_the_tables_that_are_not_printed_whole_are_explained_too() -> None:
+    """Live views and single lines: top and trace; names and values: stat, replay, pool check."""
+    explained = {name for name, _, legends in commands() if legends}
+    wanted = {"top", "trace", "stat", "replay", "pool check", "ls", "quota", "bench", "simulate"}
+    assert {f"beluga {name}" for name in wanted} <= explained
