@@ -76,7 +76,7 @@ def quota(
     """Show the limits of each session and what sessions use of them, or change the limits.
 
     A change holds at once, for all sessions, until this server ends. A server that follows begins
-    with the --quota options that it was started with. A session keeps what it has: its grants and
+    with the quotas that it was started with. A session keeps what it has: its grants and
     pins end as they would have. Limits are changed on the server's host.
     """
     changes = dict(_change(text) for text in change or ())
@@ -89,7 +89,8 @@ def quota(
             else:
                 print_facts(_limits(Quota(**now)))
                 say(
-                    "this holds until the server ends; give 'beluga serve' the --quota options, too"
+                    "this holds until the server ends; give 'beluga serve' --quota-grants, "
+                    "--quota-pins, --quota-bytes or --quota-calls, too"
                 )
             return
         with Client(opened, host=host) as client:
