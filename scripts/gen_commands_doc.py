@@ -32,9 +32,10 @@ Generated from the command-line parsers by `scripts/gen_commands_doc.py`; do not
 
 `beluga` works on pools with the block index; `cxl-rpc` makes calls over the lanes of a pool
 without it. Every command has `-h` and `--help`. `beluga --install-completion` teaches your shell
-to complete commands and options, `--show-completion` prints what it would install. Results go to
-standard output, everything else to standard error; `--json` prints JSON, and for commands that
-go on running one object on each line. [Errors](errors.md#exit-codes) lists the exit codes.
+(bash, zsh or fish) to complete commands and options, `--show-completion` prints what it would
+install. Results go to standard output, everything else to standard error; `--json` prints JSON,
+and for commands that go on running one object on each line. [Errors](errors.md#exit-codes) lists
+the exit codes.
 
 Defaults of options come from [`beluga.toml`](settings.md), if there is one. `--config`,
 `--log-level` and `--log-format` stand before the command, as in `beluga --log-level debug ping`.

@@ -89,6 +89,29 @@ def test_shells_complete_commands_and_options(typed: str, offered: str) -> None:
     assert ended.stdout.split() == [offered]
 
 
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+@pytest.mark.parametrize(("typed", "offered"), [("beluga po", "pool"), ("beluga pool in", "info")])
+def test_other_shells_complete_with_the_help_of_what_they_offer(
+    shell: str, typed: str, offered: str
+) -> None:
+    asked = {
+        "_BELUGA_COMPLETE": f"complete_{shell}",
+        "_TYPER_COMPLETE_ARGS": typed,
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
+    ended = subprocess.run(
+        [sys.executable, "-m", "beluga.cli.main"],
+        cwd=ROOT,
+        env=os.environ | asked,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    line = next(one for one in ended.stdout.splitlines() if offered in one)
+    assert len(line.split()) > 3  # the help of the command stands beside its name
+    assert "create" not in ended.stdout
+
+
 def test_a_namespace_that_is_not_text_is_one_line(
     run: Run, pool: list[str], server: object
 ) -> None:
