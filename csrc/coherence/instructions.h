@@ -6,7 +6,8 @@
  * streaming copies are built from these; the protocol calls verbs only.
  *
  * The header of an architecture defines:
- *   bl_store_fence_now, bl_full_fence_now, bl_compiler_barrier, bl_prefetch_write
+ *   bl_store_fence_now, bl_full_fence_now, bl_compiler_barrier, bl_copied_to
+ *   bl_prefetch_write
  *   bl_line_read, bl_line_store, bl_line_stream
  *   bl_streamed, bl_flush_choice, bl_flush_lines, bl_write_back_lines, bl_flush_fault
  *   bl_move_width, bl_move
@@ -37,13 +38,6 @@ static inline void bl_prefetch(const void *address)
 {
     __builtin_prefetch(address);
     bl_compiler_barrier();
-}
-
-/* End a copy out of the pool: what is loaded from target afterwards is the copy. Without this a
- * compiler may load from the pool again, where the bytes may have changed since. */
-static inline void bl_copied_to(void *target)
-{
-    __asm__ volatile("" : : "r"(target) : "memory");
 }
 
 /* Access private words that threads of one process share: a stop flag, or a counter that another

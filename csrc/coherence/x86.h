@@ -30,6 +30,13 @@ static inline void bl_settle_now(void) { bl_store_fence_now(); }
 
 static inline void bl_compiler_barrier(void) { __asm__ volatile("" ::: "memory"); }
 
+/* End a copy out of the pool: what is loaded from target afterwards is the copy. Without this a
+ * compiler may load from the pool again, where the bytes may have changed since. */
+static inline void bl_copied_to(void *target)
+{
+    __asm__ volatile("" : : "r"(target) : "memory");
+}
+
 /* Ask for a private line that is written soon, so that no other core has it then. */
 static inline void bl_prefetch_write(const void *address)
 {
