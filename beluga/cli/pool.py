@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from beluga import config
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json, PoolPaths, open_pool, size
 from beluga.cli.output import print_facts, print_json, print_table, progress, say
@@ -306,6 +307,15 @@ def mount(
             )
         else:
             _show_existing(specs, json, made=paths is not None)
+    _say_what_comes_before(specs)
+
+
+def _say_what_comes_before(specs: list[str]) -> None:
+    """Say which pool other commands use if that is not the one that has been mounted."""
+    named = config.pool_paths()
+    if named and set(named) != set(specs):
+        source = "BELUGA_POOL" if config.told_pool_paths() else "beluga.toml"
+        say(f"other commands use {', '.join(named)}: {source} comes before the mounted pool")
 
 
 def _show_existing(specs: list[str], json: bool, *, made: bool) -> None:

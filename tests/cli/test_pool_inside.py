@@ -187,3 +187,20 @@ def test_a_default_size_is_said(
     assert "half" not in beluga("pool", "create", path, "--size", "3G").stderr
     path.touch()
     assert "half" not in beluga("pool", "create", path).stderr
+
+
+def test_mount_says_which_pool_counts(
+    did: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """BELUGA_POOL and beluga.toml come before what is mounted."""
+    monkeypatch.setattr(command, "_show_existing", lambda *_, **__: None)
+    settings = tmp_path / "beluga.toml"
+    settings.write_text('pool = ["/c"]\n')
+    monkeypatch.setenv("BELUGA_CONFIG", str(settings))
+    monkeypatch.delenv("BELUGA_POOL", raising=False)
+    said = "other commands use {}: {} comes before the mounted pool\n"
+    assert beluga("mount", "/a").stderr == said.format("/c", "beluga.toml")
+    assert beluga("mount", "/c").stderr == ""
+    monkeypatch.setenv("BELUGA_POOL", "/d:/e")
+    assert beluga("mount", "/a").stderr == said.format("/d, /e", "BELUGA_POOL")
+    assert beluga("mount", "/e", "/d").stderr == ""
