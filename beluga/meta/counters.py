@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from beluga.errors import BadReplyError, NoMethodError
 
@@ -18,7 +18,7 @@ COUNTERS_METHOD = 255
 """The call that answers with the counters. :meth:`beluga.rpc.Server.handle` names the range."""
 
 
-def ask_counters(client: Client) -> dict[str, Any] | None:
+def ask_counters(client: Client) -> dict[str, object] | None:
     """Ask a pool's server for the counters of its lower tiers; None if it has no such tiers.
 
     Raises :class:`~beluga.errors.RpcError`, also if the answer is not whole.
