@@ -45,12 +45,15 @@ def copy(tree: Path) -> None:
         name = str(path.relative_to(tree))
         made = path.suffix in (".so", ".pyc") or ".stamp" in path.name or name.startswith("build/")
         if not made and name not in wanted:
-            path.unlink()
+            path.unlink(missing_ok=True)  # tests may run there
     for name in wanted:
         source, target = ROOT / name, tree / name
         if not target.exists() or target.read_bytes() != source.read_bytes():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target)
+    installed = tree / "beluga_bench"  # the name that setup.py installs bench/ under
+    if not installed.is_symlink():
+        installed.symlink_to("bench")
 
 
 def compile_all(tree: Path, headers: Path, root: Path) -> None:

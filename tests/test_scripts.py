@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``scripts/check`` with stand-ins for all it calls: what it runs, says, and ends with."""
+"""``scripts/check`` with stand-ins for all it calls: what it runs, says, and ends with.
+
+Also that ``scripts/test-aarch64`` runs, or leaves out with a reason, every test.
+"""
 
 from __future__ import annotations
 
@@ -86,3 +89,17 @@ def test_a_newcomer_waits_for_no_long_step(tree: Path) -> None:
     _, lines = check(tree)
     assert "ran docs " in lines
     assert not any(line.startswith(("ran soak", "ran mutants", "ran test-")) for line in lines)
+
+
+def test_every_test_runs_for_aarch64_or_is_left_out_with_a_reason() -> None:
+    script = (ROOT / "scripts/test-aarch64").read_text()
+    parts = re.search(r"^quick=\((.*?)\)$.*<<'END'\n(.*?)^END$", script, re.DOTALL | re.MULTILINE)
+    assert parts
+    quick = parts[1].split()
+    left_out = [name for line in parts[2].splitlines() for name in line.split(": ")[-1].split()]
+    tests = ROOT / "tests"
+    for path in tests.rglob("test_*.py"):
+        name = str(path.relative_to(tests))
+        of = [one for one in quick + left_out if name == one or name.startswith(f"{one}/")]
+        assert len(of) == 1, f"{name} is in {of}: scripts/test-aarch64 names each test once"
+    assert [one for one in quick + left_out if not (tests / one).exists()] == []

@@ -10,13 +10,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from blocks import PATIENCE
 from processes import Process
 
 from beluga.pool import Pool
 from beluga.rpc import Client
 
 IDLE_CPU_MAX = 0.05  # of a core
-FIRST_CALL_MAX_S = 0.001
+FIRST_CALL_MAX_S = 0.001 * PATIENCE
 TRIES = 8
 
 

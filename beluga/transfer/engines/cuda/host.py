@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import mmap
 import os
+import platform
 import queue
 import tempfile
 import threading
@@ -261,7 +262,8 @@ def _map(size: int) -> tuple[mmap.mmap, int]:
 def _library() -> Path:
     """Return the kernels' library for this CPU, compiled once and kept in the user's cache."""
     kernels = source.kernel_path()
-    told = " ".join((source.digest(), *source.HOST_OPTIONS))
+    # A home may be shared by machines of several architectures.
+    told = " ".join((platform.machine(), source.digest(), *source.HOST_OPTIONS))
     digest = hashlib.sha256(told.encode()).hexdigest()
     target = config.cache_dir() / f"kernels-{digest[:16]}.so"
     if not target.exists():
