@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable
 
 import numpy as np
+from emulation import PATIENCE
 from numpy.typing import NDArray
 
 from beluga.meta import Grant, MetaClient
@@ -50,10 +50,6 @@ def put(
 def held(meta: MetaClient, numbers: Iterable[int]) -> set[int]:
     """Those of the numbers that are committed."""
     return {number for number in numbers if meta.lookup(keys([number])).hits}
-
-
-# How much longer a wait may take than on a CPU: scripts/test-aarch64 says it of its emulator.
-PATIENCE = float(os.environ.get("TEST_PATIENCE", "1"))
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import faulting
+from emulation import EMULATED
 
 from beluga._ffi import lib
 
@@ -33,7 +34,8 @@ def test_a_failed_device_is_an_error_of_every_function(shm: Path) -> None:
     assert ended.returncode == 0, (lines[-1:], ended.stderr[-2000:])
     told = {line["name"]: line["status"] for line in lines if "name" in line}
     fault = -lib.BL_ERROR_DEVICE_FAULT
-    assert told == dict.fromkeys(faulting.FAULTS, fault) | {
-        name: told[name] for name in faulting.SURVIVES
-    }
+    expected = dict.fromkeys(faulting.FAULTS, fault)
+    if EMULATED:  # it only flushes, and qemu-user's dc touches no memory
+        expected["bl_plan_maintenance"] = 0
+    assert told == expected | {name: told[name] for name in faulting.SURVIVES}
     assert {told[name] for name in faulting.SURVIVES} <= {None, 0}

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from blocks import keys
+from emulation import needs_a_cpu
 from one_block import TIMEOUT_NS, batch_of
 
 from beluga._ffi import ffi, lib
@@ -128,6 +129,7 @@ def c_calls(session: Any) -> dict[str, Callable[[], int]]:
     }
 
 
+@needs_a_cpu("it leaves out MADV_WIPEONFORK, by which C knows of a fork")
 def test_every_call_of_c_is_refused_even_past_the_hooks_of_python(cache: KVCache) -> None:
     with cache.client.lock:
         session = cache.client.session

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from beluga.kvcache.keys import Namespace, fold, hash_keys
@@ -97,6 +97,7 @@ fields = st.dictionaries(
 )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(fields, fields)
 def test_namespaces_are_equal_only_with_equal_fields(
     one: dict[str, Any], other: dict[str, Any]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from blocks import PATIENCE
+from emulation import PATIENCE
 from processes import Process
 
 from beluga.pool import Pool

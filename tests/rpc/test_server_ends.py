@@ -12,10 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
+from blocks import eventually
 from interrupts import Interrupts
 
 from beluga import Client, MetaServer, Pool
-from beluga.errors import RpcError, ServerAliveError
+from beluga.errors import NoServerError, RpcError, ServerAliveError
 from beluga.rpc import Server
 
 
@@ -56,6 +57,14 @@ def test_a_start_that_was_refused_may_be_tried_again(pool: Pool) -> None:
     pool.close()
 
 
+def answers(pool: Pool) -> bool:
+    try:
+        Client(pool).ping()
+    except NoServerError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("kind", [Server, MetaServer])
 def test_a_pool_that_closes_ends_its_servers(pool: Pool, kind: type[Server]) -> None:
     idle, server = kind(pool), kind(pool)
@@ -69,9 +78,7 @@ def test_a_pool_that_closes_ends_its_servers(pool: Pool, kind: type[Server]) -> 
 
     thread = threading.Thread(target=serve)
     thread.start()
-    while server.stat().epoch == 0:
-        thread.join(0.001)
-    Client(pool).ping()
+    assert eventually(lambda: answers(pool))
     pool.close()
     thread.join()
     assert failures == []

@@ -24,7 +24,7 @@ LENGTH, COUNT = 4096, 6
 
 
 @pytest.fixture(scope="module")
-def driver() -> Iterator[CudaDriver]:
+def driver(compiled: None) -> Iterator[CudaDriver]:
     driver = HostDriver()
     yield driver
     gc.collect()  # the storages of this module
