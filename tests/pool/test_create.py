@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from devdax import fake_devdax
+from emulation import needs_a_cpu
 from refusal import refused
 
 from beluga.errors import (
@@ -233,6 +234,7 @@ def test_directory_without_permission_is_refused(shm: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@needs_a_cpu("it leaves out MADV_POPULATE_WRITE, which takes the room")
 def test_slice_that_has_its_room_demands_no_more(
     shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +265,7 @@ def test_devdax_node_that_is_too_small_is_refused(tmp_path: Path) -> None:
         creation.create(["/dev/zero"], Wishes(device_size=32 * MIB), sysfs=sysfs)
 
 
+@needs_a_cpu("it leaves out MADV_POPULATE_WRITE, which touches the device")
 def test_devdax_node_that_cannot_be_touched_is_refused(tmp_path: Path) -> None:
     # /dev/zero lets itself be mapped from an offset on, and has nothing there.
     sysfs = fake_devdax(tmp_path, "/dev/zero", size=16 * MIB)

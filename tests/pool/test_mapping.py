@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from emulation import needs_a_cpu
 
 from beluga._ffi import ffi, lib
 from beluga.errors import DeviceTruncatedError
@@ -36,6 +37,7 @@ def directory_for_tebibytes(*candidates: Path) -> Path:
     pytest.skip("no filesystem here takes sparse files of 1 TiB")
 
 
+@needs_a_cpu("it keeps a word for each page that is mapped: 8 GiB per device")
 @pytest.mark.parametrize("interleave", [True, False])
 def test_eight_tebibytes_are_at_most_two_mappings_per_device(
     shm: Path, tmp_path: Path, interleave: bool
@@ -95,6 +97,7 @@ def test_a_pool_that_was_cut_is_refused_although_it_is_mapped(shm: Path) -> None
         os.truncate(path, 16 << 20)
 
 
+@needs_a_cpu("it leaves out MADV_DONTFORK")
 def test_a_forked_child_maps_a_pool_anew(shm: Path) -> None:
     path = shm / "a"
     Pool.create([path], device_size=16 << 20, sparse=True).close()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from emulation import needs_a_cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusal import refused
@@ -192,6 +193,7 @@ def test_forked_child_is_refused_the_handle(two: list[Path]) -> None:
         assert read(pool, 0, 1) == b"\0"
 
 
+@needs_a_cpu("it leaves out MADV_DONTFORK")
 def test_forked_child_has_not_the_memory(two: list[Path]) -> None:
     with Pool.create(two, device_size=SIZE, sparse=True) as pool:
         address = lib.bl_pool_address(pool.handle, 0)
