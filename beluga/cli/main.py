@@ -63,10 +63,17 @@ def _run(name: str, module: str) -> NoReturn:
     try:
         app(prog_name=name)
     except (BelugaError, OSError) as error:
-        logs.fail(name, str(error))
+        logs.fail(name, _told(error))
     except UnicodeError:
         logs.fail(name, "what you gave has bytes that are not text in UTF-8")
     sys.exit(0)
+
+
+def _told(error: BaseException) -> str:
+    """Return an error's words; those of an OSError without its number."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
 
 
 if __name__ == "__main__":

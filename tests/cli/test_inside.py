@@ -628,7 +628,8 @@ def test_a_prefill_worker_runs_until_it_is_told_and_closes_its_queue(
     ("raised", "status"),
     [
         (BelugaError("why"), "beluga: error: why"),
-        (OSError(2, "No such file", "x"), "beluga: error: [Errno 2] No such file: 'x'"),
+        (OSError(2, "No such file", "x"), "beluga: error: x: No such file"),
+        (OSError(24, "Too many open files"), "beluga: error: Too many open files"),
         (None, 0),
     ],
 )
