@@ -138,6 +138,7 @@ def _row(
         f"load beside saves, each {interval_s * 1e3:.0f} ms",
         peer="the tier alone",
         note=note,
+        ops_per_s=round(len(beside) * 1e9 / int(beside.sum())),
         **fields,
         **percentiles(beside),
         **shares(found),

@@ -357,6 +357,8 @@ void bl_lower_remove(bl_meta *meta, const uint64_t key[2], int64_t number)
     if (lower == NULL || (number >= 0 && meta->blocks[number].task != 0))
         return;
     bl_lower_name *name = bl_lower_name_of(lower, key);
+    if (name != NULL && number < 0 && !name->absent_ns) /* only a lower tier has it */
+        bl_left_note(meta, key, BL_LEFT_REMOVED);
     if (name == NULL && bl_lower_unnamed(lower))
         name = bl_lower_name_new(meta, key);
     if (name != NULL)

@@ -266,5 +266,5 @@ def test_a_block_below_the_pool_is_removed_from_there(
     removed = run("rm", "key", *pool)
     assert removed.returncode == 0
     assert removed.stderr == ("removed: 1 of 1; 1 of them from a lower tier, which had it alone\n")
-    assert eventually(lambda: run("explain", "key", *pool).stdout.startswith("key: miss, never"))
+    assert eventually(lambda: run("explain", "key", *pool).stdout.startswith("key: miss, removed"))
     assert run("rm", "key", *pool).returncode == 1
