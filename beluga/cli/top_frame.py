@@ -172,17 +172,15 @@ def _columns(kind: type, *columns: tuple[str, Callable[..., str], int, bool, str
     ]
 
 
+def _pid(pid: int | None) -> str:
+    return "-" if pid is None else str(pid)
+
+
 _SESSION_COLUMNS = _columns(
     SessionFacts,
     ("session", lambda row: row.session[:8], 0, True, "the first digits of the session"),
     ("host", lambda row: str(row.host), 3, False, "the client's number among the pool's hosts"),
-    (
-        "pid",
-        lambda row: "-" if row.pid is None else str(row.pid),
-        1,
-        False,
-        "its process on that host",
-    ),
+    ("pid", lambda row: _pid(row.pid), 1, False, "its process on that host"),
     ("kind", lambda row: _plain(row.kind), 4, True, "what it is, such as vllm"),
     ("state", lambda row: row.state, 5, True, "live, or suspect: its heartbeat stands still"),
     ("age", lambda row: _duration(row.age_s), 6, False, "how long ago it attached"),
@@ -261,13 +259,7 @@ _CALL_COLUMNS = _columns(
     ),
     ("call", lambda row: _plain(row.method), 0, True, "what was called"),
     ("host", lambda row: str(row.host), 5, False, "the client's number among the pool's hosts"),
-    (
-        "pid",
-        lambda row: "-" if row.pid is None else str(row.pid),
-        2,
-        False,
-        "its process on that host",
-    ),
+    ("pid", lambda row: _pid(row.pid), 2, False, "its process on that host"),
     ("keys", lambda row: str(row.keys), 3, False, "how many keys the call had"),
     (
         "took",

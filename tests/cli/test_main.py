@@ -68,6 +68,18 @@ def test_h_is_help(run: Run, command: list[str]) -> None:
     assert short.stdout == long.stdout
 
 
+def completed(asked: dict[str, str]) -> str:
+    """Return what the program answers to a shell that asks in these variables."""
+    return subprocess.run(
+        [sys.executable, "-m", "beluga.cli.main"],
+        cwd=ROOT,
+        env=os.environ | asked,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
+
+
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [("beluga po", "pool"), ("beluga pool in", "info"), ("beluga put --na", "--namespace")],
@@ -78,15 +90,7 @@ def test_shells_complete_commands_and_options(typed: str, offered: str) -> None:
         "COMP_WORDS": typed,
         "COMP_CWORD": str(typed.count(" ")),
     }
-    ended = subprocess.run(
-        [sys.executable, "-m", "beluga.cli.main"],
-        cwd=ROOT,
-        env=os.environ | asked,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.stdout.split() == [offered]
+    assert completed(asked).split() == [offered]
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
@@ -99,17 +103,10 @@ def test_other_shells_complete_with_the_help_of_what_they_offer(
         "_TYPER_COMPLETE_ARGS": typed,
         "_TYPER_COMPLETE_FISH_ACTION": "get-args",
     }
-    ended = subprocess.run(
-        [sys.executable, "-m", "beluga.cli.main"],
-        cwd=ROOT,
-        env=os.environ | asked,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    line = next(one for one in ended.stdout.splitlines() if offered in one)
+    offers = completed(asked)
+    line = next(one for one in offers.splitlines() if offered in one)
     assert len(line.split()) > 3  # the help of the command stands beside its name
-    assert "create" not in ended.stdout
+    assert "create" not in offers
 
 
 def test_a_namespace_that_is_not_text_is_one_line(

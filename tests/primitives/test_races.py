@@ -3,7 +3,7 @@
 """What a reader has checked is what it has copied, whatever the compiler makes of the loads.
 
 ``raced.c`` reads lines and payloads while another thread writes them. It is compiled by every
-compiler that is here. Clang of 2026 makes two loads of a plain one; GCC does not so far.
+compiler that is here. Clang may turn one plain load into two; GCC has not done so yet.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 CSRC = ROOT / "csrc"
 ZIG = ROOT / "build/wheel-tools/ziglang/zig"  # scripts/setup-wheel-tools
-# With the CPU's own instructions clang orders the two loads so that nothing passes.
+# For this CPU's own instruction set clang makes the second load first, and no wrong copy passes the
+# check. So the target is the plain architecture.
 TARGET = f"{platform.machine()}-linux-gnu"
 COMPILERS = {
     "gcc": ["gcc"],
