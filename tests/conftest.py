@@ -37,6 +37,16 @@ os.environ["BELUGA_TUNING"] = "off"
 # No beluga.toml of this user or machine has a say; cli/test_settings.py has files of its own.
 os.environ["BELUGA_CONFIG"] = os.devnull
 
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Let a run that was cut off after a test had failed end as a failed one does.
+
+    ``scripts/check`` counts a run that was merely cut off as no failure.
+    """
+    if exitstatus == pytest.ExitCode.INTERRUPTED and session.testsfailed:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 ROOM = 512 << 20  # more than the pools of any one test
 
 

@@ -42,3 +42,19 @@ def test_the_environment_may_be_bare(tmp_path: Path) -> None:
     """No HOME, no terminal, no language, files that are nobody else's business, closed stdin."""
     bare = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
     run_tests([COMMANDS], "umask 077; exec <&-", bare, tmp_path)
+
+
+@pytest.mark.parametrize(("first", "status"), [("assert False", 1), ("pass", 2)])
+def test_a_failure_before_an_interruption_counts(first: str, status: int, tmp_path: Path) -> None:
+    """``scripts/check`` interrupts what takes long and takes a status of 1 for a failure."""
+    tests = tmp_path / "test_it.py"
+    tests.write_text(f"def test_a(): {first}\ndef test_b(): raise KeyboardInterrupt\n")
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "conftest", "--rootdir", tmp_path, tests],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "tests")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == status, ended.stdout
