@@ -67,15 +67,15 @@ def test_a_package_is_looked_for_first(arguments: list[str], package: str, extra
     [
         (
             [*SIMULATE, "--report", "/nowhere/report.html"],
-            "No such file or directory: '/nowhere/report.html'",
+            "/nowhere/report.html: No such file or directory",
         ),
         ([*SIMULATE, "--report", "/proc/report.html"], "/proc/report.html"),
         ([*BENCH, "--plot", "/proc/charts"], "/proc/charts"),
         (
             ["bench", "report", "--out", "/nowhere/page.html"],
-            "No such file or directory: '/nowhere/page.html'",
+            "/nowhere/page.html: No such file or directory",
         ),
-        (["get", "key", "/nowhere/block"], "No such file or directory: '/nowhere/block'"),
+        (["get", "key", "/nowhere/block"], "/nowhere/block: No such file or directory"),
     ],
 )
 def test_where_a_result_goes_is_looked_at_first(arguments: list[str], said: str) -> None:
