@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -87,18 +87,25 @@ def _boot_time() -> float:
 def remembering(paths: Sequence[SpecLike]) -> Iterator[None]:
     """Make these devices the default pool of this user when the block ends without an error.
 
-    A place that cannot be written raises OSError before the block begins.
+    A place that cannot be written raises NoDefaultPoolError before the block begins.
     """
     specs = [str(DeviceSpec.parse(path)) for path in paths]
     file = _file()
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = file.with_suffix(f".{os.getpid()}")
     try:
-        draft.write_text(json.dumps({"devices": specs}, indent=1) + "\n")
+        try:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            draft.write_text(json.dumps({"devices": specs}, indent=1) + "\n")
+        except OSError as error:
+            raise NoDefaultPoolError(
+                f"{error.filename or draft}: {error.strerror}; a mounted pool is remembered "
+                "there: set HOME or XDG_STATE_HOME, or use 'beluga pool create' and --pool PATH"
+            ) from None
         yield
         draft.replace(file)
     finally:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink()
 
 
 def forget() -> bool:
