@@ -41,6 +41,8 @@ def make_runtime_dir(first: Device, pool_id: str) -> Path:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if config.told_runtime_root() is not None:
             model = path.parent.stat()
+        elif first.kind == "devdax":
+            _refuse_prepared(path.parent, device.st_uid)
         path.mkdir(mode=0o700)
         if model is not None and model.st_mode & stat.S_IWGRP:
             os.chown(path, -1, model.st_gid)
@@ -66,6 +68,15 @@ def refuse_in_use(path: Path) -> None:
                 raise DeviceBusyError(
                     f"processes use this pool ({lock} is locked); stop its server and clients"
                 ) from None
+
+
+def _refuse_prepared(parent: Path, owner: int) -> None:
+    """Raise DevicePermissionError for a directory that another user made where everybody may
+    write, such as ``/tmp/beluga-1000``: they could put another one in the place of ours.
+    """
+    anybodys = parent.parent.stat().st_mode & stat.S_IWOTH
+    if anybodys and parent.lstat().st_uid not in (os.geteuid(), owner, 0):
+        raise DevicePermissionError(f"{parent} belongs to another user; remove it")
 
 
 def _refuse_strange(path: Path, owner: int) -> None:

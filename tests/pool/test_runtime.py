@@ -108,3 +108,20 @@ def test_a_told_place_is_trusted_unless_anybody_may_write_there(
     else:
         with refused(DevicePermissionError, "another user"):
             make_runtime_dir(device, "ab12")
+
+
+def test_a_place_that_another_user_prepared_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a directory in /tmp whose name can be guessed, the owner could replace what we make."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make a directory of another user")
+    root = tmp_path / "beluga-1000"
+    root.mkdir(mode=0o777)
+    os.chown(root, 12345, -1)
+    monkeypatch.setattr("beluga.config.runtime_root", lambda: root)
+    device = Device(DeviceSpec(Path("/dev/null")), "devdax", 8 * MIB, True, ())
+    assert make_runtime_dir(device, "ab12").is_dir(), "tmp_path is ours alone"
+    tmp_path.chmod(0o1777)
+    with refused(DevicePermissionError, "beluga-1000 belongs to another user"):
+        make_runtime_dir(device, "cd34")
