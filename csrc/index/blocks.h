@@ -149,9 +149,8 @@ void bl_extents_return_all(bl_meta *meta);
 /* Free a used block's space, and remove the block from its extent's list. */
 void bl_space_give(bl_meta *meta, uint32_t number);
 
-/* Remove a committed block without pins from the index, the table and its space; why is
- * BL_LEFT_SPACE or BL_LEFT_ENTRY. */
-void bl_block_evict(bl_meta *meta, uint32_t number, enum bl_left why);
+/* Remove a committed block without pins from the index, the table and its space. */
+void bl_block_leave(bl_meta *meta, uint32_t number, enum bl_left why);
 
 /* Remove a committed block from lookups at once, and from its space when nobody reads it any
  * more. */

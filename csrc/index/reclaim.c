@@ -31,7 +31,7 @@ int64_t bl_number_take(bl_meta *meta)
         int64_t coldest = bl_evict_coldest(meta->order);
         if (coldest < 0)
             return -BL_ERROR_TABLE_FULL;
-        bl_block_evict(meta, (uint32_t)coldest, BL_LEFT_ENTRY);
+        bl_block_leave(meta, (uint32_t)coldest, BL_LEFT_ENTRY);
         meta->stat.table_evict_count++;
     }
     uint32_t number = meta->free_number;
@@ -100,8 +100,7 @@ void bl_space_give(bl_meta *meta, uint32_t number)
     bl_extent_return(meta, offset);
 }
 
-/* Remove a committed block without pins from the index, the table and its space. */
-static void bl_block_leave(bl_meta *meta, uint32_t number, enum bl_left why)
+void bl_block_leave(bl_meta *meta, uint32_t number, enum bl_left why)
 {
     bl_block *block = &meta->blocks[number];
     bl_entry_clear(meta, number);
@@ -116,11 +115,6 @@ static void bl_block_leave(bl_meta *meta, uint32_t number, enum bl_left why)
     bl_space_give(meta, number);
     bl_stat_left(meta, number, why);
     bl_number_rest(meta, number);
-}
-
-void bl_block_evict(bl_meta *meta, uint32_t number, enum bl_left why)
-{
-    bl_block_leave(meta, number, why);
 }
 
 /* May all blocks of an extent be evicted? */
@@ -141,7 +135,7 @@ static uint32_t bl_extent_empty(bl_meta *meta, const bl_extent_view *view)
     if (!bl_extent_may_go(meta, view))
         return 0;
     while (*list != BL_NO_NUMBER)
-        bl_block_evict(meta, *list, BL_LEFT_SPACE);
+        bl_block_leave(meta, *list, BL_LEFT_SPACE);
     return view->stripe_count;
 }
 
@@ -210,7 +204,7 @@ static int bl_space_evict(bl_meta *meta, uint32_t block_size, uint32_t *emptied)
             if (bl_space_open(meta, block_size, BL_FIT_ANY) == 0)
                 return 1;
             if (own) {
-                bl_block_evict(meta, (uint32_t)number, BL_LEFT_SPACE);
+                bl_block_leave(meta, (uint32_t)number, BL_LEFT_SPACE);
                 return 1;
             }
         }

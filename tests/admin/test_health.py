@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import stuck_server
 from blocks import eventually
 
 from beluga import Client, Pool
@@ -19,26 +20,6 @@ from beluga.rpc import METHOD_USER
 from tests.exporter.scraped import status_of
 
 WAIT_S = 60.0
-# A server that is looked after, with a handler that does not end while there is a file.
-STUCK = """
-import sys, time
-from pathlib import Path
-from beluga.admin import Admin, Health
-from beluga.cli.serve import serve_until_told
-from beluga.pool import Pool
-from beluga.rpc import METHOD_USER, Server
-def hang(request):
-    while Path(request.decode()).exists():
-        time.sleep(0.01)
-    return b""
-with Pool.open([sys.argv[1]]) as pool:
-    server, health = Server(pool), Health(still_s=2.0)
-    server.handle(METHOD_USER, hang)
-    admin = Admin(health.routes(), address=("127.0.0.1", 0))
-    admin.start()
-    print(admin.url, flush=True)
-    serve_until_told(server, health=health)
-"""
 
 
 def statuses(health: Health) -> list[int]:
@@ -80,7 +61,7 @@ def test_a_stopped_poll_loop_is_seen_while_the_process_answers(shm: Path, stuck:
     device = str(shm / "device")
     Pool.create([device], device_size=16 << 20).close()
     with subprocess.Popen(
-        [sys.executable, "-c", STUCK, device], stdout=subprocess.PIPE, text=True
+        [sys.executable, stuck_server.__file__, device], stdout=subprocess.PIPE, text=True
     ) as server:
         try:
             assert server.stdout is not None

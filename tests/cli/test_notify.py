@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import stuck_server
 
 from beluga.errors import CallTimeoutError
 from beluga.pool import Pool
@@ -21,22 +22,6 @@ from beluga.rpc import METHOD_USER, Client
 
 Start = Callable[..., "subprocess.Popen[str]"]
 WAIT_S = 60.0
-# The server of a program whose handler does not end while there is a file.
-STUCK = """
-import sys, time
-from pathlib import Path
-from beluga.cli.serve import serve_until_told
-from beluga.pool import Pool
-from beluga.rpc import METHOD_USER, Server
-def hang(request):
-    while Path(request.decode()).exists():
-        time.sleep(0.01)
-    return b""
-with Pool.open(sys.argv[1:]) as pool:
-    server = Server(pool)
-    server.handle(METHOD_USER, hang)
-    serve_until_told(server)
-"""
 
 
 class Heard:
@@ -75,14 +60,14 @@ def heard(tmp_path: Path) -> Iterator[Heard]:
 
 @pytest.fixture
 def launch(pool: list[str], heard: Heard, tmp_path: Path) -> Iterator[Start]:
-    """Start ``beluga serve`` on the pool, or this code, as a manager would."""
+    """Start ``beluga serve`` on the pool, or a program of the tests, as a manager would."""
     launched = []
 
-    def launch(*options: str, code: str = "", **watchdog: str) -> subprocess.Popen[str]:
-        run = "from beluga.cli.main import main; main()"
-        words = pool[1::2] if code else ["serve", *pool, *options]
+    def launch(*options: str, program: str = "", **watchdog: str) -> subprocess.Popen[str]:
+        serve = ["-c", "from beluga.cli.main import main; main()", "serve", *pool, *options]
+        words = [program, *pool[1::2]] if program else serve
         child = subprocess.Popen(
-            [sys.executable, "-c", code or run, *words],
+            [sys.executable, *words],
             env=os.environ | watchdog | {"NOTIFY_SOCKET": str(tmp_path / "notify")},
             text=True,
         )
@@ -137,7 +122,7 @@ def test_a_server_whose_poll_loop_hangs_is_not_said_to_live(
 ) -> None:
     stuck = tmp_path / "stuck"
     stuck.touch()
-    launch(code=STUCK, WATCHDOG_USEC="100000")
+    launch(program=stuck_server.__file__, WATCHDOG_USEC="100000")
     try:
         heard.until("WATCHDOG=1")
         with Pool.open(pool[1::2]) as opened, Client(opened, timeout_s=WAIT_S) as client:
