@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from beluga.gateway.acceptor import file_limit
 from beluga.gateway.answers import Refusal
 from beluga.gateway.fleet import Fleet
 from beluga.gateway.metrics import Metrics
@@ -39,13 +40,23 @@ class Handlers:
     """The handlers of the clients' listener."""
 
     def __init__(
-        self, *, fleet: Fleet, proxy: Proxy, metrics: Metrics, scrape: Callable[[], None]
+        self,
+        *,
+        fleet: Fleet,
+        proxy: Proxy,
+        metrics: Metrics,
+        scrape: Callable[[], None],
+        requests_max: int,
     ) -> None:
-        """``scrape`` updates the gauges before they are read."""
+        """``scrape`` updates the gauges before they are read. ``requests_max`` is for how many
+        requests at once this process may open files.
+        """
         self._fleet = fleet
         self._proxy = proxy
         self._metrics = metrics
         self._scrape = scrape
+        self._requests_max = requests_max
+        self._under_way = 0
         self.stopping = False
 
     def routes(self) -> list[web.RouteDef]:
@@ -64,7 +75,18 @@ class Handlers:
             refusal = Refusal(503, "this router is shutting down", retry_after_s=1).response()
             refusal.force_close()
             return refusal
-        return await self._proxy.handle(request)
+        if self._under_way >= self._requests_max:
+            raise Refusal(
+                503,
+                f"{self._under_way} requests are under way, as many as this router's limit of "
+                f"{file_limit()} open files allows; raise it (ulimit -n)",
+                retry_after_s=1,
+            )
+        self._under_way += 1
+        try:
+            return await self._proxy.handle(request)
+        finally:
+            self._under_way -= 1
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response()

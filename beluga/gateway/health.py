@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Collection
 import aiohttp
 import msgspec
 
+from beluga.gateway.acceptor import is_own_shortage
 from beluga.gateway.engine import Engine, Health
 from beluga.gateway.fleet import Fleet
 from beluga.gateway.settings import Limits
@@ -77,6 +78,9 @@ class Checker:
         try:
             await self._ask(engine)
         except FAILURES as error:
+            if is_own_shortage(error):
+                log.warning("%s cannot be checked: %s", engine.url, words_of(error))
+                return before is Health.UP
             if before is not Health.DOWN:
                 log.warning("%s is down: %s", engine.url, words_of(error))
             if failures == engine.failures:

@@ -77,7 +77,7 @@ def parse_request(
         return ParsedRequest(path, body, _form_model(body), len(body) // TEXT_TOKEN_SIZE)
     try:
         fields = _decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _odd(path, body)
     if fields.model is not None and not isinstance(fields.model, str):
         return _odd(path, body)
@@ -88,7 +88,9 @@ def parse_request(
     salt = fields.cache_salt if isinstance(fields.cache_salt, str) else None
     before = fields.previous_response_id if path == _RESPONSES else None
     return ParsedRequest(
-        *(path, body, fields.model, len(tokens), tokens, salt, fields.stream is True, exact),
+        *(path, body, fields.model or None, len(tokens), tokens, salt),
+        stream=fields.stream is True,
+        exact=exact,
         response=before if isinstance(before, str) else None,
     )
 

@@ -18,6 +18,7 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
+from beluga.gateway.acceptor import is_own_shortage
 from beluga.gateway.answers import Refusal, error_event
 from beluga.gateway.director import Director, Placement
 from beluga.gateway.headers import for_client, for_engine, retry_after_s
@@ -143,7 +144,7 @@ class Proxy:
         try:
             response = await self._client.request(
                 request.method,
-                URL(engine.url + request.raw_path, encoded=True),
+                URL(engine.url + _target(request), encoded=True),
                 data=parsed.body or None,
                 headers=headers,
                 allow_redirects=False,
@@ -151,6 +152,12 @@ class Proxy:
                 skip_auto_headers=("User-Agent", "Content-Type"),
             )
         except FAILURES as error:
+            if is_own_shortage(error):
+                log.warning("no connection to %s can be opened: %s", engine.url, error)
+                text = f"this router cannot open a connection: {words_of(error)}"
+                raise Refusal(503, text, retry_after_s=1) from error
+            if isinstance(error, ValueError):  # aiohttp refuses to send it
+                raise Refusal(400, f"this request cannot be passed on: {error}") from error
             engine.fail(words_of(error))
             raise _UnansweredError(502, words_of(error)) from error
         async with response:
@@ -199,6 +206,15 @@ class Proxy:
             await _end_broken(request, source, target, error)
         except (ClientGoneError, ConnectionError):
             pass  # leaving closes the engine's connection, which cancels its work
+
+
+def _target(request: web.Request) -> str:
+    """Return the path and query that an engine is asked for, as the client has written them. A
+    client may also name a whole URL ("POST http://host/v1/..."), whose host is not the engine's.
+    """
+    if request.raw_path.startswith("/"):
+        return request.raw_path
+    return request.rel_url.raw_path_qs
 
 
 async def _until_data(source: Source, first: bytes) -> bytes:

@@ -15,6 +15,7 @@ import aiohttp
 from aiohttp import web
 
 from beluga.errors import RouterError
+from beluga.gateway.acceptor import Acceptor, FileShare, raise_file_limit
 from beluga.gateway.admin import Admin
 from beluga.gateway.advice import Adviser
 from beluga.gateway.cache import Cache
@@ -139,7 +140,9 @@ class Service:
             )
             task = asyncio.get_running_loop().create_task(adviser.run(settings.advise_s))
             stack.push_async_callback(end_tasks, [task])
-        self.address = await self._listen(stack, settings.listen, self._handlers.routes())
+        self.address = await self._listen(
+            stack, settings.listen, self._handlers.routes(), self._share
+        )
         if settings.admin is not None:
             admin = Admin(self.fleet, self._cache)
             self.admin_address = await self._listen(stack, settings.admin, admin.routes())
@@ -185,8 +188,13 @@ class Service:
             tokenizer=tokenizer,
             remote=remote,
         )
+        self._share = FileShare()
         self._handlers = Handlers(
-            fleet=self.fleet, proxy=proxy, metrics=self.metrics, scrape=self._scrape
+            fleet=self.fleet,
+            proxy=proxy,
+            metrics=self.metrics,
+            scrape=self._scrape,
+            requests_max=self._share.requests_max,
         )
 
     async def _join(self, stack: contextlib.AsyncExitStack) -> None:
@@ -202,7 +210,11 @@ class Service:
             raise RouterError("no worker is named, and no file and no admin API to name one later")
 
     async def _listen(
-        self, stack: contextlib.AsyncExitStack, address: Address, routes: list[web.RouteDef]
+        self,
+        stack: contextlib.AsyncExitStack,
+        address: Address,
+        routes: list[web.RouteDef],
+        share: FileShare | None = None,
     ) -> Address:
         """Serve these routes. Returns the real address. Raises OSError."""
         app = web.Application(
@@ -210,6 +222,8 @@ class Service:
             middlewares=[refusals(self.metrics)],
         )
         app.add_routes(routes)
+        if share is not None:
+            app.on_response_prepare.append(share.close_if_crowded)
         runner = web.AppRunner(
             app,
             access_log=None,
@@ -219,9 +233,9 @@ class Service:
         )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, *address).start()
-        host, port = runner.addresses[0][:2]
-        return Address(host, port)
+        acceptor = await Acceptor.open(runner, address, share)
+        stack.push_async_callback(acceptor.close)
+        return acceptor.address
 
     async def drain(self) -> None:
         """Take no new requests, and wait until the running ones have ended, at most
@@ -277,6 +291,7 @@ def _policy(settings: Settings) -> Policy:
 
 async def serve(settings: Settings, started: Callable[[Service], None]) -> None:
     """Run a router until SIGTERM or SIGINT, then drain. Raises RouterError or OSError."""
+    raise_file_limit()
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -110,6 +110,6 @@ async def routed(
             aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
         )
         site = Site(service, client, engines)
-        if wait:
+        if wait and engines:
             await site.up()
         yield site

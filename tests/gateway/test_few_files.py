@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A gateway that runs out of file descriptors serves as many clients as it can, tells the others
+why, and blames no engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import resource
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("aiohttp", reason="the router's packages are not installed")
+
+import aiohttp
+from fake_engine import FakeEngine
+from routed import routed, run, until
+
+from beluga.gateway.acceptor import raise_file_limit
+
+FILES = 64
+CLIENTS = 120
+
+
+def addresses(child: Any) -> tuple[str, str]:
+    """Return where a started ``beluga gateway`` listens for clients and for operators."""
+    for line in child.stderr:
+        if line.startswith("routing on "):
+            words = line.split()
+            return words[2].rstrip(";"), words[5].rstrip(";")
+    raise AssertionError("it ended")
+
+
+def health(admin: str) -> str:
+    with urllib.request.urlopen(f"{admin}/workers", timeout=60) as answer:  # noqa: S310
+        return str(json.load(answer)[0]["health"])
+
+
+def test_clients_beyond_the_descriptors_are_told_so_and_others_are_served(
+    start: Callable[..., Any],
+) -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        engine.faults.hold = asyncio.Event()
+        connector = aiohttp.TCPConnector(limit=0)
+        async with engine, aiohttp.ClientSession(connector=connector) as client:
+            child = start(
+                *("gateway", "--worker", engine.url, "--port", 0, "--admin", "127.0.0.1:0"),
+                *("--health-interval", 0.1),
+            )
+            resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
+            base, admin = await asyncio.to_thread(addresses, child)
+            while await asyncio.to_thread(health, admin) != "up":
+                await asyncio.sleep(0.02)
+
+            async def ask() -> tuple[int, bytes]:
+                asked = {"model": "fake", "prompt": "a", "stream": True}
+                async with client.post(f"{base}/v1/completions", json=asked) as answer:
+                    return answer.status, await answer.read()
+
+            clients = [asyncio.create_task(ask()) for _ in range(CLIENTS)]
+            await until(lambda: engine.under_way + sum(c.done() for c in clients) == CLIENTS)
+            served = engine.under_way
+            assert FILES / 4 < served < FILES / 2
+            assert await asyncio.to_thread(health, admin) == "up"
+            engine.faults.hold.set()
+            answers = await asyncio.gather(*clients)
+            assert Counter(status for status, _ in answers) == {
+                200: served,
+                503: CLIENTS - served,
+            }
+            for status, body in answers:
+                whole = body.endswith(b"data: [DONE]\n\n")
+                assert (
+                    whole if status == 200 else b"open files allows; raise it (ulimit -n)" in body
+                )
+            for _ in range(FILES):
+                assert (await ask())[0] == 200
+            assert await asyncio.to_thread(health, admin) == "up"
+
+    run(scenario)
+
+
+def test_an_engine_is_not_blamed_for_the_gateways_own_shortage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        async with routed(FakeEngine()) as site:
+            (engine,) = site.service.fleet
+            failed = 0
+            connect = aiohttp.TCPConnector.connect
+
+            async def starved(self: Any, request: Any, **more: Any) -> Any:
+                nonlocal failed
+                if str(request.url).startswith(engine.url):
+                    failed += 1
+                    error = OSError(errno.EMFILE, "Too many open files")
+                    raise aiohttp.ClientConnectorError(request.connection_key, error)
+                return await connect(self, request, **more)
+
+            with monkeypatch.context() as patched:
+                patched.setattr(aiohttp.TCPConnector, "connect", starved)
+                status, body = await site.completed()
+                assert status == 503
+                assert b"this router cannot open a connection" in body
+                await until(lambda: failed > 3)  # also by health checks
+            assert (engine.serving, engine.failures) == (True, 0)
+            assert (await site.completed())[0] == 200
+            assert site.loads() == [(0, 0)]
+
+    run(scenario)
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[1] // 2, before[1]))
+        raise_file_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Requests that only raw HTTP can make: no client brings an engine down with one, and an engine
+answers what it would answer without the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+pytest.importorskip("aiohttp", reason="the router's packages are not installed")
+
+from fake_engine import FakeEngine
+from routed import Site, routed, run, until
+
+
+async def ask(
+    site: Site, target: str, body: bytes | None = None, *headers: str
+) -> tuple[int, bytes]:
+    """Send a completion to a request target, word for word. Returns status and body."""
+    if body is None:
+        body = json.dumps({"model": "fake", "prompt": "hello"}).encode()
+    host, port = site.service.address
+    told = ("Content-Type: application/json", f"Content-Length: {len(body)}", "Connection: close")
+    head = "\r\n".join((f"POST {target} HTTP/1.1", f"Host: {host}", *told, *headers))
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(head.encode("latin-1") + b"\r\n\r\n" + body)
+    answer = await reader.read()
+    writer.close()
+    head_of_answer, _, text = answer.partition(b"\r\n\r\n")
+    if b"chunked" in head_of_answer.lower():
+        text = text.partition(b"\r\n")[2].rpartition(b"\r\n0\r\n")[0]
+    return int(answer.split(b" ", 2)[1]), text
+
+
+@pytest.mark.parametrize(
+    "start", ["http://a.example", "http://a.example:99999", "a.example://b", "x://u:p@b"]
+)
+def test_a_client_that_names_a_whole_url_reaches_the_engine_alone(start: str) -> None:
+    async def scenario() -> None:
+        async with routed(FakeEngine()) as site:
+            (engine,) = site.service.fleet
+            status, answer = await ask(site, f"{start}/v1/completions?a=%20b")
+            assert (status, engine.serving, engine.failures) in ((200, True, 0), (400, True, 0))
+            assert (b"choices" in answer) == (status == 200)
+            assert len(site.engines[0].seen) == (status == 200)
+            if start == "http://a.example":
+                assert status == 200
+
+    run(scenario)
+
+
+def test_a_request_that_cannot_be_sent_is_no_engines_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        async with routed(FakeEngine()) as site:
+            (engine,) = site.service.fleet
+            with monkeypatch.context() as patched:
+                patched.setattr("beluga.gateway.proxy._target", lambda _: "x:y")
+                status, answer = await ask(site, "/v1/completions")
+            assert status == 400
+            assert b"cannot be passed on" in answer
+            await until(lambda: engine.inflight == 0)
+            assert (engine.serving, engine.failures) == (True, 0)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("field", ["prompt", "messages", "tools"])
+def test_json_that_is_nested_too_deep_is_left_to_the_engine(field: str) -> None:
+    async def scenario() -> None:
+        async with routed(FakeEngine()) as site:
+            deep = b"[" * 100_000 + b"]" * 100_000
+            status, answer = await ask(
+                site, "/v1/completions", b'{"model": "fake", "%s": %s}' % (field.encode(), deep)
+            )
+            # The stand-in's words: it does not catch the error.
+            assert (status, b"Server got itself in trouble" in answer) == (500, True)
+
+    run(scenario)
+
+
+def test_an_empty_name_of_a_model_is_none() -> None:
+    """vLLM serves such a request with the model that it has."""
+
+    async def scenario() -> None:
+        async with routed(FakeEngine()) as site:
+            assert (await site.completed(model="", stream=False))[0] == 200
+        async with routed(FakeEngine("a"), FakeEngine("b")) as site:
+            status, body = await site.completed(model="", stream=False)
+            assert status == 400
+            assert b"several models are served here; name one" in body
+
+    run(scenario)
