@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
@@ -22,6 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from beluga.cli.legend import epilog_of
 from beluga.cli.options import HELP
+from beluga.errors import BelugaError
 
 _PACKAGE = "beluga.cli"
 
@@ -131,8 +133,31 @@ def _make(name: str, place: str | Inner) -> Any:
     module, _, function = place.partition(":")
     single = typer.Typer(add_completion=False)
     command = getattr(import_module(f"{_PACKAGE}.{module}"), function)
-    single.command(name, epilog=epilog_of(command))(command)
+    single.command(name, cls=_Told, epilog=epilog_of(command))(command)
     return typer.main.get_command(single)
+
+
+class _Told(TyperCommand):
+    """A command whose errors say which of the options they name is set in ``beluga.toml``."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message += self._set_in_file(ctx, error.message)
+            raise
+        except BelugaError as error:
+            if where := self._set_in_file(ctx, str(error)):
+                error.args = (f"{error}{where}", *error.args[1:])
+            raise
+
+    def _set_in_file(self, ctx: Any, text: str) -> str:
+        named = set(re.findall(r"--[a-z][a-z-]*", text))
+        for option in self.params:
+            source = ctx.get_parameter_source(option.name)
+            if source is not None and source.name == "DEFAULT_MAP" and named & set(option.opts):
+                return f"; {max(option.opts, key=len)} is set in {ctx.find_root().obj.path}"
+        return ""
 
 
 def _help_of(place: str | Inner) -> str:

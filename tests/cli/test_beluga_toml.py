@@ -261,3 +261,40 @@ def test_every_option_may_stand_in_a_file_or_is_about_one_run() -> None:
         assert len(keys) == len(own), name
         assert keys - set(settings.options(command)) <= settings.ONCE
     assert not set(tables) & set(settings.SHARED)
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "said"),
+    [
+        (
+            "[gateway]\npolicy = 'linear'\nshared-credit = 2.0\n",
+            ["gateway", "--worker", "http://127.0.0.1:1"],
+            "--shared-credit is from 0 to 1.0, not 2.0; --shared-credit is set in ",
+        ),
+        (
+            "[serve]\nevents-form = 'none'\n",
+            ["serve", "--events", "tcp://127.0.0.1:1", "--events-replay", "tcp://127.0.0.1:2"],
+            "--events-form is vllm or dynamo, not none; --events-form is set in ",
+        ),
+        (
+            "[serve]\nevents-replay = 'tcp://127.0.0.1:2'\n",
+            ["serve"],
+            "--events and --events-replay belong together; give both; --events-replay is set in ",
+        ),
+    ],
+)
+def test_a_command_that_refuses_a_value_of_the_file_names_the_file(
+    write: Write, text: str, words: list[str], said: str
+) -> None:
+    path = write(text)
+    refused = beluga(*words)
+    assert refused.exit_code == 2
+    shown = " ".join(refused.stderr.replace("│", " ").split())
+    assert said + str(path) in shown.replace(f"{path.parent}/ ", f"{path.parent}/")
+
+
+def test_a_refused_flag_is_no_fault_of_the_file(write: Write) -> None:
+    write("[serve]\nevents-form = 'none'\n")
+    refused = beluga("serve", "--events-form", "json", "--events", "a", "--events-replay", "b")
+    assert "not json" in refused.stderr
+    assert "is set in" not in refused.stderr
