@@ -202,6 +202,7 @@ def test_nobody_is_harmed_by_interrupts(compiled: None) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_nobody_is_harmed_by_many_interrupts(compiled: None) -> None:
     run_state_machine_as_test(
         Interrupted, settings=settings(QUICK, max_examples=300, stateful_step_count=30)
