@@ -98,7 +98,9 @@
 #include "index/task_client.c"
 #include "index/lower_client.c"
 
+#include "store/keys.c"
 #include "store/store.c"
+#include "store/recover.c"
 #include "store/uring.c"
 #include "store/disk.c"
 

@@ -74,6 +74,17 @@ static inline void bl_bitset_remove(bl_bitset *set, uint64_t number)
     }
 }
 
+/* Remove the numbers 64 * place + i for each bit i of bits. */
+static inline void bl_bitset_remove_word(bl_bitset *set, uint64_t place, uint64_t bits)
+{
+    uint64_t *word = &set->level[0][place];
+    *word &= ~bits;
+    for (int level = 1; level < BL_BITSET_LEVELS && !*word; level++, place /= 64) {
+        word = &set->level[level][place / 64];
+        *word &= ~(1ull << (place % 64));
+    }
+}
+
 /* Return the least member >= from, or BL_BITSET_NONE. */
 static inline uint64_t bl_bitset_next(const bl_bitset *set, uint64_t from)
 {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The random seed of a hash table, so that a sender who chooses the keys cannot make them collide.
+ * The hash of a key of 128 bits, with a random seed, so that a sender who chooses the keys cannot
+ * make them collide.
  */
 #ifndef BL_SEED_H
 #define BL_SEED_H
@@ -19,6 +20,13 @@ static inline int bl_index_seed(uint64_t seed[2])
 #else
     return getrandom(seed, 2 * sizeof *seed, 0) < 0 ? -errno : 0;
 #endif
+}
+
+static inline uint64_t bl_key_hash(const uint64_t seed[2], const uint64_t key[2])
+{
+    __extension__ typedef unsigned __int128 wide;
+    wide product = (wide)(key[0] ^ seed[0]) * (key[1] ^ seed[1]);
+    return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
 
 #endif

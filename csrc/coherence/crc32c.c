@@ -5,6 +5,7 @@
  * value: the instructions that this CPU has (coherence/crc32c_isa.h), else the table of this file.
  */
 #include "api/coherence.h"
+#include "coherence/crc32c.h"
 #include "coherence/crc32c_isa.h"
 
 static uint32_t bl_crc_table[8][256]; /* [k][b]: byte b, then k zero bytes; for the plain path */
@@ -49,4 +50,20 @@ uint32_t bl_crc32c(uint32_t seed, const void *bytes, size_t size)
     if (bl_crc_has_instruction(features))
         return ~bl_crc_by_instruction(crc, next, size, features);
     return ~bl_crc_plain(crc, next, size);
+}
+
+void bl_crc32c_each(uint32_t *crc, const void *bytes, size_t stride, size_t size, uint32_t count)
+{
+    const uint8_t *next = bytes;
+    uint32_t i = 0;
+    if (bl_crc_has_instruction(bl_cpu_features()))
+        for (; i + 4 <= count; i += 4, next += 4 * stride) {
+            for (int k = 0; k < 4; k++)
+                crc[i + k] = ~crc[i + k];
+            bl_crc_four_by_instruction(&crc[i], next, stride, size);
+            for (int k = 0; k < 4; k++)
+                crc[i + k] = ~crc[i + k];
+        }
+    for (; i < count; i++, next += stride)
+        crc[i] = bl_crc32c(crc[i], next, size);
 }

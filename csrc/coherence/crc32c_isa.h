@@ -14,6 +14,8 @@
 /* Do these features have an instruction for CRC-32C? */
 int bl_crc_has_instruction(uint32_t features);
 uint32_t bl_crc_by_instruction(uint32_t crc, const uint8_t *bytes, size_t size, uint32_t features);
+/* Sum four messages of size bytes, each stride bytes behind the one before. */
+void bl_crc_four_by_instruction(uint32_t crc[4], const uint8_t *bytes, size_t stride, size_t size);
 
 /* Can this CPU sum bytes while they are copied, and is it worthwhile for so many? */
 int bl_crc_is_wide(size_t size);

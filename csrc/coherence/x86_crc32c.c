@@ -16,16 +16,28 @@
 #include "coherence/crc32c_isa.h"
 #include "coherence/instructions.h"
 
+/* Sum fewer than 8 bytes. */
+__attribute__((target(BL_CRC_TARGET))) static inline uint32_t
+bl_crc_tail(uint32_t crc, const uint8_t *bytes, size_t size)
+{
+    if (size >= 4) {
+        uint32_t half;
+        memcpy(&half, bytes, sizeof half);
+        crc = _mm_crc32_u32(crc, half);
+        bytes += 4, size -= 4;
+    }
+    for (; size > 0; bytes++, size--)
+        crc = _mm_crc32_u8(crc, *bytes);
+    return crc;
+}
+
 __attribute__((target(BL_CRC_TARGET))) static uint32_t
 bl_crc_single(uint32_t crc, const uint8_t *bytes, size_t size)
 {
     uint64_t wide = crc;
     for (; size >= 8; bytes += 8, size -= 8)
         wide = _mm_crc32_u64(wide, bl_crc_word(bytes));
-    crc = (uint32_t)wide;
-    for (; size > 0; bytes++, size--)
-        crc = _mm_crc32_u8(crc, *bytes);
-    return crc;
+    return bl_crc_tail((uint32_t)wide, bytes, size);
 }
 
 __attribute__((target(BL_CRC_TARGET ",pclmul"), always_inline)) static inline uint64_t
@@ -63,6 +75,22 @@ bl_crc_lanes(uint32_t crc, const uint8_t *bytes, size_t size)
     for (; size >= 3 * 128; bytes += 3 * 128, size -= 3 * 128)
         crc = bl_crc_three(crc, bytes, 128, 0xb9e02b86, 0x0d3b6092);
     return bl_crc_single(crc, bytes, size);
+}
+
+__attribute__((target(BL_CRC_TARGET))) void
+bl_crc_four_by_instruction(uint32_t crc[4], const uint8_t *bytes, size_t stride, size_t size)
+{
+    const uint8_t *end = bytes + (size & ~(size_t)7);
+    uint64_t a = crc[0], b = crc[1], c = crc[2], d = crc[3];
+    for (; bytes < end; bytes += 8) {
+        a = _mm_crc32_u64(a, bl_crc_word(bytes));
+        b = _mm_crc32_u64(b, bl_crc_word(bytes + stride));
+        c = _mm_crc32_u64(c, bl_crc_word(bytes + 2 * stride));
+        d = _mm_crc32_u64(d, bl_crc_word(bytes + 3 * stride));
+    }
+    crc[0] = (uint32_t)a, crc[1] = (uint32_t)b, crc[2] = (uint32_t)c, crc[3] = (uint32_t)d;
+    for (int i = 0; i < 4 && size % 8; i++, bytes += stride)
+        crc[i] = bl_crc_tail(crc[i], bytes, size % 8);
 }
 
 int bl_crc_has_instruction(uint32_t features) { return (features & BL_CPU_SSE42) != 0; }

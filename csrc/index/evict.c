@@ -60,6 +60,8 @@ void bl_evict_assign(bl_evict *order, uint32_t id, uint64_t hash, uint32_t posit
         bl_gdsf_assign(order->gdsf, id, position, size);
 }
 
+int bl_evict_assigns(const bl_evict *order) { return order->policy != BL_EVICT_LRU; }
+
 void bl_evict_touch(bl_evict *order, uint32_t id)
 {
     if (order->policy == BL_EVICT_LRU)
@@ -68,6 +70,15 @@ void bl_evict_touch(bl_evict *order, uint32_t id)
         bl_s3fifo_touch(order->s3fifo, id);
     else
         bl_gdsf_touch(order->gdsf, id);
+}
+
+void bl_evict_enter(bl_evict *order, const uint32_t *ids, uint32_t count)
+{
+    if (order->policy == BL_EVICT_LRU)
+        bl_ring_append(&order->ring, BL_RING_MAIN, ids, count);
+    else
+        for (uint32_t i = 0; i < count; i++)
+            bl_evict_touch(order, ids[i]);
 }
 
 void bl_evict_cool(bl_evict *order, uint32_t id)

@@ -39,9 +39,15 @@ void bl_evict_destroy(bl_evict *order);
 void bl_evict_assign(bl_evict *order, uint32_t id, uint64_t hash, uint32_t position,
                      uint32_t size);
 
+/* Return whether the policy needs bl_evict_assign. */
+int bl_evict_assigns(const bl_evict *order);
+
 /* Count a use of an id, and add it to the order if it is not there. The first touch of a new block
  * only adds it. LRU: it becomes the newest of all. */
 void bl_evict_touch(bl_evict *order, uint32_t id);
+
+/* Touch ids that are not in the order, one after the other. */
+void bl_evict_enter(bl_evict *order, const uint32_t *ids, uint32_t count);
 
 /* Make an id the coldest, whether it was in the order or not: the next to be evicted, except that
  * S3-FIFO may prefer a block of the small queue. */

@@ -66,9 +66,7 @@ void bl_index_destroy(bl_index *index)
 
 static uint64_t bl_index_home(const bl_index *index, const uint64_t key[2])
 {
-    __extension__ typedef unsigned __int128 wide;
-    wide product = (wide)(key[0] ^ index->seed[0]) * (key[1] ^ index->seed[1]);
-    return ((uint64_t)product ^ (uint64_t)(product >> 64)) & index->mask;
+    return bl_key_hash(index->seed, key) & index->mask;
 }
 
 /* Return the key's place in a bucket, or -1. */

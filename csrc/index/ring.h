@@ -64,6 +64,20 @@ static inline void bl_ring_insert(bl_ring *ring, uint32_t id, uint32_t older, ui
     ring->node[newer].older = place;
 }
 
+/* Insert ids that are in no list behind the newest one of a list. */
+static inline void bl_ring_append(bl_ring *ring, uint32_t list, const uint32_t *ids, uint32_t count)
+{
+    uint32_t newest = ring->node[list].older;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t place = ids[i] + BL_RING_FIRST;
+        ring->node[newest].newer = place;
+        ring->node[place].older = newest;
+        newest = place;
+    }
+    ring->node[newest].newer = list;
+    ring->node[list].older = newest;
+}
+
 /* Make an id the newest or the coldest of a list, whatever list it was in. */
 static inline void bl_ring_touch(bl_ring *ring, uint32_t list, uint32_t id)
 {

@@ -460,6 +460,45 @@ int bl_extents_claim(bl_extents *extents, uint64_t offset, uint32_t block_size)
     return 0;
 }
 
+/* Adopt the extent that has this block. Inlined, it would slow down all who find their extent. */
+__attribute__((noinline)) static int
+bl_extent_restore(bl_extents *extents, uint32_t first_stripe, uint32_t stripe_count,
+                  uint32_t block_size, uint32_t block_index)
+{
+    bl_extent_view view = {
+        .first_stripe = first_stripe,
+        .stripe_count = stripe_count,
+        .block_size = block_size,
+        .block_count = bl_fit_of(block_size / BL_PAGE_SIZE, stripe_count).block_count,
+    };
+    return block_index < view.block_count ? bl_extents_adopt(extents, &view) : -EINVAL;
+}
+
+int bl_extents_restore(bl_extents *extents, uint32_t first_stripe, uint32_t stripe_count,
+                       uint32_t block_size, uint32_t block_index)
+{
+    if (first_stripe >= extents->stripe_count)
+        return -EINVAL;
+    bl_extent *extent = &extents->extent[first_stripe];
+    if (!extents->back[first_stripe]) {
+        int rc = bl_extent_restore(extents, first_stripe, stripe_count, block_size, block_index);
+        if (rc < 0)
+            return rc;
+    }
+    if (extents->back[first_stripe] != 1 || extent->block_size != block_size ||
+        block_index >= extent->block_count || extent->retired)
+        return -EINVAL;
+    uint64_t *free = bl_extent_word(extents, extents->free_bits, first_stripe, block_index / 64);
+    uint64_t bit = 1ull << (block_index % 64);
+    if (!(*free & bit))
+        return -EEXIST;
+    *free &= ~bit;              /* as bl_space_become does, in fewer steps: there may be millions */
+    extents->used_bytes += block_size;
+    if (--extent->free_count == 0)
+        bl_bitset_remove(&extents->class[extent->class_index].roomy, first_stripe);
+    return 0;
+}
+
 void bl_extents_prefetch(const bl_extents *extents, uint64_t offset)
 {
     uint64_t first = bl_extents_first(extents, offset);

@@ -115,6 +115,11 @@ int bl_extents_adopt(bl_extents *extents, const bl_extent_view *view);
  * of that class starts there, or it is retired), -EEXIST (used or held already). */
 int bl_extents_claim(bl_extents *extents, uint64_t offset, uint32_t block_size);
 
+/* Recovery: mark a block as used whose extent is there, or is adopted now: 0, -EINVAL, -EEXIST or
+ * -E2BIG, as those say. */
+int bl_extents_restore(bl_extents *extents, uint32_t first_stripe, uint32_t stripe_count,
+                       uint32_t block_size, uint32_t block_index);
+
 /* Prefetch the bookkeeping of the block at this offset, which is claimed soon. */
 void bl_extents_prefetch(const bl_extents *extents, uint64_t offset);
 

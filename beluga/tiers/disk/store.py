@@ -45,8 +45,8 @@ ABSENT, PRESENT = int(lib.BL_STORE_ABSENT), int(lib.BL_STORE_PRESENT)
 GRANTED, PENDING = int(lib.BL_STORE_GRANTED), int(lib.BL_STORE_PENDING)
 
 
-_LOAD_BYTES = 8 << 20  # of the index, read by one thread at a time
-_LOAD_THREADS = 3
+_LOAD_BYTES = 2 << 20  # of the index, read by one thread at a time
+_LOAD_THREADS = 4
 _LOAD_PIECE = 1 << 20
 _FLUSH_SECTORS = 1024  # written at a time
 
@@ -264,14 +264,13 @@ class Store:
             for first, end in self.file.index_ranges()
             for offset in range(first, end, _LOAD_BYTES)
         ]
-        with ThreadPoolExecutor(1) as claims, ThreadPoolExecutor(_LOAD_THREADS) as threads:
+        with ThreadPoolExecutor(_LOAD_THREADS) as threads:
             for first, count in threads.map(self._check_part, parts):
-                claims.submit(lib.bl_store_claim_space, self._store, first, count)
-                lib.bl_store_claim_keys(self._store, first, count)
+                lib.bl_store_claim(self._store, first, count)
         raise_for_status(lib.bl_store_recover(self._store), f"the index of {self.file.path}")
 
     def _check_part(self, part: tuple[int, int]) -> tuple[int, int]:
-        """Read a part of the index and check its entries: its first slot, and how many it has."""
+        """Read a part of the index and check its entries: its first sector, and how many it has."""
         offset, size = part
         base = int(ffi.cast("uintptr_t", lib.bl_store_entries(self._store))) + offset - PAGE
         requests = np.zeros(-(-size // _LOAD_PIECE), REQUEST)
@@ -286,7 +285,6 @@ class Store:
                 f"the index of {self.file.path} cannot be read (errno {code}, "
                 f"{errno.errorcode.get(code, 'unknown')}); give another disk, or remove the file"
             )
-        entry = int(lib.BL_STORE_ENTRY_SIZE)
-        slots = (offset - PAGE) // entry, size // entry
-        lib.bl_store_check(self._store, *slots)
-        return slots
+        sectors = (offset - PAGE) // PAGE, size // PAGE
+        lib.bl_store_check(self._store, *sectors)
+        return sectors
