@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 
 _IDLE_CONNECTION_S = 4.0  # vLLM's server closes an idle connection after 5 s
 _POLL_S = 0.02
+_HEADER_SIZE_MAX = 1 << 16  # bytes; keys and cookies may be longer than aiohttp's default, 8190
+_HEADERS_MAX = 256  # as vLLM's
 
 
 class Service:
@@ -81,19 +83,7 @@ class Service:
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> None:
         settings, limits = self._settings, self._settings.limits
-        connector = aiohttp.TCPConnector(
-            limit=0, keepalive_timeout=_IDLE_CONNECTION_S, ttl_dns_cache=30
-        )
-        client = await stack.enter_async_context(
-            aiohttp.ClientSession(
-                connector=connector,
-                # A stream must come uncompressed to be forwarded as events, and metrics to be read.
-                headers={"Accept-Encoding": "identity"},
-                auto_decompress=False,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                trust_env=False,
-            )
-        )
+        client = await stack.enter_async_context(_session())
         policy = _policy(settings)
         apart = bool(settings.prefill.queues)  # the rule needs cached blocks under every policy
         self._cache = Cache(
@@ -228,6 +218,9 @@ class Service:
             app,
             access_log=None,
             auto_decompress=False,  # bodies pass unchanged, with their Content-Encoding
+            max_field_size=_HEADER_SIZE_MAX,
+            max_line_size=_HEADER_SIZE_MAX,
+            max_headers=_HEADERS_MAX,
             handler_cancellation=True,
             shutdown_timeout=1.0,
         )
@@ -273,6 +266,24 @@ class Service:
         for engine in self.fleet:
             load = loads[engine.worker]
             self.metrics.state(engine, load)
+
+
+def _session() -> aiohttp.ClientSession:
+    """Return the session of requests to engines."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(
+            limit=0, keepalive_timeout=_IDLE_CONNECTION_S, ttl_dns_cache=30
+        ),
+        # A stream must come uncompressed to be forwarded as events, and metrics to be read.
+        headers={"Accept-Encoding": "identity"},
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trust_env=False,
+        # More than the listener takes: engines send some of a client's headers back.
+        max_field_size=2 * _HEADER_SIZE_MAX,
+        max_line_size=2 * _HEADER_SIZE_MAX,
+        max_headers=2 * _HEADERS_MAX,
+    )
 
 
 def _policy(settings: Settings) -> Policy:

@@ -72,7 +72,13 @@ class FakeEngine:
                 web.post("/tokenize", self._tokenize),
             ]
         )
-        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            shutdown_timeout=0.1,
+            max_field_size=1 << 17,
+            max_headers=512,
+        )
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
         self._port = self._runner.addresses[0][1]

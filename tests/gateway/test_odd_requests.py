@@ -16,6 +16,8 @@ pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 from fake_engine import FakeEngine
 from routed import Site, routed, run, until
 
+from beluga.gateway.parsed_request import FILE_TOKENS, parse_request
+
 
 async def ask(
     site: Site, target: str, body: bytes | None = None, *headers: str
@@ -96,3 +98,62 @@ def test_an_empty_name_of_a_model_is_none() -> None:
             assert b"several models are served here; name one" in body
 
     run(scenario)
+
+
+def test_long_headers_pass_as_to_the_engine() -> None:
+    """Keys and cookies may have more than 8 KiB, and an engine may send a name back."""
+
+    async def scenario() -> None:
+        async with routed(FakeEngine()) as site:
+            key = "k" * 60_000
+            status, _ = await ask(site, "/v1/completions", None, f"Authorization: Bearer {key}")
+            assert status == 200
+            assert site.engines[0].headers[0]["authorization"] == f"Bearer {key}"
+            more = [f"X-{number}: v" for number in range(200)]
+            assert (await ask(site, "/v1/completions", None, *more))[0] == 200
+
+    run(scenario)
+
+
+class Rude:
+    """A tokenizer that fails in a way of its own."""
+
+    problem = ""
+
+    def text(self, *_: object, **__: object) -> list[int]:
+        raise IndexError("no first token")
+
+    chat = text
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_prompt_on_which_the_tokenizer_fails_is_hashed_as_text(path: str) -> None:
+    body = json.dumps({"prompt": [[]]} if path == "/v1/completions" else {"messages": [{}]})
+    parsed = parse_request(path, body.encode(), tokenizer=Rude())
+    assert (parsed.exact, parsed.isl) == (False, 1)
+
+
+def picture(content: str, question: str = "What is this?") -> bytes:
+    parts = [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{content}"}},
+        {"type": "text", "text": question},
+    ]
+    messages = [{"role": "user", "content": parts}]
+    return json.dumps({"model": "m", "messages": messages}).encode()
+
+
+def test_an_image_counts_as_about_its_tokens_not_as_its_bytes() -> None:
+    path = "/v1/chat/completions"
+    one, same, other = (
+        parse_request(path, picture(content, question))
+        for content, question in (
+            ("A" * (2 << 20), "What is this?"),
+            ("A" * (2 << 20), "And who made it?"),
+            ("B" * (2 << 20), "What is this?"),
+        )
+    )
+    assert FILE_TOKENS < one.isl < FILE_TOKENS + 100
+    start = FILE_TOKENS + 20
+    assert one.tokens[:start].tolist() == same.tokens[:start].tolist()
+    assert one.tokens[:start].tolist() != other.tokens[:start].tolist()
+    assert parse_request(path, picture("A" * 400)).isl > 100  # short ones stay as they are

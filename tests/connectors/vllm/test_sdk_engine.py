@@ -24,6 +24,11 @@ from beluga.gateway import Address, Limits, Service, Settings, read_engines
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the packages may have to be installed
 
 UP_S = 30.0
+# The tiny model has none, and without one an engine refuses all chats.
+TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+    "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}<assistant>"
+)
 # How many tokens the engine puts into a chunk depends on the moment.
 _BY_CHUNK = {"stream_left_early", "stream_of_bytes", "stream_helper"}
 # An engine of a text model has no such path; both answer 404, the gateway because of the model.
@@ -94,7 +99,8 @@ async def both(engine_url: str, name: str) -> dict[str, tuple[Any, Any]]:
             assert asyncio.get_running_loop().time() < deadline, "the engine is not up"
             await asyncio.sleep(0.05)
         async with calling(engine_url, name) as straight, calling(url, name) as through:
-            await observe(Caller.chat, *straight)  # its first request is slow, and fills its cache
+            # Its first request is slow, and fills its cache.
+            assert "result" in await observe(Caller.chat, *straight)
             for case, run in CASES.items():
                 if case in _BY_CHUNK | _NO_PATH:
                     continue
@@ -113,7 +119,10 @@ def test_cases_behave_as_straight_to_a_real_engine(vllm_python: str, tmp_path: P
     setting = Setting(
         folder=tmp_path, model=made, size_name="tiny", tokens=2048, python=vllm_python
     )
-    with server(setting, "sdk", None) as engine:
+    template = tmp_path / "chat_template.jinja"
+    template.write_text(TEMPLATE)
+    options = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+    with server(setting, "sdk", None, chat_template=str(template), **options) as engine:
         engine.ready()
         different = asyncio.run(both(engine.url, engine.model))
         running = engine.metric("vllm:num_requests_running")
