@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from beluga.gateway.settings import Address
 
@@ -32,6 +33,21 @@ _USUALLY_OPEN = 16  # where /proc does not tell
 _LOOK_S = 0.02  # between looks for a connection that has ended
 _PAUSE_S = 0.2  # after an error of the system
 _BACKLOG = 1024
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """Log what a client sent that is no HTTP in one line: it is not an error of the gateway."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError):
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+        record.msg = f"{record.getMessage()}: {' '.join(error.message.split())[:200]}"
+        record.args, record.exc_info = (), None
+    return True
+
+
+http_log = logging.getLogger(f"{__name__}.http")
+"""The log of aiohttp's server."""
+http_log.addFilter(_in_one_line)
 
 
 def raise_file_limit() -> None:

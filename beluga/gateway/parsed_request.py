@@ -30,6 +30,10 @@ log = logging.getLogger(__name__)
 
 TEXT_TOKEN_SIZE = 4
 """How many bytes of a prompt's text count as a token without a tokenizer."""
+TOKENIZED_SIZE_MAX = 8 << 20
+"""How many bytes of a prompt are tokenized. More are longer than any model's context, and would
+keep the request for minutes before an engine can refuse it.
+"""
 FILE_TOKENS = 1024
 """How many tokens an image, sound or file in a prompt counts as, however many bytes it has. Common
 models make 85 to 1,600 tokens of an image.
@@ -129,7 +133,7 @@ def _tokens(path: str, fields: _Body, text: bytes, tokenizer: Tokenizer | None) 
     ids = None if fields.messages else _ids(text)
     if ids is not None:
         return ids
-    if tokenizer is not None and text:
+    if tokenizer is not None and 0 < len(text) <= TOKENIZED_SIZE_MAX:
         try:
             return np.asarray(_tokenized(path, fields, text, tokenizer), np.uint32)
         except Exception as error:  # also the packages' own, of any type

@@ -15,7 +15,7 @@ import aiohttp
 from aiohttp import web
 
 from beluga.errors import RouterError
-from beluga.gateway.acceptor import Acceptor, FileShare, raise_file_limit
+from beluga.gateway.acceptor import Acceptor, FileShare, http_log, raise_file_limit
 from beluga.gateway.admin import Admin
 from beluga.gateway.advice import Adviser
 from beluga.gateway.cache import Cache
@@ -217,6 +217,7 @@ class Service:
         runner = web.AppRunner(
             app,
             access_log=None,
+            logger=http_log,
             auto_decompress=False,  # bodies pass unchanged, with their Content-Encoding
             max_field_size=_HEADER_SIZE_MAX,
             max_line_size=_HEADER_SIZE_MAX,

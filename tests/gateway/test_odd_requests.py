@@ -16,7 +16,7 @@ pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 from fake_engine import FakeEngine
 from routed import Site, routed, run, until
 
-from beluga.gateway.parsed_request import FILE_TOKENS, parse_request
+from beluga.gateway.parsed_request import FILE_TOKENS, TOKENIZED_SIZE_MAX, parse_request
 
 
 async def ask(
@@ -115,6 +115,25 @@ def test_long_headers_pass_as_to_the_engine() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize(
+    "sent", [b"GET / HTTP/7.3.1\r\n\r\n", b"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n"]
+)
+def test_what_is_no_http_is_one_line_of_the_log(
+    sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with routed(FakeEngine()) as site:
+            reader, writer = await asyncio.open_connection(*site.service.address)
+            writer.write(sent)
+            assert b" 400 " in await reader.readline()
+            writer.close()
+            (line,) = [one for one in caplog.records if "handling request" in one.getMessage()]
+            assert (line.levelname, line.exc_info) == ("WARNING", None)
+            assert "\n" not in line.getMessage()
+
+    run(scenario)
+
+
 class Rude:
     """A tokenizer that fails in a way of its own."""
 
@@ -131,6 +150,21 @@ def test_a_prompt_on_which_the_tokenizer_fails_is_hashed_as_text(path: str) -> N
     body = json.dumps({"prompt": [[]]} if path == "/v1/completions" else {"messages": [{}]})
     parsed = parse_request(path, body.encode(), tokenizer=Rude())
     assert (parsed.exact, parsed.isl) == (False, 1)
+
+
+def test_a_prompt_longer_than_any_context_is_not_tokenized() -> None:
+    class Counting(Rude):
+        asked = 0
+
+        def text(self, *_: object, **__: object) -> list[int]:
+            self.asked += 1
+            return [7]
+
+    for length, asked in ((1000, 1), (TOKENIZED_SIZE_MAX, 0)):
+        tokenizer = Counting()
+        body = json.dumps({"prompt": "a" * length}).encode()
+        parsed = parse_request("/v1/completions", body, tokenizer=tokenizer)
+        assert (tokenizer.asked, parsed.exact) == (asked, bool(asked))
 
 
 def picture(content: str, question: str = "What is this?") -> bytes:
