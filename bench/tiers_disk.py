@@ -69,7 +69,7 @@ class _Case:
 
 def bench_tiers_disk(options: Options) -> list[Row]:
     """Run the benchmark, in a folder of its own inside ``options.disk``."""
-    recorder = Recorder("tiers-disk", options, {"memory": "disk", "peer": "fio", "crc": True})
+    recorder = _recorder(options)
     if shutil.which("fio") is None:
         return [recorder.skipped("random read", _NO_FIO)]
     space = 64 * _MIB if options.smoke else 2048 * _MIB
@@ -88,6 +88,16 @@ def bench_tiers_disk(options: Options) -> list[Row]:
         options.say("the rebuild of the index")
         rows.append(_rebuild(recorder, Path(folder) / "index"))
     return rows
+
+
+def rebuild_row(options: Options) -> Row:
+    """Measure the rebuild alone."""
+    with tempfile.TemporaryDirectory(prefix="beluga-bench-", dir=options.disk) as folder:
+        return _rebuild(_recorder(options), Path(folder) / "index")
+
+
+def _recorder(options: Options) -> Recorder:
+    return Recorder("tiers-disk", options, {"memory": "disk", "peer": "fio", "crc": True})
 
 
 def _cases(size: int, options: Options) -> Iterator[_Case]:

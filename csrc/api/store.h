@@ -69,11 +69,13 @@ int bl_store_create(bl_store **out, uint64_t id, uint32_t slot_count, uint64_t d
                     uint64_t stripe_count, uint32_t policy);
 void bl_store_destroy(bl_store *store);
 
-/* Recovery. The index of the file is read to these addresses, where it has the same offsets. The
+/* Recovery. The index of the file is read to these addresses, where it has the same offsets. Before
+ * anything else, expect makes room for the blocks of that many sectors, the first ones. The
  * thread that has read a range of sectors checks their entries. Then one thread lets the blocks of
  * the whole ones claim what they have. When all have, recover decides between blocks that claim one
  * space or one key: the newest stays; and it makes the order of eviction: 0 or -ENOMEM. */
 uint8_t *bl_store_entries(bl_store *store);
+void bl_store_expect(bl_store *store, uint32_t sector_count);
 void bl_store_check(bl_store *store, uint32_t sector, uint32_t count);
 void bl_store_claim(bl_store *store, uint32_t sector, uint32_t count);
 int bl_store_recover(bl_store *store);

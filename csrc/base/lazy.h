@@ -34,6 +34,16 @@ static inline void *bl_lazy_map_dense(size_t size)
     return table;
 }
 
+/* Make the memory of the first bytes of a table now, and not at the first touch. */
+static inline void bl_lazy_populate(void *table, size_t size)
+{
+#if defined(MADV_POPULATE_WRITE) && !defined(BL_SIM)
+    madvise(table, size, MADV_POPULATE_WRITE);
+#else
+    (void)table, (void)size;
+#endif
+}
+
 static inline void bl_lazy_unmap(void *table, size_t size)
 {
 #ifdef BL_SIM

@@ -60,6 +60,12 @@ void bl_evict_assign(bl_evict *order, uint32_t id, uint64_t hash, uint32_t posit
         bl_gdsf_assign(order->gdsf, id, position, size);
 }
 
+void bl_evict_expect(bl_evict *order, uint32_t id_count)
+{
+    if (order->policy == BL_EVICT_LRU)
+        bl_lazy_populate(order->ring.node, id_count * sizeof *order->ring.node);
+}
+
 int bl_evict_assigns(const bl_evict *order) { return order->policy != BL_EVICT_LRU; }
 
 void bl_evict_touch(bl_evict *order, uint32_t id)

@@ -39,6 +39,9 @@ void bl_evict_destroy(bl_evict *order);
 void bl_evict_assign(bl_evict *order, uint32_t id, uint64_t hash, uint32_t position,
                      uint32_t size);
 
+/* Make the memory of the ids below id_count, which enter the order soon. */
+void bl_evict_expect(bl_evict *order, uint32_t id_count);
+
 /* Return whether the policy needs bl_evict_assign. */
 int bl_evict_assigns(const bl_evict *order);
 

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/lazy.h"
+#include "base/minmax.h"
 #include "base/seed.h"
 #include "coherence/instructions.h"
 
@@ -33,6 +34,13 @@ void bl_keys_destroy(bl_keys *keys)
 {
     bl_lazy_unmap(keys->head, bl_keys_heads_size(keys));
     bl_lazy_unmap(keys->next, keys->slot_count * sizeof *keys->next);
+}
+
+void bl_keys_expect(bl_keys *keys, uint32_t slot_count)
+{
+    uint64_t lists = keys->mask + 1;
+    bl_lazy_populate(keys->head, bl_least(lists, 8ull * slot_count) * sizeof *keys->head);
+    bl_lazy_populate(keys->next, slot_count * sizeof *keys->next);
 }
 
 /* Return the bits that a key sets in the head of its list. */

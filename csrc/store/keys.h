@@ -28,6 +28,9 @@ typedef struct bl_keys {
 int bl_keys_create(bl_keys *keys, const bl_store_entry *entry, uint32_t slot_count);
 void bl_keys_destroy(bl_keys *keys);
 
+/* Make the memory for the keys of the slots below slot_count, which are added soon. */
+void bl_keys_expect(bl_keys *keys, uint32_t slot_count);
+
 /* Return the slot of a key, or -1. */
 int64_t bl_keys_find(const bl_keys *keys, const uint64_t key[2]);
 

@@ -29,14 +29,24 @@ static size_t bl_recovery_size(const bl_recovery *recovery)
     return (recovery->mask + 1) * sizeof *recovery->by_sequence;
 }
 
-static void bl_recovery_begin(bl_store *store)
+/* Return the end of a range of sectors. */
+static uint32_t bl_sectors_end(const bl_store *store, uint32_t sector, uint32_t count)
 {
+    return (uint32_t)bl_least((uint64_t)sector + count, store->slot_count / BL_STORE_SECTOR_SLOTS);
+}
+
+void bl_store_expect(bl_store *store, uint32_t sector_count)
+{
+    uint32_t slots = bl_sectors_end(store, 0, sector_count) * BL_STORE_SECTOR_SLOTS;
     bl_recovery *recovery = &store->recovery;
     uint64_t places = 1;
-    while (places < (uint64_t)store->slot_count * BL_STORE_SPARSE)
+    while (places < (uint64_t)slots * BL_STORE_SPARSE)
         places *= 2;
     *recovery = (bl_recovery){.mask = places - 1, .oldest = UINT64_MAX};
     recovery->by_sequence = bl_lazy_map_dense(bl_recovery_size(recovery));
+    bl_lazy_populate(store->slot, slots * sizeof *store->slot);
+    bl_keys_expect(&store->keys, slots);
+    bl_evict_expect(store->order, slots);
 }
 
 /* ---- Entries */
@@ -136,12 +146,6 @@ static void bl_sector_claim(bl_store *store, uint32_t sector)
     }
 }
 
-/* Return the end of a range of sectors. */
-static uint32_t bl_sectors_end(const bl_store *store, uint32_t sector, uint32_t count)
-{
-    return (uint32_t)bl_least((uint64_t)sector + count, store->slot_count / BL_STORE_SECTOR_SLOTS);
-}
-
 uint8_t *bl_store_entries(bl_store *store) { return (uint8_t *)store->entry; }
 
 void bl_store_check(bl_store *store, uint32_t sector, uint32_t count)
@@ -153,8 +157,6 @@ void bl_store_check(bl_store *store, uint32_t sector, uint32_t count)
 
 void bl_store_claim(bl_store *store, uint32_t sector, uint32_t count)
 {
-    if (!store->recovery.mask)
-        bl_recovery_begin(store);
     for (uint32_t end = bl_sectors_end(store, sector, count); sector < end; sector++)
         bl_sector_claim(store, sector);
 }

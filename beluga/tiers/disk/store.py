@@ -265,7 +265,9 @@ class Store:
             for offset in range(first, end, _LOAD_BYTES)
         ]
         with ThreadPoolExecutor(_LOAD_THREADS) as threads:
-            for first, count in threads.map(self._check_part, parts):
+            checked = threads.map(self._check_part, parts)
+            lib.bl_store_expect(self._store, sum(parts[-1]) // PAGE - 1 if parts else 0)
+            for first, count in checked:
                 lib.bl_store_claim(self._store, first, count)
         raise_for_status(lib.bl_store_recover(self._store), f"the index of {self.file.path}")
 
