@@ -6,7 +6,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,17 +58,13 @@ JUDGED = {
 }
 
 
-@pytest.fixture(scope="module")
-def results() -> Iterator[dict[str, list[Row]]]:
-    before = leftovers("bench")
-    yield {name: bench(Options(smoke=True)) for name, bench in BENCHES.items()}
-    assert leftovers("bench") <= before
+Smoke = Callable[[str], list[Row]]
 
 
 @pytest.mark.parametrize("name", BENCHES)
-def test_every_row_has_the_fields(results: dict[str, list[Row]], name: str) -> None:
+def test_every_row_has_the_fields(smoke: Smoke, name: str) -> None:
     assert set(FIELDS) >= ASKED
-    for row in results[name]:
+    for row in smoke(name):
         assert tuple(row) == FIELDS
         assert row["bench"] == name
         assert row["command"] == f"beluga bench {name} --smoke"
@@ -78,11 +74,11 @@ def test_every_row_has_the_fields(results: dict[str, list[Row]], name: str) -> N
 
 
 @pytest.mark.parametrize("name", BENCHES)
-def test_what_is_judged_has_a_ratio_and_a_spread(results: dict[str, list[Row]], name: str) -> None:
+def test_what_is_judged_has_a_ratio_and_a_spread(smoke: Smoke, name: str) -> None:
     if name == "rpc" and len(cores()) < 2:
         pytest.skip("needs two cores")
     for case in JUDGED[name]:
-        rows = [r for r in results[name] if r["case"] == case and r["ratio_to_limit"] is not None]
+        rows = [r for r in smoke(name) if r["case"] == case and r["ratio_to_limit"] is not None]
         assert rows, case
         for row in rows:
             assert 0 < row["ratio_q1"] <= row["ratio_to_limit"] <= row["ratio_q3"]
@@ -90,10 +86,10 @@ def test_what_is_judged_has_a_ratio_and_a_spread(results: dict[str, list[Row]], 
             assert row["memory"] == "tmpfs/DRAM" or "file" in str(row["memory"])
 
 
-def test_rpc_measures_all_depths_under_both_coherence_modes(results: dict[str, list[Row]]) -> None:
+def test_rpc_measures_all_depths_under_both_coherence_modes(smoke: Smoke) -> None:
     if len(cores()) < 2:
         pytest.skip("needs two cores")
-    found = {(row["coherence"], row["depth"]) for row in results["rpc"] if row["case"] == "c"}
+    found = {(row["coherence"], row["depth"]) for row in smoke("rpc") if row["case"] == "c"}
     both = ("software", "hardware")
     assert found == {(d, depth) for d in both for depth in (1, 8, 32, 128, 256)}
 
@@ -136,9 +132,9 @@ def test_a_row_with_an_unknown_field_is_refused() -> None:
         Recorder("rpc", Options(), {}).row("c", speeed=1)
 
 
-def test_charts_are_drawn(results: dict[str, list[Row]], tmp_path: Path) -> None:
+def test_charts_are_drawn(smoke: Smoke, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="charts need matplotlib")
-    rows = [row for rows in results.values() for row in rows]
+    rows = [row for name in BENCHES for row in smoke(name)]
     paths = plot(rows, tmp_path / "charts")
     assert {path.stem for path in paths} <= set(BENCHES)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)

@@ -4,12 +4,16 @@
 
 from __future__ import annotations
 
-from beluga_bench import Options
-from beluga_bench.blocks import COUNT, bench_blocks
+from collections.abc import Callable
+
+from beluga_bench import Row
+from beluga_bench.blocks import COUNT
 
 
-def test_each_step_is_measured_on_a_free_pool_and_on_a_full_one() -> None:
-    rows = {str(row["case"]): row for row in bench_blocks(Options(smoke=True))}
+def test_each_step_is_measured_on_a_free_pool_and_on_a_full_one(
+    smoke: Callable[[str], list[Row]],
+) -> None:
+    rows = {str(row["case"]): row for row in smoke("blocks")}
     assert list(rows) == [
         *("reserve, free", "release, free"),
         *("reserve, evicting", "register, evicting", "match, evicting", "release, evicting"),

@@ -4,15 +4,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
-from beluga_bench import Options
-from beluga_bench.indexer import LENGTH, bench_indexer
+from beluga_bench import Row
+from beluga_bench.indexer import LENGTH
 
 pytest.importorskip("xxhash", reason="xxhash is not installed (the extra 'router')")
 
 
-def test_lookups_have_a_ratio_and_the_rest_percentiles() -> None:
-    rows = {str(row["case"]): row for row in bench_indexer(Options(smoke=True))}
+def test_lookups_have_a_ratio_and_the_rest_percentiles(smoke: Callable[[str], list[Row]]) -> None:
+    rows = {str(row["case"]): row for row in smoke("indexer")}
     for case in ("find_matches, c", "find_matches, python"):
         row = rows[case]
         assert row["memory"] == "DRAM (private)"

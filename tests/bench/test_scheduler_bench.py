@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 from beluga_bench import BENCHES, Options, Row
@@ -19,8 +20,8 @@ GB = 1_000_000_000
 
 
 @pytest.fixture(scope="module")
-def rows() -> dict[str, Row]:
-    return {str(row["case"]): row for row in BENCHES["scheduler"](Options(smoke=True))}
+def rows(smoke: Callable[[str], list[Row]]) -> dict[str, Row]:
+    return {str(row["case"]): row for row in smoke("scheduler")}
 
 
 def test_there_is_a_row_for_every_order_and_a_decision(rows: dict[str, Row]) -> None:

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+from collections.abc import Callable
 
 import pytest
-from beluga_bench import BENCHES, Options
+from beluga_bench import BENCHES, Options, Row
 
 THERE = {
     "file": importlib.util.find_spec("obstore") is not None,
@@ -17,8 +18,8 @@ THERE = {
 }
 
 
-def test_each_store_stands_beside_its_bare_client() -> None:
-    rows = BENCHES["tiers-remote"](Options(smoke=True))
+def test_each_store_stands_beside_its_bare_client(smoke: Callable[[str], list[Row]]) -> None:
+    rows = smoke("tiers-remote")
     for engine, there in THERE.items():
         mine = [row for row in rows if row["engine"] == engine]
         if not there:

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The short run of each benchmark, which the tests of its rows share."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+from beluga_bench import BENCHES, Options, Row
+from leftovers import leftovers
+
+
+@pytest.fixture(scope="session")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Row]]:
+    """Return the rows of a benchmark in smoke mode by its name. It runs once, and must clean up."""
+
+    @cache
+    def run(name: str) -> list[Row]:
+        before = leftovers("bench")
+        folder = tmp_path_factory.mktemp("smoke")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tempfile, "tempdir", str(folder))
+            rows = BENCHES[name](Options(smoke=True))
+        assert leftovers("bench") <= before
+        assert not list(folder.iterdir())
+        return rows
+
+    return run
