@@ -8,10 +8,13 @@ server, so that no idle one takes time. The pool is full, so each block that is 
 a pool of more than 1 GiB that is named is not filled before.
 
 *in the server's loop* is the time that the loop handles the calls of one put, by the server's own
-trace: the loop has a core of its own, and the publisher runs on the client's. *put, with pauses* is
-the time of one put, during which no message is made; *put, without pauses* is the rate if the
-server, the one that publishes and the reader share the machine's cores. *the publisher's CPU time*
-is that of the server's process outside of its loop, per change that it publishes.
+trace: the loop has a core of its own, and the publisher runs on the client's. Both servers are
+given short runs of puts and equal pauses between them, in which the publisher works. Without them
+the publisher would stop the client in the middle, and the first calls after any stop take twice as
+long, whatever the client's core did. *put, with pauses* is the time of one put, during which no
+message is made; *put, without pauses* is the rate if the server, the one that publishes and the
+reader share the machine's cores. *the publisher's CPU time* is that of the server's process outside
+of its loop, per change that it publishes.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ _LENGTH = 16 << 10
 _TOKENS = 16
 _FILL_MAX = 4096  # puts
 _PAUSE_S = 0.03  # longer than the publisher's period
+_RUN = 48  # puts between two pauses that are rarely interrupted: a tenth of that period
 _CALLS = ("reserve", "commit")  # of one put
 _PUT = "a put of 16 named blocks; the limit is a server that publishes nothing"
 
@@ -53,6 +57,7 @@ class _Case:
     name: str
     count: int  # puts of a sample
     pause_s: float
+    run: int = 1  # puts between two pauses
     in_loop: bool = False
     note: str = _PUT
 
@@ -127,7 +132,7 @@ class _Ground:
         """Put new blocks, and return how long each put took."""
         blocks = np.zeros((_BATCH, _LENGTH), np.uint8)
         times_ns = []
-        for _ in range(case.count):
+        for done in range(1, case.count + 1):
             path = [next(self.fresh) for _ in range(_BATCH)]
             digests = [number.to_bytes(16, "big") for number in path]
             names = chain_names(path, path, block_tokens=_TOKENS, space=1)
@@ -135,7 +140,7 @@ class _Ground:
             if cache.put(digests, blocks, names=names).stored != _BATCH:
                 raise BelugaError("a put was refused; the pool is too small")
             times_ns.append(float(time.perf_counter_ns() - start_ns))
-            if case.pause_s:
+            if case.pause_s and done % case.run == 0:
                 time.sleep(case.pause_s)
         return times_ns
 
@@ -146,8 +151,9 @@ def bench_events(options: Options) -> list[Row]:
     here, there = cores()[0], cores()[-1]
     loop = _Case(
         "in the server's loop",
-        count=50 if options.smoke else 600,
-        pause_s=0.0,
+        count=_RUN * (2 if options.smoke else 40),
+        pause_s=_PAUSE_S,
+        run=_RUN,
         in_loop=True,
         note="the loop's time for the calls of " + _PUT,
     )
