@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from emulation import PATIENCE, lighten
 from fake_cupy import FakeCuda
 
 from beluga.errors import EngineUnavailableError
@@ -36,6 +37,8 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGHUP, signal
 os.environ["BELUGA_TUNING"] = "off"
 # No beluga.toml of this user or machine has a say; cli/test_settings.py has files of its own.
 os.environ["BELUGA_CONFIG"] = os.devnull
+
+lighten()
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -116,7 +119,7 @@ def run(start: Start) -> Run:
 
     def run(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
         child = start(*arguments)
-        stdout, stderr = child.communicate(stdin, timeout=120)
+        stdout, stderr = child.communicate(stdin, timeout=120 * PATIENCE)
         return subprocess.CompletedProcess(child.args, child.returncode, stdout, stderr)
 
     return run

@@ -14,6 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from emulation import PATIENCE
+
 ROLES = Path(__file__).with_name("roles.py")
 
 
@@ -57,7 +59,7 @@ class Process:
 
     def died(self) -> int:
         """Wait until it is killed by itself: return the signal, negative."""
-        status = self._process.wait(timeout=60)
+        status = self._process.wait(timeout=60 * PATIENCE)
         self._close()
         return status
 
@@ -75,7 +77,7 @@ class Process:
         """Let it end by itself: return its exit status."""
         assert self._process.stdin
         self._process.stdin.close()
-        status = self._process.wait(timeout=60)
+        status = self._process.wait(timeout=60 * PATIENCE)
         self._close()
         return status
 
@@ -83,7 +85,7 @@ class Process:
         for stream in (self._process.stdin, self._process.stdout):
             if stream:
                 stream.close()
-        self._process.wait(timeout=60)
+        self._process.wait(timeout=60 * PATIENCE)
 
     def __enter__(self) -> Process:
         return self

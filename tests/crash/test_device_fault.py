@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from emulation import PATIENCE
 from processes import Process
 
 from beluga.pool import Pool
@@ -244,7 +245,7 @@ def run(code: str, paths: list[Path], *options: str) -> subprocess.CompletedProc
         [sys.executable, *options, "-c", COMMON + code + f"\nprint('{ALIVE}')", *map(str, paths)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=120 * PATIENCE,
         check=False,
     )
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import faulting
-from emulation import EMULATED
+from emulation import EMULATED, PATIENCE
 
 from beluga._ffi import lib
 
@@ -27,7 +27,7 @@ def test_a_failed_device_is_an_error_of_every_function(shm: Path) -> None:
         [sys.executable, faulting.__file__, str(shm)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=120 * PATIENCE,
         check=False,
     )
     lines = [json.loads(line) for line in ended.stdout.splitlines()]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from emulation import PATIENCE
 
 from tests.crash import killloop
 
@@ -19,7 +20,9 @@ LOOP = Path(__file__).with_name("killloop.py")
 
 def loop(rounds: int, seed: int, *more: str) -> dict[str, Any]:
     command = [sys.executable, str(LOOP), "--json", f"--rounds={rounds}", f"--seed={seed}", *more]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    process = subprocess.run(
+        command, capture_output=True, text=True, timeout=280 * PATIENCE, check=False
+    )
     assert process.stdout, process.stderr
     told: dict[str, Any] = json.loads(process.stdout)
     assert told["errors"] == []

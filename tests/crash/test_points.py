@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from emulation import PATIENCE
 from points import named
 
 from beluga._ffi import ffi, lib
@@ -33,7 +34,7 @@ def run(paths: list[Path], point: str) -> subprocess.CompletedProcess[str]:
         env=os.environ | {"BELUGA_CRASH": point},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=120 * PATIENCE,
         check=False,
     )
 
@@ -75,7 +76,7 @@ def test_a_process_stops_where_it_is_told_and_goes_on(paths: list[Path]) -> None
         _, status = os.waitpid(process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
         process.send_signal(signal.SIGCONT)
-        assert process.communicate(timeout=120)[0] == "attached\nanswered\n"
+        assert process.communicate(timeout=120 * PATIENCE)[0] == "attached\nanswered\n"
     assert process.returncode == 0
 
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import pytest
 from blocks import eventually, held, keys, put, states
+from emulation import PATIENCE
 from processes import Process
 
 from beluga.errors import CallTimeoutError
@@ -55,7 +56,7 @@ class Bereaved:
             assert self.first.died() == -signal.SIGKILL
             heir = MetaServer(self.pool)
             heir.start()
-            return answer.result(timeout=120), heir
+            return answer.result(timeout=120 * PATIENCE), heir
 
     def __enter__(self) -> Bereaved:
         return self

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import liar
+from emulation import PATIENCE
 
 PAGE = 4096
 WITHIN = [[1, PAGE, 0, 1], [2, PAGE, 1024, 0], [17, 16 * PAGE, 4096, 0]]
@@ -28,7 +29,9 @@ BEYOND = [
 def heard(directory: Path, cases: list[list[int]]) -> list[tuple[str, object]]:
     """Return the calls and their results."""
     command = [sys.executable, liar.__file__, str(directory), json.dumps(cases)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=120 * PATIENCE, check=False
+    )
     lines = [json.loads(line) for line in ended.stdout.splitlines()]
     assert ended.returncode == 0, (lines[-1:], ended.stderr[-2000:])
     assert len(lines) == len(cases) * 12
@@ -71,6 +74,10 @@ except BadReplyError:
 pool.close()
 """
     ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=20 * PATIENCE,
+        check=False,
     )
     assert ended.stdout.strip() == "refused", ended.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from emulation import fewer
 from forge import LINE, line_hash, read, sealed, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -75,7 +76,7 @@ def lobby(host: int, line: int) -> int:
     return int(lib.BL_LOBBY_OFFSET) + host * int(lib.BL_LOBBY_STRIDE) + line * 128
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=fewer(30), deadline=None)
 @given(
     sequence=st.integers(0, 100),
     fields=st.fixed_dictionaries(
@@ -109,7 +110,7 @@ def forged(entry: bytes, block: int, fields: dict[str, int]) -> bytes:
     return line[:60] + line_hash(line, block).to_bytes(4, "little")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=fewer(60), deadline=None)
 @given(
     fields=st.dictionaries(
         st.sampled_from(
@@ -140,7 +141,7 @@ def test_an_entry_that_changes_while_it_is_read_gives_right_bytes_or_a_miss(
     assert target.get(0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=fewer(150), deadline=None)
 @given(
     sequence=HALF_WORD,
     fields=st.fixed_dictionaries(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from blocks import keys
+from emulation import fewer
 from forge import LINE, Lane, bulk_payload, read, sealed, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -75,7 +76,7 @@ def liar() -> Iterator[Liar]:
         liar.pool.close()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=fewer(150), deadline=None)
 @given(
     payload=st.binary(max_size=INLINE),
     flags=st.integers(0, 255),
@@ -100,7 +101,7 @@ def test_a_whole_reply_of_anything_is_a_word_or_an_error(
     assert liar.ask() == TRUE_WORD
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=fewer(100), deadline=None)
 @given(at=st.integers(0, LINE - 1), bit=st.integers(0, 7), piece=st.sampled_from((1, 8, LINE)))
 def test_a_reply_that_is_not_whole_is_not_believed(
     liar: Liar, at: int, bit: int, piece: int
@@ -113,7 +114,7 @@ def test_a_reply_that_is_not_whole_is_not_believed(
     assert liar.ask(lie) == TRUE_WORD
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=fewer(60), deadline=None)
 @given(
     words=st.lists(st.binary(max_size=INLINE), min_size=2, max_size=4),
     times=st.integers(1, 100),
@@ -131,7 +132,7 @@ def test_a_reply_that_changes_while_it_is_read_is_one_of_those_that_stood_there(
     assert liar.ask(lie) in (*words, TRUE_WORD)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=fewer(60), deadline=None)
 @given(
     length=st.integers(1, 4000),
     times=st.integers(0, 60),
@@ -175,7 +176,7 @@ RECORD = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=fewer(150), deadline=None)
 @given(
     count=st.one_of(st.none(), st.integers(0, 10)),
     records=st.one_of(st.lists(RECORD, min_size=4, max_size=4), st.lists(RECORD, max_size=5)),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from blocks import eventually, held, keys, put
+from emulation import fewer
 from forge import LINE, Lane, bulk_payload, read, request_line, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -90,7 +91,7 @@ def test_a_field_out_of_range_is_an_error_to_its_sender(
     target.check()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=fewer(100), deadline=None)
 @given(at=st.integers(0, LINE - 1), bit=st.integers(0, 7))
 def test_a_line_that_is_not_whole_is_no_request(target: Target, at: int, bit: int) -> None:
     sequence, lane = target.sequence + 1, target.lane
@@ -105,7 +106,7 @@ def test_a_line_that_is_not_whole_is_no_request(target: Target, at: int, bit: in
     assert target.say(0, b"") == 0  # the same line, whole
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=fewer(150), deadline=None)
 @given(
     method=st.integers(0, 300),
     payload=st.binary(max_size=40),

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from emulation import PATIENCE
 
 from beluga import KVCache, MetaServer, Pool
 from beluga.errors import LayoutError
@@ -111,7 +112,7 @@ def test_nothing_that_python_hands_to_c_ends_the_interpreter(shm: Path) -> None:
         [sys.executable, "-X", "faulthandler", script, shm],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=200 * PATIENCE,
         check=False,
     )
     lines = ended.stdout.splitlines()

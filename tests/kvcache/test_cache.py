@@ -8,6 +8,7 @@ import itertools
 
 import numpy as np
 import pytest
+from emulation import fewer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -88,7 +89,9 @@ def test_without_a_server_a_get_is_an_error_and_no_miss(pool: Pool, server: Meta
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=fewer(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     cuts=st.lists(st.integers(1, 60_000), min_size=1, max_size=12),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from beluga._sim import ffi, lib
+from emulation import fewer
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -159,7 +160,7 @@ class ExtentsAgreeWithTheModel(RuleBasedStateMachine):
 
 
 TestExtents = ExtentsAgreeWithTheModel.TestCase
-TestExtents.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestExtents.settings = settings(max_examples=fewer(100), stateful_step_count=40, deadline=None)
 
 
 def fill(extents: Any, block_size: int) -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from blocks import held, keys, put
+from emulation import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -97,7 +98,7 @@ def test_a_block_number_that_is_not_the_senders_does_nothing(
         assert getattr(after, name) == getattr(before, name), name
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=fewer(300), deadline=None)
 @given(method=st.sampled_from(sorted(METHODS)), request=st.binary(max_size=400))
 def test_random_bytes_do_no_harm(target: Target, method: str, request: bytes) -> None:
     target.say(method, request)
@@ -107,7 +108,7 @@ def test_random_bytes_do_no_harm(target: Target, method: str, request: bytes) ->
 numbers = st.sampled_from([0, 1, 2, 63, 64, 4096, 65536, 1 << 20, 1 << 31, (1 << 32) - 1])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=fewer(300), deadline=None)
 @given(
     method=st.sampled_from(sorted(ITEM_SIZE)),
     items=st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=20),
@@ -124,7 +125,7 @@ def test_well_formed_nonsense_does_no_harm(
     target.check()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=fewer(100), deadline=None)
 @given(
     method=st.sampled_from(["COMMIT", "ABORT", "RELEASE"]),
     blocks=st.lists(st.integers(0, 70), min_size=1, max_size=20),

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from blocks import eventually, keys
+from emulation import fewer
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -147,5 +148,7 @@ class IndexMachine(RuleBasedStateMachine):
             assert stat.free_stripe_count == stat.stripe_count
 
 
-IndexMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+IndexMachine.TestCase.settings = settings(
+    max_examples=fewer(30), stateful_step_count=40, deadline=None
+)
 test_the_index_agrees_with_a_dictionary = IndexMachine.TestCase

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from emulation import needs_a_cpu
+from emulation import fewer, needs_a_cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusal import refused
@@ -98,7 +98,7 @@ def test_addresses_follow_the_model(shm: Path, device_count: int, interleave: bo
             if at == STRIPE:
                 first[device] = address(offset) - at
 
-        @settings(max_examples=200)
+        @settings(max_examples=fewer(200))
         @given(st.integers(0, pool.geometry.size - 1))
         def compare(offset: int) -> None:
             device, at = place(offset, device_count, 1 << 30, interleave)

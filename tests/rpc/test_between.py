@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from blocks import eventually
+from emulation import PATIENCE
 from watched_core import WatchedCore
 
 from beluga._ffi import lib
@@ -331,7 +332,7 @@ Server(Pool.open(sys.argv[1:])).start()
 
 def test_an_interpreter_may_exit_while_it_serves(pool: Pool, paths: list[Path]) -> None:
     command = [sys.executable, "-c", SERVES_AT_EXIT, *map(str, paths)]
-    assert subprocess.run(command, timeout=30, check=False).returncode == 0
+    assert subprocess.run(command, timeout=30 * PATIENCE, check=False).returncode == 0
     with Server(pool) as server:
         assert server.stat().epoch == 2
 

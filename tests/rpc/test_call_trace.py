@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from blocks import eventually, keys, put
+from emulation import PATIENCE
 from processes import Process
 
 from beluga._ffi import ffi, lib
@@ -166,7 +167,7 @@ def test_a_server_without_room_for_its_trace_serves_and_says_so(
         [sys.executable, "-c", code, *map(str, paths)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=60 * PATIENCE,
         check=True,
     )
     assert int(ended.stdout) < 0

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from blocks import eventually
+from emulation import PATIENCE
 from processes import Process
 
 from beluga.errors import LobbyBusyError
@@ -95,7 +96,7 @@ def test_a_killed_process_is_gone_though_its_child_holds_the_lock(
         try:
             assert (server.stat().live_count, server.stat().watched_count) == (1, 1)
             client.kill()
-            client.wait(timeout=60)
+            client.wait(timeout=60 * PATIENCE)
             assert eventually(lambda: server.stat().live_count == 0)
             assert server.stat().watched_count == 0
             os.kill(child, 0)  # it lives, and the lock with it
@@ -119,7 +120,7 @@ def test_a_process_of_another_pid_namespace_is_watched(pool: Pool, paths: list[P
         assert int(line(client)) < 20  # a number of its own namespace: here it is another process's
         assert server.stat().watched_count == 1
         client.kill()
-        client.communicate(timeout=60)
+        client.communicate(timeout=60 * PATIENCE)
         assert eventually(lambda: server.stat().live_count == 0)
 
 
@@ -139,7 +140,7 @@ def test_a_server_of_another_pid_namespace_watches(pool: Pool, paths: list[Path]
             assert eventually(lambda: counts() == "0 0")
     finally:
         server.kill()
-        server.communicate(timeout=60)
+        server.communicate(timeout=60 * PATIENCE)
 
 
 def test_a_stopped_process_that_attaches_keeps_others_waiting_for_a_while_only(
@@ -169,7 +170,7 @@ def test_a_process_that_dies_while_it_attaches_leaves_no_lane_behind(
     with Server(pool) as server:
         for _ in range(2):
             client = start(KEEPS_THE_LOCK, paths)
-            assert client.wait(timeout=60) == -signal.SIGKILL
+            assert client.wait(timeout=60 * PATIENCE) == -signal.SIGKILL
             client.communicate()
         assert eventually(lambda: server.stat().live_count == 0)
         with Client(pool) as other:

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from emulation import PATIENCE
 from other_machine import OtherMachine
 
 from beluga._ffi import lib
@@ -75,7 +76,11 @@ class AnotherMachine:
 
     def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*self._as_another, *command], capture_output=True, text=True, check=False, timeout=120
+            [*self._as_another, *command],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120 * PATIENCE,
         )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from blocks import eventually
+from emulation import PATIENCE
 from interrupts import Interrupts
 
 from beluga import Client, MetaServer, Pool
@@ -169,7 +170,7 @@ def test_calls_beside_a_stop_or_a_close_find_no_server_or_a_whole_one(shm: Path)
         [sys.executable, "-X", "faulthandler", "-c", BESIDE, str(shm / "a")],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=120 * PATIENCE,
         check=False,
     )
     assert (ended.returncode, ended.stdout.strip()) == (0, "alive"), ended.stderr[-3000:]

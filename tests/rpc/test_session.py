@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from emulation import PATIENCE
 from processes import Process
 from sizes import LANES
 
@@ -273,6 +274,6 @@ def test_an_interpreter_may_exit_while_a_daemon_thread_calls(
 ) -> None:
     command = [sys.executable, "-c", BUSY_AT_EXIT, *map(str, paths)]
     for _ in range(3):
-        process = subprocess.run(command, capture_output=True, timeout=60, check=False)
+        process = subprocess.run(command, capture_output=True, timeout=60 * PATIENCE, check=False)
         assert process.returncode == 0
     assert eventually(lambda: server.stat().live_count == 0)

@@ -7,9 +7,10 @@ them.
 from __future__ import annotations
 
 import pytest
+from emulation import fewer
 from simulator import caught, failures, play, site, total
 
-SEEDS = 20
+SEEDS = fewer(20)
 HUNT = 600
 SCENARIOS = (
     "device_put",

@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 import pytest
+from emulation import fewer
 from simulator import COHERENCE, WRONG_BYTES, caught, failures, play, site, sites, total
 
 SEEDS = 300
+RUNS = fewer(SEEDS)
 RIGHT = ("message_passing", "torn_line", "store_buffering")
 
 # Function, verb, and number of the verb in that function.
@@ -34,7 +36,7 @@ MUTANTS = {
 @pytest.mark.parametrize("coherent", [False, True])
 @pytest.mark.parametrize("scenario", RIGHT)
 def test_litmus_with_all_its_verbs_never_fails(scenario: str, coherent: bool) -> None:
-    runs = [play(scenario, seed, coherent=coherent) for seed in range(SEEDS)]
+    runs = [play(scenario, seed, coherent=coherent) for seed in range(RUNS)]
     assert failures(runs) == []
 
 
@@ -49,33 +51,33 @@ def test_litmus_without_one_verb_fails(scenario: str, mutant: tuple[str, str, in
 
 
 def test_message_passing_survives_stale_reads_and_delivers() -> None:
-    runs = [play("message_passing", seed) for seed in range(SEEDS)]
-    assert total(runs, "results") > SEEDS
+    runs = [play("message_passing", seed) for seed in range(RUNS)]
+    assert total(runs, "results") > RUNS
     assert total(runs, "stale_loads") > 0
     assert total(runs, "evictions") > 0
     assert total(runs, "prefetches") > 0
 
 
 def test_torn_lines_are_seen_and_rejected() -> None:
-    runs = [play("torn_line", seed) for seed in range(SEEDS)]
+    runs = [play("torn_line", seed) for seed in range(RUNS)]
     assert total(runs, "torn_lines") > 0
     assert total(runs, "results") > 0
 
 
 def test_store_by_a_second_writer_brings_old_bytes_back() -> None:
-    runs = [play("stray_store", seed) for seed in range(SEEDS)]
+    runs = [play("stray_store", seed) for seed in range(RUNS)]
     assert {run.result for run in runs} == {0, WRONG_BYTES}
     assert total(runs, "dirty_invalidations") > 0
 
 
 def test_coherent_memory_has_no_stale_lines() -> None:
-    runs = [play("stray_store", seed, coherent=True) for seed in range(SEEDS)]
+    runs = [play("stray_store", seed, coherent=True) for seed in range(RUNS)]
     assert failures(runs) == []
     assert total(runs, "stale_loads") == 0
 
 
 def test_seed_replays_the_same_run() -> None:
-    for seed in range(20):
+    for seed in range(fewer(20)):
         first = play("message_passing", seed, skip=site("bl_litmus_read", "invalidate"))
         assert first == play("message_passing", seed, skip=site("bl_litmus_read", "invalidate"))
     assert play("message_passing", 1).stat != play("message_passing", 2).stat

@@ -7,14 +7,16 @@ from __future__ import annotations
 import re
 
 import pytest
+from emulation import fewer
 from simulator import KINDS, OWNERSHIP, RAW_ACCESS, failures, play, site, total
 
 SEEDS = 60
+RUNS = fewer(SEEDS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_second_writer_is_found_whatever_becomes_of_its_bytes(kind: str) -> None:
-    for seed in range(SEEDS):
+    for seed in range(RUNS):
         run = play("two_writers", seed, kind=kind)
         assert run.result == OWNERSHIP
         assert re.match(r"two writers, the other is process \d of host \d, \w+", run.report)
@@ -22,7 +24,7 @@ def test_second_writer_is_found_whatever_becomes_of_its_bytes(kind: str) -> None
 
 
 def test_dirty_line_over_newer_bytes_is_found() -> None:
-    runs = [play("stale_store", seed) for seed in range(SEEDS)]
+    runs = [play("stale_store", seed) for seed in range(RUNS)]
     assert {run.result for run in runs} == {0, OWNERSHIP}
     for run in runs:
         assert run.report == "" or run.report.startswith("newer bytes overwritten by a dirty line")
@@ -47,9 +49,9 @@ def test_raw_access_faults_with_its_place() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("scenario", ["host_crash", "pause"])
 def test_acts_do_what_they_say(scenario: str, kind: str) -> None:
-    runs = [play(scenario, seed, kind=kind) for seed in range(SEEDS)]
+    runs = [play(scenario, seed, kind=kind) for seed in range(RUNS)]
     assert failures(runs) == []
     if scenario == "host_crash":
-        assert total(runs, "host_crashes") == SEEDS
-        assert total(runs, "deaths") == SEEDS
+        assert total(runs, "host_crashes") == RUNS
+        assert total(runs, "deaths") == RUNS
         assert total(runs, "results") > 0  # lines that were lost

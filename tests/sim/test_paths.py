@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 import pytest
+from emulation import fewer
 from simulator import caught, failures, play, site, total
 
 SEEDS = 100
+RUNS = fewer(SEEDS)
 
 # Function, verb, and number of the verb in that function.
 MUTANTS = {
@@ -74,9 +76,9 @@ MUTANTS = {
 @pytest.mark.parametrize("coherent", [False, True])
 @pytest.mark.parametrize("path", MUTANTS)
 def test_path_is_right_whatever_caches_do(path: str, coherent: bool) -> None:
-    runs = [play(path, seed, coherent=coherent) for seed in range(SEEDS)]
+    runs = [play(path, seed, coherent=coherent) for seed in range(RUNS)]
     assert failures(runs) == []
-    assert total(runs, "results") > SEEDS
+    assert total(runs, "results") > RUNS
     assert (total(runs, "stale_loads") > 0) is not coherent
     assert total(runs, "dirty_invalidations") == 0
 
@@ -98,9 +100,9 @@ def test_path_is_right_whatever_caches_do(path: str, coherent: bool) -> None:
     ],
 )
 def test_path_whatever_happens_never_gives_wrong_bytes(path: str) -> None:
-    runs = [play(path, seed, coherent=seed % 2 == 1) for seed in range(SEEDS)]
+    runs = [play(path, seed, coherent=seed % 2 == 1) for seed in range(RUNS)]
     assert failures(runs) == []
-    assert total(runs, "results") > SEEDS
+    assert total(runs, "results") > RUNS
 
 
 @pytest.mark.parametrize(
@@ -108,10 +110,9 @@ def test_path_whatever_happens_never_gives_wrong_bytes(path: str) -> None:
 )
 def test_path_without_one_verb_fails(path: str, mutant: tuple[str, str, int]) -> None:
     number = site(*mutant)
-    found = [caught(path, number, seeds=SEEDS, coherent=coherent) for coherent in (False, True)]
-    assert any(found)
+    assert any(caught(path, number, seeds=SEEDS, coherent=kind) for kind in (False, True))
 
 
 def test_recovery_outlives_its_servers() -> None:
-    runs = [play("recovery", seed) for seed in range(SEEDS)]
-    assert total(runs, "deaths") > SEEDS
+    runs = [play("recovery", seed) for seed in range(RUNS)]
+    assert total(runs, "deaths") > RUNS

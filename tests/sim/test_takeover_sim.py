@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 import pytest
+from emulation import fewer
 from simulator import caught, failures, play, site, total
 
 SEEDS = 15
-ELECTIONS = 150
+RUNS = fewer(SEEDS)
+ELECTIONS = fewer(150)
 
 # Function, verb, and number of the verb in that function.
 MUTANTS = {
@@ -42,9 +44,9 @@ MUTANTS = {
     "scenario", ["takeover", "watch", "rivals", "zombies", "tasks", "tasks_rivals"]
 )
 def test_servers_and_writers_that_are_not_dead_do_no_harm(scenario: str, coherent: bool) -> None:
-    runs = [play(scenario, seed, coherent=coherent) for seed in range(SEEDS)]
+    runs = [play(scenario, seed, coherent=coherent) for seed in range(RUNS)]
     assert failures(runs) == []
-    assert total(runs, "results") >= SEEDS
+    assert total(runs, "results") >= RUNS
 
 
 @pytest.mark.parametrize("coherent", [False, True])
@@ -56,9 +58,9 @@ def test_an_epoch_has_one_owner_whoever_asks_and_dies(coherent: bool) -> None:
 
 
 def test_servers_die_while_they_take_over_several_in_a_row() -> None:
-    runs = [play("takeover", seed) for seed in range(SEEDS)]
+    runs = [play("takeover", seed) for seed in range(RUNS)]
     assert failures(runs) == []
-    assert total(runs, "deaths") > 4 * SEEDS
+    assert total(runs, "deaths") > 4 * RUNS
 
 
 @pytest.mark.parametrize(

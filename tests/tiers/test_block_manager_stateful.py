@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 
 import pytest
+from emulation import fewer
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -310,7 +311,7 @@ class ManagerMachine(RuleBasedStateMachine):
             assert len(every) == tier.pool.total_blocks
 
 
-QUICK = settings(max_examples=60, stateful_step_count=50, deadline=None)
+QUICK = settings(max_examples=fewer(60), stateful_step_count=50, deadline=None)
 LONG = settings(
     max_examples=10_000,
     stateful_step_count=100,

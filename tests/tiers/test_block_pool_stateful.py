@@ -8,6 +8,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any
 
 import pytest
+from emulation import fewer
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -266,7 +267,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.release("last") == self.pool.total_blocks
 
 
-QUICK = settings(max_examples=60, stateful_step_count=50, deadline=None)
+QUICK = settings(max_examples=fewer(60), stateful_step_count=50, deadline=None)
 LONG = settings(
     max_examples=10_000,
     stateful_step_count=100,

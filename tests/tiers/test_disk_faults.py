@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from disk_faults import FaultyEngine, PowerCut, VolatileEngine
 from disk_tiers import MIB, is_block, keys_of, payload_of, records_of
+from emulation import PATIENCE
 
 from beluga.errors import TierError
 from beluga.metrics import REGISTRY
@@ -380,7 +381,11 @@ def test_arguments_that_make_no_sense_are_refused(tmp_path: Path) -> None:
 def test_the_path_of_a_living_process_is_refused_with_its_number(disk: Disk) -> None:
     code = f"from beluga.tiers.disk import DiskTier; DiskTier({str(disk.path)!r}, {SIZE})"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60 * PATIENCE,
     )
     assert f"is in use by process {os.getpid()}; give each server" in done.stderr
 

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+from emulation import fewer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from models.prefix import NaiveIndex
@@ -106,7 +107,7 @@ def play(
     assert index.stat()[:2] == (0, 0)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=fewer(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_any_stream_agrees_with_a_naive_index(data: st.DataObject) -> None:
     def pick(count: int) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from emulation import fewer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -243,7 +244,7 @@ names = st.sampled_from(["BlockStored", "BlockRemoved", "AllBlocksCleared"])
 fields = st.sampled_from(["block_hashes", "parent_block_hash", "token_ids", "block_size", "medium"])
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=fewer(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.binary()
     | st.lists(

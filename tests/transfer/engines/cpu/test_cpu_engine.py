@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from blocks import keys
+from emulation import fewer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -231,7 +232,7 @@ def test_blocks_come_back_and_nothing_else_moves(
 
 
 @settings(
-    max_examples=60,
+    max_examples=fewer(60),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from emulation import fewer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -139,7 +140,7 @@ def test_blocks_come_back_whoever_copies(
 
 
 @settings(
-    max_examples=40,
+    max_examples=fewer(40),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

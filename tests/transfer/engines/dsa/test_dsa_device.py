@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from emulation import PATIENCE
 from stormy import stormy_queue
 
 from beluga import primitives
@@ -355,7 +356,11 @@ lib.bl_dsa_queue_close(out[0])
 def test_a_fault_of_the_queues_thread_is_reported_as_any_others() -> None:
     """A signal that an instruction raises is not blocked: a handler of the application sees it."""
     ended = subprocess.run(
-        [sys.executable, "-c", ASTRAY], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", ASTRAY],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120 * PATIENCE,
     )
     assert ended.returncode == -signal.SIGSEGV
     assert "Fatal Python error: Segmentation fault" in ended.stderr

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from dsa_schedule import PRODUCT, Schedule, opened, play, run, schedules
 from dsa_schedule import Scene as DsaScene
+from emulation import fewer
 from hypothesis import HealthCheck, given, settings
 
 from beluga._ffi import ffi, lib
 from beluga.pool import Pool
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=fewer(100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(schedule=schedules())
 def test_any_schedule_gives_the_same_bytes_and_sums(long_pool: Pool, schedule: Schedule) -> None:
     play(PRODUCT, long_pool.handle, long_pool, schedule)
