@@ -28,10 +28,18 @@ def coherence() -> str:
 
 
 @pytest.fixture
-def another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def paths(shm: Path) -> list[Path]:
+    """Devices where another user may reach them: pytest closes its own folder to others whenever a
+    second pytest starts.
+    """
+    return [shm / "a", shm / "b"]
+
+
+@pytest.fixture
+def another(monkeypatch: pytest.MonkeyPatch, shm: Path) -> Path:
     """Set a runtime directory for processes that start from now on, and for this one."""
-    monkeypatch.setenv("BELUGA_RUNTIME_DIR", str(tmp_path / "another"))
-    return tmp_path / "another"
+    monkeypatch.setenv("BELUGA_RUNTIME_DIR", str(shm / "another"))
+    return shm / "another"
 
 
 def test_a_client_with_another_runtime_directory_is_refused(
@@ -150,10 +158,8 @@ def as_nobody(paths: list[Path]) -> str:
         return answer.read()
 
 
-def opened_to_the_group(tmp_path: Path, paths: list[Path]) -> None:
-    """Open the pool's files, and the directories above them, to the group."""
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        folder.chmod(folder.stat().st_mode | 0o011)
+def opened_to_the_group(paths: list[Path]) -> None:
+    """Open the pool's files to the group."""
     for path in paths:
         os.chown(path, -1, GROUP)
         path.chmod(0o660)
@@ -161,9 +167,9 @@ def opened_to_the_group(tmp_path: Path, paths: list[Path]) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user takes root")
 def test_another_user_of_the_group_shares_the_named_directory(
-    pool: Pool, paths: list[Path], tmp_path: Path, another: Path
+    pool: Pool, paths: list[Path], another: Path
 ) -> None:
-    opened_to_the_group(tmp_path, paths)
+    opened_to_the_group(paths)
     another.mkdir()
     os.chown(another, -1, GROUP)
     another.chmod(0o2770)
@@ -173,11 +179,11 @@ def test_another_user_of_the_group_shares_the_named_directory(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user takes root")
 def test_another_user_with_a_directory_of_his_own_is_refused(
-    pool: Pool, paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, paths: list[Path], shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened_to_the_group(tmp_path, paths)
+    opened_to_the_group(paths)
     with Process("serve", paths), Client(pool):
-        own = tmp_path / "own"
+        own = shm / "own"
         own.mkdir()
         os.chown(own, NOBODY, NOBODY)
         monkeypatch.setenv("BELUGA_RUNTIME_DIR", str(own))
