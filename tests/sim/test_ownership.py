@@ -33,8 +33,8 @@ def test_dirty_line_over_newer_bytes_is_found() -> None:
 def test_lane_that_is_given_twice_is_found() -> None:
     """A successor that takes over without being told that a lane still has a writer is found."""
     number = site("bl_housekeeping_write", "stream_line")
-    found = [play("recovery", seed, skip=number).result for seed in range(SEEDS)]
-    assert OWNERSHIP in found
+    runs = (play("recovery", seed, skip=number) for seed in range(SEEDS))
+    assert any(run.result == OWNERSHIP for run in runs)
 
 
 def test_raw_access_faults_with_its_place() -> None:
