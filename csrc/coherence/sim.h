@@ -16,20 +16,21 @@ typedef struct bl_site {
     const char *function;
     const char *verb;
     uint32_t line;
+    uint32_t order;
 } bl_site;
 
 /* One for each place in the source; the linker gathers them. */
 #define BL_SITE(name)                                                                              \
     (__extension__({                                                                               \
         static bl_site site_ __attribute__((section("bl_sites"), used, aligned(8))) = {            \
-            __FILE__, __func__, name, __LINE__};                                                   \
+            __FILE__, __func__, name, __LINE__, __COUNTER__};                                      \
         &site_;                                                                                    \
     }))
 
 /* A place that is no verb: it cannot be skipped and takes no turn. */
 #define BL_MARK(name)                                                                              \
     (__extension__({                                                                               \
-        static const bl_site site_ = {__FILE__, __func__, name, __LINE__};                         \
+        static const bl_site site_ = {__FILE__, __func__, name, __LINE__, 0};                      \
         &site_;                                                                                    \
     }))
 

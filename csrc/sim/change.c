@@ -24,7 +24,8 @@ int bl_sim_site_get(uint32_t number, bl_sim_site *out)
     if (number == 0 || number > bl_sim_site_count())
         return -EINVAL;
     const bl_site *site = &__start_bl_sites[number - 1];
-    *out = (bl_sim_site){site->file, site->function, site->verb, site->line, number};
+    *out = (bl_sim_site){site->file, site->function, site->verb,
+                         site->line, site->order, number};
     return 0;
 }
 

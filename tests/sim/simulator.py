@@ -104,7 +104,9 @@ def using(other: ModuleType) -> Iterator[None]:
 
 @cache
 def sites() -> tuple[Site, ...]:
-    """Return all sites of this build, in the order of their lines."""
+    """Return all sites of this build, in the order of their lines; those of one line from its end,
+    whatever order a compiler gives them.
+    """
     ffi, lib = build.ffi, build.lib
     views = []
     for number in range(1, lib.bl_sim_site_count() + 1):
@@ -113,11 +115,12 @@ def sites() -> tuple[Site, ...]:
         file = ffi.string(view.file).decode().rpartition("csrc/")[2]
         texts = (file, ffi.string(view.function).decode())
         drop, bar, verb = ffi.string(view.verb).decode().partition("|")
-        views.append((*texts, view.line, number, *((drop, verb) if bar else ("", drop))))
+        place = (*texts, view.line, view.order, number)
+        views.append((*place, *((drop, verb) if bar else ("", drop))))
     found = []
     seen: dict[tuple[str, str, str], int] = {}
-    for file, function, line, number, drop, verb in sorted(
-        views, key=lambda view: (view[0], view[2], view[3])
+    for file, function, line, _, number, drop, verb in sorted(
+        views, key=lambda view: (view[0], view[2], -view[3])
     ):
         index = seen.get((file, function, verb), 0)
         seen[file, function, verb] = index + 1
