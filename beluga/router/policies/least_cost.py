@@ -7,6 +7,12 @@ Three resources of a worker cost time: its steps (the prefills that wait, and th
 its answer ends. Every term is in seconds. An example for HBM: a worker has 470 blocks, its requests
 hold 440, and this request needs 50. It must wait until 20 blocks are free. On another worker
 requests hold 200 blocks. There it need not wait, but a large request that comes next may have to.
+
+Whether the next request loses by this depends on whether it may go elsewhere. It is assumed to be
+like this one. If this one needs 50 blocks on every worker, the next one may go anywhere, and loses
+nothing. If this one needs 10 blocks on the worker that has its prefix, and 50 on each of the
+others, most requests are bound to a worker, and lose what is taken there; on a worker without the
+prefix, this one takes 40 blocks more than it has to.
 """
 
 from __future__ import annotations
@@ -47,18 +53,23 @@ class LeastCost:
         followers = active / len(candidates) + 1
         # What is copied into HBM evicts as much, which would have been hit this often.
         reuse = usual.on_device / typical
+        needed = [each.new_blocks + prompt - len(query.sequence) for each in candidates]
+        fewest = min(needed)
+        bound = 1 - fewest * len(needed) / sum(needed) if fewest else 1.0  # share of followers
         costs, estimates = [], []
-        for candidate in candidates:
+        for candidate, new in zip(candidates, needed, strict=True):
             load = candidate.load
             estimate = self.estimator(query, candidate, 0)
-            new = candidate.new_blocks + prompt - len(query.sequence)
             blocks = load.kv_total_blocks or self.estimator.device_blocks(query.block_size)
             # The worker counts the blocks of answers, too; the router those of waiting prompts.
             held = max(load.active_decode_blocks, load.kv_active_blocks)
             free = blocks - held
             blocked_s = answer_s * _rounds(new - free, blocks, held, load.active_requests)
             ttft_s = max(estimate.queue_s, estimate.transfer_s + blocked_s) + estimate.prefill_s
-            missing = _missing(free - new, typical) - _missing(free, typical)
+            after = _missing(free - new, typical)
+            by_bound = after - _missing(free, typical)
+            by_free = after - _missing(free - fewest, typical)
+            missing = bound * by_bound + (1 - bound) * by_free
             others_s = followers * answer_s * missing / blocks
             costs.append(ttft_s + reuse * estimate.transfer_s + others_s)
             estimates.append(estimate)
