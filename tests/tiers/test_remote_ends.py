@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -211,3 +212,15 @@ print(tier.load(blocks([1])[0]["key"]))
         check=False,
     )
     assert (ran.returncode, ran.stdout) == (0, "[None]\n"), ran.stderr
+
+
+@pytest.mark.parametrize(("cpus", "threads"), [(1, 2), (2, 2), (4, 4), (64, 8)])
+def test_a_client_of_redis_has_no_more_threads_than_cpus(
+    cpus: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("redis", reason="redis is not installed")
+    monkeypatch.setattr("os.cpu_count", lambda: cpus)
+    with closing(open_remote("redis://127.0.0.1:1/0")) as tier:
+        assert tier._settings.threads == threads
+    with closing(open_remote("redis://127.0.0.1:1/0", settings=RemoteSettings())) as tier:
+        assert tier._settings.threads == 8, "what is asked for is done"

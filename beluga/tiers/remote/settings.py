@@ -21,7 +21,9 @@ class RemoteSettings:
     save_s: float = 10.0
     """How long one call of save may take."""
     threads: int = 8
-    """How many operations run at once. Saves have at most half of them."""
+    """How many operations run at once. Saves have at most half of them. A tier in Valkey or Redis
+    that is opened without settings has no more than CPUs.
+    """
     abandoned: int = 16
     """How many threads may hang in a client library, beside those that work."""
     retries: int = 2
