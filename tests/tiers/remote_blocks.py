@@ -39,6 +39,7 @@ class DictStore:
     """A store in a dict. ``before`` runs before each operation, and may raise or wait."""
 
     batch = 4
+    threads = 8
 
     def __init__(self, before: Callable[[str], None] = lambda operation: None) -> None:
         self.objects: dict[str, bytes] = {}

@@ -219,8 +219,8 @@ def test_a_client_of_redis_has_no_more_threads_than_cpus(
     cpus: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("redis", reason="redis is not installed")
-    monkeypatch.setattr("os.cpu_count", lambda: cpus)
-    with closing(open_remote("redis://127.0.0.1:1/0")) as tier:
-        assert tier._settings.threads == threads
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(cpus)))
     with closing(open_remote("redis://127.0.0.1:1/0", settings=RemoteSettings())) as tier:
-        assert tier._settings.threads == 8, "what is asked for is done"
+        assert tier.threads == threads
+    with closing(open_remote("redis://127.0.0.1:1/0", settings=RemoteSettings(threads=5))) as tier:
+        assert tier.threads == 5, "what is asked for is done"

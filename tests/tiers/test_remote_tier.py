@@ -20,12 +20,14 @@ from beluga.metrics import REGISTRY, Distribution
 from beluga.tiers.remote import RefusedError, RemoteSettings, RemoteTier
 from beluga.tiers.remote.workers import Workers
 
-PATIENT = RemoteSettings(operation_s=60, load_s=120, save_s=120, threads=4, backoff_s=0.001)
+THREADS = 4
+PATIENT = RemoteSettings(operation_s=60, load_s=120, save_s=120, threads=THREADS, backoff_s=0.001)
+HASTY_THREADS = 2
 HASTY = RemoteSettings(
     operation_s=0.1,
     load_s=0.3,
     save_s=0.3,
-    threads=2,
+    threads=HASTY_THREADS,
     abandoned=3,
     open_s=0.01,
     open_limit_s=0.02,
@@ -93,14 +95,14 @@ def test_threads_that_hang_are_bounded(open_tier: Open) -> None:
 
     def all_hang() -> bool:
         tier.load(keys)
-        return count("abandoned_threads", tier) == HASTY.threads + HASTY.abandoned
+        return count("abandoned_threads", tier) == HASTY_THREADS + HASTY.abandoned
 
     assert eventually(all_hang, 60)
     until = time.monotonic() + 5 * HASTY.operation_s  # in which another would hang
     while time.monotonic() < until:
         assert tier.load(keys) == [None] * 4
         time.sleep(HASTY.open_s)
-    assert store.most_running == HASTY.threads + HASTY.abandoned
+    assert store.most_running == HASTY_THREADS + HASTY.abandoned
     gate.open.set()
     assert eventually(lambda: bool(tier.contains(keys).any()) or not store.running, 60)
 
@@ -125,7 +127,7 @@ def test_an_open_breaker_asks_nothing_of_the_store(open_tier: Open) -> None:
     records, payload = blocks([10] * 50)
     assert tier.load(records["key"]) == [None] * 50
     calls = len(store.calls)
-    assert 3 <= calls <= 3 + settings.threads, "what waits in the queue is not tried"
+    assert 3 <= calls <= 3 + DictStore.threads, "what waits in the queue is not tried"
     for _ in range(100):
         assert tier.load(records["key"]) == [None] * 50
         assert not tier.save(records, payload).any()
@@ -251,13 +253,13 @@ def test_loads_pass_saves_that_take_long(open_tier: Open) -> None:
     store.most_running = 0
     with ThreadPoolExecutor(3) as savers:
         saves = [savers.submit(tier.save, *blocks([100] * 8, seed=2 + each)) for each in range(3)]
-        assert eventually(lambda: store.running == PATIENT.threads // 2, 60)
+        assert eventually(lambda: store.running == THREADS // 2, 60)
         for _ in range(20):
             assert all(same(tier.load(there["key"]), there, there_payload))
-        assert store.running == PATIENT.threads // 2
+        assert store.running == THREADS // 2
         gate.open.set()
         assert all(each.result().all() for each in saves)
-    assert store.most_running <= PATIENT.threads
+    assert store.most_running <= THREADS
 
 
 def test_what_is_urgent_goes_first() -> None:

@@ -35,6 +35,7 @@ class MooncakeStore:
     """A client of Mooncake Store. It connects with the first operation."""
 
     batch = 512
+    threads = 8
 
     def __init__(self, url: SplitResult, settings: RemoteSettings) -> None:
         try:

@@ -24,6 +24,7 @@ class ObstoreStore:
     """
 
     batch = 1
+    threads = 8
 
     def __init__(self, url: SplitResult, settings: RemoteSettings) -> None:
         try:

@@ -20,9 +20,9 @@ class RemoteSettings:
     """How long one call of load, contains or remove may take, whatever it asks for."""
     save_s: float = 10.0
     """How long one call of save may take."""
-    threads: int = 8
-    """How many operations run at once. Saves have at most half of them. A tier in Valkey or Redis
-    that is opened without settings has no more than CPUs.
+    threads: int | None = None
+    """How many operations run at once; None leaves it to the store: 8, or for Valkey and Redis at
+    most the number of CPUs. Saves have at most half of them.
     """
     abandoned: int = 16
     """How many threads may hang in a client library, beside those that work."""
@@ -43,8 +43,11 @@ class RemoteSettings:
         """Raise TierError for a limit that makes no sense."""
         for each in fields(self):
             value = getattr(self, each.name)
-            least = _LEAST.get(each.name, 1 if each.type == "int" else 0)
-            kinds = int if each.type == "int" else (int, float)
+            if value is None and each.name == "threads":
+                continue
+            is_count = each.type != "float"
+            least = _LEAST.get(each.name, 1 if is_count else 0)
+            kinds = int if is_count else (int, float)
             if isinstance(value, bool) or not isinstance(value, kinds) or not value >= least:
                 raise TierError(
                     f"the remote tier's {each.name} is {value!r}; give it {least} or more"

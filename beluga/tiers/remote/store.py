@@ -26,6 +26,10 @@ class ObjectStore(Protocol):
     def batch(self) -> int:
         """How many names one call of exists or delete should have."""
 
+    @property
+    def threads(self) -> int:
+        """How many calls at once serve best, unless the settings say another number."""
+
     def get(self, name: str) -> Contents | None:
         """Return an object, or None if there is none."""
 

@@ -67,9 +67,11 @@ class RemoteTier:
     ) -> None:
         self._name, self._store = name, store
         self._settings = settings = settings or RemoteSettings()
+        self.threads = settings.threads or store.threads
+        """How many operations run at once. Saves have at most half of them."""
         self._breaker = Breaker(settings)
         self._workers = Workers(
-            settings.threads,
+            self.threads,
             spare=settings.abandoned,
             limit_s=settings.operation_s,
             name=f"beluga-remote {name}",
@@ -109,7 +111,7 @@ class RemoteTier:
         names = [name_of(key) for key in records["key"]]
         saved[:] = self._exist(names, until, urgent=False)
         saved &= [name not in self._wrong for name in names]
-        window = self._settings.threads // 2
+        window = self.threads // 2
         under_way: dict[Future[Any], int] = {}
 
         def collect() -> None:

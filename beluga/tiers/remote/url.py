@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from urllib.parse import SplitResult, urlsplit
 
 from beluga.errors import TierError
@@ -15,7 +14,7 @@ from .objects import ObstoreStore
 from .settings import RemoteSettings
 from .store import ObjectStore
 from .tier import RemoteTier
-from .valkey import ValkeyStore, usual_threads
+from .valkey import ValkeyStore
 
 _STORES: dict[str, Callable[[SplitResult, RemoteSettings], ObjectStore]] = {
     **dict.fromkeys(("s3", "gs", "az", "file", "memory"), ObstoreStore),
@@ -54,10 +53,7 @@ def open_remote(url: str, *, settings: RemoteSettings | None = None) -> RemoteTi
     if make is None:
         known = ", ".join(f"{scheme}://" for scheme in _STORES)
         raise TierError(f"the remote store is named by a URL that begins with one of {known}")
-    if settings is None:
-        settings = RemoteSettings()
-        if make is ValkeyStore:
-            settings = replace(settings, threads=usual_threads())
+    settings = settings or RemoteSettings()
     return RemoteTier(make(parts, settings), name=_shown(parts), settings=settings)
 
 
