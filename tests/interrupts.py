@@ -21,7 +21,7 @@ from typing import Any
 
 import beluga
 
-_PACKAGE = str(Path(beluga.__file__).parent)
+PACKAGE = str(Path(beluga.__file__).parent)
 _POINTS = ("call", "c_return")
 
 
@@ -70,14 +70,17 @@ def within_beluga(frame: FrameType | None) -> bool:
     """Is this frame one of Beluga, or one that Beluga's code has called?
 
     The profiler's own frames are not: an interrupt there would keep a call of C from being made,
-    which no interrupt does without a profiler.
+    which no interrupt does without a profiler. Nor are those of pytest, which Python calls when a
+    finalizer was interrupted: a second interrupt there would be an error of the test.
     """
     if frame is not None and frame.f_code.co_filename == __file__:
         return False
     while frame is not None and not _of_beluga(frame):
+        if frame.f_globals.get("__name__", "").startswith("_pytest."):
+            return False
         frame = frame.f_back
     return frame is not None
 
 
 def _of_beluga(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(_PACKAGE)
+    return frame.f_code.co_filename.startswith(PACKAGE)

@@ -8,16 +8,18 @@ import _thread
 import contextlib
 import itertools
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
 from cuda_gpu import PATIENCE_S, STRIPE, FailingGpu
-from interrupts import Interrupts, within_beluga
+from interrupts import PACKAGE, Interrupts, within_beluga
 
 from beluga import KVCache, MetaServer, Pool
 from beluga.errors import RpcError, UnsettledError
@@ -240,3 +242,14 @@ def test_space_stays_taken_where_nobody_can_say_that_a_copy_has_ended(scene: Sce
     assert scene.other.put(keys, payload(COUNT, LENGTH)).pending == COUNT
     scene.mine.close()  # its own session says farewell, the one that was left does not
     assert scene.other.stat().grant_count == COUNT
+
+
+def test_a_hook_of_pytest_within_beluga_is_not_interrupted() -> None:
+    """A finalizer of Beluga that was interrupted makes Python call such a hook."""
+    beluga: dict[str, Any] = {}
+    source = "def call(function):\n    return function()\n"
+    exec(compile(source, PACKAGE + "/finalizer.py", "exec"), beluga)  # noqa: S102
+    for name, heard in (("json", True), ("_pytest.unraisableexception", False)):
+        theirs: dict[str, Any] = {"__name__": name, "sys": sys, "within": within_beluga}
+        exec("def hook():\n    return within(sys._getframe())\n", theirs)  # noqa: S102
+        assert beluga["call"](theirs["hook"]) is heard
