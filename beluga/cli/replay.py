@@ -140,4 +140,5 @@ def _facts(result: Result, clients: int, compare: bool) -> dict[str, object]:
 
 
 def _moved(block_count: int, size: int, gb_per_s: float) -> str:
-    return f"{block_count:,} ({size / 1e9:.2f} GB, {gb_per_s:.1f} GB/s per client)"
+    rate = f"{gb_per_s:.1f} GB/s" if gb_per_s >= 1 else f"{gb_per_s * 1e3:.0f} MB/s"
+    return f"{block_count:,} ({size / 1e9:.2f} GB, {rate} per client)"

@@ -39,6 +39,7 @@ from beluga.cli import (
 )
 from beluga.cli import verify as verify_command
 from beluga.cli.app import app
+from beluga.cli.replay import _moved
 from beluga.errors import BelugaError, DeposedError, PoolError, ReplayError, TierError
 from beluga.events import EventSettings
 from beluga.meta import MetaStat, Sessions
@@ -486,6 +487,13 @@ def test_people_see_what_a_replay_found(monkeypatch: pytest.MonkeyPatch) -> None
         "wrong blocks": "0",
     }
     assert "not compared" in beluga("replay", "--no-compare").stdout
+
+
+@pytest.mark.parametrize(
+    ("gb_per_s", "shown"), [(2.54, "2.5 GB/s"), (1.0, "1.0 GB/s"), (0.0346, "35 MB/s")]
+)
+def test_a_slow_replay_shows_no_rate_of_zero(gb_per_s: float, shown: str) -> None:
+    assert _moved(3, 12_000_000_000, gb_per_s) == f"3 (12.00 GB, {shown} per client)"
 
 
 def test_wrong_bytes_are_an_error_after_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
