@@ -32,6 +32,7 @@ from .row import FIELDS, Bench, Row
 from .rpc import bench_rpc
 from .scheduler import bench_scheduler
 from .tiers_disk import bench_tiers_disk
+from .tiers_pool import bench_tiers_pool
 from .tiers_remote import bench_tiers_remote
 
 BENCHES: dict[str, Bench] = {
@@ -47,6 +48,7 @@ BENCHES: dict[str, Bench] = {
     "blocks": bench_blocks,
     "events": bench_events,
     "tiers-disk": bench_tiers_disk,
+    "tiers-pool": bench_tiers_pool,
     "tiers-remote": bench_tiers_remote,
 }
 

@@ -19,8 +19,8 @@ class Options:
     makes an emulated pool and removes it. ``coherence`` is "hardware" or "software"; the default is
     software, because the paper's memory has it. ``pace`` slows devices down, as in
     "device=22.5GB/s,latency=650ns" (see ``pace.py``). ``threads`` is the most that bandwidth and
-    copy use. ``disk`` is a folder on the disk that tiers-disk measures; the default is the current
-    folder. ``progress`` gets a line about each measurement before it begins.
+    copy use. ``disk`` is a folder on the disk for the disk tier of tiers-disk and tiers-pool; the
+    default is the current folder. ``progress`` gets a line about each measurement before it begins.
     """
 
     smoke: bool = False

@@ -22,8 +22,8 @@ from beluga.tiers import BLOCK
 from beluga.tiers.arena import Arena
 from beluga.tiers.disk import DiskTier
 
-from .ratio import compare
-from .row import Recorder, Row, percentiles, shares
+from .row import Recorder, Row
+from .tails import Times, tails_row
 
 _INTERVALS_S = (0.002, 0.030)
 _LOADS, _LOADS_SMOKE = 100, 5  # of each half of a pair
@@ -94,7 +94,7 @@ def flood_rows(
     loads = _LOADS_SMOKE if recorder.options.smoke else _LOADS
     flood = _Flood(tier, keys[:count], size)
 
-    def times(interval_s: float) -> NDArray[np.uint64]:
+    def times(interval_s: float) -> Times:
         found = np.zeros(loads, np.uint64)
         for at, key in enumerate(rng.choice(keys[count:], loads)):
             before = time.perf_counter_ns()
@@ -105,7 +105,7 @@ def flood_rows(
             time.sleep(interval_s)
         return found
 
-    def pair(interval_s: float) -> tuple[NDArray[np.uint64], NDArray[np.uint64], float]:
+    def pair(interval_s: float) -> tuple[Times, Times, float]:
         alone = times(interval_s)
         with flood.under_way():
             before, started_s = flood.written, time.perf_counter()
@@ -115,35 +115,15 @@ def flood_rows(
     try:
         for interval_s in _INTERVALS_S[: 1 if recorder.options.smoke else None]:
             pairs = [pair(interval_s) for _ in range(recorder.options.pair_count)]
-            yield _row(recorder, pairs, interval_s, bytes=size, engine=engine)
+            written = np.mean([pair[2] for pair in pairs])  # a call may be longer than half a pair
+            yield tails_row(
+                recorder,
+                f"load beside saves, each {interval_s * 1e3:.0f} ms",
+                [(alone, beside) for alone, beside, _ in pairs],
+                work=f"saves of {written / 1e6:.0f} MB/s",
+                peer="the tier alone",
+                bytes=size,
+                engine=engine,
+            )
     finally:
         flood.close()
-
-
-def _row(
-    recorder: Recorder,
-    pairs: list[tuple[NDArray[np.uint64], NDArray[np.uint64], float]],
-    interval_s: float,
-    **fields: object,
-) -> Row:
-    """Make the row: its ratio is that of the 99th percentiles, alone and beside the flood."""
-    found = compare([(1e9 / _p99(alone), 1e9 / _p99(beside)) for alone, beside, _ in pairs])
-    alone, beside = (np.concatenate([pair[side] for pair in pairs]) for side in (0, 1))
-    written = np.mean([pair[2] for pair in pairs])  # a call may be longer than half a pair
-    note = (
-        f"p99 of all loads: {_p99(beside) / 1e6:.2f} ms beside saves of {written / 1e6:.0f} MB/s, "
-        f"{_p99(alone) / 1e6:.2f} ms alone: {_p99(beside) / _p99(alone):.2f} times"
-    )
-    return recorder.row(
-        f"load beside saves, each {interval_s * 1e3:.0f} ms",
-        peer="the tier alone",
-        note=note,
-        ops_per_s=round(len(beside) * 1e9 / int(beside.sum())),
-        **fields,
-        **percentiles(beside),
-        **shares(found),
-    )
-
-
-def _p99(times: NDArray[np.uint64]) -> float:
-    return float(np.percentile(times, 99))

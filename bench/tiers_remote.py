@@ -9,9 +9,6 @@ store has it; the bare client moves bytes only. A folder is measured as its page
 
 from __future__ import annotations
 
-import shutil
-import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -28,13 +25,12 @@ from beluga.tiers.remote import RemoteSettings, open_remote
 
 from .options import Options
 from .ratio import race
+from .redis_server import redis_server
 from .row import Recorder, Row, copies, percentiles
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _SIZES = (128 * _KIB, 2560 * _KIB)
 _BYTES = 128 * _MIB  # of one measurement
-_LOAD_THREADS, _SAVE_THREADS = 8, 4  # what a tier has by default
-_START_S = 10.0
 _SINGLE_CALLS = 50
 
 Bare = tuple[Callable[[str], Any], Callable[[str, memoryview], Any]]
@@ -79,35 +75,14 @@ def _folder() -> Iterator[tuple[str, Bare]]:
 def _redis() -> Iterator[tuple[str, Bare]]:
     import redis
 
-    program = shutil.which("redis-server")
-    if program is None:
-        raise FileNotFoundError("there is no redis-server; on Debian: apt-get install redis-server")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    where = ["--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no"]
-    with subprocess.Popen([program, *where], stdout=subprocess.DEVNULL) as server:
-        try:
-            client = redis.Redis("127.0.0.1", port)
-            until = time.monotonic() + _START_S
-            while True:
-                try:
-                    client.ping()
-                    break
-                except redis.ConnectionError as error:
-                    if time.monotonic() > until:
-                        raise TierError("redis-server does not answer") from error
-                    time.sleep(0.05)
-            with closing(client):
-                yield f"redis://127.0.0.1:{port}/0", (client.get, client.set)
-        finally:
-            server.terminate()
+    with redis_server() as (port, _), closing(redis.Redis("127.0.0.1", port)) as client:
+        yield f"redis://127.0.0.1:{port}/0", (client.get, client.set)
 
 
 def _measure(recorder: Recorder, name: str, url: str, bare: Bare, size: int) -> list[Row]:
     options = recorder.options
     get, put = bare
-    count = max(_LOAD_THREADS, (8 * _MIB if options.smoke else _BYTES) // size)
+    count = (8 * _MIB if options.smoke else _BYTES) // size
     payload = np.random.default_rng(0).integers(0, 256, (count, size), dtype=np.uint8)
     records = np.zeros(count, BLOCK)
     records["key"] = np.arange(2 * count, dtype=np.uint64).reshape(count, 2)
@@ -116,8 +91,9 @@ def _measure(recorder: Recorder, name: str, url: str, bare: Bare, size: int) -> 
     names = [f"bare/{number}" for number in range(count)]
     settings = RemoteSettings(operation_s=10, load_s=60, save_s=60)
     with closing(open_remote(url, settings=settings)) as tier, ExitStack() as stack:
-        loaders = stack.enter_context(ThreadPoolExecutor(_LOAD_THREADS))
-        savers = stack.enter_context(ThreadPoolExecutor(_SAVE_THREADS))
+        loads, saves = tier.threads, tier.threads // 2
+        loaders = stack.enter_context(ThreadPoolExecutor(loads))
+        savers = stack.enter_context(ThreadPoolExecutor(saves))
 
         def save() -> float:
             tier.remove(keys)
@@ -135,8 +111,8 @@ def _measure(recorder: Recorder, name: str, url: str, bare: Bare, size: int) -> 
 
         rows = []
         for case, limit, ours, threads in (
-            ("save", bare_save, save, _SAVE_THREADS),
-            ("load", bare_load, load, _LOAD_THREADS),
+            ("save", bare_save, save, saves),
+            ("load", bare_load, load, loads),
         ):
             found = race(limit, ours, pair_count=options.pair_count, retry_count=0)
             if case == "save":

@@ -6,6 +6,7 @@ handle.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -16,10 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from beluga import MetaServer
+from beluga import KVCache, MetaServer
 from beluga.events import EventService, EventSettings
 from beluga.pool import Pool
 from beluga.rpc import Server
+from beluga.tiers import TierService, TierSettings
 
 from . import drive
 from ._limit import lib
@@ -60,6 +62,60 @@ def _serve_index(
         os.sched_setaffinity(0, everywhere if publisher_cpu is None else [publisher_cpu])
         events.start()
         ends.insert(0, events.stop)
+    _say(ready=True)
+
+
+def _serve_tiers(  # noqa: PLR0913  a command's fields, by name
+    pool: Pool,
+    ends: list[Callable[[], None]],
+    *,
+    block_size: int,
+    disk: str | None,
+    disk_size: int,
+    remote: str | None,
+) -> None:
+    """Serve the index and the tiers below the pool until the process ends, on all cores."""
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    settings = TierSettings(
+        disks=(disk,) if disk else (),
+        disk_bytes=disk_size,
+        remotes=(remote,) if remote else (),
+        admission="always",
+        block_bytes=block_size,
+    )
+    server = MetaServer(pool)
+    service = TierService(server, pool, settings)
+    server.start()
+    ends.append(server.stop)
+    service.start()
+    ends.insert(0, service.stop)
+    _say(ready=True)
+
+
+def _flood(
+    pool: Pool, ends: list[Callable[[], None]], *, block_size: int, count: int, period_s: float
+) -> None:
+    """Store new blocks until the process ends, one each ``period_s``, on all cores. After so many
+    of them, the first ones are removed and stored again.
+    """
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    cache = KVCache(pool, namespace="flood", timeout_s=30)
+    block = np.random.default_rng(1).integers(0, 256, (1, block_size), np.uint8)
+    ending = threading.Event()
+
+    def store() -> None:
+        at = time.monotonic()
+        for number in itertools.cycle(range(count)):
+            if ending.wait(max(0.0, at - time.monotonic())):
+                return
+            at = max(at + period_s, time.monotonic() - period_s)
+            digest = number.to_bytes(16, "big")
+            cache.remove([digest])
+            cache.put([digest], block)
+
+    thread = threading.Thread(target=store)
+    thread.start()
+    ends += [ending.set, thread.join, cache.close]
     _say(ready=True)
 
 
@@ -123,6 +179,8 @@ def _load(  # noqa: PLR0913  a command's fields, by name
 _COMMANDS: dict[str, Callable[..., None]] = {
     "serve": _serve,
     "serve_index": _serve_index,
+    "serve_tiers": _serve_tiers,
+    "flood": _flood,
     "spent": _spent,
     "follow": _follow,
     "answer": _answer,

@@ -52,6 +52,7 @@ JUDGED = {
     "events": ["in the server's loop", "put, with pauses", "put, without pauses"],
     "blocks": [],  # see test_blocks_bench.py
     "tiers-disk": [],  # see test_tiers_disk_bench.py
+    "tiers-pool": [],  # see test_tiers_pool_bench.py
     "tiers-remote": [],  # see test_tiers_remote_bench.py
     "gateway": [],  # see test_gateway_bench.py
     "scheduler": [],  # see test_scheduler_bench.py
