@@ -48,10 +48,15 @@ class Interrupts:
         self._counts = within_beluga if called else _of_beluga
         self.count = 0
         self.raised = threading.Event()
+        self._profiler = self._point
+        """One object for the whole context. An interrupt in the profiler ends the profiling, and
+        CPython then drops its reference. If that comes in a garbage collection at the start of a
+        profiler's call, CPython 3.11 makes that call all the same, by an object that was freed.
+        """
 
     def __enter__(self) -> Interrupts:
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        sys.setprofile(self._point)
+        sys.setprofile(self._profiler)
         return self
 
     def __exit__(self, *_: object) -> None:
