@@ -1259,7 +1259,7 @@ class bl_kv_batch(CStruct):
     settings: bl_copy_settings | Null
     io_queue: bl_io_queue | Null
     transfer_class: int
-    kept: int
+    reserve_flags: int
 
 class bl_kv_batch_init(TypedDict, total=False):
     keys: uint64_p | Null
@@ -1276,7 +1276,7 @@ class bl_kv_batch_init(TypedDict, total=False):
     settings: bl_copy_settings | Null
     io_queue: bl_io_queue | Null
     transfer_class: int
-    kept: int
+    reserve_flags: int
 
 class bl_kv_pending(CStruct): ...
 
@@ -2893,6 +2893,7 @@ class Lib:
     BL_METHOD_USER: Final[int]
     BL_LOOKUP_PIN: Final[int]
     BL_RESERVE_KEPT: Final[int]
+    BL_RESERVE_BROUGHT: Final[int]
     BL_COMMIT_NAMED: Final[int]
     BL_REMOVE_UNCLAIMED: Final[int]
     BL_BLOCK_MISS: Final[int]
@@ -2980,8 +2981,6 @@ class Lib:
     BL_LEFT_ENTRY: Final[int]
     BL_LEFT_REMOVED: Final[int]
     BL_LEFT_RETIRED: Final[int]
-    BL_LOWER_WAIT: Final[int]
-    BL_LOWER_UNKNOWN: Final[int]
     BL_CHANGE_REMOVED: Final[int]
     BL_CHANGE_STORED: Final[int]
     BL_LINK_NODES: Final[int]
@@ -3186,7 +3185,7 @@ class Lib:
     def bl_meta_map(self, meta: bl_meta | Null, cell_count: int, out: bl_map_cell | Null, /) -> None: ...
     def bl_meta_refused(self, meta: bl_meta | Null, error: int, /) -> int: ...
     def bl_meta_sessions(self, meta: bl_meta | Null, first: int, out: bl_session_view | Null, count: int, /) -> int: ...
-    def bl_lower_attach(self, meta: bl_meta | Null, count_max: int, flags: int, token: int, /) -> int: ...
+    def bl_lower_attach(self, meta: bl_meta | Null, count_max: int, waits: int, unknown: int, token: int, /) -> int: ...
     def bl_lower_told(self, meta: bl_meta | Null, /) -> None: ...
     def bl_lower_wait(self, meta: bl_meta | Null, kinds: int, timeout_ns: int, /) -> int: ...
     def bl_lower_describe(self, meta: bl_meta | Null, out: bl_lower_stat | Null, /) -> None: ...

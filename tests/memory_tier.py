@@ -18,7 +18,7 @@ from beluga.tiers import StoredBlock, TierService
 
 class MemoryTier:
     """Keeps copies of blocks. ``remote`` hides its keys from the server. While ``open`` is not set,
-    loads and saves wait.
+    loads and saves wait. While ``failing``, it can load nothing of what it has.
     """
 
     def __init__(self, name: str = "memory", *, remote: bool = False) -> None:
@@ -26,8 +26,9 @@ class MemoryTier:
         self.blocks: dict[tuple[int, int], tuple[np.void, bytes]] = {}
         self.open = threading.Event()
         self.open.set()
-        self.full = False
-        self.waiting = 0  # saves that wait, or waited
+        self.full = self.failing = False
+        self.error: Exception | None = None  # of each call
+        self.waiting = 0  # saves and loads that wait, or waited
         self.saves: list[int] = []
         self.loads: list[int] = []
         self._lost: Callable[[NDArray[np.uint64]], None] = lambda _: None
@@ -37,8 +38,7 @@ class MemoryTier:
         return 0 if self._remote else 100_000
 
     def save(self, records: NDArray[np.void], payload: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        self.waiting += 1
-        self.open.wait()
+        self._wait()
         self.saves.append(len(records))
         if self.full:
             return np.zeros(len(records), np.bool_)
@@ -47,9 +47,9 @@ class MemoryTier:
         return np.ones(len(records), np.bool_)
 
     def load(self, keys: NDArray[np.uint64]) -> list[StoredBlock | None]:
-        self.open.wait()
+        self._wait()
         self.loads.append(len(keys))
-        found = [self.blocks.get(name(key)) for key in keys]
+        found = [None if self.failing else self.blocks.get(name(key)) for key in keys]
         return [
             None if block is None else StoredBlock(block[0], np.frombuffer(block[1], np.uint8))
             for block in found
@@ -76,6 +76,12 @@ class MemoryTier:
 
     def close(self) -> None:
         pass
+
+    def _wait(self) -> None:
+        self.waiting += 1
+        self.open.wait()
+        if self.error is not None:
+            raise self.error
 
 
 @contextlib.contextmanager

@@ -546,7 +546,7 @@ class KVCache:
                 "settings": self._settings,
                 "io_queue": io_queue,
                 "transfer_class": kind,
-                "kept": self._kept,
+                "reserve_flags": lib.BL_RESERVE_KEPT if self._kept else 0,
             },
         )
 

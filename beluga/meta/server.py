@@ -96,19 +96,19 @@ class MetaServer(Server):
             raise_for_status(status, "making the block index")
             self._meta = out[0]
 
-    def attach_lower(self, count_max: int, *, wait: bool, unknown: bool) -> int:
-        """Let lower tiers with at most ``count_max`` blocks take part, before :meth:`start`.
+    def attach_lower(self, count_max: int, *, wait: bool, unknown: int) -> int:
+        """Let lower tiers take part, before :meth:`start`.
 
-        With ``wait``, a block is evicted only after it was offered to them. ``unknown`` says that
-        they may have keys that the server was not told of. Returns the token of their service
-        (:class:`~beluga.meta.LowerWork`).
+        With ``wait``, a block is evicted only after it was offered to them. ``unknown`` has, as
+        bits, the tiers that may have keys that the server was not told of; the others have at most
+        ``count_max`` blocks. Returns the token of their service (:class:`~beluga.meta.LowerWork`).
         """
         token = secrets.randbits(64)
-        flags = (lib.BL_LOWER_WAIT if wait else 0) | (lib.BL_LOWER_UNKNOWN if unknown else 0)
         count = min(max(count_max, 0), _COUNT_MAX)
         with self._running():
             raise_for_status(
-                lib.bl_lower_attach(self._meta, count, flags, token), "attaching lower tiers"
+                lib.bl_lower_attach(self._meta, count, wait, unknown, token),
+                "attaching lower tiers",
             )
         return token
 

@@ -147,6 +147,7 @@ class PoolSide:
                 "settings": self._settings,
                 "io_queue": io_queue,
                 "transfer_class": kind,
+                "reserve_flags": lib.BL_RESERVE_BROUGHT,
             },
         )
 

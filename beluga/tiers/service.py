@@ -82,6 +82,9 @@ _ONBOARDED_BYTES = REGISTRY.counter(
 _NOT_ONBOARDED = REGISTRY.counter(
     "beluga_onboard_missed_blocks_total", "Wanted blocks that did not come, by reason."
 )
+_FAILED = REGISTRY.counter(
+    "beluga_tier_failed_work_total", "Pieces of work on lower tiers that an error ended."
+)
 _ONBOARD_SECONDS = REGISTRY.histogram(
     "beluga_onboard_seconds", "The time from taking wanted keys to telling of them."
 )
@@ -122,13 +125,14 @@ class TierService:
         if isinstance(tiers, TierSettings):
             wait, admission = tiers.waits, tiers.policy(server, pool)
             count, count_max = tiers.count, tiers.block_count_max(pool)
-            unknown = bool(tiers.remotes)
+            knows = [True] * bool(tiers.disks) + [False] * len(tiers.remotes)
         else:
             self.tiers = tuple(tiers)
             count, count_max = len(tiers), sum(tier.block_count_max for tier in tiers)
-            unknown = not all(map(_knows, tiers))
+            knows = [_knows(tier) for tier in tiers]
         if not 1 <= count <= TIERS_MAX:
             raise TierError(f"{count} lower tiers; a pool has 1 to {TIERS_MAX}")
+        unknown = sum(_bit(number) for number, known in enumerate(knows) if not known)
         self._token = server.attach_lower(count_max, wait=wait, unknown=unknown)
         self._admission = admission
         self._onboard_threads = onboard_threads
@@ -151,6 +155,8 @@ class TierService:
         client = self._client()
         self._work = LowerWork(client, self._token)
         self._half = self._server.stat().epoch % 2  # of the table of names
+        # A disk saves what only a remote store has, too (bl_lower_add).
+        self._nearer = np.uint32(_bit(0) if _knows(self.tiers[0]) else 0xFF)
         self._handle = self._handle_of_link()
         for number, tier in enumerate(self.tiers):
             tier.on_lost(functools.partial(self._lost, _bit(number)))
@@ -247,10 +253,10 @@ class TierService:
             while not self._stopping.is_set():
                 try:
                     work(side)
-                except (BelugaError, OSError) as error:
+                except Exception as error:  # whatever it was, the next blocks may do better (D17)
                     if self._stopping.is_set() or self._server.failure is not None:
                         return
-                    _logger.warning("beluga: %s: %s", name, error)
+                    _failed(name, error)
                     self._stopping.wait(_RETRY_S)
 
         thread = threading.Thread(target=run, name=f"beluga-{name}", daemon=True)
@@ -277,7 +283,7 @@ class TierService:
         stored = np.zeros(len(records), np.uint8)
         offered = np.ones(len(records), np.bool_)
         try:
-            wanted = records["tiers"] == 0
+            wanted = records["tiers"] & self._nearer == 0
             if self._admission is not None:
                 admitted = np.zeros(len(records), np.bool_)
                 admitted[wanted] = self._admission.admit(records["key"][wanted])
@@ -324,13 +330,25 @@ class TierService:
             rows = payload if read.all() else payload[read]
             add_names(blocks, rows, names[read])
             stored[some[read][_saved(self.tiers[0], blocks, rows)]] |= _bit(0)
-            for other in self._slow:
-                other.save(blocks, rows)
+            for number, other in enumerate(self._slow, 1):
+                lacking = records["tiers"][some][read] & np.uint32(_bit(number)) == 0
+                if lacking.all():
+                    other.save(blocks, rows)
+                elif lacking.any():
+                    other.save(blocks[lacking], rows[lacking])
 
     def _remove(self, records: NDArray[np.void]) -> None:
-        for tier in self.tiers:
-            tier.remove(np.ascontiguousarray(records["key"]))
-        self._work.tell(_notes(records["key"], lost=0xFF, ended=1))
+        """Remove keys from the first tier, after all saves of their blocks, and from the others."""
+        keys = np.ascontiguousarray(records["key"])
+        self.tiers[0].remove(keys)
+        self.remove_from(1, keys)
+
+    def remove_from(self, number: int, keys: NDArray[np.uint64]) -> None:
+        """Let the tiers from this number on remove keys soon, and tell the server then."""
+        if number < len(self.tiers):
+            self._slow[number - 1].remove(keys)
+        else:
+            self._work.tell(_notes(keys, lost=0xFF, ended=1))
 
     # ---- Into the pool.
 
@@ -357,7 +375,7 @@ class TierService:
         """
         started_s = time.perf_counter()
         tier, bit = self.tiers[number], _bit(number)
-        notes = _notes(records["key"], ended=1)
+        notes = _notes(records["key"])
         told = np.zeros(len(records), np.bool_)
         try:
             bits = records["tiers"]
@@ -365,8 +383,10 @@ class TierService:
             loaded = tier.load(np.ascontiguousarray(records["key"][here])) if len(here) else []
             found = [None if block is None else take_name(block) for block in loaded]
             came = np.array([block is not None for block in found], np.bool_)
-            notes["lost"][here[~came]] = bit
+            notes["lost"][_lost(tier, records["key"], here[~came])] = bit
             notes["stored"][here[came]] = bit
+            if not _knows(tier):  # else the pool would offer it to this tier, too
+                self._work.tell(notes[here[came]])
             self._put(side, [block for block in found if block is not None], kind, tier.name)
             told[here[came]] = True
             if number + 1 == len(self.tiers):
@@ -378,7 +398,8 @@ class TierService:
             told[:] = True  # a key that is not told of would be awaited for nothing
             raise
         finally:
-            self._work.tell(notes[told])
+            notes["ended"] = told
+            self._work.tell(notes[told | (notes["lost"] != 0)])
         _ONBOARD_SECONDS.observe(time.perf_counter() - started_s, tier=tier.name)
 
     def _put(
@@ -431,7 +452,15 @@ class _SlowTier:
         if not self._room.acquire(blocking=False):
             _drop(len(blocks), "tier is behind")
             return
-        self._saves.submit(self._save, blocks, rows)
+        try:
+            self._saves.submit(self._save, blocks, rows)
+        except BaseException:
+            self._room.release()
+            raise
+
+    def remove(self, keys: NDArray[np.uint64]) -> None:
+        """Remove keys soon, after the saves that were asked for before."""
+        self._saves.submit(self._remove, keys)
 
     def bring(self, records: NDArray[np.void], kind: TransferClass) -> None:
         """Bring keys into the pool soon."""
@@ -446,15 +475,24 @@ class _SlowTier:
         try:
             saved = _saved(self._tier, blocks, rows)
             self._service.tell(_notes(blocks["key"][saved], stored=_bit(self._number)))
+        except Exception as error:
+            _failed(self._tier.name, error)
         finally:
             self._room.release()
+
+    def _remove(self, keys: NDArray[np.uint64]) -> None:
+        try:
+            self._tier.remove(keys)
+        except Exception as error:
+            _failed(self._tier.name, error)
+        self._service.remove_from(self._number + 1, keys)
 
     def _bring(self, records: NDArray[np.void], kind: TransferClass) -> None:
         side = self._sides.get()
         try:
             self._service.bring(side, self._number, records, kind)
-        except (BelugaError, OSError) as error:
-            _logger.warning("beluga: %s: %s", self._tier.name, error)
+        except Exception as error:
+            _failed(self._tier.name, error)
         finally:
             self._sides.put(side)
 
@@ -474,6 +512,21 @@ def _saved(tier: LowerTier, blocks: NDArray[np.void], rows: NDArray[np.uint8]) -
 def _knows(tier: LowerTier) -> bool:
     """Return whether the server was told of every block of a tier."""
     return tier.block_count_max > 0
+
+
+def _lost(tier: LowerTier, keys: NDArray[np.uint64], missed: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return those of the places ``missed`` whose keys the tier does not have. It may have the
+    others, and fail for a while.
+    """
+    if not len(missed) or not _knows(tier):
+        return missed
+    return missed[~tier.contains(np.ascontiguousarray(keys[missed]))]
+
+
+def _failed(who: str, error: Exception) -> None:
+    """Count an error that ended a piece of work, and log it (the log is limited in rate)."""
+    _FAILED.add(who=who)
+    _logger.warning("beluga: %s: %s: %s", who, type(error).__name__, error)
 
 
 def _drop(count: int, reason: str) -> None:

@@ -109,13 +109,13 @@ typedef struct bl_sessions_reply {
     bl_quota quota;             /* of each session */
 } bl_sessions_reply;
 
-/* What a server does with lower tiers (index/lower.c): a block is evicted only after it was offered
- * to them (else it may be dropped before); a key that the server does not know may be in one. */
-enum bl_lower_flag { BL_LOWER_WAIT = 1, BL_LOWER_UNKNOWN = 2 };
-
-/* Attach lower tiers with at most count_max blocks, before the server serves: 0, -EEXIST, -ENOMEM.
- * Whoever knows the token is their service. Until bl_lower_told() they may have any key. */
-int bl_lower_attach(bl_meta *meta, uint32_t count_max, uint32_t flags, uint64_t token);
+/* Attach lower tiers (index/lower.c), before the server serves: 0, -EEXIST, -ENOMEM. With waits, a
+ * block is evicted only after it was offered to them; else it may be dropped before. unknown has
+ * the tiers, as bits, that may have keys that the server was not told of; the others have at most
+ * count_max blocks. Whoever knows the token is their service. Until bl_lower_told() all of them may
+ * have any key. */
+int bl_lower_attach(bl_meta *meta, uint32_t count_max, int waits, uint8_t unknown,
+                    uint64_t token);
 
 /* Note that the server was told of all that the tiers have. Any thread may call this. */
 void bl_lower_told(bl_meta *meta);

@@ -25,7 +25,7 @@ typedef struct bl_kv_batch {
     const bl_copy_settings *settings; /* NULL: the default; a put always uses one thread */
     bl_io_queue *io_queue;      /* of the link that admits each piece; or NULL */
     uint32_t transfer_class;    /* class of the pieces on that link */
-    uint32_t kept;              /* put: tasks of the queue whose number is the fingerprint */
+    uint32_t reserve_flags;     /* put: bl_reserve_flag */
 } bl_kv_batch;
 
 /* Store a batch. states has a bl_block_state per block, GRANTED if it was stored now; statuses has

@@ -279,7 +279,10 @@ enum bl_method {
 
 enum bl_lookup_flag { BL_LOOKUP_PIN = 1 };
 
-enum bl_reserve_flag { BL_RESERVE_KEPT = 1 }; /* a task of the queue that is its fingerprint */
+enum bl_reserve_flag {
+    BL_RESERVE_KEPT = 1,        /* a task of the queue that is its fingerprint */
+    BL_RESERVE_BROUGHT = 2      /* blocks of a lower tier; PENDING: nobody wants this any more */
+};
 
 enum bl_commit_flag { BL_COMMIT_NAMED = 1 };
 

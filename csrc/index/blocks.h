@@ -51,6 +51,9 @@ enum bl_list { BL_LIST_EXTENT = 0, BL_LIST_LANE = 1, BL_LIST_LOWER = 2, BL_LIST_
 /* Whether a block waits to be offered to a lower tier. */
 enum bl_offload { BL_OFFLOAD_NONE = 0, BL_OFFLOAD_WAITING = 1, BL_OFFLOAD_TAKEN = 2 };
 
+/* Whether a granted block comes from a lower tier. */
+enum bl_brought { BL_BROUGHT_NOT = 0, BL_BROUGHT_WANTED = 1, BL_BROUGHT_REMOVED = 2 };
+
 typedef struct bl_lower bl_lower;
 typedef struct bl_journal bl_journal;
 
@@ -70,7 +73,8 @@ typedef struct bl_block {
     uint32_t pin_count;
     uint32_t lane;              /* the lane that has the grant */
     uint32_t task;              /* 1 + its place among the tasks; 0: it may be evicted */
-    uint32_t offload;           /* bl_offload */
+    uint16_t offload;           /* bl_offload */
+    uint16_t brought;           /* bl_brought */
     uint32_t named;             /* its line of the name table has its name */
     bl_link links[BL_LIST_COUNT]; /* bl_list */
 } bl_block;
@@ -218,6 +222,10 @@ uint32_t bl_lower_state(const bl_meta *meta, const uint64_t key[2]);
 
 /* Let the lower tiers remove a key, unless it is a task's; number is its block, or negative. */
 void bl_lower_remove(bl_meta *meta, const uint64_t key[2], int64_t number);
+
+/* Does the service of the lower tiers bring a key that was removed meanwhile? flags are those of
+ * its reserve. */
+int bl_lower_unwanted(const bl_meta *meta, const uint64_t key[2], uint32_t flags);
 
 /* Return why there is no room for a grant: status, or -BL_ERROR_OFFLOADING if there will be. */
 int bl_lower_excuse(const bl_meta *meta, int status);

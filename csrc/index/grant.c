@@ -61,6 +61,7 @@ static int64_t bl_grant(bl_meta *meta, uint32_t lane, const uint64_t key[2],
         .chunk_size = head->chunk_size,
         .state = BL_NUMBER_GRANTED,
         .lane = lane,
+        .brought = head->flags & BL_RESERVE_BROUGHT ? BL_BROUGHT_WANTED : BL_BROUGHT_NOT,
     };
     if (head->flags & BL_RESERVE_KEPT)
         status = bl_block_keep(meta, (uint32_t)number);
@@ -91,6 +92,9 @@ static void bl_reserve_one(bl_meta *meta, uint32_t lane, const uint64_t key[2],
     if (number >= 0) {
         int committed = meta->blocks[number].state == BL_NUMBER_COMMITTED;
         record->state = committed ? BL_BLOCK_HIT : BL_BLOCK_PENDING;
+    } else if (bl_lower_unwanted(meta, key, head->flags)) {
+        record->state = BL_BLOCK_PENDING;
+        return;
     } else {
         number = bl_grant_refused(meta, lane, head->length);
         number = number < 0 ? number : bl_grant(meta, lane, key, head, place);
@@ -126,7 +130,7 @@ int bl_handle_reserve(void *context, bl_call *call)
     const uint8_t *keys = bl_meta_items(call, 2 * sizeof(uint64_t), &head);
     if (keys == NULL || !bl_meta_fits(call, head.count) || head.length == 0 ||
         (head.chunk_size != 0 && head.chunk_size < BL_LINE_SIZE) ||
-        (head.flags & ~(uint32_t)BL_RESERVE_KEPT) != 0)
+        (head.flags & ~(uint32_t)(BL_RESERVE_KEPT | BL_RESERVE_BROUGHT)) != 0)
         return -BL_ERROR_BAD_REQUEST;
     if (head.flags & BL_RESERVE_KEPT)
         bl_tasks_age(meta);
@@ -172,6 +176,8 @@ static int bl_commit_one(bl_meta *meta, uint32_t lane, const bl_commit *commit,
     if (block->state != BL_NUMBER_GRANTED || block->lane != lane)
         return -BL_ERROR_NO_GRANT;
     int status = block->task ? bl_task_enqueue(meta, number) : 0;
+    if (block->brought == BL_BROUGHT_REMOVED) /* while it was on its way */
+        status = -BL_ERROR_NO_GRANT;
     if (status < 0) {
         bl_grant_end(meta, number, BL_END_GONE);
         return status;

@@ -9,9 +9,14 @@
  *   committed --> WAITING --take--> TAKEN --tell--> NONE         a block of the pool: offload
  *   absent --onboard--> wanted --take--> taken --tell--> absent  a key: onboard, prefetch, remove
  *
- * Offload is best effort: a block may leave the pool before it was offered. With BL_LOWER_WAIT it
- * may not: it enters the eviction order only when it was offered. A lookup of a wanted key says
- * PENDING, and the block itself comes by a put of the service, like any other.
+ * Offload is best effort: a block may leave the pool before it was offered. If puts wait for it, it
+ * may not: it enters the eviction order only when it was offered. A block that the tiers evict
+ * while the pool has it is offered again. A lookup of a wanted key says PENDING, and the block
+ * itself comes by a put of the service, like any other.
+ *
+ * A tier that knows its blocks, a disk, has a bounded number of them, and there is a name for each.
+ * A remote store is not bounded. Names of what only such a tier has are remembered as long as there
+ * is room; it is asked for keys without a name, too.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -27,7 +32,8 @@ enum {
     BL_WANTED_MAX = 65536,      /* keys that are wanted at a time (D12) */
     BL_ABSENT_MAX = 16384,      /* keys that were asked for in vain and are remembered */
     BL_LOWER_TAKEN = BL_LOWER_KINDS,    /* the list of names that the service works on */
-    BL_LOWER_ABSENT,            /* the list of names that no tier had a moment ago */
+    BL_LOWER_ABSENT,            /* those that no tier had, or could load, a moment ago */
+    BL_LOWER_REMOTE,            /* those that only unknown tiers have, the oldest first */
     BL_LOWER_LISTS
 };
 
@@ -40,7 +46,8 @@ typedef struct bl_lower_name {
     uint8_t tiers;              /* that have it, as bits */
     uint8_t wanted;             /* bl_lower_kind; BL_LOWER_OFFLOAD: it is not wanted */
     uint8_t taken;
-    uint64_t absent_ns;         /* when it was found to be in no tier; 0: it was not */
+    uint8_t remote;             /* it is in the list BL_LOWER_REMOTE */
+    uint64_t absent_ns;         /* when no tier had it, or could load it; 0: it was not so */
 } bl_lower_name;
 
 /* A list, to which elements are added at its end. */
@@ -54,7 +61,8 @@ struct bl_lower {
     uint32_t name_max;
     uint32_t free_name;
     uint32_t fresh_name;        /* names from here on were never used */
-    uint32_t unknown;           /* a tier may have keys without a name */
+    uint32_t count_max;         /* blocks that the known tiers have at most */
+    uint8_t unknown;            /* tiers that may have keys without a name, as bits */
     uint64_t told;              /* 1: the others have none; written by the service */
     uint32_t lane;              /* the service's */
     uint64_t token;
@@ -162,10 +170,36 @@ uint32_t bl_lower_wait(bl_meta *meta, uint32_t kinds, uint64_t timeout_ns)
 
 /* ---- Names. */
 
+/* Take a name from the list of those that only unknown tiers have. */
+static void bl_lower_stir(bl_meta *meta, bl_lower_name *name)
+{
+    bl_lower *lower = meta->lower;
+    if (!name->remote)
+        return;
+    bl_lower_unlink(meta, &lower->lists[BL_LOWER_REMOTE], bl_lower_name_link,
+                    (uint32_t)(name - lower->names));
+    name->remote = 0;
+}
+
+/* Forget a name. */
+static void bl_lower_name_end(bl_meta *meta, bl_lower_name *name)
+{
+    bl_lower *lower = meta->lower;
+    bl_lower_stir(meta, name);
+    bl_index_remove(lower->index, name->key);
+    name->link.next = lower->free_name;
+    lower->free_name = (uint32_t)(name - lower->names);
+    lower->stat.name_count--;
+}
+
 /* Add a name, without tiers and not wanted: return it, or NULL if there is no room. */
 static bl_lower_name *bl_lower_name_new(bl_meta *meta, const uint64_t key[2])
 {
     bl_lower *lower = meta->lower;
+    uint32_t oldest = lower->lists[BL_LOWER_REMOTE].first;
+    if (lower->free_name == BL_NO_NAME && lower->fresh_name == lower->name_max &&
+        oldest != BL_NO_NUMBER)
+        bl_lower_name_end(meta, &lower->names[oldest]);
     uint32_t number = lower->free_name;
     if (number == BL_NO_NAME && lower->fresh_name == lower->name_max)
         return NULL;
@@ -188,15 +222,20 @@ static bl_lower_name *bl_lower_name_of(const bl_lower *lower, const uint64_t key
     return number < 0 ? NULL : &lower->names[number];
 }
 
-/* Forget a name that no tier has and nobody wants. */
-static void bl_lower_name_end(bl_lower *lower, bl_lower_name *name)
+/* Let a name be what its tiers make of it, unless it is wanted, or missed a moment ago: forget one
+ * that no tier has, and keep one that only unknown tiers have as long as there is room. */
+static void bl_lower_rest(bl_meta *meta, bl_lower_name *name)
 {
-    if (name->tiers != 0 || name->wanted != BL_LOWER_OFFLOAD || name->absent_ns != 0)
+    bl_lower *lower = meta->lower;
+    if (name->wanted != BL_LOWER_OFFLOAD || name->absent_ns != 0)
         return;
-    bl_index_remove(lower->index, name->key);
-    name->link.next = lower->free_name;
-    lower->free_name = (uint32_t)(name - lower->names);
-    lower->stat.name_count--;
+    if (name->tiers == 0) {
+        bl_lower_name_end(meta, name);
+    } else if ((name->tiers & ~lower->unknown) == 0 && !name->remote) {
+        name->remote = 1;
+        bl_lower_append(meta, &lower->lists[BL_LOWER_REMOTE], bl_lower_name_link,
+                        (uint32_t)(name - lower->names));
+    }
 }
 
 /* Let a name be wanted no more. */
@@ -210,7 +249,7 @@ static void bl_lower_unwant(bl_meta *meta, bl_lower_name *name)
     lower->stat.wanted_count--;
 }
 
-/* Forget that no tier had a name. */
+/* Forget that no tier had a name, or could load it. */
 static void bl_lower_unmiss(bl_meta *meta, bl_lower_name *name)
 {
     if (name->absent_ns == 0)
@@ -221,8 +260,8 @@ static void bl_lower_unmiss(bl_meta *meta, bl_lower_name *name)
     meta->lower->absent_count--;
 }
 
-/* Remember for a moment that no tier has a name. Without this, whoever waits for it would ask again
- * and again. */
+/* Remember for a moment that no tier has a name, or can load it. Without this, whoever waits for it
+ * would ask again and again. */
 static void bl_lower_miss(bl_meta *meta, bl_lower_name *name)
 {
     bl_lower *lower = meta->lower;
@@ -236,7 +275,7 @@ static void bl_lower_miss(bl_meta *meta, bl_lower_name *name)
         if (lower->absent_count <= BL_ABSENT_MAX && now_ns - oldest->absent_ns < BL_ABSENT_NS)
             return;
         bl_lower_unmiss(meta, oldest);
-        bl_lower_name_end(lower, oldest);
+        bl_lower_rest(meta, oldest);
     }
 }
 
@@ -251,6 +290,7 @@ static void bl_lower_want(bl_meta *meta, bl_lower_name *name, uint32_t kind)
     if (name->wanted != BL_LOWER_OFFLOAD)
         bl_lower_unwant(meta, name);
     bl_lower_unmiss(meta, name);
+    bl_lower_stir(meta, name);
     name->wanted = (uint8_t)kind;
     bl_lower_append(meta, &lower->lists[kind], bl_lower_name_link,
                     (uint32_t)(name - lower->names));
@@ -268,8 +308,9 @@ static void bl_lower_add(bl_meta *meta, uint32_t number, int first)
     if (lower == NULL || block->task != 0)
         return;
     const bl_lower_name *name = bl_lower_name_of(lower, block->key);
-    if (name != NULL && name->tiers != 0 && name->wanted != BL_LOWER_REMOVE)
-        return; /* it came from there */
+    uint8_t nearer = lower->count_max ? (uint8_t)~lower->unknown : UINT8_MAX;
+    if (name != NULL && (name->tiers & nearer) != 0 && name->wanted != BL_LOWER_REMOVE)
+        return; /* it came from there; but a disk also saves what came from a remote store */
     block->offload = BL_OFFLOAD_WAITING;
     if (first)
         bl_lower_prepend(meta, &lower->waiting, bl_lower_block_link, number);
@@ -320,7 +361,7 @@ void bl_lower_lane_gone(bl_meta *meta, uint32_t lane)
     while (lower->lists[BL_LOWER_TAKEN].first != BL_NO_NUMBER) {
         bl_lower_name *name = &lower->names[lower->lists[BL_LOWER_TAKEN].first];
         bl_lower_unwant(meta, name);
-        bl_lower_name_end(lower, name);
+        bl_lower_rest(meta, name);
     }
 }
 
@@ -357,12 +398,24 @@ void bl_lower_remove(bl_meta *meta, const uint64_t key[2], int64_t number)
     if (lower == NULL || (number >= 0 && meta->blocks[number].task != 0))
         return;
     bl_lower_name *name = bl_lower_name_of(lower, key);
-    if (name != NULL && number < 0 && !name->absent_ns) /* only a lower tier has it */
+    bl_block *block = number < 0 ? NULL : &meta->blocks[number];
+    if (name != NULL && block == NULL && !name->absent_ns) /* only a lower tier has it */
         bl_left_note(meta, key, BL_LEFT_REMOVED);
-    if (name == NULL && bl_lower_unnamed(lower))
+    if (block != NULL && block->brought != BL_BROUGHT_NOT)
+        block->brought = BL_BROUGHT_REMOVED; /* its commit fails, if that is still to come */
+    int saving = block != NULL && block->offload == BL_OFFLOAD_TAKEN;
+    if (name == NULL && (saving || bl_lower_unnamed(lower)))
         name = bl_lower_name_new(meta, key);
     if (name != NULL)
         bl_lower_want(meta, name, BL_LOWER_REMOVE);
+}
+
+int bl_lower_unwanted(const bl_meta *meta, const uint64_t key[2], uint32_t flags)
+{
+    if (!(flags & BL_RESERVE_BROUGHT) || meta->lower == NULL)
+        return 0;
+    const bl_lower_name *name = bl_lower_name_of(meta->lower, key);
+    return name == NULL || !name->taken || name->wanted == BL_LOWER_REMOVE;
 }
 
 /* ---- The calls of clients. */
@@ -518,6 +571,20 @@ static void bl_lower_offered(bl_meta *meta, const bl_lower_note *note)
         bl_block_touch(meta, note->block);
 }
 
+/* Offer a block once more that the tiers had and have lost, if they have room for all of the
+ * pool's blocks: else one block would drive out the next for ever. */
+static void bl_lower_offer_again(bl_meta *meta, const uint64_t key[2])
+{
+    int64_t number = bl_index_find(meta->index, key);
+    if (number < 0 || meta->blocks[number].state != BL_NUMBER_COMMITTED ||
+        meta->blocks[number].offload != BL_OFFLOAD_NONE ||
+        meta->stat.block_count >= meta->lower->count_max)
+        return;
+    bl_lower_add(meta, (uint32_t)number, 0);
+    if (!bl_lower_frees(meta, &meta->blocks[number]))
+        bl_evict_remove(meta->order, (uint32_t)number);
+}
+
 static void bl_lower_note_one(bl_meta *meta, const bl_lower_note *note)
 {
     bl_lower *lower = meta->lower;
@@ -528,15 +595,19 @@ static void bl_lower_note_one(bl_meta *meta, const bl_lower_note *note)
         name = bl_lower_name_new(meta, note->key);
     if (name == NULL)
         return;
-    int sought = note->ended && name->taken && name->wanted != BL_LOWER_REMOVE;
+    int ended = note->ended && name->taken;
+    int sought = ended && name->wanted != BL_LOWER_REMOVE, had = name->tiers != 0;
+    bl_lower_stir(meta, name);
     name->tiers = (uint8_t)((name->tiers | note->stored) & ~note->lost);
     if (name->tiers != 0)
         bl_lower_unmiss(meta, name);
-    if (note->ended && name->taken)
+    if (ended)
         bl_lower_unwant(meta, name);
-    if (sought && name->tiers == 0 && bl_lower_unnamed(lower))
-        bl_lower_miss(meta, name);
-    bl_lower_name_end(lower, name);
+    if (sought && !note->stored && (name->tiers != 0 || bl_lower_unnamed(lower)))
+        bl_lower_miss(meta, name); /* no tier has it, or one that has it could not load it */
+    if (had && name->tiers == 0)
+        bl_lower_offer_again(meta, note->key);
+    bl_lower_rest(meta, name);
 }
 
 int bl_handle_lower_tell(void *context, bl_call *call)
@@ -557,7 +628,7 @@ int bl_handle_lower_tell(void *context, bl_call *call)
 
 /* ---- Life. */
 
-int bl_lower_attach(bl_meta *meta, uint32_t count_max, uint32_t flags, uint64_t token)
+int bl_lower_attach(bl_meta *meta, uint32_t count_max, int waits, uint8_t unknown, uint64_t token)
 {
     static const bl_lower_list empty = {BL_NO_NUMBER, BL_NO_NUMBER};
     pthread_condattr_t clock;
@@ -566,10 +637,12 @@ int bl_lower_attach(bl_meta *meta, uint32_t count_max, uint32_t flags, uint64_t 
     bl_lower *lower = calloc(1, sizeof *lower);
     if (lower == NULL)
         return -ENOMEM;
-    uint32_t room = BL_NO_NAME - BL_WANTED_MAX;
-    lower->name_max = (count_max < room ? count_max : room) + BL_WANTED_MAX;
+    uint32_t others = BL_WANTED_MAX + BL_ABSENT_MAX;
+    uint32_t room = BL_NO_NAME - others;
+    lower->count_max = count_max;
+    lower->name_max = (count_max < room ? count_max : room) + others;
     lower->free_name = BL_NO_NAME;
-    lower->unknown = (flags & BL_LOWER_UNKNOWN) != 0;
+    lower->unknown = unknown;
     lower->token = token;
     lower->lane = UINT32_MAX;
     lower->waiting = lower->taken = empty;
@@ -587,7 +660,7 @@ int bl_lower_attach(bl_meta *meta, uint32_t count_max, uint32_t flags, uint64_t 
     pthread_cond_init(&lower->worked, &clock);
     pthread_condattr_destroy(&clock);
     meta->lower = lower;
-    meta->lower_waits = (flags & BL_LOWER_WAIT) != 0;
+    meta->lower_waits = waits != 0;
     return 0;
 }
 

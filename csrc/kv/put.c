@@ -79,7 +79,7 @@ static int bl_kv_reserve(bl_session *session, const bl_kv_batch *batch, bl_kv_wo
                          uint8_t *states, int32_t *statuses)
 {
     bl_block_request what = {batch->fingerprint, batch->length, batch->chunk_size, 0,
-                             batch->kept ? BL_RESERVE_KEPT : 0};
+                             batch->reserve_flags};
     int status = bl_reserve(session, batch->keys, batch->count, &what, work->records,
                             batch->timeout_ns);
     bl_crash_point("put.reserved");

@@ -430,7 +430,7 @@ SURVIVES: dict[str, Ready] = {
     "bl_meta_refused": _meta(_no_word(lambda m: lib.bl_meta_refused(m, 1))),
     "bl_meta_create": _meta(_no_word(lambda meta: None)),
     "bl_meta_destroy": _meta(_no_word(lib.bl_meta_destroy)),
-    "bl_lower_attach": _meta(_no_word(lambda m: lib.bl_lower_attach(m, 1, 0, 1))),
+    "bl_lower_attach": _meta(_no_word(lambda m: lib.bl_lower_attach(m, 1, False, 0, 1))),
     "bl_journal_attach": _meta(_no_word(lambda m: lib.bl_journal_attach(m, 1))),
     "bl_journal_take": _meta(
         _no_word(lambda m: lib.bl_journal_take(m, _a("bl_change[1]"), 1, _a("uint64_t *")))

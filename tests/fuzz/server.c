@@ -75,7 +75,7 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
     pool = fuzz_pool();
     fuzz_must(bl_server_create(pool, fuzz_directory, 0, &server) == 0, "a server is made");
     fuzz_must(bl_meta_create(server, BL_EVICT_LRU, &meta) == 0, "an index is made");
-    fuzz_must(bl_lower_attach(meta, FUZZ_NAMES, 0, FUZZ_TOKEN) == 0, "tiers are attached");
+    fuzz_must(bl_lower_attach(meta, FUZZ_NAMES, 0, 0, FUZZ_TOKEN) == 0, "tiers are attached");
     fuzz_must(bl_journal_attach(meta, FUZZ_CHANGES) == 0, "a journal is attached");
     fuzz_must(bl_meta_serve(meta) == 0, "the server serves");
     polite = attach(1, FUZZ_POLITE_NONCE);

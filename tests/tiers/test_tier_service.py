@@ -17,8 +17,18 @@ from memory_tier import MemoryTier
 from numpy.typing import NDArray
 
 from beluga import KVCache, Pool
-from beluga.errors import OffloadingError, TierError
-from beluga.meta import NAME, BlockState, MetaServer, chain_names, check_pool, read_names
+from beluga.errors import BadRequestError, OffloadingError, TierError
+from beluga.meta import (
+    LOWER_NOTE,
+    NAME,
+    BlockState,
+    LowerWork,
+    MetaServer,
+    Work,
+    chain_names,
+    check_pool,
+    read_names,
+)
 from beluga.tiers import BLOCK, LowerTier, StoredBlock, TierService
 from beluga.tiers.admission import Admission
 from beluga.tiers.disk import DiskTier
@@ -195,6 +205,21 @@ def test_a_remote_store_that_hangs_holds_up_no_other_tier(shm: Path) -> None:
         far.open.set()
 
 
+def test_what_comes_from_a_remote_store_is_saved_on_the_disk_below_the_pool(shm: Path) -> None:
+    far = MemoryTier("far", remote=True)
+    with serving(shm, [MemoryTier(), far], wait=True) as served:
+        served.put_all(range(20))
+        assert served.offered()
+        assert eventually(lambda: len(far.blocks) == 20)
+    (shm / "other").mkdir()
+    near, saves = MemoryTier(), len(far.saves)
+    with serving(shm / "other", [near, far], wait=True) as other:
+        assert other.wrong(range(20)) == []
+        assert other.offered()
+        assert len(near.blocks) == 20
+    assert len(far.saves) == saves
+
+
 def test_a_lost_block_is_a_miss_and_no_longer_found(shm: Path) -> None:
     tier = MemoryTier()
     with serving(shm, [tier], wait=True) as served:
@@ -224,6 +249,112 @@ def test_a_removed_block_does_not_come_back(shm: Path) -> None:
         assert served.offered()
         assert eventually(lambda: len(tier.blocks) == 30)
         assert served.wrong(range(30)) == []
+
+
+def test_a_block_that_is_removed_while_it_is_saved_does_not_come_back(shm: Path) -> None:
+    near, far = MemoryTier("near"), MemoryTier("far", remote=True)
+    with serving(shm, [near, far], wait=True) as served:
+        near.open.clear()
+        far.open.clear()
+        served.put_all(range(2))
+        assert eventually(lambda: near.waiting == 1)  # the save of both
+        served.cache.remove(NAMES[:1])
+        near.open.set()
+        assert eventually(lambda: far.waiting == 1)
+        served.cache.remove(NAMES[1:2])
+        far.open.set()
+        assert eventually(lambda: served.server.lower_stat().wanted_count == 0)
+        assert (near.blocks, far.blocks) == ({}, {})
+        assert served.wrong(range(2)) == [0, 1]
+        served.put_all(range(2))
+        assert served.offered()
+        assert served.wrong(range(2)) == []
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_block_that_is_removed_while_it_is_onboarded_does_not_come(shm: Path, anew: bool) -> None:
+    tier = MemoryTier()
+    with serving(shm, [tier], wait=True) as served:
+        served.put_all(range(MANY))
+        assert served.offered()
+        below = int(np.flatnonzero(served.cache.lookup(NAMES).tiers == 2)[0])
+        names, waiting = NAMES[below : below + 1], tier.waiting
+        tier.open.clear()
+        assert served.cache.onboard(names) == 1
+        assert eventually(lambda: tier.waiting > waiting)
+        served.cache.remove(names)
+        new = np.full((1, LENGTH), 7, np.uint8)
+        if anew:  # another client stores it meanwhile
+            assert served.cache.put(names, new).stored == 1
+        tier.open.set()
+        assert eventually(lambda: served.server.lower_stat().wanted_count == 0)
+        assert served.offered()
+        target = np.zeros((1, LENGTH), np.uint8)
+        assert served.cache.get(names, target).hits == anew
+        assert not anew or np.array_equal(target, new)
+
+
+def test_a_tier_that_cannot_load_for_a_while_is_asked_again(shm: Path) -> None:
+    tier = MemoryTier()
+    with serving(shm, [tier], wait=True) as served:
+        served.put_all(range(MANY))
+        assert served.offered()
+        below = int(np.flatnonzero(served.cache.lookup(NAMES).tiers == 2)[0])
+        tier.failing = True
+        loads = len(tier.loads)
+        assert served.wrong(range(below, below + 1)) == [below]
+        assert len(tier.loads) <= loads + 2  # nobody asks again and again
+        tier.failing = False
+        assert served.cache.lookup(NAMES[below : below + 1]).tiers[0] == 2
+        assert eventually(lambda: served.wrong(range(below, below + 1)) == [])
+
+
+def test_a_block_that_a_tier_evicts_is_offered_again_while_the_pool_has_it(shm: Path) -> None:
+    tier = MemoryTier()
+    with serving(shm, [tier], wait=True) as served:
+        served.put_all(range(MANY))
+        assert served.offered()
+        here = np.flatnonzero(served.cache.lookup(NAMES).tiers == 1)
+        tier.lose(served.cache.keys([NAMES[i] for i in here]))
+        assert served.offered()
+        assert len(tier.blocks) == MANY
+        served.put_all(range(MANY))
+        assert served.offered()
+        assert served.wrong(range(MANY)) == []
+
+
+def test_a_store_without_bounds_leaves_room_for_other_names(shm: Path) -> None:
+    near, far = MemoryTier("near"), MemoryTier("far", remote=True)
+    with serving(shm, [near, far], wait=True) as served:
+        count = near.block_count_max + 100_000  # more than there are names
+        notes = np.zeros(count, LOWER_NOTE)
+        notes["key"] = np.random.default_rng(0).integers(0, 1 << 64, (count, 2), np.uint64)
+        notes["stored"] = 4  # in the second tier
+        served.service.tell(notes)
+        served.put_all(range(MANY))
+        assert served.offered()
+        assert eventually(lambda: len(far.blocks) == MANY)
+        assert served.server.lower_stat().name_count < count
+        assert served.wrong(range(MANY)) == []
+        near.blocks.clear()
+        assert served.wrong(range(MANY)) == []  # from the store
+        served.cache.remove(NAMES)
+        assert eventually(lambda: not far.blocks)
+
+
+@pytest.mark.parametrize("error", [MemoryError("no memory"), RuntimeError("no thread")])
+def test_an_error_ends_a_piece_of_work_and_not_the_service(shm: Path, error: Exception) -> None:
+    tier = MemoryTier()
+    with serving(shm, [tier], wait=True, timeout_s=0.3) as served:
+        served.put_all(range(MANY))
+        assert served.offered()
+        below = int(np.flatnonzero(served.cache.lookup(NAMES).tiers == 2)[0])
+        tier.error = error
+        assert served.cache.put([b"new" * 6], contents(range(1))).stored == 1
+        assert served.wrong(range(below, below + 1)) == [below]
+        tier.error = None
+        assert eventually(lambda: served.wrong(range(below, below + 1)) == [])
+        assert served.offered()
 
 
 def test_blocks_that_are_not_admitted_are_not_saved(shm: Path) -> None:
@@ -287,9 +418,6 @@ def test_clients_that_get_at_once_all_get_the_blocks(shm: Path) -> None:
 
 
 def test_only_the_service_may_take_and_tell(shm: Path) -> None:
-    from beluga.errors import BadRequestError
-    from beluga.meta import LOWER_NOTE, LowerWork, Work
-
     with serving(shm, [MemoryTier()]) as served:
         stranger = LowerWork(served.cache.client, token=1)
         with pytest.raises(BadRequestError):

@@ -8,6 +8,7 @@ and would keep the interpreter from ending.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -134,8 +135,10 @@ class Workers:
     def _start(self) -> None:
         if not self._may_start():
             return
-        self._threads += 1
-        threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        with contextlib.suppress(RuntimeError):  # no thread can be had now: another takes the job
+            thread.start()
+            self._threads += 1
 
     def _next(self) -> _Job | None:
         """Return the next job that may run now; None if there is none. The lock is held."""
