@@ -8,6 +8,7 @@ import ctypes
 import errno
 import os
 import random
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -36,9 +37,16 @@ class FaultyEngine:
         self.misplace = 0  # writes go so many bytes further
         self.only: Callable[[int], bool] = lambda offset: True  # the offsets that faults touch
         self.reads = self.writes = 0
+        self.hung: set[str] = set()  # the operations that hang before they do anything
+        self.gate = threading.Event()  # those that hang go on once it is set
+
+    def _pass(self, what: str) -> None:
+        if what in self.hung:
+            self.gate.wait()
 
     def read(self, requests: Requests) -> None:
         self.reads += len(requests)
+        self._pass("read")
         lengths = requests["length"].copy()
         requests["length"] = 0
         self.inner.read(requests)
@@ -63,6 +71,7 @@ class FaultyEngine:
 
     def write(self, requests: Requests) -> None:
         self.writes += len(requests)
+        self._pass("write")
         touched = np.array([self.only(int(offset)) for offset in requests["offset"]])
         rest = requests[~touched]
         self.inner.write(rest)
@@ -87,6 +96,7 @@ class FaultyEngine:
             requests[name][touched] = mine[name]
 
     def sync(self) -> int:
+        self._pass("sync")
         return -self.sync_error if self.sync_error else self.inner.sync()
 
     def close(self) -> None:

@@ -275,7 +275,7 @@ def test_a_disk_that_fails_is_left_alone_and_comes_back(disk: Disk) -> None:
         assert not any(disk.load(range(2)))
     assert disk.engine.reads <= 3 * 4
     before = disk.engine.reads
-    assert disk.tier.contains(keys_of(range(2))).tolist() == [False, False]
+    assert disk.tier.contains(keys_of(range(3))).tolist() == [True, True, False]
     disk.now += 1000
     assert not any(disk.load(range(2)))
     assert disk.engine.reads > before
@@ -284,6 +284,31 @@ def test_a_disk_that_fails_is_left_alone_and_comes_back(disk: Disk) -> None:
     disk.now += 1000
     assert all(disk.load(range(2)))
     assert all(disk.load(range(2)))
+
+
+def test_damaged_blocks_are_lost_and_the_others_are_still_read(disk: Disk) -> None:
+    assert all(disk.save(range(8)))
+    for number in range(6):
+        disk.engine.flip = 2  # on both attempts
+        assert disk.load(range(number, number + 1)) == [False]
+        assert disk.tier.contains(keys_of([number, 7])).tolist() == [False, True]
+    assert disk.load(range(6, 8)) == [True, True]
+
+
+def test_many_damaged_blocks_in_a_row_are_a_failure_of_the_disk() -> None:
+    health = Health("disk:test", "load", lambda: 0.0)
+    for count in range(3 * 16):
+        assert health.allows(), count
+        health.failed(errno.EBADMSG)
+    assert not health.allows()
+    health.succeeded()
+    for _ in range(15):
+        health.failed(errno.EBADMSG)
+    health.failed(errno.EIO)
+    health.failed(errno.EIO)
+    assert health.allows()
+    health.failed(errno.EIO)
+    assert not health.allows()
 
 
 def test_a_warning_is_said_once_a_minute(disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
@@ -356,10 +381,8 @@ def test_what_is_not_ours_is_left_as_it_is(
     assert file.read_bytes() == before
 
 
-def test_another_size_or_server_is_refused(tmp_path: Path) -> None:
+def test_another_server_is_refused(tmp_path: Path) -> None:
     DiskTier(tmp_path / "disk", SIZE, server="rack1").close()
-    with pytest.raises(TierError, match=f"was made with {SIZE} bytes"):
-        DiskTier(tmp_path / "disk", 2 * SIZE, server="rack1")
     with pytest.raises(TierError, match="has the blocks of server rack1"):
         DiskTier(tmp_path / "disk", SIZE, server="rack2")
     DiskTier(tmp_path / "disk", SIZE).close()
@@ -469,4 +492,22 @@ def test_a_disk_that_fails_is_left_out(tmp_path: Path) -> None:
     assert writes[1] < writes[2] == writes[3] == writes[4]
     assert all(is_block(b, n) for n, b in zip(numbers, tier.load(keys_of(numbers)), strict=True))
     assert disks[0].failures("save", "io") > 0
+    tier.close()
+
+
+def test_blocks_of_a_disk_that_fails_are_still_known_and_are_saved_elsewhere(
+    tmp_path: Path,
+) -> None:
+    disks = [Disk(tmp_path / f"disk{i}") for i in range(2)]
+    tier = SpreadTier([disk.tier for disk in disks])
+    keys = keys_of(range(20))
+    assert tier.save(records_of(range(20), LENGTH), payload_of(range(20), LENGTH)).all()
+    disks[0].engine.read_error = errno.EIO
+    for _ in range(4):
+        blocks = tier.load(keys)
+        assert 0 < sum(block is None for block in blocks) < 20
+        assert tier.contains(keys).all()
+    assert not disks[0].tier.loads.allows()
+    assert tier.save(records_of(range(20), LENGTH), payload_of(range(20), LENGTH)).all()
+    assert all(is_block(b, n) for n, b in enumerate(tier.load(keys)))
     tier.close()

@@ -8,7 +8,11 @@ The first page is the header::
     40 stripe_count 8 | 48 server 128 | zeros | 4092 CRC-32C of all before it
 
 The index begins behind it (csrc/store/entry.h), the data at ``data_offset``, in stripes of 2 MiB.
-The header is written once, when everything behind it is ready, and never changes.
+The header is written once, when everything behind it is ready, and never changes. A tier that is
+opened with another size keeps its index, and has more or fewer stripes than the header says.
+
+Nothing is formatted but an empty file, a device whose first MiB is zero, and what a format of ours
+left half made. A format first writes the page with another magic, so that this is recognized.
 """
 
 from __future__ import annotations
@@ -16,12 +20,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import secrets
 import stat
 import struct
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,16 +36,21 @@ from beluga.errors import TierError
 from beluga.primitives import crc32c
 from beluga.tiers.arena import Arena
 
+_LOG = logging.getLogger(__name__)
+
 PAGE = 4096
 _STRIPE = 2 << 20
 _ALIGN = 64 << 10  # the data begin at a multiple of it
 _MAGIC = b"BELUGADT"
+_FORMATTING = b"BELUGADF"  # the magic of a header until the rest is ready
+_BLANK = 1 << 20  # a device is formatted only if so many bytes at its start are zero
 _VERSION = 1
 _HEADER = struct.Struct("<8sIIQQQQ128s")
 _CRC = struct.Struct("<I")
 _FILE = "blocks"
 _DYING_S = 10.0  # how long a lock whose process is gone is waited for
 _LOCK_AGAIN_S = 0.01
+_CLAIM_S = 1.0  # how long a device that another one still uses is waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +72,7 @@ class Layout:
 
 def plan_layout(size: int, smallest_block: int, server: str) -> Layout:
     """Lay out a new file of at most ``size`` bytes. Raises TierError if it is too small."""
-    per_stripe = max(1, min(_STRIPE // PAGE, _STRIPE // max(1, smallest_block)))
+    per_stripe = _slots_per_stripe(smallest_block)
     entry, group = int(lib.BL_STORE_ENTRY_SIZE), int(lib.BL_STORE_SECTOR_SLOTS)
     stripes = min(size // _STRIPE, (1 << 32) // per_stripe - group)
     while stripes > 0:
@@ -74,9 +84,13 @@ def plan_layout(size: int, smallest_block: int, server: str) -> Layout:
     raise TierError(f"a disk tier of {size} bytes is too small; give it at least 4 MiB")
 
 
-def _header_of(layout: Layout) -> bytes:
+def _slots_per_stripe(smallest_block: int) -> int:
+    return max(1, min(_STRIPE // PAGE, _STRIPE // max(1, smallest_block)))
+
+
+def _header_of(layout: Layout, magic: bytes) -> bytes:
     head = _HEADER.pack(
-        _MAGIC,
+        magic,
         _VERSION,
         layout.slot_count,
         layout.id,
@@ -88,32 +102,53 @@ def _header_of(layout: Layout) -> bytes:
     return head + _CRC.pack(crc32c(head))
 
 
+def _is_half_made(page: bytes) -> bool:
+    """Return whether a format was interrupted here: the page has the magic of one, or a power cut
+    has mixed its two versions, of which one magic or the other fits the checksum.
+    """
+    magic, (crc,) = page[: len(_MAGIC)], _CRC.unpack_from(page, PAGE - _CRC.size)
+    rest = page[len(_MAGIC) : -_CRC.size]
+    ready, half = (crc == crc32c(head + rest) for head in (_MAGIC, _FORMATTING))
+    return half if magic == _MAGIC else magic == _FORMATTING and (ready or half)
+
+
 class TierFile:
     """The open and locked file of a tier.
 
-    Raises TierError: it is another process's, damaged, foreign, or of another version, size or
-    server; or there is no room for it.
+    Raises TierError: it is another process's, damaged, foreign, mounted, or of another version or
+    server; or there is no room for it. A file of another size is made longer or shorter, and keeps
+    the blocks that still lie in it.
     """
 
     def __init__(self, path: Path, size: int, smallest_block: int, server: str) -> None:
         self.path = _file_of(path)
+        if not self.path.exists():  # no file is made if there is no room for it
+            _check_room(self.path.parent, plan_layout(size, smallest_block, server).size)
         self.fd, self.direct = _open(self.path)
+        self._claim = -1
         try:
             _lock(self.fd, self.path)
             self.is_device = stat.S_ISBLK(os.fstat(self.fd).st_mode)
-            self.layout = self._read_header(size, server) or self._format(
-                plan_layout(size, smallest_block, server)
+            if self.is_device:
+                self._claim = _claim(self.path)
+            made = self._read_header(server)
+            self.layout = (
+                self._format(plan_layout(size, smallest_block, server))
+                if made is None
+                else self._fit(made, size, smallest_block)
             )
         except OSError as error:
-            os.close(self.fd)
+            self.close()
             raise TierError(f"{self.path}: {error.strerror}") from error
         except BaseException:
-            os.close(self.fd)
+            self.close()
             raise
 
     def close(self) -> None:
         """Close the file, which frees its lock."""
         os.close(self.fd)
+        if self._claim >= 0:
+            os.close(self._claim)
 
     def vanished(self) -> bool:
         """Return whether the path no longer leads to this file."""
@@ -142,65 +177,104 @@ class TierFile:
                 ranges.append((max(first, PAGE), last))
         return ranges
 
-    def _read_header(self, size: int, server: str) -> Layout | None:
-        """Return what the header says; None for a file that was never formatted."""
-        page = Arena(0).take(PAGE)
-        if os.preadv(self.fd, [page.data], 0) < PAGE or not page.any():
+    def _read_header(self, server: str) -> Layout | None:
+        """Return what the header says; None if the file may be formatted."""
+        page = Arena(0).take(_BLANK)
+        length = os.preadv(self.fd, [page.data], 0)
+        whole = page[:PAGE].tobytes()
+        if (not page.any() if self.is_device else length == 0) or _is_half_made(whole):
             return None
-        whole = page.tobytes()
         magic, version, slots, ident, had, data, stripes, owner = _HEADER.unpack_from(whole)
-        mend = "remove it to make a new one, which forgets its blocks"
         if magic != _MAGIC:
-            raise TierError(f"{self.path} is not a disk tier; give another path, or {mend}")
+            raise TierError(
+                f"{self.path} has data, and is not a disk tier; give another path, or {self._mend}"
+            )
         if version != _VERSION:
             raise TierError(
                 f"{self.path} has version {version} of the format, and this is Beluga with "
-                f"version {_VERSION}; {mend}"
+                f"version {_VERSION}; {self._mend}"
             )
         if _CRC.unpack_from(whole, PAGE - _CRC.size)[0] != crc32c(whole[: -_CRC.size]):
-            raise TierError(f"the header of {self.path} is damaged; {mend}")
-        if had != size:
-            raise TierError(
-                f"{self.path} was made with {had} bytes, not {size}; ask for that, or {mend}"
-            )
+            raise TierError(f"the header of {self.path} is damaged; {self._mend}")
         owner = owner.rstrip(b"\0").decode(errors="replace")
         if server and owner and owner != server:
             raise TierError(
-                f"{self.path} has the blocks of server {owner}; give another path, or {mend}"
+                f"{self.path} has the blocks of server {owner}; give another path, or {self._mend}"
             )
         layout = Layout(ident, had, slots, data, stripes, owner)
         if self._length() < layout.data_offset:
-            raise TierError(f"{self.path} was cut short; {mend}")
+            raise TierError(f"{self.path} was cut short; {self._mend}")
         return layout
+
+    @property
+    def _mend(self) -> str:
+        """Say how an operator makes a new tier where something else is."""
+        if self.is_device:
+            erase = f"dd if=/dev/zero of={self.path} bs=1M count=1"
+            return f"erase its start to make a new one, which forgets its data ({erase})"
+        return "remove it to make a new one, which forgets its blocks"
 
     def _length(self) -> int:
         return os.lseek(self.fd, 0, os.SEEK_END)
 
-    def _format(self, layout: Layout) -> Layout:
-        """Make a new file: first what lies behind the header, then the header."""
-        end = layout.data_offset + layout.stripe_count * _STRIPE
-        if self.is_device:
-            if self._length() < end:
+    def _check_device(self, end: int, size: int) -> None:
+        if self.is_device and self._length() < end:
+            raise TierError(
+                f"{self.path} has {self._length()} bytes, not {size}; ask for at most that many"
+            )
+
+    def _fit(self, made: Layout, size: int, smallest_block: int) -> Layout:
+        """Return the layout for this size of a file that was made with another one. The index stays
+        as it is, and stripes come or go at the end: with them go the blocks that lie there, whose
+        entries recovery refuses.
+        """
+        if size == made.size:
+            layout = made
+        else:
+            stripes = (size - made.data_offset) // _STRIPE
+            if stripes < 1:
                 raise TierError(
-                    f"{self.path} has {self._length()} bytes, not {layout.size}; ask for less"
+                    f"{self.path} was made with {made.size} bytes, and its index takes "
+                    f"{made.data_offset}; give at least {made.data_offset + _STRIPE} bytes, or "
+                    f"{self._mend}"
                 )
+            layout = replace(made, size=size, stripe_count=stripes)
+        end = layout.data_offset + layout.stripe_count * _STRIPE
+        self._check_device(end, size)
+        length = self._length()
+        if not self.is_device and length != end:
+            if length < end:
+                _check_room(self.path, size, has=os.fstat(self.fd).st_blocks * 512)
+            os.ftruncate(self.fd, end)
+        if size > made.size and layout.slot_count < layout.stripe_count * _slots_per_stripe(
+            smallest_block
+        ):
+            _LOG.warning(
+                "%s has an index for %d blocks, as it was made with %d bytes; if that is too few "
+                "for %d bytes, %s",
+                *(self.path, layout.slot_count, made.size, size, self._mend),
+            )
+        return layout
+
+    def _format(self, layout: Layout) -> Layout:
+        """Make a new file: first what lies behind the header, then the header. Until then, the page
+        says that this is a format of ours, so that an interrupted one is made anew.
+        """
+        end = layout.data_offset + layout.stripe_count * _STRIPE
+        self._check_device(end, layout.size)
+        if not self.is_device:
+            _check_room(self.path, layout.size)
+        self._write_header(layout, _FORMATTING)
+        if self.is_device:
             zeros = Arena(0).take(1 << 20)
             for offset in range(PAGE, layout.data_offset, len(zeros)):
                 part = zeros[: min(len(zeros), layout.data_offset - offset)]
                 os.pwritev(self.fd, [part.data], offset)
         else:
-            room = os.fstatvfs(self.fd)
-            if room.f_bavail * room.f_frsize < layout.size:
-                raise TierError(
-                    f"{self.path.parent} has {room.f_bavail * room.f_frsize} bytes free, not "
-                    f"{layout.size}; ask for less, or give another path"
-                )
+            os.ftruncate(self.fd, PAGE)
             os.ftruncate(self.fd, end)
         os.fsync(self.fd)
-        page = Arena(0).take(PAGE)
-        page[:] = np.frombuffer(_header_of(layout), np.uint8)
-        os.pwritev(self.fd, [page.data], 0)
-        os.fsync(self.fd)
+        self._write_header(layout, _MAGIC)
         if not self.is_device:
             folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -209,10 +283,32 @@ class TierFile:
                 os.close(folder)
         return layout
 
+    def _write_header(self, layout: Layout, magic: bytes) -> None:
+        page = Arena(0).take(PAGE)
+        page[:] = np.frombuffer(_header_of(layout, magic), np.uint8)
+        os.pwritev(self.fd, [page.data], 0)
+        os.fsync(self.fd)
+
+
+def _check_room(path: Path, size: int, *, has: int = 0) -> None:
+    """Raise TierError if the file system of a path has no room for a file of this size, which
+    ``has`` so many bytes of it already.
+    """
+    room = os.statvfs(path)
+    free = room.f_bavail * room.f_frsize
+    if free + has < size:
+        beside = f" beside the {has} that the tier has" if has else ""
+        raise TierError(
+            f"{path} has {free} bytes free{beside}, not {size}; ask for at most {free + has}, or "
+            "give another path"
+        )
+
 
 def _file_of(path: Path) -> Path:
     """Return the file of a tier's path: a folder has one of its own, and is made if need be."""
     if path.exists() and not path.is_dir():
+        if not (path.is_file() or path.is_block_device()):
+            raise TierError(f"{path} is no folder, file or block device; give one of these")
         return path
     try:
         path.mkdir(exist_ok=True)
@@ -229,7 +325,33 @@ def _open(path: Path) -> tuple[int, bool]:
             return os.open(path, flags | os.O_DIRECT, 0o600), True
         return os.open(path, flags, 0o600), False
     except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise _in_use(path) from error
         raise TierError(f"{path} cannot be opened: {error.strerror}") from error
+
+
+def _in_use(path: Path) -> TierError:
+    return TierError(
+        f"{path} is in use by the system: mounted, swap, or a part of a RAID or an LVM group "
+        "('lsblk' shows it); free it, or give another device"
+    )
+
+
+def _claim(path: Path) -> int:
+    """Open a block device as its only user, so that nothing mounts it: its file descriptor. Raises
+    TierError if something has. A process that was killed has its claim for a moment longer than its
+    lock.
+    """
+    until = time.monotonic() + _CLAIM_S
+    while True:
+        try:
+            return os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            if time.monotonic() > until:
+                raise _in_use(path) from error
+            time.sleep(_LOCK_AGAIN_S)
 
 
 def _lock(fd: int, path: Path) -> None:

@@ -24,6 +24,7 @@ _KINDS = {
     errno.EACCES: "read-only",
     errno.EBADMSG: "checksum",
     errno.ENODATA: "short",
+    errno.ETIMEDOUT: "timeout",
     errno.ENOENT: "vanished",
     errno.ENODEV: "vanished",
     errno.ENXIO: "vanished",
@@ -31,6 +32,7 @@ _KINDS = {
 }
 
 _PATIENCE = 3
+_DAMAGED_PATIENCE = 16  # so many attempts in a row with damaged blocks are one failure of the disk
 _PAUSE_S = 0.5
 _PAUSE_MAX_S = 30.0
 _WARN_S = 60.0
@@ -40,13 +42,16 @@ class Health:
     """What is known of one direction of a disk: its loads, or its saves. Any thread may call it.
 
     After ``_PATIENCE`` failures in a row the disk is left alone for ``_PAUSE_S``, then tried again;
-    each further failure doubles the time, up to ``_PAUSE_MAX_S``.
+    each further failure doubles the time, up to ``_PAUSE_MAX_S``. A disk that hangs is left
+    alone at once. A damaged block is dropped when it is read, so few of them are no reason to leave
+    the other blocks alone.
     """
 
     def __init__(self, tier: str, what: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._tier, self._what, self._clock = tier, what, clock
         self._warned = float("-inf")
         self._failures, self._until = 0, float("-inf")
+        self._damaged = 0
         self._lock = threading.Lock()
 
     @property
@@ -61,6 +66,7 @@ class Health:
     def succeeded(self) -> None:
         """Note that the disk did what it was asked."""
         self._failures, self._until = 0, float("-inf")
+        self._damaged = 0
 
     def failed(self, code: int, count: int = 1) -> None:
         """Note ``count`` failures with this errno, in one attempt."""
@@ -68,9 +74,10 @@ class Health:
         _FAILURES.add(count, tier=self._tier, operation=self._what, kind=kind)
         now = self._clock()
         with self._lock:
-            self._failures += 1
+            weight = self._weight(code)
+            self._failures += weight
             over = self._failures - _PATIENCE
-            if over >= 0:
+            if over >= 0 and weight:
                 self._until = now + min(_PAUSE_MAX_S, _PAUSE_S * 2 ** min(over, 20))
             say = now - self._warned >= _WARN_S
             if say:
@@ -84,3 +91,12 @@ class Health:
                 errno.errorcode.get(code, code),
                 "misses" if self._what == "load" else "not saved",
             )
+
+    def _weight(self, code: int) -> int:
+        """Return for how many failures of the disk an attempt counts. The lock is held."""
+        if code == errno.ETIMEDOUT:
+            return _PATIENCE
+        if code != errno.EBADMSG:
+            return 1
+        self._damaged += 1
+        return int(self._damaged % _DAMAGED_PATIENCE == 0)

@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from beluga.errors import TierError
+from beluga.tiers.disk.calls import DiskCall
 from beluga.tiers.disk.tier import DiskTier
 from beluga.tiers.tier import StoredBlock
+
+_T = TypeVar("_T")
 
 
 class SpreadTier:
@@ -21,6 +24,8 @@ class SpreadTier:
 
     New blocks go to the disks that have space and little to do. A disk that fails is left out until
     it comes back; its blocks are misses meanwhile, and its failures are counted under its name.
+    Each disk has its own threads. A disk that hangs holds up the calls that ask it first, for its
+    ``limit_s``, and no others.
 
     The tiers belong to this one: :meth:`close` closes them.
     """
@@ -32,53 +37,72 @@ class SpreadTier:
         self.name = "+".join(tier.name for tier in tiers)
         self._lock = threading.Lock()
         self._waiting = [0] * len(tiers)  # bytes that saves of each disk wait for
-        self._pool = ThreadPoolExecutor(4 * len(tiers), thread_name_prefix="disk-tier")
 
     def save(self, records: NDArray[np.void], payload: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Save blocks, and return which of them are saved now, or were before."""
         if len(records) != len(payload):
             raise TierError(f"there are {len(records)} records and {len(payload)} rows of payload")
-        saved = self.contains(np.ascontiguousarray(records["key"]))
+        saved = self._readable(np.ascontiguousarray(records["key"]))
         left = np.flatnonzero(~saved)
         disks = set(range(len(self.tiers)))
         # What one disk refuses, another may take.
         while len(left) and (shares := self._share(records["length"][left], left, disks)):
-            jobs = {
-                disk: self._pool.submit(self._save_to, disk, records[rows], payload, rows)
+            calls = [
+                self.tiers[disk].saving(records[rows], payload, rows)
                 for disk, rows in shares.items()
-            }
-            for disk, job in jobs.items():
-                saved[shares[disk]] = job.result()
-                if not saved[shares[disk]].all():
+            ]
+            try:
+                results = _results(calls)
+            finally:
+                with self._lock:
+                    for disk, rows in shares.items():
+                        self._waiting[disk] -= int(records["length"][rows].sum())
+            for (disk, rows), result in zip(shares.items(), results, strict=True):
+                saved[rows] = result
+                if not result.all():
                     disks.discard(disk)
             left = left[~saved[left]]
         return saved
 
     def load(self, keys: NDArray[np.uint64]) -> list[StoredBlock | None]:
-        """Load blocks; a miss is None."""
+        """Load blocks; a miss is None. :meth:`contains` says which of the missed ones the tier
+        still has.
+        """
         blocks: list[StoredBlock | None] = [None] * len(keys)
-        left, jobs = np.arange(len(keys)), []
-        for tier in self.tiers:
+        left, parts, calls = np.arange(len(keys)), [], []
+        # A block that was saved again while its disk failed is on two of them.
+        for tier in sorted(self.tiers, key=lambda tier: not tier.loads.allows()):
             found = tier.contains(keys[left])
             if found.any():
                 rows = left[found]
-                jobs.append((rows, self._pool.submit(tier.load, keys[rows])))
+                parts.append(rows)
+                calls.append(tier.loading(keys[rows]))
                 left = left[~found]
-        for rows, job in jobs:
-            for row, block in zip(rows.tolist(), job.result(), strict=True):
+        for rows, loaded in zip(parts, _results(calls), strict=True):
+            for row, block in zip(rows.tolist(), loaded, strict=True):
                 blocks[row] = block
         return blocks
 
     def contains(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return which blocks the tier has."""
+        """Return which blocks the tier has, whether or not they can be read now."""
+        return self._held_by(self.tiers, keys)
+
+    def _readable(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Return which blocks are on disks that may be read now. The others are saved again, since
+        their disks may be gone for good.
+        """
+        return self._held_by([tier for tier in self.tiers if tier.loads.allows()], keys)
+
+    @staticmethod
+    def _held_by(tiers: Sequence[DiskTier], keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
         found = np.zeros(len(keys), np.bool_)
-        for tier in self.tiers:
+        for tier in tiers:
             found |= tier.contains(keys)
         return found
 
     def remove(self, keys: NDArray[np.uint64]) -> int:
         """Remove blocks, and return how many there were."""
-        return sum(tier.remove(keys) for tier in self.tiers)
+        return sum(_results([tier.removing(keys) for tier in self.tiers]))
 
     @property
     def block_count_max(self) -> int:
@@ -98,34 +122,22 @@ class SpreadTier:
 
     def close(self) -> None:
         """Close all disks. A second call does nothing."""
-        self._pool.shutdown()
         for tier in self.tiers:
             tier.close()
-
-    def _save_to(
-        self,
-        disk: int,
-        records: NDArray[np.void],
-        payload: NDArray[np.uint8],
-        rows: NDArray[np.intp],
-    ) -> NDArray[np.bool_]:
-        size = int(records["length"].sum())
-        try:
-            return self.tiers[disk].save(records, payload[rows])
-        finally:
-            with self._lock:
-                self._waiting[disk] -= size
 
     def _share(
         self, lengths: NDArray[np.uint32], rows: NDArray[np.intp], disks: set[int]
     ) -> dict[int, NDArray[np.intp]]:
-        """Divide blocks over those of these disks that may be written. Each goes where the most
-        space is free beside what waits, and where all are full, where the least waits for its size.
+        """Divide blocks over those of these disks that may be written, and read again. Each goes
+        where the most space is free beside what waits, and where all are full, where the least
+        waits for its size.
         """
         stats = {
             disk: stat
             for disk in sorted(disks)
-            if self.tiers[disk].saves.allows() and (stat := self.tiers[disk].stat())
+            if self.tiers[disk].saves.allows()
+            and self.tiers[disk].loads.allows()
+            and (stat := self.tiers[disk].stat())
         }
         if not stats:
             return {}
@@ -143,3 +155,17 @@ class SpreadTier:
                 shares[disk].append(row)
                 self._waiting[disk] += length
         return {disk: np.array(mine, np.intp) for disk, mine in shares.items() if mine}
+
+
+def _results(calls: Sequence[DiskCall[_T]]) -> list[_T]:
+    """Execute calls of several disks at the same time, and return their results. If an interrupt
+    comes, none of them is awaited, and no save goes on with memory that is its caller's again.
+    """
+    try:
+        for call in calls:
+            call.start()
+        return [call.result() for call in calls]
+    except BaseException:
+        for call in calls:
+            call.leave()
+        raise

@@ -85,6 +85,7 @@ class Store:
             raise TierError(f"eviction={settings.eviction!r} is not known; give {known}")
         self.arena = arena
         self.users = 0  # calls that use this store now; the tier counts them
+        self.closed = False
         self.file = TierFile(settings.path, settings.size, settings.smallest_block, settings.server)
         self._flush_lock = threading.Lock()
         self._unsynced = False
@@ -119,6 +120,7 @@ class Store:
         self.engine.close()
         lib.bl_store_destroy(self._store)
         self.file.close()
+        self.closed = True
 
     # ---- The index in memory
 

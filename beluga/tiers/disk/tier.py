@@ -5,6 +5,9 @@
 A block's bytes are written first, then its entry in the index, then both are made durable; only
 then the block counts as saved. Whatever dies in between, a block is whole or a miss: the entry and
 the bytes have checksums of their own.
+
+What touches the disk runs in a thread that its caller may leave (calls.py). What answers from the
+index in memory does not, and never waits for a disk.
 """
 
 from __future__ import annotations
@@ -12,11 +15,13 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +30,7 @@ from beluga._shared import when_forked
 from beluga.errors import TierError
 from beluga.metrics import REGISTRY
 from beluga.tiers.arena import Arena
+from beluga.tiers.disk.calls import DiskCall, DiskThreads
 from beluga.tiers.disk.engine import EngineMaker, Requests, make_engine
 from beluga.tiers.disk.file import PAGE
 from beluga.tiers.disk.health import Health
@@ -68,6 +74,7 @@ _LEASE_BYTES = 8 << 20  # blocks of one load that share a buffer
 _SAVE_BYTES = 32 << 20  # written before their entries are
 _RETRY_FAILURES = 2  # of a load, after which its other blocks are given up
 _SETTLE_S = 0.2  # how often a save looks again whether another one has ended
+_CLOSE_S = 0.005  # how often the end looks again whether all calls have ended
 
 _PAYLOAD_DIMENSIONS = 2
 
@@ -80,8 +87,12 @@ class DiskTier:
     the index is made for; ``io`` is "uring", "threads", "auto" or the maker of an engine, and
     ``depth`` its requests under way for each call.
 
-    Raises TierError: the path is in use, damaged, foreign, or of another version or size; there is
-    no room, or an argument makes no sense.
+    A disk hangs if an operation is not done within ``limit_s``, with a second more for each 4 MiB.
+    Its caller then leaves, with misses, or blocks that are not saved. The memory and the space that
+    the operation may still write are kept until it has ended.
+
+    Raises TierError: the path is in use, damaged, foreign, or of another version or server; there
+    is no room, or an argument makes no sense.
     """
 
     def __init__(  # noqa: PLR0913  all but the first two named
@@ -94,6 +105,7 @@ class DiskTier:
         smallest_block: int = 16 << 10,
         io: str | EngineMaker = "auto",
         depth: int = 32,
+        limit_s: float = 10.0,
     ) -> None:
         self.name = f"disk:{os.fspath(path)}"
         maker = make_engine(io) if isinstance(io, str) else io
@@ -103,7 +115,9 @@ class DiskTier:
         self._arena = Arena()
         self._store: Store | None = Store(self._settings, self._arena)
         self._closed = False
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()  # for the store and its users; no disk is waited for under it
+        self._settled = threading.Condition()  # a save has ended; only threads of calls use it
+        self._threads = DiskThreads(limit_s)
         self._lost: Callable[[Keys], None] = _nobody
         self._reopening = threading.Lock()
         self.loads = Health(self.name, "load")
@@ -118,53 +132,100 @@ class DiskTier:
 
     def save(self, records: NDArray[np.void], payload: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Save blocks, and return which of them are saved now, or were before."""
-        records, payload = _checked(records, payload)
-        saved = np.zeros(len(records), np.bool_)
-        with self._entered() as store:
-            if store is None or not len(records):
-                return saved
-            if not self.saves.allows():
-                return store.has(np.ascontiguousarray(records["key"]))
-            self._save_all(store, records, payload, saved)
-            evicted = store.take_evicted()
-        if len(evicted):
-            self._lost(evicted)
-        return saved
+        return self.saving(records, payload).result()
 
     def load(self, keys: Keys) -> list[StoredBlock | None]:
-        """Load blocks; a miss is None."""
-        keys = _checked_keys(keys)
-        blocks: list[StoredBlock | None] = [None] * len(keys)
-        with self._entered() as store:
-            if store is None or not self.loads.allows():
-                _MISSES.add(len(keys), tier=self.name)
-                return blocks
-            records, places = store.find(keys)
-            try:
-                damaged = self._read(store, keys, records, places, blocks)
-            finally:
-                store.unpin(places)
-        if len(damaged):
-            self._lost(damaged)
-        return blocks
+        """Load blocks; a miss is None. :meth:`contains` says which of the missed ones the tier
+        still has: the disk failed, hangs, or is left alone for a while.
+        """
+        return self.loading(keys).result()
 
     def contains(self, keys: Keys) -> NDArray[np.bool_]:
-        """Return which blocks the tier has."""
+        """Return which blocks the tier has, whether or not they can be read now. It has a block
+        until it is evicted or removed, or was read with wrong bytes. This asks no disk.
+        """
         keys = _checked_keys(keys)
-        with self._entered() as store:
-            if store is None or not self.loads.allows():
-                return np.zeros(len(keys), np.bool_)
-            return store.has(keys)
+        with self._lock:
+            return np.zeros(len(keys), np.bool_) if self._store is None else self._store.has(keys)
 
     def remove(self, keys: Keys) -> int:
         """Remove blocks, and return how many there were."""
+        return self.removing(keys).result()
+
+    # ---- The same, for a caller who has several disks
+
+    def saving(
+        self,
+        records: NDArray[np.void],
+        payload: NDArray[np.uint8],
+        rows: NDArray[np.intp] | None = None,
+    ) -> DiskCall[NDArray[np.bool_]]:
+        """Return a call that saves blocks, those of ``rows`` of the payload if it is given."""
+        saved = np.zeros(len(records), np.bool_)
+        if rows is None:
+            records, payload = _checked(records, payload)
+
+        def work(call: DiskCall[NDArray[np.bool_]]) -> NDArray[np.bool_]:
+            mine = _checked(records, payload if rows is None else payload[rows])
+            with self._working() as store:
+                if store is None or not len(records):
+                    return saved
+                if not self.saves.allows():
+                    return store.has(np.ascontiguousarray(mine[0]["key"]))
+                self._save_all(call, store, *mine, saved)
+                evicted = store.take_evicted()
+            self._tell(call, evicted)
+            return saved
+
+        def hung() -> NDArray[np.bool_]:
+            known: NDArray[np.bool_] = saved.copy()
+            self.saves.failed(errno.ETIMEDOUT, int(np.count_nonzero(~known)))
+            return known
+
+        return DiskCall(self._threads, work, hung)
+
+    def loading(self, keys: Keys) -> DiskCall[list[StoredBlock | None]]:
+        """Return a call that loads blocks."""
         keys = _checked_keys(keys)
-        with self._entered() as store:
-            if store is None:
-                return 0
-            count = store.remove(keys)
-            self._flush(store)
-            return count
+
+        def work(call: DiskCall[list[StoredBlock | None]]) -> list[StoredBlock | None]:
+            blocks: list[StoredBlock | None] = [None] * len(keys)
+            with self._working() as store:
+                if store is None or not self.loads.allows():
+                    _MISSES.add(len(keys), tier=self.name)
+                    return blocks
+                records, places = store.find(keys)
+                try:
+                    damaged = self._read(call, store, keys, records, places, blocks)
+                finally:
+                    store.unpin(places)
+            self._tell(call, damaged)
+            return blocks
+
+        def hung() -> list[StoredBlock | None]:
+            self.loads.failed(errno.ETIMEDOUT, len(keys))
+            return [None] * len(keys)
+
+        return DiskCall(self._threads, work, hung)
+
+    def removing(self, keys: Keys) -> DiskCall[int]:
+        """Return a call that removes blocks."""
+        keys = _checked_keys(keys)
+        counts: list[int] = []
+
+        def work(call: DiskCall[int]) -> int:
+            with self._working() as store:
+                if store is None:
+                    return 0
+                counts.append(store.remove(keys))
+                self._flush(call, store)
+                return counts[0]
+
+        def hung() -> int:
+            self.saves.failed(errno.ETIMEDOUT)
+            return sum(counts)
+
+        return DiskCall(self._threads, work, hung)
 
     @property
     def block_count_max(self) -> int:
@@ -173,14 +234,14 @@ class DiskTier:
 
     def keys(self) -> Keys:
         """Return the keys of all blocks that the tier has, shape (count, 2)."""
-        with self._entered() as store:
-            return store.keys() if store is not None else np.zeros((0, 2), np.uint64)
+        with self._lock:
+            return np.zeros((0, 2), np.uint64) if self._store is None else self._store.keys()
 
     @property
     def data_offset(self) -> int:
         """Where in the file the blocks begin."""
-        with self._entered() as store:
-            return store.file.layout.data_offset if store is not None else 0
+        with self._lock:
+            return 0 if self._store is None else self._store.file.layout.data_offset
 
     def on_lost(self, lost: Callable[[Keys], None]) -> None:
         """Have ``lost(keys)`` called with blocks that were evicted, or that turned out to be
@@ -188,49 +249,73 @@ class DiskTier:
         """
         self._lost = lost
 
+    def _tell(self, call: DiskCall[Any], lost: Keys) -> None:
+        call.rest()
+        if len(lost):
+            self._lost(lost)
+
     def close(self) -> None:
-        """Finish what is under way, and close the file. A second call does nothing."""
-        with self._changed:
-            if self._closed:
-                return
-            self._closed = True
-            store = self._store
-            while store is not None and store.users:
-                self._changed.wait()
-            self._store = None
+        """Finish what is under way, and close the file. A second call does nothing. If the disk
+        hangs, the file stays open and locked until it goes on.
+        """
+        if self._closed and self._store is None:
+            return
+        self._closed = True
         for gauge in (_BREAKER, *_GAUGES.values()):
             gauge.remove(tier=self.name)
-        if store is not None:
+        DiskCall(self._threads, self._end, _nothing, always=True).result()
+
+    def _end(self, call: DiskCall[None]) -> None:
+        with self._lock:
+            store, self._store = self._store, None
+            used = store is not None and store.users > 0
+        if store is None:
+            return
+        if not used:
             store.close()
+        while used and not call.left:  # whoever leaves the store last closes it
+            time.sleep(_CLOSE_S)
+            with self._lock:
+                used = not store.closed
 
     def stat(self) -> dict[str, int]:
         """Return counts: blocks, used_bytes, data_bytes, slots, evicted, damaged, dirty."""
-        with self._entered() as store:
-            return store.stat() if store is not None else {}
+        with self._lock:
+            return {} if self._store is None else self._store.stat()
 
     # ---- Saves
 
     def _save_all(
         self,
+        call: DiskCall[NDArray[np.bool_]],
         store: Store,
         records: NDArray[np.void],
         payload: NDArray[np.uint8],
         saved: NDArray[np.bool_],
     ) -> None:
-        """Save blocks, and wait for those that other threads are saving."""
+        """Save blocks, and wait for those that other threads are saving, but not for a disk that
+        hangs with them.
+        """
         left = np.arange(len(records))
+        until = time.monotonic() + self._threads.limit_s
         while len(left):
+            call.step()
             places = store.reserve(records[left])
             granted = np.flatnonzero(places["state"] == GRANTED)
-            self._write(store, places[granted], payload, left[granted], saved)
+            self._write(call, store, places[granted], payload, left[granted], saved)
             saved[left[places["state"] == PRESENT]] = True
             left = left[places["state"] == PENDING]
-            if len(left) and not len(granted):  # others write them, or a twin in this call
-                with self._changed:
-                    self._changed.wait(_SETTLE_S)
+            if len(granted):
+                until = time.monotonic() + self._threads.limit_s
+            elif time.monotonic() > until:
+                return
+            elif len(left):  # others write them, or a twin in this call
+                with self._settled:
+                    self._settled.wait(_SETTLE_S)
 
-    def _write(
+    def _write(  # noqa: PLR0913, PLR0917  the parts of one call
         self,
+        call: DiskCall[NDArray[np.bool_]],
         store: Store,
         places: Places,
         payload: NDArray[np.uint8],
@@ -238,25 +323,25 @@ class DiskTier:
         saved: NDArray[np.bool_],
     ) -> None:
         """Write the blocks of these rows to their places, and mark those that are saved."""
-        order = np.argsort(places["offset"])
-        places, rows = places[order], rows[order]
-        ends = np.cumsum(places["size"], dtype=np.int64)
         first = 0
         try:
+            order = np.argsort(places["offset"])
+            places, rows = places[order], rows[order]
+            ends = np.cumsum(places["size"], dtype=np.int64)
             while first < len(places):
                 base = int(ends[first - 1]) if first else 0
                 end = max(first + 1, int(np.searchsorted(ends, base + _SAVE_BYTES, "right")))
-                part = slice(first, end)
-                done = self._write_batch(store, places[part], payload, rows[part])
+                part, first = slice(first, end), end  # it gives up its own places, and only once
+                done = self._write_batch(call, store, places[part], payload, rows[part])
                 saved[rows[part][done]] = True
-                first = end
         finally:
             store.abort(places[first:])
-            with self._changed:
-                self._changed.notify_all()
+            with self._settled:
+                self._settled.notify_all()
 
     def _write_batch(
         self,
+        call: DiskCall[NDArray[np.bool_]],
         store: Store,
         places: Places,
         payload: NDArray[np.uint8],
@@ -265,15 +350,20 @@ class DiskTier:
         """Write some blocks and their entries: which of them are saved."""
         done = np.zeros(len(places), np.bool_)
         try:
+            call.step()
             if store.file.vanished():
                 raise OSError(errno.ENOENT, "the file is gone")
             # What an entry in the file still claims must not be overwritten under it.
             written = store.flush(durable=False)
+            call.step(int(places["size"].sum()))
             requests = self._write_data(store, places, payload, rows)
             good = requests["result"] == 0
             failures = requests["result"][~good]
             if len(failures):
                 self.saves.failed(-int(failures[0]), len(failures))
+            elif call.left:
+                self.saves.succeeded()  # the disk goes on
+            call.step()  # a caller who has left may have changed the bytes that were written
             places = places.copy()
             places["crc"] = requests["crc"]
             if good.any():
@@ -316,8 +406,11 @@ class DiskTier:
         _SAVED_BYTES.add(int(places["length"].sum()), tier=self.name)
         _WRITTEN.add(written, tier=self.name)
 
-    def _flush(self, store: Store) -> None:
+    def _flush(self, call: DiskCall[Any], store: Store) -> None:
         """Write what has changed in the index; if that fails, the next save tries again."""
+        if not self.saves.allows():
+            return
+        call.step()
         try:
             _WRITTEN.add(store.flush(durable=False), tier=self.name)
         except OSError as error:
@@ -325,8 +418,9 @@ class DiskTier:
 
     # ---- Loads
 
-    def _read(
+    def _read(  # noqa: PLR0913, PLR0917  the parts of one call
         self,
+        call: DiskCall[list[StoredBlock | None]],
         store: Store,
         keys: Keys,
         records: NDArray[np.void],
@@ -342,9 +436,10 @@ class DiskTier:
         hits = hits[np.argsort(places["offset"][hits])]
         buffers, addresses = self._buffers(store, places["size"][hits])
         requests = requests_of(places[hits], addresses)
+        call.step(int(requests["size"].sum()))
         store.engine.read(requests)
-        self._read_again(store, requests)
-        damaged = self._judge(store, keys[hits], requests["result"])
+        self._read_again(call, store, requests)
+        damaged = self._judge(call, store, keys[hits], requests["result"])
         good = np.flatnonzero(requests["result"] == 0)
         lengths = records["length"][hits[good]]
         for at, hit, size in zip(good.tolist(), hits[good].tolist(), lengths.tolist(), strict=True):
@@ -354,14 +449,17 @@ class DiskTier:
         return damaged
 
     @staticmethod
-    def _read_again(store: Store, requests: Requests) -> None:
+    def _read_again(
+        call: DiskCall[list[StoredBlock | None]], store: Store, requests: Requests
+    ) -> None:
         """Read what failed once more, each alone: bits may have been flipped on their way, and a
         bad place of the disk fails all neighbors that were read with it.
         """
         patience = _RETRY_FAILURES
         for at in np.flatnonzero(requests["result"] != 0).tolist():
-            if patience == 0:
+            if patience == 0 or call.left:
                 break
+            call.step()
             alone = requests[at : at + 1]
             wrong = alone["result"][0] == -errno.EBADMSG
             store.engine.read(alone)
@@ -392,7 +490,13 @@ class DiskTier:
             first = end
         return buffers, addresses
 
-    def _judge(self, store: Store, keys: Keys, results: NDArray[np.int32]) -> Keys:
+    def _judge(
+        self,
+        call: DiskCall[list[StoredBlock | None]],
+        store: Store,
+        keys: Keys,
+        results: NDArray[np.int32],
+    ) -> Keys:
         """Note how loads went, and drop and return the blocks whose bytes are wrong."""
         failures = results[results != 0]
         if not len(failures):
@@ -403,7 +507,7 @@ class DiskTier:
         if len(wrong):
             self.loads.failed(errno.EBADMSG, len(wrong))
             _DAMAGED.add(store.remove(wrong), tier=self.name)
-            self._flush(store)
+            self._flush(call, store)
         if len(others):
             self.loads.failed(-int(others[0]), len(others))
         if len(failures) < len(results):
@@ -413,11 +517,19 @@ class DiskTier:
     # ---- Life
 
     @contextmanager
-    def _entered(self) -> Iterator[Store | None]:
-        """Use the store, which is not closed meanwhile; None after :meth:`close`."""
+    def _working(self) -> Iterator[Store | None]:
+        """Use the store for a call that touches the disk."""
         if self.loads.failing or self.saves.failing:
             self._reopen()
-        with self._changed:
+        with self._entered() as store:
+            yield store
+
+    @contextmanager
+    def _entered(self) -> Iterator[Store | None]:
+        """Use the store, which is not closed meanwhile; None after :meth:`close`. Only the threads
+        of calls do, where no interrupt comes.
+        """
+        with self._lock:
             store = None if self._closed else self._store
             if store is not None:
                 store.users += 1
@@ -428,12 +540,10 @@ class DiskTier:
                 self._leave(store)
 
     def _leave(self, store: Store) -> None:
-        with self._changed:
+        with self._lock:
             store.users -= 1
-            left = store.users == 0 and store is not self._store
-            if self._closed and store.users == 0:
-                self._changed.notify_all()
-        if left:
+            last = store.users == 0 and store is not self._store
+        if last:
             store.close()
 
     def _reopen(self) -> None:
@@ -441,23 +551,23 @@ class DiskTier:
         if not self._reopening.acquire(blocking=False):
             return
         try:
-            old = self._store
-            if old is None or not (self.loads.allows() and self.saves.allows()):
-                return
-            if not old.file.vanished():
-                return
-            try:
-                new = Store(self._settings, self._arena)
-            except TierError:
-                self.saves.failed(errno.ENOENT)
-                return
-            self._replace(old, new)
+            with self._entered() as old:
+                if old is None or not (self.loads.allows() and self.saves.allows()):
+                    return
+                if not old.file.vanished():
+                    return
+                try:
+                    new = Store(self._settings, self._arena)
+                except TierError:
+                    self.saves.failed(errno.ENOENT)
+                    return
+                self._replace(old, new)
         finally:
             self._reopening.release()
 
     def _replace(self, old: Store, new: Store) -> None:
         keys = old.keys()
-        with self._changed:
+        with self._lock:
             if self._closed:
                 unused = new
             else:
@@ -473,9 +583,14 @@ class DiskTier:
     def _forget(self) -> None:
         """Leave the file to the parent, in a forked child: its lock is the parent's."""
         store, self._store, self._closed = self._store, None, True
-        self._changed = threading.Condition()
+        self._lock, self._settled = threading.Lock(), threading.Condition()
+        self._threads = DiskThreads(self._threads.limit_s)
         if store is not None:
             store.file.close()
+
+
+def _nothing() -> None:
+    """Leave the file to the call that hangs on it, which closes it when it ends."""
 
 
 def _nobody(keys: Keys) -> None:
