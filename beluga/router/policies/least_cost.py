@@ -13,6 +13,10 @@ like this one. If this one needs 50 blocks on every worker, the next one may go 
 nothing. If this one needs 10 blocks on the worker that has its prefix, and 50 on each of the
 others, most requests are bound to a worker, and lose what is taken there; on a worker without the
 prefix, this one takes 40 blocks more than it has to.
+
+Those who come later do not find the space that is free now, because requests come and go while this
+one runs. A worker with 200 free blocks may then be full, and has to load and hold a second copy of
+a prefix that another worker has. So the space that they find is spread around what is free now.
 """
 
 from __future__ import annotations
@@ -66,9 +70,10 @@ class LeastCost:
             free = blocks - held
             blocked_s = answer_s * _rounds(new - free, blocks, held, load.active_requests)
             ttft_s = max(estimate.queue_s, estimate.transfer_s + blocked_s) + estimate.prefill_s
-            after = _missing(free - new, typical)
-            by_bound = after - _missing(free, typical)
-            by_free = after - _missing(free - fewest, typical)
+            spread = _spread(typical, held, load.active_requests)
+            after = _missing(free - new, spread)
+            by_bound = after - _missing(free, spread)
+            by_free = after - _missing(free - fewest, spread)
             missing = bound * by_bound + (1 - bound) * by_free
             others_s = followers * answer_s * missing / blocks
             costs.append(ttft_s + reuse * estimate.transfer_s + others_s)
@@ -91,9 +96,22 @@ def _rounds(excess: float, blocks: int, held: int, requests: int) -> float:
     return max(excess / blocks, 1 / max(together, 1))
 
 
-def _missing(free: float, typical: float) -> float:
-    """Return how many blocks the next request is expected to miss if ``free`` ones are left.
+def _spread(typical: float, held: int, requests: int) -> float:
+    """Return the standard deviation of what a later request needs beyond the blocks that are free.
 
-    Lengths of prompts are assumed to be distributed exponentially with the mean ``typical``.
+    Its prompt contributes ``typical``. The rest is the change of ``held`` while requests come and
+    go. If ``requests`` of them with m = held / requests blocks run for T seconds in the mean, which
+    is distributed exponentially as their sizes are, then after t seconds the change has the
+    variance requests * (1 - exp(-2t / T)) * 2m². Over the time of one request, the mean of
+    1 - exp(-2t / T) is 2/3. So 25 requests with 400 blocks change by 92: there may be no space
+    where 92 blocks are free.
     """
-    return typical * math.exp(-free / typical) if free > 0 else typical - free
+    return math.hypot(typical, held * math.sqrt(4 / 3 / max(requests, 1)))
+
+
+def _missing(free: float, spread: float) -> float:
+    """Return how many blocks a later request is expected to miss if ``free`` ones are left now.
+
+    What it needs is assumed to be distributed exponentially with the mean ``spread``.
+    """
+    return spread * math.exp(-free / spread) if free > 0 else spread - free

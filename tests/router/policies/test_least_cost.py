@@ -52,9 +52,13 @@ def busy(place: int, new: int = 20, **load: float) -> Candidate:
     return worker(place, new=new, prefill_s=1000.0, **load)
 
 
-def delay(free: float, new: float, followers: float) -> float:
-    """Return the seconds by which holding ``new`` of ``free`` blocks for 8 s delays others."""
-    return followers * 8.0 / 100 * 20 * (math.exp(-(free - new) / 20) - math.exp(-free / 20))
+def delay(free: float, new: float, followers: float, *, held: float = 20, runs: int = 1) -> float:
+    """Return the seconds by which holding ``new`` of ``free`` blocks for 8 s delays others, who
+    come when ``runs`` requests with ``held`` blocks have come and gone.
+    """
+    spread = math.sqrt(20**2 + 4 / 3 * held**2 / runs)
+    missed = spread * (math.exp(-(free - new) / spread) - math.exp(-free / spread))
+    return followers * 8.0 / 100 * missed
 
 
 def test_an_idle_worker_costs_the_prefill() -> None:
@@ -83,6 +87,18 @@ def test_as_many_follow_as_run() -> None:
     crowd = busy(1, active_requests=6)
     expected = 0.202 + delay(80, 10, 1 + 6 / 2) / 3
     assert cost(state, others=[crowd]) == pytest.approx(expected, rel=1e-4)
+
+
+def test_space_that_is_free_now_may_be_taken_when_others_come() -> None:
+    """The fewer requests hold the same blocks, the more may change, so the dearer is what is taken
+    of the space that is free now.
+    """
+    few = worker(0, new=10, kv_active_blocks=50, active_requests=2)
+    many = worker(0, new=10, kv_active_blocks=50, active_requests=8)
+    for state, runs in ((few, 2), (many, 8)):
+        expected = 0.203 + delay(50, 10, 1 + runs / 2, held=50, runs=runs) / 3
+        assert cost(state, others=[busy(1)]) == pytest.approx(expected, rel=1e-4)
+    assert delay(50, 10, 1, held=50, runs=2) > 1.1 * delay(50, 10, 1, held=50, runs=8)
 
 
 def test_blocks_on_the_device_are_free_and_those_of_the_pool_take_the_link() -> None:
