@@ -12,18 +12,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from beluga.cli import logs
+from beluga.cli.cost_options import with_estimator
 from beluga.cli.notify import Manager
 from beluga.cli.options import JsonLines, LogFormat, LogLevel, need
 from beluga.cli.output import announce
-from beluga.cli.policy_options import with_policy_settings
+from beluga.cli.policy_options import with_settings_and_their_names
 from beluga.router import (
     DEFAULT_POLICY,
     ORDERS,
     POLICIES,
     RULES,
+    BlockHasher,
+    CostEstimator,
     Goals,
+    Indexer,
     PolicySettings,
-    costs,
     policy_name,
 )
 
@@ -43,7 +46,8 @@ Events = Annotated[
     typer.Option(
         "--kv-events",
         metavar="URL=ENDPOINT[,REPLAY]",
-        help="The endpoint on which an engine announces its blocks.",
+        help="The endpoint on which an engine announces its blocks. Repeat the option for each "
+        "data-parallel rank of the engine.",
     ),
 ]
 
@@ -90,23 +94,26 @@ PolicyName = Annotated[
     str,
     typer.Option(help=f"The policy: {', '.join(POLICIES)}; default is {DEFAULT_POLICY}."),
 ]
-Costs = Annotated[
-    str,
-    typer.Option(
-        "--costs",
-        metavar="MODEL",
-        help="The model and its GPU, by which min-ttft and least-cost estimate times, and how long "
-        "a prompt waits for a prefill worker: "
-        f"{', '.join(costs.MODELS)}.",
-    ),
-]
 ListenHost = Annotated[str, typer.Option(help="The address for clients.")]
 ListenPort = Annotated[
     int, typer.Option(min=0, max=65535, help="The port for clients; 0 for any free port.")
 ]
 BlockSize = Annotated[
     int,
-    typer.Option(min=0, help="How many tokens a block of the engines has; 0: the engines tell."),
+    typer.Option(
+        min=0,
+        max=BlockHasher.BLOCK_SIZE_MOST,
+        help="How many tokens a block of the engines has; 0: the engines tell.",
+    ),
+]
+IndexRanks = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=Indexer.WORKERS_MOST,
+        help="For how many workers the index of caches has room, with every data-parallel rank "
+        "counted. More need more memory for each block.",
+    ),
 ]
 QueueOrder = Annotated[
     str, typer.Option(help=f"The order of waiting requests: {', '.join(ORDERS)}.")
@@ -133,6 +140,10 @@ Drain = Annotated[
 MaxBody = Annotated[
     int, typer.Option(min=1, help="The greatest size of a request's body in bytes.")
 ]
+BodyWait = Annotated[
+    float,
+    typer.Option(min=0.1, max=3600, help="How many seconds a client has to send a request's body."),
+]
 Seed = Annotated[int, typer.Option(help="The seed of the policy's random choices.")]
 PrefillWait = Annotated[
     float,
@@ -151,7 +162,8 @@ TokenGoal = Annotated[
 ]
 
 
-@with_policy_settings
+@with_estimator
+@with_settings_and_their_names
 def gateway(
     worker: Workers = None,
     model: Models = None,
@@ -166,6 +178,7 @@ def gateway(
     chat_template: ChatTemplate = None,
     trust_request_chat_template: TrustTemplates = False,
     block_size: BlockSize = 0,
+    index_ranks: IndexRanks = Indexer.WORKERS,
     queue: QueueOrder = "fcfs",
     queue_threshold: QueueThreshold = 16.0,
     queue_wait: QueueWait = 60.0,
@@ -175,8 +188,8 @@ def gateway(
     health_interval: HealthInterval = 2.0,
     drain: Drain = 30.0,
     max_body: MaxBody = 64 << 20,
+    body_wait: BodyWait = 120.0,
     seed: Seed = 0,
-    costs_of: Costs = costs.DEFAULT_MODEL,
     prefill_queue: Queues = None,
     prefill_when: RuleName = "isl-bounding",
     prefill_wait: PrefillWait = 60.0,
@@ -188,15 +201,19 @@ def gateway(
     json: JsonLines = False,
     *,
     settings: PolicySettings,
+    named: frozenset[str],
+    estimator: CostEstimator,
 ) -> None:
     """Route requests of OpenAI's API to engines, until SIGTERM or Ctrl-C."""
     _begin(log_level, log_format, events=bool(kv_events or pool_events))
     from beluga import gateway as service
 
+    body = (max_body, body_wait)
     asked = service.Settings(
         policy=policy_name(policy),
         policy_settings=settings,
-        costs=costs.model_costs(costs_of),
+        policy_settings_named=named,
+        estimator=estimator,
         engines=service.read_engines(worker or (), model or (), kv_events or ()),
         pool_events=pool_events,
         workers_file=workers_file,
@@ -206,13 +223,14 @@ def gateway(
         chat_template=chat_template,
         trust_request_chat_template=trust_request_chat_template,
         block_size=block_size,
+        index_ranks=index_ranks,
         seed=seed,
         advise_s=advise,
         goals=Goals(ttft_s=ttft_goal, between_tokens_s=token_goal),
         prefill=_prefill(prefill_queue, prefill_when, prefill_wait),
         queue=queue,
         queue_threshold=queue_threshold,
-        limits=_limits(queue_wait, max_inflight, retries, stall, health_interval, drain, max_body),
+        limits=_limits(queue_wait, max_inflight, retries, stall, health_interval, drain, body),
     )
     asyncio.run(service.serve(asked, partial(_say_where, json=json)))
 
@@ -230,7 +248,7 @@ def _limits(
     stall_s: float,
     health_interval_s: float,
     drain_s: float,
-    body_size_max: int,
+    body: tuple[int, float],
 ) -> Limits:
     from beluga import gateway as service
 
@@ -241,7 +259,8 @@ def _limits(
         stall_s=stall_s,
         health_interval_s=health_interval_s,
         drain_s=drain_s,
-        body_size_max=body_size_max,
+        body_size_max=body[0],
+        body_s=body[1],
     )
 
 

@@ -22,19 +22,43 @@ from beluga.router import PolicySettings
 
 # Options that are not named after their field.
 _NAMED = {"ttft_objective_s": "--slo", "between_tokens_objective_s": "--token-slo"}
-_TAKEN = "settings"  # the command's parameter for all of them together
+# The greatest values of settings that a policy would take, but that mean nothing.
+_MOST = {"usage_ceiling": 1.0, "usage_spread": 1.0, "tree_blocks_max": 1 << 32}
+_TAKEN = ("settings", "named")  # the command's parameters for all of them together
+_CONTEXT = inspect.Parameter(
+    "context", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=typer.Context
+)
 
 
 def with_policy_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with an option for each policy setting in place of its parameter
     ``settings``.
     """
+    return _with_settings(command, ())
+
+
+def with_settings_and_their_names(command: Callable[..., None]) -> Callable[..., None]:
+    """Do the same for a command that also gets, as ``named``, the names of the settings that were
+    given, whatever their values.
+    """
+
+    @functools.wraps(command)
+    def run(*arguments: Any, context: typer.Context | None = None, **given: Any) -> None:
+        command(*arguments, named=_named(context), **given)
+
+    return _with_settings(run, (_CONTEXT,))
+
+
+def _with_settings(
+    command: Callable[..., None], more: tuple[inspect.Parameter, ...]
+) -> Callable[..., None]:
     hints = typing.get_type_hints(command, include_extras=True)
     own = [
         parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
         for name, parameter in inspect.signature(command).parameters.items()
-        if name != _TAKEN
+        if name not in _TAKEN
     ]
+    own = [*own, *more]
     added = _parameters()
 
     @functools.wraps(command)
@@ -45,6 +69,9 @@ def with_policy_settings(command: Callable[..., None]) -> Callable[..., None]:
         except RouterError as error:  # it names the setting; the user knows the option
             name, _, what = str(error).partition(" ")
             raise typer.BadParameter(f"{_option_of(name)} {what}") from None
+        for name, most in _MOST.items():
+            if (getattr(settings, name) or 0) > most:
+                raise typer.BadParameter(f"{_option_of(name)} is at most {most:g}")
         command(*arguments, settings=settings, **given)
 
     # Readers of the signature must not look behind this function.
@@ -52,6 +79,18 @@ def with_policy_settings(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
     return run
+
+
+def _named(context: typer.Context | None) -> frozenset[str]:
+    """Return the names of the settings that were given."""
+    found: set[str] = set()
+    if context is None:
+        return frozenset()
+    for field in dataclasses.fields(PolicySettings):
+        source = context.get_parameter_source(field.name)
+        if source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT"):
+            found.add(field.name)
+    return frozenset(found)
 
 
 def _option_of(name: str) -> str:

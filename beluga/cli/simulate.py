@@ -12,19 +12,30 @@ from typing import Annotated, Any
 
 import typer
 
+from beluga.cli.cost_options import (
+    GPU_PATH,
+    LOCAL_BANDWIDTH,
+    Bandwidth,
+    GpuPath,
+    LocalBandwidth,
+    StepTokens,
+)
 from beluga.cli.legend import Legend, explains
-from beluga.cli.options import Json, check_output, need, size, write_whole
+from beluga.cli.options import Json, as_bad_value, check_output, need, size, write_whole
 from beluga.cli.origin import origin
 from beluga.cli.output import print_json, print_table, progress, say
 from beluga.cli.policy_options import with_policy_settings
 from beluga.cli.trace_options import Format, Rate
-from beluga.errors import SimulateError
-from beluga.router import DEFAULT_POLICY, POLICIES, Goals, PolicySettings, costs
+from beluga.errors import RouterError, SimulateError
+from beluga.router import POLICIES, Goals, PolicySettings, costs, policy_name
 from beluga.simulate import (
+    COUNT_MAX,
     ENGINES,
     MEMORIES,
     ORDERS,
     PRESETS,
+    SPEED_MAX,
+    SPEED_MIN,
     Options,
     Row,
     Scale,
@@ -37,7 +48,8 @@ from beluga.simulate import (
 from beluga.simulate import simulate as run_simulation
 
 _DECIMAL = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT])B", re.IGNORECASE)
-_SCALE = re.compile(r"([0-9]+(?:\.[0-9]+)?):([+-][1-9][0-9]*)")
+_SCALE = re.compile(r"([0-9]{1,12}(?:\.[0-9]+)?):([+-][1-9][0-9]{0,11})")
+_NAMED = {"pool": "--pool-bytes"}  # options that are not named after their field
 _RUN = {
     "policy": ("policy", "the routing policy"),
     "memory": ("memory", "pool: all workers share it; split: each worker has its own part"),
@@ -79,11 +91,12 @@ def _capacity(text: str | int) -> int:
     return size(text)
 
 
-def _names(text: str, known: Sequence[str]) -> list[str]:
+def _policies(text: str) -> list[str]:
+    """Parse names of policies: all, or some with commas between them."""
     if text == "all":
-        return list(known)
-    named = [name.strip() for name in text.split(",")]
-    return [DEFAULT_POLICY if name == "default" else name for name in named]
+        return list(POLICIES)
+    with as_bad_value(RouterError):
+        return [policy_name(name.strip()) for name in text.split(",")]
 
 
 TraceFile = Annotated[
@@ -96,7 +109,9 @@ Policies = Annotated[
         help=f"The policies to run: {', '.join(POLICIES)}; default for the gateway's; or all.",
     ),
 ]
-Workers = Annotated[int, typer.Option(min=1, help="How many workers (engines) there are.")]
+Workers = Annotated[
+    int, typer.Option(min=1, max=COUNT_MAX, help="How many workers (engines) there are.")
+]
 PoolBytes = Annotated[
     int | None,
     typer.Option(
@@ -122,29 +137,21 @@ HbmBytes = Annotated[
 Memory = Annotated[
     str, typer.Option(help="Run with a shared pool (pool), with split DRAM (split), or both.")
 ]
-Bandwidth = Annotated[
-    float | None,
-    typer.Option(
-        metavar="GB/s",
-        help="The bandwidth from the pool to one worker; --gpu-path gives the default.",
-    ),
-]
-LocalBandwidth = Annotated[
-    float, typer.Option(metavar="GB/s", help="The bandwidth from a worker's own DRAM to its GPU.")
-]
-GpuPath = Annotated[
-    str,
-    typer.Option(
-        help="Where GPUs are attached: root-complex (26 GB/s) or switch (55 GB/s), the paper's O7."
-    ),
-]
 Adapters = Annotated[
     int | None,
-    typer.Option(help="How many CXL adapters there are (O8); one for two workers by default."),
+    typer.Option(
+        min=1,
+        max=COUNT_MAX,
+        help="How many CXL adapters there are (O8); one for two workers by default.",
+    ),
 ]
 Devices = Annotated[
     int | None,
-    typer.Option(help="How many memory devices the pool has; one for 256 GiB by default."),
+    typer.Option(
+        min=1,
+        max=COUNT_MAX,
+        help="How many memory devices the pool has; one for 256 GiB by default.",
+    ),
 ]
 Speed = Annotated[
     str,
@@ -161,7 +168,8 @@ Engine = Annotated[
 ]
 Eviction = Annotated[str, typer.Option(help=f"The eviction order: {' or '.join(ORDERS)}.")]
 Seeds = Annotated[
-    int, typer.Option(min=1, help="How many runs of each case; --json has their spread.")
+    int,
+    typer.Option(min=1, max=1000, help="How many runs of each case; --json has their spread."),
 ]
 ScaleAt = Annotated[
     str | None, typer.Option(metavar="T:+N", help="Add N workers (or remove them, -N) at second T.")
@@ -169,7 +177,11 @@ ScaleAt = Annotated[
 PlannerOption = Annotated[
     int | None,
     typer.Option(
-        "--planner", min=1, metavar="N", help="Let the planner add and stop workers, up to N."
+        "--planner",
+        min=1,
+        max=COUNT_MAX,
+        metavar="N",
+        help="Let the planner add and stop workers, up to N.",
     ),
 ]
 Preset = Annotated[
@@ -198,8 +210,9 @@ def simulate(
     hbm: HbmBytes = None,
     memory: Memory = "both",
     bandwidth: Bandwidth = None,
-    local_bandwidth: LocalBandwidth = costs.LOCAL_DRAM / 1e9,
-    gpu_path: GpuPath = "root-complex",
+    local_bandwidth: LocalBandwidth = LOCAL_BANDWIDTH,
+    gpu_path: GpuPath = GPU_PATH,
+    step_tokens: StepTokens = costs.STEP_TOKENS,
     adapters: Adapters = None,
     devices: Devices = None,
     speed: Speed = "1",
@@ -220,9 +233,10 @@ def simulate(
 ) -> None:
     """Replay a trace on a simulated cluster, under every policy, with a pool and without."""
     speeds = _speeds(speed)
-    options = Options(
+    asked = {"policies": _policies(policy), "memories": _memories(memory), "seeds": seeds}
+    options = _options(
         workers=workers,
-        model=costs.model_costs(model),
+        model=model,
         engine=engine,
         hbm=hbm,
         pool=pool,
@@ -233,6 +247,7 @@ def simulate(
         local_bandwidth=local_bandwidth * 1e9,
         adapters=adapters,
         devices=devices,
+        step_tokens=step_tokens,
         speed=speeds[0],
         settings=settings,
         scale=_scale(scale_at),
@@ -244,8 +259,7 @@ def simulate(
     _check(report)
     _warn(options)
     loaded = load_trace(trace, form, rate=rate)
-    runs = {"policies": _names(policy, POLICIES), "memories": _memories(memory)}
-    rows = _rows(loaded, cases, {**runs, "seeds": seeds, "courses": bool(report)}, quiet=json)
+    rows = _rows(loaded, cases, {**asked, "courses": bool(report)}, quiet=json)
     if report is not None:
         write_whole(report, make_report(report, loaded, options, rows, origin()))
     if json:
@@ -257,14 +271,32 @@ def simulate(
         _plot(means)
 
 
-def _speeds(text: str) -> list[float]:
-    """Parse speeds: 1,1.5,2. What they may be is Options' business."""
+def _options(*, model: str, **values: Any) -> Options:
+    """Return the options of the simulation. Its errors name fields; users know options."""
+    with as_bad_value(RouterError):
+        costs_of = costs.model_costs(model)
     try:
-        return list(dict.fromkeys(float(part) for part in text.split(",")))
+        return Options(model=costs_of, **values)
+    except SimulateError as error:
+        name, space, rest = str(error).partition(" ")
+        option = _NAMED.get(name, f"--{name.replace('_', '-')}") if name in values else name
+        raise typer.BadParameter(f"{option}{space}{rest}") from None
+
+
+def _speeds(text: str) -> list[float]:
+    """Parse speeds: 1,1.5,2."""
+    try:
+        speeds = list(dict.fromkeys(float(part) for part in text.split(",")))
     except ValueError:
         raise typer.BadParameter(
             f"--speed {text!r} is not a number, or several as in 1,1.5,2"
         ) from None
+    for speed in speeds:
+        if not SPEED_MIN <= speed <= SPEED_MAX:
+            raise typer.BadParameter(
+                f"--speed is from {SPEED_MIN:g} to {SPEED_MAX:g}, not {speed:g}"
+            )
+    return speeds
 
 
 def _goals(planner: int | None, settings: PolicySettings) -> Goals | None:
@@ -318,13 +350,13 @@ def _show(
 
 def _memories(text: str) -> Sequence[str]:
     if text not in (*MEMORIES, "both"):
-        raise SimulateError(f"memory is pool, split or both, not {text!r}")
+        raise typer.BadParameter(f"--memory is pool, split or both, not {text!r}")
     return MEMORIES if text == "both" else (text,)
 
 
 def _with_preset(name: str, options: Options) -> Options:
     if name not in PRESETS:
-        raise SimulateError(f"no preset {name!r}; there is {', '.join(PRESETS)}")
+        raise typer.BadParameter(f"there is no --preset {name!r}; there is {', '.join(PRESETS)}")
     return PRESETS[name](options)
 
 
@@ -333,7 +365,7 @@ def _scale(text: str | None) -> Scale | None:
         return None
     match = _SCALE.fullmatch(text)
     if match is None:
-        raise SimulateError(f"--scale-at {text!r} is not T:+N; write 600:+2 or 600:-1")
+        raise typer.BadParameter(f"--scale-at {text!r} is not T:+N; write 600:+2 or 600:-1")
     return Scale(float(match[1]), int(match[2]))
 
 

@@ -35,6 +35,7 @@ class _NewWorker(msgspec.Struct, forbid_unknown_fields=True):
     models: list[str] = []
     events: str | None = None
     replay: str | None = None
+    other_ranks: list[tuple[str, str | None]] = []
 
 
 class Admin:
@@ -61,7 +62,10 @@ class Admin:
             raise Refusal(415, "a worker is added by JSON; say Content-Type: application/json")
         try:
             asked = msgspec.json.decode(await request.read(), type=_NewWorker)
-            spec = EngineSpec(read_url(asked.url), tuple(asked.models), asked.events, asked.replay)
+            spec = EngineSpec(
+                *(read_url(asked.url), tuple(asked.models), asked.events, asked.replay),
+                other_ranks=tuple(asked.other_ranks),
+            )
             return _json(described(self._fleet.add(spec)), status=201)
         except (msgspec.MsgspecError, RouterError) as error:
             raise Refusal(400, str(error)) from None
@@ -107,6 +111,7 @@ def described(engine: Engine) -> dict[str, object]:
         "cooling_s": round(engine.cooling_s, 3),
         "engine": engine.kind or None,
         "events": engine.spec.events,
+        "ranks": engine.ranks,
         "block_size": engine.block_size or None,
         "space": None if engine.space is None else f"{engine.space:016x}",
         "problems": engine.problems,

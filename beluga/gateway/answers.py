@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from http import HTTPStatus
 
 import msgspec
 from aiohttp import web
@@ -12,6 +13,7 @@ from aiohttp import web
 _KINDS = {
     400: "BadRequestError",
     404: "NotFoundError",
+    408: "RequestTimeoutError",
     413: "RequestTooLargeError",
     429: "RateLimitError",
     502: "BadGatewayError",
@@ -41,16 +43,22 @@ class Refusal(Exception):  # noqa: N818  an answer, raised
         headers = {}
         if self._retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self._retry_after_s)))
-        return web.Response(
+        answer = web.Response(
             status=self.status,
             body=msgspec.json.encode(error_body(self.status, str(self), self._param)),
             content_type="application/json",
             headers=headers,
         )
+        if self.status == HTTPStatus.REQUEST_TIMEOUT:  # the rest of the request may still come
+            answer.force_close()
+        return answer
 
 
 def error_body(status: int, message: str, param: str | None = None) -> dict[str, object]:
-    """Return vLLM's error object, which is OpenAI's with the status as its code."""
+    """Return vLLM's error object, which is OpenAI's with the status as its code. Half of a
+    surrogate pair, which JSON may name and no encoding has, becomes a question mark.
+    """
+    message = message.encode(errors="replace").decode()
     kind = _KINDS.get(status) or ("InternalServerError" if status >= 500 else _KINDS[400])
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 

@@ -16,6 +16,7 @@ from functools import lru_cache
 
 from beluga.errors import RouterError
 from beluga.gateway.engine import Engine
+from beluga.gateway.following import Following
 from beluga.gateway.listener import Listener
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.parsed_request import ParsedRequest
@@ -30,6 +31,7 @@ from beluga.router import (
     PredictiveIndexer,
     Query,
     WireDecoder,
+    Worker,
     hash_blocks_by,
     in_space,
 )
@@ -41,7 +43,11 @@ log = logging.getLogger(__name__)
 UNANNOUNCED_S = 120.0
 ANNOUNCED_S = 5.0
 BLOCK_SIZE = 16  # tokens, until an engine tells its own; vLLM has 16 on GPUs
-UNREAD_S = 60.0  # how long a problem stays after the last event that could not be read
+HASHED_TOKENS_MAX = 1 << 20
+"""How many tokens of a prompt are hashed. Few models take as many. Of a longer prompt only its
+beginning is looked up.
+"""
+_SALT_SIZE_MAX = 256  # characters; the hasher of a longer salt is not kept
 SILENT_S = 5.0  # an engine that computes has announced its blocks after so long
 
 
@@ -58,16 +64,25 @@ class Cache:
         space_of: Callable[[str | None], int | None],
         metrics: Metrics,
         pool_events: str = "",
+        needs_events: bool = True,
+        ranks: int = Indexer.WORKERS,
     ) -> None:
         """``announced`` says that engines announce their blocks. ``is_adapter`` returns whether a
         model is a LoRA adapter, whose name is then part of its blocks' hashes. ``pool_events`` is
         where a pool's server announces its blocks, and ``space_of`` returns the space that has
-        those of a model. Raises RouterError.
+        those of a model. ``needs_events`` says that an engine without KV events is a problem.
+        ``ranks`` is for how many ranks of all engines there is room. Raises RouterError.
         """
+        if block_size > (most := BlockHasher.BLOCK_SIZE_MOST):
+            raise RouterError(
+                f"a block has at most {most} tokens, not {block_size}; give the engines' own "
+                "--block-size, or 0"
+            )
         self._block_size = block_size or BLOCK_SIZE
         self._size_known = block_size > 0
-        self._unread: dict[int, tuple[int, float]] = {}  # by worker: how many, and until when
-        self._computing: dict[int, float] = {}  # since when silent workers have had prompts
+        self._needs_events = needs_events
+        self._ranks = ranks
+        self._no_room: set[int] = set()  # workers of which the index cannot note prompts
         self.has_tokenizer = False
         self.template_problem = ""  # why conversations cannot be hashed as the engines do
         self._guessed = False  # whether a prompt was hashed by other tokens than the engines'
@@ -75,11 +90,12 @@ class Cache:
         self._is_adapter = is_adapter
         self._space_of = space_of
         self._metrics = metrics
-        self._listeners: dict[int, Listener] = {}
+        self._followed: dict[int, Following] = {}
+        self._hash_blocks = hash_blocks_by(_hasher(self._block_size, "", ""))
         self.index: PredictiveIndexer | None = None
         if wanted:
             ttl_s = ANNOUNCED_S if announced else UNANNOUNCED_S
-            self.index = PredictiveIndexer(Indexer(), ttl_s=ttl_s)
+            self.index = PredictiveIndexer(Indexer(workers=ranks), ttl_s=ttl_s)
             # this needs xxhash and raises now if it is missing
             BlockHasher(block_size=self._block_size).local([0] * self._block_size)
         self.pool: PoolListener | None = None
@@ -96,15 +112,21 @@ class Cache:
         """Take the engines' block size, unless one was given or learned. Returns how to hash blocks
         of that size, or None if the router has another size.
         """
-        if not self._size_known and size > 0:
+        if not self._size_known and 0 < size <= BlockHasher.BLOCK_SIZE_MOST:
             self._size_known = True
             if size != self._block_size:
                 log.info("the engines have blocks of %d tokens", size)
-                self._block_size = size
-                if self.pool is not None:
-                    self.pool.close()
-                self._open_pool()
-        return hash_blocks_by(_hasher(size, "", "")) if size == self._block_size else None
+                self._resize(size)
+        return self._hash_blocks if size == self._block_size else None
+
+    def _resize(self, size: int) -> None:
+        self._block_size = size
+        self._hash_blocks = hash_blocks_by(_hasher(size, "", ""))
+        for followed in self._followed.values():
+            followed.resize(size, self._hash_blocks)
+        if self.pool is not None:
+            self.pool.close()
+        self._open_pool()
 
     def problems(self, engine: Engine) -> dict[str, str]:
         """Return what keeps the index from following an engine, by kind."""
@@ -113,7 +135,7 @@ class Cache:
         found = dict(engine.token_problems)
         if self.template_problem:
             found["template"] = self.template_problem
-        if self._guessed and engine.spec.events and not self.has_tokenizer:
+        if self._guessed and engine.spec.feeds and not self.has_tokenizer:
             found["tokenizer"] = (
                 "prompts are hashed by their text, which its KV events do not name; give its "
                 "model's directory by --tokenizer"
@@ -143,57 +165,52 @@ class Cache:
         return ""
 
     def _silence(self, engine: Engine) -> str:
-        listener = self._listeners.get(engine.worker.worker_id)
-        if listener is None:
+        number = engine.worker.worker_id
+        if (followed := self._followed.get(number)) is not None:
+            found = followed.problem(
+                engine, self._block_size, now=time.monotonic(), silent_s=SILENT_S
+            )
+            if found:
+                return found
+        elif self._needs_events:
             return (
                 "no KV events are named for it (--kv-events), so what it holds is only guessed "
                 "from the prompts that this router sends it"
             )
-        number, now = engine.worker.worker_id, time.monotonic()
-        before, until = self._unread.get(number, (0, 0.0))
-        if listener.unread != before:
-            until = now + UNREAD_S
-            self._unread[number] = (listener.unread, until)
-        if now < until:
-            return f"{listener.unread} KV events could not be read; the last: {listener.error}"
-        if listener.alone_since is not None:
-            if now - listener.alone_since < SILENT_S:
-                return ""
-            return (
-                f"nobody publishes KV events at {engine.spec.events}; the engine must bind there "
-                "(--kv-events-config)"
-            )
-        if listener.heard or engine.prompt_tokens < self._block_size:
-            self._computing.pop(number, None)
-        elif now - self._computing.setdefault(number, now) > SILENT_S:
-            return "it has computed prompts and announced no KV event"
+        if number in self._no_room:
+            return f"the index has room for {self._ranks} workers; raise --index-ranks"
         return ""
 
     def query_of(self, parsed: ParsedRequest) -> Query:
-        """Return the query for a request. Its blocks are hashed only if there is an index."""
+        """Return the query for a request. Its blocks are hashed only if there is an index. This may
+        be called in any thread.
+        """
         if self.index is None:
             return Query(parsed.isl, self._block_size)
-        self._guessed |= not parsed.exact and len(parsed.tokens) >= self._block_size
+        guessed = not parsed.exact and parsed.isl <= HASHED_TOKENS_MAX
+        self._guessed |= guessed and len(parsed.tokens) >= self._block_size
         adapter = (
             parsed.model if parsed.model is not None and self._is_adapter(parsed.model) else ""
         )
         started = time.perf_counter()
-        hasher = _hasher(self._block_size, parsed.salt or "", adapter)
-        local = hasher.local(parsed.tokens)
+        size, salt = self._block_size, parsed.salt or ""
+        make = _hasher if len(salt) <= _SALT_SIZE_MAX else _hasher.__wrapped__
+        hasher = make(size, salt, adapter)
+        local = hasher.local(parsed.tokens[:HASHED_TOKENS_MAX])
         hashed = time.perf_counter()
         sequence = hasher.sequence(local)
         self._metrics.part("block_hashing", hashed - started)
         self._metrics.part("seq_hashing", time.perf_counter() - hashed)
         space = self._space_of(parsed.model) if self.pool is not None else None
         in_pool = () if space is None else in_space(local, space)
-        return Query(parsed.isl, self._block_size, local, sequence, pool_hashes=in_pool)
+        return Query(parsed.isl, size, local, sequence, pool_hashes=in_pool)
 
     def find_matches(self, query: Query) -> Matches:
         """Return what each worker holds of a request's leading blocks."""
         if self.index is None:
             return Matches()
         started = time.perf_counter()
-        found = self.index.find_matches(query.hashes, time.monotonic())
+        found = _by_engine(self.index.find_matches(query.hashes, time.monotonic()))
         if query.pool_hashes:
             shared = self.index.indexer.find_matches(query.pool_hashes).shared
             held = {
@@ -215,40 +232,52 @@ class Cache:
             return
         try:
             self.index.routed(choice.worker, query.hashes, time.monotonic())
+            self._no_room.discard(choice.worker.worker_id)
         except RouterError as error:  # the index has no space for more workers
+            self._no_room.add(choice.worker.worker_id)
             log.debug("%s", error)
+
+    def restarted(self, engine: Engine) -> None:
+        """Forget what was sent to an engine that has begun anew. One that announces its blocks is
+        followed by its events.
+        """
+        number = engine.worker.worker_id
+        if self.index is not None and number not in self._followed:
+            self.index.remove_worker(number)
 
     def joined(self, engine: Engine) -> None:
         """Subscribe to an engine that announces its blocks. Raises RouterError."""
-        if self.index is None or engine.spec.events is None:
+        if self.index is None or not engine.spec.feeds:
             return
-        number = engine.worker.worker_id
-        hasher = _hasher(self._block_size, "", "")
-        decoder = WireDecoder(
-            number,
-            block_size=self._block_size,
-            hash_blocks=hash_blocks_by(hasher),
-            learn=self.learn,
-        )
-        self._listeners[number] = Listener(
-            self.index.indexer, decoder, engine.spec.events, engine.spec.replay
-        )
+        number, listeners = engine.worker.worker_id, []
+        try:
+            for endpoint, replay in engine.spec.feeds:
+                decoder = WireDecoder(
+                    number,
+                    block_size=self._block_size,
+                    hash_blocks=self._hash_blocks,
+                    learn=self.learn,
+                )
+                listeners.append(Listener(self.index.indexer, decoder, endpoint, replay))
+        except RouterError:
+            Following(listeners).close()
+            raise
+        self._followed[number] = Following(listeners)
 
     def left(self, engine: Engine) -> None:
         """Forget what an engine held."""
         number = engine.worker.worker_id
-        if (listener := self._listeners.pop(number, None)) is not None:
-            listener.close()
-        self._unread.pop(number, None)
-        self._computing.pop(number, None)
+        if (followed := self._followed.pop(number, None)) is not None:
+            followed.close()
+        self._no_room.clear()  # there is room for one more
         if self.index is not None:
             self.index.remove_worker(number)
 
     def scrape(self) -> None:
         """Update the metrics of KV events."""
         if self.index is not None:
-            lost = sum(listener.lost for listener in self._listeners.values())
-            unread = sum(listener.unread for listener in self._listeners.values())
+            lost = sum(followed.lost for followed in self._followed.values())
+            unread = sum(followed.unread for followed in self._followed.values())
             self._metrics.kv_events(self.index.indexer, lost=lost, unread=unread)
         if self.pool is not None:
             self._metrics.pool(self.pool.figures())
@@ -257,9 +286,26 @@ class Cache:
         """Close all subscriptions."""
         if self.pool is not None:
             self.pool.close()
-        for listener in self._listeners.values():
-            listener.close()
-        self._listeners.clear()
+        for followed in self._followed.values():
+            followed.close()
+        self._followed.clear()
+
+
+def _by_engine(found: Matches) -> Matches:
+    """Return matches with one worker for each engine: of its data-parallel ranks, the one that
+    holds most. Requests are sent to an engine, which chooses among its ranks itself.
+    """
+    if not any(worker.dp_rank for worker in found.held):
+        return found
+    held: dict[Worker, Overlap] = {}
+    for worker, own in found.held.items():
+        engine = Worker(worker.worker_id)
+        held[engine] = max(held.get(engine, own), own, key=_extent)
+    return Matches(held, found.shared)
+
+
+def _extent(own: Overlap) -> tuple[int, int, int]:
+    return own.blocks, own.held, own.device
 
 
 @lru_cache(maxsize=1024)

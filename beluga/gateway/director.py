@@ -6,6 +6,7 @@ ends.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import Set
@@ -17,7 +18,7 @@ from beluga.gateway.cache import Cache
 from beluga.gateway.engine import Engine
 from beluga.gateway.fleet import Fleet
 from beluga.gateway.metrics import Metrics
-from beluga.gateway.parsed_request import ParsedRequest
+from beluga.gateway.parsed_request import SLOW_SIZE, ParsedRequest
 from beluga.gateway.responses import Responses
 from beluga.gateway.settings import Limits
 from beluga.gateway.waiting import WaitQueue
@@ -124,7 +125,10 @@ class Director:
         ``tried`` are the workers that have just failed the request; they are used only if there is
         no other.
         """
-        query = self._cache.query_of(parsed)
+        if len(parsed.body) > SLOW_SIZE:
+            query = await asyncio.to_thread(self._cache.query_of, parsed)
+        else:
+            query = self._cache.query_of(parsed)
         placed = None if self._wait_queue.waiting(parsed.model) else self._try(parsed, query, tried)
         decided = time.perf_counter()
         if placed is None:
@@ -164,9 +168,15 @@ class Director:
         return placed
 
     def _maker(self, parsed: ParsedRequest) -> list[Engine]:
-        """Return the engine that made the response that a request is about, if it is known."""
-        worker = self.responses.worker_of(parsed.response)
-        return [engine for engine in self._fleet if engine.worker.worker_id == worker]
+        """Return the engine that made the response that a request is about, if it is known and has
+        the request's model.
+        """
+        worker, model = self.responses.worker_of(parsed.response), parsed.model
+        return [
+            engine
+            for engine in self._fleet
+            if engine.worker.worker_id == worker and (model is None or model in engine.models)
+        ]
 
     def _known(self, parsed: ParsedRequest) -> list[Engine]:
         """Return the engines with a request's model. Raises Refusal if there are none, or if the
@@ -175,6 +185,12 @@ class Director:
         model = parsed.model
         engines = self._fleet.serving(model)
         served = {engine.models for engine in engines if engine.models}
+        if parsed.encoding and len(served) > 1:
+            raise Refusal(
+                415,
+                "several models are served here, and a body with Content-Encoding: "
+                f"{parsed.encoding} is not read, so its model is not known; send it uncompressed",
+            )
         if model is None and not parsed.odd and len(served) > 1:
             raise Refusal(400, "several models are served here; name one", param="model")
         if engines:

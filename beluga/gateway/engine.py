@@ -46,6 +46,8 @@ class Engine:
         self.hit_tokens = self.prompt_tokens = 0  # sums over all requests; hits as expected
         self.block_size = 0  # tokens, as its metrics say; 0 if they do not
         self.space: int | None = None  # of its blocks in the pool, as its metrics say
+        self.ranks = 1  # data-parallel ranks, as its metrics say
+        self.started_s: float | None = None  # when its process began, if its metrics say so
         self.kind = ""  # which engine it is, as its metrics say
         self.load_problem = ""  # why its metrics could not be read
         self.problems: dict[str, str] = {}  # by kind: see problems.py

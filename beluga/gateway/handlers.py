@@ -21,8 +21,8 @@ from beluga.gateway.proxy import Proxy
 
 log = logging.getLogger(__name__)
 
-# Paths of vLLM, beside /v1/*, that any engine may answer. Its other paths (metrics, sleep, LoRA
-# loading, profiling) are about one engine, and for its operator.
+# Paths of vLLM, beside /v1/*, that any engine may answer. Its other paths (metrics, sleep,
+# profiling) are about one engine, and for its operator.
 _BESIDE_V1 = (
     "/tokenize",
     "/detokenize",
@@ -34,6 +34,8 @@ _BESIDE_V1 = (
     "/invocations",
     "/inference/v1/generate",
 )
+# Paths of vLLM in /v1 that change one engine. They are for its operator, too.
+_OF_OPERATORS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 
 
 class Handlers:
@@ -67,8 +69,12 @@ class Handlers:
             web.get("/v1/models", self._models, allow_head=False),
             web.get("/v1/models/{name:.+}", self._model, allow_head=False),
             *(web.post(path, self._proxied) for path in _BESIDE_V1),
+            *(web.route("*", path, self._refused) for path in _OF_OPERATORS),
             web.route("*", "/v1/{rest:.*}", self._proxied),
         ]
+
+    async def _refused(self, request: web.Request) -> web.Response:
+        raise Refusal(404, f"{request.path} changes one engine; ask that engine itself")
 
     async def _proxied(self, request: web.Request) -> web.StreamResponse:
         if self.stopping:

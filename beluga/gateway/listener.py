@@ -10,11 +10,17 @@ import time
 from typing import Any
 
 from beluga.errors import RouterError
-from beluga.router import Indexer, Subscription, WireDecoder
+from beluga.router import HashBlocks, Indexer, Subscription, WireDecoder
 
 log = logging.getLogger(__name__)
 
 REPLAY_S = 5.0  # a replay ends after so many silent seconds
+GONE_S = 2.0
+"""After how many seconds without its publisher an engine's blocks no longer count. A connection
+that only broke is there again at once, and no engine restarts as fast.
+"""
+_HEARTBEAT_MS = 2000  # a publisher whose machine has gone closes no connection
+_HEARTBEAT_TIMEOUT_MS = 5000
 _PENDING_MAX = 100_000  # messages; this is vLLM's own high-water mark
 
 
@@ -33,6 +39,9 @@ class Listener:
         except ModuleNotFoundError:
             raise RouterError("KV events need pyzmq; pip install 'beluga-kv[router]'") from None
         self.heard = 0  # messages
+        self.endpoint = endpoint
+        self.has_replay = replay is not None
+        self._gone: asyncio.TimerHandle | None = None  # set while the publisher is missing
         self.alone_since: float | None = time.monotonic()  # None while somebody publishes
         self._subscription = Subscription(indexer, decoder, replay=replay is not None)
         self._zmq = zmq
@@ -41,6 +50,8 @@ class Listener:
             self._live = self._context.socket(zmq.SUB)
             self._live.setsockopt(zmq.RCVHWM, _PENDING_MAX)
             self._live.setsockopt(zmq.SUBSCRIBE, b"")
+            self._live.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+            self._live.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
             self._monitor = self._live.get_monitor_socket(
                 zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
             )
@@ -70,8 +81,29 @@ class Listener:
         """The number of messages that were missed and not replayed."""
         return self._subscription.feed.lost
 
+    @property
+    def misfits(self) -> int:
+        """The number of events whose blocks the index could not take."""
+        return self._subscription.misfits
+
+    @property
+    def misfit(self) -> str:
+        """Why the index could not take the last of them."""
+        return self._subscription.misfit
+
+    @property
+    def ranks(self) -> int:
+        """The number of data-parallel ranks that were heard."""
+        return self._subscription.ranks
+
+    def resize(self, block_size: int, hash_blocks: HashBlocks) -> None:
+        """Take another block size, which the router has from now on."""
+        self._subscription.resize(block_size, hash_blocks)
+
     def close(self) -> None:
         """Close the listener."""
+        if self._gone is not None:
+            self._gone.cancel()
         for task in self._tasks:
             task.cancel()
         self._live.disable_monitor()
@@ -90,10 +122,19 @@ class Listener:
         """Follow whether the endpoint's publisher is there."""
         from zmq.utils.monitor import parse_monitor_message
 
+        loop = asyncio.get_running_loop()
         while True:
             event = parse_monitor_message(await self._monitor.recv_multipart())
             gone = event["event"] == self._zmq.EVENT_DISCONNECTED
             self.alone_since = time.monotonic() if gone else None
+            if self._gone is not None:
+                self._gone.cancel()
+            self._gone = loop.call_later(GONE_S, self._forget) if gone else None
+
+    def _forget(self) -> None:
+        """Forget what the engine held, because nobody tells it any longer."""
+        log.info("nobody publishes KV events at %s; its blocks no longer count", self.endpoint)
+        self._subscription.gone()
 
     async def _hear_again(self) -> None:
         """Receive a replay. Live messages wait in their socket meanwhile."""

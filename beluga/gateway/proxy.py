@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from functools import partial
 from http import HTTPStatus
 
 import aiohttp
@@ -24,7 +25,7 @@ from beluga.gateway.director import Director, Placement
 from beluga.gateway.headers import for_client, for_engine, retry_after_s
 from beluga.gateway.health import FAILURES, words_of
 from beluga.gateway.metrics import Metrics
-from beluga.gateway.parsed_request import ParsedRequest, parse_request
+from beluga.gateway.parsed_request import SLOW_SIZE, ParsedRequest, parse_request
 from beluga.gateway.relay import BrokenOffError, ClientGoneError, Source, relay
 from beluga.gateway.remote import Remote
 from beluga.gateway.responses import PATH as RESPONSES
@@ -121,17 +122,32 @@ class Proxy:
     async def _read(self, request: web.Request) -> ParsedRequest:
         if request.method == "OPTIONS":  # a browser asks what it may send: any engine knows
             return ParsedRequest(request.path, b"", odd=True)
+        body = await self._body(request)
+        encoding = request.headers.get("Content-Encoding", "")
+        parse = partial(
+            parse_request,
+            *(request.path, body),
+            tokenizer=self._tokenizer,
+            is_json=_is_json(request.content_type),
+            encoding="" if encoding.lower() == "identity" else encoding[:40],
+        )
+        slow = SLOW_SIZE if self._tokenizer is None else _SLOW_TO_TOKENIZE
+        return await asyncio.to_thread(parse) if len(body) > slow else parse()
+
+    async def _body(self, request: web.Request) -> bytes:
+        """Return a request's body. Raises Refusal."""
         try:
-            body = await request.read()
+            if request.content.is_eof():
+                return await request.read()
+            return await asyncio.wait_for(request.read(), self._limits.body_s)
         except web.HTTPRequestEntityTooLarge:
             most = self._limits.body_size_max
             raise Refusal(413, f"the request's body has more than {most} bytes") from None
-        is_json = request.content_type in ("application/json", "application/octet-stream")
-        if self._tokenizer is not None and len(body) > _SLOW_TO_TOKENIZE:
-            return await asyncio.to_thread(
-                parse_request, request.path, body, tokenizer=self._tokenizer, is_json=is_json
-            )
-        return parse_request(request.path, body, tokenizer=self._tokenizer, is_json=is_json)
+        except asyncio.TimeoutError:
+            text = f"the request's body has not come whole in {self._limits.body_s:g} s"
+            raise Refusal(408, text) from None
+        except ConnectionError:  # the client has gone, for which aiohttp cancels this task
+            raise asyncio.CancelledError from None
 
     async def _exchange(
         self, request: web.Request, parsed: ParsedRequest, placement: Placement
@@ -206,6 +222,14 @@ class Proxy:
             await _end_broken(request, source, target, error)
         except (ClientGoneError, ConnectionError):
             pass  # leaving closes the engine's connection, which cancels its work
+
+
+def _is_json(kind: str) -> bool:
+    """Return whether a body of this content type is JSON: vLLM takes ``application/json`` and
+    ``application/*+json``, and a client that names no type has octets.
+    """
+    known = ("application/json", "application/octet-stream")
+    return kind in known or (kind.startswith("application/") and kind.endswith("+json"))
 
 
 def _target(request: web.Request) -> str:

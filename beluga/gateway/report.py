@@ -6,6 +6,7 @@ Dynamo's workers publish. This poll is the gateway's aggregator.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import aiohttp
@@ -15,6 +16,8 @@ from beluga.gateway.engine import Engine, Health
 from beluga.gateway.health import FAILURES, words_of
 from beluga.gateway.settings import MIB, Limits
 from beluga.router import LoadReport, LoadTracker, WorkerMetrics, read_load
+
+log = logging.getLogger(__name__)
 
 ANSWER_MAX = 16 * MIB  # bytes of an engine's metrics
 _UNREAD = (
@@ -34,11 +37,15 @@ class Reports:
         tracker: LoadTracker,
         limits: Limits,
         learn: Callable[[int], object],
+        restarted: Callable[[Engine], None] = lambda _: None,
     ) -> None:
-        """``learn`` gets the block sizes that engines tell."""
+        """``learn`` gets the block sizes that engines tell, and ``restarted`` an engine that has
+        begun anew.
+        """
         self._client = client
         self._tracker = tracker
         self._learn = learn
+        self._restarted = restarted
         self._timeout = aiohttp.ClientTimeout(total=limits.health_timeout_s)
 
     async def read(self, engine: Engine) -> None:
@@ -66,6 +73,12 @@ class Reports:
         if report.metrics is None:
             raise RouterError(f"it tells of no iteration ({_HOW_TRT})")
         engine.kind = report.engine
+        engine.ranks = report.ranks
+        if report.started_s is not None:
+            if engine.started_s not in (None, report.started_s):
+                log.info("%s has begun anew", engine.url)
+                self._restarted(engine)
+            engine.started_s = report.started_s
         if report.space is not None:
             engine.space = report.space
         # SGLang's default is a page of one token: too small to hash prompts by. Its KV events say

@@ -35,8 +35,8 @@ from beluga.gateway.tokenizer import load_tokenizer
 from beluga.gateway.waiting import WaitQueue
 from beluga.gateway.workers_file import WorkersFile
 from beluga.router import (
+    DEFAULT_POLICY,
     BusyThresholds,
-    CostEstimator,
     Load,
     Policy,
     PredictiveIndexer,
@@ -94,6 +94,8 @@ class Service:
             space_of=self.fleet.space,
             metrics=self.metrics,
             pool_events=settings.pool_events,
+            needs_events=policy.name != DEFAULT_POLICY,
+            ranks=settings.index_ranks,
         )
         stack.callback(self._cache.close)
         self._wait_queue: WaitQueue[Placement] = WaitQueue(
@@ -142,12 +144,16 @@ class Service:
     ) -> None:
         """Open the parts that serve clients, and those that watch the engines."""
         settings = self._settings
-        reports = Reports(client, self._router.tracker, settings.limits, learn=self._cache.learn)
+        reports = Reports(
+            *(client, self._router.tracker, settings.limits),
+            learn=self._cache.learn,
+            restarted=self._cache.restarted,
+        )
         remote = await Remote.open(
             settings.prefill,
             self._router.tracker.load,
             self.metrics,
-            CostEstimator(costs=settings.costs),
+            settings.estimator,
         )
         stack.push_async_callback(remote.close)
         tokenizer = None
@@ -290,14 +296,15 @@ def _session() -> aiohttp.ClientSession:
 def _policy(settings: Settings) -> Policy:
     """Make the policy. Raises RouterError if a setting was given that it does not have."""
     known = settings_known(settings.policy)
-    if wrong := sorted(settings.policy_settings.chosen().keys() - known):
+    given = settings.policy_settings.chosen().keys() | settings.policy_settings_named
+    if wrong := sorted(given - known):
         has = ", ".join(sorted(known - {"estimator"})) or "no settings"
         raise RouterError(f"policy {settings.policy} has no setting {wrong[0]}; it has {has}")
     return configured_policy(
         settings.policy,
         settings.policy_settings,
         seed=settings.seed or 0,
-        estimator=CostEstimator(costs=settings.costs),
+        estimator=settings.estimator,
     )
 
 

@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from beluga.errors import RouterError
-from beluga.router import DEFAULT_POLICY, Goals, PolicySettings, costs
+from beluga.router import DEFAULT_POLICY, CostEstimator, Goals, Indexer, PolicySettings
+from beluga.router import costs as costs_module
 
 _SCHEMES = ("http", "https")
 MIB = 1 << 20
@@ -41,13 +42,21 @@ class EngineSpec:
     """An engine that gets requests.
 
     ``models`` are those that it serves; without any, its ``/v1/models`` lists them. ``events`` is
-    the ZMQ endpoint of its KV events, ``replay`` that of their replay.
+    the ZMQ endpoint of its KV events, ``replay`` that of their replay. ``other_ranks`` has both for
+    each of its further data-parallel ranks that has an endpoint of its own.
     """
 
     url: str
     models: tuple[str, ...] = ()
     events: str | None = None
     replay: str | None = None
+    other_ranks: tuple[tuple[str, str | None], ...] = ()
+
+    @property
+    def feeds(self) -> tuple[tuple[str, str | None], ...]:
+        """The endpoints of KV events and of their replay, of all ranks."""
+        first = () if self.events is None else ((self.events, self.replay),)
+        return (*first, *self.other_ranks)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,6 +72,7 @@ class Limits:
     drain_s: float = 30.0  # after SIGTERM, for running requests
     retries: int = 2  # other workers tried before the first byte
     body_size_max: int = 64 * MIB
+    body_s: float = 120.0  # for a client to send a request's body
     inflight_max: int = 0  # requests per worker; 0 for no limit
     queued_max: int = 1024  # requests that may wait; more are refused
 
@@ -82,7 +92,9 @@ class Settings:
 
     policy: str = DEFAULT_POLICY
     policy_settings: PolicySettings = dataclasses.field(default_factory=PolicySettings)
-    costs: costs.ModelCosts = costs.MODELS[costs.DEFAULT_MODEL]  # for estimates of times
+    # The settings that were given, whatever their values: the policy must have each of them.
+    policy_settings_named: frozenset[str] = frozenset()
+    estimator: CostEstimator = dataclasses.field(default_factory=CostEstimator)  # of times
     engines: tuple[EngineSpec, ...] = ()
     pool_events: str = ""  # ENDPOINT,REPLAY of a pool's server; empty: nobody announces the pool
     workers_file: Path | None = None
@@ -92,6 +104,7 @@ class Settings:
     chat_template: Path | None = None  # instead of the tokenizer's own
     trust_request_chat_template: bool = False  # a request may bring one
     block_size: int = 0  # tokens in a block of the engines; 0: the engines tell
+    index_ranks: int = Indexer.WORKERS  # for how many ranks of all engines the index has room
     queue: str = "fcfs"  # the order of waiting requests
     # Requests wait while every worker has more batches of prefill; 0 for never.
     queue_threshold: float = 16.0
@@ -100,6 +113,11 @@ class Settings:
     advise_s: float = 180.0  # seconds between advice of the planner (Dynamo's default); 0 for none
     goals: Goals = dataclasses.field(default_factory=Goals)
     prefill: Prefill = Prefill()
+
+    @property
+    def costs(self) -> costs_module.ModelCosts:
+        """The costs of the model, by which times are estimated."""
+        return self.estimator.costs
 
 
 def read_url(text: str) -> str:
@@ -121,7 +139,7 @@ def read_engines(
     workers: Iterable[str], models: Iterable[str] = (), events: Iterable[str] = ()
 ) -> tuple[EngineSpec, ...]:
     """Read the engines of a command line from texts ``URL``, ``MODEL=URL,URL``, and
-    ``URL=ENDPOINT[,REPLAY]`` for KV events. Raises RouterError.
+    ``URL=ENDPOINT[,REPLAY]`` for KV events, one for each endpoint of an engine. Raises RouterError.
     """
     served: dict[str, list[str]] = {read_url(url): [] for url in workers}
     for text in models:
@@ -130,19 +148,28 @@ def read_engines(
             raise RouterError(f"'{text}' is not MODEL=URL,URL")
         for url in urls.split(","):
             served.setdefault(read_url(url), []).append(name)
-    announced: dict[str, tuple[str, str | None]] = {}
+    announced: dict[str, list[tuple[str, str | None]]] = {}
     for text in events:
         url, equals, endpoints = text.partition("=")
         if not equals or not endpoints:
             raise RouterError(f"'{text}' is not URL=ENDPOINT for KV events")
         endpoint, _, replay = endpoints.partition(",")
-        announced[read_url(url)] = (endpoint, replay or None)
+        announced.setdefault(read_url(url), []).append((endpoint, replay or None))
     if unknown := announced.keys() - served.keys():
         raise RouterError(f"KV events are named for {min(unknown)}, which is not a worker")
-    return tuple(
-        EngineSpec(url, tuple(names), *announced.get(url, (None, None)))
-        for url, names in served.items()
-    )
+    return tuple(_spec(url, names, announced.get(url, ())) for url, names in served.items())
+
+
+def _spec(url: str, models: Iterable[str], feeds: Sequence[tuple[str, str | None]]) -> EngineSpec:
+    """Return an engine whose ranks announce their blocks at these endpoints. Raises RouterError."""
+    endpoints = [endpoint for endpoint, _ in feeds]
+    for endpoint in endpoints:
+        if endpoints.count(endpoint) > 1:
+            raise RouterError(
+                f"the KV events of {url} at {endpoint} are named twice; name each rank's endpoint"
+            )
+    events, replay = feeds[0] if feeds else (None, None)
+    return EngineSpec(url, tuple(models), events, replay, tuple(feeds[1:]))
 
 
 def read_queues(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
@@ -159,8 +186,8 @@ def read_queues(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def read_workers_file(path: Path) -> tuple[EngineSpec, ...]:
-    """Read the engines in a file. Each line is ``URL [model=NAME]... [events=ENDPOINT]
-    [replay=ENDPOINT]``; a comment begins with ``#``. Raises RouterError.
+    """Read the engines in a file. Each line is ``URL [model=NAME]... [events=ENDPOINT
+    [replay=ENDPOINT]]...``; a comment begins with ``#``. Raises RouterError.
     """
     try:
         lines = path.read_text().splitlines()
@@ -183,13 +210,17 @@ def read_workers_file(path: Path) -> tuple[EngineSpec, ...]:
 
 def _spec_of(words: list[str]) -> EngineSpec:
     models: list[str] = []
-    endpoints: dict[str, str] = {}
+    feeds: list[tuple[str, str | None]] = []
     for word in words[1:]:
         key, _, value = word.partition("=")
         if key == "model" and value:
             models.append(value)
-        elif key in ("events", "replay") and value:
-            endpoints[key] = value
+        elif key == "events" and value:
+            feeds.append((value, None))
+        elif key == "replay" and value:
+            if not feeds or feeds[-1][1] is not None:
+                raise RouterError(f"'{word}' is not behind the events= that it replays")
+            feeds[-1] = (feeds[-1][0], value)
         else:
             raise RouterError(f"'{word}' is none of model=, events=, replay=")
-    return EngineSpec(read_url(words[0]), tuple(models), **endpoints)
+    return _spec(read_url(words[0]), models, feeds)

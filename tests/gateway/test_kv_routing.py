@@ -169,7 +169,12 @@ def test_a_long_prompt_is_tokenized_beside_the_loop(size: int, aside: bool) -> N
             return body
 
         request = SimpleNamespace(
-            read=read, method="POST", path="/v1/completions", content_type="application/json"
+            read=read,
+            method="POST",
+            path="/v1/completions",
+            content_type="application/json",
+            content=SimpleNamespace(is_eof=lambda: True),
+            headers={},
         )
         no: Any = None
         proxy = Proxy(

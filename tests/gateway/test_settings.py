@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,10 +13,24 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
+import typer
+from typer.testing import CliRunner
+
 from beluga.cli.gateway import gateway
 from beluga.errors import RouterError
-from beluga.gateway import Address, EngineSpec, Settings, read_engines, read_workers_file
+from beluga.gateway import (
+    Address,
+    EngineSpec,
+    Limits,
+    Service,
+    Settings,
+    read_engines,
+    read_workers_file,
+)
+from beluga.gateway.cache import Cache
+from beluga.gateway.metrics import Metrics
 from beluga.gateway.settings import read_url
+from beluga.simulate import Options
 
 
 def test_engines_are_named_alone_or_by_model() -> None:
@@ -44,9 +60,23 @@ def test_words_that_make_no_sense_are_refused() -> None:
         ((), ("m=",), ()),
         (("http://a",), (), ("http://a",)),
         (("http://a",), (), ("http://b=tcp://c",)),
+        (("http://a",), (), ("http://a=tcp://c", "http://a/=tcp://c,tcp://d")),
     ):
         with pytest.raises(RouterError):
             read_engines(workers, models, events)
+
+
+def test_each_rank_of_an_engine_may_have_an_endpoint(tmp_path: Path) -> None:
+    [engine] = read_engines(
+        ["http://a:1"], (), ["http://a:1=tcp://a:5,tcp://a:6", "http://a:1/=tcp://a:7"]
+    )
+    others = (("tcp://a:7", None),)
+    assert engine == EngineSpec("http://a:1", (), "tcp://a:5", "tcp://a:6", others)
+    assert engine.feeds == (("tcp://a:5", "tcp://a:6"), ("tcp://a:7", None))
+    assert EngineSpec("http://a:1").feeds == ()
+    path = tmp_path / "workers"
+    path.write_text("http://a:1 events=tcp://a:5 replay=tcp://a:6 events=tcp://a:7")
+    assert read_workers_file(path) == (engine,)
 
 
 def test_a_file_has_a_worker_a_line(tmp_path: Path) -> None:
@@ -67,6 +97,9 @@ def test_a_file_has_a_worker_a_line(tmp_path: Path) -> None:
         ("http://a weight=3\n", "line 1: 'weight=3' is none of"),
         ("http://a\nhttp://a/\n", "line 2: http://a is named twice"),
         ("\x00", "line 1"),
+        ("http://a replay=tcp://a:6", "line 1: 'replay=tcp://a:6' is not behind the events="),
+        ("http://a events=b replay=c replay=d", "'replay=d' is not behind the events="),
+        ("http://a events=b events=b", "the KV events of http://a at b are named twice"),
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused(tmp_path: Path, text: str, said: str) -> None:
@@ -94,3 +127,99 @@ def test_the_command_and_the_settings_have_the_same_defaults(
     monkeypatch.setattr("beluga.gateway.serve", serve)
     gateway(worker=["http://a:1"])
     assert asked == [Settings(engines=(EngineSpec("http://a:1"),), seed=0)]
+
+
+def started(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[list[Settings], str]:
+    """Run the command. Returns the settings that it starts with, and what it prints."""
+    asked: list[Settings] = []
+
+    async def serve(settings: Settings, started: Callable[..., None]) -> None:
+        asked.append(settings)
+
+    monkeypatch.setattr("beluga.gateway.serve", serve)
+    monkeypatch.setenv("COLUMNS", "200")
+    app = typer.Typer()
+    app.command()(gateway)
+    done = CliRunner().invoke(app, ["--worker", "http://a:1", *arguments])
+    return asked, done.output + str(done.exception or "")
+
+
+def test_times_are_estimated_as_in_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = Options()
+    for arguments, options in (
+        ((), usual),
+        (("--gpu-path", "switch"), Options(gpu_path="switch")),
+        (
+            ("--bandwidth", "11", "--local-bandwidth", "22", "--step-tokens", "2048"),
+            Options(bandwidth=11e9, local_bandwidth=22e9, step_tokens=2048),
+        ),
+    ):
+        [asked], _ = started(monkeypatch, *arguments)
+        estimator = asked.estimator
+        assert estimator.bytes_per_s == options.path_speed
+        assert estimator.host_bytes_per_s == options.local_bandwidth
+        assert estimator.step_tokens == options.step_tokens
+        assert estimator.costs == options.model
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--bandwidth", "0"), "--bandwidth has to be greater than 0"),
+        (("--bandwidth", "inf"), "--bandwidth has to be greater than 0"),
+        (("--local-bandwidth", "-1"), "--local-bandwidth has to be greater than 0"),
+        (("--gpu-path", "x"), "--gpu-path is one of root-complex, switch, not 'x'"),
+        (("--step-tokens", "0"), "--step-tokens"),
+        (("--block-size", "1000000000"), "--block-size"),
+        (("--index-ranks", "1024"), "--index-ranks"),
+        (("--body-wait", "0"), "--body-wait"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
+) -> None:
+    asked, printed = started(monkeypatch, *arguments)
+    assert asked == []
+    assert said in printed
+
+
+def test_a_setting_that_the_policy_lacks_is_refused_whatever_its_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def enter(settings: Settings) -> None:
+        limits = Limits(drain_s=0.0)
+        quiet = {"listen": Address("127.0.0.1", 0), "admin": None, "limits": limits}
+        async with Service(dataclasses.replace(settings, **quiet)):
+            pass
+
+    for policy, option, value in (
+        ("round-robin", "--shared-credit", "0.5"),
+        ("default", "--shared-credit", "0.5"),
+        ("linear", "--balance-abs", "32"),
+        ("lmetric", "--slo", "1"),
+    ):
+        [asked], _ = started(monkeypatch, "--policy", policy, option, value)
+        with pytest.raises(RouterError, match=f"policy {asked.policy} has no setting"):
+            asyncio.run(enter(asked))
+    [asked], _ = started(monkeypatch, "--policy", "linear", "--shared-credit", "0.5")
+    assert asked.policy_settings_named == {"shared_credit"}
+    asyncio.run(enter(asked))
+
+
+def test_a_size_of_blocks_that_no_engine_has_is_neither_taken_nor_learned() -> None:
+    def cache(size: int) -> Cache:
+        return Cache(
+            wanted=True,
+            block_size=size,
+            announced=False,
+            is_adapter=lambda _: False,
+            space_of=lambda _: None,
+            metrics=Metrics(),
+        )
+
+    with pytest.raises(RouterError, match="at most 65536 tokens, not 65537"):
+        cache(65537)
+    learning = cache(0)
+    assert learning.learn(10**15) is None
+    assert learning.learn(32) is not None
+    assert learning.learn(16) is None

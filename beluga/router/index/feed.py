@@ -102,6 +102,12 @@ class Feed(Generic[T]):
         self._held = {}
         return ready
 
+    def reset(self) -> None:
+        """Begin again with number 0, because the publisher has gone. One that comes back and has
+        not restarted is asked for all that it has.
+        """
+        self._next, self._held, self._latest = 0, {}, float("-inf")
+
     def _drain(self) -> list[T]:
         ready = []
         while self._next in self._held:

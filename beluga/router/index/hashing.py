@@ -16,7 +16,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -55,6 +55,9 @@ class BlockHasher:
     With ``eagle`` (speculative decoding) a block's hash also covers the token after it. Raises
     RouterError for an unknown era, or for a salt in era A, which has none.
     """
+
+    BLOCK_SIZE_MOST: ClassVar[int] = 1 << 16
+    """How many tokens a block of engines may have. Usual are 16 to 1,024."""
 
     block_size: int  # tokens
     era: Era = "b"

@@ -25,7 +25,9 @@ import dataclasses
 import errno
 import logging
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar
 
 from beluga._ffi import core, ffi
 from beluga._shared import when_forked
@@ -33,7 +35,7 @@ from beluga.errors import EventError
 from beluga.router.index.dump import Dump
 from beluga.router.index.events import Cleared, Removed, RouterEvent, Stored, Tier
 from beluga.router.index.matches import Matches
-from beluga.router.index.tree import SHARED_RANK, Tree, TreeStat, words
+from beluga.router.index.tree import RANKS_MAX, SHARED_RANK, Tree, TreeStat, words
 from beluga.router.policy import Query
 from beluga.router.worker import Overlap, Worker
 
@@ -41,6 +43,7 @@ log = logging.getLogger(__name__)
 
 WORKERS_MAX = 63  # the bits of one word per tier and block
 BLOCKS_MAX = 1 << 21
+LOG_EVERY_S = 60.0
 NAMES_PER_BLOCK = 2  # engines with their own hashes need one name each
 
 # The fields of a C call's result (csrc/api/router.h), which are also fields of Counts.
@@ -73,6 +76,11 @@ class Indexer:
     Raises RouterError for invalid limits.
     """
 
+    WORKERS: ClassVar[int] = WORKERS_MAX
+    """For how many ranks there is room unless ``workers`` says otherwise."""
+    WORKERS_MOST: ClassVar[int] = RANKS_MAX
+    """For how many ranks there may be room."""
+
     def __init__(
         self,
         *,
@@ -94,6 +102,8 @@ class Indexer:
         self._workers: list[Worker | None] = [None] * (workers + 1)  # by rank; rank 0 is the pool
         self._last: dict[Worker, int] = {}
         self._missing: dict[Worker, tuple[int, int]] = {}
+        self._unlogged = 0  # events that failed since the log had the last one
+        self._log_at = 0.0  # monotonic: when the log may have the next one
         self.follows_pool = False  # then engines' events do not say what the pool has
 
     def _forget(self) -> None:
@@ -117,15 +127,25 @@ class Indexer:
                 self._conclude(event, status)
 
     def apply_all(self, events: Iterable[RouterEvent]) -> int:
-        """Apply events and log those that fail. Returns how many failed."""
-        failed = 0
+        """Apply events. Returns how many failed; the log has the last of them, at most one in
+        :data:`LOG_EVERY_S`.
+        """
+        failed, why = 0, ""
         for event in events:
             try:
                 self.apply(event)
             except EventError as error:
-                failed += 1
-                log.warning("%s", error)
+                failed, why = failed + 1, str(error)
+        if failed:
+            self._complain(failed, why)
         return failed
+
+    def _complain(self, failed: int, why: str) -> None:
+        self._unlogged += failed
+        now = time.monotonic()
+        if now >= self._log_at:
+            log.warning("%d KV events could not be applied; the last: %s", self._unlogged, why)
+            self._unlogged, self._log_at = 0, now + LOG_EVERY_S
 
     def find_matches(self, tokens_hashes: Sequence[int], *, early_exit: bool = False) -> Matches:
         """Return what each worker holds of a request's leading blocks. A worker without the first

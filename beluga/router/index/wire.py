@@ -231,10 +231,11 @@ class WireDecoder:
         *,
         block_size: int,
         hash_blocks: HashBlocks,
-        learn: Callable[[int], HashBlocks | None] = lambda _: None,
+        learn: Callable[[int], HashBlocks | None] | None = None,
     ) -> None:
-        """``learn`` gets another block size that the engine announces, and returns how to hash such
-        blocks, or None if the router keeps its own size.
+        """``learn`` gets the block size that the engine announces first, and each other size. It
+        returns how to hash such blocks, or None if the router keeps its own size. Without it the
+        router has ``block_size``.
         """
         import msgspec
 
@@ -243,6 +244,7 @@ class WireDecoder:
         self._worker_id, self._block_size = worker_id, block_size
         self._hash_blocks = hash_blocks
         self._learn = learn
+        self._agreed = learn is None  # whether the router is known to have this size
         self._salts: dict[int, str] = {}  # by block
         self._decode = msgspec.msgpack.Decoder().decode
         self._errors = (msgspec.MsgspecError, RecursionError, ValueError)
@@ -281,13 +283,19 @@ class WireDecoder:
         contents = self._contents(fields, names, parent)
         return RouterEvent(worker, Stored(names, contents, parent), tier=tier)
 
+    def resize(self, block_size: int, hash_blocks: HashBlocks) -> None:
+        """Take another block size, which the router has from now on. What the engine announces must
+        have it.
+        """
+        self._block_size, self._hash_blocks, self._agreed = block_size, hash_blocks, True
+
     def _sized(self, size: int) -> bool:
         """Return whether the router has blocks of this size, if need be from now on."""
-        if size == self._block_size:
+        if size == self._block_size and self._agreed:
             return True
-        found = self._learn(size) if type(size) is int else None
+        found = None if self._learn is None or type(size) is not int else self._learn(size)
         if found is not None:
-            self._block_size, self._hash_blocks = size, found
+            self.resize(size, found)
         return found is not None
 
     def _contents(

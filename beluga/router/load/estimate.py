@@ -9,8 +9,10 @@ load of the link.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import NamedTuple
 
+from beluga.errors import RouterError
 from beluga.router.load.costs import (
     ANSWER_TOKENS,
     DEFAULT_MODEL,
@@ -47,13 +49,26 @@ class Estimate(NamedTuple):
 class CostEstimator:
     """Estimates with the costs of a model. Blocks that are in the pool, and those fetched from
     another worker, are copied over one link of the given speed; those in the worker's own memory
-    over another one. At least one token is computed, in steps of at most ``step_tokens``.
+    over another one. At least one token is computed, in steps of at most ``step_tokens``. Raises
+    RouterError for a speed or a step that is not greater than 0.
     """
 
     costs: ModelCosts = MODELS[DEFAULT_MODEL]
     bytes_per_s: float = GPU_PATHS["root-complex"]
     host_bytes_per_s: float = LOCAL_DRAM
     step_tokens: int = STEP_TOKENS
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("bandwidth", self.bytes_per_s),
+            ("local_bandwidth", self.host_bytes_per_s),
+        ):
+            if not 0 < value < math.inf:
+                raise RouterError(f"{name} has to be greater than 0, not {value}")
+        if self.step_tokens < 1:
+            raise RouterError(
+                f"step_tokens has to be at least 1, not {self.step_tokens}; vLLM has {STEP_TOKENS}"
+            )
 
     def __call__(self, query: Query, candidate: Candidate, fetched: int) -> Estimate:
         costs, load, overlap = self.costs, candidate.load, candidate.overlap

@@ -25,19 +25,23 @@ from beluga.errors import RouterError
 from beluga.router.worker import WorkerMetrics
 
 _SPACE = "beluga_vllm_space_info"
+_STARTED = "process_start_time_seconds"
 _FIGURE_MAX = 1e15  # what is larger is no count of anything
 
 
 class LoadReport(NamedTuple):
     """What an engine says. ``block_size`` is in tokens, 0 if it does not say. ``metrics`` is None
     if nothing has happened since it was last asked. ``space`` is that of its blocks in a pool,
-    which Beluga's connector says.
+    which Beluga's connector says. ``ranks`` is how many data-parallel ranks tell figures, and
+    ``started_s`` when the process began, in seconds of Unix time, if it says so.
     """
 
     engine: str
     metrics: WorkerMetrics | None
     block_size: int = 0
     space: int | None = None
+    ranks: int = 1
+    started_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +51,7 @@ class _Names:
     ``name{label}`` is a label's value. Of several names the first one that is there counts, but
     those of ``found`` add up. Series that differ only in the labels ``same`` are one figure, which
     each of these ranks tells. Series with one of the labels ``part`` are parts of another series.
+    ``rank`` is the label of data-parallel ranks.
     """
 
     engine: str
@@ -57,6 +62,7 @@ class _Names:
     block_size: tuple[str, ...]
     looked_up: str  # prompt tokens
     found: tuple[str, ...]  # those of them that were in a cache
+    rank: str
     same: tuple[str, ...] = ()
     part: str = ""
 
@@ -71,6 +77,7 @@ _ENGINES = (
         block_size=("vllm:cache_config_info{block_size}",),
         looked_up="vllm:prefix_cache_queries_total",
         found=("vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total"),
+        rank="engine",
     ),
     _Names(
         "SGLang",
@@ -82,6 +89,7 @@ _ENGINES = (
         block_size=("sglang:page_size", "sglang:cache_config_info{page_size}"),
         looked_up="sglang:prompt_tokens_total",
         found=("sglang:cached_tokens_total",),  # by cache_source
+        rank="dp_rank",
         same=("tp_rank", "pp_rank", "moe_ep_rank"),
         part="priority",
     ),
@@ -128,7 +136,15 @@ def _of_text(names: _Names, text: str) -> LoadReport | None:
         looked_up=total(names.looked_up),
         found=sum(total(name) for name in names.found),
     )
-    return LoadReport(names.engine, metrics, int(max(sizes, default=0)), _space(text))
+    ranks = {value for key in figures[names.running] for label, value in key if label == names.rank}
+    return LoadReport(
+        names.engine,
+        metrics,
+        int(max(sizes, default=0)),
+        _space(text),
+        max(len(ranks), 1),
+        next((value for _, _, value in _samples(text, (_STARTED,))), None),
+    )
 
 
 def _space(text: str) -> int | None:

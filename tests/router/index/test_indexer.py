@@ -417,3 +417,12 @@ def test_dynamo_form_is_read_and_written() -> None:
 def test_what_is_not_dynamos_form_is_an_error(form: dict[str, object]) -> None:
     with pytest.raises(EventError, match="Dynamo"):
         from_dynamo(form)
+
+
+def test_events_that_fail_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    index = Indexer(workers=4, blocks=100)
+    for number in range(100):
+        assert index.apply_all([stored(A, [number], [1], parent=1000)]) == 1
+    assert index.counts.parent_not_found == 100
+    [record] = caplog.records
+    assert "1 KV events could not be applied; the last: worker" in record.getMessage()

@@ -73,6 +73,21 @@ def test_live_repetition_of_what_was_sent_again_is_no_restart() -> None:
     assert feed.offer(0, 0, 8.0).restarted  # what was not taken says nothing of the time
 
 
+def test_a_publisher_that_has_gone_is_followed_anew() -> None:
+    feed: Feed[int] = Feed()
+    assert [feed.offer(number, number, 5.0 + number).items for number in range(3)] == [
+        [0],
+        [1],
+        [2],
+    ]
+    feed.reset()
+    assert feed.offer(3, 3, 8.0).items == []  # it had not restarted: all is wanted again
+    assert feed.wanted == 0
+    feed.reset()
+    assert feed.offer(0, 0, 1.0).items == [0]  # it has, and its clock was set back
+    assert (feed.lost, feed.restarts) == (0, 0)
+
+
 def test_a_ring_replays_what_it_has() -> None:
     kept: Kept[int] = Kept(ring=4)
     assert [kept.add(number) for number in range(10)] == list(range(10))

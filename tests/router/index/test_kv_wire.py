@@ -235,6 +235,27 @@ def test_no_msgpack_is_an_error() -> None:
     WireDecoder(1, block_size=1, hash_blocks=sums)  # the least block size
 
 
+def test_a_decoder_that_learns_asks_the_router_first() -> None:
+    """The router may have learned another size than the decoder began with."""
+    asked: list[int] = []
+    known = {SIZE: sums}
+
+    def learn(size: int) -> Any:
+        asked.append(size)
+        return known.get(size)
+
+    wire = WireDecoder(7, block_size=SIZE, hash_blocks=sums, learn=learn)
+    for _ in range(2):
+        assert wire.batch(payload(stored([1]))).failed == []
+    assert asked == [SIZE]  # once is enough
+    known = {8: sums}
+    wire.resize(8, sums)
+    assert len(wire.batch(payload(stored([2]))).failed) == 1
+    assert asked == [SIZE, SIZE]
+    other = WireDecoder(8, block_size=SIZE, hash_blocks=sums, learn=learn)
+    assert len(other.batch(payload(stored([1]))).failed) == 1
+
+
 junk = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.text() | st.binary(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),

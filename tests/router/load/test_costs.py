@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from beluga.errors import RouterError
-from beluga.router import costs
+from beluga.router import CostEstimator, costs
 
 QWEN = costs.MODELS["qwen3-32b-h200"]
 
@@ -51,3 +53,16 @@ def test_every_model_has_a_source_and_room() -> None:
 def test_an_unknown_model_is_refused() -> None:
     with pytest.raises(RouterError, match="no costs for model 'gpt'; there are qwen3-32b-h200"):
         costs.model_costs("gpt")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"bytes_per_s": 0.0}, "bandwidth has to be greater than 0, not 0.0"),
+        ({"host_bytes_per_s": float("nan")}, "local_bandwidth has to be greater than 0, not nan"),
+        ({"step_tokens": 0}, "step_tokens has to be at least 1, not 0"),
+    ],
+)
+def test_an_estimate_needs_speeds(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(RouterError, match=said):
+        CostEstimator(**wrong)

@@ -102,8 +102,8 @@ TRT_RANKS = json.dumps([iteration(n, rank) for n in (7, 8) for rank in (0, 1)])
 @pytest.mark.parametrize(
     ("answer", "report"),
     [
-        (VLLM, LoadReport("vLLM", WorkerMetrics(4, 0, 60, 160, 7, 0.375, 0.25), 128)),
-        (SGLANG, LoadReport("SGLang", WorkerMetrics(7, 0, 500, 800, 2, 0.625, 0.25), 64)),
+        (VLLM, LoadReport("vLLM", WorkerMetrics(4, 0, 60, 160, 7, 0.375, 0.25), 128, ranks=2)),
+        (SGLANG, LoadReport("SGLang", WorkerMetrics(7, 0, 500, 800, 2, 0.625, 0.25), 64, ranks=2)),
         (SGLANG_OLD, LoadReport("SGLang", WorkerMetrics(2, 0, 50, 500, 1, 0.1, 0.0), 32)),
         (TRT, LoadReport("TensorRT-LLM", WorkerMetrics(4, 2048, 100, 400, 6, 0.25, 0.25), 32)),
         (
@@ -143,6 +143,12 @@ def test_beluga_s_connector_says_the_space_of_its_blocks() -> None:
     assert report is not None and report.space == 0xFEDCBA9876543210
     with pytest.raises(RouterError, match="space_info is 'xyz'"):
         read_load(VLLM + said.replace("fedcba9876543210", "xyz"))
+
+
+def test_the_start_of_the_process_is_read_if_it_is_there() -> None:
+    for more, started_s in (("", None), ("process_start_time_seconds 1.7e+09\n", 1.7e9)):
+        report = read_load(VLLM + more)
+        assert report is not None and report.started_s == started_s
 
 
 @pytest.mark.parametrize("answer", ["", "up 1\nvllm:num_requests_waiting 1\n", "<html>", "{}"])

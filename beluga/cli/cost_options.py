@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The options by which a policy estimates times, which ``beluga simulate`` and ``beluga gateway``
+share. With the same values both choose the same workers.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from beluga.errors import RouterError
+from beluga.router import CostEstimator, costs
+
+Costs = Annotated[
+    str,
+    typer.Option(
+        "--costs",
+        metavar="MODEL",
+        help="The model and its GPU, by which min-ttft and least-cost estimate times, and how long "
+        "a prompt waits for a prefill worker (--model of `beluga simulate`): "
+        f"{', '.join(costs.MODELS)}.",
+    ),
+]
+Bandwidth = Annotated[
+    float | None,
+    typer.Option(
+        metavar="GB/s",
+        help="The bandwidth from the pool to one worker; --gpu-path gives the default.",
+    ),
+]
+LocalBandwidth = Annotated[
+    float, typer.Option(metavar="GB/s", help="The bandwidth from a worker's own DRAM to its GPU.")
+]
+GpuPath = Annotated[
+    str,
+    typer.Option(
+        help="Where GPUs are attached: root-complex (26 GB/s) or switch (55 GB/s), the paper's O7."
+    ),
+]
+StepTokens = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="The most tokens in a step of an engine (vLLM's --max-num-batched-tokens).",
+    ),
+]
+
+LOCAL_BANDWIDTH = costs.LOCAL_DRAM / 1e9
+GPU_PATH = "root-complex"
+
+
+def with_estimator(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with these options, and with ``--costs``, in place of its parameter
+    ``estimator``.
+    """
+    hints = typing.get_type_hints(command, include_extras=True)
+    own = [
+        parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(command).parameters.items()
+        if name != "estimator"
+    ]
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **given: Any) -> None:
+        chosen = [given.pop(one.name, one.default) for one in _ADDED]
+        command(*arguments, estimator=_estimator(*chosen), **given)
+
+    # Readers of the signature must not look behind this function.
+    del run.__wrapped__
+    run.__signature__ = inspect.Signature([*own, *_ADDED])  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in (*own, *_ADDED)}
+    return run
+
+
+_ADDED = [
+    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    for name, default, annotation in (
+        ("costs_of", costs.DEFAULT_MODEL, Costs),
+        ("bandwidth", None, Bandwidth),
+        ("local_bandwidth", LOCAL_BANDWIDTH, LocalBandwidth),
+        ("gpu_path", GPU_PATH, GpuPath),
+        ("step_tokens", costs.STEP_TOKENS, StepTokens),
+    )
+]
+
+
+def _estimator(
+    model: str, bandwidth: float | None, local_bandwidth: float, gpu_path: str, step_tokens: int
+) -> CostEstimator:
+    """Return the estimator for a model with these options. Raises RouterError for an unknown model,
+    and BadParameter for an option that is out of range.
+    """
+    known = costs.model_costs(model)
+    if gpu_path not in costs.GPU_PATHS:
+        raise typer.BadParameter(
+            f"--gpu-path is one of {', '.join(costs.GPU_PATHS)}, not '{gpu_path}'"
+        )
+    path_speed = costs.GPU_PATHS[gpu_path] if bandwidth is None else bandwidth * 1e9
+    try:
+        return CostEstimator(
+            costs=known,
+            bytes_per_s=path_speed,
+            host_bytes_per_s=local_bandwidth * 1e9,
+            step_tokens=step_tokens,
+        )
+    except RouterError as error:  # it names the value; the user knows the option
+        name, _, what = str(error).partition(" ")
+        raise typer.BadParameter(f"--{name.replace('_', '-')} {what}") from None
