@@ -122,7 +122,7 @@ class DeviceBusyError(PoolError):
 
 
 class DeviceForeignError(PoolError):
-    """Check the path; only if its contents may be lost, use --force."""
+    """Check the path; destroy what is there only if it may be lost: beluga pool create --force."""
 
 
 class DeviceMismatchError(PoolError):
@@ -130,19 +130,19 @@ class DeviceMismatchError(PoolError):
 
 
 class DeviceTruncatedError(PoolError):
-    """Give the device its old size again, or create the pool anew with --force."""
+    """Give the device its old size again, or make a new pool: beluga pool create --force."""
 
 
 class SuperblockDamagedError(PoolError):
-    """Create the pool anew with --force, and find out what else wrote to the device."""
+    """Make a new pool (beluga pool create --force), and find out what else wrote there."""
 
 
 class FormatError(PoolError):
-    """Run one version of Beluga on all hosts, or create the pool anew with --force."""
+    """Run one version of Beluga on all hosts, or make a new pool: beluga pool create --force."""
 
 
 class PoolExistsError(PoolError):
-    """Open the pool that is there, or create a new one over it with --force."""
+    """Open the pool that is there, or make a new one over it: beluga pool create --force."""
 
 
 class DeviceFaultError(PoolError):

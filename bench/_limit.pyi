@@ -123,6 +123,7 @@ class drive_plan(CStruct):
     start_ns: int
     duration_ns: int
     period_ns: int
+    stopped: int
     done: int
     elapsed_ns: int
 
@@ -139,6 +140,7 @@ class drive_plan_init(TypedDict, total=False):
     start_ns: int
     duration_ns: int
     period_ns: int
+    stopped: int
     done: int
     elapsed_ns: int
 
@@ -412,6 +414,7 @@ class Lib:
     def limit_hash_walk(self, hash: limit_hash | Null | Sequence[limit_hash], keys: uint64_p | Null | Sequence[int], count: int, /) -> int: ...
     def drive_pace_take(self, pace: drive_pace | Null, now_ns: int, size: int, /) -> int: ...
     def drive_run(self, plan: drive_plan | Null, /) -> int: ...
+    def drive_stop(self, plan: drive_plan | Null, /) -> None: ...
     def drive_now_ns(self, /) -> int: ...
 
 ffi: Final[Ffi]

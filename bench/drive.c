@@ -15,10 +15,20 @@ uint64_t drive_now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static uint64_t wait_until(uint64_t then_ns)
+void drive_stop(drive_plan *plan)
+{
+    __atomic_store_n(&plan->stopped, 1, __ATOMIC_RELAXED);
+}
+
+static int stopped(const drive_plan *plan)
+{
+    return __atomic_load_n(&plan->stopped, __ATOMIC_RELAXED) != 0;
+}
+
+static uint64_t wait_until(const drive_plan *plan, uint64_t then_ns)
 {
     uint64_t now = drive_now_ns();
-    for (; now < then_ns; now = drive_now_ns())
+    for (; now < then_ns && !stopped(plan); now = drive_now_ns())
 #ifdef __x86_64__
         __builtin_ia32_pause();
 #else
@@ -40,13 +50,15 @@ uint64_t drive_pace_take(drive_pace *pace, uint64_t now_ns, uint64_t size)
 
 int drive_run(drive_plan *plan)
 {
-    uint64_t start = wait_until(plan->start_ns), at = 0;
+    uint64_t start = wait_until(plan, plan->start_ns), at = 0;
     int clocked = plan->samples_ns || plan->duration_ns || plan->period_ns || plan->paces;
     plan->done = 0;
-    while (plan->done < plan->count) {
+    while (plan->done < plan->count && !stopped(plan)) {
         uint64_t begin = 0, ready = 0;
         if (clocked)
-            begin = wait_until(start + plan->done * plan->period_ns);
+            begin = wait_until(plan, start + plan->done * plan->period_ns);
+        if (stopped(plan))
+            break;
         if (plan->duration_ns && plan->done > 0 && begin >= start + plan->duration_ns)
             break;
         if (plan->paces)
@@ -55,7 +67,7 @@ int drive_run(drive_plan *plan)
         if (status < 0)
             return status;
         if (plan->paces)
-            wait_until(ready);
+            wait_until(plan, ready);
         if (plan->samples_ns)
             plan->samples_ns[plan->done] = drive_now_ns() - begin;
         plan->done++;

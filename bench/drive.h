@@ -36,12 +36,17 @@ typedef struct drive_plan {
     uint64_t start_ns;          /* the start, so that threads start together */
     uint64_t duration_ns;       /* only the first operation may begin later; 0: no limit */
     uint64_t period_ns;         /* between the starts of operations; 0: no pause */
+    uint32_t stopped;           /* not 0: drive_stop was called, no operation begins any more */
     uint64_t done;              /* out: operations */
     uint64_t elapsed_ns;        /* out: from the first start to the last end */
 } drive_plan;
 
 /* Run the plan. Returns 0, or the first error of an operation. */
 int drive_run(drive_plan *plan);
+
+/* End drive_run of this plan after the operation that is under way. A run that has not begun does
+ * nothing. Any thread may call this. */
+void drive_stop(drive_plan *plan);
 
 /* The clock of start_ns. */
 uint64_t drive_now_ns(void);

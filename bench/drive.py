@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from beluga.transfer import DsaEngine
 from . import _limit
 from ._limit import ffi, lib
 from .pace import Paces
+from .threads import run_together
 
 Offsets = npt.NDArray[np.uint64]
 _MANY = 1 << 62
@@ -124,6 +125,10 @@ class Driver:
         count = _MANY if samples is None else len(samples)
         return self._run(count, start_ns, int(duration_s * 1e9), samples)
 
+    def stop(self) -> None:
+        """End the run that is under way after its present operation. Later runs do nothing."""
+        lib.drive_stop(self._plan)
+
     @property
     def done(self) -> int:
         """The number of operations of the last run."""
@@ -142,7 +147,7 @@ class Driver:
             ffi.NULL if samples is None else ffi.cast("uint64_t *", samples.ctypes.data)
         )
         raise_for_status(lib.drive_run(plan), "running an operation")
-        return float(plan.done * 1e9 / plan.elapsed_ns)
+        return float(plan.done * 1e9 / max(plan.elapsed_ns, 1))
 
 
 def now_ns() -> int:
@@ -156,7 +161,10 @@ def together(
     duration_s: float,
     samples: Sequence[npt.NDArray[np.uint64]] | None = None,
 ) -> float:
-    """Run the drivers concurrently, each on its own CPU. Returns operations per second of all."""
+    """Run the drivers concurrently, each on its own CPU. Returns operations per second of all.
+
+    Ctrl-C stops them: when it is raised, none of them touches the memory any more.
+    """
     start_ns = now_ns() + _LEAD_NS * (1 + len(drivers))
     speeds = [0.0] * len(drivers)
 
@@ -165,9 +173,9 @@ def together(
         own = None if samples is None else samples[index]
         speeds[index] = drivers[index].hold(duration_s, start_ns, own)
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(drivers))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    def stop() -> None:
+        for driver in drivers:
+            driver.stop()
+
+    run_together([partial(work, index) for index in range(len(drivers))], stop)
     return sum(speeds)

@@ -27,6 +27,7 @@ from beluga.transfer.engines.policy import Row as Steps
 from .gpu_copy import BLOCK_SIZE, CASES, FRAGMENT_SIZE, FRAGMENTS
 from .ratio import Once, race, rate
 from .row import Recorder, Row, calls, percentiles
+from .threads import wait_for
 
 _ORDER = 8192
 _AT_A_TIME = 20  # products: 30 ms of an H200
@@ -178,12 +179,12 @@ def _copying(
             under_way.set()
 
     thread = threading.Thread(target=run)
-    thread.start()
     try:
+        thread.start()
         under_way.wait()
         yield
     finally:
         stop.set()
-        thread.join()
+        wait_for([thread])
     if errors:
         raise errors[0]

@@ -26,6 +26,7 @@ from beluga.transfer import CudaDriver, CudaEngine, CupyDriver, plan_blocks
 from .machine import nodes
 from .private import private
 from .row import Recorder, Row, percentiles, speed
+from .threads import run_together
 
 VERBS = ("read", "write")
 
@@ -85,10 +86,13 @@ class _Feeder:
         self.memory = driver.allocate(STRIPE_SIZE)
         self.stream, self.event = driver.make_stream(urgent=True), driver.make_event()
         self.times: list[float] = []
+        self.stopping = threading.Event()
 
     def run(self, verb: str, count: int) -> None:
         self._driver.use()
         for index in range(count):
+            if self.stopping.is_set():
+                break
             self._copy(verb, index)
         self._driver.record(self.event, self.stream)
         self._driver.wait(self.event)
@@ -98,11 +102,15 @@ class _Feeder:
         self._driver.use()
         events = [self._driver.make_event() for _ in range(count + 1)]
         self._driver.record(events[0], self.stream)
+        recorded = events[:1]
         for index, event in enumerate(events[1:]):
+            if self.stopping.is_set():
+                break
             self._copy(verb, index)
             self._driver.record(event, self.stream)
-        self._driver.wait(events[-1])
-        self.times = [self._driver.elapsed_s(*pair) for pair in itertools.pairwise(events)]
+            recorded.append(event)
+        self._driver.wait(recorded[-1])
+        self.times = [self._driver.elapsed_s(*pair) for pair in itertools.pairwise(recorded)]
         for event in events:
             self._driver.free_event(event)
 
@@ -153,9 +161,9 @@ def _row(recorder: Recorder, case: str, feeders: list[_Feeder], verb: str) -> Ro
     options.say(f"bandwidth {case}, {len(feeders)} GPUs")
     count = 3 if options.smoke else 200
     runs = [functools.partial(feeder.run, verb, count) for feeder in feeders]
-    _together(runs)
-    took_s = statistics.median(_together(runs) for _ in range(options.pair_count))
-    _together([functools.partial(feeder.sample, verb, count) for feeder in feeders])
+    _together(runs, feeders)
+    took_s = statistics.median(_together(runs, feeders) for _ in range(options.pair_count))
+    _together([functools.partial(feeder.sample, verb, count) for feeder in feeders], feeders)
     times = np.concatenate([feeder.times for feeder in feeders])
     return recorder.row(
         case,
@@ -167,12 +175,13 @@ def _row(recorder: Recorder, case: str, feeders: list[_Feeder], verb: str) -> Ro
     )
 
 
-def _together(runs: Sequence[Callable[[], None]]) -> float:
-    """Return the seconds that all of them take, with a thread each."""
-    threads = [threading.Thread(target=run) for run in runs]
+def _together(runs: Sequence[Callable[[], None]], feeders: Sequence[_Feeder]) -> float:
+    """Return the seconds that the runs take, with a thread each. Ctrl-C stops the feeders."""
+
+    def stop() -> None:
+        for feeder in feeders:
+            feeder.stopping.set()
+
     before = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(runs, stop)
     return time.perf_counter() - before

@@ -24,6 +24,7 @@ from beluga.tiers.disk import DiskTier
 
 from .row import Recorder, Row
 from .tails import Times, tails_row
+from .threads import wait_for
 
 _INTERVALS_S = (0.002, 0.030)
 _LOADS, _LOADS_SMOKE = 100, 5  # of each half of a pair
@@ -59,11 +60,15 @@ class _Flood:
             self._let.clear()
             time.sleep(_SETTLE_S)
 
-    def close(self) -> None:
-        """End, with all blocks saved."""
+    def stop(self) -> None:
+        """End after the save that is under way."""
         self._stopping = True
         self._let.set()
-        self._thread.join()
+        wait_for([self._thread])
+
+    def close(self) -> None:
+        """End, with all blocks saved."""
+        self.stop()
         for first in range(0, len(self._keys), self._each):
             self._save(self._keys[first : first + self._each])
 
@@ -125,5 +130,6 @@ def flood_rows(
                 bytes=size,
                 engine=engine,
             )
-    finally:
         flood.close()
+    finally:
+        flood.stop()

@@ -27,6 +27,7 @@ from . import drive
 from ._limit import lib
 from .lines import lines_of
 from .pace import shared_paces
+from .threads import wait_for
 
 
 def _say(**fields: object) -> None:
@@ -115,7 +116,7 @@ def _flood(
 
     thread = threading.Thread(target=store)
     thread.start()
-    ends += [ending.set, thread.join, cache.close]
+    ends += [ending.set, lambda: wait_for([thread]), cache.close]
     _say(ready=True)
 
 

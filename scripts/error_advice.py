@@ -32,7 +32,7 @@ ADVICE: dict[str, dict[str, tuple[str, ...]]] = {
     "DeviceSpecError": {
         "Write the size, the slice or the node as the message shows it.": (
             "a device needs a path*",
-            "device size … is not*",
+            "a device's size (--size; device_size) is a multiple*",
             "…: a slice *",
             "…: node=… is not*",
             "…: … … is not a multiple*",
@@ -364,7 +364,8 @@ ADVICE: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "SimulateError": {
         "Give the option a value in the range that the message names.": (
-            "memory is pool*",
+            "speed is from*",
+            "… is at most*",
             "scaling by*",
             "… has to be*",
             "… is one of*",

@@ -15,14 +15,16 @@ EXPORTS: dict[str, str] = {
     "beluga._ffi": "core ffi lib",
     "beluga.primitives": "crc32c features fence flush invalidate isa ntstore_copy",
     "beluga.pool": (
-        "COHERENCE_MODES DeviceSpec DeviceView Geometry Pool STRIPE_SIZE SpecLike default_specs "
+        "BLOCK_COUNT_MAX COHERENCE_MODES LANE_COUNT_MAX DeviceSpec DeviceView Geometry Pool "
+        "STRIPE_SIZE SpecLike default_specs "
         "emulated_paths filesystem forget geometry_for parse_size remembered remembering room "
         "scratch_folder show_size survey DaxNode FoundFile dax_nodes examine find_pools limits "
-        "refuse_in_use"
+        "refuse_gone refuse_in_use"
     ),
     "beluga.rpc": (
-        "Calls Client ClientStat Figure KINDS Keeper METHOD_USER Operation Quota Report Reported "
-        "SECONDS SILENT_S Server ServerStat Trace TracedCall nanoseconds read_trace stand_by"
+        "Calls Client ClientStat Figure KINDS Keeper METHOD_COUNTERS METHOD_USER Operation Quota "
+        "Report Reported SECONDS SILENT_S Server ServerStat Trace TracedCall method_names "
+        "nanoseconds read_trace stand_by"
     ),
     "beluga.meta": (
         "BlockState EVICTIONS Grant LOWER_NOTE LOWER_RECORD Left Lookup LowerStat LowerWork "
@@ -76,7 +78,8 @@ EXPORTS: dict[str, str] = {
         "queue_name"
     ),
     "beluga.simulate": (
-        "Course ENGINES FORMATS MEMORIES ORDERS Options PRESETS Prompt Row Scale Spread Trace "
+        "COUNT_MAX Course ENGINES FORMATS MEMORIES ORDERS Options PRESETS Prompt Row SPEED_MAX "
+        "SPEED_MIN Scale Spread Trace "
         "check_report goodput load_trace make_report make_trace simulate trace_requests "
         "unequal_memory"
     ),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import math
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -21,6 +22,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from beluga.cli.help import help_of
 from beluga.cli.legend import epilog_of
 from beluga.cli.options import HELP
 from beluga.errors import BelugaError
@@ -85,7 +87,7 @@ class LazyGroup(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Show the help without an import of the commands."""
-        TyperGroup.format_help(self.described(), ctx, formatter)
+        typer.echo(help_of(self.described(), ctx), nl=False)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         """Return what a word may become, without an import of the commands."""
@@ -140,8 +142,13 @@ def _make(name: str, place: str | Inner) -> Any:
 class _Told(TyperCommand):
     """A command whose errors say which of the options they name is set in ``beluga.toml``."""
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        # typer prints no formatter's text where a command alone means its help.
+        typer.echo(help_of(self, ctx), nl=False)
+
     def invoke(self, ctx: Any) -> Any:
         try:
+            self._refuse_endless(ctx)
             return super().invoke(ctx)
         except typer.BadParameter as error:
             error.message += self._set_in_file(ctx, error.message)
@@ -150,6 +157,16 @@ class _Told(TyperCommand):
             if where := self._set_in_file(ctx, str(error)):
                 error.args = (f"{error}{where}", *error.args[1:])
             raise
+
+    def _refuse_endless(self, ctx: Any) -> None:
+        """Refuse inf and nan, which are in every range or in none. No option needs them."""
+        for option in self.params:
+            value = ctx.params.get(option.name)
+            for one in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(one, float) and not math.isfinite(one):
+                    raise typer.BadParameter(
+                        f"{max(option.opts, key=len)} is a finite number, not {one}"
+                    )
 
     def _set_in_file(self, ctx: Any, text: str) -> str:
         named = set(re.findall(r"--[a-z][a-z-]*", text))

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -32,6 +33,9 @@ NamespaceName = Annotated[
     str,
     typer.Option(help="The namespace: its name, or its fingerprint of 16 digits as ls shows it."),
 ]
+_FINGERPRINT = re.compile("[0-9a-f]{16}")
+_NAMED = 5  # keys in an error
+_NAMESPACE = "cli"  # by default
 Fields = Annotated[
     list[str] | None,
     typer.Option(
@@ -52,7 +56,7 @@ def explain_keys(
     keys: Keys,
     pool: PoolPaths = None,
     host: Host = None,
-    namespace: NamespaceName = "cli",
+    namespace: NamespaceName = _NAMESPACE,
     field: Fields = None,
     salt: Salt = "",
     json: Json = False,
@@ -77,6 +81,8 @@ def explain_keys(
 def _asked(pool: Pool, name: str, fields: list[str] | None, salt: str) -> Namespace:
     """Return the namespace that the options name."""
     if fields:
+        if name != _NAMESPACE:
+            raise typer.BadParameter(f"--field stands in place of --namespace {name}; give one")
         if wrong := [text for text in fields if "=" not in text]:
             raise typer.BadParameter(f"--field {wrong[0]} is not NAME=VALUE")
         pairs = [text.split("=", 1) for text in fields]
@@ -87,6 +93,11 @@ def _asked(pool: Pool, name: str, fields: list[str] | None, salt: str) -> Namesp
             if found.fingerprint != known.fingerprint:
                 raise CacheError(f"namespace {name} has a salt; give it with --salt")
             return found
+    if _FINGERPRINT.fullmatch(name):
+        say(
+            f"no namespace that this host has opened has the fingerprint {name}; it is taken as a "
+            "name (see 'beluga ls --namespaces')"
+        )
     return Namespace({"name": name}, salt=salt)
 
 
@@ -189,7 +200,7 @@ def rm(
     keys: Keys,
     pool: PoolPaths = None,
     host: Host = None,
-    namespace: NamespaceName = "cli",
+    namespace: NamespaceName = _NAMESPACE,
     field: Fields = None,
     salt: Salt = "",
     json: Json = False,
@@ -208,7 +219,9 @@ def rm(
     if not json and len(missing) < len(removed):
         say(f"removed: {len(removed) - len(missing)} of {len(removed)}{_where(removed)}")
     if missing:
-        raise CacheError(f"no block '{missing[0]}' in that namespace; see 'beluga explain'")
+        names = ", ".join(f"'{key}'" for key in missing[:_NAMED])
+        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        raise CacheError(f"no block {names}{more} in that namespace; see 'beluga explain'")
 
 
 def _remove(cache: KVCache, name: bytes) -> list[str]:

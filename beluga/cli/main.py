@@ -63,7 +63,8 @@ def _run(name: str, module: str) -> NoReturn:
     try:
         app(prog_name=name)
     except (BelugaError, OSError) as error:
-        logs.fail(name, _told(error))
+        # Each program names its own server.
+        logs.fail(name, _told(error).replace("'beluga serve'", f"'{name} serve'"))
     except UnicodeError:
         logs.fail(name, "what you gave has bytes that are not text in UTF-8")
     sys.exit(0)

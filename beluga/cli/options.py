@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +16,7 @@ from typing import Annotated
 import typer
 
 from beluga.cli.logs import FORMATS, LEVELS
-from beluga.errors import BelugaError, DeviceSpecError
+from beluga.errors import AdminError, BelugaError, DeviceSpecError
 from beluga.pool import Pool, parse_size
 
 HELP = {"help_option_names": ["-h", "--help"]}  # settings of both programs
@@ -26,6 +28,36 @@ def size(text: str | int) -> int:
         return parse_size(text)
     except DeviceSpecError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+@contextmanager
+def as_bad_value(*kinds: type[Exception]) -> Iterator[None]:
+    """Report errors about the values of options as errors of the command line: the exit status is
+    2.
+    """
+    try:
+        yield
+    except kinds as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def one_of(*known: str) -> Callable[[str], str]:
+    """Return a parser of parameters that takes one of these words."""
+
+    def word(text: str) -> str:
+        return _one_of(text, known)
+
+    return word
+
+
+def admin_address(text: str) -> str:
+    """Check an address of an admin endpoint as a parameter of the command line."""
+    if text:
+        from beluga.admin import read_address  # slow to import
+
+        with as_bad_value(AdminError):
+            read_address(text)
+    return text
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
@@ -52,6 +84,7 @@ AdminAddress = Annotated[
     str,
     typer.Option(
         "--admin",
+        parser=admin_address,
         metavar="[HOST:]PORT",
         help="Answer Prometheus and browsers here, on 127.0.0.1 unless HOST is given; 0 takes a "
         "free port.",

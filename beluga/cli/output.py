@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from beluga.cli import logs
+from beluga.cli.help import fill
 from beluga.cli.legend import Legend
 
 if TYPE_CHECKING:  # rich is slow to import, and machines read JSON
@@ -19,6 +21,7 @@ if TYPE_CHECKING:  # rich is slow to import, and machines read JSON
     from rich.table import Table
 
 _PIPE_WIDTH = 200  # columns
+_INDENT = 2  # of the further lines of a row
 
 # The arguments are the bytes or requests done, and those in all.
 Advance = Callable[[int, int], None]
@@ -34,6 +37,15 @@ def print_line(text: str) -> None:
     """Print a line on stdout."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def print_row(text: str) -> None:
+    """Print a line on stdout. On a terminal that is too narrow, its further lines are indented."""
+    room = _width()
+    if len(text) > room:
+        first, *rest = fill(" ".join(text.split()), room - _INDENT)
+        text = "\n".join([first, *(" " * _INDENT + line for line in rest)])
+    print_line(text)
 
 
 def announce(text: str, event: str, *, json: bool = False, **fields: object) -> None:
@@ -87,10 +99,16 @@ def _print(table: Table) -> None:
 
 
 def _console() -> Console:
-    """Return a console of the terminal's width. A file or a pipe gets enough for every column."""
+    """Return a console of the terminal's width, or of what COLUMNS says. Without either, as in a
+    pipe, it has enough for every column.
+    """
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, markup=False)
+    return Console(width=_width(), markup=False)
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns
 
 
 def _cell(value: object) -> str:
@@ -109,7 +127,7 @@ def print_facts(facts: Mapping[str, object], legend: Legend | None = None) -> No
     from rich.table import Table
 
     table = Table(show_header=False)
-    table.add_column(style="bold")
+    table.add_column(style="bold", overflow="fold")
     table.add_column(justify="right", overflow="fold")
     for name, value in facts.items():
         table.add_row(name, _cell(value))

@@ -17,7 +17,9 @@ def ping(
     pool: PoolPaths = None,
     host: Host = None,
     timeout: Timeout = 5.0,
-    count: Annotated[int, typer.Option(min=1, help="How many round trips to make.")] = 10,
+    count: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="How many round trips to make.")
+    ] = 10,
     json: Json = False,
 ) -> None:
     """Measure round trips to the server."""

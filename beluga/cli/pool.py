@@ -4,27 +4,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from beluga import config
 from beluga.cli.legend import Legend, explains
-from beluga.cli.options import Json, PoolPaths, open_pool, size
+from beluga.cli.options import Json, PoolPaths, one_of, open_pool, size
 from beluga.cli.output import print_facts, print_json, print_table, progress, say
 from beluga.cli.scrub import scrub_admission
 from beluga.errors import DeviceMissingError, NoDefaultPoolError, PoolError
 from beluga.meta import NAME_PARENT, check_devices, read_names, repair_pool
 from beluga.pool import (
+    BLOCK_COUNT_MAX,
+    COHERENCE_MODES,
+    LANE_COUNT_MAX,
     DeviceSpec,
     Geometry,
     Pool,
     default_specs,
     emulated_paths,
     forget,
+    refuse_gone,
     remembered,
     remembering,
     show_size,
@@ -62,8 +67,10 @@ Interleave = Annotated[
 Coherence = Annotated[
     list[str] | None,
     typer.Option(
+        parser=one_of(*COHERENCE_MODES),
+        metavar="|".join(COHERENCE_MODES),
         help="hardware (one host's own memory) or software; repeat to give each device its "
-        "own. By default files have hardware, devdax nodes software coherence."
+        "own. By default files have hardware, devdax nodes software coherence.",
     ),
 ]
 Sparse = Annotated[
@@ -74,7 +81,11 @@ Force = Annotated[
 ]
 MaxBlocks = Annotated[
     int | None,
-    typer.Option(min=1, help="How many blocks the pool can hold. By default see --block-bytes."),
+    typer.Option(
+        min=1,
+        max=BLOCK_COUNT_MAX,
+        help="How many blocks the pool can hold. By default see --block-bytes.",
+    ),
 ]
 BlockBytes = Annotated[
     int | None,
@@ -85,7 +96,10 @@ BlockBytes = Annotated[
         "By default 256K.",
     ),
 ]
-Lanes = Annotated[int | None, typer.Option(min=1, help="How many clients can attach at once.")]
+Lanes = Annotated[
+    int | None,
+    typer.Option(min=1, max=LANE_COUNT_MAX, help="How many clients can attach at once."),
+]
 
 
 _DEVICES = Legend(
@@ -156,15 +170,35 @@ def info(pool: PoolPaths = None, json: Json = False) -> None:
 _CHECK = Legend(
     {
         "epoch": "the number of the server that serves, or served last",
-        "half": "which of the two halves of the tables that server uses",
+        "tables": "which of the two halves of the tables that server uses",
         "serving": "whether it serves now",
-        "block_count": "how many blocks can be found",
-        "block_bytes": "how many bytes they have",
-        "extent_count": "how many extents, the ranges that blocks are cut from, are in use",
-        "session_count": "how many sessions of clients there are",
-        "finding_count": "how many lines or blocks are damaged",
+        "blocks": "how many blocks can be found",
+        "bytes": "how many bytes they have",
+        "extents": "how many extents, the ranges that blocks are cut from, are in use",
+        "sessions": "how many sessions of clients there are",
+        "findings": "how many lines or blocks are damaged",
     }
 )
+_CHECK_FIELDS = {
+    "epoch": "epoch",
+    "half": "tables",
+    "serving": "serving",
+    "block_count": "blocks",
+    "block_bytes": "bytes",
+    "extent_count": "extents",
+    "session_count": "sessions",
+    "finding_count": "findings",
+}
+
+
+def _checked(facts: Mapping[str, Any]) -> dict[str, object]:
+    """Return the numbers of a check by the words for people."""
+    shown = {word: facts[name] for name, word in _CHECK_FIELDS.items() if name in facts}
+    if "tables" in shown:
+        shown["tables"] = f"half {facts['half']}"
+    if "serving" in shown:
+        shown["serving"] = "yes" if facts["serving"] else "no"
+    return shown
 
 
 @explains(_CHECK)
@@ -206,9 +240,7 @@ def check(
     if json:
         print_json(facts)
     else:
-        print_facts(
-            {name: facts[name] for name in facts if name not in ("findings", "names")}, _CHECK
-        )
+        print_facts(_checked(facts), _CHECK)
         for finding in report.findings:
             say(finding)
         for name in facts.get("names", ()):
@@ -240,6 +272,10 @@ def _names(pool: Pool, half: int) -> list[dict[str, int | str | None]]:
 def destroy(
     paths: OptionalPaths = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Destroy these devices although others of their pool remain."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Wipe the superblocks of a pool, and remove the devices that are files.
@@ -250,7 +286,7 @@ def destroy(
     if not yes:
         typer.confirm(f"Destroy the pool on {', '.join(specs)}?", abort=True, err=True)
     emulated = set(emulated_paths())
-    Pool.destroy(specs)
+    Pool.destroy(specs, force=force)
     if emulated == set(specs):
         with suppress(OSError):  # something else lies there
             Path(specs[0]).parent.rmdir()
@@ -326,6 +362,9 @@ def _show_existing(specs: list[str], json: bool, *, made: bool) -> None:
     except DeviceMissingError as error:
         if made:
             raise
+        mounted = _remembered()
+        if {spec.path for spec in mounted} == {DeviceSpec.parse(spec).path for spec in specs}:
+            refuse_gone(mounted)
         raise DeviceMissingError(
             f"there is no emulated pool in {Path(specs[0]).parent} yet; make one: beluga mount "
             "--create, or name the devices of another: beluga mount PATH..."

@@ -13,16 +13,35 @@ import typer
 
 from beluga.admin import read_address
 from beluga.cli.legend import Legend, explains
-from beluga.cli.options import AdminAddress, Json, size
+from beluga.cli.options import AdminAddress, Json, as_bad_value, size
 from beluga.cli.output import print_facts, print_json, progress, say
-from beluga.cli.tiers import AdmissionName, DiskBytes, Disks, Offload, Remotes
+from beluga.cli.tiers import (
+    AdmissionName,
+    DiskBytes,
+    Disks,
+    Offload,
+    Remotes,
+    refuse_without_tier,
+)
 from beluga.cli.trace_options import Format, Rate
-from beluga.errors import ReplayError
+from beluga.errors import ReplayError, TierError
+from beluga.pool import show_size
 from beluga.replay import Conversations, Options, Result, make_workload
 from beluga.replay import replay as run_replay
-from beluga.simulate import trace_requests
+from beluga.simulate import SPEED_MAX, SPEED_MIN, trace_requests
+from beluga.tiers import TierSettings
 
 _MADE_UP_BLOCK_SIZE = 128 << 10
+_POOL_SIZE_MAX = 1 << 48  # of a pool's two devices
+_OFFLOAD, _ADMISSION = "wait", "always"
+
+
+def _pool_size(text: str | int) -> int:
+    """Parse the size of a pool as a parameter of the command line."""
+    value = size(text)
+    if value > _POOL_SIZE_MAX:
+        raise typer.BadParameter(f"'{text}' is too much; it is at most {show_size(_POOL_SIZE_MAX)}")
+    return value
 
 
 TraceFile = Annotated[
@@ -30,6 +49,16 @@ TraceFile = Annotated[
     typer.Argument(
         help="A trace, in any format that `beluga simulate` reads. Without one, conversations "
         "are generated."
+    ),
+]
+
+
+BlockBytes = Annotated[
+    int | None,
+    typer.Option(
+        parser=size,
+        metavar="SIZE",
+        help="The size of a block: 4096 by default, or 128K for generated conversations.",
     ),
 ]
 
@@ -56,26 +85,22 @@ def replay(
     clients: Annotated[
         int, typer.Option(min=1, max=16, help="How many client processes to start.")
     ] = 2,
-    block_bytes: Annotated[
-        int | None,
-        typer.Option(
-            parser=size,
-            metavar="SIZE",
-            help="The size of a block: 4096 by default, or 128K for generated conversations.",
-        ),
-    ] = None,
+    block_bytes: BlockBytes = None,
     pool_bytes: Annotated[
         int | None,
         typer.Option(
-            parser=size, metavar="SIZE", help="The size of the pool. By default everything fits."
+            parser=_pool_size,
+            metavar="SIZE",
+            help="The size of the pool. By default everything fits.",
         ),
     ] = None,
     speed: Annotated[
         float | None,
         typer.Option(
-            min=0.001,
-            help="Replay at so many times the trace's own speed. By default it "
-            "is as fast as possible.",
+            min=SPEED_MIN,
+            max=SPEED_MAX,
+            help="Replay at so many times the trace's own speed. By default it is as fast as "
+            "possible.",
         ),
     ] = None,
     compare: Annotated[
@@ -84,8 +109,8 @@ def replay(
     disk: Disks = None,
     disk_bytes: DiskBytes = 0,
     remote: Remotes = None,
-    offload: Offload = "wait",
-    admission: AdmissionName = "always",
+    offload: Offload = _OFFLOAD,
+    admission: AdmissionName = _ADMISSION,
     form: Format = None,
     rate: Rate = 1.0,
     admin: AdminAddress = "",
@@ -96,6 +121,9 @@ def replay(
     With --disk or --remote, blocks that the pool evicts sink to these tiers and come back; and if
     the server is killed meanwhile, it is started again. With --admin, a page shows the replay.
     """
+    _check_tiers(disk, disk_bytes, remote)
+    if not (disk or remote):
+        refuse_without_tier(offload, admission, usual=(_OFFLOAD, _ADMISSION))
     requests = trace_requests(trace, form, rate=rate) if trace else make_workload(Conversations())
     options = Options(
         client_count=clients,
@@ -118,6 +146,15 @@ def replay(
         print_facts(_facts(result, clients, compare), _LEGEND)
     if result.verify_errors:
         raise ReplayError(f"{result.verify_errors} blocks came back with wrong bytes")
+
+
+def _check_tiers(disks: list[str] | None, disk_bytes: int, remotes: list[str] | None) -> None:
+    """Refuse wrong disks and stores before the trace is read."""
+    with as_bad_value(TierError):
+        tiers = TierSettings(
+            disks=tuple(disks or ()), disk_bytes=disk_bytes, remotes=tuple(remotes or ())
+        )
+    tiers.check()
 
 
 def _block_size(trace: Path | None) -> int:

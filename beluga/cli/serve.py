@@ -24,11 +24,21 @@ from beluga.cli.options import (
     LogFormat,
     LogLevel,
     PoolPaths,
+    as_bad_value,
+    one_of,
     open_pool,
+    size,
 )
 from beluga.cli.output import announce
-from beluga.cli.tiers import AdmissionName, DiskBytes, Disks, Offload, Remotes
-from beluga.errors import DeposedError
+from beluga.cli.tiers import (
+    AdmissionName,
+    DiskBytes,
+    Disks,
+    Offload,
+    Remotes,
+    refuse_without_tier,
+)
+from beluga.errors import DeposedError, RouterError, TierError
 from beluga.lease import Lease, open_lease
 from beluga.meta import EVICTIONS, MetaServer
 from beluga.rpc import SILENT_S, Keeper, Quota, Server, stand_by
@@ -47,35 +57,62 @@ DeclaredGone = Annotated[
         "--declare-gone", help="Declare that every server and client so far is switched off."
     ),
 ]
+_COUNT_MAX = (1 << 32) - 1  # of a quota
 QuotaGrants = Annotated[
-    int, typer.Option(min=0, help="How many blocks a session may be writing; 0 for no limit.")
+    int,
+    typer.Option(
+        min=0,
+        max=_COUNT_MAX,
+        help="How many blocks a session may be writing; 0 for no limit.",
+    ),
 ]
 QuotaPins = Annotated[
-    int, typer.Option(min=0, help="How many blocks a session may have pinned; 0 for no limit.")
+    int,
+    typer.Option(
+        min=0,
+        max=_COUNT_MAX,
+        help="How many blocks a session may have pinned; 0 for no limit.",
+    ),
 ]
 QuotaBytes = Annotated[
     int,
     typer.Option(
-        min=0, help="How many bytes a session may be writing and have pinned; 0 for no limit."
+        parser=size,
+        metavar="SIZE",
+        help="How many bytes a session may be writing and have pinned, such as 1G; 0 for no limit.",
     ),
 ]
 QuotaCalls = Annotated[
-    int, typer.Option(min=0, help="How many calls a session may make in a second; 0 for no limit.")
+    int,
+    typer.Option(
+        min=0,
+        max=_COUNT_MAX,
+        help="How many calls a session may make in a second; 0 for no limit.",
+    ),
 ]
 Eviction = Annotated[
-    str, typer.Option(help=f"The policy by which blocks are evicted: {', '.join(EVICTIONS)}.")
+    str,
+    typer.Option(
+        parser=one_of(*EVICTIONS),
+        metavar="|".join(EVICTIONS),
+        help=f"The policy by which blocks are evicted: {', '.join(EVICTIONS)}.",
+    ),
 ]
 Standby = Annotated[
     bool,
     typer.Option("--standby", help="Wait until the pool's server has ended, then take over."),
 ]
 Watch = Annotated[
-    bool, typer.Option("--watch", help="Stand by again after another server has taken over.")
+    bool,
+    typer.Option(
+        "--watch", help="With --standby, stand by again after another server has taken over."
+    ),
 ]
 Silent = Annotated[
     float,
     typer.Option(
         min=0.5,
+        max=86400,
         help="After how many seconds without a heartbeat another machine's server counts as lost.",
     ),
 ]
@@ -109,6 +146,7 @@ Detach = Annotated[
     ),
 ]
 _LOOK_INTERVAL_S = 0.5
+_OFFLOAD, _ADMISSION = "drop", "adaptive"
 
 
 class _Service(Protocol):
@@ -135,8 +173,8 @@ def serve(
     disk: Disks = None,
     disk_bytes: DiskBytes = 0,
     remote: Remotes = None,
-    offload: Offload = "drop",
-    admission: AdmissionName = "adaptive",
+    offload: Offload = _OFFLOAD,
+    admission: AdmissionName = _ADMISSION,
     events: Events = "",
     events_replay: EventsReplay = "",
     events_form: EventsForm = "vllm",
@@ -152,10 +190,11 @@ def serve(
     they are asked for. With --events, routers follow which blocks the pool has. With --admin,
     Prometheus can scrape the server, and browsers show a page of what it does.
     """
-    if eviction not in EVICTIONS:
-        raise typer.BadParameter(f"--eviction is one of {', '.join(EVICTIONS)}, not {eviction}")
+    if watch and not (standby or lease):
+        raise typer.BadParameter("--watch goes with --standby or --lease: give one of them, too")
     tiers = _tier_settings(disk, disk_bytes, remote, offload, admission, eviction)
     published = _event_settings(events, events_replay, events_form)
+    tiers.check()
     quota = Quota(grants=quota_grants, pins=quota_pins, bytes=quota_bytes, calls_per_s=quota_calls)
     if detach:
         detached(pool, json)
@@ -197,14 +236,18 @@ def _tier_settings(
     admission: str,
     eviction: str,
 ) -> TierSettings:
-    return TierSettings(
-        disks=tuple(disks or ()),
-        disk_bytes=disk_bytes,
-        remotes=tuple(remotes or ()),
-        offload=offload,
-        admission=admission,
-        eviction=eviction,
-    )
+    with as_bad_value(TierError):
+        tiers = TierSettings(
+            disks=tuple(disks or ()),
+            disk_bytes=disk_bytes,
+            remotes=tuple(remotes or ()),
+            offload=offload,
+            admission=admission,
+            eviction=eviction,
+        )
+    if not tiers:
+        refuse_without_tier(offload, admission, usual=(_OFFLOAD, _ADMISSION))
+    return tiers
 
 
 def _services(
@@ -331,4 +374,5 @@ def _event_settings(endpoint: str, replay: str, form: str) -> EventSettings | No
         return None
     from beluga.events import EventSettings  # slow to import
 
-    return EventSettings(endpoint, replay, dynamo=form == "dynamo")
+    with as_bad_value(RouterError):
+        return EventSettings(endpoint, replay, dynamo=form == "dynamo")

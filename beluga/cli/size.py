@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from beluga.cli.legend import Legend, explains
-from beluga.cli.options import Json, size
+from beluga.cli.options import Json, as_bad_value, size
 from beluga.cli.output import print_facts, print_json, print_table
 from beluga.errors import TierError
 from beluga.pool import show_size
@@ -35,31 +35,41 @@ Disk = Annotated[
         "--disk", parser=size, metavar="SIZE", help="The size of a disk tier. May be repeated."
     ),
 ]
-BlockTokens = Annotated[int, typer.Option(min=1, help="How many tokens a block of the engine has.")]
-Layers = Annotated[int, typer.Option(min=0, help="Layers with attention.")]
-KvHeads = Annotated[int, typer.Option(min=0, help="KV heads of a layer.")]
-HeadDim = Annotated[int, typer.Option(min=0, help="Elements of a head.")]
-LatentDim = Annotated[int, typer.Option(min=0, help="Elements of a token in a layer, with MLA.")]
+_NUMBER_MAX = 1 << 20  # of a model's numbers
+BlockTokens = Annotated[
+    int,
+    typer.Option(min=1, max=_NUMBER_MAX, help="How many tokens a block of the engine has."),
+]
+Layers = Annotated[int, typer.Option(min=0, max=_NUMBER_MAX, help="Layers with attention.")]
+KvHeads = Annotated[int, typer.Option(min=0, max=_NUMBER_MAX, help="KV heads of a layer.")]
+HeadDim = Annotated[int, typer.Option(min=0, max=_NUMBER_MAX, help="Elements of a head.")]
+LatentDim = Annotated[
+    int,
+    typer.Option(min=0, max=_NUMBER_MAX, help="Elements of a token in a layer, with MLA."),
+]
 Dtype = Annotated[
     str | None,
     typer.Option(metavar="F32|F16|BF16|FP8|U8", help="The type of the KV cache's elements."),
 ]
 MemoryBandwidth = Annotated[
-    float, typer.Option(min=0.001, help="GB/s from the pool to the engine.")
+    float, typer.Option(min=0.001, max=1e6, help="GB/s from the pool to the engine.")
 ]
 DiskBandwidth = Annotated[
-    float | None, typer.Option(min=0.001, help="GB/s from the disk to the engine.")
+    float | None, typer.Option(min=0.001, max=1e6, help="GB/s from the disk to the engine.")
 ]
 RecomputeMs = Annotated[
     float | None,
-    typer.Option(min=0.000001, help="How many milliseconds it takes to compute one token."),
+    typer.Option(
+        min=0.000001, max=1e6, help="How many milliseconds it takes to compute one token."
+    ),
 ]
 ModelCosts = Annotated[
     str | None,
     typer.Option(metavar="NAME", help=f"Known costs instead: {', '.join(costs.MODELS)}."),
 ]
 Position = Annotated[
-    int, typer.Option(min=0, help="The position in the prompt, for --model-costs.")
+    int,
+    typer.Option(min=0, max=10**9, help="The position in the prompt, for --model-costs."),
 ]
 
 
@@ -105,7 +115,8 @@ def size_tiers(
     if model is not None:
         shape = read_model(model, dtype)
     elif layers:
-        shape = KvShape(layers, dtype or "BF16", kv_heads, head_dim, latent_dim)
+        with as_bad_value(TierError):
+            shape = KvShape(layers, dtype or "BF16", kv_heads, head_dim, latent_dim)
     else:
         raise typer.BadParameter("name a model's folder, or give --layers and the rest")
     if model_costs is not None:
@@ -154,6 +165,8 @@ def _show(advice: Advice) -> None:
 def _recompute_ms(name: str, position: int) -> float:
     """Return the time that one more token at a position adds to a long prefill."""
     if name not in costs.MODELS:
-        raise TierError(f"no costs of {name!r} are known; there are {', '.join(costs.MODELS)}")
+        raise typer.BadParameter(
+            f"no --model-costs {name!r} are known; there are {', '.join(costs.MODELS)}"
+        )
     known = costs.MODELS[name]
     return known.b + known.c * position

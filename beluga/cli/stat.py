@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from beluga.cli.help import width
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Host, Json, PoolPaths, open_pool
 from beluga.cli.output import print_facts, print_json, print_line, print_table
@@ -215,7 +216,7 @@ def _quarantine(
 
 
 def _told(row: Mapping[str, Any]) -> str:
-    """Say one row of the quarantine in lines of 78 columns."""
+    """Say one row of the quarantine in lines of at most 78 columns."""
     if row["host"] is None:
         who = f"quarantined: {show_size(row['bytes'])}"
     else:
@@ -226,7 +227,7 @@ def _told(row: Mapping[str, Any]) -> str:
             f"{process}), suspect for {_span(row['since_s'])}"
         )
     text = f"{who}: {row['why']}. Freed by: {row['freed_by']}."
-    return textwrap.fill(text, _WIDTH, subsequent_indent="  ")
+    return textwrap.fill(text, min(_WIDTH, width()), subsequent_indent="  ")
 
 
 def _name(one: SessionView, directory: Path) -> str | None:

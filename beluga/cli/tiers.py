@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from beluga.cli.options import size
+from beluga.cli.options import one_of, size
+from beluga.tiers import ADMISSIONS, OFFLOADS
 
 Disks = Annotated[
     list[str] | None,
@@ -37,7 +38,8 @@ Remotes = Annotated[
 Offload = Annotated[
     str,
     typer.Option(
-        metavar="drop|wait",
+        parser=one_of(*OFFLOADS),
+        metavar="|".join(OFFLOADS),
         help="What becomes of a block that would be evicted from the pool before it was offered to "
         "these tiers: drop it, or wait.",
     ),
@@ -46,7 +48,21 @@ AdmissionName = Annotated[
     str,
     typer.Option(
         "--admission",
+        parser=one_of(*ADMISSIONS),
         metavar="NAME",
         help="Which blocks the tiers save: always, second-touch, sketch or adaptive.",
     ),
 ]
+
+
+def refuse_without_tier(offload: str, admission: str, *, usual: tuple[str, str]) -> None:
+    """Raise BadParameter for options of lower tiers where there is no tier. ``usual`` has the
+    values by default.
+    """
+    for name, value, default in zip(
+        ("--offload", "--admission"), (offload, admission), usual, strict=True
+    ):
+        if value != default:
+            raise typer.BadParameter(
+                f"{name} {value} is about lower tiers; give --disk or --remote"
+            )

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.live import Live
 
 from beluga.admin import ask_someone
+from beluga.cli.help import width
 from beluga.cli.legend import explains
 from beluga.cli.options import PoolPaths, open_pool
 from beluga.cli.output import say
@@ -28,7 +29,9 @@ from beluga.cli.top_frame import LEGENDS, draw_frame
 from beluga.errors import AdminError, NoServerError
 from beluga.live import Snapshot
 
-Interval = Annotated[float, typer.Option(min=0.1, help="How many seconds between two looks.")]
+Interval = Annotated[
+    float, typer.Option(min=0.1, max=3600, help="How many seconds between two looks.")
+]
 Once = Annotated[bool, typer.Option("--once", help="Print one frame and end.")]
 JsonLines = Annotated[
     bool, typer.Option("--json", help="Print a snapshot as JSON on each line, as GET /live.")
@@ -94,7 +97,7 @@ def _follow(directory: Path, interval: float) -> Iterator[bytes]:
 def _show(directory: Path, interval: float) -> None:
     """Show frames until q or Ctrl-C: on the terminal's other screen, or below each other."""
     if not sys.stdout.isatty():
-        console = Console(highlight=False, width=80)
+        console = Console(highlight=False, width=width())  # 80, or what COLUMNS says
         for body in _follow(directory, interval):
             console.print(draw_frame(_decode(body), console.width))
             console.print()

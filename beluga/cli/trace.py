@@ -14,10 +14,10 @@ from typing import Annotated
 import typer
 
 from beluga.cli.legend import Legend, explains
-from beluga.cli.options import Json, PoolPaths, open_pool
-from beluga.cli.output import print_json, print_line, say
-from beluga.errors import NoTraceError
-from beluga.rpc import Trace, TracedCall, read_trace
+from beluga.cli.options import Json, PoolPaths, as_bad_value, open_pool
+from beluga.cli.output import print_json, print_row, say
+from beluga.errors import BadValueError, NoTraceError
+from beluga.rpc import Trace, TracedCall, method_names, read_trace
 
 Last = Annotated[int, typer.Option(min=1, help="How many calls to show at most.")]
 Slow = Annotated[
@@ -69,6 +69,11 @@ def trace(
     own host. The times are those in the server's loop, without the way there and back. A call that
     is "unfinished" is being handled, or the server died in it.
     """
+    if method and method not in method_names() and not method.isdecimal():
+        raise typer.BadParameter(
+            f"--method is one of {', '.join(method_names())}, or the number of a program's own "
+            f"method, not {method!r}"
+        )
     if follow and (before or slowest):
         raise typer.BadParameter("--follow goes with neither --before nor --slowest")
     with open_pool(pool) as opened:
@@ -77,9 +82,10 @@ def trace(
     if slowest:
         calls = found.slowest(last)
     else:
-        calls = found.calls(
-            last=last, slow_s=slow / 1e3, method=method or None, session=session or None
-        )
+        with as_bad_value(BadValueError):
+            calls = found.calls(
+                last=last, slow_s=slow / 1e3, method=method or None, session=session or None
+            )
     if follow:
         _follow(directory, found, calls, json, slow_s=slow / 1e3, method=method, session=session)
     elif json:
@@ -94,7 +100,7 @@ def trace(
         )
     else:
         say(_headline(found))
-        print_line(_HEADING)
+        print_row(_HEADING)
         _show(calls)
 
 
@@ -120,7 +126,7 @@ def _follow(
 ) -> None:
     """Show these calls, then new ones, also those of the next server."""
     if not json:
-        print_line(_HEADING)
+        print_row(_HEADING)
     epoch, newest = found.epoch, found.newest
     while True:
         for call in calls:
@@ -145,7 +151,7 @@ def _show(calls: Sequence[TracedCall]) -> None:
         whose = f"{call.host}:{call.pid or '-'}:{call.lane}"
         taken = "-" if call.seconds is None else f"{call.seconds * 1e6:,.1f}"
         at = _clock(call.time_s)
-        print_line(_ROW.format(at, whose, call.method, call.keys, taken, call.bytes, call.status))
+        print_row(_ROW.format(at, whose, call.method, call.keys, taken, call.bytes, call.status))
 
 
 def _clock(seconds: float) -> str:

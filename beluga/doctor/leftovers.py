@@ -137,7 +137,8 @@ def check_stale_pools(machine: Machine) -> Verdict:
         verdicts.append(_stale(stale))
     if gone := [path for path in _orphans(shm) if not _locked(path, closed)]:
         text = f"runtime directories of files that are gone: {_list([str(path) for path in gone])}"
-        verdicts.append(warning(text, f"rm -r {' '.join(shlex.quote(str(p)) for p in gone)}"))
+        shown = " ".join(shlex.quote(str(path)) for path in gone[:_SHOWN])
+        verdicts.append(warning(text, f"rm -r {shown}"))
     if closed := [path for path in closed if _may_be_ours(path)]:
         names = _list([str(path) for path in closed])
         verdicts.append(unknown(f"this user may not look at {names}", "sudo beluga doctor"))
@@ -182,10 +183,15 @@ def _stale(pools: list[list[FoundFile]]) -> Verdict:
             for pool in pools
         ]
     )
-    paths = " ".join(shlex.quote(str(file.path)) for file in files)
+    # Nothing is destroyed that is not shown; what is left is shown the next time.
+    named = [file for pool in pools[:_SHOWN] for file in pool]
+    paths = " ".join(shlex.quote(str(file.path)) for file in named)
+    missing = sum(pool[0].device_count - len(pool) for pool in pools[:_SHOWN] if pool[0].pool_id)
+    damaged = sum(file.pool_id is None for file in named)  # which may be of any pool
+    force = " --force" if missing > damaged else ""
     return warning(
         f"no process uses {len(pools)} pools, which take {size}: {shown}",
-        f"beluga pool destroy --yes {paths}",
+        f"beluga pool destroy --yes{force} {paths}",
     )
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,7 @@ PERIOD_S = 0.02  # between two looks at the changes: each costs what many change
 IDLE_S = 1.0  # an empty message after so long shows what was missed
 BATCHES_KEPT = 10_000
 _PENDING_MAX = 100_000  # messages that a slow router may leave unread: vLLM's own high-water mark
+_ENDPOINT = re.compile(r"tcp://.+:([0-9]+|\*|!)|(?!tcp:)[a-z]+://.+")  # of ZMQ
 _END = (1 << 64) - 1  # the number of the message that ends a replay
 
 
@@ -52,6 +54,20 @@ class EventSettings:
     dynamo: bool = False
     journal_room: int = JOURNAL_ROOM
     batches_kept: int = BATCHES_KEPT
+
+    def __post_init__(self) -> None:
+        """Check the endpoints, as far as that is possible before they are bound. Raises
+        RouterError.
+        """
+        for endpoint in (self.endpoint, self.replay):
+            if not _ENDPOINT.fullmatch(endpoint):
+                raise RouterError(
+                    f"{endpoint!r} is no endpoint; write tcp://HOST:PORT or ipc:///PATH"
+                )
+        if self.endpoint == self.replay and not self.endpoint.endswith((":0", "*")):
+            raise RouterError(
+                f"events and their replay cannot both be at {self.endpoint}; give each its own"
+            )
 
 
 class EventService:

@@ -111,7 +111,7 @@ def fold(namespace: Namespace, digests: Sequence[bytes] | NDArray[np.uint8]) -> 
     if not DIGEST_SIZE_MIN <= size <= DIGEST_SIZE_MAX:
         raise ValueError(
             f"digests of {size} bytes: give {DIGEST_SIZE_MIN} to {DIGEST_SIZE_MAX} random bytes, "
-            "or hash_keys() of what you have"
+            "or beluga.kvcache.hash_keys() of what you have"
         )
     keys = np.empty((count, 2), dtype=np.uint64)
     source = ffi.from_buffer("uint8_t[]", packed)

@@ -10,11 +10,12 @@ import json
 from typing import TYPE_CHECKING
 
 from beluga.errors import BadReplyError, NoMethodError
+from beluga.rpc import METHOD_COUNTERS
 
 if TYPE_CHECKING:
     from beluga.rpc import Client
 
-COUNTERS_METHOD = 255
+COUNTERS_METHOD = METHOD_COUNTERS
 """The call that answers with the counters. :meth:`beluga.rpc.Server.handle` names the range."""
 
 
@@ -25,7 +26,9 @@ def ask_counters(client: Client) -> dict[str, object] | None:
     """
     try:
         text = client.call(COUNTERS_METHOD)
-    except NoMethodError:
+    except NoMethodError:  # a server of an earlier version
+        return None
+    if not text:
         return None
     try:
         found = json.loads(text)

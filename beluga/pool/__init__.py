@@ -4,11 +4,18 @@
 blocks.
 """
 
-from beluga.pool.default import default_specs, emulated_paths, forget, remembered, remembering
+from beluga.pool.default import (
+    default_specs,
+    emulated_paths,
+    forget,
+    refuse_gone,
+    remembered,
+    remembering,
+)
 from beluga.pool.devdax import DaxNode, dax_nodes
 from beluga.pool.device import examine
 from beluga.pool.found import FoundFile, find_pools
-from beluga.pool.layout import geometry_for
+from beluga.pool.layout import BLOCK_COUNT_MAX, LANE_COUNT_MAX, geometry_for
 from beluga.pool.pool import DeviceView, Pool
 from beluga.pool.room import filesystem, limits, room
 from beluga.pool.runtime import refuse_in_use
@@ -18,7 +25,9 @@ from beluga.pool.superblock import COHERENCE_MODES, Geometry
 from beluga.pool.survey import survey
 
 __all__ = [
+    "BLOCK_COUNT_MAX",
     "COHERENCE_MODES",
+    "LANE_COUNT_MAX",
     "STRIPE_SIZE",
     "DaxNode",
     "DeviceSpec",
@@ -37,6 +46,7 @@ __all__ = [
     "geometry_for",
     "limits",
     "parse_size",
+    "refuse_gone",
     "refuse_in_use",
     "remembered",
     "remembering",

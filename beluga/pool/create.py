@@ -33,7 +33,7 @@ from beluga.pool.device import (
     open_device,
     refuse_twice,
 )
-from beluga.pool.layout import Layout, Wishes
+from beluga.pool.layout import DEVICE_SIZE_MAX, Layout, Wishes
 from beluga.pool.mapping import Mapping, Member
 from beluga.pool.room import demand, room
 from beluga.pool.runtime import refuse_in_use, runtime_path
@@ -49,6 +49,7 @@ Progress = Callable[[int, int], None]  # called with the bytes done and the byte
 
 _SIZE_MIN = 2 * STRIPE_SIZE
 _DEFAULT_TOTAL = 4 << 30  # the size of a pool of new files when no size is given
+_FORCE = "destroy it with --force (Pool.create: force=True)"
 _PIECE = 32 << 20  # bytes pre-faulted at a time
 
 
@@ -103,17 +104,15 @@ def _refuse_occupied(device: Device, force: bool) -> None:
         refuse_in_use(runtime_path(device, Superblock.of(raw).pool_id))
     if inner is not None:
         raise PoolExistsError(
-            f"{device} holds a pool in its slice at {inner:#x}; use another slice, or --force"
+            f"{device} holds a pool in its slice at {inner:#x}; use another slice, or {_FORCE}"
         )
     if force or number == lib.BL_SUPERBLOCK_EMPTY:
         return
     if number == lib.BL_SUPERBLOCK_FOREIGN:
         if device.kind == "devdax":  # memory of a devdax node keeps the bytes of its last user
             return
-        raise DeviceForeignError(
-            f"{device} holds something other than a Beluga pool; --force destroys it"
-        )
-    raise PoolExistsError(f"{device} holds a pool already; open it, or --force destroys it")
+        raise DeviceForeignError(f"{device} holds something other than a Beluga pool; {_FORCE}")
+    raise PoolExistsError(f"{device} holds a pool already; open it, or {_FORCE}")
 
 
 def _fixed_size(device: Device) -> bool:
@@ -124,9 +123,10 @@ def _fixed_size(device: Device) -> bool:
 def _choose_size(devices: Sequence[Device], wanted: int | None) -> int:
     """Return how many bytes of each device are used."""
     if wanted is not None:
-        if wanted % STRIPE_SIZE or wanted < _SIZE_MIN:
+        if wanted % STRIPE_SIZE or not _SIZE_MIN <= wanted <= DEVICE_SIZE_MAX:
             raise DeviceSpecError(
-                f"device size {wanted} is not a multiple of 2 MiB, or less than 4 MiB"
+                "a device's size (--size; device_size) is a multiple of 2 MiB, from 4 MiB to "
+                f"128 TiB, not {wanted} bytes"
             )
         for device in devices:
             if _fixed_size(device) and device.size < wanted:
@@ -138,7 +138,9 @@ def _choose_size(devices: Sequence[Device], wanted: int | None) -> int:
     sizes = {device.size // STRIPE_SIZE * STRIPE_SIZE for device in devices if device.size > 0}
     if len(sizes) > 1:
         found = ", ".join(f"{device.spec.path} {show_size(device.size)}" for device in devices)
-        raise DeviceMismatchError(f"devices of different sizes ({found}); name one with --size")
+        raise DeviceMismatchError(
+            f"devices of different sizes ({found}); name one with --size (Pool.create: device_size)"
+        )
     if not sizes:
         return _default_size(devices)
     size = sizes.pop()

@@ -25,7 +25,7 @@ def default_specs() -> list[DeviceSpec]:
     if paths := config.pool_paths():
         return [DeviceSpec.parse(path) for path in paths]
     if specs := remembered():
-        _refuse_gone(specs)
+        refuse_gone(specs)
         return specs
     paths = emulated_paths()
     if all(Path(path).exists() for path in paths):
@@ -53,10 +53,12 @@ def remembered() -> list[DeviceSpec]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise NoDefaultPoolError(f"{_file()}: {error}; remove it and mount again") from None
+        raise NoDefaultPoolError(
+            f"{_file()} names no pool ({error}); remove it and mount again"
+        ) from None
 
 
-def _refuse_gone(specs: Sequence[DeviceSpec]) -> None:
+def refuse_gone(specs: Sequence[DeviceSpec]) -> None:
     """Raise NoDefaultPoolError if a device of the remembered pool is not there any more."""
     gone = next((spec.path for spec in specs if not spec.path.exists()), None)
     if gone is None:

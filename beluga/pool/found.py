@@ -28,6 +28,7 @@ class FoundFile:
     owner: int  # the user
     identity: tuple[int, int]  # the file system's number and the inode
     runtime_dir: Path | None  # for the first device of a valid pool; it may not exist
+    device_count: int = 1  # of its pool, if its superblock is valid
 
 
 def find_pools(folder: Path) -> tuple[list[list[FoundFile]], list[Path]]:
@@ -78,4 +79,5 @@ def _look(path: Path) -> FoundFile | None:
     superblock = Superblock.of(raw)
     first = superblock.device_index == 0
     runtime_dir = runtime_path(device, superblock.pool_id) if first else None
-    return FoundFile(path, superblock.pool_id, size, owner, identity, runtime_dir)
+    count = superblock.geometry.device_count
+    return FoundFile(path, superblock.pool_id, size, owner, identity, runtime_dir, count)

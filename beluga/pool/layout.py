@@ -12,18 +12,29 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 from beluga._ffi import ffi, lib
 from beluga.errors import DeviceMismatchError, NoRoomError, PoolError, raise_for_status
-from beluga.pool.spec import show_size
+from beluga.pool.spec import STRIPE_SIZE, show_size
 from beluga.pool.superblock import COHERENCE_MODES, Geometry, Superblock
 
 _MIB = 1 << 20
 _GIB = 1 << 30
 
 
+# The limits of csrc/pool/superblock.c.
+DEVICE_SIZE_MIN, DEVICE_SIZE_MAX = 2 * STRIPE_SIZE, 1 << 47
+LANE_COUNT_MAX = 4096
+BLOCK_COUNT_MAX = (1 << 32) - 1
+BLOCK_SIZE_MIN = 64  # smaller blocks may be stored, but no table is made for them
+_PAGE_SIZE = 4096
 _BLOCK_BYTES = 256 << 10  # if no smaller blocks are asked for
 _BLOCKS_LEAST = 1024
+_NUMBERS = (
+    *("device_size", "max_blocks", "block_bytes"),
+    *("lane_count", "slot_count", "bulk_size"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +54,13 @@ class Wishes:
     slot_count: int | None = None
     bulk_size: int | None = None
 
+    def __post_init__(self) -> None:
+        """Raise TypeError for numbers that are no whole numbers."""
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
+                raise TypeError(f"{name} is a whole number, not {value!r}")
+
 
 class Layout:
     """A new pool's identity and geometry. It makes the superblock of each of its devices."""
@@ -51,6 +69,7 @@ class Layout:
         """Raises NoRoomError if no space is left for blocks, and PoolError if a choice is
         impossible.
         """
+        _judge(wishes, device_size)
         size = device_count * device_size
         small, large = size < 512 * _MIB, size >= 4 * _GIB
         self._sparse = wishes.sparse
@@ -63,23 +82,21 @@ class Layout:
         config.interleaved = wishes.interleave
         config.sparse = wishes.sparse
         self._geometry = ffi.new("bl_geometry *")
-        try:
-            config.lane_count = wishes.lane_count or (64 if large else 8 if small else 16)
-            config.slot_count = wishes.slot_count or (64 if small else 256)
-            config.bulk_size = wishes.bulk_size or (32 if small else 64) << 10
-            config.block_count_max = _block_count_max(wishes, size)
-            code = lib.bl_geometry_make(config, self._geometry)
-        except OverflowError:
-            code = -errno.EINVAL
+        config.lane_count = wishes.lane_count or (64 if large else 8 if small else 16)
+        config.slot_count = wishes.slot_count or (64 if small else 256)
+        config.bulk_size = wishes.bulk_size or (32 if small else 64) << 10
+        config.block_count_max = _block_count_max(wishes, size)
+        code = lib.bl_geometry_make(config, self._geometry)
         if code == -errno.ENOSPC:
             raise NoRoomError(
                 f"{device_count} x {show_size(device_size)} leave no room for blocks beside the "
-                "tables; use larger devices, or fewer --lanes and --max-blocks"
+                f"tables of {config.lane_count} lanes and {config.block_count_max} blocks; use "
+                "larger devices, or fewer --lanes and --max-blocks, or a larger --block-bytes"
             )
         if code == -errno.EINVAL:
             raise PoolError(
-                "impossible geometry: sizes in 2 MiB steps from 4 MiB; 1..4096 lanes; 4..1024 "
-                "slots, a power of two; bulk in 4 KiB steps up to 64 MiB; at least one block"
+                f"{device_count} x {show_size(device_size)} have more stripes than an extent can "
+                "name; use fewer or smaller devices"
             )
         raise_for_status(code, "laying the pool out")
 
@@ -92,6 +109,29 @@ class Layout:
             self._config, self._geometry, device_index, COHERENCE_MODES[coherence], raw
         )
         return Superblock.of(bytes(ffi.buffer(raw)))
+
+
+def _judge(wishes: Wishes, device_size: int) -> None:
+    """Raise PoolError for a number that no pool can have."""
+    if device_size % STRIPE_SIZE or not DEVICE_SIZE_MIN <= device_size <= DEVICE_SIZE_MAX:
+        raise PoolError(
+            "a device's size (--size; device_size) is a multiple of 2 MiB, from 4 MiB to "
+            f"128 TiB, not {device_size} bytes"
+        )
+    ranges = {
+        "--lanes (lane_count)": (wishes.lane_count, 1, LANE_COUNT_MAX),
+        "--max-blocks (max_blocks)": (wishes.max_blocks, 1, BLOCK_COUNT_MAX),
+        "--block-bytes (block_bytes)": (wishes.block_bytes, BLOCK_SIZE_MIN, device_size),
+        "slot_count": (wishes.slot_count, 4, 1024),
+        "bulk_size": (wishes.bulk_size, _PAGE_SIZE, 64 * _MIB),
+    }
+    for name, (value, least, most) in ranges.items():
+        if value is not None and not least <= value <= most:
+            raise PoolError(f"{name} is from {least} to {most}, not {value}")
+    if wishes.slot_count is not None and wishes.slot_count & (wishes.slot_count - 1):
+        raise PoolError(f"slot_count is a power of two, not {wishes.slot_count}")
+    if wishes.bulk_size is not None and wishes.bulk_size % _PAGE_SIZE:
+        raise PoolError(f"bulk_size is a multiple of {_PAGE_SIZE}, not {wishes.bulk_size}")
 
 
 def geometry_for(device_count: int, device_size: int, max_blocks: int | None = None) -> Geometry:
@@ -127,4 +167,4 @@ def _block_count_max(wishes: Wishes, size: int) -> int:
     if wishes.max_blocks is not None:
         return wishes.max_blocks
     smallest = wishes.block_bytes or _BLOCK_BYTES
-    return max(_BLOCKS_LEAST, -(-size // smallest))
+    return min(max(_BLOCKS_LEAST, -(-size // smallest)), BLOCK_COUNT_MAX)

@@ -129,15 +129,16 @@ class Pool:
         return cls.open(default_specs())
 
     @staticmethod
-    def destroy(paths: SpecLike | Sequence[SpecLike]) -> None:
+    def destroy(paths: SpecLike | Sequence[SpecLike], *, force: bool = False) -> None:
         """Wipe the superblocks on ``paths``. Remove the devices that are files, and the runtime
         directory.
 
-        A damaged pool, or one of another version, can be destroyed too. Raises DeviceForeignError
-        if a device has no Beluga superblock, and DeviceBusyError if processes of this host use the
-        pool; then nothing is changed.
+        A damaged pool, or one of another version, can be destroyed too. ``force`` destroys these
+        devices although others of their pool are not named. Raises DeviceMismatchError if devices
+        are not named, DeviceForeignError if a device has no Beluga superblock, and DeviceBusyError
+        if processes of this host use the pool; then nothing is changed.
         """
-        destroy(listed(paths))
+        destroy(listed(paths), force=force)
 
     def using(self) -> SharedHandle[core.bl_pool]:
         """Return the ``bl_pool *`` for C. The memory stays mapped meanwhile, even if another thread

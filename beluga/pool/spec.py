@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -19,10 +19,12 @@ from beluga.errors import DeviceSpecError
 
 STRIPE_SIZE: int = lib.BL_STRIPE_SIZE
 
+SIZE_END = 1 << 63  # sizes are less; C and the kernel have signed ones
+
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"(0[xX][0-9a-fA-F]+|[0-9]+)\s*(?:([KMGT])(?:iB)?)?", re.IGNORECASE)
 _SLICE = re.compile(r"(?P<path>.+)@(?P<offset>[0-9]\w*)\+(?P<size>\w+)")
-_SLICE_MEANT = re.compile(r".+@(?:[-+]?[0-9]+[KMGT]?(?:iB)?|[^/@]*\+[^/@]*)", re.IGNORECASE)
+_SLICE_MEANT = re.compile(r".+@[^/]*")  # else a file of that name would be made
 _OPTION = re.compile(r"(?P<rest>.+),(?P<name>[a-z]+)=(?P<value>[^,]*)")
 
 
@@ -33,7 +35,11 @@ def parse_size(text: str | int) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise DeviceSpecError(f"'{text}' is not a size; write 4096, 0x200000, 64MiB or 2G")
-    return int(match[1], 0) << _UNITS[(match[2] or "").upper()]
+    digits = match[1] if match[1][:2] in ("0x", "0X") else match[1].lstrip("0") or "0"
+    size = int(digits, 0) << _UNITS[(match[2] or "").upper()] if len(digits) < 32 else SIZE_END
+    if size >= SIZE_END:
+        raise DeviceSpecError(f"'{text}' is too much; a size is less than 8388608T")
+    return size
 
 
 def show_size(size: int) -> str:
@@ -61,6 +67,8 @@ class DeviceSpec:
         """Read a specification. Raises DeviceSpecError."""
         if isinstance(text, DeviceSpec):
             return text
+        if not isinstance(text, str | os.PathLike):
+            raise TypeError(f"a device is a path, as text or a Path, or a DeviceSpec, not {text!r}")
         whole = rest = os.fspath(text)
         options: dict[str, str] = {}
         while (match := _OPTION.fullmatch(rest)) is not None:
@@ -97,9 +105,12 @@ class DeviceSpec:
 SpecLike: TypeAlias = "str | os.PathLike[str] | DeviceSpec"
 
 
+_ONE = (str, bytes, os.PathLike)
+
+
 def listed(paths: SpecLike | Sequence[SpecLike]) -> list[SpecLike]:
     """Return the devices as a list; a single one may stand without a list."""
-    return [paths] if isinstance(paths, (str, os.PathLike, DeviceSpec)) else list(paths)
+    return list(paths) if isinstance(paths, Iterable) and not isinstance(paths, _ONE) else [paths]
 
 
 def _judge_slice(text: str, offset: int, size: int) -> None:

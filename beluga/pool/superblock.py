@@ -25,6 +25,8 @@ from beluga.errors import (
 from beluga.pool.device import Device, explain
 from beluga.pool.spec import STRIPE_SIZE
 
+_ANEW = "create the pool anew: beluga pool create --force PATH..."
+
 MAGIC = b"BELUGA\r\n"  # the first bytes of a superblock
 
 SUPERBLOCK_SIZE: int = ffi.sizeof("bl_superblock")
@@ -179,7 +181,7 @@ def believe(device: Device, raw: bytes) -> Superblock:
     if device.size < wanted:
         raise DeviceTruncatedError(
             f"{device} has {device.size} bytes, but its pool was made with {wanted} "
-            "per device; restore it, or create the pool anew with --force"
+            f"per device; restore it, or {_ANEW}"
         )
     return superblock
 
@@ -189,19 +191,18 @@ def _refusal(device: Device, number: int, raw: bytes) -> PoolError:
         return DeviceForeignError(f"{device} holds no pool; make one: beluga mount --create PATH")
     if number == lib.BL_SUPERBLOCK_FOREIGN:
         return DeviceForeignError(
-            f"{device} holds something other than a Beluga pool; check the path, or --force"
+            f"{device} holds something other than a Beluga pool; check the path, or destroy what "
+            "is there: beluga pool create --force PATH..."
         )
     if number == lib.BL_SUPERBLOCK_VERSION:
         version = ffi.cast("bl_superblock *", ffi.from_buffer(raw)).version
         return FormatError(
             f"{device} has pool format {version}, this Beluga {lib.BL_FORMAT_VERSION}; use the "
-            "Beluga that made it, or create the pool anew with --force"
+            f"Beluga that made it, or {_ANEW}"
         )
     if number == lib.BL_SUPERBLOCK_FORMAT:
         return FormatError(
             f"{device} was made by a Beluga whose structs differ (format hash); use that build on "
-            "all hosts, or create the pool anew with --force"
+            f"all hosts, or {_ANEW}"
         )
-    return SuperblockDamagedError(
-        f"{device}: its superblock is damaged; the pool is lost, create it anew with --force"
-    )
+    return SuperblockDamagedError(f"{device}: its superblock is damaged; the pool is lost, {_ANEW}")

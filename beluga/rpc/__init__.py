@@ -13,13 +13,22 @@
 
 from beluga.rpc.client import Client, ClientStat
 from beluga.rpc.report import KINDS, SECONDS, Figure, Operation, Report, Reported
-from beluga.rpc.server import METHOD_USER, Calls, Quota, Server, ServerStat
+from beluga.rpc.server import (
+    METHOD_COUNTERS,
+    METHOD_USER,
+    Calls,
+    Quota,
+    Server,
+    ServerStat,
+    method_names,
+)
 from beluga.rpc.standby import SILENT_S, Keeper, stand_by
 from beluga.rpc.times import nanoseconds
 from beluga.rpc.trace import Trace, TracedCall, read_trace
 
 __all__ = [
     "KINDS",
+    "METHOD_COUNTERS",
     "METHOD_USER",
     "SECONDS",
     "SILENT_S",
@@ -36,6 +45,7 @@ __all__ = [
     "ServerStat",
     "Trace",
     "TracedCall",
+    "method_names",
     "nanoseconds",
     "read_trace",
     "stand_by",

@@ -68,6 +68,8 @@ class Client:
 
     def __init__(self, pool: Pool, *, host: int | None = None, timeout_s: float = 5.0) -> None:
         timeout_ns = nanoseconds(timeout_s)
+        if not hasattr(pool, "using"):
+            raise TypeError(f"a session is with the server of a Pool, not of {pool!r}")
         self.pool = pool
         self.timeout_s = timeout_s
         self.report = Report()

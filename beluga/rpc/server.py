@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from beluga._ffi import core, ffi, lib
 from beluga._shared import when_forked
-from beluga.errors import BelugaError, RpcError, raise_for_status
+from beluga.errors import BadValueError, BelugaError, RpcError, raise_for_status
 from beluga.rpc.report import Reported
 from beluga.rpc.times import nanoseconds
 
@@ -28,16 +28,26 @@ Handler = Callable[[bytes], bytes]
 METHOD_USER: int = lib.BL_METHOD_USER
 """Methods below this number belong to Beluga itself."""
 
+METHOD_COUNTERS = 255
+"""The method that answers with the lower tiers' counters, and with nothing where there are no such
+tiers.
+"""
+
 _METHODS = {
     getattr(lib, name): name.removeprefix("BL_METHOD_").lower()
     for name in dir(lib)
     if name.startswith("BL_METHOD_") and name != "BL_METHOD_USER"
-}
+} | {METHOD_COUNTERS: "counters"}
 
 
 def method_name(method: int) -> str:
     """Return the name of a call; those of programs are numbers."""
     return _METHODS.get(method, str(method))
+
+
+def method_names() -> list[str]:
+    """Return the names of Beluga's own calls, in the order of their numbers."""
+    return [_METHODS[number] for number in sorted(_METHODS)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,7 +69,9 @@ class Quota:
         for field in dataclasses.fields(self):
             bits = 64 if field.name == "bytes" else 32
             if not 0 <= getattr(self, field.name) < 1 << bits:
-                raise ValueError(f"{field.name} is out of range: {getattr(self, field.name)}")
+                raise BadValueError(
+                    f"{field.name} is from 0 to {(1 << bits) - 1}, not {getattr(self, field.name)}"
+                )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -135,6 +147,8 @@ class Server:
         quota: Quota | None = None,
     ) -> None:
         lost_ns = nanoseconds(heartbeat_lost_s)
+        if not hasattr(pool, "using"):
+            raise TypeError(f"a server is of a Pool, not of {pool!r}")
         self._pool = pool
         self._failure: BelugaError | OSError | None = None
         # The handles keep the handlers alive while C may call them.
@@ -167,6 +181,7 @@ class Server:
             raise_for_status(
                 lib.bl_server_handle_method(server, lib.BL_METHOD_REPORT, report, server)
             )
+        self.handle(METHOD_COUNTERS, lambda _: b"")  # until a service of lower tiers answers
 
     def limit(self, quota: Quota) -> None:
         """Limit every session by ``quota`` from now on; the loop applies it within a millisecond.
@@ -223,7 +238,7 @@ class Server:
     def handle(self, method: int, handler: Handler) -> None:
         """Answer ``method`` (METHOD_USER..254) with ``handler(request) -> reply``.
 
-        255 is the method of the lower tiers' counters.
+        255 is the method of the lower tiers' counters (:data:`METHOD_COUNTERS`).
 
         The handler runs on the server's thread, so a slow handler delays every client. If it
         raises, the caller gets :class:`~beluga.errors.HandlerError` and the traceback goes to the
@@ -302,7 +317,7 @@ class Server:
 
     def calls(self) -> dict[str, Calls]:
         """Return the calls of each method that was called, by name; methods of programs are
-        numbers. 255 has those of unknown methods, too.
+        numbers. The counters' method, 255, has those of all higher numbers, too.
         """
         out = ffi.new("bl_calls[]", 256)
         with self._running() as server:

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from numbers import Real
+
 from beluga.errors import BadValueError
 
 _MAX_S = 1e9  # 31 years; C cannot represent much later times
@@ -11,8 +13,10 @@ _MAX_S = 1e9  # 31 years; C cannot represent much later times
 
 def nanoseconds(seconds: float) -> int:
     """Return ``seconds``, the length of a wait, in nanoseconds. Raises BadValueError if it is out
-    of range.
+    of range, and TypeError if it is no number.
     """
+    if not isinstance(seconds, Real):
+        raise TypeError(f"a time is a number of seconds, not {seconds!r}")
     if not 0 <= seconds <= _MAX_S:
         raise BadValueError(f"times are from 0 to {_MAX_S:.0f} seconds, not {seconds!r}")
     return int(seconds * 1e9)

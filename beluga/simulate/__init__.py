@@ -10,7 +10,17 @@ decode and copies take the time that beluga/router/load/costs.py gives.
 from beluga.simulate.course import Course
 from beluga.simulate.formats import FORMATS, load_trace, trace_requests
 from beluga.simulate.goodput import goodput
-from beluga.simulate.options import ENGINES, MEMORIES, PRESETS, Options, Scale, unequal_memory
+from beluga.simulate.options import (
+    COUNT_MAX,
+    ENGINES,
+    MEMORIES,
+    PRESETS,
+    SPEED_MAX,
+    SPEED_MIN,
+    Options,
+    Scale,
+    unequal_memory,
+)
 from beluga.simulate.report import check_report, make_report
 from beluga.simulate.result import Row, Spread
 from beluga.simulate.run import simulate
@@ -18,11 +28,14 @@ from beluga.simulate.tier import ORDERS
 from beluga.simulate.trace import Prompt, Trace, make_trace
 
 __all__ = [
+    "COUNT_MAX",
     "ENGINES",
     "FORMATS",
     "MEMORIES",
     "ORDERS",
     "PRESETS",
+    "SPEED_MAX",
+    "SPEED_MIN",
     "Course",
     "Options",
     "Prompt",

@@ -212,7 +212,7 @@ def load_trace(path: Path, form: str | None = None, *, rate: float = 1.0) -> Tra
     if form is not None and form not in _READERS:
         raise TraceError(f"there is no format {form!r}; choose one of {', '.join(FORMATS)}")
     if not 0 < rate < math.inf:
-        raise TraceError(f"--rate has to be more than 0 requests a second, not {rate:g}")
+        raise TraceError(f"--rate has to be more than 0 requests a second, and finite, not {rate}")
     if path.exists() and not path.is_file() and not path.is_dir():
         raise TraceError(f"{path} is a pipe or a device, which may have no end; name a file")
     try:

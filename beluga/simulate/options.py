@@ -15,6 +15,8 @@ from beluga.simulate.tier import ORDERS
 MEMORIES = ("pool", "split")
 ENGINES = ("chunked", "serial")
 GIB = 1 << 30
+COUNT_MAX = 1 << 16  # of workers, adapters and devices
+SPEED_MIN, SPEED_MAX = 1e-6, 1e6
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,6 +85,17 @@ class Options:
             raise SimulateError("workers come either at a time or by the planner; choose one")
         if self.scale and self.workers + self.scale.count < 1:
             raise SimulateError(f"scaling by {self.scale.count} leaves no worker")
+        self._refuse_huge()
+
+    def _refuse_huge(self) -> None:
+        """Raise SimulateError for what no simulation would come to the end of."""
+        for name in ("workers", "adapters", "devices"):
+            if (getattr(self, name) or 0) > COUNT_MAX:
+                raise SimulateError(f"{name} is at most {COUNT_MAX}, not {getattr(self, name)}")
+        if not SPEED_MIN <= self.speed <= SPEED_MAX:
+            raise SimulateError(f"speed is from {SPEED_MIN:g} to {SPEED_MAX:g}, not {self.speed:g}")
+        if self.scale and self.workers + self.scale.count > COUNT_MAX:
+            raise SimulateError(f"scaling by {self.scale.count}: workers is at most {COUNT_MAX}")
 
     @property
     def pool_bytes(self) -> int:

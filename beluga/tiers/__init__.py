@@ -3,6 +3,7 @@
 """Tiers below the pool: where blocks sink to, and from where they come back."""
 
 from beluga.meta import ask_counters
+from beluga.tiers.admission import ADMISSIONS
 from beluga.tiers.blocks import (
     Alert,
     BlockManager,
@@ -20,14 +21,16 @@ from beluga.tiers.blocks import (
 from beluga.tiers.breakeven import AlwaysFetch, BreakEven, FetchRule, MeasuredBandwidth
 from beluga.tiers.kv_shape import KvShape, read_model
 from beluga.tiers.service import TierService
-from beluga.tiers.settings import TierSettings
+from beluga.tiers.settings import OFFLOADS, TierSettings
 from beluga.tiers.sizing import Advice, TierAdvice, TierSize, advise
 from beluga.tiers.storage import MemoryType, Storage
 from beluga.tiers.tier import BLOCK, LowerTier, StoredBlock
 from beluga.tiers.tier_blocks import TierBlocks, copy_blocks
 
 __all__ = [
+    "ADMISSIONS",
     "BLOCK",
+    "OFFLOADS",
     "Advice",
     "Alert",
     "AlwaysFetch",

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING
 from beluga.errors import TierError
 from beluga.tiers.admission import ADMISSIONS, REMEMBERED, Adaptive, Always
 from beluga.tiers.disk import DiskTier, SpreadTier
-from beluga.tiers.remote import open_remote
+from beluga.tiers.disk.file import plan_layout
+from beluga.tiers.remote import check_remote, open_remote, split_remote
 
 if TYPE_CHECKING:
     from beluga.meta import MetaServer
@@ -52,9 +54,29 @@ class TierSettings:
         if bool(self.disks) != (self.disk_bytes > 0):
             raise TierError("a disk tier needs a place and a size: give --disk and --disk-bytes")
         if self.offload not in OFFLOADS:
-            raise TierError(f"offload is {self.offload!r}; give {' or '.join(OFFLOADS)}")
+            raise TierError(f"--offload is {self.offload!r}; give {' or '.join(OFFLOADS)}")
         if self.admission not in ADMISSIONS:
-            raise TierError(f"admission is {self.admission!r}; give {', '.join(ADMISSIONS)}")
+            raise TierError(f"--admission is {self.admission!r}; give {', '.join(ADMISSIONS)}")
+        if self.disks:
+            try:
+                plan_layout(self.disk_bytes // len(self.disks), _PAGE_SIZE, "")
+            except TierError as error:
+                raise TierError(f"--disk-bytes is too small; {error}") from None
+        for url in self.remotes:
+            try:
+                split_remote(url)
+            except TierError as error:
+                raise TierError(f"--remote: {error}") from None  # the URL may have a password
+
+    def check(self) -> None:
+        """Check the disks and the stores as far as that is possible before a pool is taken over.
+
+        Nothing is made, and no store is asked. Raises :class:`~beluga.errors.TierError`.
+        """
+        for path in self.disks:
+            _check_disk(Path(path))
+        for url in self.remotes:
+            check_remote(url)
 
     def __bool__(self) -> bool:
         """Return whether there is a tier at all."""
@@ -125,3 +147,19 @@ class TierSettings:
             for disk in opened:
                 disk.close()
             raise
+
+
+def _check_disk(path: Path) -> None:
+    """Raise TierError for a path that no disk tier can have."""
+    try:
+        there, kept = path.exists(), path.is_dir() or path.is_file() or path.is_block_device()
+        parent = path.absolute().parent
+        if not there and not parent.is_dir():
+            raise TierError(f"{path} cannot be made: there is no folder {parent}; make it first")
+    except OSError as error:
+        raise TierError(f"{path}: {error.strerror}") from error
+    if there and not kept:
+        raise TierError(f"{path} is no folder, file or block device; give one of these")
+    used = path if there else parent
+    if not os.access(used, os.R_OK | os.W_OK | (os.X_OK if used.is_dir() else 0)):
+        raise TierError(f"{used} cannot be written by this user; give another path")

@@ -7,10 +7,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from beluga.errors import TierError
-from beluga.pool import STRIPE_SIZE, geometry_for, show_size
+from beluga.pool import BLOCK_COUNT_MAX, STRIPE_SIZE, geometry_for, show_size
 from beluga.tiers.disk.file import plan_layout
 from beluga.tiers.kv_shape import KvShape
 
+_DEVICE_SIZE_MAX = 1 << 47  # of a pool
 _PAGE_SIZE, _LINE_SIZE = 4096, 64
 _CHUNK_SIZE = 16 << 10  # payload bytes of a checksum
 _CHECKSUM_SIZE = 4
@@ -114,12 +115,17 @@ def _pool(tier: TierSize, length: int) -> tuple[int, int]:
     padded = -(-length // _LINE_SIZE) * _LINE_SIZE
     stored = padded + chunks * _CHECKSUM_SIZE if chunks > 1 else length
     size = tier.size_bytes // STRIPE_SIZE * STRIPE_SIZE
-    wanted = max(1, size // stored)
+    if not 2 * STRIPE_SIZE <= size <= _DEVICE_SIZE_MAX:
+        raise TierError(
+            f"--memory {show_size(tier.size_bytes)} is no size of a pool; give it from 4 MiB to "
+            f"{show_size(_DEVICE_SIZE_MAX)}"
+        )
+    wanted = max(1, min(size // stored, BLOCK_COUNT_MAX))
     for _ in range(2):
         fit = _fitting(geometry_for(1, size, wanted).data_size, stored)
         if fit == 0:
             break
-        wanted = fit + fit // _SPARE_SHARE + 1
+        wanted = min(fit + fit // _SPARE_SHARE + 1, BLOCK_COUNT_MAX)
     if fit == 0:
         raise _too_small(tier, length)
     return fit, wanted

@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -133,3 +136,19 @@ def test_hash_finds_what_was_put() -> None:
         assert walked == sum(range(first, last))
     absent = np.ascontiguousarray(keys[600:])
     assert lib.limit_hash_walk(table, ffi.cast("uint64_t *", absent.ctypes.data), 100) == 0
+
+
+def test_ctrl_c_ends_drivers_before_it_is_raised(memory: np.ndarray) -> None:
+    """Else the pool would be unmapped while C still writes to it."""
+    operation = drive.bare("write", memory.ctypes.data)
+    drivers = [Driver(Load(operation, np.array([64], np.uint64), SIZE)) for _ in range(2)]
+    threads = threading.active_count()
+    interrupt = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    began = time.monotonic()
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        drive.together(drivers, sorted(os.sched_getaffinity(0)), 60.0)
+    assert time.monotonic() - began < 30
+    interrupt.join()
+    assert threading.active_count() == threads
+    assert drivers[0].count(1) == 0  # a driver that was stopped does nothing any more

@@ -22,6 +22,7 @@ PROGRAMS = {"beluga": app, "cxl-rpc": cxl_rpc.app}
 OF_OTHERS = {
     "--kv-events-config",
     "--kv-transfer-config",
+    "--max-num-batched-tokens",
     "--disable-hybrid-kv-cache-manager",
     "--enable-metrics",
     "--prefix-caching-hash-algo",

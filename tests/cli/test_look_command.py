@@ -42,3 +42,15 @@ def test_keys_are_explained_listed_and_removed(run: Run, pool: list[str]) -> Non
     assert refused.returncode == 1
     assert refused.stderr.startswith("beluga: error: no block 'two' in that namespace")
     assert "name=other" not in run("ls", *pool, "--namespaces").stdout
+
+
+def test_every_key_that_is_not_there_is_named(run: Run, pool: list[str]) -> None:
+    assert "no block 'a', 'b', 'c' in that namespace" in run("rm", "a", "b", "c", *pool).stderr
+    many = run("rm", *map(str, range(7)), *pool).stderr
+    assert "no block '0', '1', '2', '3', '4' and 2 more in that namespace" in many
+
+
+def test_a_fingerprint_that_nobody_has_opened_is_said(run: Run, pool: list[str]) -> None:
+    told = run("explain", "key", *pool, "--namespace", "0123456789abcdef")
+    assert told.returncode == 1
+    assert "has the fingerprint 0123456789abcdef; it is taken as a name" in told.stderr

@@ -8,10 +8,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from leftovers import leftovers
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -118,10 +120,19 @@ def test_a_namespace_that_is_not_text_is_one_line(
     assert "not text" in refused.stderr
 
 
-def test_an_interrupted_benchmark_is_no_traceback() -> None:
+@pytest.mark.parametrize(
+    ("name", "begins"),
+    [
+        ("rpc", "rpc c"),  # the other process answers
+        ("bandwidth", "bandwidth read"),
+        ("copy", "copy gather_write"),
+    ],
+)
+def test_an_interrupted_benchmark_is_no_traceback(name: str, begins: str) -> None:
     """Ctrl-C reaches every process of the terminal's group, the benchmark's children, too."""
+    before = leftovers("bench")
     bench = subprocess.Popen(
-        [sys.executable, "-m", "beluga.cli.main", "bench", "rpc", "--smoke"],
+        [sys.executable, "-m", "beluga.cli.main", "bench", name, "--smoke"],
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -130,8 +141,10 @@ def test_an_interrupted_benchmark_is_no_traceback() -> None:
     )
     with bench:
         assert bench.stderr
-        assert bench.stderr.readline().startswith("rpc c")  # the other process answers
+        assert bench.stderr.readline().startswith(begins)
+        time.sleep(0.1)  # threads are inside C's loops now
         os.killpg(bench.pid, signal.SIGINT)
         said = bench.stderr.read()
     assert bench.returncode == 130
     assert "Traceback" not in said
+    assert leftovers("bench") <= before

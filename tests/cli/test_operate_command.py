@@ -130,7 +130,7 @@ def test_trace_refuses_what_it_cannot_do(run: Run, pool: list[str]) -> None:
         assert why in " ".join(ended.stderr.replace("│", " ").split())
     with Pool.open(pool[1::2]) as opened, MetaServer(opened):
         ended = run("trace", *pool, "--session", "me")
-    assert ended.returncode == 1 and "a session is pid:N" in ended.stderr
+    assert ended.returncode == 2 and "a session is pid:N" in ended.stderr
 
 
 def test_quota_is_shown_and_changed_without_a_restart(
@@ -158,7 +158,7 @@ def test_quota_is_shown_and_changed_without_a_restart(
         ("size=3", "--set takes grants, pins, bytes, calls"),
         ("pins", "takes a whole number"),
         ("pins=-1", "takes a whole number"),
-        (f"pins={1 << 32}", "pins is out of range"),
+        (f"pins={1 << 32}", "pins is from 0 to 4294967295"),
         ("bytes=many", "many"),
     ],
 )
@@ -268,3 +268,11 @@ def test_a_block_below_the_pool_is_removed_from_there(
     assert removed.stderr == ("removed: 1 of 1; 1 of them from a lower tier, which had it alone\n")
     assert eventually(lambda: run("explain", "key", *pool).stdout.startswith("key: miss, removed"))
     assert run("rm", "key", *pool).returncode == 1
+
+
+def test_a_size_bounds_the_bytes_of_sessions(
+    run: Run, start: Callable[..., Any], pool: list[str]
+) -> None:
+    served = start("serve", *pool, "--quota-bytes", "1G")
+    assert served.stderr.readline().startswith("serving")
+    assert json.loads(run("quota", *pool, "--json").stdout)["quota"]["bytes"] == 1 << 30

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from beluga.cli import pool as commands
-from beluga.pool import Pool
+from beluga.errors import DeviceMissingError, NoDefaultPoolError
+from beluga.pool import Pool, remembering
 from beluga.transfer import ENGINES
 from tests.transfer import stand_in
 
@@ -140,6 +141,17 @@ def test_destroy_removes_the_files(run: Run, pool: list[str]) -> None:
     assert not any(Path(path).exists() for path in paths)
 
 
+def test_destroying_a_part_of_a_pool_takes_force(run: Run, pool: list[str]) -> None:
+    paths = pool[1::2]
+    refused = run("pool", "destroy", paths[0], "--yes")
+    assert refused.returncode == 1
+    assert "has 2 devices, and 1 of them are not named" in refused.stderr
+    assert all(Path(path).exists() for path in paths)
+    assert run("pool", "destroy", paths[0], "--yes", "--force").returncode == 0
+    assert [Path(path).exists() for path in paths] == [False, True]
+    assert run("pool", "destroy", paths[1], "--yes", "--force").returncode == 0
+
+
 def test_a_size_that_is_none_is_a_usage_error(run: Run, paths: list[str]) -> None:
     refused = run("pool", "create", *paths, "--size", "much")
     assert (refused.returncode, refused.stdout) == (2, "")
@@ -167,3 +179,27 @@ def test_a_mount_that_cannot_be_remembered_makes_no_pool(
     assert child.returncode == 1
     assert said.count("\n") == 1
     assert not any(Path(path).exists() for path in paths)
+
+
+def test_a_check_is_told_in_words(run: Run, pool: list[str]) -> None:
+    shown = run("pool", "check", *pool).stdout
+    assert all(word in shown for word in ("tables", "half 1", "serving", "no", "sessions"))
+    assert "_" not in shown
+    assert {"half", "serving", "block_count"} <= json.loads(
+        run("pool", "check", *pool, "--json").stdout
+    ).keys()
+
+
+def test_a_mounted_pool_that_is_gone_is_no_pool_that_never_was(
+    paths: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(commands, "emulated_paths", lambda: paths)
+    with pytest.raises(DeviceMissingError, match="there is no emulated pool in"):
+        commands.mount()
+    with remembering(paths):
+        Pool.create(paths, device_size=8 << 20).close()
+    for path in paths:
+        Path(path).unlink()
+    with pytest.raises(NoDefaultPoolError, match="of the mounted pool, is gone: it was removed"):
+        commands.mount()

@@ -94,18 +94,11 @@ def test_pools_of_unequal_size_are_remarked_on(run: Run, trace: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        (("--policy", "x"), "no policy 'x'; choose of round-robin"),
-        (("--model", "x"), "no costs for model 'x'"),
-        (("--memory", "x"), "memory is pool, split or both"),
-        (("--scale-at", "soon"), "is not T:+N; write 600:+2"),
-        (("--preset", "x"), "no preset 'x'; there is feasibility"),
-        (("--format", "x"), "there is no format 'x'"),
         (("--format", "azure"), "no columns TIMESTAMP"),
-        (("--speed", "0"), "speed has to be greater than 0"),
         (("--policy", "random", "--report", "x.pdf"), "a report is .html or .png"),
     ],
 )
-def test_nonsense_is_refused_in_a_line(
+def test_what_does_not_fit_is_refused_in_a_line(
     run: Run, trace: Path, options: tuple[str, ...], what: str
 ) -> None:
     done = run("simulate", trace, *options)
@@ -113,3 +106,20 @@ def test_nonsense_is_refused_in_a_line(
     [line] = [line for line in done.stderr.splitlines() if line.startswith("beluga: error: ")]
     assert what in line
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (("--policy", "x"), "no policy 'x'; choose"),
+        (("--model", "x"), "no costs for model 'x'"),
+        (("--format", "x"), "'x' is not one of"),
+        (("--rate", "0"), "--rate"),
+    ],
+)
+def test_a_value_that_an_option_does_not_take_is_a_usage_error(
+    run: Run, trace: Path, options: tuple[str, ...], what: str
+) -> None:
+    done = run("simulate", trace, *options)
+    assert done.returncode == 2
+    assert what in done.stderr

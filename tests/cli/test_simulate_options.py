@@ -204,19 +204,44 @@ def test_a_report_has_all_rows(
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (("--memory", "none"), "memory is pool, split or both, not 'none'"),
-        (("--scale-at", "1:2"), "write 600:\\+2 or 600:-1"),
+        (("--memory", "none"), "--memory is pool, split or both, not 'none'"),
+        (("--scale-at", "1:2"), "write 600:+2 or 600:-1"),
         (("--scale-at", "1:+0"), "write 600"),
-        (("--preset", "none"), "no preset 'none'; there is feasibility"),
-        (("--report", "r.pdf"), "a report is .html or .png"),
-        (("--speed", "1,0"), "speed has to be greater than 0"),
+        (("--scale-at", "1:+99999999999"), "workers is at most 65536"),
+        (("--preset", "none"), "no --preset 'none'; there is feasibility"),
+        (("--speed", "1,0"), "--speed is from 1e-06 to 1e+06, not 0"),
+        (("--speed", "1e-300"), "--speed is from 1e-06"),
+        (("--speed", "inf"), "--speed is from 1e-06"),
+        (("--policy", "none"), "there is no policy 'none'"),
+        (("--model", "none"), "none"),
+        (("--pool-bytes", "0"), "--pool-bytes has to be at least 1"),
+        (("--local-bandwidth", "0"), "--local-bandwidth has to be greater than 0"),
+        (("--bandwidth", "inf"), "--bandwidth is a finite number"),
+        (("--gpu-path", "none"), "--gpu-path is one of"),
+        (("--engine", "none"), "--engine is one of"),
+        (("--eviction", "none"), "--eviction is one of"),
+        (("--rate", "inf"), "--rate"),
+        (("--rate", "0"), "--rate"),
+        (("--rate", "-1"), "--rate"),
+        (("--format", "none"), "--format"),
+        (("--usage-ceiling", "5"), "--usage-ceiling is at most 1"),
+        (("--tree-blocks-max", "1" + 26 * "0"), "--tree-blocks-max is at most 4.29497e+09"),
     ],
 )
 def test_nonsense_is_refused_before_anything_is_read(
     simulation: Simulation, arguments: tuple[str, ...], what: str
 ) -> None:
     refused = beluga("t", *arguments)
-    with pytest.raises(SimulateError, match=what):
+    assert refused.exit_code == 2
+    assert what in " ".join(refused.stderr.replace("│", " ").split())
+    assert simulation.asked == {}
+
+
+def test_a_report_of_another_kind_is_refused_before_anything_is_read(
+    simulation: Simulation,
+) -> None:
+    refused = beluga("t", "--report", "r.pdf")
+    with pytest.raises(SimulateError, match=r"a report is \.html or \.png"):
         raise refused.exception or AssertionError(refused.output)
     assert simulation.asked == {}
 
@@ -225,7 +250,8 @@ def test_nonsense_is_refused_before_anything_is_read(
     ("option", "value"),
     [
         ("--shared-credit", 2), ("--cache-threshold", 1.5), ("--credit", -1), ("--slo", 0),
-        ("--planner", 0), ("--workers", 0), ("--seeds", 0),
+        ("--planner", 0), ("--workers", 0), ("--seeds", 0), ("--workers", 10**8),
+        ("--adapters", 10**23), ("--adapters", 0), ("--devices", 0), ("--seeds", 99999999999999),
     ],
 )  # fmt: skip
 def test_a_number_out_of_range_is_refused_by_its_option(

@@ -250,3 +250,26 @@ def test_the_directory_that_was_told_is_looked_at(
     told.chmod(0o777)
     strange(told / POOL_ID, 0o777)
     assert folders(tmp_path, uid=987654).level == "ok", "its users are trusted"
+
+
+def test_the_mend_destroys_the_pools_that_are_shown_and_no_others(
+    tmp_path: Path, paths: list[Path], shm: Path
+) -> None:
+    for number in range(7):
+        Pool.create(shm / f"more{number}", device_size=8 << 20, sparse=True).close()
+    found = stale(tmp_path)
+    assert "and 3 more" in found.text
+    named = shlex.split(found.mend)[4:]
+    assert all(one in found.text for one in named if one != str(paths[1]))
+    Pool.destroy(named)
+    assert "no process uses 3 pools" in stale(tmp_path).text
+
+
+def test_a_pool_that_lacks_a_device_is_destroyed_by_force(
+    tmp_path: Path, paths: list[Path]
+) -> None:
+    paths[1].unlink()
+    words = shlex.split(stale(tmp_path).mend)
+    assert words == ["beluga", "pool", "destroy", "--yes", "--force", str(paths[0])]
+    Pool.destroy(words[5:], force=True)
+    assert stale(tmp_path).level == "ok"

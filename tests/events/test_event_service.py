@@ -199,6 +199,15 @@ def test_dynamos_form(pool: Pool, tmp_path: Path) -> None:
 
 def test_an_endpoint_that_cannot_be_is_told(pool: Pool) -> None:
     server = MetaServer(pool)
-    service = EventService(server, pool, EventSettings("nonsense", "tcp://127.0.0.1:0"))
+    service = EventService(server, pool, EventSettings("ipc:///nowhere/a", "tcp://127.0.0.1:0"))
     with server, pytest.raises(RouterError, match="no events can be published"):
         service.start()
+
+
+@pytest.mark.parametrize(
+    "endpoints",
+    [("nonsense", "tcp://a:1"), ("tcp://a:1", "foo"), ("tcp://a", "tcp://a:1"), ("tcp://a:1",) * 2],
+)
+def test_what_is_no_endpoint_is_refused_before_anything_begins(endpoints: tuple[str, str]) -> None:
+    with pytest.raises(RouterError, match=r"endpoint|both"):
+        EventSettings(*endpoints)

@@ -16,7 +16,8 @@ from beluga import KVCache, MetaServer, Pool
 from beluga.admin import Admin, server_routes
 from beluga.exporter import METRICS, TIER_PREFIXES
 from beluga.kvcache import Namespace
-from beluga.rpc import report
+from beluga.meta import ask_counters
+from beluga.rpc import Client, read_trace, report
 from beluga.transfer import LinkSettings
 from beluga.transfer.iosched.cost import Speed
 from tests.exporter.scraped import Scrape, raw, scrape
@@ -92,6 +93,18 @@ def test_puts_and_gets_are_counted_by_the_server_and_by_their_client(
     assert value("beluga_lookup_hits_total") == 6 + 6 + 1
     assert (value("beluga_server_serving"), value("beluga_sessions")) == (1, 1)
     assert value("beluga_device_bytes") == 64 << 20
+
+
+def test_asking_for_the_counters_of_tiers_that_are_not_there_is_no_error(
+    pool: Pool, look: Callable[[], Scrape]
+) -> None:
+    """Else each ``beluga stat`` would count as one, and raise an alert in the end."""
+    with Client(pool) as client:
+        assert ask_counters(client) is None
+        assert [call.method for call in read_trace(pool.runtime_dir).calls()] == ["counters"]
+    seen = look()
+    assert seen.value("beluga_rpc_calls_total", method="counters") == 1
+    assert seen.value("beluga_rpc_errors_total", method="counters") == 0
 
 
 def test_blocks_are_counted_by_tenant_and_block_size(

@@ -72,7 +72,7 @@ def target() -> Iterator[Target]:
         (0, (1 << 31).to_bytes(8, "little"), {"flags": 1}),
         (0, bulk_payload(b"not there"), {"flags": 1}),
         (63, b"", {}),
-        (255, b"", {}),
+        (254, b"", {}),
         (256, b"", {}),
         (65535, b"", {}),
         (1, b"", {}),

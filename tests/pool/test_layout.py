@@ -92,23 +92,28 @@ def test_pool_without_a_data_stripe_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "wish",
+    ("wish", "text"),
     [
-        Wishes(slot_count=100),
-        Wishes(slot_count=2048),
-        Wishes(slot_count=2),
-        Wishes(bulk_size=5000),
-        Wishes(bulk_size=128 * MIB),
-        Wishes(lane_count=5000),
-        Wishes(lane_count=-1),
-        Wishes(max_blocks=1 << 32),
+        (Wishes(slot_count=100), "slot_count is a power of two, not 100"),
+        (Wishes(slot_count=2048), "slot_count is from 4 to 1024, not 2048"),
+        (Wishes(slot_count=2), "slot_count is from 4 to 1024, not 2"),
+        (Wishes(slot_count=0), "slot_count is from 4 to 1024, not 0"),
+        (Wishes(bulk_size=5000), "bulk_size is a multiple of 4096, not 5000"),
+        (Wishes(bulk_size=128 * MIB), "bulk_size is from 4096 to 67108864, not 134217728"),
+        (Wishes(lane_count=5000), "--lanes (lane_count) is from 1 to 4096, not 5000"),
+        (Wishes(lane_count=0), "--lanes (lane_count) is from 1 to 4096, not 0"),
+        (Wishes(lane_count=-1), "--lanes (lane_count) is from 1 to 4096, not -1"),
+        (Wishes(max_blocks=1 << 32), "--max-blocks (max_blocks) is from 1 to 4294967295"),
+        (Wishes(max_blocks=0), "--max-blocks (max_blocks) is from 1 to 4294967295, not 0"),
+        (Wishes(block_bytes=0), "--block-bytes (block_bytes) is from 64 to"),
+        (Wishes(block_bytes=1), "--block-bytes (block_bytes) is from 64 to"),
     ],
 )
-def test_impossible_wishes_are_refused(wish: Wishes) -> None:
-    with refused(PoolError, "impossible geometry"):
+def test_impossible_wishes_are_refused_by_their_names(wish: Wishes, text: str) -> None:
+    with refused(PoolError, text):
         geometry(2, 1 << 30, wish)
 
 
 def test_sizes_that_are_not_whole_stripes_are_refused() -> None:
-    with refused(PoolError, "impossible geometry"):
+    with refused(PoolError, "--size; device_size", "not 5242880 bytes"):
         geometry(1, 5 * MIB)

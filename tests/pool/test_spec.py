@@ -71,6 +71,8 @@ def test_specifications_are_read_and_written(text: str, spec: DeviceSpec) -> Non
         ("/p@2MiB+2MiB", "at least 4 MiB"),
         ("/p@2QiB+4MiB", "2QiB"),
         ("/p@2M", "PATH@OFFSET"),
+        ("/p@foo", "PATH@OFFSET"),
+        ("/p@", "PATH@OFFSET"),
         ("/p@2M+", "PATH@OFFSET"),
         ("/p@-2M+4M", "PATH@OFFSET"),
         ("/p@0+16M+2M", "PATH@OFFSET"),

@@ -67,6 +67,11 @@ def test_other_version_is_refused() -> None:
         believe(DEVICE, forged("version", 7))
 
 
+def test_a_device_of_something_else_names_the_command_that_has_the_option() -> None:
+    with refused(DeviceForeignError, "beluga pool create --force PATH"):
+        believe(DEVICE, b"x" * SUPERBLOCK_SIZE)
+
+
 def test_other_format_hash_is_refused() -> None:
     with refused(FormatError, "hash"):
         believe(DEVICE, forged("format_hash", 1))

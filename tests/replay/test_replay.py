@@ -39,7 +39,7 @@ def children(pid: int) -> list[tuple[int, str]]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            command = (stat.parent / "cmdline").read_text().replace("\0", " ")
+            command = (stat.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode("latin-1")
         except OSError:
             continue
         if parent == pid:

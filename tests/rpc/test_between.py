@@ -343,5 +343,5 @@ def test_a_quota_has_as_many_bits_as_its_field(name: str) -> None:
     assert getattr(Quota(**{name: most}), name) == most
     assert getattr(Quota(), name) == 0
     for wrong in (most + 1, -1):
-        with pytest.raises(ValueError, match=f"{name} is out of range"):
+        with pytest.raises(ValueError, match=f"{name} is from 0 to"):
             Quota(**{name: wrong})

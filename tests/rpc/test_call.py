@@ -96,7 +96,7 @@ def test_an_answer_that_is_no_answer_is_the_handlers_error(client: Client, metho
     assert client.call(ECHO, b"next") == b"next"
 
 
-@pytest.mark.parametrize("method", [ODD + 1, 255, 256, 65535])
+@pytest.mark.parametrize("method", [ODD + 1, 254, 256, 65535])
 def test_a_method_without_a_handler_is_refused(client: Client, method: int) -> None:
     with pytest.raises(NoMethodError):
         client.call(method, b"?")

@@ -214,7 +214,8 @@ def test_onboarding_pays_above_the_bandwidth_of_break_even() -> None:
         (TierSize("disk", 8 << 20), 4096, "disk of 8 MiB holds no block of"),
         (TierSize("disk", 1 << 20), 1, "give it at least 4 MiB"),
         (TierSize("disk", 8 << 20), 0, "blocks of 0 tokens"),
-        (TierSize("memory", 1 << 20), 1, "impossible geometry"),
+        (TierSize("memory", 1 << 20), 1, "--memory 1 MiB is no size of a pool; give it from"),
+        (TierSize("memory", 0), 1, "--memory 0 bytes is no size of a pool"),
     ],
 )
 def test_tiers_that_hold_nothing_are_refused(tier: TierSize, tokens: int, message: str) -> None:
@@ -256,9 +257,12 @@ def test_the_command_shows_the_advice_and_prints_it_as_json(tmp_path: Path) -> N
         (("x", "--layers", 2), 2, "give a model, or its numbers"),
         ((*NUMBERS, "--memory", "1x"), 2, "1x"),
         ((*NUMBERS, "--recompute-ms", 1, "--model-costs", "x"), 2, "or --model-costs"),
-        ((*NUMBERS, "--memory", "4G", "--model-costs", "x"), 1, "no costs of 'x' are known"),
-        (("--layers", 4, "--memory", "4G"), 1, "needs layers, and KV heads"),
-        ((*NUMBERS, "--dtype", "F8", "--memory", "4G"), 1, "elements of type F8; known are F32"),
+        ((*NUMBERS, "--memory", "4G", "--model-costs", "x"), 2, "no --model-costs 'x' are known"),
+        ((*NUMBERS, "--memory", "4G", "--disk-bandwidth", "inf"), 2, "--disk-bandwidth"),
+        ((*NUMBERS, "--memory", "4G", "--recompute-ms", "inf"), 2, "--recompute-ms"),
+        ((*NUMBERS, "--memory", "4G", "--position", 10**29), 2, "--position"),
+        (("--layers", 4, "--memory", "4G"), 2, "needs layers, and KV heads"),
+        ((*NUMBERS, "--dtype", "F8", "--memory", "4G"), 2, "elements of type F8; known are F32"),
     ],
 )
 def test_wrong_command_lines_get_one_clear_line(

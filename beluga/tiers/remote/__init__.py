@@ -14,6 +14,15 @@ from .breaker import Breaker
 from .settings import RemoteSettings
 from .store import ObjectStore, RefusedError
 from .tier import RemoteTier
-from .url import open_remote
+from .url import check_remote, open_remote, split_remote
 
-__all__ = ["Breaker", "ObjectStore", "RefusedError", "RemoteSettings", "RemoteTier", "open_remote"]
+__all__ = [
+    "Breaker",
+    "ObjectStore",
+    "RefusedError",
+    "RemoteSettings",
+    "RemoteTier",
+    "check_remote",
+    "open_remote",
+    "split_remote",
+]

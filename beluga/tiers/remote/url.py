@@ -44,17 +44,33 @@ def open_remote(url: str, *, settings: RemoteSettings | None = None) -> RemoteTi
     The store is not asked yet: it may be down, and come later. Raises TierError for a URL that is
     wrong, and for a package that is missing.
     """
+    parts = split_remote(url)
+    settings = settings or RemoteSettings()
+    return RemoteTier(_STORES[parts.scheme](parts, settings), name=_shown(parts), settings=settings)
+
+
+def check_remote(url: str) -> None:
+    """Raise TierError for a URL that :func:`open_remote` would refuse. No store is asked, and no
+    folder is made.
+    """
+    parts = split_remote(url)
+    if parts.scheme != "file":
+        _STORES[parts.scheme](parts, RemoteSettings()).close()
+    elif parts.query or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise TierError(f"{url} is no folder; write file:///PATH")
+
+
+def split_remote(url: str) -> SplitResult:
+    """Return the parts of the URL of a store that is known. Raises TierError."""
     try:
         parts = urlsplit(url)
         _ = parts.port  # which finds a wrong one
     except ValueError as error:
         raise TierError(f"the remote store's URL is wrong: {error}") from error
-    make = _STORES.get(parts.scheme)
-    if make is None:
+    if parts.scheme not in _STORES:
         known = ", ".join(f"{scheme}://" for scheme in _STORES)
         raise TierError(f"the remote store is named by a URL that begins with one of {known}")
-    settings = settings or RemoteSettings()
-    return RemoteTier(make(parts, settings), name=_shown(parts), settings=settings)
+    return parts
 
 
 def _shown(parts: SplitResult) -> str:

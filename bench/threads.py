@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Threads that work on their caller's memory. The caller waits for them whatever happens, since it
+unmaps that memory next.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+
+def run_together(works: Sequence[Callable[[], None]], stop: Callable[[], None]) -> None:
+    """Run each work on its own thread, until all of them have ended.
+
+    Ctrl-C in the meantime calls ``stop``. From then on, a work that is under way has to end soon,
+    and one that has not begun must not touch the caller's memory.
+    """
+    threads = [threading.Thread(target=work) for work in works]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        stop()
+        raise
+    finally:
+        wait_for(threads)
+
+
+def wait_for(threads: Sequence[threading.Thread]) -> None:
+    """Wait until the threads have ended, however often Ctrl-C comes. It is raised afterwards."""
+    interrupt: BaseException | None = None
+    for thread in threads:
+        while thread.is_alive():
+            try:
+                thread.join()
+            except (KeyboardInterrupt, SystemExit) as error:
+                interrupt = error
+    if interrupt is not None:
+        raise interrupt

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Help and tables fit the terminal, and cut no name of an option and no value."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from beluga.cli import cxl_rpc, lazy, output
+from beluga.cli.app import app
+from beluga.router import POLICIES, costs
+
+PROGRAMS = {"beluga": app, "cxl-rpc": cxl_rpc.app}
+LEAVES = [
+    (name, words)
+    for name, program in PROGRAMS.items()
+    for words in [(), *lazy.leaves(typer.main.get_command(program))]
+]
+
+
+def help_of(name: str, words: tuple[str, ...]) -> str:
+    shown = CliRunner().invoke(PROGRAMS[name], [*words, "--help"], prog_name=name)
+    assert shown.exit_code == 0
+    return shown.stdout
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize(("name", "words"), LEAVES, ids=str)
+def test_help_fits_and_names_every_option_in_full(
+    name: str, words: tuple[str, ...], columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = help_of(name, words)
+    assert max(map(len, text.splitlines())) <= columns
+    assert "…" not in text
+    command: Any = lazy.command_at(typer.main.get_command(PROGRAMS[name]), words)
+    for option in command.params:
+        if option.param_type_name == "option" and not option.hidden:
+            for one in (*option.opts, *option.secondary_opts):
+                assert re.search(rf"(?<![\w-]){one}(?![\w-])", text), one
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+@pytest.mark.parametrize("command", ["gateway", "simulate", "size"])
+def test_help_cuts_no_value(command: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = help_of("beluga", (command,))
+    for value in [*costs.MODELS, *(() if command == "size" else POLICIES)]:
+        assert value in text
+
+
+@pytest.mark.parametrize("columns", [40, 60])
+def test_a_pipe_obeys_columns(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    legend = output.Legend({"name": "a name", "where it is, if anywhere": "a place"})
+    row = ["x" * 50, "a place of some length"]
+    monkeypatch.setenv("COLUMNS", str(columns))
+    output.print_table(legend, [row])
+    output.print_facts({"a name of some length, which is longer than a line is": 1})
+    output.print_row(" ".join(["word"] * 20))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert "…" not in "".join(lines)
+    assert "".join(lines).count("x") == 50
+    monkeypatch.delenv("COLUMNS")
+    output.print_table(legend, [row])
+    assert max(map(len, capsys.readouterr().out.splitlines())) > columns

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Values that an option does not take are refused by the option's name, with exit status 2, before
+the command has done anything.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from beluga.cli.app import app
+from beluga.pool import Pool
+
+HUGE = 10**23
+
+
+def beluga(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def said(result: Result) -> str:
+    return " ".join(result.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "value"),
+    [
+        ("serve", "--quota-grants", 1 << 32),
+        ("serve", "--quota-pins", 1 << 32),
+        ("serve", "--quota-calls", 1 << 32),
+        ("serve", "--quota-bytes", HUGE),
+        ("serve", "--quota-bytes", "9" * 5000),
+        ("serve", "--quota-bytes", "-1"),
+        ("serve", "--silent", "inf"),
+        ("serve", "--silent", "nan"),
+        ("serve", "--offload", "never"),
+        ("serve", "--admission", "none"),
+        ("serve", "--admin", "foo"),
+        ("serve", "--remote", "foo"),
+        ("serve", "--remote", "ftp://x"),
+        ("serve", "--disk-bytes", "1"),
+        ("replay", "--rate", "0"),
+        ("replay", "--rate", "-1"),
+        ("replay", "--rate", "inf"),
+        ("replay", "--rate", "fast"),
+        ("replay", "--speed", "inf"),
+        ("replay", "--speed", "nan"),
+        ("replay", "--pool-bytes", "1000T"),
+        ("replay", "--format", "none"),
+        ("replay", "--admin", "foo"),
+        ("top", "--interval", "inf"),
+        ("ping", "--count", HUGE),
+        ("ping", "--timeout", "inf"),
+        ("size", "--disk-bandwidth", "inf"),
+        ("size", "--layers", HUGE),
+        ("pool create /nowhere", "--lanes", 100_000),
+        ("pool create /nowhere", "--max-blocks", 99_999_999_999_999),
+        ("pool create /nowhere", "--coherence", "foo"),
+        ("trace", "--method", "foo"),
+    ],
+)
+def test_a_value_out_of_range_is_refused(command: str, option: str, value: object) -> None:
+    refused = beluga(*command.split(), option, value)
+    assert refused.exit_code == 2
+    assert option in said(refused)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "partner"),
+    [
+        ("serve --watch", "--standby"),
+        ("serve --offload wait", "--disk or --remote"),
+        ("serve --admission always", "--disk or --remote"),
+        ("replay --offload drop", "--disk or --remote"),
+        ("replay --admission sketch", "--disk or --remote"),
+        ("serve --events tcp://a:1 --events-replay foo", "'foo' is no endpoint"),
+        ("serve --events tcp://a:1 --events-replay tcp://a:1", "cannot both be at tcp://a:1"),
+        ("serve --disk /nowhere --disk-bytes 1", "give it at least 4 MiB"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(arguments: str, partner: str) -> None:
+    refused = beluga(*arguments.split())
+    assert refused.exit_code == 2
+    assert partner in said(refused)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--size", "99999T"), "--size; device_size"),
+        (("--size", "8M", "--block-bytes", "1"), "--block-bytes (block_bytes) is from 64 to"),
+        (("--size", "8M", "--block-bytes", "0"), "--block-bytes (block_bytes) is from 64 to"),
+    ],
+)
+def test_a_pool_that_cannot_be_is_refused_by_the_option(
+    tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    refused = beluga("pool", "create", tmp_path / "a", *arguments)
+    assert message in str(refused.exception)
+    assert not (tmp_path / "a").exists()
+
+
+def test_disks_and_stores_are_looked_at_before_a_server_takes_over(tmp_path: Path) -> None:
+    (tmp_path / "pool").mkdir()
+    Pool.create(tmp_path / "pool/a", device_size=24 << 20, sparse=True).close()
+    (tmp_path / "plain").write_text("x")
+    for arguments, message in [
+        (("--disk", tmp_path / "no/disk", "--disk-bytes", "16M"), "there is no folder"),
+        (("--disk", "/dev/null", "--disk-bytes", "16M"), "is no folder, file or block device"),
+        (("--remote", "file:a"), "write file:///PATH"),
+    ]:
+        refused = beluga("serve", "--pool", tmp_path / "pool/a", *arguments)
+        assert refused.exit_code == 1
+        assert message in str(refused.exception)
+        assert "serving" not in refused.output
+
+
+def test_explain_takes_either_fields_or_a_namespace(pool: list[str], server: object) -> None:
+    refused = beluga("explain", "k", *pool, "--field", "a=b", "--namespace", "foo")
+    assert refused.exit_code == 2
+    assert "--field stands in place of --namespace foo" in said(refused)
+
+
+@pytest.mark.parametrize("session", ["foo", "pid:x", "lane:"])
+def test_a_session_that_cannot_be_is_refused(pool: list[str], server: object, session: str) -> None:
+    refused = beluga("trace", *pool, "--session", session)
+    assert refused.exit_code == 2
+    assert "a session is pid:N, host:N, lane:N or 16 hex digits" in said(refused)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A value of a wrong type is a TypeError that says what is wanted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beluga import Client, KVCache, MetaServer, Pool
+from beluga.rpc import nanoseconds
+
+WRONG: Any = 3
+
+
+@pytest.mark.parametrize("paths", [WRONG, [WRONG], None, b"/dev/shm/a"])
+def test_what_is_no_path_is_no_device(paths: Any) -> None:
+    with pytest.raises(TypeError, match="a device is a path, as text or a Path, or a DeviceSpec"):
+        Pool.open(paths)
+
+
+@pytest.mark.parametrize(
+    "name", ["device_size", "max_blocks", "block_bytes", "lane_count", "slot_count", "bulk_size"]
+)
+@pytest.mark.parametrize("value", ["16M", 1.5, True])
+def test_what_is_no_whole_number_makes_no_pool(tmp_path: Path, name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"{name} is a whole number, not "):
+        Pool.create(tmp_path / "a", **{name: value})
+    assert not (tmp_path / "a").exists()
+
+
+def test_what_is_no_number_is_no_time() -> None:
+    wrong: Any = "a"
+    with pytest.raises(TypeError, match="a time is a number of seconds, not 'a'"):
+        nanoseconds(wrong)
+
+
+def test_what_is_no_pool_has_no_sessions() -> None:
+    wrong: Any = "foo"
+    with pytest.raises(TypeError, match="a session is with the server of a Pool, not of 'foo'"):
+        KVCache(wrong, namespace="n")
+    with pytest.raises(TypeError, match="not of 'foo'"):
+        Client(wrong)
+    with pytest.raises(TypeError, match="a server is of a Pool, not of 'foo'"):
+        MetaServer(wrong)
