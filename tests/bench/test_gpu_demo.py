@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -42,7 +43,10 @@ def has_gpu() -> bool:
 
 def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "beluga_bench.gpu_demo", *arguments]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
+    environment = os.environ | {"COLUMNS": "200"}  # readline, which pytest imports, says 80
+    return subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment
+    )
 
 
 @pytest.mark.usefixtures("compiled")
