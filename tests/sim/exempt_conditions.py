@@ -908,8 +908,6 @@ TESTED: Conditions = {
         ("status < 0", 0, "false"): (
             "tests/kvcache/test_cache.py::test_without_a_server_a_put_is_an_error_and_no_success"
         ),
-        ("batch->kept", 0, "false"): "tests/meta/test_tasks.py::test_a_claim_is_its_sessions",
-        ("batch->kept", 0, "true"): "tests/meta/test_tasks.py::test_tasks_cannot_fill_the_pool",
     },
     ("kv/put.c", "bl_checksums_write"): {
         ("work->chunk_count > 1", 0, "true"): (
