@@ -93,5 +93,5 @@ def test_the_command_says_it_once(
 
     monkeypatch.setattr(serve, "MetaServer", Deposed)
     monkeypatch.setattr(serve, "serve_until_told", run)
-    serve.serve([str(path) for path in paths], declare_gone=True, watch=True)
+    serve.serve([str(path) for path in paths], declare_gone=True, standby=True, watch=True)
     assert said == [True, False, False]
