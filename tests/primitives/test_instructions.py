@@ -90,6 +90,7 @@ AARCH64 = {
     "coherent stream": lines("stnp", 64, 96),
 }
 ROOT_FILES = ROOT / "build/aarch64/debian"
+CROSS_LIBRARIES = ROOT_FILES, Path("/usr/aarch64-linux-gnu/include/stdio.h")
 if MACHINE == "aarch64":
     CROSS = Machine(("gcc",), (), AARCH64)
 else:
@@ -183,6 +184,8 @@ def missing(name: str) -> str:
     machine = MACHINES[name]
     tools = [machine.compiler[0], *machine.emulator[:1]]
     lacking = [tool for tool in tools if shutil.which(tool) is None]
+    if name != MACHINE and not any(map(Path.exists, CROSS_LIBRARIES)):
+        lacking.append(f"a C library for {name}")
     return f"needs {', '.join(lacking)} (scripts/setup-aarch64)" if lacking else ""
 
 
