@@ -340,8 +340,11 @@ class TierService:
     def _remove(self, records: NDArray[np.void]) -> None:
         """Remove keys from the first tier, after all saves of their blocks, and from the others."""
         keys = np.ascontiguousarray(records["key"])
-        self.tiers[0].remove(keys)
-        self.remove_from(1, keys)
+        try:
+            self.tiers[0].remove(keys)
+        except Exception as error:
+            _failed(self.tiers[0].name, error)
+        self.remove_from(1, keys)  # a key that is not told of would stay a miss for good
 
     def remove_from(self, number: int, keys: NDArray[np.uint64]) -> None:
         """Let the tiers from this number on remove keys soon, and tell the server then."""

@@ -62,7 +62,9 @@ class LowerTier(Protocol):
         """Load blocks; a miss is None. ``keys`` has shape (count, 2)."""
 
     def contains(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return which blocks the tier has; for a remote store, this is a round trip."""
+        """Return which blocks the tier has. A disk answers from its index, also for blocks that it
+        cannot read for a while; for a remote store, this is a round trip.
+        """
 
     def remove(self, keys: NDArray[np.uint64]) -> int:
         """Remove blocks, and return how many there were."""
