@@ -22,8 +22,9 @@ class Usual:
 
     blocks: float = 0.0  # of a prompt, with its tail; 0 before the first request
     on_device: float = 0.0  # those of them that its worker had on the device
-    ended: int = 0  # how many requests the next mean covers
+    ended: int = 0  # how many requests the next means cover
     decode_s: float = 0.0  # from a request's first token to its end
+    change: float = 0.0  # the square of how many blocks its worker held more, or less, at its end
 
 
 @dataclasses.dataclass(slots=True)
@@ -48,6 +49,8 @@ class Candidate:
     overlap: Overlap
     new_blocks: int = 0  # distinct blocks that the request would add to its active ones
     taint_weight: float = 0.0  # the sum of the preferred taints that match
+    # of its blocks that are active, how many it would hold alone, in the mean over its time
+    held_alone: float = 0.0
 
 
 @dataclasses.dataclass(slots=True)

@@ -97,8 +97,8 @@ class Router:
             matches = self._matches(query)
             overlaps = [matches.of(worker) for worker in workers]
         found = [
-            Candidate(worker, load, overlap, new)
-            for worker, (load, new), overlap in zip(workers, states, overlaps, strict=True)
+            Candidate(worker, state.load, overlap, state.new_blocks, held_alone=state.held_alone)
+            for worker, state, overlap in zip(workers, states, overlaps, strict=True)
         ]
         if constraints.preferred_taints:
             for candidate in found:

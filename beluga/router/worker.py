@@ -46,6 +46,13 @@ class Load(WorkerMetrics):
     # prompt tokens of requests before their first token, with cached ones
     outstanding_tokens: int = 0
 
+    @property
+    def held_blocks(self) -> int:
+        """The blocks of HBM that requests hold. The worker's count has those of answers, too, and
+        the router's those of waiting prompts.
+        """
+        return max(self.active_decode_blocks, self.kv_active_blocks)
+
     def publish(self, metrics: WorkerMetrics) -> None:
         """Take the metrics that the worker published."""
         for name in _PUBLISHED:

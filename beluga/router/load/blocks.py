@@ -9,8 +9,31 @@ suffices for both.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Container, Sequence
+
+_MOST = 4  # holders of a block; with more of them a request holds it alone for 0.3 % of its time
+
+
+def alone(holders: int) -> float:
+    """Return the share of its time in which one more request holds a block alone.
+
+    Let all requests run for a time T, which is distributed exponentially. After t seconds each of
+    the k holders has ended with probability u = 1 - exp(-t / T). If requests for the block come as
+    often as they end, k * u of those that came since are active, and none of them is with
+    probability exp(-k * u). So the share is the integral of u**k * exp(-k * u) over u from 0 to 1,
+    for which there is a closed form: 1, 0.26, 0.08 and 0.03 for 0 to 3 holders.
+    """
+    if not holders:
+        return 1.0
+    none = math.exp(-holders) * sum(
+        float(holders) ** j / math.factorial(j) for j in range(holders + 1)
+    )
+    return (1 - none) * math.factorial(holders) / float(holders) ** (holders + 1)
+
+
+_ALONE = [alone(holders) for holders in range(_MOST + 1)]
 
 
 def leading(chain: Sequence[int], held: Container[int]) -> int:
@@ -38,6 +61,17 @@ class ActiveBlocks:
     def held(self, sequence: Sequence[int]) -> int:
         """Return how many leading blocks of a request are held already."""
         return leading(sequence, self._counts)
+
+    def held_alone(self, sequence: Sequence[int], held: int) -> float:
+        """Return how many of the first ``held`` blocks of a request, which others hold, it would
+        hold alone, in the mean over its time.
+        """
+        counts, blocks, end = self._counts, 0.0, held
+        while end and (holders := counts[sequence[end - 1]]) <= _MOST:
+            start = bisect_left(range(end), -holders, key=lambda at: -counts[sequence[at]])
+            blocks += (end - start) * _ALONE[holders]
+            end = start
+        return blocks
 
     def add(self, sequence: Sequence[int]) -> None:
         counts = self._counts

@@ -76,7 +76,7 @@ class CostEstimator:
         cached = min((overlap.blocks + fetched) * size, max(query.isl - 1, 0))
         new = query.isl - cached
         steps = self._steps(new)
-        held = max(load.active_decode_blocks, load.kv_active_blocks) * size
+        held = load.held_blocks * size
         batch = load.active_requests
         decode_s = steps * (costs.f * batch + costs.g * held) / 1e3  # in the steps of the prefill
         bytes_per_block = size * costs.kv_bytes_per_token

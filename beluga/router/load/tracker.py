@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from beluga.errors import NoWorkersError
 from beluga.router.load.blocks import ActiveBlocks
@@ -20,6 +21,14 @@ from beluga.router.worker import Load, Overlap, Worker, WorkerMetrics
 
 SWEEP_S = 60.0  # seconds between searches for requests that nobody freed (Dynamo's value)
 _RECENT = 1000  # requests that a running mean covers
+
+
+class State(NamedTuple):
+    """A worker's load, and what a request would add to it."""
+
+    load: Load
+    new_blocks: int  # distinct blocks that it would add
+    held_alone: float  # of its other blocks, how many it would hold alone (ActiveBlocks.held_alone)
 
 
 @dataclasses.dataclass(slots=True)
@@ -37,6 +46,7 @@ class _Request:
     blocks: Sequence[int]
     expected_output: int
     decoding_since: float | None = None  # None before the first token
+    held_blocks: int = 0  # of the worker, with this request, when it was added
 
 
 class LoadTracker:
@@ -78,20 +88,23 @@ class LoadTracker:
 
     def new_blocks(self, worker: Worker, sequence: Sequence[int]) -> int:
         """Return how many distinct blocks a request would add to those active on a worker."""
-        return self.states([worker], sequence)[0][1]
+        return self.states([worker], sequence)[0].new_blocks
 
-    def states(
-        self, workers: Sequence[Worker], sequence: Sequence[int] = ()
-    ) -> list[tuple[Load, int]]:
-        """Return each worker's load, and the distinct blocks that a request would add to it.
+    def states(self, workers: Sequence[Worker], sequence: Sequence[int] = ()) -> list[State]:
+        """Return each worker's load, and what a request would add to it.
 
         Raises NoWorkersError for a worker that was not added.
         """
         length = len(sequence)
         accounts = [self._account(worker) for worker in workers]
         if not length or not self._reuse:
-            return [(account.load, length) for account in accounts]
-        return [(account.load, length - account.blocks.held(sequence)) for account in accounts]
+            return [State(account.load, length, 0.0) for account in accounts]
+        found = []
+        for account in accounts:
+            held = account.blocks.held(sequence)
+            alone = account.blocks.held_alone(sequence, held) if held else 0.0
+            found.append(State(account.load, length - held, alone))
+        return found
 
     def add(  # noqa: PLR0913  a request's particulars, by name
         self,
@@ -138,6 +151,7 @@ class LoadTracker:
             load.num_requests_waiting += 1
             load.request_active_slots += 1
             load.kv_active_blocks += max(prompt - cached, 0)
+        entry.held_blocks = load.held_blocks
 
     def prefill_done(self, request: Hashable, now: float = 0.0) -> bool:
         """Note that the first token has come. Returns False if that was known, or the request is
@@ -176,12 +190,14 @@ class LoadTracker:
         self._expiries.pop(request, None)
         if entry is None:
             return False
+        load = entry.account.load
         if answered and entry.decoding_since is not None:
             usual = self.usual
             usual.ended = min(usual.ended + 1, _RECENT)
             usual.decode_s += (now - entry.decoding_since - usual.decode_s) / usual.ended
+            change = load.held_blocks - entry.held_blocks
+            usual.change += (change**2 - usual.change) / usual.ended
         entry.account.blocks.remove(entry.blocks)
-        load = entry.account.load
         load.active_requests -= 1
         load.active_decode_blocks = len(entry.account.blocks)
         return True

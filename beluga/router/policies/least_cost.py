@@ -15,8 +15,13 @@ others, most requests are bound to a worker, and lose what is taken there; on a 
 prefix, this one takes 40 blocks more than it has to.
 
 Those who come later do not find the space that is free now, because requests come and go while this
-one runs. A worker with 200 free blocks may then be full, and has to load and hold a second copy of
-a prefix that another worker has. So the space that they find is spread around what is free now.
+one runs. A worker with 200 free blocks may then be full. So the space that they find is spread
+around what is free now, by as much as it changed while recent requests ran.
+
+A prefix that workers hold twice takes space twice, for as long as requests come to both. If one of
+them has only one request left that holds it, the space comes free when that one ends, unless this
+one goes there. So a request is charged for the part of its time in which it would hold a block
+alone: for all of it if no request holds the block, for 0.26 of it if one does.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ from random import Random
 
 from beluga.router.load.estimate import CostEstimator
 from beluga.router.policies.pick import chosen, generator, lowest, some
-from beluga.router.policy import Candidate, Choice, Query
+from beluga.router.policy import Candidate, Choice, Query, Usual
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -57,21 +62,23 @@ class LeastCost:
         followers = active / len(candidates) + 1
         # What is copied into HBM evicts as much, which would have been hit this often.
         reuse = usual.on_device / typical
-        needed = [each.new_blocks + prompt - len(query.sequence) for each in candidates]
-        fewest = min(needed)
-        bound = 1 - fewest * len(needed) / sum(needed) if fewest else 1.0  # share of followers
+        tail = prompt - len(query.sequence)
+        # Blocks that other requests hold are taken for the time in which it holds them alone.
+        taken = [each.new_blocks + tail + each.held_alone for each in candidates]
+        fewest = min(taken)
+        bound = 1 - fewest * len(taken) / sum(taken) if fewest else 1.0  # share of followers
         costs, estimates = [], []
-        for candidate, new in zip(candidates, needed, strict=True):
+        for candidate, more in zip(candidates, taken, strict=True):
             load = candidate.load
             estimate = self.estimator(query, candidate, 0)
             blocks = load.kv_total_blocks or self.estimator.device_blocks(query.block_size)
-            # The worker counts the blocks of answers, too; the router those of waiting prompts.
-            held = max(load.active_decode_blocks, load.kv_active_blocks)
+            held = load.held_blocks
             free = blocks - held
-            blocked_s = answer_s * _rounds(new - free, blocks, held, load.active_requests)
+            excess = candidate.new_blocks + tail - free
+            blocked_s = answer_s * _rounds(excess, blocks, held, load.active_requests)
             ttft_s = max(estimate.queue_s, estimate.transfer_s + blocked_s) + estimate.prefill_s
-            spread = _spread(typical, held, load.active_requests)
-            after = _missing(free - new, spread)
+            spread = _spread(usual, typical, held, load.active_requests)
+            after = _missing(free - more, spread)
             by_bound = after - _missing(free, spread)
             by_free = after - _missing(free - fewest, spread)
             missing = bound * by_bound + (1 - bound) * by_free
@@ -96,22 +103,27 @@ def _rounds(excess: float, blocks: int, held: int, requests: int) -> float:
     return max(excess / blocks, 1 / max(together, 1))
 
 
-def _spread(typical: float, held: int, requests: int) -> float:
+def _spread(usual: Usual, typical: float, held: int, requests: int) -> float:
     """Return the standard deviation of what a later request needs beyond the blocks that are free.
 
     Its prompt contributes ``typical``. The rest is the change of ``held`` while requests come and
-    go. If ``requests`` of them with m = held / requests blocks run for T seconds in the mean, which
-    is distributed exponentially as their sizes are, then after t seconds the change has the
-    variance requests * (1 - exp(-2t / T)) * 2m². Over the time of one request, the mean of
-    1 - exp(-2t / T) is 2/3. So 25 requests with 400 blocks change by 92: there may be no space
-    where 92 blocks are free.
+    go, as it was over the time of each request that has ended. Before that it is derived: if
+    ``requests`` of them with m = held / requests blocks run for T seconds in the mean, which is
+    distributed exponentially as their sizes are, then after t seconds the change has the variance
+    requests * (1 - exp(-2t / T)) * 2m². Over the time of one request, the mean of 1 - exp(-2t / T)
+    is 2/3. So 25 requests with 400 blocks change by 92. This counts like one ended request.
     """
-    return math.hypot(typical, held * math.sqrt(4 / 3 / max(requests, 1)))
+    derived = held**2 * 4 / 3 / max(requests, 1)
+    change = (usual.ended * usual.change + derived) / (usual.ended + 1)
+    return math.sqrt(typical**2 + change)
 
 
 def _missing(free: float, spread: float) -> float:
     """Return how many blocks a later request is expected to miss if ``free`` ones are left now.
 
-    What it needs is assumed to be distributed exponentially with the mean ``spread``.
+    What it needs beyond them is assumed to have a Laplace distribution with the standard deviation
+    ``spread``, whose tails are heavier than a normal one's: requests come in bursts.
     """
-    return spread * math.exp(-free / spread) if free > 0 else spread - free
+    scale = spread / math.sqrt(2)
+    beyond = scale / 2 * math.exp(-abs(free) / scale)
+    return beyond if free > 0 else beyond - free

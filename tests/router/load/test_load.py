@@ -20,6 +20,7 @@ from beluga.router import (
     Worker,
     WorkerMetrics,
 )
+from beluga.router.load.blocks import alone
 
 A, B = Worker(1), Worker(2)
 NOTHING = Overlap()
@@ -185,6 +186,58 @@ def test_the_usual_request_is_a_mean_of_those_that_were_sent() -> None:
     tracker.free("first", 5.0)
     tracker.free("second", 50.0)  # it ended before its first token and tells nothing of answers
     assert (tracker.usual.ended, tracker.usual.decode_s) == (1, 4.0)
+
+
+def test_the_change_of_what_a_worker_holds_is_learned_from_requests_that_end() -> None:
+    tracker = LoadTracker([A])
+    tracker.add("first", A, query(1, 2), NOTHING)  # 2 blocks are held now
+    tracker.add("second", A, query(1, 2, 3, 4, 5), NOTHING)  # and now 5
+    tracker.prefill_done("first", 1.0)
+    tracker.free("first", 2.0)
+    assert tracker.usual.change == 3**2
+    tracker.publish(A, WorkerMetrics(kv_active_blocks=12, kv_total_blocks=100))
+    tracker.prefill_done("second", 3.0)
+    tracker.free("second", 4.0)
+    assert tracker.usual.change == (3**2 + 7**2) / 2
+
+
+def simulated_alone(holders: int, chance: random.Random) -> float:
+    """Return the mean share of its time in which a request holds a block alone, from 20,000 runs:
+    ``holders`` others hold it first, and as many come in the mean time that one runs.
+    """
+    total = 0.0
+    for _ in range(20_000):
+        mine = chance.expovariate(1.0)
+        ends = [(0.0, chance.expovariate(1.0)) for _ in range(holders)]
+        now = 0.0
+        while holders and (now := now + chance.expovariate(holders)) < mine:
+            ends.append((now, now + chance.expovariate(1.0)))
+        last = 0.0  # until when the block is held by others, from the first on
+        for start, end in ends:
+            total += max(start - last, 0.0)
+            last = max(last, end)
+        total += max(mine - last, 0.0)
+    return total / 20_000
+
+
+def test_the_share_of_time_in_which_a_request_holds_a_block_alone() -> None:
+    assert alone(0) == 1.0
+    chance = random.Random(1)
+    for holders in (1, 2, 3, 5):
+        assert alone(holders) == pytest.approx(simulated_alone(holders, chance), abs=0.012)
+
+
+def test_blocks_that_a_request_would_hold_alone() -> None:
+    tracker = LoadTracker([A])
+    tracker.add("first", A, query(1, 2, 3), NOTHING)
+    tracker.add("second", A, query(1, 2, 4), NOTHING)
+    [state] = tracker.states([A], (1, 2, 3, 5))
+    assert state.new_blocks == 1
+    assert state.held_alone == pytest.approx(2 * alone(2) + alone(1))
+    for request in range(20):
+        tracker.add(request, A, query(1, 2, 3), NOTHING)
+    [state] = tracker.states([A], (1, 2, 4))
+    assert state.held_alone == pytest.approx(alone(1))  # of blocks with many holders, none
 
 
 def naive(active: dict[int, tuple[Worker, Sequence[int], int, bool]], worker: Worker) -> Load:
