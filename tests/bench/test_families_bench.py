@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The comparison on random traces: the traces themselves, the knee, and the verdict."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from beluga_bench import families
+from beluga_bench.families import SHARES, Cell, family_trace, knee, run, summary, ttft_s
+
+from beluga.router import POLICIES
+from beluga.simulate import Options
+
+
+def test_a_family_is_the_same_each_time_and_its_seeds_differ() -> None:
+    first, again, other = family_trace(3, 0, 200), family_trace(3, 0, 200), family_trace(3, 1, 200)
+    assert list(first.ids) == list(again.ids)
+    assert list(first.arrival_s) == list(again.arrival_s)
+    assert list(first.output_tokens) != list(other.output_tokens)
+    kinds = {tuple(family_trace(number, 0, 50).count) for number in range(20)}
+    assert len(kinds) == 20
+
+
+@pytest.mark.parametrize("family", range(12))
+def test_every_prompt_fits_a_worker(family: int) -> None:
+    trace = family_trace(family, 0, 500)
+    assert len(trace.arrival_s) == 500
+    assert list(trace.arrival_s) == sorted(trace.arrival_s)
+    hbm = Options().hbm_bytes // (trace.block_tokens * Options().model.kv_bytes_per_token)
+    for tokens, output, count in zip(
+        trace.input_tokens, trace.output_tokens, trace.count, strict=True
+    ):
+        assert tokens // trace.block_tokens == count
+        assert tokens + output < hbm * trace.block_tokens
+
+
+def test_at_the_knee_requests_wait() -> None:
+    trace = family_trace(1, 0, 400)
+    at_knee, policies = knee(trace), ("linear", "lmetric", "min-ttft", "least-cost")
+
+    def best(load: float) -> float:
+        return min(ttft_s(trace, load, policy) for policy in policies)
+
+    assert best(at_knee) >= 4 * best(0.01) > best(at_knee / 1.06)
+
+
+def test_the_verdict_has_another_bound_above_saturation() -> None:
+    cells = [
+        Cell(0, 1.0, 1.03, "linear", 1.0, saturated=False),
+        Cell(0, 1.1, 10.3, "linear", 10.0, saturated=True),
+        Cell(1, 1.0, 0.99, "lmetric", 1.0, saturated=False),
+    ]
+    cells += [Cell(2, share, 1.0, "lmetric", 1.0, saturated=False) for share in SHARES]
+    found = summary(cells)
+    assert (found["all"]["holds"], found["all"]["cells"], found["all"]["worst"]) == (8, 9, 1.03)
+    assert (found["1"]["holds"], found["1.1"]["holds"]) == (2, 2)
+
+
+def test_a_family_is_run_at_each_load_with_each_policy() -> None:
+    cells = run(4, requests=100)
+    assert [cell.share for cell in cells] == list(SHARES)
+    assert {cell.best for cell in cells} < set(POLICIES)
+    assert all(cell.default_s > 0 and cell.best_s > 0 for cell in cells)
+
+
+def test_the_command_prints_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    families.main("0", "2", "--smoke")
+    printed = msgspec.json.decode(capsys.readouterr().out)
+    assert printed["all"]["cells"] == 2 * len(SHARES)
