@@ -208,8 +208,9 @@ class Paths:
     def part(
         self, plan: Plan, write: bool, launched: Launched, stream: int, hold: Hold | None
     ) -> Part:
-        """What has been put on the stream for a launch."""
-        """Ends when the stream gets there. What the GPU writes itself is looked after."""
+        """Return the part that a launch has put on the stream. It ends when the stream gets there.
+        What the GPU has written is then brought to memory.
+        """
         event = self._driver.make_event()
         self._driver.record(event, stream)
         settle = functools.partial(self._maintenance.after_write, plan) if write else _nothing
