@@ -45,26 +45,46 @@ def test_at_the_knee_requests_wait() -> None:
     assert best(at_knee) >= 4 * best(0.01) > best(at_knee / 1.06)
 
 
+def made(family: int, share: float, *, saturated: bool = False, **ttft_s: list[float]) -> Cell:
+    means = {policy: [9.0, 9.0] for policy in POLICIES}
+    named = {name.replace("_", "-"): found for name, found in ttft_s.items()}
+    return Cell(family, share, share, saturated, means | named)
+
+
 def test_the_verdict_has_another_bound_above_saturation() -> None:
     cells = [
-        Cell(0, 1.0, 1.03, "linear", 1.0, saturated=False),
-        Cell(0, 1.1, 10.3, "linear", 10.0, saturated=True),
-        Cell(1, 1.0, 0.99, "lmetric", 1.0, saturated=False),
+        made(0, 1.0, least_cost=[1.03, 1.03], linear=[1.0, 1.0]),
+        made(0, 1.1, least_cost=[1.03, 1.03], linear=[1.0, 1.0], saturated=True),
+        made(1, 1.0, least_cost=[0.99, 0.97], lmetric=[1.0, 1.0]),
+        *(made(2, share, least_cost=[1.0, 1.0], lmetric=[1.0, 1.0]) for share in SHARES),
     ]
-    cells += [Cell(2, share, 1.0, "lmetric", 1.0, saturated=False) for share in SHARES]
-    found = summary(cells)
-    assert (found["all"]["holds"], found["all"]["cells"], found["all"]["worst"]) == (8, 9, 1.03)
-    assert (found["1"]["holds"], found["1.1"]["holds"]) == (2, 2)
+    found: dict[str, dict[str, dict[str, object]]] = msgspec.to_builtins(summary(cells))
+    whole = found["loads"]["all"]
+    assert (whole["within_bounds"], whole["cells"], whole["worst"]) == (8, 9, 1.03)
+    assert [found["loads"][load]["within_bounds"] for load in ("1", "1.1")] == [2, 2]
+    assert {name: count for name, count in found["within_bounds"].items() if count} == {
+        "least-cost": 8, "linear": 2, "lmetric": 6,
+    }  # fmt: skip
+
+
+def test_an_oracle_knows_the_best_policy_of_the_next_trace() -> None:
+    """It is linear on the second trace and lmetric on the first one, so the oracle takes the wrong
+    one on each. The default is near the best on the first one only.
+    """
+    cells = [made(0, 1.0, least_cost=[1.0, 2.0], linear=[1.5, 1.0], lmetric=[1.0, 1.5])]
+    assert families._one_trace(cells) == {"traces": 2, "default": 1, "oracle": 0}
 
 
 def test_a_family_is_run_at_each_load_with_each_policy() -> None:
     cells = run(4, requests=100)
     assert [cell.share for cell in cells] == list(SHARES)
-    assert {cell.best for cell in cells} < set(POLICIES)
-    assert all(cell.default_s > 0 and cell.best_s > 0 for cell in cells)
+    for cell in cells:
+        assert set(cell.ttft_s) == set(POLICIES)
+        assert all(len(found) == 2 and min(found) > 0 for found in cell.ttft_s.values())
+        assert cell.load == pytest.approx(cell.share * cells[3].load, abs=1e-4)
 
 
 def test_the_command_prints_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
     families.main("0", "2", "--smoke")
     printed = msgspec.json.decode(capsys.readouterr().out)
-    assert printed["all"]["cells"] == 2 * len(SHARES)
+    assert printed["loads"]["all"]["cells"] == 2 * len(SHARES)
