@@ -20,6 +20,7 @@ import numpy as np
 
 from beluga.errors import BelugaError, EngineUnavailableError
 from beluga.pool import Pool
+from beluga.threads import wait_for
 from beluga.transfer import CudaDriver, CudaEngine, CupyDriver, Plan, plan_blocks
 from beluga.transfer.engines.policy import CacheMaintenance, Step
 from beluga.transfer.engines.policy import Row as Steps
@@ -27,7 +28,6 @@ from beluga.transfer.engines.policy import Row as Steps
 from .gpu_copy import BLOCK_SIZE, CASES, FRAGMENT_SIZE, FRAGMENTS
 from .ratio import Once, race, rate
 from .row import Recorder, Row, calls, percentiles
-from .threads import wait_for
 
 _ORDER = 8192
 _AT_A_TIME = 20  # products: 30 ms of an H200

@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+from beluga.threads import wait_for
+
 
 def run_together(works: Sequence[Callable[[], None]], stop: Callable[[], None]) -> None:
     """Run each work on its own thread, until all of them have ended.
@@ -27,16 +29,3 @@ def run_together(works: Sequence[Callable[[], None]], stop: Callable[[], None]) 
         raise
     finally:
         wait_for(threads)
-
-
-def wait_for(threads: Sequence[threading.Thread]) -> None:
-    """Wait until the threads have ended, however often Ctrl-C comes. It is raised afterwards."""
-    interrupt: BaseException | None = None
-    for thread in threads:
-        while thread.is_alive():
-            try:
-                thread.join()
-            except (KeyboardInterrupt, SystemExit) as error:
-                interrupt = error
-    if interrupt is not None:
-        raise interrupt

@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beluga.errors import TierError
+from beluga.threads import wait_for
 from beluga.tiers import BLOCK
 from beluga.tiers.arena import Arena
 from beluga.tiers.disk import DiskTier
 
 from .row import Recorder, Row
 from .tails import Times, tails_row
-from .threads import wait_for
 
 _INTERVALS_S = (0.002, 0.030)
 _LOADS, _LOADS_SMOKE = 100, 5  # of each half of a pair

@@ -21,13 +21,13 @@ from beluga import KVCache, MetaServer
 from beluga.events import EventService, EventSettings
 from beluga.pool import Pool
 from beluga.rpc import Server
+from beluga.threads import wait_for
 from beluga.tiers import TierService, TierSettings
 
 from . import drive
 from ._limit import lib
 from .lines import lines_of
 from .pace import shared_paces
-from .threads import wait_for
 
 
 def _say(**fields: object) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from beluga._ffi import core, ffi, lib
 from beluga.errors import VerifyError, raise_for_status
+from beluga.threads import wait_for
 from beluga.verify.report import Finding, Machine, Report
 
 if TYPE_CHECKING:
@@ -128,8 +129,7 @@ def _run(sides: list[tuple[str, core.bl_acceptance]]) -> list[tuple[str, int]]:
         go.set()
         for _, side in sides:
             lib.bl_acceptance_stop(side)
-        for thread in started:
-            thread.join()  # C uses the side's memory until its thread ends
+        wait_for(started)  # C uses the side's memory until its thread ends
     return list(codes.items())
 
 

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Waiting for threads, whatever interrupts it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from beluga.threads import wait_for
+
+
+def test_a_thread_whose_join_was_interrupted_is_waited_for() -> None:
+    """CPython 3.10 to 3.12 take such a thread for ended: a second join returns at once."""
+    ended = threading.Event()
+
+    def work() -> None:
+        time.sleep(0.5)
+        ended.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    timers = [
+        threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGINT)) for after_s in (0.1, 0.2)
+    ]
+    for timer in timers:
+        timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        try:
+            thread.join()
+        finally:
+            wait_for([thread])
+    assert ended.is_set()
+    assert thread not in threading.enumerate()
+
+
+def test_threads_that_have_ended_or_never_began_are_not_waited_for() -> None:
+    over, never = threading.Thread(target=int), threading.Thread(target=int)
+    over.start()
+    over.join()
+    wait_for([over, never])
