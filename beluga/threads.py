@@ -14,7 +14,7 @@ _POLL_S = 0.001
 def wait_for(threads: Sequence[threading.Thread]) -> None:
     """Wait until the threads have ended, however often Ctrl-C comes. It is raised afterwards.
 
-    A thread whose ``join`` was interrupted counts as ended in CPython 3.10 to 3.12, although it
+    A thread whose ``join`` was interrupted counts as ended in CPython 3.9 to 3.12, although it
     still runs. Whether it runs is therefore seen in the list of all threads.
     """
     interrupt: BaseException | None = None
