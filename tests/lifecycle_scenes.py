@@ -56,12 +56,14 @@ ENDS = ("close", "stop")
 
 ELSEWHERE = {
     "beluga.admin": "tests/admin: threads beside a server, as in `beluga serve`",
+    "beluga.cli.services": "tests/tiers/test_late.py: they end what a server has beside it",
     "beluga.connectors": "tests/connectors: they have one cache each, and engines of their own",
     "beluga.events": "tests/events: a service beside a server, as in `beluga serve`",
     "beluga.gateway": "tests/gateway: on an event loop, without C",
     "beluga.replay": "tests/replay: processes, without C",
     "beluga.disagg": "tests/disagg: on an event loop; a queue in the pool has one cache",
     "beluga.tiers.disk": "tests/tiers/test_disk.py",
+    "beluga.tiers.late": "tests/tiers/test_late.py",
     "beluga.tiers.service": "tests/tiers/test_tier_service.py: it has sessions of its own",
     "beluga.tiers.blocks": "tests/tiers: in Python, without C",
     "beluga.tiers.remote": "tests/tiers/test_remote_ends.py: threads, without C",

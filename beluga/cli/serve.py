@@ -9,7 +9,7 @@ import signal
 import threading
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -30,6 +30,7 @@ from beluga.cli.options import (
     size,
 )
 from beluga.cli.output import announce
+from beluga.cli.services import Services
 from beluga.cli.tiers import (
     AdmissionName,
     DiskBytes,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from beluga.admin import Routes
+    from beluga.cli.services import Service
     from beluga.events import EventSettings
     from beluga.pool import Pool
 
@@ -149,14 +151,6 @@ _LOOK_INTERVAL_S = 0.5
 _OFFLOAD, _ADMISSION = "drop", "adaptive"
 
 
-class _Service(Protocol):
-    """What runs beside a server, in its process."""
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-
 def serve(
     pool: PoolPaths = None,
     host: Host = None,
@@ -200,12 +194,14 @@ def serve(
         detached(pool, json)
         return
     logs.begin(log_level, log_format)
+    silent_s = silent if standby or lease else None
     with open_pool(pool) as opened:
         while True:
             server = MetaServer(
                 opened, host=host, declared_gone=declare_gone, quota=quota, eviction=eviction
             )
-            services, health = _services(server, opened, tiers, published, host), Health()
+            patient, health = silent_s is not None, Health()
+            services = _services(server, opened, tiers, published, host, patient=patient)
             routes = {**server_routes(server, opened, _saving(services)), **health.routes()}
             try:
                 with _answering(routes, opened, admin, json) as endpoint:
@@ -215,15 +211,14 @@ def serve(
                         admin=endpoint,
                         health=health,
                         services=services,
-                        silent_s=silent if standby or lease else None,
+                        silent_s=silent_s,
                         lease=open_lease(lease) if lease else None,
                     )
                 return
             except DeposedError as error:
                 if not watch:
                     raise
-                # The declaration was about earlier servers, not about the one that deposed this
-                # one.
+                # The declaration was not about the server that deposed this one.
                 declare_gone = False
                 announce(str(error), "deposed", json=json)
 
@@ -256,10 +251,12 @@ def _services(
     tiers: TierSettings,
     published: EventSettings | None,
     host: int | None,
-) -> list[_Service]:
-    services: list[_Service] = []
+    *,
+    patient: bool,
+) -> list[Service]:
+    services: list[Service] = []
     if tiers:
-        services.append(TierService(server, pool, tiers, host=host))
+        services.append(TierService(server, pool, tiers, host=host, patient=patient))
     if published:
         from beluga.events import EventService  # slow to import
 
@@ -267,7 +264,7 @@ def _services(
     return services
 
 
-def _saving(services: Sequence[_Service]) -> TierService | None:
+def _saving(services: Sequence[Service]) -> TierService | None:
     """Return the service of the lower tiers, if there is one."""
     saving = (one for one in services if hasattr(one, "save_missing"))
     return cast("TierService | None", next(saving, None))
@@ -295,7 +292,7 @@ def serve_until_told(
     server: Server,
     *,
     json: bool = False,
-    services: Sequence[_Service] = (),
+    services: Sequence[Service] = (),
     admin: Admin | None = None,
     health: Health | None = None,
     silent_s: float | None = None,
@@ -306,8 +303,10 @@ def serve_until_told(
     ``health`` is told what is seen of it.
 
     With ``silent_s`` the server first stands by, and follows a server whose heartbeat has not moved
-    for so many seconds. With ``lease`` it serves only while the lease is held.
+    for so many seconds, and waits for services that it cannot start yet. With ``lease`` it serves
+    only while the lease is held.
     """
+    beside = Services(services, patient=silent_s is not None)
     told, manager, health = threading.Event(), Manager(_LOOK_INTERVAL_S), health or Health()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told.set())
@@ -328,17 +327,15 @@ def serve_until_told(
             text = f"took over, epoch {epoch}"
             announce(text, "serving", json=json, epoch=epoch, pid=os.getpid())
         with nullcontext() if lease is None else Keeper(server, lease):
-            for service in services:
-                service.start()
+            beside.start()
             if admin is not None:
                 admin.claim()
             manager.ready(f"serving, epoch {server.stat().epoch}")
-            _look_after(server, told, manager, health)
+            _look_after(server, beside, told, manager, health)
     finally:
         if told.is_set():
             manager.stopping()
-        for service in reversed(services):
-            service.stop()
+        beside.stop()
         server.stop()
 
 
@@ -349,7 +346,9 @@ def _say_waiting(manager: Manager, health: Health, why: str) -> None:
     manager.alive()
 
 
-def _look_after(server: Server, told: threading.Event, manager: Manager, health: Health) -> None:
+def _look_after(
+    server: Server, beside: Services, told: threading.Event, manager: Manager, health: Health
+) -> None:
     """Wait until a signal comes. The manager and ``health`` hear that the server lives only if its
     poll loop has moved since the last look. Raises the error that ended the server.
     """
@@ -363,6 +362,7 @@ def _look_after(server: Server, told: threading.Event, manager: Manager, health:
             manager.alive()
             health.moved(serves=True)
         seen = moved
+        beside.look_after()
 
 
 def _event_settings(endpoint: str, replay: str, form: str) -> EventSettings | None:

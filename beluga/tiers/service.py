@@ -42,6 +42,7 @@ from beluga.meta import (
 from beluga.metrics import REGISTRY
 from beluga.rpc import Client
 from beluga.tiers.counters import Counters
+from beluga.tiers.late import LateTier
 from beluga.tiers.named import PAGE_SIZE, add_names, named_length, padded, take_name
 from beluga.tiers.poolside import PoolSide, kinds
 from beluga.tiers.settings import TierSettings
@@ -67,6 +68,7 @@ _SLOW_SAVES = 4  # batches that wait to be saved in a slower tier
 _SLOW_LOADS = 2  # threads that load from a slower tier
 _WAIT_S = 0.2
 _RETRY_S = 0.05
+_OPEN_PERIOD_S = 2.0  # between two tries to open a tier that is late
 _COPIED = ("key", "fingerprint", "generation", "offset", "length", "chunk_size")  # of an entry
 _PUT_TRIES_S = 5.0  # for how long a block that came from a tier waits for space in the pool
 
@@ -100,7 +102,8 @@ class TierService:
     ``wait``, the pool evicts a block only after it was offered to them; without it, what is evicted
     first is dropped. ``admission`` says what is saved; None saves everything. If ``tiers`` are the
     settings of an operator, they say all this; :meth:`start` opens these tiers (until then another
-    server may have them) and :meth:`stop` closes them.
+    server may have them) and :meth:`stop` closes them. With ``patient``, a disk that cannot be
+    opened yet is opened as soon as that is possible, and the pool is served without it meanwhile.
 
     ``link`` is that of this host to the pool: None is its usual one, and False is none.
 
@@ -118,6 +121,7 @@ class TierService:
         admission: Admission | None = None,
         link: LinkSettings | bool | None = None,
         onboard_threads: int = 2,
+        patient: bool = False,
     ) -> None:
         self._server, self._pool, self._host = server, pool, host
         self._settings = tiers if isinstance(tiers, TierSettings) else None
@@ -134,7 +138,7 @@ class TierService:
             raise TierError(f"{count} lower tiers; a pool has 1 to {TIERS_MAX}")
         unknown = sum(_bit(number) for number, known in enumerate(knows) if not known)
         self._token = server.attach_lower(count_max, wait=wait, unknown=unknown)
-        self._admission = admission
+        self._admission, self._patient = admission, patient
         self._onboard_threads = onboard_threads
         self._link_settings = link
         self._threads: list[threading.Thread] = []
@@ -148,10 +152,19 @@ class TierService:
     def start(self) -> None:
         """Tell the server what the tiers have, and begin. The server serves already.
 
-        Raises :class:`~beluga.errors.TierError` if a tier cannot be opened.
+        Raises :class:`~beluga.errors.TierError` if a tier cannot be opened, and RpcError if the
+        pool has no lanes left. It may be called again then.
         """
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            self._stopping.clear()
+            raise
+
+    def _start(self) -> None:
         if self._settings is not None:
-            self.tiers = tuple(self._settings.open(self._pool))
+            self.tiers = tuple(self._settings.open(self._pool, patient=self._patient))
         client = self._client()
         self._work = LowerWork(client, self._token)
         self._half = self._server.stat().epoch % 2  # of the table of names
@@ -160,19 +173,20 @@ class TierService:
         self._handle = self._handle_of_link()
         for number, tier in enumerate(self.tiers):
             tier.on_lost(functools.partial(self._lost, _bit(number)))
-            keys = tier.keys()
-            if keys is not None:
-                self._work.tell(_notes(keys, stored=_bit(number)))
+        late = [tier for tier in self.tiers if isinstance(tier, LateTier) and not tier.open()]
+        if not late:
+            self._tell_all()
         for number in range(1, len(self.tiers)):
             sides = [PoolSide(self._client(), self._handle) for _ in range(_SLOW_LOADS)]
             self._slow.append(_SlowTier(self, number, sides))
-        self._server.lower_told()
-        counters = Counters(self._server)
-        counters.start()
-        self._counters = counters
         self._run("offload", self._offload)
         for number in range(self._onboard_threads):
             self._run(f"onboard-{number}", self._onboard)
+        for tier in late:
+            self._spawn("late", functools.partial(self._open_late, tier))
+        counters = Counters(self._server)
+        counters.start()
+        self._counters = counters
 
     def stop(self) -> None:
         """Finish what is under way, and end the threads. A second call does nothing."""
@@ -181,6 +195,7 @@ class TierService:
             self._threads.pop().join()
         if self._counters is not None:
             self._counters.stop()
+            self._counters = None
         while self._slow:
             self._slow.pop().close()
         while self._clients:
@@ -246,6 +261,26 @@ class TierService:
         """Tell the server what became of blocks."""
         self._work.tell(notes)
 
+    def _tell_all(self) -> None:
+        """Tell the server what the tiers have. Until then it takes any key for one of theirs."""
+        for number, tier in enumerate(self.tiers):
+            keys = tier.keys()
+            if keys is not None:
+                self._work.tell(_notes(keys, stored=_bit(number)))
+        self._server.lower_told()
+
+    def _open_late(self, tier: LateTier) -> None:
+        """Open a tier as soon as that is possible."""
+        while not self._stopping.wait(_OPEN_PERIOD_S):
+            try:
+                if tier.open():
+                    self._tell_all()
+                    return
+            except Exception as error:
+                if self._stopping.is_set() or self._server.failure is not None:
+                    return
+                _failed(tier.name, error)
+
     def _run(self, name: str, work: Callable[[PoolSide], None]) -> None:
         side = PoolSide(self._client(), self._handle)
 
@@ -259,6 +294,9 @@ class TierService:
                     _failed(name, error)
                     self._stopping.wait(_RETRY_S)
 
+        self._spawn(name, run)
+
+    def _spawn(self, name: str, run: Callable[[], None]) -> None:
         thread = threading.Thread(target=run, name=f"beluga-{name}", daemon=True)
         self._threads.append(thread)
         thread.start()

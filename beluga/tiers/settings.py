@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from beluga.errors import TierError
 from beluga.tiers.admission import ADMISSIONS, REMEMBERED, Adaptive, Always
 from beluga.tiers.disk import DiskTier, SpreadTier
 from beluga.tiers.disk.file import plan_layout
+from beluga.tiers.late import LateTier
 from beluga.tiers.remote import check_remote, open_remote, split_remote
 
 if TYPE_CHECKING:
@@ -115,18 +117,29 @@ class TierSettings:
             )
         return kind() if issubclass(kind, Always) else kind(remembered)
 
-    def open(self, pool: Pool) -> list[LowerTier]:
-        """Open the tiers. Raises :class:`~beluga.errors.TierError`."""
+    def open(self, pool: Pool, *, patient: bool = False) -> list[LowerTier]:
+        """Open the tiers. Raises :class:`~beluga.errors.TierError`.
+
+        With ``patient``, the disk is a :class:`~beluga.tiers.late.LateTier`, which the caller
+        opens as soon as that is possible.
+        """
         tiers: list[LowerTier] = []
         try:
             if self.disks:
-                tiers.append(self._open_disks(pool))
+                tiers.append(self._late_disks(pool) if patient else self._open_disks(pool))
             tiers.extend(open_remote(url) for url in self.remotes)
         except BaseException:
             for tier in tiers:
                 tier.close()
             raise
         return tiers
+
+    def _late_disks(self, pool: Pool) -> LateTier:
+        return LateTier(
+            partial(self._open_disks, pool),
+            names=[f"disk:{path}" for path in self.disks],
+            block_count_max=self.block_count_max(pool),
+        )
 
     def _open_disks(self, pool: Pool) -> LowerTier:
         part = self.disk_bytes // len(self.disks)

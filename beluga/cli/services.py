@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What runs beside a server, in its process: the lower tiers, and the events."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from beluga.errors import BelugaError
+
+_logger = logging.getLogger(__name__)
+
+_PERIOD_S = 2.0  # between two tries to start what could not be started
+
+
+class Service(Protocol):
+    """A service that may be started again if a start has raised an error."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class Services:
+    """The services of one server.
+
+    With ``patient``, a service that cannot be started does not end the server. It is tried again by
+    :meth:`look_after`. This is for a server that has taken over from one that stands still: that
+    one may still have a port or the last lanes of the pool.
+    """
+
+    def __init__(self, services: Sequence[Service], *, patient: bool) -> None:
+        self._services, self._patient = tuple(services), patient
+        self._late: dict[Service, str] = {}  # those that are not started yet, and why
+        self._tried_s = 0.0
+
+    def start(self) -> None:
+        """Start all. Raises their errors, unless this is patient."""
+        for service in self._services:
+            if self._patient:
+                self._try(service)
+            else:
+                service.start()
+
+    def look_after(self) -> None:
+        """Try again, now and then, to start what could not be started. Call this often."""
+        if not self._late or time.monotonic() - self._tried_s < _PERIOD_S:
+            return
+        for service in tuple(self._late):
+            self._try(service)
+
+    def stop(self) -> None:
+        """Stop all, the last one first."""
+        for service in reversed(self._services):
+            service.stop()
+
+    def _try(self, service: Service) -> None:
+        why = self._late.get(service)
+        self._tried_s = time.monotonic()
+        try:
+            service.start()
+        except BelugaError as error:
+            self._late[service] = str(error)
+            if why != str(error):
+                _logger.warning(
+                    "the pool is served without a part, which is tried again: %s", error
+                )
+            return
+        if self._late.pop(service, None) is not None:
+            _logger.warning("started after all; before: %s", why)
