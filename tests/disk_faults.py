@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An engine of the disk tier that fails on demand, and one that loses power."""
+"""A disk tier that fails on demand, and an engine that loses power."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ import os
 import random
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+from disk_tiers import MIB, is_block, keys_of, payload_of, records_of
 
+from beluga.metrics import REGISTRY
 from beluga.primitives import crc32c
+from beluga.tiers.disk import DiskTier
 from beluga.tiers.disk.engine import CoreEngine, Requests
+from beluga.tiers.disk.health import Health
 
+SIZE = 16 * MIB  # of a FaultyDisk
 SECTOR = 512  # what a disk writes at once
 
 
@@ -146,3 +152,44 @@ class VolatileEngine(FaultyEngine):
     def close(self) -> None:
         os.close(self.buffered)
         super().close()
+
+
+class FaultyDisk:
+    """A tier over an engine that fails or hangs, and a clock for its pauses."""
+
+    length = 40_000  # bytes of a block
+
+    def __init__(self, path: Path, limit_s: float = 10.0) -> None:
+        self.path, self.now, self._limit_s = path, 0.0, limit_s
+        self.open()
+
+    def open(self) -> None:
+        """Open the tier, again if it was closed."""
+        self.engines: list[FaultyEngine] = []
+        self.tier = DiskTier(self.path, SIZE, io=self._make, limit_s=self._limit_s)
+        self.tier.loads = Health(self.tier.name, "load", lambda: self.now)
+        self.tier.saves = Health(self.tier.name, "save", lambda: self.now)
+
+    def _make(self, fd: int, depth: int) -> FaultyEngine:
+        self.engines.append(FaultyEngine(fd, depth))
+        return self.engines[-1]
+
+    @property
+    def engine(self) -> FaultyEngine:
+        """The newest engine."""
+        return self.engines[-1]
+
+    def save(self, numbers: range) -> list[bool]:
+        records = records_of(numbers, self.length)
+        return self.tier.save(records, payload_of(numbers, self.length)).tolist()
+
+    def load(self, numbers: range) -> list[bool]:
+        """Return which blocks are there. None may have wrong bytes."""
+        blocks = self.tier.load(keys_of(numbers))
+        assert all(b is None or is_block(b, n) for n, b in zip(numbers, blocks, strict=True))
+        return [block is not None for block in blocks]
+
+    def failures(self, operation: str, kind: str) -> float:
+        """Return how many failures were counted."""
+        metric = REGISTRY.counter("beluga_tier_failures_total", "")
+        return metric.value(tier=self.tier.name, operation=operation, kind=kind)

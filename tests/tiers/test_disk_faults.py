@@ -16,59 +16,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from disk_faults import FaultyEngine, PowerCut, VolatileEngine
+from disk_faults import SIZE, FaultyDisk, PowerCut, VolatileEngine
 from disk_tiers import MIB, is_block, keys_of, payload_of, records_of
 from emulation import PATIENCE
 
 from beluga.errors import TierError
-from beluga.metrics import REGISTRY
 from beluga.tiers.disk import DiskTier, SpreadTier
 from beluga.tiers.disk.health import Health
 
-SIZE = 16 * MIB
-LENGTH = 40_000
-
-
-class Disk:
-    """A tier over an engine that fails, and a clock for its pauses."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.now = path, 0.0
-        self.open()
-
-    def open(self) -> None:
-        engines: list[FaultyEngine] = []
-
-        def make(fd: int, depth: int) -> FaultyEngine:
-            engines.append(FaultyEngine(fd, depth))
-            return engines[-1]
-
-        self.tier = DiskTier(self.path, SIZE, io=make)
-        self.tier.loads = Health(self.tier.name, "load", lambda: self.now)
-        self.tier.saves = Health(self.tier.name, "save", lambda: self.now)
-        self.engines = engines
-
-    @property
-    def engine(self) -> FaultyEngine:
-        return self.engines[-1]
-
-    def save(self, numbers: range) -> list[bool]:
-        return self.tier.save(records_of(numbers, LENGTH), payload_of(numbers, LENGTH)).tolist()
-
-    def load(self, numbers: range) -> list[bool]:
-        """Return which blocks are there. None may have wrong bytes."""
-        blocks = self.tier.load(keys_of(numbers))
-        assert all(b is None or is_block(b, n) for n, b in zip(numbers, blocks, strict=True))
-        return [block is not None for block in blocks]
-
-    def failures(self, operation: str, kind: str) -> float:
-        metric = REGISTRY.counter("beluga_tier_failures_total", "")
-        return metric.value(tier=self.tier.name, operation=operation, kind=kind)
+LENGTH = FaultyDisk.length
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
-    disk = Disk(tmp_path / "disk")
+def disk(tmp_path: Path) -> Iterator[FaultyDisk]:
+    disk = FaultyDisk(tmp_path / "disk")
     yield disk
     disk.tier.close()
 
@@ -82,7 +43,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
         (errno.ENODEV, "vanished"),
     ],
 )
-def test_a_write_that_fails_saves_nothing(disk: Disk, code: int, kind: str) -> None:
+def test_a_write_that_fails_saves_nothing(disk: FaultyDisk, code: int, kind: str) -> None:
     assert all(disk.save(range(4)))
     disk.engine.write_error = code
     assert disk.save(range(2, 8)) == [True, True] + [False] * 4
@@ -94,7 +55,7 @@ def test_a_write_that_fails_saves_nothing(disk: Disk, code: int, kind: str) -> N
 
 
 @pytest.mark.parametrize("where", ["index", "data"])
-def test_a_short_write_saves_nothing(disk: Disk, where: str) -> None:
+def test_a_short_write_saves_nothing(disk: FaultyDisk, where: str) -> None:
     border = disk.tier._store.file.layout.data_offset
     disk.engine.only = lambda offset: (offset < border) == (where == "index")
     disk.engine.short = True
@@ -108,7 +69,7 @@ def test_a_short_write_saves_nothing(disk: Disk, where: str) -> None:
     assert all(disk.load(range(4)))
 
 
-def test_a_disk_that_does_not_sync_saves_nothing(disk: Disk) -> None:
+def test_a_disk_that_does_not_sync_saves_nothing(disk: FaultyDisk) -> None:
     disk.engine.sync_error = errno.EIO
     assert not any(disk.save(range(4)))
     assert not any(disk.load(range(4)))
@@ -117,7 +78,7 @@ def test_a_disk_that_does_not_sync_saves_nothing(disk: Disk) -> None:
 
 
 @pytest.mark.parametrize("fault", ["error", "short"])
-def test_a_read_that_fails_is_a_miss_and_the_block_stays(disk: Disk, fault: str) -> None:
+def test_a_read_that_fails_is_a_miss_and_the_block_stays(disk: FaultyDisk, fault: str) -> None:
     assert all(disk.save(range(4)))
     disk.engine.read_error, disk.engine.short = errno.EIO * (fault == "error"), fault == "short"
     assert not any(disk.load(range(4)))
@@ -126,13 +87,13 @@ def test_a_read_that_fails_is_a_miss_and_the_block_stays(disk: Disk, fault: str)
     assert all(disk.load(range(4)))
 
 
-def test_a_bit_that_flips_once_is_read_again(disk: Disk) -> None:
+def test_a_bit_that_flips_once_is_read_again(disk: FaultyDisk) -> None:
     assert all(disk.save(range(4)))
     disk.engine.flip = 2
     assert all(disk.load(range(4)))
 
 
-def test_bytes_that_stay_wrong_are_dropped_and_told(disk: Disk) -> None:
+def test_bytes_that_stay_wrong_are_dropped_and_told(disk: FaultyDisk) -> None:
     lost: list[int] = []
     disk.tier.on_lost(lambda keys: lost.extend(keys[:, 0].tolist()))
     assert all(disk.save(range(4)))
@@ -149,7 +110,7 @@ def test_bytes_that_stay_wrong_are_dropped_and_told(disk: Disk) -> None:
 
 
 @pytest.mark.parametrize("lie", ["drop", "misplace"])
-def test_a_disk_that_lies_of_its_writes_yields_misses(disk: Disk, lie: str) -> None:
+def test_a_disk_that_lies_of_its_writes_yields_misses(disk: FaultyDisk, lie: str) -> None:
     assert all(disk.save(range(4)))
     border = disk.tier._store.file.layout.data_offset
     disk.engine.only = lambda offset: offset >= border
@@ -189,7 +150,7 @@ def test_a_flipped_bit_in_the_file_is_a_miss(tmp_path: Path, io: str) -> None:
     tier.close()
 
 
-def test_a_flipped_bit_in_the_index_is_a_miss(disk: Disk) -> None:
+def test_a_flipped_bit_in_the_index_is_a_miss(disk: FaultyDisk) -> None:
     assert all(disk.save(range(6)))
     place = disk.tier._store.find(keys_of([2]))[1]
     disk.tier.close()
@@ -205,7 +166,7 @@ def test_a_flipped_bit_in_the_index_is_a_miss(disk: Disk) -> None:
     assert all(disk.load(range(6)))
 
 
-def test_an_entry_of_another_slot_or_store_does_not_count(disk: Disk, tmp_path: Path) -> None:
+def test_an_entry_of_another_slot_or_store_does_not_count(disk: FaultyDisk, tmp_path: Path) -> None:
     assert all(disk.save(range(2)))
     disk.tier.close()
     file = disk.path / "blocks"
@@ -229,7 +190,9 @@ def test_an_entry_of_another_slot_or_store_does_not_count(disk: Disk, tmp_path: 
 
 
 @pytest.mark.parametrize("dispute", ["key", "space"])
-def test_of_two_entries_for_one_key_or_space_the_newer_counts(disk: Disk, dispute: str) -> None:
+def test_of_two_entries_for_one_key_or_space_the_newer_counts(
+    disk: FaultyDisk, dispute: str
+) -> None:
     """The disk kept an entry that was cleared: its key, or its space, was given anew meanwhile."""
     assert all(disk.save(range(2)))
     at = 4096 + 64 * (dispute == "space")
@@ -259,7 +222,7 @@ def test_of_two_entries_for_one_key_or_space_the_newer_counts(disk: Disk, disput
     assert all(disk.save(range(20)))
 
 
-def test_a_file_cut_short_yields_misses(disk: Disk) -> None:
+def test_a_file_cut_short_yields_misses(disk: FaultyDisk) -> None:
     assert all(disk.save(range(8)))
     places = disk.tier._store.find(keys_of(range(8)))[1]
     disk.tier._store.unpin(places)
@@ -268,7 +231,7 @@ def test_a_file_cut_short_yields_misses(disk: Disk) -> None:
     assert disk.failures("load", "short") == 4
 
 
-def test_a_disk_that_fails_is_left_alone_and_comes_back(disk: Disk) -> None:
+def test_a_disk_that_fails_is_left_alone_and_comes_back(disk: FaultyDisk) -> None:
     assert all(disk.save(range(2)))
     disk.engine.read_error = errno.EIO
     for _ in range(10):
@@ -286,7 +249,7 @@ def test_a_disk_that_fails_is_left_alone_and_comes_back(disk: Disk) -> None:
     assert all(disk.load(range(2)))
 
 
-def test_damaged_blocks_are_lost_and_the_others_are_still_read(disk: Disk) -> None:
+def test_damaged_blocks_are_lost_and_the_others_are_still_read(disk: FaultyDisk) -> None:
     assert all(disk.save(range(8)))
     for number in range(6):
         disk.engine.flip = 2  # on both attempts
@@ -311,7 +274,9 @@ def test_many_damaged_blocks_in_a_row_are_a_failure_of_the_disk() -> None:
     assert not health.allows()
 
 
-def test_a_warning_is_said_once_a_minute(disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_is_said_once_a_minute(
+    disk: FaultyDisk, caplog: pytest.LogCaptureFixture
+) -> None:
     disk.engine.write_error = errno.EIO
     with caplog.at_level(logging.WARNING):
         for _ in range(5):
@@ -323,7 +288,7 @@ def test_a_warning_is_said_once_a_minute(disk: Disk, caplog: pytest.LogCaptureFi
     assert len(caplog.records) == 2
 
 
-def test_a_file_that_is_removed_is_made_anew(disk: Disk) -> None:
+def test_a_file_that_is_removed_is_made_anew(disk: FaultyDisk) -> None:
     lost: list[int] = []
     disk.tier.on_lost(lambda keys: lost.extend(keys[:, 0].tolist()))
     assert all(disk.save(range(4)))
@@ -369,7 +334,7 @@ def _cut(file: Path) -> None:
     ],
 )
 def test_what_is_not_ours_is_left_as_it_is(
-    disk: Disk, change: Callable[[Path], None], text: str
+    disk: FaultyDisk, change: Callable[[Path], None], text: str
 ) -> None:
     disk.save(range(2))
     disk.tier.close()
@@ -401,7 +366,7 @@ def test_arguments_that_make_no_sense_are_refused(tmp_path: Path) -> None:
             DiskTier(**arguments)
 
 
-def test_the_path_of_a_living_process_is_refused_with_its_number(disk: Disk) -> None:
+def test_the_path_of_a_living_process_is_refused_with_its_number(disk: FaultyDisk) -> None:
     code = f"from beluga.tiers.disk import DiskTier; DiskTier({str(disk.path)!r}, {SIZE})"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -424,7 +389,7 @@ def test_a_raw_file_serves_as_a_folder_does(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_a_forked_child_leaves_the_file_to_its_parent(disk: Disk) -> None:
+def test_a_forked_child_leaves_the_file_to_its_parent(disk: FaultyDisk) -> None:
     assert all(disk.save(range(2)))
     if (child := os.fork()) == 0:
         os._exit(disk.tier.load(keys_of(range(2))) != [None, None])
@@ -480,7 +445,7 @@ def test_blocks_are_spread_and_found_on_all_disks(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_fails_is_left_out(tmp_path: Path) -> None:
-    disks = [Disk(tmp_path / f"disk{i}") for i in range(2)]
+    disks = [FaultyDisk(tmp_path / f"disk{i}") for i in range(2)]
     tier = SpreadTier([disk.tier for disk in disks])
     assert tier.save(records_of(range(20), LENGTH), payload_of(range(20), LENGTH)).all()
     disks[0].engine.write_error = disks[0].engine.read_error = errno.EIO
@@ -498,7 +463,7 @@ def test_a_disk_that_fails_is_left_out(tmp_path: Path) -> None:
 def test_blocks_of_a_disk_that_fails_are_still_known_and_are_saved_elsewhere(
     tmp_path: Path,
 ) -> None:
-    disks = [Disk(tmp_path / f"disk{i}") for i in range(2)]
+    disks = [FaultyDisk(tmp_path / f"disk{i}") for i in range(2)]
     tier = SpreadTier([disk.tier for disk in disks])
     keys = keys_of(range(20))
     assert tier.save(records_of(range(20), LENGTH), payload_of(range(20), LENGTH)).all()

@@ -14,127 +14,86 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from disk_faults import FaultyEngine
-from disk_tiers import MIB, is_block, keys_of, payload_of, records_of
+from blocks import eventually
+from disk_faults import SIZE, FaultyDisk
+from disk_tiers import is_block, keys_of, payload_of, records_of
 from emulation import PATIENCE
 from interrupts import Interrupts
 
 from beluga.errors import TierError
-from beluga.metrics import REGISTRY
 from beluga.tiers.disk import DiskTier, SpreadTier, calls
-from beluga.tiers.disk.health import Health
 
-SIZE = 16 * MIB
-LENGTH = 40_000
+LENGTH = FaultyDisk.length
 LIMIT_S = 0.3
 SOON_S = 20.0 * PATIENCE  # a call of a disk that hangs is over by then
 
 
-class Disk:
-    """A tier over an engine that hangs, and a clock for its pauses."""
-
-    def __init__(self, path: Path, limit_s: float = LIMIT_S) -> None:
-        self.now = 0.0
-        self.engines: list[FaultyEngine] = []
-
-        def make(fd: int, depth: int) -> FaultyEngine:
-            self.engines.append(FaultyEngine(fd, depth))
-            return self.engines[-1]
-
-        self.tier = DiskTier(path, SIZE, io=make, limit_s=limit_s)
-        self.tier.loads = Health(self.tier.name, "load", lambda: self.now)
-        self.tier.saves = Health(self.tier.name, "save", lambda: self.now)
-
-    @property
-    def engine(self) -> FaultyEngine:
-        return self.engines[-1]
-
-    def save(self, numbers: range) -> list[bool]:
-        return self.tier.save(records_of(numbers, LENGTH), payload_of(numbers, LENGTH)).tolist()
-
-    def load(self, numbers: range) -> list[bool]:
-        """Return which blocks are there. None may have wrong bytes."""
-        blocks = self.tier.load(keys_of(numbers))
-        assert all(b is None or is_block(b, n) for n, b in zip(numbers, blocks, strict=True))
-        return [block is not None for block in blocks]
-
-    def timeouts(self, operation: str) -> float:
-        metric = REGISTRY.counter("beluga_tier_failures_total", "")
-        return metric.value(tier=self.tier.name, operation=operation, kind="timeout")
-
-    def go_on(self) -> None:
-        """Let the operations that hang go on, and wait until they have ended."""
-        self.engine.hung = set()
-        self.engine.gate.set()
-        eventually(lambda: self.tier._threads.hung == 0)
-
-
-def eventually(true: Callable[[], bool]) -> None:
-    until = time.monotonic() + SOON_S
-    while not true():
-        assert time.monotonic() < until
-        time.sleep(0.005)
+def go_on(disk: FaultyDisk) -> None:
+    """Let the operations that hang go on, and wait until they have ended."""
+    disk.engine.hung = set()
+    disk.engine.gate.set()
+    assert eventually(lambda: disk.tier._threads.hung == 0)
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
-    disk = Disk(tmp_path / "disk")
+def disk(tmp_path: Path) -> Iterator[FaultyDisk]:
+    disk = FaultyDisk(tmp_path / "disk", LIMIT_S)
     yield disk
-    disk.go_on()
+    go_on(disk)
     disk.tier.close()
 
 
-def test_a_load_that_hangs_is_a_miss_and_the_disk_is_left_alone(disk: Disk) -> None:
+def test_a_load_that_hangs_is_a_miss_and_the_disk_is_left_alone(disk: FaultyDisk) -> None:
     assert all(disk.save(range(4)))
     disk.engine.hung = {"read"}
     started = time.monotonic()
     assert not any(disk.load(range(4)))
     assert time.monotonic() - started < SOON_S
-    assert disk.timeouts("load") == 4
+    assert disk.failures("load", "timeout") == 4
     assert disk.tier.contains(keys_of(range(5))).tolist() == [True] * 4 + [False]
     reads = disk.engine.reads
     assert not any(disk.load(range(4)))
     assert disk.engine.reads == reads
-    disk.go_on()
+    go_on(disk)
     assert all(disk.load(range(4)))
 
 
-def test_memory_that_a_late_read_may_write_is_not_used_again(disk: Disk) -> None:
+def test_memory_that_a_late_read_may_write_is_not_used_again(disk: FaultyDisk) -> None:
     assert all(disk.save(range(4)))
     disk.engine.hung = {"read"}
     assert not any(disk.load(range(4)))
     others = [disk.tier._arena.take(4 * 40_960) for _ in range(20)]
     for other in others:
         other[:] = 0xAA
-    disk.go_on()
+    go_on(disk)
     assert all((other == 0xAA).all() for other in others)
 
 
-def test_blocks_that_a_late_read_reads_stay_where_they_are(disk: Disk) -> None:
+def test_blocks_that_a_late_read_reads_stay_where_they_are(disk: FaultyDisk) -> None:
     assert all(disk.save(range(4)))
     disk.engine.hung = {"read"}
     assert not any(disk.load(range(4)))
     used = disk.tier.stat()["used_bytes"]
     assert disk.tier.remove(keys_of(range(4))) == 4
     assert disk.tier.stat()["used_bytes"] == used
-    disk.go_on()
+    go_on(disk)
     assert disk.tier.stat()["used_bytes"] == 0
 
 
-def test_a_save_that_hangs_is_not_saved_later_with_other_bytes(disk: Disk) -> None:
+def test_a_save_that_hangs_is_not_saved_later_with_other_bytes(disk: FaultyDisk) -> None:
     disk.engine.hung = {"write"}
     payload = payload_of(range(4), LENGTH).copy()
     assert not disk.tier.save(records_of(range(4), LENGTH), payload).any()
-    assert disk.timeouts("save") == 4
+    assert disk.failures("save", "timeout") == 4
     payload[:] = 0
-    disk.go_on()
+    go_on(disk)
     assert not any(disk.load(range(4)))
     assert disk.tier.stat()["used_bytes"] == 0
     assert all(disk.save(range(4)))
     assert all(disk.load(range(4)))
 
 
-def test_space_that_a_late_write_may_write_is_given_to_nobody(disk: Disk) -> None:
+def test_space_that_a_late_write_may_write_is_given_to_nobody(disk: FaultyDisk) -> None:
     disk.engine.hung = {"write"}
     assert not any(disk.save(range(4)))
     disk.engine.hung = set()
@@ -142,34 +101,34 @@ def test_space_that_a_late_write_may_write_is_given_to_nobody(disk: Disk) -> Non
     saved = range(10, 600)
     for first in range(10, 600, 10):
         assert all(disk.save(range(first, first + 10)))
-    disk.go_on()
+    go_on(disk)
     there = np.flatnonzero(disk.tier.contains(keys_of(saved)))
     assert len(there) > 100
     assert [n for n in there.tolist() if not all(disk.load(range(n + 10, n + 11)))] == []
 
 
 @pytest.mark.parametrize("first", ["write", "sync"])
-def test_saves_behind_one_that_hangs_leave_too(disk: Disk, first: str) -> None:
+def test_saves_behind_one_that_hangs_leave_too(disk: FaultyDisk, first: str) -> None:
     assert all(disk.save(range(1)))
     disk.engine.hung = {first}
     for number in range(1, 4):
         disk.now += 1000
         assert disk.save(range(number, number + 1)) == [False]
     assert disk.load(range(1)) == [True]  # reads do not hang
-    disk.go_on()
+    go_on(disk)
     assert all(disk.save(range(8)))
     assert all(disk.load(range(8)))
 
 
-def test_a_remove_that_hangs_removes(disk: Disk) -> None:
+def test_a_remove_that_hangs_removes(disk: FaultyDisk) -> None:
     assert all(disk.save(range(4)))
     disk.engine.hung = {"write"}
     assert disk.tier.remove(keys_of(range(3))) == 3
     assert disk.tier.contains(keys_of(range(4))).tolist() == [False] * 3 + [True]
-    disk.go_on()
+    go_on(disk)
 
 
-def test_threads_that_hang_are_bounded(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_hang_are_bounded(disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "_HUNG_MAX", 2)
     assert all(disk.save(range(1)))
     disk.engine.hung = {"read"}
@@ -179,13 +138,13 @@ def test_threads_that_hang_are_bounded(disk: Disk, monkeypatch: pytest.MonkeyPat
         assert disk.load(range(1)) == [False]
     assert disk.engine.reads == reads + 2
     assert disk.tier._threads.hung == 2
-    disk.go_on()
+    go_on(disk)
     disk.now += 1000
     assert disk.load(range(1)) == [True]
 
 
 def test_a_tier_that_hangs_is_closed_and_stays_locked_until_it_goes_on(tmp_path: Path) -> None:
-    disk = Disk(tmp_path / "disk")
+    disk = FaultyDisk(tmp_path / "disk", LIMIT_S)
     assert all(disk.save(range(2)))
     disk.engine.hung = {"read"}
     assert not any(disk.load(range(2)))
@@ -195,7 +154,7 @@ def test_a_tier_that_hangs_is_closed_and_stays_locked_until_it_goes_on(tmp_path:
     assert disk.tier.load(keys_of(range(2))) == [None, None]
     with pytest.raises(TierError, match="in use"):
         DiskTier(tmp_path / "disk", SIZE)
-    disk.go_on()
+    go_on(disk)
     tiers: list[DiskTier] = []
 
     def opens() -> bool:
@@ -205,13 +164,13 @@ def test_a_tier_that_hangs_is_closed_and_stays_locked_until_it_goes_on(tmp_path:
             return False
         return True
 
-    eventually(opens)
+    assert eventually(opens)
     assert all(is_block(b, n) for n, b in enumerate(tiers[0].load(keys_of(range(2)))))
     tiers[0].close()
 
 
 def test_a_disk_that_hangs_does_not_stop_the_others(tmp_path: Path) -> None:
-    disks = [Disk(tmp_path / f"disk{i}") for i in range(2)]
+    disks = [FaultyDisk(tmp_path / f"disk{i}", LIMIT_S) for i in range(2)]
     tier = SpreadTier([disk.tier for disk in disks])
     keys = keys_of(range(40))
     assert tier.save(records_of(range(40), LENGTH), payload_of(range(40), LENGTH)).all()
@@ -234,12 +193,12 @@ def test_a_disk_that_hangs_does_not_stop_the_others(tmp_path: Path) -> None:
         assert saved.all()
         blocks = tier.load(keys_of(numbers))
         assert all(is_block(b, n) for n, b in zip(numbers, blocks, strict=True))
-    disks[0].go_on()
+    go_on(disks[0])
     assert all(is_block(b, n) for n, b in enumerate(tier.load(keys)))
     tier.close()
 
 
-def test_a_save_does_not_wait_for_ever_for_another_one(disk: Disk) -> None:
+def test_a_save_does_not_wait_for_ever_for_another_one(disk: FaultyDisk) -> None:
     store = disk.tier._store
     assert store is not None
     places = store.reserve(records_of(range(1), LENGTH))
@@ -254,7 +213,7 @@ def test_a_save_does_not_wait_for_ever_for_another_one(disk: Disk) -> None:
 
 
 def settled(tier: DiskTier) -> None:
-    eventually(lambda: not tier._store.users)
+    assert eventually(lambda: not tier._store.users)
 
 
 def interrupted_everywhere(tier: DiskTier, call: Callable[[], object]) -> int:
