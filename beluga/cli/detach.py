@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -45,6 +46,7 @@ def detached(paths: list[str] | None, json: bool) -> None:
         begin = said.tell()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready, lock.open("ab") as held:
             _take(held)
+            held.truncate(0)  # the number of a process that was killed, which another may have now
             ready.bind(address)
             ready.settimeout(_LOOK_S)
             child = subprocess.Popen(
@@ -56,9 +58,9 @@ def detached(paths: list[str] | None, json: bool) -> None:
                 pass_fds=[held.fileno()],
                 start_new_session=True,
             )
-            status = _wait(child, ready, log, begin)
-            held.truncate(0)
             held.write(b"%d\n" % child.pid)
+            held.flush()
+            status = _wait(child, ready, log, begin)
     if json:
         print_json({"pid": child.pid, "status": status, "log": str(log)})
     else:
@@ -102,22 +104,28 @@ def stop(pool: PoolPaths = None, json: Json = False) -> None:
         raise NoServerError(
             "no server was started here with 'beluga serve --detach'; stop another where it runs"
         )
-    watched = os.pidfd_open(pid)
-    try:
-        if _holder(lock) == pid:  # it has the lock, so the number was its own when it was watched
-            signal.pidfd_send_signal(watched, signal.SIGTERM)
-    finally:
-        os.close(watched)
+    with suppress(ProcessLookupError):  # it has just ended by itself
+        _end(lock, pid)
     until = time.monotonic() + _STOP_S
     while _holder(lock) == pid:
         if time.monotonic() > until:
             raise RpcError(f"process {pid} does not end; see {lock.with_name('serve.log')}")
         time.sleep(0.02)
-    lock.unlink(missing_ok=True)
     if json:
         print_json({"stopped": pid})
     else:
         say(f"stopped: process {pid}")
+
+
+def _end(lock: Path, pid: int) -> None:
+    """Have the process that holds the lock end. It goes on first if it stands still."""
+    watched = os.pidfd_open(pid)
+    try:
+        if _holder(lock) == pid:  # it has the lock, so the number was its own when it was watched
+            signal.pidfd_send_signal(watched, signal.SIGTERM)
+            signal.pidfd_send_signal(watched, signal.SIGCONT)
+    finally:
+        os.close(watched)
 
 
 def _holder(lock: Path) -> int | None:

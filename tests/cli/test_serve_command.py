@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import signal
 import socket
@@ -18,6 +19,7 @@ from blocks import eventually
 from beluga.cli import serve
 from beluga.errors import DeposedError
 from beluga.meta import MetaServer
+from beluga.pool import Pool
 from tests.exporter.scraped import scrape, status_of
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -207,6 +209,40 @@ def test_a_server_that_cannot_start_in_the_background_says_why(run: Run, pool: l
     assert refused.returncode == 1
     assert refused.stderr.count("\n") == 1
     assert "/dev/null/none" in refused.stderr
+
+
+def test_a_server_that_starts_in_the_background_is_stopped_and_nobody_else(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, pool: list[str]
+) -> None:
+    """The number of a server that was killed may be another process's now. The one that starts
+    stands still, too.
+    """
+    monkeypatch.setenv("BELUGA_CRASH", "elect.written:stop")
+    start, run = request.getfixturevalue("start"), request.getfixturevalue("run")
+    with Pool.open(pool[1::2]) as opened:
+        lock = opened.runtime_dir / "serve.pid"
+    with subprocess.Popen(["/bin/sleep", "600"]) as other:
+        try:
+            lock.write_text(f"{other.pid}\n")
+            start("serve", *pool, "--detach")
+            assert eventually(lambda: lock.read_text() not in ("", f"{other.pid}\n"))
+            pid = int(lock.read_text())
+            assert eventually(lambda: Path(f"/proc/{pid}/stat").read_text().split()[2] == "T")
+            assert json.loads(run("stop", *pool, "--json").stdout) == {"stopped": pid}
+            assert other.poll() is None
+        finally:
+            other.kill()
+
+
+def test_a_lock_that_is_taken_during_a_stop_stays_taken(run: Run, pool: list[str]) -> None:
+    """Of two operators, one may start a server again while the other's stop still ends."""
+    started = json.loads(run("serve", *pool, "--detach", "--json").stdout)
+    with Path(started["log"]).with_name("serve.pid").open("rb") as lock:
+        assert run("stop", *pool).returncode == 0
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        refused = run("serve", *pool, "--detach")
+    run("stop", *pool)
+    assert refused.returncode == 1
 
 
 def test_each_program_names_its_own_server(start: Start, run: Run, pool: list[str]) -> None:
