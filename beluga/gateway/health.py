@@ -19,7 +19,10 @@ from beluga.gateway.settings import Limits
 
 log = logging.getLogger(__name__)
 
-FAILURES = (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError, msgspec.MsgspecError)
+FAILURES = (
+    *(aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError),
+    *(msgspec.MsgspecError, RecursionError),  # the second: JSON that is nested too deep
+)
 """The exceptions of a request to an engine that is down or sends invalid answers."""
 
 

@@ -6,6 +6,7 @@ conversation as the gateway's tokenizer. If not, no prompt's blocks are found in
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import aiohttp
@@ -13,8 +14,11 @@ import msgspec
 
 from beluga.gateway.conversation import ChatFields, of_chat
 from beluga.gateway.engine import Engine
+from beluga.gateway.health import FAILURES, words_of
 from beluga.gateway.settings import Limits
 from beluga.gateway.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 _TEXT = "A whale sleeps for 12 minutes, und träumt vom Meer."
 _MESSAGES = [{"role": "user", "content": _TEXT}]
@@ -29,14 +33,18 @@ class Probe:
         self._timeout = aiohttp.ClientTimeout(total=limits.health_timeout_s)
 
     async def ask(self, engine: Engine) -> None:
-        """Note how an engine's tokens differ in its ``token_problems``. Raises one of
-        ``health.FAILURES``.
+        """Note how an engine's tokens differ in its ``token_problems``. One that does not answer
+        is asked again after its next check.
         """
         if engine.probed_after == engine.failures:
             return
         failures = engine.failures
-        engine.token_problems = await self._differences(engine)
-        engine.probed_after = failures
+        try:
+            engine.token_problems = await self._differences(engine)
+        except FAILURES as error:
+            log.debug("%s does not tell its tokens: %s", engine.url, words_of(error))
+        else:
+            engine.probed_after = failures
 
     async def _differences(self, engine: Engine) -> dict[str, str]:
         theirs = await self._tokens(engine, prompt=_TEXT)

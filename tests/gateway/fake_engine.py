@@ -52,6 +52,8 @@ class FakeEngine:
         self.made: list[str] = []  # responses, which this engine alone knows
         self.template = ""  # what it has in front of a conversation
         self.tokenize_status = 200
+        self.tokenized: bytes | None = None  # the body of its answer; empty: the connection is cut
+        self.listed: bytes | None = None  # the body of /v1/models
         self.url = ""
         self._runner: web.AppRunner | None = None
         self._port = 0
@@ -93,6 +95,8 @@ class FakeEngine:
         return web.Response(status=200 if self.faults.healthy else 503)
 
     async def _models(self, _: web.Request) -> web.Response:
+        if self.listed is not None:
+            return web.Response(body=self.listed)
         cards = [{"id": name, "object": "model", "owned_by": "vllm"} for name in self.models]
         return web.json_response({"object": "list", "data": cards})
 
@@ -135,6 +139,11 @@ class FakeEngine:
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         asked = await request.json()
+        if self.tokenized is not None:
+            if not self.tokenized:
+                assert request.transport
+                request.transport.abort()
+            return web.Response(body=self.tokenized)
         said = asked.get("messages") or [{"content": asked.get("prompt")}]
         text = "".join(message["content"] for message in said)
         text = self.template + text if "messages" in asked else text

@@ -206,6 +206,20 @@ def test_the_account_is_even_after_every_kind_of_end() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("body", [b"[" * 100_000, b"<html>", b'{"data": 5}'])
+def test_an_engine_whose_models_cannot_be_read_is_down_until_they_can(body: bytes) -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        async with routed(engine) as site:
+            engine.listed = body
+            (worker,) = site.service.fleet
+            await until(lambda: worker.health is Health.DOWN)
+            engine.listed = None
+            await site.up()
+
+    run(scenario)
+
+
 def test_a_check_that_began_before_a_failure_does_not_count() -> None:
     async def scenario() -> None:
         async with routed(FakeEngine()) as site:

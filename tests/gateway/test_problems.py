@@ -25,6 +25,7 @@ from beluga.gateway import EngineSpec
 from beluga.gateway import cache as cache_module
 from beluga.gateway import problems as problems_module
 from beluga.gateway.conversation import Conversation
+from beluga.gateway.engine import Health
 
 TOKENS = list(range(1000, 1000 + 256))
 CONFIG = 'vllm:cache_config_info{block_size="128",num_gpu_blocks="9"} 1.0\n'
@@ -194,6 +195,26 @@ def test_an_engine_that_does_not_tokenize_is_not_judged(
         assert worker.token_problems == {}
 
     play(tmp_path, scenario, tokenizer=tmp_path, tokenize_status=status)
+
+
+@pytest.mark.parametrize("answer", [b"", b"<html>", b"[" * 100_000])
+def test_an_engine_that_fails_to_tokenize_is_checked_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    monkeypatch.setattr("beluga.gateway.service.load_tokenizer", lambda *_, **__: Letters("x"))
+
+    async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
+        [worker] = site.service.fleet
+        engine.tokenized = answer
+        worker.fail("it is asked anew")
+        scrapes = engine.scrapes
+        await until(lambda: engine.scrapes > scrapes + 2)
+        engine.faults.healthy = False
+        await until(lambda: worker.health is Health.DOWN)
+        engine.faults.healthy, engine.tokenized = True, None
+        await said(site, "tokenizer", "it makes other tokens of a text")
+
+    play(tmp_path, scenario, tokenizer=tmp_path)
 
 
 def test_prompts_of_text_without_a_tokenizer_are_said(tmp_path: Path) -> None:
