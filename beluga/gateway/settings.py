@@ -122,12 +122,12 @@ class Settings:
 
 def read_url(text: str) -> str:
     """Return an engine's base URL without a slash at its end. Raises RouterError."""
-    parts = urlsplit(text.strip())
     try:
-        port_makes_sense = parts.port is None or parts.port > 0
-    except ValueError:
-        port_makes_sense = False
-    if parts.scheme not in _SCHEMES or not parts.hostname or not port_makes_sense:
+        parts = urlsplit(text.strip())
+        makes_sense = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:  # a port that is none, or half of an address
+        makes_sense = False
+    if not makes_sense or parts.scheme not in _SCHEMES:
         raise RouterError(f"'{text}' is not an engine's URL; it looks like http://HOST:PORT")
     if parts.query or parts.fragment:
         raise RouterError(f"'{text}': an engine's URL has no query and no fragment")

@@ -63,6 +63,7 @@ def test_a_drained_worker_ends_what_it_has_and_gets_nothing_new() -> None:
     ("body", "status"),
     [
         ({"url": "nonsense"}, 400),
+        ({"url": "http://[::1:8000"}, 400),
         ({"url": "http://127.0.0.1:1", "more": 1}, 400),
         ({}, 400),
     ],
@@ -99,10 +100,13 @@ def test_a_workers_file_is_followed(tmp_path: Path) -> None:
                 await until(lambda: [e.url for e in site.service.fleet] == [b.url])
                 await site.up(1)
                 assert (await site.completed())[0] == 200
-                path.write_text("not a url\n")
-                await asyncio.sleep(1.2)
-                assert (await site.completed())[0] == 200
-                assert (len(a.seen), len(b.seen)) == (1, 2)
+                for wrong in ("not a url\n", "http://[::1:8000\n"):
+                    path.write_text(wrong)
+                    await asyncio.sleep(1.2)
+                    assert (await site.completed())[0] == 200
+                assert (len(a.seen), len(b.seen)) == (1, 3)
+                path.write_text(f"{a.url}\n")
+                await until(lambda: [e.url for e in site.service.fleet] == [a.url])
 
     run(scenario)
 
