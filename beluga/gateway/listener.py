@@ -56,10 +56,8 @@ class Listener:
                 zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
             )
             self._live.connect(endpoint)
-            self._replay: Any = None
-            if replay is not None:
-                self._replay = self._context.socket(zmq.DEALER)
-                self._replay.connect(replay)
+            self._replay_endpoint = replay
+            self._replay = self._asking()
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise RouterError(f"no KV events can come from {endpoint}: {error}") from None
@@ -109,6 +107,14 @@ class Listener:
         self._live.disable_monitor()
         self._context.destroy(linger=0)
 
+    def _asking(self) -> Any:
+        """Return a new socket that asks for replays, or None without an endpoint for them."""
+        if self._replay_endpoint is None:
+            return None
+        replay = self._context.socket(self._zmq.DEALER)
+        replay.connect(self._replay_endpoint)
+        return replay
+
     async def _listen(self) -> None:
         while True:
             frames = await self._live.recv_multipart()
@@ -145,5 +151,7 @@ class Listener:
             except asyncio.TimeoutError:
                 log.warning("KV events were missed, and nobody sends them again")
                 self._subscription.replay_failed()
+                self._replay.close(linger=0)  # with it goes an answer that comes too late
+                self._replay = self._asking()
                 return
             last = self._subscription.replayed(frames)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -223,3 +224,28 @@ def test_routers_have_what_the_pool_has_whenever_they_came(seed: int, ranks: int
     for feed in feeds:
         assert feed.blocks() == world.present()
         assert feed.unread == 0
+
+
+def test_junk_from_a_pools_server_is_counted_and_the_feed_goes_on() -> None:
+    feed, table = PoolFeed(Indexer(), block_size=TOKENS), NameTable(LINES)
+    begin(feed, 0, table)
+    endless = float("inf")
+    for events in (
+        [{"type": "BlockRemoved", "block_hashes": [1], "space": endless}],
+        [{"type": "BlockStored", "block_hashes": [1], "tokens_hashes": [endless]}],
+        [
+            {
+                "type": "BlockStored",
+                "block_hashes": [1],
+                "tokens_hashes": [1],
+                "block_size": endless,
+            }
+        ],
+    ):
+        before = feed.unread
+        number = feed.feed.next_number
+        batch = msgspec.msgpack.encode([float(number), events, None])
+        feed.received([b"", number.to_bytes(8, "big"), batch])
+        assert feed.unread == before + 1
+    feed.received([b"", b"\xff" * 8, encode_pool(99.0, [])])
+    assert (feed.unread, feed.wanted) == (4, None)

@@ -299,6 +299,32 @@ def test_no_block_counts_whose_engine_has_gone(tmp_path: Path) -> None:
     play(tmp_path, scenario, replay=True)
 
 
+def test_a_replay_that_comes_too_late_spoils_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("beluga.gateway.listener.REPLAY_S", 0.3)
+
+    async def scenario(site: Site, announcers: list[Announcer]) -> None:
+        [announcer] = announcers
+        [listener] = site.service._cache._followed[1].listeners
+        announcer.stored(TOKENS, 100, told=False)
+        announcer.stored(TOKENS, 200)
+        await until(lambda: listener.lost == 1)  # nobody has answered
+        announcer.answer()
+        for number in range(3):
+            announcer.stored(TOKENS, 300 + 100 * number, told=False)
+            announcer.stored(TOKENS, 400 + 100 * number)
+
+            def whole(replays: int = 2 + number) -> bool:
+                announcer.answer()
+                return announcer.replays == replays and listener._subscription.wanted is None
+
+            await until(whole)
+        assert listener.lost == 1
+
+    play(tmp_path, scenario, replay=True)
+
+
 def test_an_engine_that_comes_back_as_it_was_is_asked_for_all(tmp_path: Path) -> None:
     """Only its connection was lost: it has its blocks, and goes on with its numbers."""
 

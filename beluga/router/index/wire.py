@@ -12,6 +12,7 @@ VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES). All input is untrusted; what cannot be rea
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -77,7 +78,10 @@ def decode_frames(frames: Sequence[bytes]) -> Frame:
         parts.insert(0, b"")
     if len(parts) != 3 or len(parts[1]) != 8:
         raise EventError(f"a KV event message has {len(frames)} frames of lengths that none has")
-    return Frame(bytes(parts[0]), int.from_bytes(parts[1], "big"), bytes(parts[2]))
+    frame = Frame(bytes(parts[0]), int.from_bytes(parts[1], "big"), bytes(parts[2]))
+    if frame.sequence == _END and frame.payload:
+        raise EventError("a KV event message has a payload and the number that ends a replay")
+    return frame
 
 
 def replay_request(first: int) -> list[bytes]:
@@ -194,7 +198,7 @@ def decode_pool(payload: bytes) -> PoolBatch:
     for form in forms:
         try:
             batch.events.append(_pool_event(form))
-        except (EventError, AttributeError, LookupError, TypeError, ValueError):
+        except (EventError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             batch.unread += 1
     return batch
 
@@ -334,11 +338,14 @@ def _batch_fields(decoded: Any) -> tuple[float, list[Any], int]:
     if not isinstance(decoded, list) or len(decoded) < 2 or not isinstance(decoded[1], list):
         raise EventError("a KV event message is not a batch: [ts, [events], dp_rank]")
     dp_rank = decoded[2] if len(decoded) > 2 else None
-    if not isinstance(decoded[0], int | float) or not isinstance(dp_rank or 0, int):
-        raise EventError("a KV event batch has no time, or a rank that is not a number")
+    made_s = decoded[0]
+    if not isinstance(made_s, int | float) or not math.isfinite(made_s):
+        raise EventError("a KV event batch has no time")
+    if not isinstance(dp_rank or 0, int):
+        raise EventError("a KV event batch has a rank that is not a number")
     if not 0 <= int(dp_rank or 0) < DP_RANKS_MAX:
         raise EventError(f"a KV event batch is of rank {dp_rank}; there are {DP_RANKS_MAX} at most")
-    return float(decoded[0]), decoded[1], int(dp_rank or 0)
+    return float(made_s), decoded[1], int(dp_rank or 0)
 
 
 def _event_fields(form: Any) -> tuple[str, Mapping[str, Any]]:

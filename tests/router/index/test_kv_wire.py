@@ -208,6 +208,8 @@ def test_no_batch_is_an_error(form: Any) -> None:
         ([], "is not a batch"),
         ([1.0], "is not a batch"),
         (["x", []], "no time"),
+        ([float("inf"), []], "no time"),
+        ([float("nan"), []], "no time"),
         ([1.0, [], "x"], "rank that is not a number"),
         ([1.0, [], -1], "of rank -1"),
         ([1.0, [], 1 << 16], "of rank 65536"),
@@ -332,10 +334,23 @@ def test_restarted_engine_has_an_empty_cache() -> None:
     assert subscription.feed.repeated == 1
 
 
+def test_a_message_from_the_end_of_time_does_not_hide_a_restart() -> None:
+    index = Indexer(workers=2, blocks=100)
+    subscription = Subscription(index, decoder(), replay=False)
+    subscription.received(message(0, stored([11])))
+    subscription.received(message(1, ts=float("inf")))
+    subscription.received(message(1, stored([12], first=2)))
+    subscription.received(message(0, stored([21], first=7), ts=50.0))
+    assert (subscription.unread, subscription.feed.restarts) == (1, 1)
+    assert index.find_matches([7]).held.keys() == {Worker(7)}
+
+
 def test_messages_that_are_none_are_counted() -> None:
     subscription = Subscription(Indexer(workers=2, blocks=100), decoder(), replay=True)
     subscription.received([b"x"])
     subscription.received([b"", (0).to_bytes(8, "big"), b"\xc1"])
     subscription.received(message(0, {"type": "?"}, stored([1])))
     assert subscription.unread == 3
+    subscription.received([b"", b"\xff" * 8, payload(stored([1]))])  # this number ends replays
+    assert subscription.unread == 4
     assert not subscription.replayed([b"x"])
