@@ -73,10 +73,11 @@ def is_own_shortage(error: BaseException) -> bool:
 class FileShare:
     """How many of the process's descriptors clients may use."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: int = 0) -> None:
+        """``kept`` files, beside those that are open now, will be open for other purposes."""
         listed = Path("/proc/self/fd")
         opened = len(list(listed.iterdir())) if listed.is_dir() else _USUALLY_OPEN
-        left = max(2, file_limit() - opened)
+        left = max(2, file_limit() - opened - kept)
         spare = min(_SPARE_MAX, left // 4)
         self.requests_max = max(1, (left - spare) // 2)
         self.connections_max = self.requests_max + max(1, spare // 2)

@@ -118,7 +118,6 @@ class Service:
         )
         self.fleet.on_change(joined=self._cache.joined, left=self._cache.left)
         await self._open_handlers(stack, client)
-        await self._join(stack)
         watch = Watch(self.fleet, self.metrics, self._cache.problems)
         task = asyncio.get_running_loop().create_task(watch.run())
         stack.push_async_callback(end_tasks, [task])
@@ -142,7 +141,9 @@ class Service:
     async def _open_handlers(
         self, stack: contextlib.AsyncExitStack, client: aiohttp.ClientSession
     ) -> None:
-        """Open the parts that serve clients, and those that watch the engines."""
+        """Open the parts that serve clients, and those that watch the engines. Then the engines
+        join: the files that they need are not the clients'.
+        """
         settings = self._settings
         reports = Reports(
             *(client, self._router.tracker, settings.limits),
@@ -184,7 +185,8 @@ class Service:
             tokenizer=tokenizer,
             remote=remote,
         )
-        self._share = FileShare()
+        await self._join(stack)
+        self._share = FileShare(sum(_connections(engine) for engine in self.fleet))
         self._handlers = Handlers(
             fleet=self.fleet,
             proxy=proxy,
@@ -291,6 +293,13 @@ def _session() -> aiohttp.ClientSession:
         max_line_size=2 * _HEADER_SIZE_MAX,
         max_headers=2 * _HEADERS_MAX,
     )
+
+
+def _connections(engine: Engine) -> int:
+    """Return how many connections to an engine stay open beside its requests: one for its checks,
+    and those of its KV events.
+    """
+    return 1 + sum(1 + (replay is not None) for _, replay in engine.spec.feeds)
 
 
 def _policy(settings: Settings) -> Policy:

@@ -13,6 +13,7 @@ import resource
 import urllib.request
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,9 +44,15 @@ def health(admin: str) -> str:
         return str(json.load(answer)[0]["health"])
 
 
+@pytest.mark.parametrize("feeds", [0, 3])
 def test_clients_beyond_the_descriptors_are_told_so_and_others_are_served(
-    start: Callable[..., Any],
+    start: Callable[..., Any], tmp_path: Path, feeds: int
 ) -> None:
+    """Each feed of KV events needs about 11 descriptors, which are not the clients'."""
+    if feeds:
+        pytest.importorskip("zmq", reason="pyzmq is not installed")
+    files = FILES + 12 * feeds
+
     async def scenario() -> None:
         engine = FakeEngine()
         engine.faults.hold = asyncio.Event()
@@ -53,9 +60,17 @@ def test_clients_beyond_the_descriptors_are_told_so_and_others_are_served(
         async with engine, aiohttp.ClientSession(connector=connector) as client:
             child = start(
                 *("gateway", "--worker", engine.url, "--port", 0, "--admin", "127.0.0.1:0"),
-                *("--health-interval", 0.1),
+                *("--health-interval", 0.1, "--policy", "linear"),
+                *(
+                    word
+                    for number in range(feeds)
+                    for word in (
+                        "--kv-events",
+                        f"{engine.url}=ipc://{tmp_path}/e{number},ipc://{tmp_path}/r{number}",
+                    )
+                ),
             )
-            resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
+            resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (files, files))
             base, admin = await asyncio.to_thread(addresses, child)
             while await asyncio.to_thread(health, admin) != "up":
                 await asyncio.sleep(0.02)
