@@ -129,6 +129,10 @@ def read_url(text: str) -> str:
         makes_sense = False
     if not makes_sense or parts.scheme not in _SCHEMES:
         raise RouterError(f"'{text}' is not an engine's URL; it looks like http://HOST:PORT")
+    if "@" in parts.netloc:  # not repeated here: the error is shown
+        raise RouterError(
+            "an engine's URL has no user and password; clients' own Authorization reaches engines"
+        )
     if parts.query or parts.fragment:
         raise RouterError(f"'{text}': an engine's URL has no query and no fragment")
     path = parts.path.rstrip("/").removesuffix("/v1")

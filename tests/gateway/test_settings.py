@@ -48,7 +48,13 @@ def test_engines_are_named_alone_or_by_model() -> None:
     "url",
     [
         *("", "a:1", "ftp://a", "http://", "http://a:x", "http://a:0", "http://a?b"),
-        *("http://a:99999", "http://[::1", "http://[a]:1", "http://\N{ACCOUNT OF}:1"),
+        *(
+            "http://a:b@c:1",
+            "http://a:99999",
+            "http://[::1",
+            "http://[a]:1",
+            "http://\N{ACCOUNT OF}:1",
+        ),
     ],
 )
 def test_what_is_no_url_is_refused(url: str) -> None:
