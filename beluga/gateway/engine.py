@@ -42,6 +42,7 @@ class Engine:
         self.health = Health.STARTING
         self.why = "not checked yet"  # the reason why it is not up
         self.draining = False
+        self.gone = False  # whether it has left; its running requests continue to their end
         self.inflight = 0
         self.hit_tokens = self.prompt_tokens = 0  # sums over all requests; hits as expected
         self.block_size = 0  # tokens, as its metrics say; 0 if they do not

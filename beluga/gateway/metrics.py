@@ -189,14 +189,16 @@ class Metrics:
     def first_token(self, parsed: ParsedRequest, engine: Engine, seconds: float) -> None:
         """Note the first byte of an answer, ``seconds`` after the request was sent."""
         self._of(self._first, parsed.model or "").observe(seconds)
-        self._of(self._last_first, engine.url).set(seconds)
+        if not engine.gone:
+            self._of(self._last_first, engine.url).set(seconds)
 
     def tokens(self, parsed: ParsedRequest, engine: Engine, seconds: float, count: int) -> None:
         """Note ``count`` more tokens with ``seconds`` between them."""
         between = self._of(self._next, parsed.model or "")
         for _ in range(count):
             between.observe(seconds)
-        self._of(self._last_next, engine.url).set(seconds)
+        if not engine.gone:
+            self._of(self._last_next, engine.url).set(seconds)
 
     def latencies(self) -> tuple[Latency, Latency]:
         """Return the latencies of first tokens and of later ones, for all models since the
@@ -222,7 +224,8 @@ class Metrics:
 
     def retried(self, engine: Engine) -> None:
         """Note that an engine did not answer, so that another one is tried."""
-        self._of(self._retries, engine.url).inc()
+        if not engine.gone:
+            self._of(self._retries, engine.url).inc()
 
     def state(self, engine: Engine, load: Load) -> None:
         """Set the gauges of a worker."""

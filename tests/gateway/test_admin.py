@@ -59,6 +59,28 @@ def test_a_drained_worker_ends_what_it_has_and_gets_nothing_new() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_worker_that_was_removed_has_no_metrics_although_its_requests_go_on(
+    stream: bool,
+) -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        engine.faults.hold = engine.faults.hold_first = asyncio.Event()
+        async with routed(engine) as site:
+            (worker,) = site.service.fleet
+            asked = asyncio.create_task(site.completed(stream=stream))
+            await until(lambda: engine.under_way == 1)
+            number = worker.worker.worker_id
+            async with site.client.delete(f"{site.admin}/workers/{number}") as answer:
+                assert answer.status == 200
+            engine.faults.hold.set()
+            assert (await asked)[0] == 200
+            await until(lambda: worker.inflight == 0)
+            assert engine.url not in await site.text("/metrics")
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [
