@@ -271,12 +271,11 @@ def _begin(log_level: str | None, log_format: str | None, *, events: bool) -> No
 
 
 def _say_where(service: Service, *, json: bool) -> None:
-    host, port = service.address
     operators, admin = "", None
     if service.admin_address is not None:
-        admin = "http://{}:{}".format(*service.admin_address)
+        admin = service.admin_address.url
         operators = f"; admin on {admin}"
-    url = f"http://{host}:{port}"
+    url = service.address.url
     text = f"routing on {url}{operators}; stop with Ctrl-C"
     announce(text, "routing", json=json, url=url, admin=admin)
     Manager(look_s_max=1.0).ready(f"routing on {url}")

@@ -32,6 +32,12 @@ class Address(NamedTuple):
             raise RouterError(f"'{text}' is not HOST:PORT")
         return cls(host.strip("[]"), int(port))
 
+    @property
+    def url(self) -> str:
+        """The address as a URL, which has an IPv6 address in brackets."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
 
 _LISTEN = Address("127.0.0.1", 8080)
 _ADMIN = Address("127.0.0.1", 8081)

@@ -10,6 +10,7 @@ import json
 import signal
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -222,9 +223,13 @@ def listening(child: Any) -> str:
     raise AssertionError("it ended")
 
 
-def test_the_command_serves_until_sigterm(start: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_command_serves_until_sigterm(start: Callable[..., Any], host: str) -> None:
+    if host == "::1" and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
     child = start(
-        "gateway", "--worker", "http://127.0.0.1:9", "--port", 0, "--admin", "127.0.0.1:0"
+        *("gateway", "--worker", "http://127.0.0.1:9", "--host", host, "--port", 0),
+        *("--admin", "127.0.0.1:0"),
     )
     base = listening(child)
     with urllib.request.urlopen(f"{base}/health", timeout=60) as answer:  # noqa: S310
