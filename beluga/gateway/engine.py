@@ -38,7 +38,7 @@ class Engine:
     def __init__(self, worker: Worker, spec: EngineSpec) -> None:
         self.worker = worker
         self.spec = spec
-        self.cards: list[dict[str, Any]] = []  # the entries of /v1/models, once it was read
+        self.cards = []
         self.health = Health.STARTING
         self.why = "not checked yet"  # the reason why it is not up
         self.draining = False
@@ -63,9 +63,21 @@ class Engine:
         return self.spec.url
 
     @property
+    def cards(self) -> list[dict[str, Any]]:
+        """The entries of ``/v1/models``, once it was read."""
+        return self._cards
+
+    @cards.setter
+    def cards(self, cards: list[dict[str, Any]]) -> None:
+        # Each request asks for these names, and an engine may have a thousand adapters.
+        self._cards = cards
+        self._listed = tuple(str(card.get("id")) for card in cards)
+        self.adapters = frozenset(str(card.get("id")) for card in cards if card.get("parent"))
+
+    @property
     def models(self) -> tuple[str, ...]:
         """The models that it serves: the declared ones, or else those that it lists."""
-        return self.spec.models or tuple(str(card.get("id")) for card in self.cards)
+        return self.spec.models or self._listed
 
     @property
     def cooling_s(self) -> float:

@@ -109,7 +109,7 @@ class Fleet:
 
     def is_adapter(self, model: str) -> bool:
         """Return whether a model is an adapter of another one, as vLLM lists them."""
-        return any(card.get("id") == model and card.get("parent") for e in self for card in e.cards)
+        return any(model in engine.adapters for engine in self)
 
     def space(self, model: str | None) -> int | None:
         """Return the space of a model's blocks in the pool, or None if no engine has said it."""

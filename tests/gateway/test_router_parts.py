@@ -384,6 +384,9 @@ def test_models_are_those_of_engines_that_serve() -> None:
         "tuned": {"id": "tuned", "object": "model", "owned_by": "beluga", "parent": "base"},
     }
     assert [fleet.is_adapter(name) for name in ("base", "tuned", "m")] == [False, True, False]
+    assert asked.models is asked.models  # it is not made anew for each request
+    asked.cards = [{"id": "base"}]
+    assert (asked.models, fleet.is_adapter("tuned")) == (("base",), False)
     assert fleet.serving("base") == [asked]
     assert fleet.serving(None) == [named, asked]
     asked.fail("gone")
