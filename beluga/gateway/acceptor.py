@@ -6,7 +6,9 @@ requests need.
 A request that is under way needs two descriptors, one for its client and one for its engine.
 Example: of 64 descriptors 11 are open at the start. 13 of the other 53 are spare, for health checks
 and for clients that are told that there is no room. So 20 requests may be under way and 26 clients
-connected. Further clients wait in the kernel's queue until one of those 26 has gone.
+connected. Further clients wait in the kernel's queue until one of those 26 has gone. If none goes
+in a second, those that have no request under way are closed: a client may keep a connection for as
+long as it lives, and open one without ever asking for anything.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ import errno
 import logging
 import resource
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
+from aiohttp.typedefs import Handler
 
 from beluga.gateway.settings import Address
 
@@ -32,6 +35,7 @@ _SPARE_MAX = 64
 _USUALLY_OPEN = 16  # where /proc does not tell
 _LOOK_S = 0.02  # between looks for a connection that has ended
 _PAUSE_S = 0.2  # after an error of the system
+_IDLE_S = 1.0  # how long a connection without a request may keep others out
 _BACKLOG = 1024
 
 
@@ -81,7 +85,23 @@ class FileShare:
         spare = min(_SPARE_MAX, left // 4)
         self.requests_max = max(1, (left - spare) // 2)
         self.connections_max = self.requests_max + max(1, spare // 2)
+        self._busy: set[object] = set()  # connections
         self.crowded = False  # whether more clients are connected than requests may be under way
+
+    @web.middleware
+    async def note_busy(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Note which connection has a request under way."""
+        self._busy.add(request.protocol)
+        try:
+            return await handler(request)
+        finally:
+            self._busy.discard(request.protocol)
+
+    def close_idle(self, connections: Iterable[web.RequestHandler]) -> None:
+        """Close those connections that have no request under way."""
+        for connection in connections:
+            if connection not in self._busy:
+                connection.force_close()
 
     async def close_if_crowded(self, _: web.Request, answer: web.StreamResponse) -> None:
         """Let a connection end with its answer, so that idle ones do not keep others out."""
@@ -155,7 +175,8 @@ class Acceptor:
 
     async def _room(self, share: FileShare) -> None:
         """Wait until one more client may be connected."""
-        told = False
+        told, loop = False, asyncio.get_running_loop()
+        patient_until = loop.time() + _IDLE_S
         while (count := len(self._server.connections)) >= share.connections_max:
             if not told:
                 log.warning(
@@ -165,5 +186,8 @@ class Acceptor:
                     file_limit(),
                 )
             told = True
+            if loop.time() > patient_until:
+                patient_until = loop.time() + _IDLE_S
+                share.close_idle(self._server.connections)
             await asyncio.sleep(_LOOK_S)
         share.crowded = count >= share.requests_max

@@ -217,7 +217,7 @@ class Service:
         """Serve these routes. Returns the real address. Raises OSError."""
         app = web.Application(
             client_max_size=self._settings.limits.body_size_max,
-            middlewares=[refusals(self.metrics)],
+            middlewares=[*([share.note_busy] if share else []), refusals(self.metrics)],
         )
         app.add_routes(routes)
         if share is not None:

@@ -28,6 +28,7 @@ from beluga.gateway.acceptor import raise_file_limit
 
 FILES = 64
 CLIENTS = 120
+WHOLE = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 def addresses(child: Any) -> tuple[str, str]:
@@ -99,6 +100,42 @@ def test_clients_beyond_the_descriptors_are_told_so_and_others_are_served(
             for _ in range(FILES):
                 assert (await ask())[0] == 200
             assert await asyncio.to_thread(health, admin) == "up"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n", WHOLE])
+def test_idle_connections_do_not_keep_others_out(start: Callable[..., Any], sent: bytes) -> None:
+    async def scenario() -> None:
+        async with FakeEngine() as engine, aiohttp.ClientSession() as client:
+            child = start(
+                *("gateway", "--worker", engine.url, "--port", 0, "--admin", "127.0.0.1:0"),
+                *("--health-interval", 0.1),
+            )
+            resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
+            base, admin = await asyncio.to_thread(addresses, child)
+            while await asyncio.to_thread(health, admin) != "up":
+                await asyncio.sleep(0.02)
+            engine.faults.hold = asyncio.Event()
+            asked = {"model": "fake", "prompt": "a"}
+            url = f"{base}/v1/completions"
+            async with client.post(url, json={**asked, "stream": True}) as stream:
+                await while_others_idle(base)
+                engine.faults.hold.set()
+                assert (await stream.read()).endswith(b"data: [DONE]\n\n")
+
+    async def while_others_idle(base: str) -> None:
+        async with aiohttp.ClientSession() as client:
+            host, port = base.removeprefix("http://").split(":")
+            idle = [await asyncio.open_connection(host, int(port)) for _ in range(FILES)]
+            for _, writer in idle:
+                writer.write(sent)
+            asked = {"model": "fake", "prompt": "a"}
+            for _ in range(3):
+                async with client.post(f"{base}/v1/completions", json=asked) as answer:
+                    assert answer.status == 200
+            for _, writer in idle:
+                writer.close()
 
     run(scenario)
 
