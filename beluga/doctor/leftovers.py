@@ -14,7 +14,7 @@ from pathlib import Path
 from beluga import config
 from beluga.doctor.finding import CannotTellError, Verdict, error, ok, unknown, warning, worst
 from beluga.doctor.machine import Machine
-from beluga.errors import DeviceBusyError
+from beluga.errors import DeviceBusyError, PoolError
 from beluga.pool import FoundFile, dax_nodes, find_pools, refuse_in_use, show_size
 
 _SHOWN = 5  # names in one line
@@ -168,7 +168,7 @@ def _locked(runtime_dir: Path, closed: list[Path]) -> bool:
         refuse_in_use(runtime_dir)
     except DeviceBusyError:
         return True
-    except OSError:
+    except (OSError, PoolError):
         closed.append(runtime_dir)
         return True
     return False

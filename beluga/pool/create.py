@@ -34,6 +34,7 @@ from beluga.pool.device import (
     refuse_twice,
 )
 from beluga.pool.layout import DEVICE_SIZE_MAX, Layout, Wishes
+from beluga.pool.mapped import refuse_mapped
 from beluga.pool.mapping import Mapping, Member
 from beluga.pool.room import demand, room
 from beluga.pool.runtime import refuse_in_use, runtime_path
@@ -101,7 +102,11 @@ def _refuse_occupied(device: Device, force: bool) -> None:
         os.close(fd)
     number = fault(raw)
     if number == lib.BL_SUPERBLOCK_GOOD and force:
-        refuse_in_use(runtime_path(device, Superblock.of(raw).pool_id))
+        superblock = Superblock.of(raw)
+        if superblock.device_index == 0:
+            refuse_in_use(runtime_path(device, superblock.pool_id))
+        else:
+            refuse_mapped(device)
     if inner is not None:
         raise PoolExistsError(
             f"{device} holds a pool in its slice at {inner:#x}; use another slice, or {_FORCE}"

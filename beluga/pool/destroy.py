@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from beluga._ffi import lib
 from beluga.errors import DeviceForeignError, DeviceMismatchError
 from beluga.pool.device import Device, examine, explain, open_device, refuse_twice
+from beluga.pool.mapped import refuse_mapped
 from beluga.pool.runtime import refuse_in_use, runtime_path
 from beluga.pool.spec import STRIPE_SIZE, DeviceSpec, SpecLike
 from beluga.pool.superblock import Superblock, fault, read_first, wipe_first
@@ -20,7 +21,7 @@ def destroy(paths: Sequence[SpecLike], *, force: bool = False) -> None:
     """See :meth:`beluga.pool.Pool.destroy`."""
     devices = [examine(DeviceSpec.parse(path)) for path in paths]
     refuse_twice(devices)
-    runtime_paths = []
+    runtime_paths, others = [], list[Device]()
     named: dict[str, list[Device]] = {}  # the devices by pool
     counts: dict[str, int] = {}
     damaged = 0  # devices that may be of any pool
@@ -35,12 +36,16 @@ def destroy(paths: Sequence[SpecLike], *, force: bool = False) -> None:
             counts[superblock.pool_id] = superblock.geometry.device_count
             if superblock.device_index == 0:
                 runtime_paths.append(runtime_path(device, superblock.pool_id))
+            else:
+                others.append(device)
         else:
             damaged += 1
     if not force:
         _refuse_partial(named, counts, damaged)
     for path in runtime_paths:
         refuse_in_use(path)
+    for device in others:
+        refuse_mapped(device)
     for device in devices:
         _wipe(device)
     for path in runtime_paths:

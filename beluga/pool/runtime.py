@@ -55,19 +55,36 @@ def make_runtime_dir(first: Device, pool_id: str) -> Path:
 
 
 def refuse_in_use(path: Path) -> None:
-    """Raise DeviceBusyError if a process of this host serves the pool or has a session with it.
+    """Raise DeviceBusyError if a process of this host serves the pool or has a session with it, and
+    DevicePermissionError if this user cannot know.
 
     ``path`` is the pool's runtime directory. Each such process holds a liveness lock on a file
     there (``csrc/liveness/lock.h``). Processes of other hosts cannot be seen.
     """
-    for lock in path.glob("alive-*"):
-        with lock.open("r+b") as file:
-            try:
+    for lock in _locks(path):
+        try:
+            with lock.open("r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise DeviceBusyError(
-                    f"processes use this pool ({lock} is locked); stop its server and clients"
-                ) from None
+        except BlockingIOError:
+            raise DeviceBusyError(
+                f"processes use this pool ({lock} is locked); stop its server and clients"
+            ) from None
+        except FileNotFoundError:
+            pass  # its process has just ended
+        except OSError as error:
+            raise explain(error, lock) from None
+
+
+def _locks(path: Path) -> list[Path]:
+    """Return the liveness locks in a runtime directory. Raises DevicePermissionError if this user
+    may not look, who cannot know then whether the pool is in use.
+    """
+    try:
+        return [lock for lock in path.iterdir() if lock.name.startswith("alive-")]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise explain(error, path) from None
 
 
 def _refuse_prepared(parent: Path, owner: int) -> None:

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import Process
 
 from beluga import Client, Pool, Server
 from beluga.errors import DeviceBusyError
@@ -31,6 +33,62 @@ def test_a_pool_in_use_is_neither_destroyed_nor_formatted(paths: list[Path]) -> 
             Pool.create(paths, device_size=SIZE, sparse=True, force=True)
         with Client(pool) as client:
             assert client.call(0, b"still there") == b"still there"
+
+
+def test_a_device_of_a_pool_in_use_is_not_taken_alone(paths: list[Path]) -> None:
+    """The locks lie beside the pool's first device, which is not named here."""
+    Pool.create(paths, device_size=SIZE, sparse=True).close()
+    with Process("serve", paths):
+        with pytest.raises(DeviceBusyError, match="stop the server"):
+            Pool.destroy(paths[1:], force=True)
+        with pytest.raises(DeviceBusyError, match="stop the server"):
+            Pool.create(paths[1:], device_size=SIZE, sparse=True, force=True)
+        with Pool.open(paths) as pool, Client(pool) as client:
+            client.ping()
+    Pool.destroy(paths[1:], force=True)
+
+
+def test_a_slice_is_not_in_use_because_another_one_is(tmp_path: Path) -> None:
+    size, file, first = SIZE, tmp_path / "file", tmp_path / "first"
+    with file.open("wb") as made:
+        made.truncate(2 * size)
+    low, high = f"{file}@0+{size}", f"{file}@{size}+{size}"
+    Pool.create([first, low], device_size=size, sparse=True).close()
+    Pool.create([tmp_path / "second", high], device_size=size, sparse=True).close()
+    with Process("serve", [first, Path(low)]):
+        Pool.destroy([high], force=True)
+        with pytest.raises(DeviceBusyError):
+            Pool.destroy([low], force=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user takes root")
+def test_a_user_who_cannot_know_whether_a_pool_is_in_use_destroys_nothing(shm: Path) -> None:
+    path = shm / "a"
+    with Pool.create([path], device_size=SIZE, sparse=True) as pool, Server(pool):
+        path.chmod(0o666)
+        assert destroyed_by_nobody(path) == "DevicePermissionError"
+        with Client(pool) as client:
+            client.ping()
+    Pool.open([path]).close()
+
+
+def destroyed_by_nobody(path: Path) -> str:
+    """Destroy a pool as another user, and return the name of the error."""
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        try:
+            Pool.destroy([path])
+        except Exception as error:
+            os.write(write, type(error).__name__.encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    with os.fdopen(read) as answer:
+        return answer.read()
 
 
 def test_a_pool_is_destroyed_once_nobody_uses_it(paths: list[Path]) -> None:
