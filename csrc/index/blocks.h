@@ -73,7 +73,8 @@ typedef struct bl_block {
     uint32_t pin_count;
     uint32_t lane;              /* the lane that has the grant */
     uint32_t task;              /* 1 + its place among the tasks; 0: it may be evicted */
-    uint16_t offload;           /* bl_offload */
+    uint8_t offload;            /* bl_offload */
+    uint8_t again;              /* it was offered again since the last hit */
     uint16_t brought;           /* bl_brought */
     uint32_t named;             /* its line of the name table has its name */
     bl_link links[BL_LIST_COUNT]; /* bl_list */

@@ -110,8 +110,10 @@ int bl_handle_lookup(void *context, bl_call *call)
             }
         }
     for (uint32_t i = hits; i-- > 0;) { /* deepest first: a parent is newer than its child */
-        meta->tenants[meta->blocks[bl_record_block(call, i)].tenant].hit_count++;
-        if (meta->blocks[bl_record_block(call, i)].pin_count == 0)
+        bl_block *block = &meta->blocks[bl_record_block(call, i)];
+        meta->tenants[block->tenant].hit_count++;
+        block->again = 0;
+        if (block->pin_count == 0)
             bl_block_touch(meta, bl_record_block(call, i));
     }
     meta->stat.hit_count += hits;

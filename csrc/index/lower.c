@@ -571,17 +571,19 @@ static void bl_lower_offered(bl_meta *meta, const bl_lower_note *note)
         bl_block_touch(meta, note->block);
 }
 
-/* Offer a block once more that the tiers had and have lost, if they have room for all of the
- * pool's blocks: else one block would drive out the next for ever. */
+/* Offer a block again that the tiers had and have lost, if they may have room for all of the
+ * pool's blocks, and only once after each hit: where there is less room than that, for blocks of
+ * several pages, one would drive out the next for ever. */
 static void bl_lower_offer_again(bl_meta *meta, const uint64_t key[2])
 {
     int64_t number = bl_index_find(meta->index, key);
-    if (number < 0 || meta->blocks[number].state != BL_NUMBER_COMMITTED ||
-        meta->blocks[number].offload != BL_OFFLOAD_NONE ||
-        meta->stat.block_count >= meta->lower->count_max)
+    bl_block *block = number < 0 ? NULL : &meta->blocks[number];
+    if (block == NULL || block->state != BL_NUMBER_COMMITTED || block->again ||
+        block->offload != BL_OFFLOAD_NONE || meta->stat.block_count >= meta->lower->count_max)
         return;
+    block->again = 1;
     bl_lower_add(meta, (uint32_t)number, 0);
-    if (!bl_lower_frees(meta, &meta->blocks[number]))
+    if (!bl_lower_frees(meta, block))
         bl_evict_remove(meta->order, (uint32_t)number);
 }
 

@@ -979,7 +979,7 @@ TESTED: Conditions = {
             "tests/meta/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
             "is_refused"
         ),
-        ("meta->blocks[bl_record_block(call, i)].pin_count == 0", 0, "true"): (
+        ("block->pin_count == 0", 0, "true"): (
             "tests/meta/test_block_calls.py::test_pinned_blocks_stay_and_released_ones_go"
         ),
     },

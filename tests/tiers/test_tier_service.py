@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from beluga.meta import (
     check_pool,
     read_names,
 )
+from beluga.metrics import REGISTRY
 from beluga.tiers import BLOCK, LowerTier, StoredBlock, TierService
 from beluga.tiers.admission import Admission
 from beluga.tiers.disk import DiskTier
@@ -321,6 +323,32 @@ def test_a_block_that_a_tier_evicts_is_offered_again_while_the_pool_has_it(shm: 
         served.put_all(range(MANY))
         assert served.offered()
         assert served.wrong(range(MANY)) == []
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_disk_with_less_room_than_the_pool_is_not_written_for_ever(
+    shm: Path, tmp_path: Path, wait: bool
+) -> None:
+    disk = DiskTier(tmp_path / "disk", 8 << 20)  # room for 500 of the smallest blocks, 80 of these
+    saved = REGISTRY.counter("beluga_tier_saved_blocks_total", "")
+
+    def settled(at_least: float = 0.0) -> float:
+        """Return how many blocks were saved once that number has stood still for a while."""
+        before = -1.0
+        while before < (now := saved.value(tier=disk.name)) or now < at_least:
+            before = now
+            assert eventually(lambda: served.server.lower_stat().dirty_count == 0)
+            time.sleep(0.2)
+        return now
+
+    with serving(shm, [disk], wait=wait) as served:
+        served.put_all(range(150))
+        assert disk.block_count_max > 150
+        first = settled()
+        assert 80 < first <= 2 * 150
+        assert served.wrong(range(100, 150)) == []  # each may be saved once more
+        assert first <= settled() <= 2 * 150 + 50
+    disk.close()
 
 
 def test_a_store_without_bounds_leaves_room_for_other_names(shm: Path) -> None:
