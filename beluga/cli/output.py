@@ -117,7 +117,12 @@ def _cell(value: object) -> str:
         return "-"
     if isinstance(value, float) and abs(value) < 100:
         return f"{value:.3g}"
-    return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
+    return f"{value:,.0f}" if isinstance(value, int | float) else plain(str(value))
+
+
+def plain(text: str) -> str:
+    """Return a text without what a terminal would obey: others choose the names of namespaces."""
+    return "".join(one if one.isprintable() else "?" for one in text)
 
 
 def print_facts(facts: Mapping[str, object], legend: Legend | None = None) -> None:

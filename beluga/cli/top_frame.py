@@ -15,6 +15,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from beluga.cli.legend import Legend
+from beluga.cli.output import plain
 from beluga.live import SessionFacts, SlowCall, Snapshot, TenantFacts, TierFacts
 from beluga.pool import show_size
 
@@ -30,7 +31,7 @@ def draw_frame(snapshot: Snapshot | None, width: int, *, failure: str = "") -> R
         lines.append(Text(failure, style="bold red"))
     if snapshot is not None:
         lines += _head(snapshot, width)
-        lines += [Text(f"! {_plain(note.text)}", style="yellow") for note in snapshot.notes]
+        lines += [Text(f"! {plain(note.text)}", style="yellow") for note in snapshot.notes]
         lines += _figures(snapshot, width)
         lines += _devices(snapshot, width)
         lines += _table("sessions", _SESSION_COLUMNS, snapshot.sessions, width)
@@ -45,7 +46,7 @@ def _head(snapshot: Snapshot, width: int) -> list[Text]:
     state = {"serving": f"serving, epoch {server.epoch}", "standby": "standing by"}
     text = Text("beluga ", style="bold", no_wrap=True)
     text.append(state.get(server.state, server.state), style=_STATE_STYLES.get(server.state, ""))
-    text.append(f"  {_plain(server.machine)}:{server.pid}, up {_duration(server.uptime_s)}", "dim")
+    text.append(f"  {plain(server.machine)}:{server.pid}, up {_duration(server.uptime_s)}", "dim")
     clock = time.strftime("%H:%M:%S", time.localtime(snapshot.time_s))
     if text.cell_len + 2 + len(clock) <= width:
         text.append(clock.rjust(width - text.cell_len), "dim")
@@ -115,7 +116,7 @@ def _devices(snapshot: Snapshot, width: int) -> list[Text]:
     """Return a line for each device: how full its parts are, from its begin to its end."""
     found = []
     for device in snapshot.pool.devices[:_ROWS]:
-        name = _plain(device.path)
+        name = plain(device.path)
         name = name if len(name) <= width // 3 else f"…{name[1 - width // 3 :]}"
         room = max(min(width - len(name) - 1, _BAR_MAX + 24), 4)
         line = Text(f"{name} ", style="dim", no_wrap=True)
@@ -181,7 +182,7 @@ _SESSION_COLUMNS = _columns(
     ("session", lambda row: row.session[:8], 0, True, "the first digits of the session"),
     ("host", lambda row: str(row.host), 3, False, "the client's number among the pool's hosts"),
     ("pid", lambda row: _pid(row.pid), 1, False, "its process on that host"),
-    ("kind", lambda row: _plain(row.kind), 4, True, "what it is, such as vllm"),
+    ("kind", lambda row: plain(row.kind), 4, True, "what it is, such as vllm"),
     ("state", lambda row: row.state, 5, True, "live, or suspect: its heartbeat stands still"),
     ("age", lambda row: _duration(row.age_s), 6, False, "how long ago it attached"),
     (
@@ -205,7 +206,7 @@ _TENANT_COLUMNS = _columns(
     TenantFacts,
     (
         "namespace",
-        lambda row: _plain(row.name or row.fingerprint)[:40],
+        lambda row: plain(row.name or row.fingerprint)[:40],
         0,
         True,
         "a tenant: the name of a namespace, or else its fingerprint",
@@ -218,7 +219,7 @@ _TENANT_COLUMNS = _columns(
 )
 _TIER_COLUMNS = _columns(
     TierFacts,
-    ("tier", lambda row: _plain(row.name)[:40], 0, True, "a tier below the pool"),
+    ("tier", lambda row: plain(row.name)[:40], 0, True, "a tier below the pool"),
     (
         "used",
         lambda row: "-" if row.used_bytes is None else show_size(row.used_bytes),
@@ -257,7 +258,7 @@ _CALL_COLUMNS = _columns(
         True,
         "when the call began",
     ),
-    ("call", lambda row: _plain(row.method), 0, True, "what was called"),
+    ("call", lambda row: plain(row.method), 0, True, "what was called"),
     ("host", lambda row: str(row.host), 5, False, "the client's number among the pool's hosts"),
     ("pid", lambda row: _pid(row.pid), 2, False, "its process on that host"),
     ("keys", lambda row: str(row.keys), 3, False, "how many keys the call had"),
@@ -268,7 +269,7 @@ _CALL_COLUMNS = _columns(
         False,
         "how long it took in the server's loop",
     ),
-    ("status", lambda row: _plain(row.status), 4, True, "ok, or the error that was answered"),
+    ("status", lambda row: plain(row.status), 4, True, "ok, or the error that was answered"),
 )
 LEGENDS = tuple(
     Legend({column.name: column.meaning for column in columns})
@@ -305,11 +306,6 @@ def _row(texts: Sequence[str], columns: Sequence[_Column], widths: dict[str, int
         text.ljust(widths[column.name]) if column.left else text.rjust(widths[column.name])
         for text, column in zip(texts, columns, strict=True)
     ).rstrip()
-
-
-def _plain(text: str) -> str:
-    """Return a text without what a terminal would obey."""
-    return "".join(one if one.isprintable() else "?" for one in text)
 
 
 def _percent(share: float | None) -> str:

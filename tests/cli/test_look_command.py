@@ -54,3 +54,11 @@ def test_a_fingerprint_that_nobody_has_opened_is_said(run: Run, pool: list[str])
     told = run("explain", "key", *pool, "--namespace", "0123456789abcdef")
     assert told.returncode == 1
     assert "has the fingerprint 0123456789abcdef; it is taken as a name" in told.stderr
+
+
+def test_a_namespace_moves_no_cursor(run: Run, pool: list[str]) -> None:
+    run("put", "key", "-", *pool, "--namespace", "\x1b[2Jred", stdin="some bytes")
+    for words in (["ls"], ["ls", "--namespaces"]):
+        shown = run(*words, *pool).stdout
+        assert "?[2Jred" in shown
+        assert "\x1b" not in shown
