@@ -113,7 +113,8 @@ class Director:
 
     def _left(self, engine: Engine) -> None:
         self._router.remove_worker(engine.worker)
-        self.metrics.forget(engine)
+        if all(other.url != engine.url for other in self._fleet):  # not one with other settings
+            self.metrics.forget(engine)
         self._wait_queue.look()
 
     def engine_of(self, choice: Choice) -> Engine:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from beluga.errors import NoWorkersError, RouterError
@@ -49,6 +49,9 @@ class Fleet:
         """Add an engine. It gets no requests before a check has passed. Raises RouterError."""
         if any(engine.url == spec.url for engine in self):
             raise RouterError(f"{spec.url} is a worker already")
+        return self._join(spec)
+
+    def _join(self, spec: EngineSpec) -> Engine:
         engine = Engine(Worker(next(self._numbers)), spec)
         self._engines[engine.worker.worker_id] = engine
         try:
@@ -76,24 +79,33 @@ class Fleet:
         if engine.draining and engine.inflight == 0:
             self.remove(engine)
 
-    def follow(self, specs: Iterable[EngineSpec], before: Iterable[EngineSpec]) -> None:
+    def follow(
+        self, specs: Sequence[EngineSpec], before: Iterable[EngineSpec]
+    ) -> dict[EngineSpec, RouterError]:
         """Follow a list of engines that has changed: add new ones, and drain those that were
-        removed.
+        removed. Returns those that cannot be added, and why. One that was there with other settings
+        stays then.
         """
         wanted, had = set(specs), set(before)
+        urls = {spec.url for spec in specs}
         for engine in self:
-            if engine.spec in had - wanted:
+            if engine.spec in had - wanted and engine.url not in urls:
                 self.drain(engine)
-        present = {engine.url for engine in self if not engine.draining}
-        for spec in wanted - had:
-            if spec.url not in present:
-                self._replace(spec)
+        others = {each.url for each in self if not each.draining and each.spec not in had}
+        failed = {}
+        for spec in specs:
+            if spec not in had and spec.url not in others:
+                try:
+                    self._replace(spec)
+                except RouterError as error:
+                    failed[spec] = error
+        return failed
 
     def _replace(self, spec: EngineSpec) -> None:
-        for engine in self:
-            if engine.url == spec.url:  # the same engine with other settings; its requests continue
-                self.remove(engine)
-        self.add(spec)
+        old = [engine for engine in self if engine.url == spec.url]
+        self._join(spec)
+        for engine in old:  # the same engine with other settings; its requests continue
+            self.remove(engine)
 
     def models(self) -> dict[str, dict[str, Any]]:
         """Return the union of the models that serving engines list, by name, without drained

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """A file of workers that is read repeatedly: workers that are added to it join, and those that are
-removed drain. A file that cannot be read changes nothing.
+removed drain. A file that cannot be read changes nothing. A worker whose new settings do not work
+keeps its former ones.
 """
 
 from __future__ import annotations
@@ -31,8 +32,12 @@ class WorkersFile:
     def read(self) -> None:
         """Apply the file's content. Raises RouterError."""
         specs = read_workers_file(self._path)
-        self._fleet.follow(specs, self._specs)
-        self._specs = specs
+        failed = self._fleet.follow(specs, self._specs)
+        kept = [old for old in self._specs if any(new.url == old.url for new in failed)]
+        self._specs = (*(spec for spec in specs if spec not in failed), *kept)
+        if failed:
+            texts = [f"{spec.url}: {error}" for spec, error in failed.items()]
+            raise RouterError(f"{self._path}: {'; '.join(texts)}")
 
     async def watch(self) -> None:
         """Read the file repeatedly, forever."""

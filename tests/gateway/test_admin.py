@@ -133,6 +133,30 @@ def test_a_workers_file_is_followed(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_a_worker_with_wrong_settings_in_the_file_keeps_its_former_ones(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        a, b = FakeEngine(), FakeEngine()
+        path = tmp_path / "workers"
+        async with a, b:
+            path.write_text(f"{a.url}\n")
+            async with routed(engines=(), workers_file=path, policy="linear") as site:
+                await site.up(1)
+                [first] = site.service.fleet
+                path.write_text(f"{a.url} events=nonsense\n{b.url}\n")
+                await site.up(2)
+                assert first in list(site.service.fleet)
+                text = await site.text("/metrics")
+                assert f'worker="{a.url}"' in text
+                path.write_text(f"{a.url} model=fake\n{b.url}\n")
+                await until(lambda: first not in list(site.service.fleet))
+                await site.up(2)
+                assert (await site.completed())[0] == 200
+                path.write_text(f"{b.url}\n")
+                await until(lambda: [e.url for e in site.service.fleet] == [b.url])
+
+    run(scenario)
+
+
 def test_alert_rules_carry_the_articles_targets() -> None:
     async def scenario() -> None:
         async with (

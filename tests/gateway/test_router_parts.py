@@ -373,6 +373,27 @@ def test_a_fleet_follows_a_list() -> None:
     assert {engine.spec for engine in fleet} == {A, renamed, C}
 
 
+def test_an_engine_that_cannot_get_its_new_settings_keeps_the_old_ones() -> None:
+    wrong, left = EngineSpec("http://a", events="nonsense"), []
+
+    def joined(engine: Engine) -> None:
+        if engine.spec.events is not None:
+            raise RouterError("no such endpoint")
+
+    fleet = Fleet()
+    fleet.on_change(joined=joined, left=lambda engine: left.append(engine.spec))
+    for spec in (A, B):
+        fleet.add(spec)
+    first = next(iter(fleet))
+    assert list(fleet.follow([wrong, C], [A, B])) == [wrong]
+    assert [engine.spec for engine in fleet] == [A, C]
+    assert next(iter(fleet)) is first
+    assert not first.gone and left == [B, wrong]
+    assert fleet.follow([A, C], [A, C]) == {}
+    assert fleet.follow([C], [A, C]) == {}
+    assert [engine.spec for engine in fleet] == [C]
+
+
 def test_models_are_those_of_engines_that_serve() -> None:
     fleet = fleet_of(EngineSpec("http://a", ("m",)), B)
     named, asked = fleet
