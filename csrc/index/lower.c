@@ -11,8 +11,8 @@
  *
  * Offload is best effort: a block may leave the pool before it was offered. If puts wait for it, it
  * may not: it enters the eviction order only when it was offered. A block that the tiers evict
- * while the pool has it is offered again. A lookup of a wanted key says PENDING, and the block
- * itself comes by a put of the service, like any other.
+ * while the pool has it is offered again, once after each hit. A lookup of a wanted key says
+ * PENDING, and the block itself comes by a put of the service, like any other.
  *
  * A tier that knows its blocks, a disk, has a bounded number of them, and there is a name for each.
  * A remote store is not bounded. Names of what only such a tier has are remembered as long as there
