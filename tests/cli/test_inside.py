@@ -42,6 +42,7 @@ from beluga.cli.app import app
 from beluga.cli.replay import _moved
 from beluga.errors import BelugaError, DeposedError, PoolError, ReplayError
 from beluga.events import EventSettings
+from beluga.gateway.settings import Address
 from beluga.meta import MetaStat, Sessions
 from beluga.replay import Conversations, make_workload, write_trace
 from beluga.replay.result import Result as ReplayResult
@@ -248,7 +249,10 @@ def test_tiers_reach_their_service(
         offload="wait",
         admission="sketch",
     )
-    assert more == {"host": 3}
+    assert more == {"host": 3, "patient": False}
+    for more_words in (["--standby"], ["--lease", "etcd://a:1/b"]):
+        beluga("serve", "--remote", "file:///c", *more_words)
+        assert served[-1].how["services"][0][1]["patient"]  # a server that takes over
 
 
 @pytest.mark.parametrize(
@@ -574,11 +578,18 @@ def test_a_router_is_set_up_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     assert (made[1].goals.ttft_s, made[1].goals.between_tokens_s) == (1, 2)
 
 
-@pytest.mark.parametrize(("admin", "text"), [(None, ""), (("b", 2), "; admin on http://b:2")])
+@pytest.mark.parametrize(
+    ("admin", "text"),
+    [
+        (None, ""),
+        (Address("b", 2), "; admin on http://b:2"),
+        (Address("::1", 2), "; admin on http://[::1]:2"),
+    ],
+)
 def test_a_router_says_where_it_is(
     capsys: pytest.CaptureFixture[str], admin: Any, text: str
 ) -> None:
-    service: Any = SimpleNamespace(address=("a", 1), admin_address=admin)
+    service: Any = SimpleNamespace(address=Address("a", 1), admin_address=admin)
     gateway._say_where(service, json=False)
     assert capsys.readouterr() == ("", f"routing on http://a:1{text}; stop with Ctrl-C\n")
     gateway._say_where(service, json=True)
