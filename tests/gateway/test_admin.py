@@ -142,11 +142,13 @@ def test_a_worker_with_wrong_settings_in_the_file_keeps_its_former_ones(tmp_path
             async with routed(engines=(), workers_file=path, policy="linear") as site:
                 await site.up(1)
                 [first] = site.service.fleet
+                assert (await site.completed())[0] == 200
+                sent = f'beluga_gateway_worker_prompt_tokens_total{{worker="{a.url}"}}'
+                assert sent in await site.text("/metrics")
                 path.write_text(f"{a.url} events=nonsense\n{b.url}\n")
                 await site.up(2)
                 assert first in list(site.service.fleet)
-                text = await site.text("/metrics")
-                assert f'worker="{a.url}"' in text
+                assert sent in await site.text("/metrics")
                 path.write_text(f"{a.url} model=fake\n{b.url}\n")
                 await until(lambda: first not in list(site.service.fleet))
                 await site.up(2)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from another_user import as_nobody
 from processes import Process
 
 from beluga import Client, Pool, Server
@@ -66,29 +67,10 @@ def test_a_user_who_cannot_know_whether_a_pool_is_in_use_destroys_nothing(shm: P
     path = shm / "a"
     with Pool.create([path], device_size=SIZE, sparse=True) as pool, Server(pool):
         path.chmod(0o666)
-        assert destroyed_by_nobody(path) == "DevicePermissionError"
+        assert as_nobody(lambda: Pool.destroy([path])) == "DevicePermissionError"
         with Client(pool) as client:
             client.ping()
     Pool.open([path]).close()
-
-
-def destroyed_by_nobody(path: Path) -> str:
-    """Destroy a pool as another user, and return the name of the error."""
-    read, write = os.pipe()
-    if (child := os.fork()) == 0:
-        os.setgroups([])
-        os.setgid(65534)
-        os.setuid(65534)
-        try:
-            Pool.destroy([path])
-        except Exception as error:
-            os.write(write, type(error).__name__.encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    os.waitpid(child, 0)
-    with os.fdopen(read) as answer:
-        return answer.read()
 
 
 def test_a_pool_is_destroyed_once_nobody_uses_it(paths: list[Path]) -> None:

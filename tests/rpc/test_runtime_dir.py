@@ -12,6 +12,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from another_user import NOBODY, as_nobody
 from processes import Process
 
 from beluga.errors import DevicePermissionError, RuntimeDirError
@@ -19,7 +20,7 @@ from beluga.pool import Pool
 from beluga.pool.runtime import make_runtime_dir
 from beluga.rpc import Client, Server
 
-NOBODY, GROUP = 65534, 54321
+GROUP = 54321
 
 
 @pytest.fixture
@@ -134,28 +135,14 @@ def test_a_directory_that_was_emptied_takes_an_operators_word(
         client.ping()
 
 
-def as_nobody(paths: list[Path]) -> str:
-    """Run a client as another user of the group that shares, and return its result. It is forked,
-    because that user may not be able to read this interpreter's files.
-    """
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.setgroups([GROUP])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
-        try:
-            with Pool.open(paths) as pool, Client(pool) as client:
-                client.ping()
-                os.write(write, b"answered")
-        except Exception as error:
-            os.write(write, type(error).__name__.encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    os.waitpid(child, 0)
-    with os.fdopen(read) as answer:
-        return answer.read()
+def answered(paths: list[Path]) -> str:
+    """Call the server as another user of the group that shares, and return the result."""
+
+    def call() -> None:
+        with Pool.open(paths) as pool, Client(pool) as client:
+            client.ping()
+
+    return as_nobody(call, [GROUP])
 
 
 def opened_to_the_group(paths: list[Path]) -> None:
@@ -174,7 +161,7 @@ def test_another_user_of_the_group_shares_the_named_directory(
     os.chown(another, -1, GROUP)
     another.chmod(0o2770)
     with Process("serve", paths), Client(pool):
-        assert as_nobody(paths) == "answered"
+        assert answered(paths) == "done"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user takes root")
@@ -187,7 +174,7 @@ def test_another_user_with_a_directory_of_his_own_is_refused(
         own.mkdir()
         os.chown(own, NOBODY, NOBODY)
         monkeypatch.setenv("BELUGA_RUNTIME_DIR", str(own))
-        assert as_nobody(paths) == "RuntimeDirError"
+        assert answered(paths) == "RuntimeDirError"
 
 
 def test_a_folder_that_all_may_write_to_is_nobodys_to_prepare(

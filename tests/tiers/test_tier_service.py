@@ -326,16 +326,39 @@ def test_a_block_that_a_tier_evicts_is_offered_again_while_the_pool_has_it(shm: 
 
 
 @pytest.mark.parametrize("wait", [False, True])
+def test_a_block_that_a_tier_evicts_again_is_offered_once_after_each_hit(
+    shm: Path, wait: bool
+) -> None:
+    tier = MemoryTier()
+    with serving(shm, [tier], wait=wait) as served:
+        served.put_all(range(1))
+        keys = served.cache.keys(NAMES[:1])
+
+        def saved_after_a_loss() -> bool:
+            assert eventually(
+                lambda: bool(tier.blocks) and served.server.lower_stat().dirty_count == 0
+            )
+            tier.lose(keys)
+            assert served.offered()
+            return bool(tier.blocks)
+
+        assert saved_after_a_loss()
+        assert served.wrong(range(1)) == []
+        assert saved_after_a_loss()
+        assert not saved_after_a_loss()
+
+
+@pytest.mark.parametrize("wait", [False, True])
 def test_a_disk_with_less_room_than_the_pool_is_not_written_for_ever(
     shm: Path, tmp_path: Path, wait: bool
 ) -> None:
     disk = DiskTier(tmp_path / "disk", 8 << 20)  # room for 500 of the smallest blocks, 80 of these
     saved = REGISTRY.counter("beluga_tier_saved_blocks_total", "")
 
-    def settled(at_least: float = 0.0) -> float:
+    def settled() -> float:
         """Return how many blocks were saved once that number has stood still for a while."""
         before = -1.0
-        while before < (now := saved.value(tier=disk.name)) or now < at_least:
+        while before < (now := saved.value(tier=disk.name)):
             before = now
             assert eventually(lambda: served.server.lower_stat().dirty_count == 0)
             time.sleep(0.2)
