@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The benchmark of many concurrent operations (the paper's Exp 3 and 4).
+"""The benchmark of many concurrent operations (the paper's Exp 3, skewed access, and Exp
+4, background load).
 
 Threads on separate cores read or write all over the region, or mostly in a hot set, which lies on
 the first device unless the pool is interleaved. Then one thread works while another process keeps a

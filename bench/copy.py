@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """Measure copies of blocks between an engine's scattered memory and the pool (the paper's Exp 9 and
-10, Fig. 6).
+10).
 
 Dense blocks are gathered and scattered, and some tokens of some blocks are read, each beside the
 limit loop of as many threads. Fragment sizes and counts are mapped out. Peers, written as one would

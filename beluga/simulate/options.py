@@ -146,7 +146,7 @@ def unequal_memory(options: Options) -> str | None:
 
 
 def feasibility(options: Options) -> Options:
-    """Return the set-up of the reference's feasibility replay (scheduling.md, 7): serial prefill,
+    """Return the set-up of the replay that docs/benchmarks.md calls the reference's: serial prefill,
     no decode, 470 blocks of HBM, 15,600 blocks in all, 26 GB/s for each worker independent of the
     others, DRAM at 50 GB/s, free writes, and requests in the file's order. It is a guess that
     ``linear`` counted DRAM like HBM there, which reproduces its figures.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The load of all arms: requests in two passes (the paper's Exp 5 and 6), and at a rate (Exp 7).
+"""The load of all arms: requests in two passes (the paper's Exp 5), and at a rate (Exp 6).
 
 The first pass fills the pool, and the second one finds everything there. Between the passes and
 before each rate every engine's own prefix cache is emptied. So vLLM alone computes each prompt, and

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Links that copies share: the reference's examples (scheduling.md, 6.4), and conservation."""
+"""Links that copies share: the reference's examples, and conservation."""
 
 from __future__ import annotations
 
