@@ -56,6 +56,7 @@ class KubernetesLease:
                 raise LeaseError(f"the service account has no certificate: {error}") from None
         self._service = JsonService(server, timeout_s=timeout_s, context=context)
         self._token = account / "token"
+        self._last_token = ""
         self._list = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._name = name
         self._duration_s = duration_s
@@ -166,12 +167,15 @@ class KubernetesLease:
     def _ask(
         self, method: str, path: str, body: dict[str, Any] | None = None
     ) -> tuple[int, dict[str, Any]]:
+        # It is read each time, because Kubernetes replaces it. While it is written, it is empty.
+        why = "it is empty"
         try:
-            # read each time, because Kubernetes replaces it
-            token = self._token.read_text().strip()
-        except OSError as error:
-            raise LeaseError(f"the service account has no token: {error}") from None
-        return self._service.ask(method, path, body, token=token)
+            self._last_token = self._token.read_text().strip() or self._last_token
+        except (OSError, UnicodeDecodeError) as error:
+            why = str(error)
+        if not self._last_token:
+            raise LeaseError(f"the service account has no token: {why}")
+        return self._service.ask(method, path, body, token=self._last_token)
 
 
 def _holder(lease: dict[str, Any]) -> str:

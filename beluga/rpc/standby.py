@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
-from beluga.errors import LeaseError, ServerAliveError
+from beluga.errors import LeaseError, RpcError, ServerAliveError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,14 +40,15 @@ def stand_by(
     Returns True after the takeover, when ``server`` has been started, and False once ``told`` is
     set. A server of this machine is followed within milliseconds of its death. A server of another
     machine, or one whose process hangs, is followed after ``silent_s`` seconds. With ``lease`` the
-    takeover happens only while the lease is held; if the lease cannot be checked, the wait
-    continues.
+    takeover happens only while the lease is held, and the lease is renewed meanwhile; if the lease
+    cannot be checked, the wait continues.
 
     ``waits`` is called after each look that led to no takeover, with the reason if there is another
     one than that the pool has a server.
 
     Raises the errors of :meth:`Server.start`, except :class:`~beluga.errors.ServerAliveError`:
-    after that one it continues to watch.
+    after that one it continues to watch. Raises :class:`~beluga.errors.LeaseError` if the lease was
+    lost during the takeover: then ``server`` has stopped, and cannot be started again.
     """
     refused = ""
     while not told.is_set():
@@ -57,7 +59,9 @@ def stand_by(
             if lease is not None and not lease.acquire(_LOOK_S):
                 waits("another process holds the lease")
                 continue
-            server.start()
+            # A takeover of a large pool takes longer than a lease lives.
+            with nullcontext() if lease is None else _Renewals(server, lease):
+                server.start()
         except (LeaseError, ServerAliveError) as error:
             if lease is not None:
                 lease.release()
@@ -71,14 +75,17 @@ def stand_by(
             if lease is not None:
                 lease.release()
             raise
+        if lease is not None and server.failure is not None:  # it took over for nobody
+            server.stop()
+            lease.release()
+            raise server.failure
         return True
     return False
 
 
-class Keeper:
-    """Renews a lease on its own thread and stops the server when the lease is lost.
-
-    It is a context manager. At its end the server stops first, and then the lease is released.
+class _Renewals:
+    """Renews a lease on its own thread, and makes the server fail when the lease is lost. It is a
+    context manager.
     """
 
     def __init__(self, server: Server, lease: Lease) -> None:
@@ -90,7 +97,8 @@ class Keeper:
     def _keep(self) -> None:
         while not self._over.wait(1 / _RENEWALS_PER_S):
             if not self._renewed():
-                self._server.fail(LeaseError("the lease is lost; this server has stopped"))
+                with suppress(RpcError):  # the server has stopped already
+                    self._server.fail(LeaseError("the lease is lost; this server has stopped"))
                 return
 
     def _renewed(self) -> bool:
@@ -100,12 +108,32 @@ class Keeper:
             log.exception("renewing the lease")
             return False
 
-    def __enter__(self) -> Keeper:
+    def __enter__(self) -> None:
         self._thread.start()
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
-        self._server.stop()
-        self._lease.release()
+
+
+class Keeper:
+    """Renews a lease on its own thread and stops the server when the lease is lost.
+
+    It is a context manager. At its end the server stops first, and then the lease is released.
+    """
+
+    def __init__(self, server: Server, lease: Lease) -> None:
+        self._server = server
+        self._lease = lease
+        self._renewals = _Renewals(server, lease)
+
+    def __enter__(self) -> Keeper:
+        self._renewals.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._server.stop()
+        finally:
+            self._renewals.__exit__()
+            self._lease.release()

@@ -174,6 +174,29 @@ def test_without_a_token_nobody_is_asked(api: Api, tmp_path: Path) -> None:
     assert api.tokens == set()
 
 
+@pytest.mark.parametrize("text", ["", "\n", None])
+def test_a_token_that_is_being_replaced_leaves_the_former_one(
+    api: Api, account: Path, text: str | None
+) -> None:
+    one = lease(api, account)
+    assert one.acquire(0)
+    if text is None:
+        (account / "token").unlink()
+    else:
+        (account / "token").write_text(text)
+    assert one.renew()
+    (account / "token").write_text("newer")
+    assert one.renew()
+    assert api.tokens == {"Bearer secret", "Bearer newer"}
+
+
+def test_an_empty_token_is_none(api: Api, account: Path) -> None:
+    (account / "token").write_text("\n")
+    with pytest.raises(LeaseError, match="no token: it is empty"):
+        lease(api, account).acquire(0)
+    assert api.tokens == set()
+
+
 def test_giving_up_what_another_holds_changes_nothing(api: Api, account: Path) -> None:
     one, other = lease(api, account), lease(api, account)
     assert one.acquire(0)

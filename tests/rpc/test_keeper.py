@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -56,6 +57,7 @@ class FakeServer:
     ) -> None:
         self.watches = watches or [True]
         self.starts = starts or []
+        self.start_until: Callable[[], object] = lambda: None  # a takeover lasts until it returns
         self.started = 0
         self.watched: list[tuple[float, float]] = []
         self.failure: BelugaError | None = None
@@ -67,6 +69,7 @@ class FakeServer:
         return self.watches.pop(0) if len(self.watches) > 1 else self.watches[0]
 
     def start(self) -> None:
+        self.start_until()
         if self.starts:
             raise self.starts.pop(0)
         self.started += 1
@@ -199,6 +202,66 @@ def test_a_lost_lease_ends_the_server(how: bool | Exception) -> None:
     assert "lost" in str(server.failure)
     asked = lease.calls.count("renew")
     assert asked == 2  # a keeper that has lost it does not ask again
+
+
+def test_the_lease_is_renewed_during_a_takeover() -> None:
+    server, lease = FakeServer(), FakeLease()
+    lease.renewals = [True] * 20
+    server.start_until = lambda: lease.renewed.wait(60)
+    assert waits(server, lease)
+    assert server.failure is None
+    assert lease.calls[0] == "acquire"
+    assert lease.calls.count("renew") > 1
+    assert lease.released == 0
+
+
+@pytest.mark.parametrize("how", [False, LeaseError("away")])
+def test_a_lease_that_is_lost_during_a_takeover_ends_the_server(how: bool | Exception) -> None:
+    server, lease = FakeServer(), FakeLease()
+    lease.renewals = [True, how]
+    server.start_until = lambda: server.failed.wait(60)
+    with pytest.raises(LeaseError, match="lost"):
+        waits(server, lease)
+    assert (server.started, server.stopped, lease.released) == (1, 1, 1)
+
+
+def test_a_takeover_that_is_refused_ends_the_renewals() -> None:
+    server, lease = FakeServer(starts=[ServerAliveError("it lives")]), FakeLease()
+    server.start_until = lambda: lease.renewed.wait(60)
+    assert waits(server, lease)
+    released = lease.calls.index("release")
+    assert lease.calls[released + 1] == "acquire"
+    assert not [each for each in threading.enumerate() if each.name == "beluga-lease"]
+
+
+def test_a_real_takeover_longer_than_the_lease_ends(
+    pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease, take = FakeLease(), Server._take
+
+    def slow(server: Server, handle: Any) -> None:
+        assert lease.renewed.wait(60)
+        take(server, handle)
+
+    monkeypatch.setattr(Server, "_take", slow)
+    server = Server(pool)
+    assert stand_by(server, threading.Event(), lease=lease)
+    with Keeper(server, lease):
+        assert server.stat().epoch == 1
+        assert server.failure is None
+
+
+def test_the_lease_is_kept_until_the_server_has_stopped() -> None:
+    server, lease = FakeServer(), FakeLease()
+
+    def stop() -> None:
+        lease.renewed.clear()
+        assert lease.renewed.wait(60)
+
+    server.stop = stop  # type: ignore[method-assign]
+    with Keeper(cast("Server", server), lease):
+        pass
+    assert lease.calls[-1] == "release"
 
 
 def test_a_real_server_stops_when_its_lease_is_lost(pool: Any) -> None:
