@@ -196,17 +196,31 @@ def read_queues(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def read_workers_file(path: Path) -> tuple[EngineSpec, ...]:
-    """Read the engines in a file. Each line is ``URL [model=NAME]... [events=ENDPOINT
-    [replay=ENDPOINT]]...``; a comment begins with ``#``. Raises RouterError.
-    """
+    """Read the engines in a file, as :func:`read_workers`. Raises RouterError."""
+    return read_workers(workers_text(path), path) or ()
+
+
+def workers_text(path: Path) -> str:
+    """Return the text of a workers file. Raises RouterError."""
     try:
-        lines = path.read_text().splitlines()
+        return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise RouterError(f"the workers file {path} cannot be read: {error}") from None
+
+
+def read_workers(text: str, path: Path) -> tuple[EngineSpec, ...] | None:
+    """Read the engines in the text of a file. Each line is ``URL [model=NAME]... [events=ENDPOINT
+    [replay=ENDPOINT]]...``; a comment begins with ``#``. The single line ``none`` is an empty list.
+    Returns None if there is no line at all. Raises RouterError.
+    """
     found: dict[str, EngineSpec] = {}
-    for number, line in enumerate(lines, 1):
+    none = 0  # the number of the line "none"
+    for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
         if not words:
+            continue
+        if words == ["none"]:
+            none = number
             continue
         try:
             spec = _spec_of(words)
@@ -215,7 +229,9 @@ def read_workers_file(path: Path) -> tuple[EngineSpec, ...]:
         if spec.url in found:
             raise RouterError(f"{path}, line {number}: {spec.url} is named twice")
         found[spec.url] = spec
-    return tuple(found.values())
+    if none and found:
+        raise RouterError(f"{path}, line {none}: 'none' stands beside workers; remove one of them")
+    return tuple(found.values()) if found or none else None
 
 
 def _spec_of(words: list[str]) -> EngineSpec:

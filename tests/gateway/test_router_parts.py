@@ -7,6 +7,7 @@ waiting.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -37,7 +38,7 @@ from beluga.gateway.parsed_request import ParsedRequest, parse_request
 from beluga.gateway.relay import Lines, relay
 from beluga.gateway.settings import read_queues, read_url
 from beluga.gateway.waiting import WaitQueue
-from beluga.gateway.workers_file import WorkersFile
+from beluga.gateway.workers_file import SETTLED_LOOKS, WorkersFile
 from beluga.router import Choice, Indexer, Load, Overlap, Query, Worker
 
 
@@ -770,6 +771,70 @@ def test_a_model_has_one_queue() -> None:
             read_queues(wrong)
     with pytest.raises(RouterError, match="two prefill queues"):
         read_queues(["m=pool", "m=pool"])
+
+
+def follow(path: Path, *texts: str | None) -> tuple[WorkersFile, list[list[str]]]:
+    """Look at a workers file after each change; None: it stays. Returns also whom each look left
+    to get requests.
+    """
+    fleet = Fleet()
+    watched, left = WorkersFile(path, fleet), []
+    for text in texts:
+        if text is not None:
+            path.write_text(text)
+        with contextlib.suppress(RouterError):
+            watched.read()
+        left.append([engine.url for engine in fleet if not engine.draining])
+    return watched, left
+
+
+TWO = "http://a:8000\nhttp://b:8000\n"
+BOTH = ["http://a:8000", "http://b:8000"]
+
+
+@pytest.mark.parametrize("size", range(len(TWO)))
+def test_a_workers_file_that_is_written_anew_in_place_drains_nobody(
+    tmp_path: Path, size: int
+) -> None:
+    slow = [TWO[:size], *[None] * (SETTLED_LOOKS - 1)]
+    _, left = follow(tmp_path / "workers", TWO, *slow, TWO, *[None] * SETTLED_LOOKS)
+    assert left == [BOTH] * len(left)
+
+
+def test_a_worker_leaves_the_file_once_it_has_settled(tmp_path: Path) -> None:
+    one = "http://b:8000\n"
+    _, left = follow(tmp_path / "workers", TWO, one, *[None] * SETTLED_LOOKS)
+    assert left == [BOTH] * (SETTLED_LOOKS + 1) + [["http://b:8000"]]
+
+
+def test_a_worker_joins_with_its_whole_line_before_the_file_has_settled(tmp_path: Path) -> None:
+    _, left = follow(tmp_path / "workers", TWO, TWO + "http://c:80", TWO + "http://c:8000\n")
+    assert left == [BOTH, BOTH, [*BOTH, "http://c:8000"]]
+
+
+def test_a_last_line_without_its_end_counts_once_the_file_has_settled(tmp_path: Path) -> None:
+    text = TWO + "http://c:8000"
+    _, left = follow(tmp_path / "workers", TWO, text, *[None] * SETTLED_LOOKS)
+    assert left == [BOTH] * (SETTLED_LOOKS + 1) + [[*BOTH, "http://c:8000"]]
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# all are gone\n", "http://a:8000\nhtt"])
+def test_a_workers_file_without_a_valid_worker_keeps_the_former_ones(
+    tmp_path: Path, text: str
+) -> None:
+    watched, left = follow(tmp_path / "workers", TWO, text, *[None] * 5)
+    assert left == [BOTH] * len(left)
+    with pytest.raises(RouterError, match=r"write the line 'none'|htt"):
+        watched.read()
+
+
+def test_the_line_none_in_a_workers_file_removes_all(tmp_path: Path) -> None:
+    path = tmp_path / "workers"
+    _, left = follow(path, TWO, "# for the night\nnone\n", *[None] * SETTLED_LOOKS, TWO)
+    assert left == [BOTH] * (SETTLED_LOOKS + 1) + [[], BOTH]
+    path.write_text("none\nhttp://a:8000\n")
+    with pytest.raises(RouterError, match="line 1: 'none' stands beside workers"):
+        WorkersFile(path, Fleet()).read()
 
 
 def test_a_workers_file_that_cannot_be_read_is_told_of_once(
