@@ -71,7 +71,8 @@ BelugaError
 │   ├── ObjectiveError            no worker could answer in time; answer 429
 │   ├── EventError                a KV event that cannot be applied
 │   ├── QueueError                the prefill queue cannot be reached, or refused a task
-│   │   └── QueueFullError        it has as many tasks as it may have
+│   │   ├── QueueFullError        it has as many tasks as it may have
+│   │   └── TaskError             this task is not valid, or too large for the queue
 │   └── WorkerError               an engine failed a request: down, stalled, broken off
 ├── AdminError                    the admin endpoint's address cannot be had, or it refused
 ├── SimulateError                 a simulation's options make no sense
@@ -88,9 +89,16 @@ import os
 class BelugaError(Exception):
     """The base of all; its text is one line that says what is wrong and how to mend it."""
 
+    of_request = False
+    """Whether the failure is this one request's: whoever answered it works for others as before. It
+    must not count against what requests share, such as a queue, a store or a session.
+    """
+
 
 class BadValueError(BelugaError, ValueError):
     """Give a number in the range that the message names."""
+
+    of_request = True
 
 
 class SettingsError(BelugaError):
@@ -228,6 +236,8 @@ class NoMethodError(RpcError):
 class BadRequestError(RpcError):
     """Run one version of Beluga in clients and servers; else this is a bug to report."""
 
+    of_request = True
+
 
 class BadReplyError(RpcError):
     """Run one version of Beluga in clients and servers; then run 'beluga pool check'."""
@@ -235,6 +245,8 @@ class BadReplyError(RpcError):
 
 class QuotaError(RpcError):
     """Release pins and grants, call less often, or raise the share with 'beluga quota'."""
+
+    of_request = True
 
 
 class NoTraceError(RpcError):
@@ -251,6 +263,8 @@ class HandlerError(RpcError):
 
 class CacheError(BelugaError):
     """Do what the message says; 'beluga explain KEY' tells what became of a block."""
+
+    of_request = True
 
 
 class NoSpaceError(CacheError):
@@ -300,6 +314,8 @@ class EngineUnavailableError(TransferError):
 class ChecksumError(TransferError):
     """Run 'beluga pool check --payload --repair'; if it comes back, 'beluga verify'."""
 
+    of_request = True
+
 
 class TransferTimeoutError(TransferError):
     """Wait longer for the same transfer; its buffers stay in use until it ends."""
@@ -307,6 +323,8 @@ class TransferTimeoutError(TransferError):
 
 class TransferCancelledError(TransferError):
     """Start the copy again if it is still wanted; nothing of it counts."""
+
+    of_request = True
 
 
 class UnsettledError(TransferError):
@@ -340,6 +358,8 @@ class WorkersOverloadedError(AllWorkersBusyError):
 class ObjectiveError(RouterError):
     """Send less, add workers, or allow more time with a larger objective (--slo)."""
 
+    of_request = True
+
 
 class EventError(RouterError):
     """Start engine and router with the same block size and versions that fit."""
@@ -351,6 +371,14 @@ class QueueError(RouterError):
 
 class QueueFullError(QueueError):
     """Start prefill workers, or let engines prefill for themselves."""
+
+    of_request = True
+
+
+class TaskError(QueueError):
+    """Do what the message says; without it, the engine that decodes prefills this prompt."""
+
+    of_request = True
 
 
 class WorkerError(RouterError):
@@ -443,6 +471,11 @@ CODES: tuple[tuple[type[BelugaError], str], ...] = (
         "--undo' ends it",
     ),
 )
+
+
+def is_of_request(error: BaseException | None) -> bool:
+    """Return whether an error is one request's own failure; see :attr:`BelugaError.of_request`."""
+    return isinstance(error, BelugaError) and error.of_request
 
 
 def status_name(status: int) -> str:

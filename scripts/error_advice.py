@@ -346,9 +346,6 @@ ADVICE: dict[str, dict[str, tuple[str, ...]]] = {
         "Read what NATS says, and give this user the rights on the stream.": (
             "NATS at … refused: …",
         ),
-        "Try again; the process that enqueues this request may be stopped.": (
-            "a task of this request*",
-        ),
         "Ask 'beluga ping': the queue in the pool needs the pool's server.": (
             "the prefill queue in the pool*",
         ),

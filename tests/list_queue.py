@@ -50,7 +50,8 @@ class ListClaim:
 
     async def nack(self, delay: float = 0.0) -> None:
         self.queue.held.remove(self)
-        self.queue.waiting.insert(0, (self.task, self.ticket, self.deliveries))
+        if self.queue.gives_back:
+            self.queue.waiting.insert(0, (self.task, self.ticket, self.deliveries))
         self.queue.given_back()
 
 
@@ -60,6 +61,7 @@ class ListQueue:
         self.held: list[ListClaim] = []
         self.acked: list[str] = []
         self.fails: Exception | None = None
+        self.gives_back = True  # a claim that is given back comes at once, not after its delay
         self.given_back: Callable[[], None] = lambda: None  # called when a claim comes back
 
     async def enqueue_task(self, task: PrefillTask) -> ListTicket:

@@ -19,7 +19,7 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from beluga.connectors.settings import LINK_OFF
-from beluga.errors import BelugaError, CacheError, PoolError, QuotaError, TransferError
+from beluga.errors import BelugaError, PoolError, TransferError, is_of_request
 from beluga.kvcache import KVCache, Namespace
 from beluga.pool import Pool
 from beluga.rpc import KINDS, Client
@@ -43,8 +43,6 @@ T = TypeVar("T")
 
 WARNING_INTERVAL_S = 60.0
 SETTLE_S = 10.0  # the longest wait of an engine that starts
-# errors of one call, after which the session works as before
-_CALL_ERRORS = (CacheError, QuotaError)
 
 
 class Attachment:
@@ -206,14 +204,13 @@ class Connection:
         started_s = time.monotonic()
         try:
             return call(attachment)
-        except _CALL_ERRORS as error:
-            self._fail(doing, error, started_s)
         except (BelugaError, OSError) as error:
-            with self._changed:
-                if self._attachment is attachment:
-                    self._attachment = None
-                    self._broken.append(attachment)
-                    self._changed.notify_all()
+            if not is_of_request(error):
+                with self._changed:
+                    if self._attachment is attachment:
+                        self._attachment = None
+                        self._broken.append(attachment)
+                        self._changed.notify_all()
             self._fail(doing, error, started_s)
         return None
 

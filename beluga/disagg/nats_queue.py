@@ -31,7 +31,7 @@ from nats.js.errors import Error as JetStreamError
 
 from beluga.disagg.queue import TASKS_MAX, VISIBILITY_S, QueueSize, queue_name
 from beluga.disagg.task import MAX_AGE_S, PrefillTask, decode_task, encode_task
-from beluga.errors import QueueError, QueueFullError
+from beluga.errors import QueueError, QueueFullError, TaskError
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 CONSUMER = "worker-group"
 _DONE_HEADER = "Beluga-Done"  # the inbox that is told when the task is done
 _STREAM_FULL = (10047, 10077)  # JetStream error codes: no space, too many messages
+_TASK_TOO_LARGE = 10054  # larger than the stream's largest message
 _STREAM_OTHER = 10058  # the name exists with another configuration
 _CONNECT_S = 5.0
 _RECONNECT_S = 0.2
@@ -58,13 +59,24 @@ async def _reaching(url: str) -> AsyncIterator[None]:
             raise QueueFullError(
                 f"the prefill queue at {url} is full; start prefill workers, or prefill locally"
             ) from error
+        if error.err_code == _TASK_TOO_LARGE:
+            raise _too_large(url) from error
         raise QueueError(f"NATS at {url} refused: {error.description}") from error
+    except nats.errors.MaxPayloadError as error:
+        raise _too_large(url) from error
     except (NoStreamResponseError, ServiceUnavailableError) as error:
         raise QueueError(f"NATS at {url} has no JetStream; start nats-server with -js") from error
     except (nats.errors.Error, JetStreamError, OSError, asyncio.TimeoutError) as error:
         raise QueueError(
             f"NATS at {url} does not answer ({error}); is nats-server running?"
         ) from error
+
+
+def _too_large(url: str) -> TaskError:
+    return TaskError(
+        f"NATS at {url} takes no task of this size; raise its max_payload, or the stream's "
+        "max_msg_size, to 1 MiB"
+    )
 
 
 class NatsQueue:

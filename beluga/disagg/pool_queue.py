@@ -23,7 +23,7 @@ import numpy as np
 
 from beluga.disagg.queue import VISIBILITY_S, QueueSize, queue_name
 from beluga.disagg.task import PrefillTask, decode_task, encode_task
-from beluga.errors import BelugaError, QueueError
+from beluga.errors import BelugaError, QueueError, TaskError, is_of_request
 from beluga.kvcache import KVCache, Namespace, hash_keys
 from beluga.meta import BlockState, MetaClient, TaskClient, TaskRecord
 from beluga.pool import Pool, default_specs
@@ -63,6 +63,8 @@ async def _reaching() -> AsyncIterator[None]:
     except QueueError:
         raise
     except BelugaError as error:
+        if is_of_request(error):
+            raise TaskError(f"the prefill queue in the pool refuses this: {error}") from error
         raise QueueError(f"the prefill queue in the pool: {error}") from error
 
 
@@ -129,7 +131,7 @@ class PoolQueue:
 
         while not await self._ask(put):  # another session writes the task, and may have been lost
             if time.monotonic() > end:
-                raise QueueError("a task of this request is being enqueued and does not get done")
+                raise TaskError("a task of this request is being enqueued and does not get done")
             await asyncio.sleep(_POLL_S[1])
         return PoolTicket(self, key)
 

@@ -7,9 +7,10 @@ request.
            --remote-> enqueue, wait until it is done; KV is in the pool then
 
 Nothing here can fail a request. If the queue is full or unreachable, or a prefill takes too long,
-the decode engine prefills what the pool does not have, as it would without this module. A prompt
-that no worker has taken in the time of a local prefill is withdrawn, so it costs at most twice that
-time and is not prefilled twice.
+the decode engine prefills what the pool does not have, as it would without this module. A queue
+that cannot be reached is left alone for a while, but not because of one task that it refuses. A
+prompt that no worker has taken in the time of a local prefill is withdrawn, so it costs at most
+twice that time and is not prefilled twice.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Callable
 
 from beluga.disagg.queue import QueueSize, TaskQueue, Ticket
 from beluga.disagg.task import PrefillTask
-from beluga.errors import QueueError, QueueFullError
+from beluga.errors import QueueError, is_of_request
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class Course(enum.Enum):
     REMOTE = "remote"  # a prefill worker has done it
     UNTAKEN = "untaken"  # no worker took it in the time of a local prefill
     LATE = "late"  # a worker took it, and it was not done in time
-    UNQUEUED = "unqueued"  # the queue is full or unreachable
+    UNQUEUED = "unqueued"  # the queue is full or unreachable, or does not take this task
 
 
 Decide = Callable[[QueueSize, int], bool]
@@ -83,11 +84,9 @@ class Prefiller:
                 course = await self._wait(ticket, min(local_s, self._timeout_s))
             finally:
                 self._tokens -= tokens
-        except QueueFullError as error:
-            self._warn("prefilling locally: %s", error)
-            return Course.UNQUEUED
         except QueueError as error:
-            self._away_until = time.monotonic() + _AWAY_S
+            if not is_of_request(error):
+                self._away_until = time.monotonic() + _AWAY_S
             self._warn("prefilling locally: %s", error)
             return Course.UNQUEUED
         if course is Course.UNTAKEN:

@@ -84,8 +84,8 @@ class TaskQueue(Protocol):
     async def enqueue_task(self, task: PrefillTask) -> Ticket:
         """Enqueue a task. Once this returns, the task survives the death of any process.
 
-        Raises QueueFullError, and QueueError if the queue cannot be reached; then it is unknown
-        whether the task is in it.
+        Raises QueueFullError, TaskError if the queue does not take this task, and QueueError if the
+        queue cannot be reached; then it is unknown whether the task is in it.
         """
         ...
 

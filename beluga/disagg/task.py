@@ -12,7 +12,7 @@ import time
 
 import msgspec
 
-from beluga.errors import QueueError
+from beluga.errors import TaskError
 
 # This fits a prompt of 128 k tokens, packed in at most 5 bytes each, with its sampling parameters.
 # Together with a queue's own header a message has at most 1 MiB.
@@ -55,34 +55,34 @@ _decoder = msgspec.msgpack.Decoder(PrefillTask)
 def _check(task: PrefillTask) -> None:
     prompts = sum(prompt is not None for prompt in (task.tokens, task.text, task.body))
     if not task.request_id:
-        raise QueueError("a task has no request_id; give each request a name of its own")
+        raise TaskError("a task has no request_id; give each request a name of its own")
     if not task.path.startswith("/v1/"):
-        raise QueueError(f"a task's path is {task.path[:40]!r}; OpenAI's begin with /v1/")
+        raise TaskError(f"a task's path is {task.path[:40]!r}; OpenAI's begin with /v1/")
     if prompts != 1:
-        raise QueueError(f"a task has {prompts} prompts; give one of tokens, text and body")
+        raise TaskError(f"a task has {prompts} prompts; give one of tokens, text and body")
 
 
 def encode_task(task: PrefillTask) -> bytes:
-    """Encode a task. Raises QueueError unless it has a request_id, one prompt, and at most
+    """Encode a task. Raises TaskError unless it has a request_id, one prompt, and at most
     TASK_SIZE_MAX bytes.
     """
     _check(task)
     data = _encoder.encode(task)
     if len(data) > TASK_SIZE_MAX:
-        raise QueueError(
+        raise TaskError(
             f"a task of {len(data)} bytes; {TASK_SIZE_MAX} is the most: prefill that prompt locally"
         )
     return data
 
 
 def decode_task(data: bytes | memoryview) -> PrefillTask:
-    """Decode a task. Raises QueueError for other bytes, because a queue's content is foreign
+    """Decode a task. Raises TaskError for other bytes, because a queue's content is foreign
     input.
     """
     try:
         task = _decoder.decode(data)
     except msgspec.DecodeError as error:
-        raise QueueError(
+        raise TaskError(
             f"not a prefill task: {error}; does another program use the queue?"
         ) from error
     _check(task)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from beluga.disagg.queue import VISIBILITY_S
-from beluga.errors import QueueError, WorkerError
+from beluga.errors import QueueError, WorkerError, is_of_request
 
 if TYPE_CHECKING:
     import aiohttp
@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 
 _BACK_OFF_S = 1.0  # the pause after a failure
 _DEQUEUE_S = 5.0
-_CLIENT_ERROR, _SERVER_ERROR, _BUSY = 400, 500, 429
+_CLIENT_ERROR, _SERVER_ERROR = 400, 500
+_BUSY = (429, 502, 503, 504)  # what an engine, or a proxy before it, answers for every task
 
 # Fields that ask for more than one answer of one token, or contradict it.
 _DROPPED = ("stream_options", "min_tokens", "best_of", "max_completion_tokens", "logprobs")
@@ -67,6 +68,12 @@ def prefill_request(task: PrefillTask) -> tuple[str, bytes]:
     return task.path, msgspec.json.encode(body)
 
 
+class _TaskFailedError(WorkerError):
+    """The engine failed with this task; it may work for others."""
+
+    of_request = True
+
+
 class PrefillWorker:
     """Feeds one engine from a queue, with ``concurrency`` prompts at a time."""
 
@@ -92,6 +99,7 @@ class PrefillWorker:
         self._deliveries_max = deliveries_max
         self._timeout_s = timeout_s
         self._stopping = asyncio.Event()
+        self._works = False  # whether the engine has done a task since it failed with one
 
     def stop(self) -> None:
         """Stop claiming tasks. :meth:`run` returns when the claimed ones are done."""
@@ -136,7 +144,9 @@ class PrefillWorker:
         return None
 
     async def _handle(self, session: aiohttp.ClientSession, claim: Claim) -> bool:
-        """Do a task. Returns False if the engine failed, which then gets a pause."""
+        """Do a task. Returns False if the engine failed, which then gets a pause, unless it is only
+        this task with which it fails.
+        """
         task = claim.task
         if task.expired:
             self.stat.expired += 1
@@ -151,9 +161,11 @@ class PrefillWorker:
                 logger.warning("%s", error)
                 self.stat.given_back += 1
                 await claim.nack(_BACK_OFF_S)
-                return False
+                worked, self._works = self._works, False
+                return worked and is_of_request(error)
             finally:
                 keeper.cancel()
+            self._works = True
             if refusal is None:
                 self.stat.done += 1
             else:
@@ -173,7 +185,7 @@ class PrefillWorker:
     async def _ask(self, session: aiohttp.ClientSession, task: PrefillTask) -> str | None:
         """Prefill a prompt. Returns None, or the reason why the engine refuses it for good.
 
-        Raises WorkerError if the engine is down or busy.
+        Raises WorkerError if the engine is down or busy, or fails.
         """
         import aiohttp
 
@@ -188,6 +200,7 @@ class PrefillWorker:
                 text = await answer.text(errors="replace")
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
             raise WorkerError(f"{url} does not answer: {error or type(error).__name__}") from error
-        if answer.status >= _SERVER_ERROR or answer.status == _BUSY:
-            raise WorkerError(f"{url} answers {answer.status}: {text[:200]}")
+        if answer.status >= _SERVER_ERROR or answer.status in _BUSY:
+            kind = WorkerError if answer.status in _BUSY else _TaskFailedError
+            raise kind(f"{url} answers {answer.status}: {text[:200]}")
         return text[:200] if answer.status >= _CLIENT_ERROR else None

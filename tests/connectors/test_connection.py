@@ -22,10 +22,14 @@ from beluga.connectors import connection as connection_module
 from beluga.connectors.connection import Attachment, Connection
 from beluga.connectors.settings import PoolSettings, settings_of
 from beluga.errors import (
+    BadValueError,
     BelugaError,
+    ChecksumError,
     ConnectorError,
+    LayoutError,
     NoSpaceError,
     PoolError,
+    QuotaError,
     SecondHostError,
     TransferCancelledError,
 )
@@ -155,14 +159,17 @@ def test_a_session_that_failed_is_given_back_before_the_next_and_each_once(
     assert server.stat().live_count == 0
 
 
+@pytest.mark.parametrize(
+    "kind", [NoSpaceError, QuotaError, BadValueError, LayoutError, ChecksumError]
+)
 def test_an_error_of_one_call_leaves_the_session(
-    server: MetaServer, connection: Connection
+    server: MetaServer, connection: Connection, kind: type[BelugaError]
 ) -> None:
-    def full(_: Attachment) -> int:
-        raise NoSpaceError("no room")
+    def wrong(_: Attachment) -> int:
+        raise kind("of this call")
 
     assert connection.wait(LONG_S)
-    assert connection.attempt("putting", full) is None
+    assert connection.attempt("putting", wrong) is None
     assert connection.failure_count == 1
     assert connection.attached
 

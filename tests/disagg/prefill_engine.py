@@ -20,13 +20,15 @@ class FakeEngine:
         self.url = ""
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.status = 200
+        self.statuses: list[int] = []  # of the next answers, before ``status``
         self.gate = asyncio.Event()
         self.gate.set()
 
     async def _answer(self, request: web.Request) -> web.Response:
         self.asked.append((request.path, json.loads(await request.read())))
         await self.gate.wait()
-        return web.json_response({"choices": [{"text": "x"}]}, status=self.status)
+        status = self.statuses.pop(0) if self.statuses else self.status
+        return web.json_response({"choices": [{"text": "x"}]}, status=status)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[FakeEngine]:

@@ -8,6 +8,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,11 +16,19 @@ from hypothesis import strategies as st
 
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
-from list_queue import ListQueue
+from list_queue import ListQueue, ListTicket
 from prefill_engine import FakeEngine
 from virtual_clock import run_virtually
 
-from beluga.disagg import Course, Prefiller, PrefillTask, PrefillWorker, QueueSize
+from beluga.disagg import (
+    TASK_SIZE_MAX,
+    Course,
+    Prefiller,
+    PrefillTask,
+    PrefillWorker,
+    QueueSize,
+    encode_task,
+)
 from beluga.errors import QueueError, QueueFullError
 
 LONG_S = 60.0
@@ -225,6 +234,41 @@ def test_a_queue_that_is_away_fails_nothing_and_is_left_alone() -> None:
             course = await prefiller.prefill(made, remotely, tokens=500, local_s=LONG_S)
             assert course is Course.UNQUEUED
         assert queue.asked == 1
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        {"body": b"x" * TASK_SIZE_MAX},
+        {"request_id": ""},
+        {"path": "/metrics"},
+        {"text": "two prompts"},
+    ],
+    ids=["too large", "no name", "path", "prompts"],
+)
+def test_a_task_that_no_queue_takes_keeps_no_other_one_out(refused: dict[str, Any]) -> None:
+    class Encoding(ListQueue):
+        async def enqueue_task(self, task: PrefillTask) -> ListTicket:
+            encode_task(task)
+            return await super().enqueue_task(task)
+
+    async def play() -> None:
+        queue = Encoding()
+        prefiller = Prefiller(queue, timeout_s=LONG_S)
+        fields: dict[str, Any] = {"request_id": "r", "model": "m", "tokens": [1]} | refused
+        if "body" in refused:
+            del fields["tokens"]
+
+        def wrong(deadline: float) -> PrefillTask:
+            return PrefillTask(**fields, deadline=deadline)
+
+        async with FakeEngine().serving() as engine, working(queue, engine):
+            course = await prefiller.prefill(wrong, remotely, tokens=5, local_s=LONG_S)
+            assert course is Course.UNQUEUED
+            course = await prefiller.prefill(made, remotely, tokens=5, local_s=LONG_S)
+            assert course is Course.REMOTE
 
     asyncio.run(play())
 

@@ -67,6 +67,50 @@ def test_what_an_engines_status_means(status: int, counted: str) -> None:
     asyncio.run(play())
 
 
+def paused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count a worker's pauses, without their length."""
+    pauses: list[int] = []
+
+    async def pause(worker: PrefillWorker) -> None:
+        pauses.append(worker.stat.given_back)
+
+    monkeypatch.setattr(PrefillWorker, "_pause", pause)
+    return pauses
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        ([200, 500], []),  # with this task alone, as far as it has been seen
+        ([200, 500, 500], [2]),
+        ([200, 500, 200, 500], []),
+        ([500], [1]),
+        ([200, 503], [1]),  # a proxy or the engine says so of itself
+        ([200, 429], [1]),
+    ],
+)
+def test_one_prompt_with_which_the_engine_fails_stops_no_other(
+    statuses: list[int], expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play() -> None:
+        pauses = paused(monkeypatch)
+        async with FakeEngine().serving() as engine:
+            engine.statuses = statuses
+            tasks = [(task(str(number)), 0) for number in range(len(statuses))]
+            queue = ListQueue()
+            queue.waiting = [(one, ListTicket(queue), before) for one, before in tasks]
+            queue.gives_back = False
+            worker = PrefillWorker(queue, engine.url, concurrency=1)
+            running = asyncio.create_task(worker.run())
+            while sum(dataclasses.astuple(worker.stat)) < len(statuses):
+                await asyncio.sleep(0.002)
+            worker.stop()
+            await asyncio.wait_for(running, LONG_S)
+            assert pauses == expected
+
+    asyncio.run(asyncio.wait_for(play(), LONG_S))
+
+
 @pytest.mark.parametrize(("before", "counted"), [(2, "done"), (3, "dropped")])
 def test_a_task_is_given_out_so_often_and_no_more(before: int, counted: str) -> None:
     async def play() -> None:

@@ -12,12 +12,14 @@ _DATE = "Mon, 02 Nov 2026 00:00:00 GMT"
 
 
 class FakeS3:
-    """A server of one bucket. ``status`` other than 0 answers every request."""
+    """A server of one bucket. ``status`` other than 0 answers every request, and ``put_status``
+    those that store an object.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.requests: list[str] = []
-        self.status = 0
+        self.status = self.put_status = 0
         owner = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -54,7 +56,7 @@ class FakeS3:
 
             def _refused(self, method: str) -> bool:
                 owner.requests.append(method)
-                status = owner.status
+                status = owner.status or (owner.put_status if method == "PUT" else 0)
                 if status:
                     self._answer(status)
                 return bool(status)

@@ -154,6 +154,25 @@ def test_an_answer_that_is_an_error_is_a_miss(status: int) -> None:
     server.close()
 
 
+@pytest.mark.parametrize(("status", "is_of_one"), [(400, True), (413, True), (429, False)])
+def test_an_object_that_the_store_does_not_take_stops_no_other(
+    status: int, is_of_one: bool
+) -> None:
+    pytest.importorskip("obstore", reason="obstore is not installed")
+    server = FakeS3()
+    tier = open_remote(server.url(), settings=SETTINGS)
+    records, payload = blocks([100] * 5)
+    assert tier.save(records, payload).all()
+    server.put_status = status
+    for seed in range(1, 4):
+        assert not tier.save(*blocks([100] * 5, seed=seed)).any()
+    assert (state(tier) == 0) == is_of_one
+    if is_of_one:
+        assert all(same(tier.load(records["key"]), records, payload))
+    tier.close()
+    server.close()
+
+
 def test_a_folder_that_vanishes_or_cannot_be_read_is_a_miss(tmp_path: Path) -> None:
     pytest.importorskip("obstore", reason="obstore is not installed")
     tier = open_remote(f"file://{tmp_path}/blocks", settings=SETTINGS)

@@ -22,6 +22,7 @@ from .store import Contents, RefusedError
 _PACKAGE = "mooncake-transfer-engine"
 _ABSENT = (-703, -704)  # it is being written, or there is none
 _FULL = -200
+_INVALID = (-10, -400, -600)  # the buffer is too small for it, its name, its size
 _DEFAULTS = {
     "local": "127.0.0.1",
     "metadata": "P2PHANDSHAKE",
@@ -73,6 +74,8 @@ class MooncakeStore:
         status = self._client().upsert(name, data)
         if status == _FULL:
             raise RefusedError("the store is full")
+        if status in _INVALID:
+            raise RefusedError(f"it takes no object of {len(data)} bytes: status {status}")
         if status:
             raise ConnectionError(f"put: status {status}")
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from .settings import RemoteSettings
 from .store import Contents, RefusedError
 
 _HERE = ("file", "memory")
+# obstore has no class of its own for most statuses, such as 413.
+_STATUS = re.compile(r"status code: (4\d\d)")
+_NOT_NOW = (408, 425, 429)  # statuses that are about the store, not about the request
 
 
 class ObstoreStore:
@@ -43,6 +47,8 @@ class ObstoreStore:
             answers.PermissionDeniedError,
             answers.NotSupportedError,
             answers.InvalidPathError,
+            answers.PreconditionError,
+            answers.AlreadyExistsError,
         )
         if url.scheme in _HERE:
             # No error of a local store comes from a network: trying again does not mend it, and
@@ -59,21 +65,21 @@ class ObstoreStore:
         """Return an object, or None."""
         try:
             found = self._obstore.get(self._store, name)
-            if found.meta["size"] > self._limit:
-                raise RefusedError(f"an object of {found.meta['size']} bytes is too large")
-            contents = memoryview(found.bytes())
+            size = found.meta["size"]
+            if size <= self._limit:
+                return memoryview(found.bytes())
         except FileNotFoundError:
             return None
-        except self._refusals as error:
-            raise RefusedError(_line(error)) from error
-        return contents
+        except Exception as error:
+            raise self._judged(error) from error
+        raise RefusedError(f"an object of {size} bytes is too large")
 
     def put(self, name: str, data: memoryview) -> None:
         """Store an object by one request."""
         try:
             self._obstore.put(self._store, name, data, use_multipart=False)
-        except self._refusals as error:
-            raise RefusedError(_line(error)) from error
+        except Exception as error:
+            raise self._judged(error) from error
 
     def exists(self, names: Sequence[str]) -> list[bool]:
         """Return which of the objects exist, one request each."""
@@ -93,17 +99,27 @@ class ObstoreStore:
             self._obstore.delete(self._store, name)
         except FileNotFoundError:
             return False  # somebody else was faster
-        except self._refusals as error:
-            raise RefusedError(_line(error)) from error
+        except Exception as error:
+            raise self._judged(error) from error
         return True
+
+    def _judged(self, error: Exception) -> Exception:
+        """Return what to raise for an error of a request: RefusedError if the store has answered
+        that it does not like this one.
+        """
+        status = _STATUS.search(_line(error))
+        said_no = status is not None and int(status[1]) not in _NOT_NOW
+        if said_no or isinstance(error, self._refusals):
+            return RefusedError(_line(error))
+        return ConnectionError(_line(error))
 
     def _exists(self, name: str) -> bool:
         try:
             self._obstore.head(self._store, name)
         except FileNotFoundError:
             return False
-        except self._refusals as error:
-            raise RefusedError(_line(error)) from error
+        except Exception as error:
+            raise self._judged(error) from error
         return True
 
 

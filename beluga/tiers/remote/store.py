@@ -7,11 +7,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
+from beluga.errors import TierError
+
 Contents: TypeAlias = "bytes | memoryview"
 
 
-class RefusedError(Exception):
-    """The store is alive and refuses: it is full, read-only, or wants another password."""
+class RefusedError(TierError):
+    """The store is alive and refuses: it is full, read-only, wants another password, or does not
+    take an object of this size.
+    """
+
+    of_request = True
 
 
 class ObjectStore(Protocol):

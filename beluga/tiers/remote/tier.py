@@ -18,14 +18,14 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from beluga.errors import TierError
+from beluga.errors import TierError, is_of_request
 from beluga.metrics import REGISTRY
 from beluga.tiers.tier import BLOCK, StoredBlock
 
 from .breaker import Breaker
 from .envelope import HEADER, WrongObjectError, name_of, pack, unpack
 from .settings import RemoteSettings
-from .store import ObjectStore, RefusedError
+from .store import ObjectStore
 from .workers import Workers
 
 _T = TypeVar("_T")
@@ -195,7 +195,7 @@ class RemoteTier:
 
     def _end_trial(self, trial: Future[Any]) -> None:
         # A refusal is an answer.
-        alive = not trial.cancelled() and isinstance(trial.exception(), RefusedError | None)
+        alive = _succeeded(trial) or (not trial.cancelled() and is_of_request(trial.exception()))
         self._breaker.end_trial(alive)
         if alive:
             log.info("%s answers again", self._name)
@@ -265,11 +265,11 @@ class RemoteTier:
             try:
                 result = call()
                 break
-            except RefusedError as error:
-                self._breaker.succeeded()  # the store has answered
-                self._warn("refused", f"{operation}: {error}")
-                raise
             except Exception as error:
+                if is_of_request(error):
+                    self._breaker.succeeded()  # the store has answered
+                    self._warn("refused", f"{operation}: {error}")
+                    raise
                 if not self._tries_again(attempt, begun):
                     if time.monotonic() - begun < settings.operation_s:  # else it was abandoned
                         text = f"{operation}: {type(error).__name__}: {error}"
