@@ -78,8 +78,8 @@ EXPORTS: dict[str, str] = {
         "queue_name"
     ),
     "beluga.simulate": (
-        "COUNT_MAX Course ENGINES FORMATS MEMORIES ORDERS Options PRESETS Prompt Row SPEED_MAX "
-        "SPEED_MIN Scale Spread Trace "
+        "COUNT_MAX Course ENGINES FORMATS MEMORIES ORDERS Options PRESETS Prompt Reading Row "
+        "SPEED_MAX SPEED_MIN Scale Spread TIME_UNITS Trace "
         "check_report goodput load_trace make_report make_trace simulate trace_requests "
         "unequal_memory"
     ),

@@ -7,7 +7,7 @@ result.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,10 +23,10 @@ from beluga.cli.tiers import (
     Remotes,
     refuse_without_tier,
 )
-from beluga.cli.trace_options import Format, Rate
+from beluga.cli.trace_options import BlockTokens, Format, Rate, TimeUnit
 from beluga.errors import ReplayError, TierError
 from beluga.pool import show_size
-from beluga.replay import Conversations, Options, Result, make_workload
+from beluga.replay import Conversations, Options, Request, Result, make_workload
 from beluga.replay import replay as run_replay
 from beluga.simulate import SPEED_MAX, SPEED_MIN, trace_requests
 from beluga.tiers import TierSettings
@@ -113,6 +113,8 @@ def replay(
     admission: AdmissionName = _ADMISSION,
     form: Format = None,
     rate: Rate = 1.0,
+    time_unit: TimeUnit = None,
+    block_tokens: BlockTokens = None,
     admin: AdminAddress = "",
     json: Json = False,
 ) -> None:
@@ -124,7 +126,8 @@ def replay(
     _check_tiers(disk, disk_bytes, remote)
     if not (disk or remote):
         refuse_without_tier(offload, admission, usual=(_OFFLOAD, _ADMISSION))
-    requests = trace_requests(trace, form, rate=rate) if trace else make_workload(Conversations())
+    reading = {"rate": rate, "time_unit": time_unit, "block_tokens": block_tokens}
+    requests = _requests(trace, form, **reading)
     options = Options(
         client_count=clients,
         block_size=_block_size(trace) if block_bytes is None else block_bytes,
@@ -155,6 +158,16 @@ def _check_tiers(disks: list[str] | None, disk_bytes: int, remotes: list[str] | 
             disks=tuple(disks or ()), disk_bytes=disk_bytes, remotes=tuple(remotes or ())
         )
     tiers.check()
+
+
+def _requests(trace: Path | None, form: str | None, **reading: Any) -> list[Request]:
+    """Return the requests of a trace, or of made-up conversations, and show what was assumed."""
+    if trace is None:
+        return make_workload(Conversations())
+    requests, how = trace_requests(trace, form, **reading)
+    if how is not None:
+        say(f"read {how}")
+    return requests
 
 
 def _block_size(trace: Path | None) -> int:

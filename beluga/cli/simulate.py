@@ -25,7 +25,7 @@ from beluga.cli.options import Json, as_bad_value, check_output, need, size, wri
 from beluga.cli.origin import origin
 from beluga.cli.output import print_json, print_table, progress, say
 from beluga.cli.policy_options import with_policy_settings
-from beluga.cli.trace_options import Format, Rate
+from beluga.cli.trace_options import BlockTokens, Format, Rate, TimeUnit
 from beluga.errors import RouterError, SimulateError
 from beluga.router import POLICIES, Goals, PolicySettings, costs, policy_name
 from beluga.simulate import (
@@ -224,6 +224,8 @@ def simulate(
     planner: PlannerOption = None,
     form: Format = None,
     rate: Rate = 1.0,
+    time_unit: TimeUnit = None,
+    block_tokens: BlockTokens = None,
     preset: Preset = None,
     plot: Plot = False,
     report: Report = None,
@@ -258,17 +260,17 @@ def simulate(
     cases = [dataclasses.replace(options, speed=one) for one in speeds]
     _check(report)
     _warn(options)
-    loaded = load_trace(trace, form, rate=rate)
+    loaded = load_trace(trace, form, rate=rate, time_unit=time_unit, block_tokens=block_tokens)
+    say(f"read {loaded.reading}")
     rows = _rows(loaded, cases, {**asked, "courses": bool(report)}, quiet=json)
     if report is not None:
         write_whole(report, make_report(report, loaded, options, rows, origin()))
     if json:
         print_json(rows)
         return
-    means = [row for row in rows if row.seed is None]
-    _show(loaded, means, options, speeds, seeds)
+    _show(loaded, rows, options, speeds, seeds)
     if plot:
-        _plot(means)
+        _plot(rows)
 
 
 def _options(*, model: str, **values: Any) -> Options:
@@ -331,6 +333,7 @@ def _rows(
 def _show(
     trace: Trace, rows: Sequence[Row], options: Options, speeds: Sequence[float], seeds: int
 ) -> None:
+    rows = [row for row in rows if row.seed is None]
     loads = ", ".join(f"{speed:g}x" for speed in speeds)
     title = f"{trace.name}: {len(trace)} requests at {loads}, {seeds} seed(s)"
     shown = {
@@ -390,6 +393,7 @@ def _warn_of_queues(trace: Trace, rows: Sequence[Row]) -> None:
 
 
 def _plot(rows: Sequence[Row]) -> None:
+    rows = [row for row in rows if row.seed is None]
     several = len({row.speed for row in rows}) > 1
     longest = max((row.ttft_mean_s or 0.0 for row in rows), default=0.0)
     for row in rows:

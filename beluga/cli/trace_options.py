@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from beluga.cli.options import one_of
-from beluga.simulate import FORMATS
+from beluga.simulate import FORMATS, TIME_UNITS
 
 _RATE_MIN, _RATE_MAX = 1e-6, 1e9  # requests per second
 
@@ -32,6 +32,23 @@ Format = Annotated[
         parser=one_of(*FORMATS),
         metavar="NAME",
         help=f"The format of the trace: {', '.join(FORMATS)}. By default its content tells.",
+    ),
+]
+TimeUnit = Annotated[
+    str | None,
+    typer.Option(
+        parser=one_of(*TIME_UNITS),
+        metavar="|".join(TIME_UNITS),
+        help="The unit of the trace's times. By default the format fixes it, or its times tell.",
+    ),
+]
+BlockTokens = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="How many tokens a block of the trace has. By default input_length and hash_ids "
+        "tell, and formats without blocks get 16.",
     ),
 ]
 Rate = Annotated[

@@ -9,6 +9,7 @@ together with all blocks before it, so that equal ids mean equal content and an 
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,8 @@ def read_trace(path: Path) -> list[Request]:
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(iter(partial(lines.readline, _LINE_SIZE_MAX), b""), 1):
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)  # noqa: PLW2901
                 if len(line) == _LINE_SIZE_MAX:
                     raise TraceError(f"{path}:{number}: a line of {_LINE_SIZE_MAX} bytes or more")
                 if not line.isspace():

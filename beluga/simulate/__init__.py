@@ -21,6 +21,7 @@ from beluga.simulate.options import (
     Scale,
     unequal_memory,
 )
+from beluga.simulate.reading import TIME_UNITS, Reading
 from beluga.simulate.report import check_report, make_report
 from beluga.simulate.result import Row, Spread
 from beluga.simulate.run import simulate
@@ -36,9 +37,11 @@ __all__ = [
     "PRESETS",
     "SPEED_MAX",
     "SPEED_MIN",
+    "TIME_UNITS",
     "Course",
     "Options",
     "Prompt",
+    "Reading",
     "Row",
     "Scale",
     "Spread",

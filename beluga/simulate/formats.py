@@ -1,38 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The readers of trace files, by format:
+"""The readers of trace files, by format. Objects of JSON may be one a line or in one list:
 
-* ``mooncake``: JSONL of timestamp (ms), input_length, output_length, hash_ids
+* ``mooncake``: objects of timestamp, input_length, output_length, hash_ids; Bailian's traces, too
 * ``weka``: a JSON session with t (s), in, out, hash_ids that are valid only in this file; or a
   directory of such sessions, each of which starts at 0
-* ``azure``: CSV of TIMESTAMP, ContextTokens, GeneratedTokens: only lengths, nothing is shared
-* ``vllm``: JSONL of vLLM's benchmark: token ids (as LLMServingSim writes them) or a prompt's text
-* ``sharegpt``: a JSON list of conversations; the first turn is the prompt, the second the answer
+* ``azure``: CSV of TIMESTAMP (with or without a time zone), ContextTokens, GeneratedTokens
+* ``burstgpt``: CSV of Timestamp (s), Request tokens, Response tokens; without failed requests
+* ``vllm``: objects of vLLM's benchmark: token ids (as LLMServingSim writes them) or a prompt's text
+* ``sharegpt``: objects of conversations; the first turn is the prompt, the second the answer
+* ``openai``: objects of messages, or requests of OpenAI's batches; the last answer is the output
+
+``azure`` and ``burstgpt`` have only lengths: nothing is shared. In formats of numbers each item
+counts, so one that cannot be read refuses the file. In formats of text (vllm, sharegpt, openai) it
+is skipped and counted, unless there are many.
 """
 
 from __future__ import annotations
 
-import csv
 import datetime
 import itertools
+import json
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import islice
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from beluga.errors import TraceError
 from beluga.replay import Request, read_trace
+from beluga.simulate.items import Item, csv_rows, head_keys, json_items, whole_json
+from beluga.simulate.reading import TIME_UNITS, Reading
 from beluga.simulate.trace import Prompt, Trace, make_trace
 
 _TOKEN_CHARACTERS = 4  # characters of English text that count as a token, without a tokenizer
-_LINE_SIZE_MAX = 64 << 20  # a prompt of ten million tokens; other files may have no line ends
-_WHOLE_SIZE_MAX = 4 << 30  # of a format that is one JSON value
+_TOKENS_MAX = 100_000_000  # of a request; more is damage
+_TIME_MAX_S = 1e12
 _BLOCK_TOKENS = 16  # vLLM's block size, for formats without blocks
+_BLOCK_SIZES = (512, 16, 32, 64, 128, 256, 1024, 8, 4, 2, 1, 2048, 4096)  # the likely first
+_FITTING_SHARE = 0.9  # of the requests that have to agree on the size of blocks
+_FAST_GAP_S = 60.0  # times with fractions are seconds if requests come more often
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_BURST_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
+_DATE = re.compile(
+    r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d(?::\d\d)?)(?:[.,](\d+))?"
+    r"\s*(?:(Z|UTC|GMT)|([+-])(\d\d):?(\d\d)?)?",
+    re.IGNORECASE,
+)
+
+_T = TypeVar("_T")
+
+
+class _MooncakeRequest(msgspec.Struct):
+    timestamp: float | str
+    input_length: int
+    output_length: int
+    hash_ids: list[int]
 
 
 class _WekaRequest(msgspec.Struct):
@@ -53,7 +79,7 @@ class _VllmRequest(msgspec.Struct):
     output_toks: int | None = None
     output_tokens: int | None = None
     arrival_time_ns: float | None = None
-    timestamp: float | None = None  # in seconds
+    timestamp: float | str | None = None
 
 
 class _Turn(msgspec.Struct):
@@ -62,6 +88,32 @@ class _Turn(msgspec.Struct):
 
 class _Conversation(msgspec.Struct):
     conversations: list[_Turn]
+
+
+class _Part(msgspec.Struct):
+    text: str | None = None  # None for an image or a sound
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[_Part] | None = None
+    tool_calls: list[Any] | None = None
+
+    def text(self) -> str:
+        parts = self.content if isinstance(self.content, list) else [_Part(self.content)]
+        called = json.dumps(self.tool_calls) if self.tool_calls else ""
+        return "".join(part.text or "" for part in parts) + called
+
+
+class _Chat(msgspec.Struct):
+    messages: list[_Message]
+    max_completion_tokens: int | None = None
+    max_tokens: int | None = None
+    timestamp: float | str | None = None
+
+
+class _Batched(msgspec.Struct):
+    body: _Chat
 
 
 class _Chain:
@@ -81,98 +133,300 @@ class _Chain:
         return found
 
 
-def _mooncake(path: Path) -> tuple[int, list[Prompt]]:
-    requests = read_trace(path)
-    fits = [
-        size
-        for size in (512, 16, 32, 64, 128, 256, 1024)
-        if all(-(-r.input_length // size) == len(r.hash_ids) for r in islice(requests, 1000))
-    ]
-    return (fits or [512])[0], [
-        Prompt(r.timestamp / 1e3, r.input_length, r.output_length, r.hash_ids) for r in requests
-    ]
+def _mooncake(reading: Reading) -> list[Prompt]:
+    def prompt(item: object) -> Prompt:
+        request = _convert(item, _MooncakeRequest, _WHAT["mooncake"])
+        if not all(0 <= block < 1 << 63 for block in request.hash_ids):
+            raise TraceError(
+                "hash_ids has a number below 0, or above 63 bits; number blocks from 0 on"
+            )
+        arrival = _moment(request.timestamp)
+        return Prompt(arrival, request.input_length, request.output_length, request.hash_ids)
+
+    prompts = list(_prompts(reading, json_items(reading.path), prompt))
+    if not reading.block_given:
+        _find_block_size(reading, prompts)
+    return _with_unit(reading, prompts, _guess_unit)
 
 
-def _weka(path: Path) -> tuple[int, list[Prompt]]:
+def _find_block_size(reading: Reading, prompts: Sequence[Prompt]) -> None:
+    """Find the size of blocks with which most prompts have as many blocks as they name; the last
+    one may be partial, or left out by all. Raises TraceError if there is none.
+    """
+    named = [(one.input_tokens, len(one.blocks)) for one in prompts if one.blocks]
+    for partial in (1, 0):  # is a partial block named?
+        fits = {
+            size: sum((tokens + partial * (size - 1)) // size == n for tokens, n in named)
+            for size in _BLOCK_SIZES
+        }
+        size = max(fits, key=lambda one: fits[one])
+        if fits[size] >= _FITTING_SHARE * len(named):
+            reading.block_tokens = size
+            odd = len(named) - fits[size]
+            reading.block_note = "from input_length and hash_ids; --block-tokens" + (
+                f"; {odd} of {len(named)} requests have another number of hash_ids" if odd else ""
+            )
+            return
+    raise TraceError(
+        f"{reading.path}: input_length and hash_ids agree on no size of blocks ({size} tokens fit "
+        f"{fits[size]} of {len(named)} requests); name it with --block-tokens"
+    )
+
+
+def _guess_unit(moments: Sequence[float]) -> str:
+    """Mooncake's times are whole milliseconds; Bailian's are seconds with fractions."""
+    fractions = sum(not moment.is_integer() for moment in moments)
+    gap = (max(moments) - min(moments)) / max(1, len(moments) - 1)
+    return "s" if 2 * fractions > len(moments) and gap < _FAST_GAP_S else "ms"
+
+
+def _weka(reading: Reading) -> list[Prompt]:
+    path = reading.path
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
     if not files:
         raise TraceError(f"{path} has no *.json in it; name a directory of weka sessions")
-    sizes, prompts, offset = set(), [], 0
+    sizes: set[int] = set()
+    prompts: list[Prompt] = []
+    offset = 0
     for file in files:
-        session = _decoded(file, _WekaSession, "a session has block_size and requests")
+        try:
+            session = _convert(whole_json(file), _WekaSession, _WHAT["weka"])
+        except TraceError as error:
+            text = str(error)
+            raise TraceError(text if text.startswith(str(file)) else f"{file}: {text}") from None
         sizes.add(session.block_size)
-        for request in session.requests:
-            shifted = [block + offset for block in request.hash_ids]
-            prompts.append(Prompt(request.t, request.input_tokens, request.output_tokens, shifted))
+
+        def prompt(item: _WekaRequest, offset: int = offset) -> Prompt:
+            shifted = [block + offset for block in item.hash_ids]
+            return Prompt(item.t, item.input_tokens, item.output_tokens, shifted)
+
+        items = ((f"{file}: request {n}", one) for n, one in enumerate(session.requests, 1))
+        prompts += _prompts(reading, items, prompt)
         offset += 1 + max((max(r.hash_ids, default=0) for r in session.requests), default=0)
     if len(sizes) != 1 or min(sizes) <= 0:
         raise TraceError(f"{path}: sessions have blocks of {sorted(sizes)} tokens; simulate apart")
-    return sizes.pop(), prompts
+    size = sizes.pop()
+    if reading.block_given and reading.block_tokens != size:
+        raise TraceError(f"{path} has blocks of {size} tokens; leave --block-tokens out")
+    reading.block_tokens, reading.block_note = size, "by the file"
+    return _with_unit(reading, prompts)
 
 
-def _azure(path: Path) -> tuple[int, list[Prompt]]:
-    prompts = []
-    with path.open(newline="") as lines:
-        rows = csv.DictReader(lines)
-        if not set(_AZURE_COLUMNS) <= set(rows.fieldnames or ()):
-            raise TraceError(f"{path}:1: no columns {', '.join(_AZURE_COLUMNS)}")
-        for number, row in enumerate(rows, 2):
-            try:
-                at, tokens_in, tokens_out = (row[name] for name in _AZURE_COLUMNS)
-                prompts.append(Prompt(_seconds(at), int(tokens_in), int(tokens_out), ()))
-            except (ValueError, TypeError):
-                raise TraceError(
-                    f"{path}:{number}: a line has a date with time and two numbers of tokens"
-                ) from None
-    return _BLOCK_TOKENS, prompts
+def _azure(reading: Reading) -> list[Prompt]:
+    time, tokens_in, tokens_out = _AZURE_COLUMNS
+
+    def prompt(row: Any) -> Prompt:
+        moment = _date(row[time])
+        if moment is None:
+            raise TraceError(
+                f"{time} {row[time]!r} is not a date with time; write 2024-05-10 00:00:00.5"
+            )
+        return Prompt(moment, _count(row, tokens_in), _count(row, tokens_out), ())
+
+    return list(_prompts(reading, csv_rows(reading.path, _AZURE_COLUMNS), prompt))
 
 
-def _seconds(text: str) -> float:
-    """Parse ``2023-11-16 18:17:03.9799600``. Python 3.10 reads at most six of the seven digits."""
-    whole, _, fraction = text.partition(".")
-    moment = datetime.datetime.fromisoformat(whole).replace(tzinfo=datetime.timezone.utc)
-    return moment.timestamp() + (float(f"0.{fraction}") if fraction else 0.0)
+def _burstgpt(reading: Reading) -> list[Prompt]:
+    time, tokens_in, tokens_out = _BURST_COLUMNS
+
+    def prompt(row: Any) -> Prompt | None:
+        answered = _count(row, tokens_out)
+        moment = _moment(row[time])
+        if not answered:
+            reading.leave_out("requests that failed: no response tokens")
+            return None
+        return Prompt(moment, _count(row, tokens_in), answered, ())
+
+    prompts = list(_prompts(reading, csv_rows(reading.path, _BURST_COLUMNS), prompt))
+    return _with_unit(reading, prompts)
 
 
-def _vllm(path: Path) -> tuple[int, list[Prompt]]:
-    chain, prompts = _Chain(), []
-    decoder = msgspec.json.Decoder(_VllmRequest)
-    with path.open("rb") as lines:
-        for number, line in enumerate(iter(partial(lines.readline, _LINE_SIZE_MAX), b""), 1):
-            if len(line) == _LINE_SIZE_MAX:
-                raise TraceError(f"{path}:{number}: a line of {_LINE_SIZE_MAX} bytes or more")
-            if line.isspace():
-                continue
-            try:
-                request = decoder.decode(line)
-            except msgspec.MsgspecError as error:
-                raise TraceError(f"{path}:{number}: {error}") from None
-            text = request.input_tok_ids if request.prompt is None else request.prompt
-            if not text:
-                raise TraceError(f"{path}:{number}: neither input_tok_ids nor a prompt")
-            asked = request.output_toks or request.output_tokens or 1
-            prompts.append(_prompt(chain, text, asked, _arrival(request)))
-    return _BLOCK_TOKENS, prompts
-
-
-def _arrival(request: _VllmRequest) -> float | None:
-    if request.arrival_time_ns is not None:
-        return request.arrival_time_ns / 1e9
-    return request.timestamp
-
-
-def _sharegpt(path: Path) -> tuple[int, list[Prompt]]:
-    what = "a list of objects with conversations"
+def _vllm(reading: Reading) -> list[Prompt]:
     chain = _Chain()
-    turns = [found.conversations for found in _decoded(path, list[_Conversation], what)]
-    return _BLOCK_TOKENS, [
-        _prompt(chain, asked.value, max(1, len(answer.value) // _TOKEN_CHARACTERS), None)
-        for asked, answer, *_ in (found for found in turns if len(found) > 1)
-        if asked.value
+
+    def prompt(item: object) -> Prompt:
+        request = _convert(item, _VllmRequest, _WHAT["vllm"])
+        text = request.input_tok_ids if request.prompt is None else request.prompt
+        if not text:
+            raise TraceError("neither input_tok_ids nor a prompt has a token; remove the item")
+        asked = request.output_toks or request.output_tokens or 1
+        if request.arrival_time_ns is not None:
+            arrival: float | None = _Seconds(request.arrival_time_ns / 1e9)
+        else:
+            arrival = _moment(request.timestamp)
+        return _prompt(chain, text, asked, arrival, reading.block_tokens)
+
+    prompts = list(_prompts(reading, json_items(reading.path), prompt))
+    return _with_unit(reading, prompts)
+
+
+def _sharegpt(reading: Reading) -> list[Prompt]:
+    chain = _Chain()
+
+    def prompt(item: object) -> Prompt | None:
+        turns = _convert(item, _Conversation, _WHAT["sharegpt"]).conversations
+        if len(turns) < 2 or not turns[0].value:
+            reading.leave_out("conversations without a question or an answer")
+            return None
+        answer = max(1, len(turns[1].value) // _TOKEN_CHARACTERS)
+        return _prompt(chain, turns[0].value, answer, None, reading.block_tokens)
+
+    return list(_prompts(reading, json_items(reading.path), prompt))
+
+
+def _openai(reading: Reading) -> list[Prompt]:
+    chain = _Chain()
+
+    def prompt(item: object) -> Prompt:
+        if isinstance(item, dict) and "body" in item:
+            chat = _convert(item, _Batched, _WHAT["openai"]).body
+        else:
+            chat = _convert(item, _Chat, _WHAT["openai"])
+        asked, output = chat.messages, chat.max_completion_tokens or chat.max_tokens or 1
+        if len(asked) > 1 and asked[-1].role == "assistant":
+            output = max(1, len(asked[-1].text()) // _TOKEN_CHARACTERS)
+            asked = asked[:-1]
+        text = "".join(f"{message.role}\n{message.text()}\n" for message in asked)
+        if not text:
+            raise TraceError("messages has no message; remove the item")
+        return _prompt(chain, text, output, _moment(chat.timestamp), reading.block_tokens)
+
+    prompts = list(_prompts(reading, json_items(reading.path), prompt))
+    return _with_unit(reading, prompts)
+
+
+class _Seconds(float):
+    """A time whose unit the format fixes."""
+
+
+class _Date(_Seconds):
+    """A moment of the calendar."""
+
+
+def _moment(value: float | str | None) -> float | None:
+    """Return a time as it is, in the unit of its file, or as a date. Raises TraceError."""
+    if not isinstance(value, str):
+        return value
+    date = _date(value)
+    if date is not None:
+        return date
+    try:
+        return float(value)
+    except ValueError:
+        raise TraceError(
+            f"timestamp {value!r} is neither a number nor a date; write 2024-05-10 00:00:00.5"
+        ) from None
+
+
+def _date(text: str) -> _Date | None:
+    """Parse ``2023-11-16 18:17:03.9799600``, with or without a time zone, as seconds of UTC.
+
+    Python 3.10 reads three or six digits, and no Z.
+    """
+    match = _DATE.fullmatch(text.strip())
+    if match is None:
+        return None
+    day, time, fraction, _, sign, hours, minutes = match.groups()
+    try:
+        moment = datetime.datetime.fromisoformat(f"{day}T{time}+00:00").timestamp()
+    except ValueError:  # the thirteenth month
+        return None
+    ahead = (int(hours) * 3600 + int(minutes or 0) * 60) if sign else 0
+    return _Date(moment + float(f"0.{fraction or 0}") - (ahead if sign == "+" else -ahead))
+
+
+def _with_unit(
+    reading: Reading,
+    prompts: list[Prompt],
+    guess: Callable[[Sequence[float]], str] | None = None,
+) -> list[Prompt]:
+    """Return the prompts with arrivals in seconds. Times that are numbers are in the unit that was
+    asked for, else as ``guess`` says, else in seconds.
+
+    Raises TraceError if a file has numbers and dates, or times for some prompts only.
+    """
+    times = [one.arrival_s for one in prompts if one.arrival_s is not None]
+    dates = sum(isinstance(time, _Date) for time in times)
+    if not (len(times) in (0, len(prompts)) and dates in (0, len(prompts))):
+        raise TraceError(
+            f"{reading.path}: of {len(prompts)} requests {len(times) - dates} have a number as "
+            f"their time, {dates} a date, the others none; give all of them the same"
+        )
+    numbers = [time for time in times if not isinstance(time, _Seconds)]
+    if not numbers:
+        return prompts
+    reading.time_guessed = reading.time_asked is None and guess is not None
+    reading.time_unit = reading.time_asked or (guess(numbers) if guess else "s")
+    unit = TIME_UNITS[reading.time_unit]
+    return [
+        Prompt(
+            time if isinstance(time, _Seconds) else time * unit,
+            one.input_tokens,
+            one.output_tokens,
+            one.blocks,
+        )
+        for time, one in zip(times, prompts, strict=True)
     ]
 
 
-def _prompt(chain: _Chain, text: str | list[int], out: int, arrival_s: float | None) -> Prompt:
+def _prompts(
+    reading: Reading, items: Iterator[Item], parse: Callable[[Any], Prompt | None]
+) -> Iterator[Prompt]:
+    """Yield the prompts of items. Raises TraceError with the place of one that cannot be read,
+    unless the format skips it.
+    """
+    for place, item in items:
+        reading.item_count += 1
+        try:
+            if isinstance(item, TraceError):
+                raise item
+            prompt = parse(item)
+            if prompt is not None:
+                _check(prompt)
+        except TraceError as error:
+            if not FORMATS_OF_TEXT & {reading.form}:
+                raise TraceError(f"{place}: {error}") from None
+            reading.skip(place, str(error))
+            continue
+        if prompt is not None:
+            yield prompt
+    reading.check()
+
+
+def _check(prompt: Prompt) -> None:
+    """Refuse a request that no engine could have. Raises TraceError."""
+    if not (0 < prompt.input_tokens <= _TOKENS_MAX and 0 <= prompt.output_tokens <= _TOKENS_MAX):
+        raise TraceError(
+            f"a request has {prompt.input_tokens} tokens in and {prompt.output_tokens} out; remove "
+            f"it, or give it 1 to {_TOKENS_MAX} in"
+        )
+    if prompt.arrival_s is not None and not 0 <= prompt.arrival_s < _TIME_MAX_S:
+        raise TraceError(f"time {prompt.arrival_s} is below 0, or not finite; remove the request")
+
+
+def _convert(item: object, kind: type[_T], what: str) -> _T:
+    try:
+        return msgspec.convert(item, kind, strict=False)  # 20.0 and "20" are numbers, too
+    except msgspec.MsgspecError as error:
+        raise TraceError(f"{error}; {what}") from None
+    except RecursionError:
+        raise TraceError(f"nested too deep; {what}") from None
+
+
+def _count(row: dict[str, str], name: str) -> int:
+    """Return a column's number of tokens; spreadsheets write 374.0. Raises TraceError."""
+    try:
+        value = float(row[name])
+        if not value.is_integer():
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise TraceError(f"{name} {row[name]!r} is not a number of tokens; write 374") from None
+    return int(value)
+
+
+def _prompt(
+    chain: _Chain, text: str | list[int], out: int, arrival_s: float | None, size: int
+) -> Prompt:
     """Make a prompt from token ids, or from text, of which _TOKEN_CHARACTERS characters count as
     one token.
     """
@@ -182,59 +436,94 @@ def _prompt(chain: _Chain, text: str | list[int], out: int, arrival_s: float | N
         ]
     else:
         tokens = text
-    return Prompt(arrival_s, len(tokens), out, chain.blocks(tokens, _BLOCK_TOKENS))
+    return Prompt(arrival_s, len(tokens), out, chain.blocks(tokens, size))
 
 
-def _decoded(path: Path, kind: Any, what: str) -> Any:
-    if path.stat().st_size > _WHOLE_SIZE_MAX:
-        raise TraceError(f"{path} has more than the {_WHOLE_SIZE_MAX} bytes that are read at once")
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except msgspec.MsgspecError as error:
-        raise TraceError(f"{path}: {error}; {what}") from None
+@dataclass(frozen=True, slots=True)
+class _Format:
+    read: Callable[[Reading], list[Prompt]]
+    keys: frozenset[str]  # of which any identifies the format
+    what: str  # an item, for errors
+    of_text: bool = False
 
 
-_READERS: dict[str, Callable[[Path], tuple[int, list[Prompt]]]] = {
-    "mooncake": _mooncake,
-    "weka": _weka,
-    "azure": _azure,
-    "vllm": _vllm,
-    "sharegpt": _sharegpt,
+_FORMATS = {
+    "weka": _Format(
+        _weka, frozenset({"hash_id_scope", "block_size"}), "a session has block_size and requests"
+    ),
+    "sharegpt": _Format(
+        _sharegpt, frozenset({"conversations"}), "an item is an object with conversations", True
+    ),
+    "openai": _Format(_openai, frozenset({"messages"}), "an item is an object with messages", True),
+    "vllm": _Format(
+        _vllm, frozenset({"input_tok_ids", "prompt"}), "an item is an object with a prompt", True
+    ),
+    "azure": _Format(_azure, frozenset(_AZURE_COLUMNS), ""),
+    "burstgpt": _Format(_burstgpt, frozenset(_BURST_COLUMNS[1:]), ""),
+    "mooncake": _Format(
+        _mooncake,
+        frozenset({"hash_ids", "input_length", "timestamp"}),
+        "an item is an object with timestamp, input_length, output_length and hash_ids",
+    ),
 }
-FORMATS = tuple(_READERS)
+_WHAT = {name: form.what for name, form in _FORMATS.items()}
+FORMATS = ("mooncake", "weka", "azure", "burstgpt", "vllm", "sharegpt", "openai")
+FORMATS_OF_TEXT = frozenset(name for name, form in _FORMATS.items() if form.of_text)
+"""The formats whose items that cannot be read are skipped, unless there are many."""
 
 
-def load_trace(path: Path, form: str | None = None, *, rate: float = 1.0) -> Trace:
+def load_trace(
+    path: Path,
+    form: str | None = None,
+    *,
+    rate: float = 1.0,
+    time_unit: str | None = None,
+    block_tokens: int | None = None,
+) -> Trace:
     """Load the trace at ``path``. The format is guessed from the content unless ``form`` names it.
-    ``rate`` is in requests per second, for formats without times. Raises TraceError, with the line
-    if possible.
+    ``rate`` is in requests per second, for formats without times. ``time_unit`` (s or ms) and
+    ``block_tokens`` are guessed where the format does not fix them; ``Trace.reading`` has what was
+    assumed and skipped.
+
+    Raises TraceError, with the line and the field if possible.
     """
-    if form is not None and form not in _READERS:
-        raise TraceError(f"there is no format {form!r}; choose one of {', '.join(FORMATS)}")
-    if not 0 < rate < math.inf:
-        raise TraceError(f"--rate has to be more than 0 requests a second, and finite, not {rate}")
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise TraceError(f"{path} is a pipe or a device, which may have no end; name a file")
+    reading, prompts = _read(path, form, rate, time_unit, block_tokens)
     try:
-        size, prompts = _READERS[form or _guess(path)](path)
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror}; name a trace") from None
-    except UnicodeDecodeError:
-        raise TraceError(f"{path} is not text; name a trace") from None
-    return make_trace(path.name, size, prompts, rate)
+        return make_trace(path.name, reading.block_tokens, prompts, rate, reading)
+    except TraceError as error:
+        raise TraceError(reading.advise(str(error))) from None
 
 
-def trace_requests(path: Path, form: str | None = None, *, rate: float = 1.0) -> list[Request]:
+def trace_requests(
+    path: Path,
+    form: str | None = None,
+    *,
+    rate: float = 1.0,
+    time_unit: str | None = None,
+    block_tokens: int | None = None,
+) -> tuple[list[Request], Reading | None]:
     """Load the trace at ``path`` for a replay, whose requests name every block of their prompts.
+    Return them, and how the file was read (None for a pipe, which has to be mooncake's lines).
 
     A format without blocks, or without a number for a prompt's last and partial block, gets
     numbers that no other request has. The arguments are those of :func:`load_trace`.
     """
-    if path.is_file() and form is None:
-        form = _guess(path)
-    if form == "mooncake" or (form is None and not path.is_dir()):  # a pipe is read only once
-        return read_trace(path)
-    trace = load_trace(path, form, rate=rate)
+    if form in (None, "mooncake") and path.exists() and not (path.is_file() or path.is_dir()):
+        return read_trace(path), None  # a pipe is read only once
+    reading, prompts = _read(path, form, rate, time_unit, block_tokens)
+    if reading.form == "mooncake":
+        if not prompts:
+            raise TraceError(reading.advise(f"{path} holds no requests"))
+        return [
+            Request(
+                timestamp=round((one.arrival_s or 0.0) * 1e3, 6),
+                input_length=one.input_tokens,
+                output_length=one.output_tokens,
+                hash_ids=list(one.blocks),
+            )
+            for one in prompts
+        ], reading
+    trace = make_trace(path.name, reading.block_tokens, prompts, rate, reading)
     fresh, found = itertools.count(trace.id_count), []
     for at, blocks in enumerate(trace.blocks()):
         size = -(-trace.input_tokens[at] // trace.block_tokens)
@@ -246,19 +535,56 @@ def trace_requests(path: Path, form: str | None = None, *, rate: float = 1.0) ->
                 hash_ids=[*blocks, *itertools.islice(fresh, size - len(blocks))],
             )
         )
-    return found
+    return found, reading
+
+
+def _read(
+    path: Path, form: str | None, rate: float, time_unit: str | None, block_tokens: int | None
+) -> tuple[Reading, list[Prompt]]:
+    if form is not None and form not in _FORMATS:
+        raise TraceError(f"there is no format {form!r}; choose one of {', '.join(FORMATS)}")
+    if not 0 < rate < math.inf:
+        raise TraceError(f"--rate has to be more than 0 requests a second, and finite, not {rate}")
+    if time_unit not in (None, *TIME_UNITS):
+        raise TraceError(
+            f"--time-unit is {' or '.join(TIME_UNITS)}, not {time_unit!r}; leave it out"
+        )
+    if block_tokens is not None and not 0 < block_tokens <= _TOKENS_MAX:
+        raise TraceError(f"--block-tokens is from 1 to {_TOKENS_MAX}; {block_tokens} is not")
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise TraceError(f"{path} is a pipe or a device, which may have no end; name a file")
+    try:
+        reading = Reading(
+            path,
+            form or _guess(path),
+            form_given=form is not None,
+            time_asked=time_unit,
+            block_tokens=block_tokens or _BLOCK_TOKENS,
+            block_given=block_tokens is not None,
+            block_note="this format has none; --block-tokens",
+        )
+        try:
+            prompts = _FORMATS[reading.form].read(reading)
+        except TraceError as error:
+            raise TraceError(reading.advise(str(error))) from None
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}; name a trace") from None
+    except UnicodeError:
+        raise TraceError(f"{path} is not text; name a trace") from None
+    if time_unit is not None and reading.time_unit is None:
+        raise TraceError(f"{path} has no times that are numbers; leave --time-unit out")
+    return reading, prompts
 
 
 def _guess(path: Path) -> str:
-    """Return the format that a file seems to have."""
+    """Return the format that a file seems to have, by its keys or columns. Raises TraceError."""
     if path.is_dir():
         return "weka"
-    with path.open("rb") as file:
-        head = file.read(4096).lstrip()
-    if b"ContextTokens" in head or path.suffix == ".csv":
-        return "azure"
-    if head.startswith(b"["):
-        return "sharegpt"
-    if path.suffix == ".json" or b'"hash_id_scope"' in head:
-        return "weka"
-    return "vllm" if b'"input_tok_ids"' in head or b'"prompt"' in head else "mooncake"
+    keys = set(head_keys(path))
+    for name, form in _FORMATS.items():
+        if form.keys & keys:
+            return name
+    raise TraceError(
+        f"{path} holds no requests in a format that is read by its look; name it with --format "
+        f"({', '.join(FORMATS)})"
+    )

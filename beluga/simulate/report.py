@@ -251,6 +251,7 @@ def _facts(
     return {
         "Trace": f"{trace.name}: {len(trace):,} requests in {page.seconds(trace.duration_s)}, "
         f"{sum(trace.input_tokens):,} prompt tokens, {trace.block_tokens} tokens a block",
+        **({} if trace.reading is None else {"Trace read as": str(trace.reading)}),
         "Load": ", ".join(f"{speed:g}x" for speed in speeds) + " the trace's own speed",
         "Engines": f"{options.workers} workers with {options.engine} engines, {model.name}, "
         f"{hbm:.0f} GB of HBM for KV data each",

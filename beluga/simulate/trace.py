@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beluga.errors import TraceError
+from beluga.simulate.reading import Reading
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Trace:
     count: list[int]
     ids: NDArray[np.uint32]
     id_count: int
+    reading: Reading | None = None  # None unless it comes from a file
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -68,7 +70,13 @@ class Trace:
         return [flat[at : at + n] for at, n in zip(self.first, self.count, strict=True)]
 
 
-def make_trace(name: str, block_tokens: int, prompts: Iterable[Prompt], rate: float) -> Trace:
+def make_trace(
+    name: str,
+    block_tokens: int,
+    prompts: Iterable[Prompt],
+    rate: float,
+    reading: Reading | None = None,
+) -> Trace:
     """Make a trace of these prompts. Prompts without times arrive at random, ``rate`` per second.
 
     Raises TraceError if there are none, or if a prompt has no tokens.
@@ -101,6 +109,7 @@ def make_trace(name: str, block_tokens: int, prompts: Iterable[Prompt], rate: fl
         count=counts,
         ids=np.array(ids or [0], np.uint32),
         id_count=len(numbers),
+        reading=reading,
     )
 
 

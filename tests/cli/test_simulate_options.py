@@ -35,8 +35,8 @@ class Simulation:
         self.options = Options()
         self.asked: dict[str, Any] = {}
 
-    def load(self, path: Path, form: str | None, *, rate: float) -> Any:
-        self.loaded = (path, form, rate)
+    def load(self, path: Path, form: str | None, **reading: Any) -> Any:
+        self.loaded = (path, form, *reading.values())
         return SimpleTrace()
 
     def run(self, trace: Any, options: Options, *, advance: Any, **asked: Any) -> list[Row]:
@@ -50,6 +50,7 @@ class SimpleTrace(list[None]):
 
     name = "a-trace"
     duration_s = 14.0
+    reading = "a-trace: format mooncake"
 
     def __init__(self) -> None:
         super().__init__([None] * 7)
@@ -69,7 +70,7 @@ def beluga(*arguments: object) -> Result:
 
 def test_what_is_not_said_is_left_to_the_cluster(simulation: Simulation) -> None:
     assert beluga("t.jsonl").exit_code == 0
-    assert simulation.loaded == (Path("t.jsonl"), None, 1.0)
+    assert simulation.loaded == (Path("t.jsonl"), None, 1.0, None, None)
     assert simulation.options == Options()
     assert simulation.asked == {"policies": list(POLICIES), "memories": MEMORIES, "seeds": 1,
                                 "courses": False}  # fmt: skip
@@ -83,10 +84,10 @@ def test_what_is_said_is_simulated(simulation: Simulation) -> None:
         "--gpu-path", "switch", "--adapters", 2, "--devices", 9, "--speed", 4, "--model",
         "llama-3.1-8b-h200", "--engine", "serial", "--eviction", "fifo", "--seeds", 2,
         "--scale-at", "7.5:-2", "--slo", 8, "--shared-credit", 0.25, "--format", "vllm",
-        "--rate", 10,
+        "--rate", 10, "--time-unit", "s", "--block-tokens", 64,
     )  # fmt: skip
     assert done.exit_code == 0
-    assert simulation.loaded == (Path("t"), "vllm", 10.0)
+    assert simulation.loaded == (Path("t"), "vllm", 10.0, "s", 64)
     assert simulation.asked == {"policies": ["random", "linear"], "memories": ("split",),
                                 "seeds": 2, "courses": False}  # fmt: skip
     assert simulation.options == Options(
@@ -153,10 +154,10 @@ def test_people_see_the_mean_of_the_seeds_and_no_bars_unless_asked(simulation: S
     assert "simulating" in shown.stderr
 
 
-def test_machines_get_every_row_and_nothing_else(simulation: Simulation) -> None:
+def test_machines_get_every_row_and_what_was_assumed(simulation: Simulation) -> None:
     shown = beluga("t", "--json", "--plot")
     assert [found["seed"] for found in json.loads(shown.stdout)] == [0, None]
-    assert shown.stderr == ""
+    assert shown.stderr == "read a-trace: format mooncake\n"
 
 
 def test_bars_are_as_long_as_their_share_of_the_longest(simulation: Simulation) -> None:
@@ -269,3 +270,10 @@ def test_saturation_is_said(simulation: Simulation) -> None:
     said = " ".join(beluga("t").stderr.split())
     assert "saturated: in 1 of 2 runs requests queue for minutes, up to 2.5 (p99 of random" in said
     assert "0.5 requests arrive in a second, and 0.25 are served" in said
+
+
+def test_what_the_reader_assumed_is_printed(simulation: Simulation) -> None:
+    for more in ((), ("--json",)):
+        shown = beluga("t", *more)
+        assert "read a-trace: format mooncake" in shown.stderr
+        assert "format mooncake" not in shown.stdout
