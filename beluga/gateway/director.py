@@ -7,9 +7,11 @@ ends.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import time
-from collections.abc import Set
+from collections.abc import Collection, Hashable, Set
+from functools import partial
 from types import TracebackType
 
 from beluga.errors import AllWorkersBusyError, ObjectiveError
@@ -25,8 +27,9 @@ from beluga.gateway.waiting import WaitQueue
 from beluga.router import Choice, Constraints, Query, Router
 
 RECOVERY_S = 1.0
-"""How long a request whose engine has just failed waits if no other engine is up. A check is under
-way meanwhile, because an idle connection that the engine closed looks like a failure.
+"""How long a request waits if its engine has just failed, or that of another client, and no other
+engine is up. A check is under way meanwhile, because an idle connection that the engine closed
+looks like a failure.
 """
 
 
@@ -34,8 +37,9 @@ class Placement:
     """A request on a worker. The account ends with the context."""
 
     def __init__(
-        self, director: Director, name: int, parsed: ParsedRequest, choice: Choice
+        self, director: Director, name: int, parsed: ParsedRequest, choice: Choice, client: str
     ) -> None:
+        self.client = client
         self.engine = director.engine_of(choice)
         self._director = director
         self._name = name
@@ -84,6 +88,15 @@ class Placement:
         self._status = str(status)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Past:
+    """Who sends a request, and what became of it so far; see :meth:`Director.place`."""
+
+    client: str
+    tried: Set[int]
+    without: frozenset[int]
+
+
 class Director:
     """Places requests on the engines of a fleet by a router's policy."""
 
@@ -120,35 +133,59 @@ class Director:
     def engine_of(self, choice: Choice) -> Engine:
         return self._fleet[choice.worker.worker_id]
 
-    async def place(self, parsed: ParsedRequest, tried: Set[int], arrived: float) -> Placement:
+    def has_other(self, parsed: ParsedRequest, without: Collection[int]) -> bool:
+        """Return whether a request may wait for another worker than these. Raises Refusal."""
+        engines = self._maker(parsed) or self._known(parsed)
+        return any(each.serving and each.worker.worker_id not in without for each in engines)
+
+    async def place(
+        self,
+        parsed: ParsedRequest,
+        tried: Set[int],
+        arrived: float,
+        *,
+        client: str = "",
+        without: Collection[int] = (),
+    ) -> Placement:
         """Return a placement on a worker, as soon as one has a free place. Raises Refusal.
 
         ``tried`` are the workers that have just failed the request; they are used only if there is
-        no other.
+        no other, and so are those that ``client`` had better avoid. Those in ``without`` are not
+        used.
         """
+        past = _Past(client, tried, frozenset(without))
         if len(parsed.body) > SLOW_SIZE:
             query = await asyncio.to_thread(self._cache.query_of, parsed)
         else:
             query = self._cache.query_of(parsed)
-        placed = None if self._wait_queue.waiting(parsed.model) else self._try(parsed, query, tried)
+        line = self._line(parsed)
+        attempt = partial(self._try, parsed, query, past)
+        placed = None if self._wait_queue.waiting(line) else attempt()
         decided = time.perf_counter()
         if placed is None:
             placed = await self._wait_queue.wait(
-                parsed.model,
+                line,
                 query,
-                lambda: self._try(parsed, query, tried),
+                attempt,
                 overlap=self._cache.longest(query),
-                patience_s=self._patience(parsed.model, tried),
+                patience_s=self._patience(parsed.model),
             )
         self.metrics.routed(parsed, query, placed.choice, placed.engine, decided - arrived)
         return placed
 
-    def _try(self, parsed: ParsedRequest, query: Query, tried: Set[int]) -> Placement | None:
+    def _line(self, parsed: ParsedRequest) -> Hashable:
+        """Return the line in which a request waits: one that only one worker can take does not
+        keep out those that others can take.
+        """
+        maker = self._maker(parsed)
+        return parsed.model, maker[0].worker.worker_id if maker else None
+
+    def _try(self, parsed: ParsedRequest, query: Query, past: _Past) -> Placement | None:
         """Try to place a request. Returns None if it must wait. Raises Refusal."""
         engines = self._maker(parsed) or self._known(parsed)
-        allowed = self._allowed(engines, tried)
+        allowed = self._allowed(engines, past)
         if not allowed:
-            self._none(engines, tried)
+            self._none(engines, past.tried)
             return None
         name = next(self._names)
         started = time.perf_counter()
@@ -161,9 +198,10 @@ class Director:
         except ObjectiveError as error:
             raise Refusal(429, str(error), retry_after_s=1) from None
         self.metrics.part("scheduling", time.perf_counter() - started)
-        placed = Placement(self, name, parsed, choice)
+        placed = Placement(self, name, parsed, choice, past.client)
         self.placed += 1
         placed.engine.inflight += 1
+        placed.engine.placed()
         placed.engine.expected(choice.hit_rate, query.isl)
         self._cache.routed(query, choice)
         return placed
@@ -200,28 +238,31 @@ class Director:
             raise Refusal(503, "no worker is up yet", retry_after_s=1)
         raise Refusal(404, f"The model `{model}` does not exist.", param="model")
 
-    def _allowed(self, engines: list[Engine], tried: Set[int]) -> frozenset[int]:
+    def _allowed(self, engines: list[Engine], past: _Past) -> frozenset[int]:
         most = self._limits.inflight_max
-        ready = [
-            engine.worker.worker_id
+        free = {
+            engine.worker.worker_id: engine
             for engine in engines
             if engine.ready and not (most and engine.inflight >= most)
-        ]
-        return frozenset(ready).difference(tried) or frozenset(ready)
+        }
+        ready = frozenset(free) - past.without
+        others = ready - past.tried
+        best = frozenset(each for each in others if not free[each].avoided_by(past.client))
+        return best or others or ready
 
     def _none(self, engines: list[Engine], tried: Set[int]) -> None:
         """Return if an engine may soon have a free place; otherwise raise Refusal."""
         serving = [engine for engine in engines if engine.serving]
-        if not tried and not serving:
+        if not tried and not serving and not any(engine.suspected for engine in engines):
             why = "; ".join(sorted({engine.why for engine in engines if engine.why}))
             raise Refusal(503, f"none of {len(engines)} workers is up: {why}", retry_after_s=1)
         if cooling := [engine.cooling_s for engine in serving if engine.cooling_s > 0]:
             self._wait_queue.look_in(min(cooling))
 
-    def _patience(self, model: str | None, tried: Set[int]) -> float:
+    def _patience(self, model: str | None) -> float:
         """Return how long a request may wait, in seconds."""
         serving = any(engine.serving for engine in self._fleet.serving(model))
-        return RECOVERY_S if tried and not serving else self._limits.queue_s
+        return self._limits.queue_s if serving else RECOVERY_S
 
     def prefill_done(self, name: int) -> None:
         if self._router.tracker.prefill_done(name, time.monotonic()):

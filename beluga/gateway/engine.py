@@ -7,7 +7,7 @@
     STARTING --check passes--> UP --request fails, check fails--> DOWN --check passes--> UP
 
 A check counts only if no request has failed since it began, because it may have seen an older
-state.
+state. What one client's request may have caused is judged by ``standing.py``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from typing import Any
 
 from beluga.gateway.settings import EngineSpec
+from beluga.gateway.standing import PROBE_S, Standing
 from beluga.router import Worker
 
 PROBLEMS = ("events", "block_size", "tokenizer", "template", "metrics", "pool")
@@ -55,8 +56,10 @@ class Engine:
         self.token_problems: dict[str, str] = {}  # those of them that probe.py has found
         self.probed_after = -1  # how many failures the engine had when it was probed
         self.look = asyncio.Event()  # set to request a check now
+        self.suspected = False  # it broke off, and the next check says whether it is down
         self._failures = 0
         self._cool_until = 0.0  # monotonic
+        self._standing = Standing()
 
     @property
     def url(self) -> str:
@@ -81,12 +84,12 @@ class Engine:
 
     @property
     def cooling_s(self) -> float:
-        """The seconds for which it asked to get no requests."""
+        """The seconds for which it gets no requests, because it is busy."""
         return max(0.0, self._cool_until - time.monotonic())
 
     @property
     def serving(self) -> bool:
-        """Whether it may get requests, apart from a pause that it asked for."""
+        """Whether it may get requests, apart from a pause while it is busy."""
         return self.health is Health.UP and not self.draining
 
     @property
@@ -104,15 +107,47 @@ class Engine:
         self.hit_tokens += round(hit_rate * isl)
         self.prompt_tokens += isl
 
+    def avoided_by(self, client: str) -> bool:
+        """Return whether another engine is better for this client, because of its last requests."""
+        return self._standing.avoided_by(client)
+
+    def placed(self) -> None:
+        """Note that it gets a request. If it is busy, this is the only one for a while."""
+        if self._standing.is_busy:
+            self.cool_down(PROBE_S)
+
+    def answered(self, status: int) -> None:
+        """Note that it answered a request with this status, which says that it is not busy."""
+        if status < 500:
+            self._standing.served()
+            self._cool_until = 0.0
+
+    def busy(self, client: str, pause_s: float) -> None:
+        """Note that it was too busy for a client's request, and asked for a pause."""
+        self._standing.busy(client, pause_s)
+        if self._standing.is_busy:
+            self.cool_down(min(pause_s, PROBE_S))
+
     def cool_down(self, seconds: float) -> None:
-        """Send it no requests for so many seconds, because it answered that it is busy."""
+        """Send it no requests for so many seconds."""
         self._cool_until = max(self._cool_until, time.monotonic() + seconds)
 
+    def broke_off(self, client: str, why: str) -> None:
+        """Note that it broke off with a client's request. It gets no requests until a check, which
+        begins at once, has passed, unless this client's requests were the reason before: then they
+        may be what it cannot do.
+        """
+        if self._standing.broke_off(client):
+            self.fail(why)
+            self.suspected = True
+        self.look.set()
+
     def fail(self, why: str) -> None:
-        """Note that a request or a check has failed. The engine gets no requests until a check
-        passes.
+        """Note that it cannot be reached, or that a check has failed. The engine gets no requests
+        until a check passes.
         """
         self._failures += 1
+        self.suspected = False
         self.health = Health.DOWN
         self.why = why
         self.look.set()
@@ -123,6 +158,9 @@ class Engine:
         """
         if failures_before != self._failures:
             return False
+        if self.health is not Health.UP and not self.suspected:
+            self._standing = Standing()  # it was down, so it is another process now
+        self.suspected = False
         self.health = Health.UP
         self.why = ""
         return True

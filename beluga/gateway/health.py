@@ -70,8 +70,10 @@ class Checker:
                 await asyncio.wait_for(self._wanted(engine), self._limits.health_interval_s)
 
     async def _wanted(self, engine: Engine) -> None:
-        """Wait until a check is requested. If the engine is down, a pause comes first."""
-        if engine.health is not Health.UP:
+        """Wait until a check is requested. If the engine is down, a pause comes first, but not if
+        it is only suspected to be.
+        """
+        if engine.health is not Health.UP and not engine.suspected:
             await asyncio.sleep(self._limits.health_interval_s / 4)
         await engine.look.wait()
 

@@ -30,23 +30,31 @@ from beluga.gateway.relay import BrokenOffError, ClientGoneError, Source, relay
 from beluga.gateway.remote import Remote
 from beluga.gateway.responses import PATH as RESPONSES
 from beluga.gateway.settings import Limits
+from beluga.gateway.standing import client_of
 from beluga.gateway.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
 _BUSY = (429, 503)
-_BUSY_S = 0.1  # the shortest time for which a busy engine is left alone
+_BUSY_S = 0.1  # the shortest time after which a busy engine gets the same request again
+_REST_LOOK_S = 0.5  # how often a request that waits for a busy engine looks for another one
+_NO_CONNECTION = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _SLOW_TO_TOKENIZE = 1 << 14  # bytes; a longer prompt is tokenized in a thread
 
 
 class _UnansweredError(Exception):
     """The engine gave no answer that may be forwarded, and another engine may be tried."""
 
-    def __init__(self, status: int, why: str, answer: web.Response | None = None) -> None:
-        """``answer`` is what a busy engine said, for a client that no other engine serves."""
+    def __init__(
+        self, status: int, why: str, answer: web.Response | None = None, pause_s: float = 0.0
+    ) -> None:
+        """``answer`` is what a busy engine said, for a client that no other engine serves, and
+        ``pause_s`` for how long it asked not to get this request.
+        """
         super().__init__(why)
         self.status = status
         self.answer = answer
+        self.pause_s = pause_s
 
 
 class Proxy:
@@ -79,9 +87,15 @@ class Proxy:
         tried: set[int] = set()
         failures = 0
         busy: web.Response | None = None
+        client = client_of(request.headers, request.remote)
+        resting: dict[int, float] = {}  # until when workers asked not to get this request
         while True:
             try:
-                placement = await self._director.place(parsed, tried, arrived)
+                if not await self._rested(parsed, resting, first + self._limits.queue_s):
+                    raise Refusal(503, "every worker asked for a longer pause")
+                placement = await self._director.place(
+                    parsed, tried, arrived, client=client, without=resting
+                )
             except Refusal:
                 if busy is None:
                     raise
@@ -97,12 +111,30 @@ class Proxy:
                 busy = error.answer
                 failures += busy is None
                 arrived = time.perf_counter()
+                if error.pause_s:
+                    resting[worker] = arrived + error.pause_s
                 late = again and arrived - first > self._limits.queue_s
                 if late or max(len(tried), failures) > self._limits.retries:
                     if busy is not None:
                         return busy
                     text = f"no worker answers; the last one tried: {error}"
                     raise Refusal(error.status, text, retry_after_s=1) from None
+
+    async def _rested(self, parsed: ParsedRequest, resting: dict[int, float], until: float) -> bool:
+        """Wait until a request may be sent to a worker: one that did not ask for a pause, or one
+        whose pause has ended, which then leaves ``resting``. The request has no place in the line
+        meanwhile, so it keeps nobody out. Returns False if that takes too long. Raises Refusal.
+        """
+        while resting and not self._director.has_other(parsed, resting):
+            worker, ends = min(resting.items(), key=lambda one: one[1])
+            left = ends - time.perf_counter()
+            if left <= 0:
+                del resting[worker]
+                return True
+            if ends > until:
+                return False
+            await asyncio.sleep(min(left, _REST_LOOK_S))
+        return True
 
     async def _attempt(
         self, request: web.Request, parsed: ParsedRequest, placement: Placement, *, remote: bool
@@ -174,14 +206,19 @@ class Proxy:
                 raise Refusal(503, text, retry_after_s=1) from error
             if isinstance(error, ValueError):  # aiohttp refuses to send it
                 raise Refusal(400, f"this request cannot be passed on: {error}") from error
-            engine.fail(words_of(error))
+            if isinstance(error, _NO_CONNECTION):
+                engine.fail(words_of(error))
+            else:
+                engine.broke_off(placement.client, words_of(error))
             raise _UnansweredError(502, words_of(error)) from error
         async with response:
             if response.status in _BUSY:
                 pause_s = retry_after_s(response.headers, self._limits.cool_down_max_s)
-                engine.cool_down(max(pause_s, _BUSY_S))
+                pause_s = max(pause_s, _BUSY_S)
+                engine.busy(placement.client, pause_s)
                 why = f"it answers {response.status}"
-                raise _UnansweredError(response.status, why, await _whole(response))
+                raise _UnansweredError(response.status, why, await _whole(response), pause_s)
+            engine.answered(response.status)
             source = Source(response)
             target = web.StreamResponse(
                 status=response.status,
@@ -196,7 +233,7 @@ class Proxy:
                     first += await _until_data(source, first)
                     self._director.responses.made(first, engine.worker.worker_id)
             except BrokenOffError as error:
-                engine.fail(str(error))
+                engine.broke_off(placement.client, str(error))
                 raise _UnansweredError(502, str(error)) from error
             placement.first_token()
             await self._pass_on(request, source, first, target, placement)
@@ -217,7 +254,7 @@ class Proxy:
             placement.answered(target.status)
         except BrokenOffError as error:
             placement.answered("broken")
-            placement.engine.fail(f"it broke off: {error}")
+            placement.engine.broke_off(placement.client, f"it broke off: {error}")
             log.warning("%s broke off: %s", placement.engine.url, error)
             await _end_broken(request, source, target, error)
         except (ClientGoneError, ConnectionError):

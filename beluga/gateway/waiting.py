@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """The wait queue: requests wait there, in a line for each model, while every suitable worker is
-full.
+full. Those that only one worker can take, because it made the response that they are about, have a
+line of their own for each worker.
 
 The next request in a line, by the chosen order, is tried whenever a request has ended or an engine
-has come up or cooled down. No later request overtakes it. So a request that many workers could take
-does not keep out one that few can take.
+has come up or cooled down. No later request of its line overtakes it. So a request that many
+workers could take does not keep out one that few can take. The line whose turn is longest ago goes
+first.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from beluga.gateway.answers import Refusal
@@ -44,27 +46,27 @@ class WaitQueue(Generic[PlacedT]):
         self._queued_max = queued_max
         self._order = order
         self._give_back = give_back
-        self._lines: dict[str | None, RouterQueue[_Waiter[PlacedT]]] = {}
+        self._lines: dict[Hashable, RouterQueue[_Waiter[PlacedT]]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
 
-    def waiting(self, model: str | None) -> bool:
-        """Return whether a request waits in a model's line."""
-        return bool(self._lines.get(model))
+    def waiting(self, line: Hashable) -> bool:
+        """Return whether a request waits in a line."""
+        return bool(self._lines.get(line))
 
     async def wait(
         self,
-        model: str | None,
+        name: Hashable,
         query: Query,
         attempt: Callable[[], PlacedT | None],
         *,
         overlap: int,
         patience_s: float,
     ) -> PlacedT:
-        """Wait until ``attempt`` returns something, and return that. ``overlap`` is how many of the
-        request's blocks a worker holds.
+        """Wait in a line until ``attempt`` returns something, and return that. ``overlap`` is how
+        many of the request's blocks a worker holds.
 
         Raises what ``attempt`` raises, and Refusal if the wait is too long or too many requests
         wait.
@@ -74,7 +76,7 @@ class WaitQueue(Generic[PlacedT]):
             raise Refusal(503, text, retry_after_s=1)
         loop = asyncio.get_running_loop()
         waiter = _Waiter(query, overlap, time.monotonic(), attempt, loop.create_future())
-        line = self._lines.setdefault(model, RouterQueue(self._order))
+        line = self._lines.setdefault(name, RouterQueue(self._order))
         _push(line, waiter)
         timer = loop.call_later(patience_s, _give_up, waiter, patience_s)
         try:
@@ -87,17 +89,21 @@ class WaitQueue(Generic[PlacedT]):
         finally:
             timer.cancel()
             line.discard(waiter)
-            if not line and self._lines.get(model) is line:
-                del self._lines[model]
+            if not line and self._lines.get(name) is line:
+                del self._lines[name]
         return placed
 
     def look(self) -> None:
         """Try the next requests, because something has changed."""
-        for line in list(self._lines.values()):
+        for name, line in list(self._lines.items()):
+            served = False
             while (waiter := line.pop(time.monotonic())) is not None:
                 if not _settled(waiter):
                     _push(line, waiter)
                     break
+                served = True
+            if served and self._lines.get(name) is line:
+                self._lines[name] = self._lines.pop(name)  # the others go first next time
 
     def look_in(self, seconds: float) -> None:
         """Call :meth:`look` after so many seconds, or sooner."""

@@ -26,6 +26,8 @@ class Faults:
 
     status: int = 0  # sent instead of an answer
     retry_after: str | None = None  # sent with that status
+    limited: frozenset[str] = frozenset()  # clients, by Authorization, that get 429
+    poison: str = ""  # a prompt with which the engine cuts the connection
     healthy: bool = True
     drop_after: int | None = None  # bytes of the stream after which the connection is cut
     sick: bool = False  # then the engine is not healthy, either
@@ -160,10 +162,15 @@ class FakeEngine:
             assert request.transport
             request.transport.abort()
             return web.Response()
-        if faults.status:
+        if faults.poison and asked.get("prompt") == faults.poison:
+            assert request.transport
+            request.transport.abort()
+            return web.Response()
+        limited = request.headers.get("Authorization", "") in faults.limited
+        if status := 429 if limited else faults.status:
             headers = {"Retry-After": faults.retry_after} if faults.retry_after else {}
-            error = {"message": "no", "type": "Fault", "param": None, "code": faults.status}
-            return web.json_response({"error": error}, status=faults.status, headers=headers)
+            error = {"message": "no", "type": "Fault", "param": None, "code": status}
+            return web.json_response({"error": error}, status=status, headers=headers)
         self.under_way += 1
         try:
             if asked.get("stream"):

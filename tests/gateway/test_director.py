@@ -229,6 +229,53 @@ def test_engines_that_cool_down_are_looked_at_when_the_first_has() -> None:
     run(scenario)
 
 
+def test_a_request_that_only_one_worker_can_take_keeps_out_no_other() -> None:
+    async def scenario() -> None:
+        desk = Desk(*(EngineSpec(f"http://{name}", ("m",)) for name in "ab"), inflight_max=1)
+        desk.director.responses.made(b'{"id": "resp_1"}', 1)
+        desk.engines[0].inflight = 1
+        about = ParsedRequest("/v1/responses/resp_1", b"", None, response="resp_1", isl=40)
+        waits = asyncio.ensure_future(desk.place(about))
+        await asyncio.sleep(0)
+        assert not waits.done()
+        placed = await asyncio.wait_for(desk.place(ANY), 20)
+        assert placed.engine is desk.engines[1]
+        later = asyncio.ensure_future(desk.place(ANY))
+        await asyncio.sleep(0)
+        desk.director.end(99, desk.engines[0])  # either may have the place
+        assert (await asyncio.wait_for(waits, 20)).engine is desk.engines[0]
+        placed.end()
+        assert (await asyncio.wait_for(later, 20)).engine is desk.engines[1]
+
+    run(scenario)
+
+
+def test_workers_that_asked_for_a_pause_are_left_out() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        placed = await desk.director.place(PARSED, {1, 2}, 0.0, without={1: 9.0, 2: 9.0})
+        assert placed.engine is desk.engines[2]
+        assert desk.director.has_other(PARSED, {1, 2})
+        assert not desk.director.has_other(PARSED, {1, 2, 3})
+        desk.engines[2].fail("gone")
+        assert not desk.director.has_other(PARSED, {1, 2})
+
+    run(scenario)
+
+
+def test_a_client_avoids_a_worker_only_if_there_is_another() -> None:
+    async def scenario() -> None:
+        desk = Desk(*(EngineSpec(f"http://{name}", ("m",)) for name in "ab"))
+        desk.engines[0].busy("one", 60)
+        for client, expected in (("one", {2}), ("two", {1, 2})):
+            await desk.director.place(PARSED, set(), 0.0, client=client)
+            assert desk.router.allowed[-1] == expected
+        await desk.director.place(PARSED, {2}, 0.0, client="one")
+        assert desk.router.allowed[-1] == {1}
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
     ("tried", "up", "patience_s"),
     [(frozenset({1}), False, RECOVERY_S), (frozenset({1}), True, 7.0), (frozenset(), True, 7.0)],

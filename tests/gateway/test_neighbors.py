@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""One client's failures are not the others': rate limits, prompts that break an engine, waits."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("aiohttp", reason="the router's packages are not installed")
+
+from fake_engine import FakeEngine
+from routed import QUICK, Site, routed, run, until
+
+from beluga.gateway import EngineSpec
+from beluga.gateway.engine import Engine, Health
+from beluga.gateway.standing import (
+    ACCUSED_S,
+    BROKEN_S,
+    CLIENTS_MAX,
+    PROBE_S,
+    Standing,
+    client_of,
+)
+from beluga.router import Worker
+
+SOON_S = 20.0  # far less than the pauses that the engines ask for here
+
+
+async def ask(site: Site, client: str, prompt: str = "hello") -> int:
+    """Return the status of a completion for a client, which must come soon."""
+    headers = {"Authorization": f"Bearer {client}"}
+    body = {"model": "fake", "prompt": prompt}
+    url = f"{site.base}/v1/completions"
+
+    async def answered() -> int:
+        async with site.client.post(url, json=body, headers=headers) as answer:
+            await answer.read()
+            return answer.status
+
+    return await asyncio.wait_for(answered(), SOON_S)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    clock = SimpleNamespace(now=100.0)
+    fake = SimpleNamespace(monotonic=lambda: clock.now)
+    for module in ("engine", "standing"):
+        monkeypatch.setattr(f"beluga.gateway.{module}.time", fake)
+    return clock
+
+
+def up() -> Engine:
+    engine = Engine(Worker(1), EngineSpec("http://a"))
+    assert engine.passed(0)
+    return engine
+
+
+def test_the_rate_limit_of_one_client_stops_no_other() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        engine.faults.limited, engine.faults.retry_after = frozenset({"Bearer greedy"}), "60"
+        async with routed(engine) as site:
+            for _ in range(3):
+                assert await ask(site, "greedy") == 429
+                assert await ask(site, "modest") == 200
+            assert [worker["cooling_s"] for worker in await site.workers()] == [0]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_one_busy_answer_without_a_key_stops_no_later_request(status: int) -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        engine.faults.status, engine.faults.retry_after = status, "60"
+        async with routed(engine) as site:
+            asked = asyncio.create_task(site.completed())
+            await until(lambda: len(engine.seen) == 1)
+            engine.faults.status = 0
+            assert (await asyncio.wait_for(site.completed(), SOON_S))[0] == 200
+            assert (await asyncio.wait_for(asked, SOON_S))[0] == status
+
+    run(scenario)
+
+
+def test_a_request_that_waits_for_its_own_pause_keeps_nobody_out() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        engine.faults.limited, engine.faults.retry_after = frozenset({"Bearer greedy"}), "15"
+        async with routed(engine) as site:
+            waits = asyncio.create_task(ask(site, "greedy"))
+            await until(lambda: len(engine.seen) == 1)
+            for _ in range(5):
+                assert await ask(site, "modest") == 200
+            assert not waits.done()
+            engine.faults.limited = frozenset()
+            assert await waits == 200
+
+    run(scenario)
+
+
+def test_a_request_whose_worker_asked_for_a_pause_goes_to_one_that_comes_up() -> None:
+    async def scenario() -> None:
+        a, b = FakeEngine(), FakeEngine()
+        a.faults.status, a.faults.retry_after = 503, "15"
+        b.faults.healthy = False
+        async with routed(a, b, wait=False) as site:
+            await site.up(1)
+            asked = asyncio.create_task(ask(site, "one"))
+            await until(lambda: len(a.seen) == 1)
+            b.faults.healthy = True
+            assert await asked == 200
+            assert site.counts() == [1, 1]
+
+    run(scenario)
+
+
+def test_a_prompt_that_breaks_engines_takes_them_from_nobody() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        engine.faults.poison = "poison"
+        async with routed(engine, limits=dataclasses.replace(QUICK, retries=0)) as site:
+            (worker,) = site.service.fleet
+            for _ in range(5):
+                assert await ask(site, "greedy", "poison") == 502
+                assert await ask(site, "modest") == 200
+            assert worker.failures <= 1
+
+    run(scenario)
+
+
+def test_two_clients_without_a_success_in_between_pause_an_engine(clock: Any) -> None:
+    engine = up()
+    for _ in range(9):
+        engine.busy("one", 60)
+        assert engine.ready
+    engine.busy("two", 60)
+    assert not engine.ready
+    assert engine.serving
+    assert engine.cooling_s == PROBE_S  # not the minute that it asks for
+    clock.now += PROBE_S
+    assert engine.ready
+    engine.placed()  # this request is the probe
+    assert not engine.ready
+    engine.answered(500)  # it does not say that the engine has room
+    assert not engine.ready
+    engine.answered(200)
+    assert engine.ready
+    engine.placed()
+    engine.busy("two", 60)
+    assert engine.ready
+
+
+def test_a_success_in_between_says_that_each_client_has_its_own_limit() -> None:
+    engine = up()
+    for client in ("one", "two", "three"):
+        engine.busy(client, 60)
+        engine.answered(200)
+        assert engine.ready
+
+
+def test_a_client_is_kept_away_as_long_as_it_was_asked(clock: Any) -> None:
+    standing = Standing()
+    standing.busy("one", 60)
+    standing.busy("one", 1)
+    assert standing.avoided_by("one")
+    assert not standing.avoided_by("two")
+    clock.now += 60
+    assert not standing.avoided_by("one")
+
+
+def test_the_clients_that_are_remembered_are_bounded() -> None:
+    standing = Standing()
+    for number in range(CLIENTS_MAX + 1):
+        standing.busy(str(number), 60)
+    assert not standing.avoided_by("0")
+    assert standing.avoided_by("1")
+    assert standing.avoided_by(str(CLIENTS_MAX))
+
+
+def test_an_engine_is_suspected_by_one_client_once_a_minute(clock: Any) -> None:
+    engine = up()
+    engine.broke_off("one", "cut")
+    assert (engine.health, engine.suspected, engine.failures) == (Health.DOWN, True, 1)
+    assert engine.avoided_by("one")
+    assert engine.passed(1)
+    assert not engine.suspected
+    assert engine.avoided_by("one")  # it lives, so it was this client's request
+    clock.now += BROKEN_S
+    assert not engine.avoided_by("one")
+    engine.look.clear()
+    engine.broke_off("one", "cut")
+    assert engine.ready
+    assert engine.look.is_set()
+    engine.broke_off("two", "cut")
+    assert (engine.health, engine.failures) == (Health.DOWN, 2)
+    engine.broke_off("one", "cut")
+    assert engine.passed(2)  # the check counts, whatever the first client sends meanwhile
+    clock.now += ACCUSED_S
+    engine.broke_off("one", "cut")
+    assert engine.health is Health.DOWN
+
+
+def test_an_engine_that_was_down_begins_anew() -> None:
+    engine = up()
+    engine.busy("one", 60)
+    engine.broke_off("two", "cut")
+    engine.fail("/health answers 503")  # the check after it
+    assert not engine.suspected
+    assert engine.passed(2)
+    assert not (engine.avoided_by("one") or engine.avoided_by("two"))
+
+
+def test_clients_are_told_apart_by_key_then_by_address() -> None:
+    one, two = ({"Authorization": f"Bearer {name}"} for name in ("one", "two"))
+    assert client_of(one, "::1") == client_of(one, "::2") != client_of(two, "::1")
+    assert client_of({"X-Api-Key": "k"}, "::1") != client_of({}, "::1") != client_of({}, "::2")
+    assert "one" not in client_of(one, None)
+    assert client_of({}, None) == ""
