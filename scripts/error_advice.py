@@ -73,9 +73,6 @@ ADVICE: dict[str, dict[str, tuple[str, ...]]] = {
         "Run one version of Beluga in clients and servers; else this is a bug to report.": (
             "a block was refused without a reason",
         ),
-        "Try again; if it stays, look for a connector that hangs while it clears its cache.": (
-            "another process is beginning an era*",
-        ),
     },
     "LayoutError": {
         "Make the array writable, or pass a copy of your own; a view of bytes is read-only.": (

@@ -174,6 +174,10 @@ class Connection:
         """Whether an attempt would be made now."""
         return self._attachment is not None
 
+    def has(self, attachment: Attachment) -> bool:
+        """Whether an attempt would use this attachment."""
+        return self._attachment is attachment
+
     def wait(self, timeout_s: float) -> bool:
         """Wait until the connection is attached. Returns False after ``timeout_s`` seconds without
         success.

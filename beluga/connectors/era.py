@@ -3,25 +3,37 @@
 """The era: it clears a cache that several processes share, at once and with any content.
 
 The names of all blocks begin with the era, which is a random number in a record in the pool. Every
-process reads it before each call. Removing the record clears the cache, and the next call makes a
-new record. An eviction of the record clears the cache, too: then blocks are missed that exist, but
-no block is found that should not be.
+process reads it before each call. Removing the record ends the era, and the next call begins a new
+one. A put that began before the end has the ended era in its names, so nobody finds its blocks. An
+eviction of the record ends the era, too: then blocks are missed that exist, but no block is found
+that should not be.
+
+An era that has ended does not return, although a tier below the pool may still have the record: it
+may have been down, or refuse deletes. So a second record says that this era has ended. It has its
+own name, is never removed, and sinks to the same tiers. Whoever reads an era for the first time
+looks for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from typing import TYPE_CHECKING
 
-from beluga.connectors.fetch import fetch
+from beluga.connectors import records
 from beluga.errors import CacheError
 from beluga.kvcache import Namespace, hash_keys
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from beluga.connectors.connection import Attachment
 
 SIZE = 16
 _RECORD = hash_keys(["era"])
+_ATTEMPTS = 4  # each but the first follows an era that another process ended meanwhile
 
 
 class Era:
@@ -29,23 +41,55 @@ class Era:
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = Namespace({"era of": namespace.digest})
+        self._lock = threading.Lock()
         self._clears = self._cleared = 0  # clears requested and done; the pool may be unavailable
+        self._began: bytes | None = None  # an era that had not ended when it was first read
+
+    @property
+    def pending(self) -> bool:
+        """Whether a requested clear is not done yet."""
+        return self._clears != self._cleared
 
     def clear(self) -> None:
         """End the era, at the next :meth:`now` at the latest."""
-        self._clears += 1
+        with self._lock:
+            self._clears += 1
 
     def now(self, attachment: Attachment) -> bytes:
         """Return the current era. Raises what a cache raises, and CacheError while another process
-        begins an era.
+        begins an era or it is not certain which era it is.
         """
-        cache, era, clears = attachment.cache(self._namespace), bytearray(SIZE), self._clears
-        if clears != self._cleared:
-            cache.remove(_RECORD)
-            self._cleared = clears
-        if not fetch(cache, _RECORD, [era]).hits:
-            cache.put(_RECORD, [os.urandom(SIZE)])
-            # the first record that was written counts for all
-            if not fetch(cache, _RECORD, [era]).hits:
-                raise CacheError("another process is beginning an era in the pool")
-        return bytes(era)
+        if self.pending:
+            with self._lock:  # one thread ends it, once
+                self._end(attachment)
+        era = records.read(attachment, self._namespace, _RECORD, SIZE) or self._begin(attachment)
+        for _ in range(_ATTEMPTS):
+            if era == self._began:
+                return era
+            if records.read(attachment, self._namespace, _end_of(era), SIZE) is None:
+                self._began = era
+                return era
+            # A lower tier brought back the record of an era that has ended. The new one is written
+            # at once, because the tier may have the old one for ever.
+            records.remove(attachment, self._namespace, _RECORD)
+            era = self._begin(attachment)
+        raise CacheError("eras of this cache end faster than they begin; clear it less often")
+
+    def _begin(self, attachment: Attachment) -> bytes:
+        return records.write(attachment, self._namespace, _RECORD, os.urandom(SIZE))
+
+    def _end(self, attachment: Attachment) -> None:
+        clears = self._clears
+        if clears == self._cleared:
+            return
+        era = records.read(attachment, self._namespace, _RECORD, SIZE)
+        if era is not None:
+            with contextlib.suppress(CacheError):  # a full pool still removes
+                records.write(attachment, self._namespace, _end_of(era), era)
+            records.remove(attachment, self._namespace, _RECORD)
+        self._began = None
+        self._cleared = clears
+
+
+def _end_of(era: bytes) -> NDArray[np.uint8]:
+    return hash_keys([b"end of " + era])

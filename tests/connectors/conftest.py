@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A small pool, by its paths: connectors open it themselves."""
+"""A small pool, by its paths, which connectors open themselves; and LMCache's plugins over it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib
+import sys
+import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import fakes
 import pytest
+from blocks import eventually
+from lmcache_parts import LONG_S, PACKAGE, Allocator, MakeAdapter, Metadata
 
 from beluga import MetaServer, Pool
 
@@ -31,3 +38,55 @@ def pool_name(pool: Pool) -> str:
 def server(pool: Pool) -> Iterator[MetaServer]:
     with MetaServer(pool) as server:
         yield server
+
+
+@pytest.fixture
+def lmcache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Our package, over the fake."""
+    for name, module in fakes.lmcache().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    yield importlib.import_module(PACKAGE)
+    for name in ("l2", "plugin"):
+        sys.modules.pop(f"{PACKAGE}.{name}", None)
+
+
+@pytest.fixture
+def adapter(lmcache: Any, pool_name: str) -> Iterator[MakeAdapter]:
+    """A function that makes an L2 adapter; its arguments replace the usual settings."""
+    made: list[Any] = []
+
+    def make(*, attached: bool = True, **settings: Any) -> Any:
+        usual = {"pool": pool_name, "timeout_ms": 5000, "retry_s": 0.05}
+        made.append(lmcache.BelugaL2Adapter(usual | settings))
+        assert eventually(lambda: made[-1].report_status()["attached"] == attached, LONG_S)
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def backend(lmcache: Any, pool_name: str) -> Iterator[Callable[..., Any]]:
+    """A function that makes a storage plugin."""
+    made: list[Any] = []
+
+    def make(
+        *,
+        attached: bool = True,
+        layers: int = 4,
+        model_name: str = "model",
+        layerwise: bool = False,
+        **settings: Any,
+    ) -> Any:
+        usual = {"beluga.pool": pool_name, "beluga.timeout_ms": 5000, "other.thing": 1}
+        extra = usual | {f"beluga.{name}": value for name, value in settings.items()}
+        config = types.SimpleNamespace(extra_config=extra, use_layerwise=layerwise)
+        metadata = Metadata(layers, model_name)
+        made.append(lmcache.BelugaBackend("cpu", config, metadata, Allocator(), None))
+        assert eventually(lambda: made[-1].attached == attached, LONG_S)
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

@@ -84,12 +84,16 @@ class L2AdapterInterface:
     def __init__(self) -> None:
         self.stored: list[Any] = []
         self.accessed: list[Any] = []
+        self.deleted: list[Any] = []
 
     def _notify_keys_stored(self, keys: list[Any], sizes: list[int]) -> None:
         self.stored += zip(keys, sizes, strict=True)
 
     def _notify_keys_accessed(self, keys: list[Any]) -> None:
         self.accessed += keys
+
+    def _notify_keys_deleted(self, keys: list[Any], sizes: list[int]) -> None:
+        self.deleted += zip(keys, sizes, strict=True)
 
 
 class StoragePluginInterface:

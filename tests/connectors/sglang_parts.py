@@ -45,6 +45,7 @@ class HostPool:
 
     def __init__(self, layout: str = "page_first", *, dtype: str = "bfloat16", mla: bool = False):
         self.layout, self.dtype, self.page_size, self.layer_num = layout, dtype, PAGE, LAYERS
+        self.size = PAGES * PAGE  # in tokens
         halves = 1 if mla else 2
         shape = (halves, LAYERS, PAGES, PAGE * WIDTH)
         self.kv_buffer = np.zeros(shape, dtype=np.uint8)

@@ -4,9 +4,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
+from blocks import eventually
+from memory_tier import MemoryTier, served
+from numpy.typing import NDArray
 
 from beluga import MetaServer, Namespace
 from beluga.connectors import era
@@ -52,6 +59,76 @@ def test_a_record_that_is_lost_is_a_new_era(sessions: list[Attachment]) -> None:
     assert one.now(sessions[0]) != first
 
 
+class Stubborn(MemoryTier):
+    """A store that lets nothing be deleted."""
+
+    def remove(self, keys: NDArray[np.uint64]) -> int:
+        return 0
+
+
+def eras(path: Path, tier: MemoryTier, *, clear: bool = False) -> list[bytes]:
+    """Return the eras in a new pool over the tier, before and after a clear, when it has them."""
+    with served(path, tier):
+        session = Attachment(PoolSettings(pool=str(path), timeout_ms=5000))
+        try:
+            one = Era(MODEL)
+            found = [one.now(session)]
+            if clear:
+                one.clear()
+                found.append(one.now(session))
+            assert eventually(lambda: len(tier.blocks) >= 1 + clear)
+            return found
+        finally:
+            session.close()
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["known", "remote"])
+def test_an_era_that_was_ended_does_not_return_from_a_store_that_refuses_deletes(
+    shm: Path, remote: bool
+) -> None:
+    tier = Stubborn(remote=remote)
+    (first,) = eras(shm / "first", tier)
+    begun = dict(tier.blocks)
+    assert eras(shm / "second", tier) == [first]  # as the tier has it
+    again, second = eras(shm / "third", tier, clear=True)
+    assert again == first
+    assert second != first
+    tier.blocks |= begun  # the old record, as if the new one had never replaced it
+    (third,) = eras(shm / "fourth", tier)
+    assert third != first
+
+
+def test_threads_that_clear_at_once_end_the_era_and_blocks_of_the_next_stay(
+    sessions: list[Attachment],
+) -> None:
+    one = Era(MODEL)
+    first = one.now(sessions[0])
+    one.clear()
+    together, found = threading.Barrier(2), list[bytes]()
+
+    def now(session: Attachment) -> None:
+        together.wait(60)
+        with contextlib.suppress(CacheError):  # the other begins it
+            found.append(one.now(session))
+
+    threads = [threading.Thread(target=now, args=(session,)) for session in sessions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert first not in found
+    assert {*found, one.now(sessions[0])} == {one.now(sessions[1])}
+
+
+def test_a_clear_is_pending_until_it_is_done(sessions: list[Attachment]) -> None:
+    one = Era(MODEL)
+    one.now(sessions[0])
+    one.clear()
+    assert one.pending
+    one.now(sessions[0])
+    assert not one.pending
+
+
 def test_a_record_that_another_is_writing_is_waited_for_by_nobody(
     sessions: list[Attachment],
 ) -> None:
@@ -59,7 +136,7 @@ def test_a_record_that_another_is_writing_is_waited_for_by_nobody(
     cache, writer = sessions[1].cache(one._namespace), MetaClient(sessions[1].client)
     keys = cache.keys(era._RECORD)
     grants = writer.reserve(keys, length=era.SIZE, fingerprint=cache.fingerprint)
-    with pytest.raises(CacheError, match="beginning an era"):
+    with pytest.raises(CacheError, match="is being written"):
         one.now(sessions[0])
     writer.abort(grants)
     assert len(one.now(sessions[0])) == era.SIZE

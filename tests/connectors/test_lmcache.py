@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import os
 import select
@@ -13,7 +12,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,20 @@ import numpy as np
 import pytest
 from blocks import eventually
 from fakes import ChunkKey, Memory, ObjectKey, damage
+from lmcache_parts import (
+    LONG_S,
+    PACKAGE,
+    SHAPE,
+    Allocator,
+    MakeAdapter,
+    Metadata,
+    blank,
+    chunks,
+    l2,
+    load,
+    lookup,
+    store,
+)
 from memory_tier import MemoryTier, served
 
 from beluga import MetaServer, Namespace, Pool
@@ -32,89 +45,6 @@ from beluga.errors import CacheError, ConnectorError, LayoutError, PinLimitError
 from beluga.meta import MetaClient
 from beluga.rpc import KINDS, Client, Figure, report
 from beluga.transfer import TransferClass
-
-SHAPE = (2, 4, 16, 64)  # K and V, layers, tokens, hidden
-LONG_S = 60.0
-PACKAGE = "beluga.connectors.lmcache"
-
-
-@pytest.fixture
-def lmcache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Our package, over the fake."""
-    for name, module in fakes.lmcache().items():
-        monkeypatch.setitem(sys.modules, name, module)
-    yield importlib.import_module(PACKAGE)
-    for name in ("l2", "plugin"):
-        sys.modules.pop(f"{PACKAGE}.{name}", None)
-
-
-MakeAdapter = Callable[..., Any]
-
-
-@contextlib.contextmanager
-def l2(lmcache: Any, path: Path, **settings: Any) -> Iterator[Any]:
-    """Make an L2 adapter of one pool."""
-    usual = {"pool": str(path), "timeout_ms": 5000, "retry_s": 0.05}
-    one = lmcache.BelugaL2Adapter(usual | settings)
-    try:
-        assert eventually(lambda: one.report_status()["attached"], LONG_S)
-        yield one
-    finally:
-        one.close()
-
-
-@pytest.fixture
-def adapter(lmcache: Any, pool_name: str) -> Iterator[MakeAdapter]:
-    """A function that makes an L2 adapter; its arguments replace the usual settings."""
-    made: list[Any] = []
-
-    def make(*, attached: bool = True, **settings: Any) -> Any:
-        usual = {"pool": pool_name, "timeout_ms": 5000, "retry_s": 0.05}
-        made.append(lmcache.BelugaL2Adapter(usual | settings))
-        assert eventually(lambda: made[-1].report_status()["attached"] == attached, LONG_S)
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
-def within(query: Callable[[], Any]) -> Any:
-    """Poll until a query returns a result."""
-    found: list[Any] = []
-    assert eventually(lambda: bool(found.append(query()) or found[-1] is not None), LONG_S)
-    return found[-1]
-
-
-def store(adapter: Any, keys: list[Any], memories: list[Any]) -> int:
-    task = adapter.submit_store_task(keys, memories)
-    done: dict[int, Any] = {}
-    assert eventually(
-        lambda: task in (done.update(adapter.pop_completed_store_tasks()) or done), LONG_S
-    )
-    return int(done[task])
-
-
-def lookup(adapter: Any, keys: list[Any], shape: tuple[int, ...] = SHAPE) -> list[bool]:
-    layout = types.SimpleNamespace(shapes=[shape], dtypes=[fakes.Dtype()])
-    task = adapter.submit_lookup_and_lock_task(keys, {0: layout, 1: layout})
-    bits: list[bool] = within(lambda: adapter.query_lookup_and_lock_result(task)).bits
-    return bits
-
-
-def load(adapter: Any, keys: list[Any], memories: list[Any]) -> list[bool]:
-    task = adapter.submit_load_task(keys, memories)
-    bits: list[bool] = within(lambda: adapter.query_load_result(task)).bits
-    return bits
-
-
-def chunks(count: int, shape: tuple[int, ...] = SHAPE) -> tuple[list[ObjectKey], list[Memory]]:
-    keys = [ObjectKey(bytes([i]) * 8) for i in range(count)]
-    return keys, [Memory(shape, seed=i) for i in range(count)]
-
-
-def blank(count: int, shape: tuple[int, ...] = SHAPE) -> list[Memory]:
-    return [Memory(shape) for _ in range(count)]
 
 
 def test_objects_come_back_in_another_server(server: MetaServer, adapter: MakeAdapter) -> None:
@@ -149,7 +79,7 @@ def test_what_only_a_lower_tier_has_is_brought_up_and_locked(
     keys, memories = chunks(8)
     with served(shm / "first", tier), l2(lmcache, shm / "first") as one:
         store(one, keys, memories)
-        assert eventually(lambda: len(tier.blocks) == 8)
+        assert eventually(lambda: len(tier.blocks) == 9)  # with the layout's record
     absent = ObjectKey(b"x" * 8)
     asked = [*keys[:3], absent, *keys[3:]]
     with served(shm / "second", tier) as pool, l2(lmcache, shm / "second") as one:
@@ -166,7 +96,7 @@ def test_nothing_is_brought_up_for_an_engine_that_does_not_wait(shm: Path, lmcac
     keys, memories = chunks(2)
     with served(shm / "first", tier), l2(lmcache, shm / "first") as one:
         store(one, keys, memories)
-        assert eventually(lambda: len(tier.blocks) == 2)
+        assert eventually(lambda: len(tier.blocks) == 3)  # with the layout's record
     with served(shm / "second", tier), l2(lmcache, shm / "second", onboard_ms=0) as one:
         assert lookup(one, keys) == [False] * 2
         assert load(one, keys, blank(2)) == [False] * 2
@@ -176,8 +106,7 @@ def test_nothing_is_brought_up_for_an_engine_that_does_not_wait(shm: Path, lmcac
 def test_what_is_locked_outlives_eviction_and_is_let_go(
     server: MetaServer, adapter: MakeAdapter
 ) -> None:
-    shape = (2, 4, 1024, 512)  # 8 MiB: ten of them exceed the pool
-    keys, _ = chunks(0)
+    shape = (2, 4, 1023, 512)  # 8 MiB: twelve of them exceed the pool
     keys = [ObjectKey(bytes([i]) * 8) for i in range(24)]
     one = adapter()
     first = Memory(shape, seed=1)
@@ -452,8 +381,9 @@ def test_an_adapter_says_how_it_fares(pool: Pool, adapter: MakeAdapter) -> None:
         assert store(one, keys, memories) > 0
         assert load(one, keys, blank(2)) == [True, True]
         moved = one.carried()
-        assert moved[TransferClass.OFFLOAD].bytes == 2 * memories[0].get_size()
-        assert moved[TransferClass.ONBOARD].bytes == 2 * memories[0].get_size()
+        # the record of the layout is included
+        assert 0 <= moved[TransferClass.OFFLOAD].bytes - 2 * memories[0].get_size() < 128
+        assert 0 <= moved[TransferClass.ONBOARD].bytes - 2 * memories[0].get_size() < 128
     assert load(one, keys, blank(2)) == [False, False]
     assert store(one, keys, memories) == -1
     status = one.report_status()
@@ -491,67 +421,15 @@ def test_the_descriptors_tell_when_there_is_something_to_take(
     assert readable(loads)
 
 
-def test_objects_of_a_group_that_is_not_described_are_misses(
+def test_objects_of_a_group_that_is_not_described_are_found_in_any_layout(
     server: MetaServer, adapter: MakeAdapter
 ) -> None:
     keys, memories = chunks(2)
     keys = [keys[0], ObjectKey(keys[1].chunk_hash, object_group_id=5)]
     one = adapter()
-    store(one, keys, memories)
-    assert lookup(one, keys) == [True, False]
-
-
-class Metadata:
-    """LMCache's metadata of an engine, with chunks of 16 tokens."""
-
-    use_mla = False
-    chunk_size = 16
-
-    def __init__(self, layers: int = 4, model_name: str = "model") -> None:
-        self.layers, self.model_name = layers, model_name
-
-    def get_shapes(self, tokens: int = 16) -> list[tuple[int, ...]]:
-        return [(2, self.layers, tokens, 64)]
-
-    def get_dtypes(self) -> list[fakes.Dtype]:
-        return [fakes.Dtype()]
-
-
-class Allocator:
-    """LMCache's LocalCPUBackend."""
-
-    def __init__(self) -> None:
-        self.made: list[Memory] = []
-
-    def allocate(self, shapes: Any, dtypes: Any, fmt: Any, *, busy_loop: bool) -> Memory:
-        self.made.append(Memory(shapes[0]))
-        return self.made[-1]
-
-
-@pytest.fixture
-def backend(lmcache: Any, pool_name: str) -> Iterator[Callable[..., Any]]:
-    """A function that makes a storage plugin."""
-    made: list[Any] = []
-
-    def make(
-        *,
-        attached: bool = True,
-        layers: int = 4,
-        model_name: str = "model",
-        layerwise: bool = False,
-        **settings: Any,
-    ) -> Any:
-        usual = {"beluga.pool": pool_name, "beluga.timeout_ms": 5000, "other.thing": 1}
-        extra = usual | {f"beluga.{name}": value for name, value in settings.items()}
-        config = types.SimpleNamespace(extra_config=extra, use_layerwise=layerwise)
-        metadata = Metadata(layers, model_name)
-        made.append(lmcache.BelugaBackend("cpu", config, metadata, Allocator(), None))
-        assert eventually(lambda: made[-1].attached == attached, LONG_S)
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+    store(one, keys[:1], memories[:1])
+    store(one, keys[1:], [Memory((2, 4, 64, 16), seed=1)])
+    assert lookup(one, [*keys, ObjectKey(b"other", object_group_id=5)]) == [True, True, False]
 
 
 @pytest.mark.parametrize("remote", [False, True], ids=["known", "remote"])
@@ -715,8 +593,6 @@ def test_memory_that_lmcache_has_not_is_a_miss(
 
 def test_what_the_plugin_says_of_itself(server: MetaServer, backend: Callable[..., Any]) -> None:
     one, key, told = backend(), ChunkKey("a"), list[ChunkKey]()
-    assert one.pin(key)
-    assert one.unpin(key)
     assert one.get_allocator_backend() is one.local_cpu_backend
     assert not one.remove(key)
     memory = Memory(SHAPE, seed=1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from sglang_parts import (
     LONG_S,
     PACKAGE,
     PAGE,
+    PAGES,
     Config,
     Flat,
     HostPool,
@@ -240,9 +242,111 @@ def test_host_pools_that_are_not_understood_are_refused(server: MetaServer, back
 
 
 def test_buffers_that_do_not_go_round_are_refused() -> None:
-    odd = types.SimpleNamespace(get_page_buffer_meta=lambda _: ([1, 2, 3], [8, 8, 8]))
+    odd = types.SimpleNamespace(page_size=1, get_page_buffer_meta=lambda _: ([1, 2, 3], [8, 8, 8]))
     with pytest.raises(LayoutError, match="3 buffers of 3 sizes for 2 pages"):
-        page_buffers(odd, [], 2)
+        page_buffers(odd, [0, 1], 2)
+
+
+GOOD = indices([1, 2])
+HOSTILE = {
+    "too few": GOOD[:PAGE],
+    "too many": indices([1, 2, 3]),
+    "part of a page": GOOD[:-1],
+    "negative": indices([-1, 2]),
+    "behind the last page": indices([1, PAGES]),
+    "far behind": indices([1, 1 << 40]),
+    "not at a page's begin": [i + 1 for i in GOOD],
+    "not in order": GOOD[::-1],
+    "a hole in a page": [*GOOD[:-1], GOOD[-1] + 1],
+    "floats": [float(i) for i in GOOD],
+    "truths": [True] * len(GOOD),
+    "two axes": [GOOD[:PAGE], GOOD[PAGE:]],
+    "nothing": None,
+    "text": "1" * len(GOOD),
+}
+
+
+@pytest.mark.parametrize("wrong", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("layout", ["layer_first", "page_first"])
+def test_indices_that_are_not_whole_pages_of_the_pool_move_nothing(
+    server: MetaServer, backend: Make, layout: str, wrong: Any
+) -> None:
+    host_pool = HostPool(layout)
+    host_pool.kv_buffer[:] = 3
+    one = backend(host_pool)
+    assert one.batch_set_v1(keys(2), wrong) == [False, False]
+    assert one.batch_exists(keys(2)) == 0
+    assert one.batch_set_v1(keys(2), GOOD) == [True, True]
+    host_pool.kv_buffer[:] = 0
+    assert one.batch_get_v1(keys(2), wrong) == [False, False]
+    assert not host_pool.kv_buffer.any()
+    assert one.batch_get_v1(keys(2), np.array(GOOD, np.int32)) == [True, True]
+    assert one.attached  # the session is as good as before
+
+
+def test_indices_in_memory_of_a_device_move_nothing(server: MetaServer, backend: Make) -> None:
+    class Elsewhere:
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    one = backend()
+    assert one.batch_set_v1(keys(2), Elsewhere()) == [False, False]
+    assert one.batch_get_v1(keys(2), Elsewhere()) == [False, False]
+
+
+def test_pages_behind_a_miss_are_fetched(server: MetaServer, backend: Make) -> None:
+    source, target = HostPool(), HostPool()
+    source.kv_buffer[:] = 5
+    one, other = backend(source), backend(target)
+    some = [key for i, key in enumerate(keys(5)) if i != 2]
+    assert one.batch_set_v1(some, indices([0, 1, 2, 3])) == [True] * 4
+    assert other.batch_exists(keys(5)) == 2
+    expected = [True, True, False, True, True]
+    assert other.batch_get_v1(keys(5), indices([1, 2, 3, 4, 5])) == expected
+    assert [bool((target.page(i)[0] == 5).all()) for i in range(1, 6)] == expected
+
+
+def test_flat_pages_behind_a_miss_are_fetched(server: MetaServer, backend: Make) -> None:
+    one = backend(v1=False)
+    rows = [Flat(np.full(4096, i + 1, dtype=np.uint8)) for i in range(2)]
+    assert one.batch_set([keys(3)[0], keys(3)[2]], rows)
+    targets = [Flat(np.zeros(4096, dtype=np.uint8)) for _ in range(3)]
+    assert one.batch_get(keys(3), targets) == [targets[0], None, targets[2]]
+    assert [int(target.data[0]) for target in targets] == [1, 0, 2]
+
+
+def test_a_clear_that_the_pool_does_not_hear_of_is_an_error(pool: Pool, backend: Make) -> None:
+    with MetaServer(pool):
+        one = backend(timeout_ms=1000)
+        assert one.batch_set_v1(keys(2), indices([0, 1])) == [True, True]
+    with pytest.raises(ConnectorError, match="not cleared"):
+        one.clear()
+    with MetaServer(pool):
+        assert eventually(lambda: one.attached, LONG_S)
+        assert one.batch_exists(keys(2)) == 0
+        assert backend().batch_exists(keys(2)) == 0  # it was cleared before the first lookup
+        one.clear()
+
+
+def test_a_put_that_began_before_a_clear_is_found_by_nobody(
+    server: MetaServer, backend: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other, go, begun = backend(), backend(), threading.Event(), threading.Event()
+    real = HostPool.get_page_buffer_meta
+
+    def slow(pool: HostPool, wanted: list[int]) -> Any:
+        begun.set()
+        go.wait(LONG_S)
+        return real(pool, wanted)
+
+    monkeypatch.setattr(HostPool, "get_page_buffer_meta", slow)
+    put = threading.Thread(target=one.batch_set_v1, args=(keys(2), indices([0, 1])))
+    put.start()
+    assert begun.wait(LONG_S)
+    other.clear()
+    go.set()
+    put.join(LONG_S)
+    assert one.batch_exists(keys(2)) == other.batch_exists(keys(2)) == 0
 
 
 def test_a_pool_that_does_not_say_where_its_pages_lie_misses(

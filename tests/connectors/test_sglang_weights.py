@@ -91,7 +91,8 @@ def test_a_clear_while_the_pool_is_away_is_made_up_for(pool: Pool, backend: Make
         one, other = backend(timeout_ms=1000), backend(timeout_ms=1000)
         assert put(one) == [True, True]
     assert finds(one) == 0
-    one.clear()
+    with pytest.raises(ConnectorError, match="not cleared"):
+        one.clear()
     with MetaServer(pool):
         assert eventually(lambda: other.batch_exists(keys(2)) == 2, LONG_S)
         assert eventually(lambda: one.attached, LONG_S)

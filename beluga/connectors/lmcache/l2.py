@@ -2,15 +2,16 @@
 # Copyright The Beluga Authors
 """The L2 adapter of ``lmcache server`` (MP mode, type "plugin"): the pool behind its L1.
 
-Stores have their own thread and session, so that no load waits behind one. A namespace consists of
-what LMCache's key contains (model, ranks, layer group, salt) and of the shapes and dtypes of the
-objects: the same key with another layout is another block.
+Stores and deletes have their own thread and session, so that no load waits behind one. A namespace
+consists of what LMCache's key contains (model, ranks, layer group, salt). The name of an object is
+the id of its layout, which the pool has for all processes, and its chunk's hash: the same key with
+another layout is another block.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from lmcache import __version__ as lmcache_version
@@ -20,14 +21,18 @@ from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.platform import create_event_notifier
 
-from beluga.connectors.connection import Attachment
+from beluga.connectors.connection import Attachment, Connection
 from beluga.connectors.lmcache import objects
-from beluga.connectors.lmcache.objects import Item, Layout, bytes_of, layout_of
+from beluga.connectors.lmcache.layouts import LAYOUTS_MAX, Layout, Layouts, layout_of
+from beluga.connectors.lmcache.ledger import Ledger, Owed
+from beluga.connectors.lmcache.objects import Hit, Item, bytes_of
+from beluga.connectors.lmcache.pins import Pins
 from beluga.connectors.lmcache.worker import Worker
-from beluga.connectors.naming import EngineSettings, namespace_of
+from beluga.connectors.naming import EngineSettings, Fields, namespace_of
 from beluga.connectors.settings import settings_of
+from beluga.errors import CacheError, QuotaError
 from beluga.kvcache import Namespace
-from beluga.meta import BlockState, Grant
+from beluga.meta import BlockState
 from beluga.transfer import TransferClass, TransferStats
 
 logger = init_logger(__name__)
@@ -40,12 +45,14 @@ class _Results:
     def __init__(self) -> None:
         self.notifier = create_event_notifier()
         self._lock = threading.Lock()
+        self._closed = False
         self._done: dict[int, Any] = {}
 
     def put(self, task: int, result: Any) -> None:
         with self._lock:
             self._done[task] = result
-        self.notifier.notify()
+            if not self._closed:
+                self.notifier.notify()
 
     def take(self, task: int) -> Any:
         with self._lock:
@@ -55,6 +62,12 @@ class _Results:
         with self._lock:
             done, self._done = self._done, {}
         return done
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self.notifier.close()
 
 
 class BelugaL2Adapter(L2AdapterInterface):
@@ -74,10 +87,10 @@ class BelugaL2Adapter(L2AdapterInterface):
         self._lock = threading.Lock()
         self._task = 0
         self._namespaces: dict[tuple[Any, ...], Namespace] = {}
-        # the layout last seen for each rank and group
-        self._layouts: dict[tuple[str, int, int], Layout] = {}
-        # used by the reader's thread only
-        self._pins: dict[Any, list[tuple[Attachment, Grant]]] = {}
+        self._layouts: dict[str, Layouts] = {}  # by model
+        self._pins = Pins()  # of the reader's connection
+        self._ledger = Ledger()
+        self._owed = Owed()
         self._reader.connection.settle()
         self._writer.connection.settle()
 
@@ -127,7 +140,8 @@ class BelugaL2Adapter(L2AdapterInterface):
 
     def submit_unlock(self, keys: list[Any]) -> None:
         """Drop the pins of a lookup. A lost session has already lost its pins."""
-        self._reader.submit(lambda _: self._unlock(keys))
+        self._pins.drop(keys)
+        self._reader.submit(self._pins.release)
 
     def submit_load_task(self, keys: list[Any], objects: list[Any]) -> int:
         """Fetch objects into the given memory. The memory of an object that fails is undefined."""
@@ -138,8 +152,22 @@ class BelugaL2Adapter(L2AdapterInterface):
         return self._loads.take(task_id)
 
     def delete(self, keys: list[Any]) -> None:
-        """Remove objects whose layouts this adapter has seen."""
-        self._writer.submit(lambda connection: self._delete(connection, keys))
+        """Remove objects in all their layouts, for all users of the pool, behind the stores that
+        were submitted before. Listeners are called for those that existed.
+
+        If the pool is not available now, this adapter answers misses for the objects and removes
+        them before it stores again; listeners are called then.
+        """
+        keys = list(dict.fromkeys(keys))
+        if not keys:
+            return
+
+        def delete(connection: Connection) -> None:
+            self._owed.add(keys)  # again: a store before may have settled it
+            self._settle(connection)
+
+        self._owed.add(keys)
+        self._writer.call(delete)
 
     def report_status(self) -> dict[str, Any]:
         """Report the status. "Healthy" means that the adapter answers; without a pool it answers
@@ -154,11 +182,11 @@ class BelugaL2Adapter(L2AdapterInterface):
         }
 
     def close(self) -> None:
-        """Finish the submitted tasks and end both sessions."""
+        """Finish the submitted tasks and end both sessions. Tasks that are submitted later fail."""
         self._writer.close()
         self._reader.close()
         for results in (self._stores, self._lookups, self._loads):
-            results.notifier.close()
+            results.close()
 
     def _submit(
         self,
@@ -173,105 +201,223 @@ class BelugaL2Adapter(L2AdapterInterface):
             self._task += 1
             task = self._task
 
-        def job(connection: Any) -> None:
+        def job(connection: Connection) -> None:
             result = None
             try:
                 result = call(connection, *arguments)
             finally:
                 results.put(task, failed if result is None else result)
 
-        worker.submit(job)
+        if not worker.submit(job):
+            results.put(task, failed)
         return task
 
-    def _item(self, key: Any, layout: Layout) -> Item:
-        """Return the namespace and the name of the object of an LMCache key."""
-        owner = (key.model_name, key.kv_rank, key.object_group_id)
-        whose = (*owner, key.cache_salt, layout)
+    def _namespace(self, key: Any) -> Namespace:
+        """Return the namespace of the objects of an LMCache key, in all layouts."""
+        whose = (key.model_name, key.kv_rank, key.object_group_id, key.cache_salt)
         namespace = self._namespaces.get(whose)
         if namespace is None:
-            self._layouts[owner] = layout
-            fields = {
+            fields: Fields = {
                 "form": "L2",
                 "model": key.model_name,
                 "kv_rank": key.kv_rank,
                 "object_group": key.object_group_id,
                 "cache_salt": key.cache_salt,
-                "layout": repr(layout),
             }
             namespace = namespace_of(self._settings, "lmcache", lmcache_version, fields)
             self._namespaces[whose] = namespace
-        return namespace, key.chunk_hash
+        return namespace
 
-    def _items(self, keys: list[Any], memories: list[Any]) -> list[Item]:
-        pairs = zip(keys, memories, strict=True)
-        return [self._item(key, layout_of(m.get_shapes(), m.get_dtypes())) for key, m in pairs]
+    def _layouts_of(self, model: str) -> Layouts:
+        layouts = self._layouts.get(model)
+        if layouts is None:
+            fields: Fields = {"form": "L2 layouts", "model": model}
+            layouts = Layouts(namespace_of(self._settings, "lmcache", lmcache_version, fields))
+            self._layouts[model] = layouts
+        return layouts
 
-    def _store(self, connection: Any, keys: list[Any], memories: list[Any]) -> Any:
-        items = self._items(keys, memories)
-        states = connection.attempt(
-            "storing",
-            lambda attachment: objects.store(attachment, items, [bytes_of(m) for m in memories]),
-        )
+    def _item(self, key: Any, layout_id: bytes) -> Item:
+        """Return the namespace and the name of an object."""
+        return self._namespace(key), layout_id + key.chunk_hash
+
+    def _items(
+        self, attachment: Attachment, keys: Sequence[Any], layouts: Sequence[Layout], *, add: bool
+    ) -> list[Item | None]:
+        """Return the item of each key in its layout, or None if the layout has no id."""
+        wanted: dict[str, set[Layout]] = {}
+        for key, layout in zip(keys, layouts, strict=True):
+            wanted.setdefault(key.model_name, set()).add(layout)
+        ids = {
+            model: self._layouts_of(model).ids_of(attachment, some, add=add)
+            for model, some in wanted.items()
+        }
+        pairs = zip(keys, layouts, strict=True)
+        found = [(key, ids[key.model_name].get(layout)) for key, layout in pairs]
+        return [None if one is None else self._item(key, one) for key, one in found]
+
+    def _store(self, connection: Connection, keys: list[Any], memories: list[Any]) -> Any:
+        if not self._settle(connection):
+            return None
+        layouts = [layout_of(memory.get_shapes(), memory.get_dtypes()) for memory in memories]
+
+        def store(attachment: Attachment) -> list[BlockState]:
+            items = self._items(attachment, keys, layouts, add=True)
+            states = [BlockState.REFUSED] * len(items)
+            placed = [(i, item) for i, item in enumerate(items) if item is not None]
+            if len(placed) < len(items):
+                logger.warning(
+                    "beluga: the pool has objects of this model in %d layouts, and stores no more; "
+                    "give each kind of engine its own `variant`",
+                    LAYOUTS_MAX,
+                )
+            done = objects.store(
+                attachment,
+                [item for _, item in placed],
+                [bytes_of(memories[i]) for i, _ in placed],
+            )
+            for (i, _), state in zip(placed, done, strict=True):
+                states[i] = state
+            return states
+
+        states = connection.attempt("storing", store)
         if states is None:
             return None
         sizes = [m.get_size() for m in memories]
         new = [i for i, state in enumerate(states) if state == BlockState.GRANTED]
-        if new:
-            self._notify_keys_stored([keys[i] for i in new], [sizes[i] for i in new])
+        self._stored([keys[i] for i in new], [sizes[i] for i in new])
+        if self._ledger.grown:
+            connection.attempt("looking for evicted objects", self._note_evictions)
         return L2StoreResult(BlockState.REFUSED not in states, sum(sizes[i] for i in new))
 
-    def _lookup(self, connection: Any, keys: list[Any], layouts: dict[int, Layout]) -> Any:
-        known = [i for i, key in enumerate(keys) if key.object_group_id in layouts]
-        items = [self._item(keys[i], layouts[keys[i].object_group_id]) for i in known]
+    def _stored(self, keys: list[Any], sizes: list[int]) -> None:
+        """Note new objects, and call the listeners."""
+        if not keys:
+            return
+        self._gone([key for key in keys if key in self._ledger])  # they were evicted
+        self._ledger.add(keys, sizes)
+        self._notify_keys_stored(keys, sizes)
 
-        def find(attachment: Attachment) -> tuple[Attachment, list[Grant | None]]:
-            return attachment, objects.find(attachment, items, pin=True)
+    def _gone(self, keys: list[Any]) -> None:
+        """Note that objects are not in the pool any more, and call the listeners."""
+        if keys:
+            self._notify_keys_deleted(keys, self._ledger.take(keys))
 
-        answer = connection.attempt("looking up", find)
-        if answer is None:
+    def _note_evictions(self, attachment: Attachment) -> None:
+        """Drop from the ledger what the pool and the tiers below it have lost."""
+        keys = list(self._ledger)
+        there = self._existing(attachment, keys)
+        self._gone([key for key in keys if key not in there])
+        self._ledger.checked()
+
+    def _existing(self, attachment: Attachment, keys: Sequence[Any]) -> set[Any]:
+        """Return the keys whose objects the pool, or a tier below it, has in any layout."""
+        ids = self._all_ids(attachment, keys)
+        every = [(key, self._item(key, one)) for key in keys for one in ids[key.model_name]]
+        there = objects.exist(attachment, [item for _, item in every])
+        return {key for (key, _), found in zip(every, there, strict=True) if found}
+
+    def _settle(self, connection: Connection) -> bool:
+        """Remove what was deleted, on the writer's thread. Returns whether nothing is owed now."""
+        keys, models = self._owed.all()
+        if not keys and not models:
+            return True
+
+        def remove(attachment: Attachment) -> set[Any]:
+            for model in models:
+                self._layouts_of(model).forget(attachment)
+            there = self._existing(attachment, keys)
+            ids = self._all_ids(attachment, keys)
+            objects.remove(
+                attachment, [self._item(key, one) for key in keys for one in ids[key.model_name]]
+            )
+            return there
+
+        there = connection.attempt("deleting", remove)
+        if there is None:
+            return False
+        self._owed.done(keys, models)
+        everything = [key for key in self._ledger if key.model_name in models]
+        gone = [key for key in keys if key in there or key in self._ledger]
+        self._gone(list(dict.fromkeys(everything + gone)))
+        return True
+
+    def _lookup(self, connection: Connection, keys: list[Any], layouts: dict[int, Layout]) -> Any:
+        self._pins.release(connection)
+
+        def find(attachment: Attachment) -> dict[int, Hit]:
+            found: dict[int, Hit] = {}
+            tries = self._tries(attachment, keys, layouts)
+            try:
+                for depth in range(max(map(len, tries), default=0)):
+                    some = [i for i in range(len(keys)) if depth < len(tries[i]) and i not in found]
+                    items = [tries[i][depth] for i in some]
+                    hits = zip(some, objects.find(attachment, items, pin=True), strict=True)
+                    found |= {i: hit for i, hit in hits if hit is not None}
+            except (CacheError, QuotaError):  # the session continues, and so would its pins
+                pinned = [hit.grant for hit in found.values() if hit.pinned]
+                objects.release(attachment, pinned)
+                raise
+            for i, hit in found.items():
+                self._pins.hold(keys[i], attachment, hit)
+            return found
+
+        found = connection.attempt("looking up", find)
+        if found is None:
             return None
-        attachment, found = answer
         bitmap = Bitmap(len(keys))
-        for i, grant in zip(known, found, strict=True):
-            if grant is not None:
-                bitmap.set(i)
-                self._pins.setdefault(keys[i], []).append((attachment, grant))
+        for i in found:
+            bitmap.set(i)
         return bitmap
 
-    def _unlock(self, keys: list[Any]) -> None:
-        connection = self._reader.connection
-        held: list[tuple[Attachment, Grant]] = []
-        for key in keys:
-            pins = self._pins.get(key)
-            if pins:
-                held.append(pins.pop())
-                if not pins:
-                    del self._pins[key]
-
-        def release(attachment: Attachment) -> int:
-            return objects.release(
-                attachment, [grant for owner, grant in held if owner is attachment]
-            )
-
-        connection.attempt("unlocking", release)
-
-    def _load(self, connection: Any, keys: list[Any], memories: list[Any]) -> Any:
-        items = self._items(keys, memories)
-        done = connection.attempt(
-            "loading",
-            lambda attachment: objects.load(attachment, items, [bytes_of(m) for m in memories]),
+    def _tries(
+        self, attachment: Attachment, keys: Sequence[Any], layouts: dict[int, Layout]
+    ) -> list[list[Item]]:
+        """Return where each key's object may be: in the layout that is described for its group, or
+        in any that the pool has of the model.
+        """
+        tries: list[list[Item]] = [[] for _ in keys]
+        here = [i for i, key in enumerate(keys) if key not in self._owed]
+        described = [i for i in here if layouts.get(keys[i].object_group_id)]
+        items = self._items(
+            attachment,
+            [keys[i] for i in described],
+            [layouts[keys[i].object_group_id] for i in described],
+            add=False,
         )
+        for i, item in zip(described, items, strict=True):
+            tries[i] = [] if item is None else [item]
+        rest = sorted(set(here) - set(described))
+        ids = self._all_ids(attachment, [keys[i] for i in rest])
+        for i in rest:
+            tries[i] = [self._item(keys[i], one) for one in ids[keys[i].model_name]]
+        return tries
+
+    def _all_ids(self, attachment: Attachment, keys: Sequence[Any]) -> dict[str, list[bytes]]:
+        """Return the ids of all layouts of each model."""
+        models = dict.fromkeys(key.model_name for key in keys)
+        return {model: self._layouts_of(model).ids(attachment) for model in models}
+
+    def _load(self, connection: Connection, keys: list[Any], memories: list[Any]) -> Any:
+        layouts = [layout_of(memory.get_shapes(), memory.get_dtypes()) for memory in memories]
+
+        def load(attachment: Attachment) -> list[int]:
+            items = self._items(attachment, keys, layouts, add=False)
+            some = [
+                (i, item)
+                for i, item in enumerate(items)
+                if item is not None and keys[i] not in self._owed
+            ]
+            done = objects.load(
+                attachment, [item for _, item in some], [bytes_of(memories[i]) for i, _ in some]
+            )
+            return [i for (i, _), loaded in zip(some, done, strict=True) if loaded]
+
+        done = connection.attempt("loading", load)
         if done is None:
             return None
         bitmap = Bitmap(len(keys))
-        for i, loaded in enumerate(done):
-            if loaded:
-                bitmap.set(i)
-        self._notify_keys_accessed([key for key, loaded in zip(keys, done, strict=True) if loaded])
+        for i in done:
+            bitmap.set(i)
+        if done:
+            self._notify_keys_accessed([keys[i] for i in done])
         return bitmap
-
-    def _delete(self, connection: Any, keys: list[Any]) -> None:
-        seen = [k for k in keys if (k.model_name, k.kv_rank, k.object_group_id) in self._layouts]
-        layouts = [self._layouts[k.model_name, k.kv_rank, k.object_group_id] for k in seen]
-        items = [self._item(key, layout) for key, layout in zip(seen, layouts, strict=True)]
-        connection.attempt("deleting", lambda attachment: objects.remove(attachment, items))

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from beluga.connectors.fetch import fetch
 from beluga.errors import CacheError, LayoutError, PinLimitError, QuotaError
 from beluga.kvcache import Namespace, hash_keys
-from beluga.meta import BlockState, Grant, Lookup, MetaClient
+from beluga.meta import BlockState, Grant, MetaClient
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,40 +26,46 @@ if TYPE_CHECKING:
 Item: TypeAlias = tuple[Namespace, bytes]
 """The namespace of an object, and its name there, which may be any bytes."""
 
-Layout: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
-"""A shape and a dtype for each tensor of an object."""
+
+class Hit(NamedTuple):
+    """An object that the pool has, and whether this lookup pinned it."""
+
+    grant: Grant
+    pinned: bool
+
 
 _COMING = BlockState.BELOW, BlockState.PENDING
 
 HOLES_MAX = 64  # after so many misses the rest of a namespace's batch counts as missing
 
 
-def layout_of(shapes: Sequence[Sequence[int]], dtypes: Sequence[Any]) -> Layout:
-    """Convert LMCache's lists of shapes and dtypes to a layout."""
-    pairs = zip(shapes, dtypes, strict=True)
-    return tuple((tuple(int(size) for size in shape), str(dtype)) for shape, dtype in pairs)
-
-
 def bytes_of(memory: Any) -> memoryview:
-    """Return a MemoryObj's own bytes, writable. Raises LayoutError for memory of a device."""
+    """Return a MemoryObj's own bytes, writable. Raises LayoutError for memory of a device, and for
+    an object that has no memory (a fake or meta tensor, or one that LMCache has freed).
+    """
     raw = memory.raw_tensor
     if raw is None or raw.device.type != "cpu":
         raise LayoutError("an object of LMCache is not in CPU memory")
-    view: memoryview = memory.byte_array
+    try:
+        view: memoryview = memory.byte_array
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise LayoutError(
+            f"an object of LMCache has no memory ({error}); pass one that is allocated"
+        ) from error
     return view
 
 
-def find(attachment: Attachment, items: Sequence[Item], *, pin: bool) -> list[Grant | None]:
+def find(attachment: Attachment, items: Sequence[Item], *, pin: bool) -> list[Hit | None]:
     """Find each object; the result is None for a miss. With ``pin``, hits are pinned if the
     session's quota allows it. What only a tier below the pool has is brought into the pool first.
     """
     meta = MetaClient(attachment.client)
-    found: list[Grant | None] = [None] * len(items)
+    found: list[Hit | None] = [None] * len(items)
     try:
         _find(attachment, meta, items, found, pin=pin)
     except (CacheError, QuotaError):  # The session continues, so the pins would remain, too.
         if pin:
-            meta.release([grant for grant in found if grant is not None])
+            meta.release([hit.grant for hit in found if hit is not None and hit.pinned])
         raise
     return found
 
@@ -68,7 +74,7 @@ def _find(
     attachment: Attachment,
     meta: MetaClient,
     items: Sequence[Item],
-    found: list[Grant | None],
+    found: list[Hit | None],
     *,
     pin: bool,
 ) -> None:
@@ -78,11 +84,11 @@ def _find(
         at, holes, window = 0, 0, len(keys)
         while at < len(keys) and holes <= HOLES_MAX:
             asked = keys[at : at + window]
-            first = _lookup(meta, asked, pin=pin)
-            hits, rest = first.hits, asked[len(first.hits) :]
+            hits, state = _lookup(meta, asked, pin=pin)
+            rest = asked[len(hits) :]
             found[start + at : start + at + len(hits)] = hits
-            if first.state in _COMING and cache.onboard(rest, wait_s=attachment.onboard_s):
-                hits += _lookup(meta, rest, pin=pin).hits
+            if state in _COMING and cache.onboard(rest, wait_s=attachment.onboard_s):
+                hits += _lookup(meta, rest, pin=pin)[0]
                 found[start + at : start + at + len(hits)] = hits
             whole = len(hits) == len(asked)
             at += len(hits) + (not whole)
@@ -122,6 +128,17 @@ def store(
     return states
 
 
+def exist(attachment: Attachment, items: Sequence[Item]) -> list[bool]:
+    """Return whether the pool or a tier below it has each object. Unlike :func:`find` it does not
+    count as a use, and does not ask remote tiers.
+    """
+    meta, there = MetaClient(attachment.client), list[bool]()
+    for namespace, _, digests in _spans(items):
+        tiers = meta.tiers(attachment.cache(namespace).keys(digests))
+        there += [bool(bits) for bits in tiers]
+    return there
+
+
 def remove(attachment: Attachment, items: Sequence[Item]) -> int:
     """Remove objects. Returns how many there were."""
     spans = _spans(items)
@@ -137,10 +154,14 @@ def _spans(items: Sequence[Item]) -> Iterator[tuple[Namespace, int, NDArray[np.u
         start += len(members)
 
 
-def _lookup(meta: MetaClient, keys: NDArray[np.uint64], *, pin: bool) -> Lookup:
+def _lookup(
+    meta: MetaClient, keys: NDArray[np.uint64], *, pin: bool
+) -> tuple[list[Hit], BlockState]:
+    """Return the leading hits, and the state of the key behind them."""
     try:
-        return meta.lookup(keys, pin=pin)
+        found = meta.lookup(keys, pin=pin)
     except (PinLimitError, QuotaError):
         if not pin:
             raise
-        return meta.lookup(keys)
+        pin, found = False, meta.lookup(keys)
+    return [Hit(grant, pin) for grant in found.hits], found.state

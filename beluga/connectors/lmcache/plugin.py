@@ -10,6 +10,7 @@ model's era, so that all chunks can be cleared.
 from __future__ import annotations
 
 import asyncio
+import collections
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -23,13 +24,15 @@ from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 from beluga.connectors.connection import Attachment, Connection
 from beluga.connectors.era import Era
 from beluga.connectors.lmcache import objects
-from beluga.connectors.lmcache.objects import Item, bytes_of, layout_of
+from beluga.connectors.lmcache.layouts import layout_of
+from beluga.connectors.lmcache.objects import Hit, Item, bytes_of
+from beluga.connectors.lmcache.pins import Pins
 from beluga.connectors.lmcache.worker import Worker
 from beluga.connectors.naming import EngineSettings, Fields, namespace_of
 from beluga.connectors.settings import settings_of
 from beluga.errors import ConnectorError
 from beluga.kvcache import Namespace
-from beluga.meta import BlockState, Grant
+from beluga.meta import BlockState
 from beluga.transfer import TransferClass, TransferStats
 
 logger = init_logger(__name__)
@@ -67,8 +70,9 @@ class BelugaBackend(StoragePluginInterface):
         model = str(getattr(metadata, "model_name", ""))
         fields: Fields = {"form": "plugin's era", "model": model}
         self._era = Era(namespace_of(self._settings, "lmcache", lmcache_version, fields))
-        self._storing: set[Any] = set()
+        self._storing: collections.Counter[Any] = collections.Counter()  # puts by key
         self._lock = threading.Lock()
+        self._pins = Pins()
         self._reading = threading.Lock()  # one thread at a time may use a connection
         self._writer = Worker(self._settings, name="lmcache-put", logger=logger)
         self._reader = Connection(
@@ -90,15 +94,30 @@ class BelugaBackend(StoragePluginInterface):
         return {kind: read[kind].plus(written[kind]) for kind in TransferClass}
 
     def contains(self, key: Any, pin: bool = False) -> bool:
-        """Return whether the pool has a chunk now. This backend does not pin, so a later get may
-        still miss.
+        """Return whether the pool has a chunk now. With ``pin`` it stays until :meth:`unpin`, if
+        the session's quota of pins allows it.
         """
         return self.batched_contains([key], pin) == 1
 
     def batched_contains(self, keys: list[Any], pin: bool = False) -> int:
-        """Return how many leading chunks the pool has."""
-        found = self._read("looking up", lambda a: objects.find(a, self._items(a, keys), pin=False))
-        return next((i for i, grant in enumerate(found or []) if grant is None), len(found or []))
+        """Return how many leading chunks the pool has. With ``pin`` these stay until
+        :meth:`unpin`, if the session's quota of pins allows it.
+        """
+
+        def find(attachment: Attachment) -> int:
+            found = objects.find(attachment, self._items(attachment, keys), pin=pin)
+            hits = found.index(None) if None in found else len(found)
+            behind = [hit.grant for hit in found[hits:] if hit is not None and hit.pinned]
+            if behind:
+                objects.release(attachment, behind)
+            for key, hit in zip(keys[:hits], found[:hits], strict=True):
+                if hit is not None:
+                    self._pins.hold(key, attachment, hit)
+            return hits
+
+        with self._reading:
+            self._pins.release(self._reader)
+            return self._reader.attempt("looking up", find) or 0
 
     async def batched_async_contains(
         self, lookup_id: str, keys: list[Any], pin: bool = False
@@ -109,7 +128,7 @@ class BelugaBackend(StoragePluginInterface):
     def exists_in_put_tasks(self, key: Any) -> bool:
         """Return whether a chunk is being put."""
         with self._lock:
-            return key in self._storing
+            return self._storing[key] > 0
 
     def batched_submit_put_task(
         self,
@@ -118,26 +137,34 @@ class BelugaBackend(StoragePluginInterface):
         transfer_spec: Any = None,
         on_complete_callback: Callable[[Any], None] | None = None,
     ) -> None:
-        """Put chunks in the background. Their memory is held until then."""
+        """Put chunks in the background. Their memory is held until then. The callback is called
+        for each chunk that the pool has afterwards. After :meth:`close` nothing is put.
+        """
+        keys = list(keys)
         with self._lock:
-            self._storing |= set(keys)
+            self._storing.update(keys)
         for memory in objs:
             memory.ref_count_up()
+
+        def end() -> None:
+            with self._lock:
+                self._storing.subtract(keys)
+                self._storing = +self._storing  # without zeros
+            for memory in objs:
+                memory.ref_count_down()
 
         def job(connection: Connection) -> None:
             done: list[Any] = []
             try:
                 done = self._put(connection, keys, objs)
             finally:
-                with self._lock:
-                    self._storing -= set(keys)
-                for memory in objs:
-                    memory.ref_count_down()
+                end()
             if on_complete_callback is not None:
                 for key in done:
-                    on_complete_callback(key)
+                    _call(on_complete_callback, key)
 
-        self._writer.submit(job)
+        if not self._writer.submit(job):
+            end()
 
     def get_blocking(self, key: Any) -> Any:
         """Return a chunk in LMCache's memory, or None."""
@@ -159,17 +186,44 @@ class BelugaBackend(StoragePluginInterface):
         return found[:hits]
 
     def pin(self, key: Any) -> bool:
-        """Do nothing: the pool pins a chunk while it is read."""
-        return True
+        """Keep a chunk in the pool until :meth:`unpin`, or for PIN_S seconds. Returns False if the
+        pool does not have it, or the session's quota of pins is used up.
+        """
+
+        def find(attachment: Attachment) -> bool:
+            (hit,) = objects.find(attachment, self._items(attachment, [key]), pin=True)
+            if hit is None or not hit.pinned:
+                return False
+            self._pins.hold(key, attachment, hit)
+            return True
+
+        with self._reading:
+            self._pins.release(self._reader)
+            return self._reader.attempt("pinning", find) or False
 
     def unpin(self, key: Any) -> bool:
-        """Do nothing: :meth:`pin` pins nothing."""
-        return True
+        """Drop one pin of a chunk. Returns whether it had one."""
+        dropped = self._pins.drop([key])
+        with self._reading:
+            self._pins.release(self._reader)
+        return bool(dropped)
 
     def remove(self, key: Any, force: bool = True) -> bool:
         """Remove a chunk for all users. Returns whether it existed."""
-        removed = self._read("removing", lambda a: objects.remove(a, self._items(a, [key])))
-        return bool(removed)
+        return self.batched_remove([key], force) == 1
+
+    def batched_remove(self, keys: list[Any], force: bool = True) -> int:
+        """Remove chunks for all users. Returns how many existed. A chunk that this backend is
+        putting is removed after that.
+        """
+        keys = list(dict.fromkeys(keys))
+
+        def remove(attachment: Attachment) -> int:
+            return objects.remove(attachment, self._items(attachment, keys))
+
+        if any(map(self.exists_in_put_tasks, keys)):
+            return self._writer.call(lambda writer: writer.attempt("removing", remove)) or 0
+        return self._read("removing", remove) or 0
 
     def clear(self) -> int:
         """Remove all chunks of this model for all users, and return 0. If the pool is not available
@@ -178,6 +232,11 @@ class BelugaBackend(StoragePluginInterface):
         """
         self._era.clear()
         self._read("clearing", self._era.now)
+        if self._era.pending:
+            logger.error(
+                "beluga: the chunks are not cleared, because the pool is not available; this "
+                "engine clears them before it uses the pool again"
+            )
         return 0
 
     def get_allocator_backend(self) -> Any:
@@ -238,14 +297,14 @@ class BelugaBackend(StoragePluginInterface):
         have = (BlockState.GRANTED, BlockState.HIT)
         return [key for (key, _), state in zip(fit, states or [], strict=False) if state in have]
 
-    def _allocate(self, grant: Grant | None) -> Any:
+    def _allocate(self, hit: Hit | None) -> Any:
         """Allocate memory for a chunk of the length that the pool has. Returns None if it
         cannot.
         """
         size = self._token_size()
-        if grant is None or grant.length % size != 0:
+        if hit is None or hit.grant.length % size != 0:
             return None
-        tokens = grant.length // size
+        tokens = hit.grant.length // size
         if tokens > self.metadata.chunk_size:
             return None
         shapes, dtypes = self.metadata.get_shapes(tokens), self.metadata.get_dtypes()
@@ -253,8 +312,8 @@ class BelugaBackend(StoragePluginInterface):
 
     def _get(self, attachment: Attachment, keys: list[Any]) -> list[Any]:
         items = self._items(attachment, keys)
-        grants = objects.find(attachment, items, pin=False)
-        memories = [self._allocate(grant) for grant in grants]
+        found = objects.find(attachment, items, pin=False)
+        memories = [self._allocate(hit) for hit in found]
         there = [i for i, memory in enumerate(memories) if memory is not None]
         done: list[bool] = []
         try:
@@ -266,7 +325,14 @@ class BelugaBackend(StoragePluginInterface):
                     memories[i].ref_count_down()
                     memories[i] = None
         if getattr(self.metadata, "worker_id", 0) == 0:  # all ranks load the same tokens
-            loaded = (grants[i] for at, i in enumerate(there) if done[at])
-            size = sum(grant.length for grant in loaded if grant is not None)
+            loaded = (found[i] for at, i in enumerate(there) if done[at])
+            size = sum(hit.grant.length for hit in loaded if hit is not None)
             attachment.client.report.saved(size // self._token_size())
         return memories
+
+
+def _call(callback: Callable[[Any], None], key: Any) -> None:
+    try:
+        callback(key)
+    except Exception:
+        logger.exception("LMCache's callback for a stored chunk failed")

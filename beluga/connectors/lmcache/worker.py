@@ -7,7 +7,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from beluga.connectors.connection import Connection
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from beluga.connectors.settings import PoolSettings
 
+T = TypeVar("T")
 Job: TypeAlias = Callable[[Connection], None]
 
 
@@ -28,17 +29,45 @@ class Worker:
     def __init__(self, settings: PoolSettings, *, name: str, logger: logging.Logger) -> None:
         self.connection = Connection(settings, name=name, engine="lmcache", logger=logger)
         self._logger = logger
+        self._lock = threading.Lock()
+        self._closed = False
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"{name}-jobs", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
-        """Queue a job and return at once."""
-        self._jobs.put(job)
+    def submit(self, job: Job) -> bool:
+        """Queue a job and return at once. Returns False after :meth:`close`: the job never runs."""
+        with self._lock:
+            if not self._closed:
+                self._jobs.put(job)
+            return not self._closed
+
+    def call(self, doing: Callable[[Connection], T]) -> T | None:
+        """Do something behind the submitted jobs, and wait for its result. Returns None after
+        :meth:`close`, and if it raises. A job may call this, too; then nothing is before it.
+        """
+        if threading.current_thread() is self._thread:
+            return doing(self.connection)
+        done, results = threading.Event(), list[T]()
+
+        def job(connection: Connection) -> None:
+            try:
+                results.append(doing(connection))
+            finally:
+                done.set()
+
+        if not self.submit(job):
+            return None
+        done.wait()
+        return results[0] if results else None
 
     def close(self) -> None:
-        """Finish the submitted jobs, then end the session."""
-        self._jobs.put(None)
+        """Finish the submitted jobs, then end the session. Later calls do nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._jobs.put(None)
         self._thread.join()
         self.connection.close()
 

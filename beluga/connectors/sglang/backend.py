@@ -83,8 +83,7 @@ class BelugaHiCache(HiCacheStorage):
         self, keys: list[str], host_indices: Any, extra_info: Any = None
     ) -> list[bool]:
         """Fetch pages to their places in the host pool. Returns whether each was fetched."""
-        hits = self._pages.fetch(DIRECT, keys, lambda: self._buffers(keys, host_indices))
-        return [i < hits for i in range(len(keys))]
+        return self._pages.fetch(DIRECT, keys, lambda: self._buffers(keys, host_indices))
 
     def batch_set_v1(
         self, keys: list[str], host_indices: Any, extra_info: Any = None
@@ -99,14 +98,14 @@ class BelugaHiCache(HiCacheStorage):
     def batch_get(
         self, keys: list[str], target_locations: Any = None, target_sizes: Any = None
     ) -> list[Any]:
-        """Fetch pages into flat tensors. Returns the tensors of the leading pages that the pool
-        has, then None.
+        """Fetch pages into flat tensors. Returns the tensor of each page that the pool has, and
+        None for the others.
         """
-        targets = list(target_locations or [])
+        targets = [] if target_locations is None else list(target_locations)
         if len(targets) != len(keys) or any(target is None for target in targets):
             return [None] * len(keys)
-        hits = self._pages.fetch(FLAT, keys, lambda: targets)
-        return [target if i < hits else None for i, target in enumerate(targets)]
+        done = self._pages.fetch(FLAT, keys, lambda: targets)
+        return [target if one else None for target, one in zip(targets, done, strict=True)]
 
     def set(
         self,
@@ -126,7 +125,7 @@ class BelugaHiCache(HiCacheStorage):
         target_sizes: Any = None,
     ) -> bool:
         """Put pages, flat tensors. Returns whether the pool has all of them now."""
-        sources = list(values or [])
+        sources = [] if values is None else list(values)
         if len(sources) != len(keys) or any(source is None for source in sources):
             return False
         return all(
@@ -144,7 +143,8 @@ class BelugaHiCache(HiCacheStorage):
 
     def clear(self) -> None:
         """Remove all pages of this model and rank, also those of other engines and versions of the
-        weights. Their space is reused when it is needed.
+        weights. Their space is reused when it is needed. Raises ConnectorError if the pool is not
+        available; SGLang reports that it did not clear them.
         """
         self._pages.clear()
 

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+import numpy as np
+
 from beluga.connectors.connection import Attachment, Connection
 from beluga.connectors.era import Era
 from beluga.connectors.fetch import fetch
@@ -25,12 +27,13 @@ from beluga.meta import BlockState
 from beluga.transfer import TransferClass, TransferStats
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Names: TypeAlias = "NDArray[np.uint8]"
+
+HOLES_MAX = 64  # as many misses of a batch are looked behind
 
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head", "page_first_kv_split")
 FLAT, DIRECT = "flat", "direct"  # a page as SGLang copies it out, or in place in the host pool
@@ -82,12 +85,17 @@ def page_tokens(config: Any, host_pool: Any) -> int:
 
 
 def page_buffers(host_pool: Any, host_indices: Any, count: int) -> list[list[Any]]:
-    """Return the buffers of each of ``count`` host pages, in place. Raises LayoutError."""
+    """Return the buffers of each of ``count`` host pages, in place. ``host_indices`` has the number
+    of each token in the host pool. Raises LayoutError unless these are ``count`` whole pages of it.
+    """
+    if not count:
+        return []
+    _refuse_wrong(host_pool, host_indices, count)
     try:
         addresses, sizes = host_pool.get_page_buffer_meta(host_indices)
-    except (ValueError, NotImplementedError) as error:  # this kind of pool or this layout has none
+    except (ValueError, NotImplementedError, AssertionError) as error:  # it has none of this layout
         raise LayoutError(f"SGLang does not say where its pages lie: {error}") from error
-    per_page, rest = divmod(len(addresses), max(count, 1))
+    per_page, rest = divmod(len(addresses), count)
     if rest or not per_page or len(sizes) != len(addresses):
         raise LayoutError(f"{len(addresses)} buffers of {len(sizes)} sizes for {count} pages")
     buffers = [
@@ -95,6 +103,36 @@ def page_buffers(host_pool: Any, host_indices: Any, count: int) -> list[list[Any
         for address, size in zip(addresses, sizes, strict=True)
     ]
     return [buffers[i : i + per_page] for i in range(0, len(buffers), per_page)]
+
+
+def _refuse_wrong(host_pool: Any, host_indices: Any, count: int) -> None:
+    """Raise LayoutError for indices that are not ``count`` whole pages, because SGLang computes
+    addresses of any numbers, and of the first of each page alone.
+    """
+    tokens = getattr(host_pool, "logical_page_size", None) or host_pool.page_size
+    size = getattr(host_pool, "logical_size", None) or getattr(host_pool, "size", None)
+    try:
+        indices = np.asarray(host_indices)
+    except (TypeError, ValueError, RuntimeError) as error:  # a GPU's tensor, or one without memory
+        raise LayoutError(
+            f"SGLang's host indices cannot be read ({error}); pass whole numbers in CPU memory"
+        ) from error
+    if indices.dtype.kind not in "iu" or indices.shape != (count * tokens,):
+        raise LayoutError(
+            f"SGLang's host indices are {indices.dtype} of shape {indices.shape}; pass "
+            f"{count * tokens} whole numbers for {count} pages"
+        )
+    pages = indices.astype(np.int64).reshape(count, tokens)
+    first = pages[:, 0]
+    if (pages != first[:, None] + np.arange(tokens)).any() or (first % tokens).any():
+        raise LayoutError(
+            f"SGLang's host indices are not whole pages; pass all {tokens} of each page, in order"
+        )
+    if first.min() < 0 or (size is not None and first.max() + tokens > size):
+        raise LayoutError(
+            f"SGLang's host indices are from {first.min()} to {first.max() + tokens - 1}; pass "
+            f"those of its host pool, which has {size} tokens"
+        )
 
 
 class Pages:
@@ -157,17 +195,25 @@ class Pages:
         )
         return found or 0
 
-    def fetch(self, form: str, keys: Sequence[str], targets: Callable[[], Sequence[Any]]) -> int:
-        """Fetch the leading pages that the pool has. Returns how many; the other targets are
-        undefined.
+    def fetch(
+        self, form: str, keys: Sequence[str], targets: Callable[[], Sequence[Any]]
+    ) -> list[bool]:
+        """Fetch the pages that the pool has. Returns for each whether it was fetched; the other
+        targets are undefined. After HOLES_MAX misses the rest counts as missing.
         """
 
-        def load(cache: KVCache, names: Names) -> int:
-            hits = fetch(cache, names, targets()).hits
-            cache.client.report.saved(hits * self._page_tokens)
-            return hits
+        def load(cache: KVCache, names: Names) -> list[bool]:
+            places, done = targets(), [False] * len(keys)
+            at = holes = 0
+            while at < len(keys) and holes <= HOLES_MAX:
+                hits = fetch(cache, names[at:], places[at:]).hits
+                done[at : at + hits] = [True] * hits
+                at += hits + 1
+                holes += 1
+            cache.client.report.saved(sum(done) * self._page_tokens)
+            return done
 
-        return self._read(form, "loading", keys, load) or 0
+        return self._read(form, "loading", keys, load) or [False] * len(keys)
 
     def store(
         self, form: str, keys: Sequence[str], sources: Callable[[], Sequence[Any]]
@@ -184,13 +230,19 @@ class Pages:
         return [bool(state != BlockState.REFUSED) for state in result.states]
 
     def clear(self) -> None:
-        """Remove all stored pages for every engine of this namespace. If the pool is not available
-        now, this engine finds no page until they are removed.
+        """Remove all stored pages for every engine of this namespace. Raises ConnectorError if the
+        pool is not available now. Then this engine finds no page until they are removed.
         """
-        if self._era is not None:
-            self._era.clear()
-            with self._writing:
-                self._writer.attempt("clearing", self._era.now)
+        if self._era is None:
+            return
+        self._era.clear()
+        with self._writing:
+            self._writer.attempt("clearing", self._era.now)
+        if self._era.pending:
+            raise ConnectorError(
+                "SGLang's stored pages are not cleared, because the pool is not available; clear "
+                "them again when it is"
+            )
 
     def close(self) -> None:
         """End both sessions."""

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The layouts in which the pool has a model's objects, for all processes that use the pool.
+
+LMCache's key of an object has no layout: it deletes, and may look up, an object without one. But
+the same key with another layout is another object, which must never be loaded for this one. So
+each layout has a random id in the pool, which is a part of the objects' names, and who has only
+the key tries the names of all ids.
+
+The ids are a chain of records: the name of each follows from the id before it. A record is written
+once. If one is lost, nothing names it or those behind it any more: the objects under their ids are
+misses from then on, and none of them can return.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from beluga.connectors import records
+from beluga.kvcache import hash_keys
+
+if TYPE_CHECKING:
+    from beluga.connectors.connection import Attachment
+    from beluga.kvcache import Namespace
+
+Layout: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
+"""A shape and a dtype for each tensor of an object."""
+
+LAYOUTS_MAX = 64  # of one model; objects of others are not stored
+
+_ID_SIZE = _DIGEST_SIZE = 16
+_SIZE = _ID_SIZE + _DIGEST_SIZE
+_FIRST = hash_keys(["layouts"])
+
+
+def layout_of(shapes: Sequence[Sequence[int]], dtypes: Sequence[Any]) -> Layout:
+    """Convert LMCache's lists of shapes and dtypes to a layout."""
+    pairs = zip(shapes, dtypes, strict=True)
+    return tuple((tuple(int(size) for size in shape), str(dtype)) for shape, dtype in pairs)
+
+
+def digest_of(layout: Layout) -> bytes:
+    """Return the name of a layout in the records."""
+    text = repr(layout).encode()
+    return hashlib.blake2b(text, digest_size=_DIGEST_SIZE, person=b"beluga-layout").digest()
+
+
+class Layouts:
+    """The ids of one model's layouts. Nothing is remembered between calls, because any process may
+    add a layout, and any record may be evicted.
+    """
+
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+
+    def ids(self, attachment: Attachment) -> list[bytes]:
+        """Return the ids of all layouts. Raises what :func:`beluga.connectors.records.read`
+        raises.
+        """
+        return list(self._walk(attachment, None, add=False).values())
+
+    def ids_of(
+        self, attachment: Attachment, layouts: Collection[Layout], *, add: bool = False
+    ) -> dict[Layout, bytes]:
+        """Return the ids of those of ``layouts`` that have one; with ``add`` the others get one if
+        there is a place. Raises what :func:`beluga.connectors.records.write` raises.
+        """
+        by_digest = {digest_of(layout): layout for layout in layouts}
+        found = self._walk(attachment, set(by_digest), add=add)
+        return {by_digest[digest]: one for digest, one in found.items() if digest in by_digest}
+
+    def forget(self, attachment: Attachment) -> None:
+        """Remove the first record, so that no object of the model is found any more."""
+        records.remove(attachment, self._namespace, _FIRST)
+
+    def _walk(
+        self, attachment: Attachment, wanted: set[bytes] | None, *, add: bool
+    ) -> dict[bytes, bytes]:
+        """Follow the chain until all ``wanted`` digests are found, or to its end for None. Returns
+        ids by digest.
+        """
+        found: dict[bytes, bytes] = {}
+        sure = add or wanted is None  # otherwise the objects are misses
+        key = _FIRST
+        while len(found) < LAYOUTS_MAX and (wanted is None or wanted - found.keys()):
+            record = records.read(attachment, self._namespace, key, _SIZE, sure=sure)
+            if record is None:
+                if not add or wanted is None:
+                    break
+                new = os.urandom(_ID_SIZE) + min(wanted - found.keys())
+                record = records.write(attachment, self._namespace, key, new)
+            one, digest = record[:_ID_SIZE], record[_ID_SIZE:]
+            found.setdefault(digest, one)
+            key = hash_keys([b"after " + one])
+        return found

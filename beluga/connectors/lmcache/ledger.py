@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What LMCache's accounts have of an L2 adapter: objects that it stored, and deletions it owes.
+
+LMCache's quotas count what its listeners are called for. The pool evicts without them, so the
+ledger is compared with the pool whenever it has doubled: what the pool has lost is deleted for
+LMCache, too, and the ledger is bounded by what the pool has.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+CHECK_MIN = 4096  # objects, before the first comparison
+OWED_MAX = 1 << 16  # keys
+
+
+class Ledger:
+    """Objects that this adapter stored, with their sizes in bytes. One thread uses it."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[Any, int] = {}
+        self._check_at = CHECK_MIN
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._sizes
+
+    @property
+    def grown(self) -> bool:
+        """Whether it has doubled since the last :meth:`checked`."""
+        return len(self._sizes) >= self._check_at
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._sizes)
+
+    def add(self, keys: Iterable[Any], sizes: Iterable[int]) -> None:
+        """Note objects that were stored."""
+        self._sizes.update(zip(keys, sizes, strict=True))
+
+    def take(self, keys: Iterable[Any]) -> list[int]:
+        """Forget objects. Returns the size of each, and 0 for those that another stored."""
+        return [self._sizes.pop(key, 0) for key in keys]
+
+    def checked(self) -> None:
+        """Note that all objects of the ledger exist."""
+        self._check_at = max(CHECK_MIN, 2 * len(self._sizes))
+
+
+class Owed:
+    """Deletions that were requested and are not done. Several threads may use it.
+
+    It has keys, and models that owe so many that all of their objects are removed instead.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._keys: dict[Any, None] = {}
+        self._models: set[str] = set()
+
+    def __contains__(self, key: Any) -> bool:
+        with self._lock:
+            return key in self._keys or key.model_name in self._models
+
+    def add(self, keys: Iterable[Any]) -> None:
+        """Note deletions that were requested."""
+        with self._lock:
+            self._keys.update(dict.fromkeys(keys))
+            if len(self._keys) > OWED_MAX:
+                self._models |= {key.model_name for key in self._keys}
+                self._keys.clear()
+
+    def all(self) -> tuple[list[Any], list[str]]:
+        """Return the keys and the models."""
+        with self._lock:
+            return list(self._keys), list(self._models)
+
+    def done(self, keys: Iterable[Any], models: Iterable[str]) -> None:
+        """Note that deletions are done."""
+        with self._lock:
+            for key in keys:
+                self._keys.pop(key, None)
+            self._models -= set(models)

@@ -1,0 +1,482 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What LMCache's interfaces promise: deletions, listeners, pins, callbacks, and calls after close.
+
+``test_real_packages.py`` runs LMCache's own tests of these interfaces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from blocks import eventually
+from fakes import ChunkKey, Memory, ObjectKey
+from lmcache_parts import LONG_S, SHAPE, MakeAdapter, blank, chunks, load, lookup, store
+
+from beluga import MetaServer, Pool
+from beluga.connectors.lmcache import layouts, ledger, objects, pins
+from beluga.errors import CacheError, LayoutError
+from beluga.meta import MetaClient
+
+OTHER = (2, 4, 64, 16)  # as many bytes as SHAPE
+Make = Callable[..., Any]
+
+
+def put(backend: Any, keys: list[ChunkKey], memories: list[Memory] | None = None) -> None:
+    """Put chunks and wait until the pool has them."""
+    told: list[ChunkKey] = []
+    memories = memories or [Memory(SHAPE, seed=i) for i in range(len(keys))]
+    backend.batched_submit_put_task(keys, memories, None, told.append)
+    assert eventually(lambda: told == keys, LONG_S)
+
+
+def test_an_object_is_gone_when_its_deletion_returns(
+    server: MetaServer, adapter: MakeAdapter
+) -> None:
+    keys, memories = chunks(3)
+    one, other = adapter(), adapter()
+    store(one, keys, memories)
+    one.delete(keys[1:])
+    assert lookup(one, keys) == lookup(other, keys) == [True, False, False]
+    assert load(other, keys, blank(3)) == [True, False, False]
+    assert store(one, keys, memories) == 2 * memories[0].get_size()
+    assert lookup(other, keys) == [True] * 3
+
+
+def test_a_deletion_comes_after_the_stores_that_were_submitted_before(
+    server: MetaServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, memories = chunks(2)
+    one, go, real = adapter(), threading.Event(), objects.store
+    monkeypatch.setattr(objects, "store", lambda *given: go.wait(LONG_S) and real(*given))
+    one.submit_store_task(keys, memories)
+    deleting = threading.Thread(target=one.delete, args=(keys,))
+    deleting.start()
+    go.set()
+    deleting.join(LONG_S)
+    assert lookup(one, keys) == [False, False]
+    assert [key for key, _ in one.stored] == [key for key, _ in one.deleted] == keys
+
+
+def test_listeners_learn_of_each_deleted_object_with_its_size(
+    server: MetaServer, adapter: MakeAdapter
+) -> None:
+    keys, memories = chunks(2)
+    one, size = adapter(), memories[0].get_size()
+    store(one, keys[:1], memories[:1])
+    one.delete([keys[0], keys[0], keys[1]])
+    assert one.deleted == [(keys[0], size)]
+    one.delete(keys)
+    assert one.deleted == [(keys[0], size)]
+
+
+def test_an_object_of_another_process_is_deleted_without_a_size(
+    server: MetaServer, adapter: MakeAdapter
+) -> None:
+    keys, memories = chunks(1)
+    one, other = adapter(), adapter()
+    store(other, keys, memories)
+    one.delete(keys)
+    assert one.deleted == [(keys[0], 0)]  # this adapter's account never had it
+    assert lookup(other, keys) == [False]
+    other.delete(keys)
+    assert other.deleted == [(keys[0], memories[0].get_size())]  # for LMCache it was there
+
+
+def test_objects_are_deleted_in_layouts_that_this_process_never_saw(
+    server: MetaServer, adapter: MakeAdapter
+) -> None:
+    keys, memories = chunks(2)
+    first = adapter()
+    store(first, keys, memories)
+    store(first, keys, [Memory(OTHER, seed=7) for _ in keys])
+    first.close()
+    second = adapter()
+    second.delete(keys[:1])
+    third = adapter()
+    assert lookup(third, keys) == lookup(third, keys, OTHER) == [False, True]
+
+
+def test_an_object_is_loaded_in_its_own_layout_alone(
+    server: MetaServer, adapter: MakeAdapter
+) -> None:
+    keys, memories = chunks(1)
+    other = Memory(OTHER, seed=9)
+    one = adapter()
+    store(one, keys, memories)
+    store(one, keys, [other])
+    for shape, source in ((SHAPE, memories[0]), (OTHER, other)):
+        (target,) = blank(1, shape)
+        assert load(one, keys, [target]) == [True]
+        assert np.array_equal(target.data, source.data)
+
+
+def test_what_is_deleted_without_a_server_is_a_miss_and_removed_when_it_is_back(
+    pool: Pool, adapter: MakeAdapter
+) -> None:
+    keys, memories = chunks(2)
+    with MetaServer(pool):
+        one = adapter(timeout_ms=1000)
+        store(one, keys, memories)
+    one.delete(keys[:1])
+    assert one.deleted == []
+    with MetaServer(pool):
+        other = adapter(timeout_ms=1000)
+        assert eventually(lambda: lookup(one, keys) == [False, True], LONG_S)
+        assert load(one, keys, blank(2)) == [False, True]
+        assert eventually(lambda: store(one, [ObjectKey(b"new")], memories[:1]) > 0, LONG_S)
+        assert [key for key, _ in one.deleted] == keys[:1]
+        assert lookup(other, keys) == [False, True]
+        assert store(one, keys[:1], memories[:1]) > 0
+        assert lookup(one, keys) == [True, True]
+
+
+def test_when_too_much_is_owed_a_model_is_forgotten_whole(
+    pool: Pool, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "OWED_MAX", 2)
+    keys, memories = chunks(4)
+    elsewhere = ObjectKey(b"a", model_name="other")
+    with MetaServer(pool):
+        one = adapter(timeout_ms=1000)
+        store(one, [*keys, elsewhere], [*memories, memories[0]])
+    one.delete(keys[:3])
+    with MetaServer(pool):
+        other = adapter(timeout_ms=1000)
+        assert eventually(lambda: lookup(one, [elsewhere]) == [True], LONG_S)
+        assert lookup(one, keys) == [False] * 4
+        assert eventually(lambda: store(one, [ObjectKey(b"new")], memories[:1]) > 0, LONG_S)
+        assert lookup(other, [*keys, elsewhere]) == [False] * 4 + [True]
+        assert {key for key, _ in one.deleted} == set(keys)
+        assert store(one, keys, memories) > 0
+        assert lookup(other, keys) == [True] * 4
+
+
+def test_a_listener_may_delete(server: MetaServer, adapter: MakeAdapter) -> None:
+    keys, memories = chunks(2)
+    one = adapter()
+    notify = one._notify_keys_stored
+
+    def stored(new: list[Any], sizes: list[int]) -> None:
+        notify(new, sizes)
+        one.delete(new[:1])
+
+    one._notify_keys_stored = stored
+    assert store(one, keys, memories) > 0
+    assert lookup(one, keys) == [False, True]
+
+
+def test_an_evicted_object_that_is_stored_again_counts_once(
+    server: MetaServer, adapter: MakeAdapter
+) -> None:
+    keys, memories = chunks(1)
+    one, evicting = adapter(), adapter()
+    size = memories[0].get_size()
+    store(one, keys, memories)
+    evicting.delete(keys)
+    store(one, keys, memories)
+    used = sum(n for _, n in one.stored) - sum(n for _, n in one.deleted)
+    assert used == size
+
+
+def test_what_the_pool_has_evicted_leaves_the_accounts(
+    server: MetaServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "CHECK_MIN", 4)
+    keys, memories = chunks(6)
+    one, evicting = adapter(), adapter()
+    store(one, keys[:3], memories[:3])
+    evicting.delete(keys[:2])
+    assert one.deleted == []
+    store(one, keys[3:], memories[3:])
+    assert [key for key, _ in one.deleted] == keys[:2]
+    assert len(list(one._ledger)) == 4
+
+
+def test_a_model_has_a_bounded_number_of_layouts(
+    server: MetaServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layouts, "LAYOUTS_MAX", 2)
+    key, one = ObjectKey(b"a"), adapter()
+    shapes = [(2, 4, 16, n) for n in (16, 32, 64)]
+    assert [store(one, [key], [Memory(shape, seed=1)]) > 0 for shape in shapes] == [
+        True,
+        True,
+        False,
+    ]
+    assert [lookup(one, [key], shape) for shape in shapes] == [[True], [True], [False]]
+
+
+def test_processes_that_add_layouts_at_once_find_each_others(
+    server: MetaServer, adapter: MakeAdapter
+) -> None:
+    made = [adapter() for _ in range(4)]
+    key = ObjectKey(b"a")
+    shapes = [(2, 4, 16, 16 * (n + 1)) for n in range(len(made))]
+    together = threading.Barrier(len(made))
+
+    def add(one: Any, shape: tuple[int, ...]) -> None:
+        together.wait(LONG_S)
+        while store(one, [key], [Memory(shape, seed=1)]) < 0:  # another adds one at this moment
+            pass
+
+    threads = [threading.Thread(target=add, args=each) for each in zip(made, shapes, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG_S)
+    for one in made:
+        assert [lookup(one, [key], shape) for shape in shapes] == [[True]] * len(shapes)
+    made[0].delete([key])
+    assert [lookup(made[1], [key], shape) for shape in shapes] == [[False]] * len(shapes)
+
+
+def test_tasks_after_close_fail_and_descriptors_are_closed_once(
+    server: MetaServer, adapter: MakeAdapter
+) -> None:
+    keys, memories = chunks(1)
+    one = adapter()
+    descriptor = one.get_store_event_fd()
+    one.close()
+    again = os.dup2(os.open(os.devnull, os.O_RDONLY), descriptor)
+    try:
+        one.close()
+        os.fstat(again)  # nobody closed what has the number now
+    finally:
+        os.close(again)
+    assert store(one, keys, memories) == -1
+    assert lookup(one, keys) == load(one, keys, blank(1)) == [False]
+    one.submit_unlock(keys)
+    one.delete(keys)
+
+
+def test_an_unlock_that_fails_is_done_later(
+    server: MetaServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, memories = chunks(2)
+    one, real, failed = adapter(), objects.release, threading.Event()
+
+    def release(*given: Any) -> int:
+        if failed.is_set():
+            return real(*given)
+        failed.set()
+        raise CacheError("made up")
+
+    store(one, keys, memories)
+    assert lookup(one, keys) == [True, True]
+    monkeypatch.setattr(objects, "release", release)
+    one.submit_unlock(keys)
+    assert failed.wait(LONG_S)
+    lookup(one, [ObjectKey(b"x")])
+    assert server.meta_stat().pinned_count == 0
+
+
+def test_locks_of_requests_that_never_end_do_not_stay_for_ever(
+    server: MetaServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, memories = chunks(2)
+    one = adapter()
+    store(one, keys, memories)
+    assert lookup(one, keys) == [True, True]
+    assert server.meta_stat().pinned_count == 2
+    monkeypatch.setattr(pins, "PIN_S", 0.0)
+    lookup(one, [ObjectKey(b"x")])
+    assert server.meta_stat().pinned_count == 0
+    assert len(one._pins) == 0
+
+
+def test_a_plugin_pins_what_it_is_asked_to_pin(server: MetaServer, backend: Make) -> None:
+    keys = [ChunkKey(name) for name in "abc"]
+    one = backend()
+    put(one, keys)
+    assert one.contains(keys[0])
+    assert server.meta_stat().pinned_count == 0
+    assert one.contains(keys[0], pin=True)
+    assert one.pin(keys[1])
+    assert server.meta_stat().pinned_count == 2
+    assert one.unpin(keys[0])
+    assert one.unpin(keys[1])
+    assert server.meta_stat().pinned_count == 0
+    assert not one.unpin(keys[0])
+
+
+def test_a_plugin_pins_nothing_that_is_absent(server: MetaServer, backend: Make) -> None:
+    one, key = backend(), ChunkKey("a")
+    assert not one.pin(key)
+    assert not one.unpin(key)
+    assert not one.contains(key, pin=True)
+    put(one, [key])
+    one.pin(key)
+    assert one.remove(key)
+    assert not one.pin(key)
+    assert one.unpin(key)  # the pin that it had
+
+
+def test_a_plugin_pins_the_leading_chunks_alone(server: MetaServer, backend: Make) -> None:
+    keys = [ChunkKey(name) for name in "abcd"]
+    one = backend()
+    put(one, [keys[0], keys[1], keys[3]])
+    assert one.batched_contains(keys, pin=True) == 2
+    assert server.meta_stat().pinned_count == 2
+    assert one.batched_contains(keys[:2], pin=True) == 2  # a second pin of each
+    for key in keys:
+        one.unpin(key)
+    assert server.meta_stat().pinned_count == 2
+    for key in keys[:2]:
+        assert one.unpin(key)
+    assert server.meta_stat().pinned_count == 0
+
+
+def test_a_pinned_chunk_outlives_eviction(server: MetaServer, backend: Make) -> None:
+    one, first = backend(), ChunkKey("first")
+    put(one, [first])
+    assert one.pin(first)
+    cache = one._reader._attachment.cache(next(iter(one._namespaces.values())))
+    for i in range(24):
+        cache.put([bytes([i]) * 16], [np.zeros((8 << 20) - 8192, np.uint8)])
+    assert server.meta_stat().evict_count > 0
+    assert server.meta_stat().pinned_count == 1
+    assert one.unpin(first)
+
+
+def test_a_pin_that_the_quota_refuses_is_not_claimed(
+    server: MetaServer, backend: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from beluga.errors import PinLimitError
+
+    real = MetaClient.lookup
+
+    def lookup_(meta: MetaClient, keys: Any, *, pin: bool = False) -> Any:
+        if pin:
+            raise PinLimitError("made up")
+        return real(meta, keys)
+
+    one, key = backend(), ChunkKey("a")
+    put(one, [key])
+    monkeypatch.setattr(MetaClient, "lookup", lookup_)
+    assert one.contains(key, pin=True)
+    assert not one.pin(key)
+    assert not one.unpin(key)
+
+
+def test_a_put_after_close_holds_nothing(server: MetaServer, backend: Make) -> None:
+    one, key, memory = backend(), ChunkKey("a"), Memory(SHAPE, seed=1)
+    one.close()
+    one.close()
+    one.batched_submit_put_task([key], [memory])
+    assert memory.references == 1
+    assert not one.exists_in_put_tasks(key)
+    assert not one.contains(key)
+    assert one.get_blocking(key) is None
+    assert not one.pin(key)
+    assert not one.remove(key)
+
+
+def test_puts_that_wait_when_the_plugin_is_closed_are_finished(
+    server: MetaServer, backend: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other, go = backend(), backend(), threading.Event()
+    keys, memories = [ChunkKey("a"), ChunkKey("b")], [Memory(SHAPE, seed=i) for i in range(2)]
+    real = objects.store
+    monkeypatch.setattr(objects, "store", lambda *given: go.wait(LONG_S) and real(*given))
+    for key, memory in zip(keys, memories, strict=True):
+        one.batched_submit_put_task([key], [memory])
+    closing = threading.Thread(target=one.close)
+    closing.start()
+    go.set()
+    closing.join(LONG_S)
+    assert [memory.references for memory in memories] == [1, 1]
+    assert other.batched_contains(keys) == 2
+
+
+def test_a_key_is_being_put_until_its_last_put_has_ended(
+    server: MetaServer, backend: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, key = backend(), ChunkKey("a")
+    steps, real = threading.Semaphore(0), objects.store
+    monkeypatch.setattr(
+        objects, "store", lambda *given: steps.acquire(timeout=LONG_S) and real(*given)
+    )
+    ended: list[ChunkKey] = []
+    for _ in range(2):
+        one.batched_submit_put_task([key], [Memory(SHAPE, seed=1)], None, ended.append)
+    steps.release()
+    assert eventually(lambda: len(ended) == 1, LONG_S)
+    assert one.exists_in_put_tasks(key)
+    steps.release()
+    assert eventually(lambda: not one.exists_in_put_tasks(key), LONG_S)
+
+
+def test_a_callback_that_raises_stops_no_other(server: MetaServer, backend: Make) -> None:
+    keys, told = [ChunkKey(name) for name in "abc"], list[ChunkKey]()
+
+    def tell(key: ChunkKey) -> None:
+        told.append(key)
+        raise ValueError("made up")
+
+    backend().batched_submit_put_task(keys, [Memory(SHAPE, seed=i) for i in range(3)], None, tell)
+    assert eventually(lambda: told == keys, LONG_S)
+
+
+def test_a_chunk_that_is_being_put_is_removed_after_that(
+    server: MetaServer, backend: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, key, go = backend(), ChunkKey("a"), threading.Event()
+    real = objects.store
+    monkeypatch.setattr(objects, "store", lambda *given: go.wait(LONG_S) and real(*given))
+    one.batched_submit_put_task([key], [Memory(SHAPE, seed=1)])
+    removed: list[bool] = []
+    removing = threading.Thread(target=lambda: removed.append(one.remove(key)))
+    removing.start()
+    go.set()
+    removing.join(LONG_S)
+    assert removed == [True]
+    assert not one.contains(key)
+
+
+def test_batches_of_unequal_length_hold_nothing(
+    server: MetaServer, backend: Make, adapter: MakeAdapter
+) -> None:
+    one, keys, memory = backend(), [ChunkKey("a"), ChunkKey("b")], Memory(SHAPE, seed=1)
+    one.batched_submit_put_task(keys, [memory])
+    assert eventually(lambda: not any(map(one.exists_in_put_tasks, keys)), LONG_S)
+    assert memory.references == 1
+    assert one.batched_contains(keys) == 0
+    assert store(adapter(), [ObjectKey(b"a"), ObjectKey(b"b")], [memory]) == -1
+
+
+@pytest.mark.parametrize("error", [RuntimeError, TypeError, ValueError])
+def test_an_object_without_memory_is_refused(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(_: Memory) -> memoryview:
+        raise error("Cannot access data pointer of Tensor")
+
+    monkeypatch.setattr(Memory, "byte_array", property(none))
+    with pytest.raises(LayoutError, match="has no memory"):
+        objects.bytes_of(Memory(SHAPE))
+    with pytest.raises(LayoutError, match="CPU memory"):
+        objects.bytes_of(Memory(SHAPE, device="meta"))
+
+
+def test_pins_of_a_lost_session_are_forgotten(pool: Pool, backend: Make) -> None:
+    key = ChunkKey("a")
+    with MetaServer(pool):
+        one = backend(timeout_ms=1000)
+        put(one, [key])
+        assert one.pin(key)
+    with contextlib.suppress(CacheError):
+        one.contains(key)
+    with MetaServer(pool) as server:
+        assert eventually(lambda: one.contains(key), LONG_S)
+        assert one.unpin(key)
+        assert server.meta_stat().pinned_count == 0
+        assert one.pin(key)
+        assert one.unpin(key)
+        assert server.meta_stat().pinned_count == 0
