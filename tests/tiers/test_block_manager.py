@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
@@ -113,13 +114,84 @@ def test_an_onboard_takes_each_block_from_the_next_tier_that_has_it() -> None:
     assert moved.value(source="host", target="device") == 2
 
 
-def test_an_onboard_of_what_is_there_moves_nothing_but_waits_its_turn() -> None:
+def test_an_onboard_of_what_is_there_moves_nothing_and_waits_for_nobody() -> None:
     scene = Scene()
     store(scene.device, [1])
+    busy = scene.device.pool.reserve("busy", 7).result(0)
+    cold = scene.manager.onboard(keys(2, 3), "cold")
     found = scene.manager.onboard(keys(1), "next")
-    scene.manager.step()
     assert [block.key for block in found.result(0)] == keys(1)
-    assert scene.manager.onboard([], "next").cancel() or scene.manager.flush()
+    assert scene.manager.onboard([], "next").result(0) == []
+    assert not cold.done()
+    scene.device.pool.drop_all(busy)
+    scene.manager.flush()
+    assert cold.result(0) == []
+
+
+def test_two_chains_that_come_at_once_do_not_wait_for_each_other() -> None:
+    scene = Scene(device=6)
+    scene.sink(1, 2, 3, 7, 8)
+    scene.sink(4, 5, 6)
+    assert scene.manager.onboard(keys(1, 2), "warm").cancel() or scene.manager.flush()
+    scene.manager.release("warm")  # 1, 2, 4 and 5 are in the device, whatever else is
+    busy = scene.device.pool.reserve("busy", 2).result(0)
+    chains = {"a": keys(1, 2, 3, 7, 8), "b": keys(4, 5, 6)}
+    found = {name: scene.manager.onboard(chain, name) for name, chain in chains.items()}
+    assert scene.device.pool.inflight_blocks == 2, "who waits holds nothing"
+    assert scene.host.pool.inflight_blocks == 0
+    scene.device.pool.drop_all(busy)
+    for name, chain in chains.items():
+        scene.manager.flush()
+        assert [block.key for block in found[name].result(0)] == chain
+        scene.manager.release(name)
+
+
+def test_a_chain_whose_own_blocks_make_room_comes_nevertheless() -> None:
+    scene = Scene(device=4)
+    scene.sink(3, 4)
+    scene.sink(1, 2)
+    scene.sink(3, 4)
+    assert scene.manager.where(keys(1, 2)) == ["device"] * 2
+    busy = scene.device.pool.reserve("busy", 1).result(0)
+    found = scene.manager.onboard(keys(1, 2, 3, 4), "next")
+    scene.manager.flush()
+    assert not found.done(), "it needs all four"
+    scene.device.pool.drop_all(busy)
+    scene.manager.flush()
+    assert [block.key for block in found.result(0)] == keys(1, 2, 3, 4)
+    scene.manager.release("next")
+    with pytest.raises(TierError, match="has 4 blocks, not 5"):
+        scene.manager.onboard(keys(1, 2, 3, 4, 5), "more").result(0)
+
+
+def test_threads_that_onboard_chains_at_once_all_end() -> None:
+    scene, failures = Scene(device=6, host=32, threads=True), []
+    with scene.manager:
+        scene.sink(1, 2, 3, 4, 5)
+        scene.sink(11, 12, 13, 14, 15)
+        scene.sink(21, 22, 23, 24, 25)
+
+        def work(number: int) -> None:
+            order, first = random.Random(number), 1 + number % 3 * 10
+            for turn in range(100):
+                chain = list(range(first, first + order.randint(1, 5)))
+                name = f"{number} {turn}"
+                try:
+                    blocks = scene.manager.onboard(keys(*chain), name).result(WAIT_S)
+                    assert [block.key for block in blocks] == keys(*chain)
+                except BaseException as error:
+                    failures.append(error)
+                    return
+                del blocks
+                scene.manager.release(name)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+    assert scene.device.pool.inflight_blocks == 0
 
 
 def test_onboards_go_before_prefetches_and_both_before_offloads() -> None:

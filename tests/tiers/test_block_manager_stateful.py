@@ -207,6 +207,23 @@ class ManagerMachine(RuleBasedStateMachine):
         for numbers, whose, future, _ in self.onboards:
             assert whose != request or future.done(), f"onboard of {numbers} goes on"
 
+    @rule()
+    def let_go(self) -> None:
+        """Who holds nothing waits for nobody who does not: every onboard ends."""
+        if self.waits and self.has_failed:
+            return  # what is in no lower tier keeps its place
+        self.trouble("heal")
+        for request in ("a", "b", "c"):
+            self.tiers[0].pool.release(request)
+        self.reserved = []
+        for _ in range(2 * len(self.onboards) + 2):
+            while self.manager.step():
+                pass
+            self.results_are_right()
+            for block in self.held:
+                block.release()
+        assert not self.onboards, "onboards wait for each other"
+
     @rule(what=st.sampled_from(["copy", "refuse", "disk", "lose", *["heal"] * 12]))
     def trouble(self, what: str) -> None:
         if what == "lose":

@@ -12,9 +12,10 @@
         found = manager.onboard(keys, "request-2").result()   # those of any tier
 
 *Offload* is best effort: blocks wait by weak references, and one that is evicted meanwhile, or
-finds no room below, is dropped and counted. *Onboard* is waited for: it holds what it needs, and
-its future resolves with the blocks or a TierError. Whenever the manager chooses what to do next, an
-onboard goes before a prefetch, and both before an offload; offloads have a thread of their own.
+finds no room below, is dropped and counted. *Onboard* is waited for: once there is room, it holds
+what it needs, and its future resolves with the blocks or a TierError. Whenever the manager chooses
+what to do next, an onboard goes before a prefetch, and both before an offload; offloads have a
+thread of their own.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from beluga.tiers.blocks.handles import MutableBlock, RegisteredBlock, WeakBlock
 from beluga.tiers.blocks.mover import Copy, CopyAdmission, Mover, OwnedTier, admit_all, pool_keys
 from beluga.tiers.blocks.offload import BATCH, OffloadQueue
 from beluga.tiers.blocks.onboard import Onboarding, OnboardQueue, Source
+from beluga.tiers.blocks.pool import WAIT_S
 from beluga.tiers.blocks.state import Key
 from beluga.tiers.tier import LowerTier
 from beluga.tiers.tier_blocks import copy_blocks
@@ -147,17 +149,13 @@ class BlockManager:
     ) -> Future[list[RegisteredBlock]]:
         """Bring a chain of blocks to a tier, from wherever they are.
 
-        The future resolves with the leading blocks that some tier had, held for ``request``; or it
-        fails with TierError: no room within ``timeout_s``, a copy that failed or was not admitted,
-        or the request was released. It may be cancelled at any moment until the copy starts.
+        The future resolves with the leading blocks that some tier had, held for ``request``; at
+        once if the target has them all. Or it fails with TierError: no room within ``timeout_s``
+        (by default that of :meth:`BlockPool.reserve`), a copy that failed or was not admitted, or
+        the request was released. It may be cancelled at any moment until the copy starts.
         """
-        sources = []
-        for key in keys:
-            source = self._find(key, tier)
-            if source.block is None and not self._mover.lower:
-                break
-            sources.append(source)
-        wanted = Onboarding(keys[: len(sources)], tier, request, sources)
+        until = time.monotonic() + (WAIT_S if timeout_s is None else timeout_s)
+        wanted = Onboarding(keys, tier, request, until)
         with self._changed:
             closed = self._closed
             if not closed:
@@ -165,16 +163,8 @@ class BlockManager:
         wanted.future.add_done_callback(functools.partial(self._ended, wanted))
         if closed:
             self._fail(wanted, TierError("the block manager is closed"))
-            return wanted.future
-        missing = sum(source.block is None or source.tier != tier for source in sources)
-        try:
-            wanted.reservation = self._pools[tier].reserve(wanted, missing, timeout_s=timeout_s)
-        except TierError as error:
-            self._fail(wanted, error)
-            return wanted.future
-        wanted.reservation.add_done_callback(functools.partial(self._reserved, wanted))
-        if wanted.future.cancelled():  # between the two
-            wanted.reservation.cancel()
+        else:
+            self._look(wanted)
         return wanted.future
 
     def prefetch(self, keys: Sequence[Key], *, tier: int = 0, only: set[Key] | None = None) -> None:
@@ -253,7 +243,56 @@ class BlockManager:
                 return Source(tier, block)
         return Source(count)
 
+    def _sources(self, wanted: Onboarding) -> list[Source]:
+        """Find an onboard's blocks where they are now, and hold them."""
+        sources = []
+        for key in wanted.keys:
+            source = self._find(key, wanted.target)
+            if source.block is None and not self._mover.lower:
+                break
+            sources.append(source)
+        return sources
+
+    def _look(self, wanted: Onboarding) -> None:
+        """Answer an onboard whose blocks are all there, or reserve room for those that are not."""
+        sources = self._sources(wanted)
+        missing = sum(source.is_elsewhere(wanted.target) for source in sources)
+        if not self._hold(wanted, sources, [], only_if=not missing):
+            # While it waits it holds nothing that another one may wait for.
+            _release(_held(sources))
+            self._reserve(wanted, missing)
+        elif wanted.begin():
+            self._carry_out(wanted)
+
+    def _hold(
+        self,
+        wanted: Onboarding,
+        sources: list[Source],
+        room: list[MutableBlock],
+        *,
+        only_if: bool,
+    ) -> bool:
+        """Let an onboard that goes on have all that it needs. Return whether it does."""
+        with self._changed:
+            holds = only_if and not wanted.future.done()
+            if holds:
+                wanted.sources, wanted.room = sources, room
+            return holds
+
+    def _reserve(self, wanted: Onboarding, count: int) -> None:
+        left_s = max(wanted.until - time.monotonic(), 0.0)
+        try:
+            reservation = self._pools[wanted.target].reserve(wanted, count, timeout_s=left_s)
+        except TierError as error:
+            self._fail(wanted, error)
+            return
+        wanted.reservation = reservation
+        reservation.add_done_callback(functools.partial(self._reserved, wanted))
+        if wanted.future.cancelled():  # between the two
+            reservation.cancel()
+
     def _reserved(self, wanted: Onboarding, reservation: Future[list[MutableBlock]]) -> None:
+        """Hold the sources of an onboard that has room, unless it needs more room by now."""
         try:
             room = reservation.result()
         except CancelledError:
@@ -261,13 +300,18 @@ class BlockManager:
         except TierError as error:
             self._fail(wanted, error)
             return
-        with self._changed:
-            if not wanted.future.done():
-                wanted.room = room
-                self._onboards.put(wanted)
-                self._changed.notify_all()
-                return
-        self._pools[wanted.target].drop_all(room)
+        pool, sources = self._pools[wanted.target], self._sources(wanted)
+        missing = sum(source.is_elsewhere(wanted.target) for source in sources)
+        if self._hold(wanted, sources, room[:missing], only_if=missing <= len(room)):
+            pool.drop_all(room[missing:])
+            self._onboards.put(wanted)
+            self._notify()
+            return
+        pool.drop_all(room)
+        _release(_held(sources))
+        if not wanted.future.done():
+            # Blocks of the target were evicted meanwhile. This is enough, whatever else goes.
+            self._reserve(wanted, len(wanted.keys))
 
     def _ended(self, wanted: Onboarding, _: Future[list[RegisteredBlock]]) -> None:
         """Let go of everything, however the onboard has ended."""
@@ -281,8 +325,7 @@ class BlockManager:
             held = wanted.let_go()
         if wanted.reservation is not None:
             wanted.reservation.cancel()
-        for block in reversed(held):
-            block.release()
+        _release(held)
 
     def _fail(self, wanted: Onboarding, error: TierError) -> None:
         if wanted.begin():
@@ -291,29 +334,33 @@ class BlockManager:
     def _step_up(self) -> bool:
         wanted = self._onboards.take()
         if wanted is not None:
-            try:
-                blocks = self._bring(wanted)
-            except UnsettledError as error:
-                wanted.let_go()  # the mover keeps what may still be written
-                wanted.future.set_exception(TierError(f"an onboard has not ended: {error}"))
-            except Exception as error:
-                known = isinstance(error, TierError)
-                failed = error if known else TierError(f"an onboard failed: {error!r}")
-                wanted.future.set_exception(failed)
-            else:
-                wanted.future.set_result(blocks)
+            self._carry_out(wanted)
             return True
         prefetch = self._onboards.take_prefetch()
         if prefetch is not None:
             self._prefetch(*prefetch)
         return prefetch is not None
 
+    def _carry_out(self, wanted: Onboarding) -> None:
+        """Resolve the future of an onboard that has begun."""
+        try:
+            blocks = self._bring(wanted)
+        except UnsettledError as error:
+            wanted.let_go()  # the mover keeps what may still be written
+            wanted.future.set_exception(TierError(f"an onboard has not ended: {error}"))
+        except Exception as error:
+            known = isinstance(error, TierError)
+            failed = error if known else TierError(f"an onboard failed: {error!r}")
+            wanted.future.set_exception(failed)
+        else:
+            wanted.future.set_result(blocks)
+
     def _bring(self, wanted: Onboarding) -> list[RegisteredBlock]:
         pool = self._pools[wanted.target]
         missing = [
             place
             for place, source in enumerate(wanted.sources)
-            if source.block is None or source.tier != wanted.target
+            if source.is_elsewhere(wanted.target)
         ]
         brought = self._mover.bring(
             kind=TransferClass.ONBOARD,
@@ -325,7 +372,7 @@ class BlockManager:
         )
         if brought is None:
             raise TierError(f"a copy of {len(missing)} blocks was not admitted")
-        ends = missing[len(brought)] if len(brought) < len(missing) else len(wanted.keys)
+        ends = missing[len(brought)] if len(brought) < len(missing) else len(wanted.sources)
         blocks = [pool.find(key, wanted.request) for key in wanted.keys[:ends]]
         pool.drop_all(brought)
         if wanted.is_released:
@@ -367,8 +414,7 @@ class BlockManager:
                     self._mover.drop(target, len(sources), TransferClass.PREFETCH, "refused")
                 held += brought or ()
             held += room
-        for block in reversed(held):
-            block.release()
+        _release(held)
 
     # Offload.
 
@@ -459,3 +505,13 @@ class BlockManager:
                 self._changed.notify_all()
                 if not (moved or self._closed):
                     self._changed.wait(_RETRY_S)
+
+
+def _held(sources: Sequence[Source]) -> list[RegisteredBlock]:
+    return [source.block for source in sources if source.block is not None]
+
+
+def _release(held: Sequence[MutableBlock | RegisteredBlock]) -> None:
+    """Release handles, the last one first."""
+    for block in reversed(held):
+        block.release()

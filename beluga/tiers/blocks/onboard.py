@@ -2,8 +2,10 @@
 # Copyright The Beluga Authors
 """Blocks that are wanted in a tier: onboards, which somebody waits for, and prefetches.
 
-An onboard holds strong references of all that it needs: the blocks in the tiers where they are, and
-the blocks in the target that they are copied to. Cancelling its future lets go of both.
+An onboard waits for room in the target and holds no block meanwhile, so no two of them can wait for
+each other. Once it has room, it holds strong references of all that it needs: the blocks in the
+tiers where they are, and the blocks in the target that they are copied to. Cancelling its future
+lets go of both.
 """
 
 from __future__ import annotations
@@ -29,6 +31,10 @@ class Source:
     tier: int
     block: RegisteredBlock | None = None
 
+    def is_elsewhere(self, target: int) -> bool:
+        """Whether the block must be copied to this tier."""
+        return self.block is None or self.tier != target
+
     def held(self) -> tuple[int, RegisteredBlock] | None:
         """Return the tier and the handle, if there is one."""
         return None if self.block is None else (self.tier, self.block)
@@ -36,14 +42,16 @@ class Source:
 
 @dataclass(slots=True, eq=False)
 class Onboarding:
-    """One call of ``onboard``. ``sources`` has an entry for each key, ``room`` a block for each
-    that is not in the target yet.
+    """One call of ``onboard``. Once there is room, ``sources`` has an entry for each key, and
+    ``room`` a block for each that is not in the target yet. It waits for room until ``until``, a
+    time.monotonic().
     """
 
     keys: Sequence[Key]
     target: int
     request: Hashable | None
-    sources: list[Source]
+    until: float
+    sources: list[Source] = field(default_factory=list)
     future: Future[list[RegisteredBlock]] = field(default_factory=Future)
     reservation: Future[list[MutableBlock]] | None = None
     room: list[MutableBlock] = field(default_factory=list)

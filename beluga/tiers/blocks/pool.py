@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 WATERMARK = 0.90
 """The share of blocks with content above which offload is due, in memory of the host."""
+WAIT_S = 60.0
+"""How long a reservation waits for blocks, unless it says so. Its request may hold others, for
+which another one waits.
+"""
 WAITING_MAX = 1024
 """Reservations that may wait for one pool."""
 
@@ -131,8 +135,9 @@ class BlockPool:
         """Reserve ``count`` blocks for a request: all of them or none, in the order of the calls.
 
         The future resolves as soon as there is room, in the thread that makes it. It may be
-        cancelled at any moment. After ``timeout_s`` it fails with TierError. If nobody keeps its
-        result, the blocks are free again. Raises TierError for more blocks than the tier has.
+        cancelled at any moment. After ``timeout_s``, by default :data:`WAIT_S`, it fails with
+        TierError. If nobody keeps its result, the blocks are free again. Raises TierError for more
+        blocks than the tier has.
         """
         if not 0 <= count <= self.total_blocks:
             raise TierError(f"tier {self.name} has {self.total_blocks} blocks, not {count}")
@@ -150,10 +155,10 @@ class BlockPool:
             waits = not reservation.ended
         if waits:
             future.add_done_callback(self._ended)
-            if timeout_s is not None:
-                # weak: the result, which is a handle of each block, may be dropped before
-                seen = weakref.ref(reservation)
-                DEADLINES.after(timeout_s, functools.partial(self._expire, seen))
+            # weak: the result, which is a handle of each block, may be dropped before
+            seen = weakref.ref(reservation)
+            wait_s = WAIT_S if timeout_s is None else timeout_s
+            DEADLINES.after(wait_s, functools.partial(self._expire, seen))
         return future
 
     def try_reserve(self, request: Hashable, count: int) -> list[MutableBlock] | None:
