@@ -261,8 +261,8 @@ class Server:
         """Wait at most ``timeout_s`` until it is time to take over, and return whether it is.
 
         Call this before :meth:`start`. It is time when the pool has no server, when its server has
-        ended, or when the server's heartbeat has not moved for ``silent_s`` seconds. Raises
-        :class:`~beluga.errors.EpochDamagedError`.
+        ended, or when the server's heartbeat has not moved for ``silent_s`` seconds (15 times as
+        long if its process is proven alive). Raises :class:`~beluga.errors.EpochDamagedError`.
         """
         times = nanoseconds(silent_s), nanoseconds(timeout_s)
         with self._running() as server:

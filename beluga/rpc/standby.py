@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SILENT_S = 2.0
-"""A server of another machine is replaced when its heartbeat has not moved for so many seconds."""
+"""A server of another machine is replaced when its heartbeat has not moved for so many seconds.
+
+One of this machine whose process lives is replaced after 15 times as long.
+"""
 
 _LOOK_S = 0.2
 _RETRY_S = 0.1
@@ -39,9 +42,9 @@ def stand_by(
 
     Returns True after the takeover, when ``server`` has been started, and False once ``told`` is
     set. A server of this machine is followed within milliseconds of its death. A server of another
-    machine, or one whose process hangs, is followed after ``silent_s`` seconds. With ``lease`` the
-    takeover happens only while the lease is held, and the lease is renewed meanwhile; if the lease
-    cannot be checked, the wait continues.
+    machine is followed after ``silent_s`` seconds, one of this machine that hangs after 15 times as
+    long. With ``lease`` the takeover happens only while the lease is held, and the lease is renewed
+    meanwhile; if the lease cannot be checked, the wait continues.
 
     ``waits`` is called after each look that led to no takeover, with the reason if there is another
     one than that the pool has a server.

@@ -92,8 +92,9 @@ int bl_server_serve_lanes(bl_server *server);
 
 /* Stand by: look at the pool's server every few milliseconds, for timeout_ns. 1: it is time to try
  * to take over (nobody serves, the server stopped, it is proven gone, or its heartbeat stood still
- * for lost_ns); 0: it lives; or -BL_ERROR_EPOCH_DAMAGED, _HOST_CLASH. Call it before the server
- * serves; if taking over is refused, the server may stand by again. */
+ * for lost_ns, or much longer if its process is proven alive); 0: it lives; or
+ * -BL_ERROR_EPOCH_DAMAGED, _HOST_CLASH. Call it before the server serves; if taking over is
+ * refused, the server may stand by again. */
 int bl_server_watch(bl_server *server, uint64_t lost_ns, uint64_t timeout_ns);
 
 /* Serve until bl_server_stop (from any thread): 0, or -BL_ERROR_DEPOSED. */

@@ -82,7 +82,8 @@ typedef struct bl_asked {
 typedef struct bl_watch {
     uint64_t nonce;             /* nonce of that server; 0: none yet */
     uint64_t count;             /* count of its heartbeat */
-    uint64_t moved_ns;          /* when the count was last seen to move */
+    uint64_t looked_ns;         /* of the last look */
+    uint64_t silent_ns;         /* for which its heartbeat has stood still */
     int liveness_lock;          /* descriptor, or negative: this host cannot prove anything */
 } bl_watch;
 

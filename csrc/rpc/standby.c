@@ -7,14 +7,26 @@
  * This file decides only when to try; rpc/takeover.c decides whether a standby may, and two that
  * try at once do no harm. It is time when nobody serves, when the server said that it stops, when
  * it is proven gone (its host knows within a look), or when its heartbeat has stood still for the
- * time that the caller named. A stopped process of this host is not gone, and still holds this
- * host's server lock: a standby that finds it silent goes on without that lock.
+ * time that the caller named.
+ *
+ * A heartbeat also stands still where the cores are overloaded, and to depose a server that lives
+ * costs more than to wait for it. So two kinds of silence count less:
+ *   - that of a process of this host that is proven alive: it may be stopped or stuck, and is
+ *     followed after BL_STANDBY_ALIVE times as long;
+ *   - silence while this standby did not run: a look counts BL_STANDBY_LATE_NS at most.
+ *
+ * A stopped process of this host still holds this host's server lock: a standby that finds it
+ * silent goes on without that lock.
  */
 #include "coherence/guard.h"
 #include "pool/boot.h"
 #include "rpc/server_state.h"
 
-enum { BL_STANDBY_LOOK_NS = 2 * 1000 * 1000 };
+enum {
+    BL_STANDBY_LOOK_NS = 2 * 1000 * 1000,
+    BL_STANDBY_LATE_NS = 20 * 1000 * 1000,
+    BL_STANDBY_ALIVE = 15       /* 30 s where another host's server has 2 s */
+};
 
 void bl_watch_end(bl_server *server)
 {
@@ -29,14 +41,14 @@ static void bl_watch_begin(bl_server *server, const bl_epoch_line *line, uint64_
 {
     bl_watch_end(server);
     server->watch.nonce = line->nonce;
-    server->watch.moved_ns = now_ns;
+    server->watch.looked_ns = now_ns;
     if (bl_boot_same(line->boot_id, server->boot_id))
         server->watch.liveness_lock = bl_liveness_watch(&server->pool->memory, server->directory,
                                                         line->nonce);
 }
 
-/* Has a server's heartbeat stood still for so long? Or an error: the heartbeat moves, and belongs
- * to another machine that uses this host number. */
+/* Return whether a server's heartbeat has stood still for too long, or an error: the heartbeat
+ * moves, and belongs to another machine that uses this host number. */
 static int bl_watch_silent(bl_server *server, const bl_epoch_line *line, uint64_t lost_ns,
                            uint64_t now_ns)
 {
@@ -45,13 +57,18 @@ static int bl_watch_silent(bl_server *server, const bl_epoch_line *line, uint64_
     uint64_t offset = bl_server_heartbeat_offset(line->epoch % BL_HALF_COUNT);
     bl_invalidate(memory, offset, BL_LINE_SIZE); /* no fence: an old heartbeat is looked at again */
     uint64_t count = bl_heartbeat_read(memory, offset, line->nonce);
-    if (count == watch->count)
-        return now_ns - watch->moved_ns > lost_ns;
+    uint64_t passed_ns = now_ns - watch->looked_ns;
+    watch->looked_ns = now_ns;
+    if (count == watch->count) {
+        watch->silent_ns += passed_ns < BL_STANDBY_LATE_NS ? passed_ns : BL_STANDBY_LATE_NS;
+        int alive = watch->liveness_lock >= 0; /* one that is gone was noticed before */
+        return watch->silent_ns / (alive ? BL_STANDBY_ALIVE : 1) > lost_ns;
+    }
     if (watch->count != 0 && count > watch->count && line->host == server->host &&
         !bl_boot_same(line->boot_id, server->boot_id))
         return bl_server_clash(server);
     watch->count = count;
-    watch->moved_ns = now_ns;
+    watch->silent_ns = 0;
     return 0;
 }
 

@@ -23,6 +23,7 @@ from processes import Process
 from beluga.kvcache import KVCache
 from beluga.meta import MetaServer
 from beluga.pool import Pool
+from beluga.rpc import Client
 
 MIB = 1 << 20
 CHAINS = 60  # of 192 kB blocks: all of them fit
@@ -96,7 +97,7 @@ def test_standby_follows_a_server_that_stands_still_and_that_one_gives_up(
         first = ends.enter_context(stand_by(paths))
         assert first.hear(TURN_S) == "1"
         workers = [ends.enter_context(start(paths, seed)) for seed in range(WORKERS)]
-        standby = ends.enter_context(stand_by(paths, silent_s=1.0))
+        standby = ends.enter_context(stand_by(paths, silent_s=0.2))
         time.sleep(0.2)
         first.signal(signal.SIGSTOP)
         assert standby.hear(TURN_S) == "2"
@@ -105,6 +106,24 @@ def test_standby_follows_a_server_that_stands_still_and_that_one_gives_up(
         assert eventually(lambda: "taken this pool over" in ask_again(first))
         ends_well(pool, workers)
         standby.kill()
+
+
+def test_standby_deposes_no_server_of_this_machine_that_is_slow_but_lives(
+    pool: Pool, paths: list[Path]
+) -> None:
+    with ExitStack() as ends:
+        server = ends.enter_context(Process("serve_index", paths))
+        standby = ends.enter_context(stand_by(paths, silent_s=0.4))
+        for _ in range(2):
+            server.signal(signal.SIGSTOP)
+            time.sleep(1.2)  # three times as long as another machine's server may be silent
+            server.signal(signal.SIGCONT)
+            with KVCache(pool, namespace="slow", timeout_s=60) as cache:
+                cache.put(keys([1]), np.zeros((1, BLOCK_WORDS), dtype=np.uint64))
+            with Client(pool) as client:
+                assert client.stat().epoch == 1
+        server.kill()
+        assert standby.hear(TURN_S) == "2"
 
 
 def ask_again(server: Process) -> str:

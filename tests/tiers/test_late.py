@@ -201,7 +201,7 @@ def test_a_standby_serves_for_a_server_that_stands_still_and_has_the_disk_and_en
     first = start("serve", *where, *below, *events)
     assert first.stderr and first.stderr.readline().startswith("serving, epoch 1")
     run("put", "key", "-", *where, stdin="some bytes")
-    second = start("serve", *where, *below, *events, "--standby", "--silent", "1")
+    second = start("serve", *where, *below, *events, "--standby", "--silent", "0.5")
     assert second.stderr and second.stderr.readline().startswith("standing by")
     first.send_signal(signal.SIGSTOP)
     assert second.stderr.readline().startswith("took over, epoch 2")
