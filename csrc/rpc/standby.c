@@ -18,6 +18,7 @@
  * A stopped process of this host still holds this host's server lock: a standby that finds it
  * silent goes on without that lock.
  */
+#include "base/minmax.h"
 #include "coherence/guard.h"
 #include "pool/boot.h"
 #include "rpc/server_state.h"
@@ -60,7 +61,7 @@ static int bl_watch_silent(bl_server *server, const bl_epoch_line *line, uint64_
     uint64_t passed_ns = now_ns - watch->looked_ns;
     watch->looked_ns = now_ns;
     if (count == watch->count) {
-        watch->silent_ns += passed_ns < BL_STANDBY_LATE_NS ? passed_ns : BL_STANDBY_LATE_NS;
+        watch->silent_ns += bl_least(passed_ns, BL_STANDBY_LATE_NS);
         int alive = watch->liveness_lock >= 0; /* one that is gone was noticed before */
         return watch->silent_ns / (alive ? BL_STANDBY_ALIVE : 1) > lost_ns;
     }

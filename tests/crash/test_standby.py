@@ -31,7 +31,7 @@ WORKERS = 2
 TURN_S = 60.0  # to take over, on a machine that does much else
 
 
-def stand_by(paths: list[Path], silent_s: float = 30.0) -> Process:
+def stand_by(paths: list[Path], silent_s: float = 300.0) -> Process:
     standby = Process("stand_by_index", paths)
     standby.say(str(silent_s))
     return standby

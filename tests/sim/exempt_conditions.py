@@ -581,8 +581,8 @@ REASONED: Conditions = {
         ),
     },
     ("rpc/standby.c", "bl_watch_silent"): {
-        ("count == watch->count", 0, "false"): (
-            "tells a heartbeat's age from the last look, so it seems younger: takeover comes later"
+        ("alive", 0, "true"): (
+            "only when to try a takeover differs: whether it may is decided in takeover.c"
         ),
     },
     ("rpc/takeover.c", "bl_epoch_gone"): {
@@ -1246,8 +1246,15 @@ TESTED: Conditions = {
             "tests/crash/test_standby.py::test_standby_follows_a_server_that_stands_still_a"
             "nd_that_one_gives_up"
         ),
+        ("line.nonce != server->watch.nonce", 0, "false"): (
+            "tests/crash/test_standby.py::test_standby_follows_every_server_that_is_killed"
+        ),
     },
     ("rpc/standby.c", "bl_watch_silent"): {
+        ("count == watch->count", 0, "false"): (
+            "tests/crash/test_standby.py::test_standby_follows_a_server_that_stands_still_a"
+            "nd_that_one_gives_up"
+        ),
         ("watch->count != 0", 0, "true"): (
             "tests/rpc/test_two_machines.py::test_a_standby_follows_a_server_of_an_earlier_"
             "boot_that_left_a_torn_beat"
