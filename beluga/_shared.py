@@ -12,7 +12,9 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NoReturn, Protocol, TypeVar
+
+from beluga.errors import BadTypeError
 
 _Handle = TypeVar("_Handle")
 
@@ -62,6 +64,16 @@ class SharedHandle(Generic[_Handle]):
     def _forget(self) -> None:
         """Replace the lock in a forked child: its holder may be a thread of the parent."""
         self._lock = threading.Lock()
+
+
+class OfThisProcess:
+    """An object that cannot be copied or sent to another process: it has mappings and sessions."""
+
+    def __reduce__(self) -> NoReturn:
+        raise BadTypeError(
+            f"a {type(self).__name__} belongs to the process that made it; open the pool by its "
+            "paths and make one where it is used"
+        )
 
 
 class Forgetting(Protocol):

@@ -7,6 +7,8 @@ docs/errors.md shows both.
 
 BelugaError
 ├── BadValueError                 a host number or a time is out of range; a ValueError, too
+├── BadTypeError                  a value is of a type that cannot be meant; a TypeError, too
+├── GreenThreadsError             gevent or eventlet made greenlets of the threads
 ├── SettingsError                 beluga.toml cannot be read, or has a setting that makes no sense
 ├── InstructionError              BELUGA_ISA or BELUGA_FLUSH asks for what this CPU lacks
 ├── PoolError                     the devices, or what is on them
@@ -99,6 +101,14 @@ class BadValueError(BelugaError, ValueError):
     """Give a number in the range that the message names."""
 
     of_request = True
+
+
+class BadTypeError(BelugaError, TypeError):
+    """Give a value of the type that the message names."""
+
+
+class GreenThreadsError(BelugaError):
+    """Run 'beluga serve' as a process of its own, or patch with thread=False."""
 
 
 class SettingsError(BelugaError):

@@ -1,14 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Waiting for threads that work on memory which their caller unmaps next."""
+"""Threads that run C: they have to be threads of the kernel, and their callers wait for those that
+work on memory which is unmapped next.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Sequence
+from types import BuiltinFunctionType
+
+from beluga.errors import GreenThreadsError
 
 _POLL_S = 0.001
+
+
+def refuse_green_threads() -> None:
+    """Raise GreenThreadsError if gevent or eventlet made greenlets of Python's threads. All
+    greenlets share one thread of the kernel: a loop in C on one of them stops them all for ever.
+    """
+    if not isinstance(threading.get_ident, BuiltinFunctionType):
+        who = threading.get_ident.__module__.partition(".")[0]
+        raise GreenThreadsError(
+            f"{who} makes greenlets of this process's threads, and Beluga needs a thread; start "
+            "the server as a process of its own ('beluga serve'), or patch with thread=False"
+        )
+
+
+class Thread(threading.Thread):
+    """A thread of the kernel. Its start raises GreenThreadsError where there are none."""
+
+    def start(self) -> None:
+        refuse_green_threads()
+        super().start()
 
 
 def wait_for(threads: Sequence[threading.Thread]) -> None:

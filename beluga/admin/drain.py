@@ -13,6 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from beluga.errors import BelugaError
+from beluga.threads import Thread
 
 if TYPE_CHECKING:
     from beluga.meta import MetaServer
@@ -44,7 +45,7 @@ class Drain:
             self._ending = threading.Event()
             self._looked = self._missing = 0
             self._done, self._failure = False, ""
-            self._thread = threading.Thread(
+            self._thread = Thread(
                 target=self._run, args=(self._ending,), name="beluga-drain", daemon=True
             )
             self._thread.start()

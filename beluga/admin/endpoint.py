@@ -17,6 +17,7 @@ from beluga.admin.handler import METRICS, Handler
 from beluga.admin.local_socket import LocalSocket
 from beluga.admin.route import json_answer
 from beluga.errors import AdminError
+from beluga.threads import Thread
 
 if TYPE_CHECKING:
     from beluga.admin.route import Routes
@@ -70,7 +71,7 @@ class Admin:
     def start(self) -> None:
         """Begin to answer."""
         for listener in self._listeners:
-            thread = threading.Thread(
+            thread = Thread(
                 target=listener.serve_forever, args=(_POLL_S,), name="beluga-admin", daemon=True
             )
             thread.start()

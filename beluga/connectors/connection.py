@@ -23,6 +23,7 @@ from beluga.errors import BelugaError, PoolError, TransferError, is_of_request
 from beluga.kvcache import KVCache, Namespace
 from beluga.pool import Pool
 from beluga.rpc import KINDS, Client
+from beluga.threads import Thread
 from beluga.transfer import (
     IoHandle,
     TransferClass,
@@ -166,7 +167,7 @@ class Connection:
         self._tried = False  # whether the first attempt to attach has ended
         self._warned_s = -WARNING_INTERVAL_S
         self._unsaid = 0
-        self._thread = threading.Thread(target=self._keep, name=f"beluga-{name}", daemon=True)
+        self._thread = Thread(target=self._keep, name=f"beluga-{name}", daemon=True)
         self._thread.start()
 
     @property

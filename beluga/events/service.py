@@ -26,6 +26,7 @@ from beluga.events.table import NameTable
 from beluga.meta import read_names
 from beluga.router import Cleared, Kept, PoolEvent, encode_dynamo, encode_pool
 from beluga.rpc import Client
+from beluga.threads import Thread
 
 if TYPE_CHECKING:
     from beluga.meta import MetaServer
@@ -111,7 +112,7 @@ class EventService:
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise RouterError(f"no events can be published: {error}") from None
-        self._thread = threading.Thread(target=self._publish, name="beluga-events", daemon=True)
+        self._thread = Thread(target=self._publish, name="beluga-events", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:

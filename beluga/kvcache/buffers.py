@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beluga._ffi import ffi
+from beluga.arguments import count_of
 from beluga.errors import LayoutError
-from beluga.transfer import is_tensor
+from beluga.transfer import is_tensor, tensor_start
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,9 +107,10 @@ class Run:
 def _place(buffer: Buffer, *, writable: bool) -> tuple[int, int, object]:
     """Return the address, the size in bytes, and the object that must stay alive."""
     if is_tensor(buffer):
+        start = tensor_start(buffer)
         if buffer.device.type != "cpu" or not buffer.is_contiguous():
             raise LayoutError("a tensor must be contiguous and in CPU memory for the CPU engine")
-        return buffer.data_ptr(), buffer.numel() * buffer.element_size(), buffer
+        return start, buffer.numel() * buffer.element_size(), buffer
     if _has_objects(buffer):
         raise LayoutError(f"a {type(buffer).__name__} of Python's objects has no bytes to copy")
     try:
@@ -141,7 +143,7 @@ def runs(blocks: Blocks, *, writable: bool) -> list[Run]:
     Python loop runs over them. A Run stays as it is.
     Raises :class:`~beluga.errors.LayoutError` for memory that cannot be used.
     """
-    if len(blocks) == 0:
+    if count_of("a batch of blocks", blocks) == 0:
         return []
     if isinstance(blocks, Run):
         if writable and blocks.read_only:
@@ -150,6 +152,8 @@ def runs(blocks: Blocks, *, writable: bool) -> list[Run]:
         return [blocks]
     if isinstance(blocks, np.ndarray):
         return [_matrix_run(blocks, writable=writable)]
+    if is_tensor(blocks):  # a batch of its rows, which torch may be unable to make
+        tensor_start(blocks)
     found: list[Run] = []
     shape: tuple[int, int] | None = None
     start, rows, owners = 0, list[tuple[int, int]](), list[object]()
@@ -187,6 +191,8 @@ def _matrix_run(blocks: NDArray[np.generic], *, writable: bool) -> Run:
     count, length = len(blocks), blocks[0].nbytes
     if length == 0:
         raise LayoutError("the blocks of this array have no bytes")
+    if writable and count > 1 and abs(blocks.strides[0]) < length:
+        raise LayoutError("the target blocks share bytes; give an array in which each has its own")
     fragments = np.empty((count, 2), dtype=np.uint64)
     fragments[:, 0] = blocks.ctypes.data + np.arange(count, dtype=np.int64) * blocks.strides[0]
     fragments[:, 1] = length

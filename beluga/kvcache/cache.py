@@ -7,12 +7,21 @@ from __future__ import annotations
 import dataclasses
 import errno
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
 from beluga._ffi import core, ffi, lib
-from beluga.errors import CacheError, LayoutError, TransferCancelledError, raise_for_status
+from beluga._shared import OfThisProcess
+from beluga.arguments import count_of, of_type, whole
+from beluga.errors import (
+    BadValueError,
+    CacheError,
+    LayoutError,
+    TransferCancelledError,
+    raise_for_status,
+)
 from beluga.kvcache.buffers import Run, runs
 from beluga.kvcache.carry import EngineBatch
 from beluga.kvcache.keys import Namespace, fold
@@ -21,7 +30,7 @@ from beluga.kvcache.onboarding import Found, Onboarding, fastest
 from beluga.kvcache.uninterrupted import Uninterrupted
 from beluga.meta import NAME, BlockState, MetaClient
 from beluga.rpc import Client, Figure, Operation, nanoseconds
-from beluga.transfer import Direction, Selection, TransferClass, choose, tuned
+from beluga.transfer import Direction, Selection, Slots, TransferClass, choose, tuned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -107,7 +116,7 @@ class GetResult:
     mismatches: int
 
 
-class KVCache:
+class KVCache(OfThisProcess):
     """KV blocks of one namespace in a pool.
 
     Two caches with different values of ``namespace`` never see each other's blocks.
@@ -154,6 +163,8 @@ class KVCache:
         kept: bool = False,
         onboard: bool = True,
     ) -> None:
+        of_type("namespace", namespace, Namespace, Mapping, str, bytes, int, np.integer)
+        threads, chunk_size = whole("threads", threads), whole("chunk_size", chunk_size)
         if threads < 1:
             raise LayoutError(f"a cache of {threads} threads; give it at least one")
         if not 0 <= chunk_size <= BLOCK_SIZE_MAX or chunk_size % _LINE_SIZE:
@@ -161,6 +172,8 @@ class KVCache:
                 f"chunks of {chunk_size} bytes; give whole lines of 64, up to {BLOCK_SIZE_MAX} "
                 "bytes, or 0 for none"
             )
+        for name, one in ("read_class", read_class), ("write_class", write_class):
+            of_type(name, one, TransferClass, int)
         read_class, write_class = TransferClass(read_class), TransferClass(write_class)
         if isinstance(pool_or_client, Client):
             self.client, self._own_client = pool_or_client, False
@@ -204,7 +217,7 @@ class KVCache:
         """
         if isinstance(digests, np.ndarray) and digests.dtype == np.uint64:
             if digests.ndim != 2 or digests.shape[1] != 2:
-                raise ValueError(f"keys have shape (count, 2), these have {digests.shape}")
+                raise BadValueError(f"keys have shape {digests.shape}; give shape (count, 2)")
             return np.ascontiguousarray(digests)
         return fold(self.namespace, cast("Sequence[bytes] | NDArray[np.uint8]", digests))
 
@@ -286,6 +299,7 @@ class KVCache:
         and the errors of the engine.
         """
         started = time.perf_counter()
+        of_type("targets", targets, Slots)
         keys, layout = self.keys(digests), targets.layout
         rows = targets.rows(tokens, len(keys))
         states = np.zeros(len(keys), dtype=np.uint8)
@@ -341,6 +355,7 @@ class KVCache:
         keys = self.keys(digests)
         if wait_s is None:
             return self._meta.onboard(keys)
+        of_type("wait_s", wait_s, int, float, np.integer, np.floating)
         hits, onboarding = 0, Onboarding(self._meta, wait_s)
         while hits < len(keys):
             found = self._meta.lookup(keys[hits:])
@@ -420,8 +435,9 @@ class KVCache:
 
     def _paired(self, digests: Digests, blocks: Blocks) -> NDArray[np.uint64]:
         keys = self.keys(digests)
-        if len(keys) != len(blocks):
-            raise LayoutError(f"{len(keys)} keys but {len(blocks)} blocks; give one key per block")
+        count = count_of("a batch of blocks", blocks)
+        if len(keys) != count:
+            raise LayoutError(f"{len(keys)} keys but {count} blocks; give one key per block")
         return keys
 
     def _put(

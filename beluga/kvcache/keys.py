@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from beluga._ffi import ffi, lib
-from beluga.errors import raise_for_status
+from beluga.arguments import of_type, short
+from beluga.errors import BadTypeError, BadValueError, raise_for_status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -37,7 +38,9 @@ def _part(value: Field) -> bytes:
     elif isinstance(value, int):
         kind, encoded = b"i", b"%d" % value
     else:
-        raise TypeError(f"a namespace is made of text, bytes and whole numbers, not {value!r}")
+        raise BadTypeError(
+            f"a namespace is made of text, bytes and whole numbers; write {short(value)} as text"
+        )
     return kind + len(encoded).to_bytes(8, "little") + encoded
 
 
@@ -49,7 +52,7 @@ class Namespace:
     block_size, layout, tp_rank and so on; their order does not matter. ``salt`` is a tenant's
     secret: without it nobody finds the tenant's blocks, or learns whether they are there.
     ``digest`` has 16 bytes, and namespaces are equal if their digests are equal. Raises
-    :class:`TypeError` for other values than text, bytes and whole numbers.
+    :class:`~beluga.errors.BadTypeError` for other values than text, bytes and whole numbers.
     """
 
     fields: Mapping[str, Field] = dataclasses.field(compare=False)
@@ -58,7 +61,14 @@ class Namespace:
     digest: bytes = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        fields = dict(sorted(self.fields.items()))
+        if not isinstance(self.fields, Mapping) or not all(isinstance(f, str) for f in self.fields):
+            raise BadTypeError(
+                f"a namespace's fields have names of text; mend {short(self.fields)}"
+            )
+        fields = {
+            name: int(value) if isinstance(value, np.integer) else value
+            for name, value in sorted(self.fields.items())
+        }
         salt = self.salt.encode() if isinstance(self.salt, str) else self.salt
         parts = [_part(salt), *(_part(name) + _part(value) for name, value in fields.items())]
         digest = hashlib.blake2b(b"".join(parts), digest_size=16, person=b"beluga-namespace")
@@ -84,9 +94,17 @@ class Namespace:
 
 
 def _packed(digests: Sequence[bytes]) -> NDArray[np.uint8]:
+    for digest in digests:
+        if not isinstance(digest, bytes | bytearray | memoryview | np.ndarray):
+            raise BadTypeError(
+                f"a key is {DIGEST_SIZE_MIN} to {DIGEST_SIZE_MAX} bytes, not {short(digest)}; give "
+                "beluga.kvcache.hash_keys() of names"
+            )
     sizes = set(map(len, digests))
     if len(sizes) > 1:
-        raise ValueError(f"digests of {min(sizes)} to {max(sizes)} bytes: all must have one size")
+        raise BadValueError(
+            f"digests of {min(sizes)} to {max(sizes)} bytes; give all the same size"
+        )
     packed = np.frombuffer(b"".join(digests), dtype=np.uint8)
     return packed.reshape(len(digests), sizes.pop() if sizes else DIGEST_SIZE_MIN)
 
@@ -103,14 +121,14 @@ def fold(namespace: Namespace, digests: Sequence[bytes] | NDArray[np.uint8]) -> 
         else np.ascontiguousarray(np.asarray(digests))
     )
     if packed.dtype != np.uint8 or packed.ndim != 2:
-        raise ValueError(
-            f"digests are a {packed.dtype} array of shape {packed.shape}: "
+        raise BadValueError(
+            f"digests are a {packed.dtype} array of shape {packed.shape}; "
             "give bytes in a list, or a uint8 array of shape (count, size)"
         )
     count, size = packed.shape
     if not DIGEST_SIZE_MIN <= size <= DIGEST_SIZE_MAX:
-        raise ValueError(
-            f"digests of {size} bytes: give {DIGEST_SIZE_MIN} to {DIGEST_SIZE_MAX} random bytes, "
+        raise BadValueError(
+            f"digests of {size} bytes; give {DIGEST_SIZE_MIN} to {DIGEST_SIZE_MAX} random bytes, "
             "or beluga.kvcache.hash_keys() of what you have"
         )
     keys = np.empty((count, 2), dtype=np.uint64)
@@ -123,10 +141,15 @@ def fold(namespace: Namespace, digests: Sequence[bytes] | NDArray[np.uint8]) -> 
 
 
 def hash_keys(values: Iterable[bytes | str]) -> NDArray[np.uint8]:
-    """Return digests of names that are not random, for :func:`fold`.
+    """Return digests of names that are not random, for :func:`fold`. Raises BadTypeError.
 
     The result is a uint8 array of shape (count, 32). Text counts as its UTF-8 bytes.
     """
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise BadTypeError(f"names to hash are {short(values)}; give a list of text or bytes")
+    values = list(values)
+    for value in values:
+        of_type("a name to hash", value, bytes, bytearray, memoryview, str)
     encoded = (value.encode() if isinstance(value, str) else value for value in values)
     digests = [hashlib.blake2b(v, digest_size=32, person=b"beluga-key").digest() for v in encoded]
     return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(digests), 32)

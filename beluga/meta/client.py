@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import numpy as np
 
 from beluga._ffi import core, ffi, lib
-from beluga.errors import BadReplyError, raise_for_status
+from beluga.errors import BadReplyError, BadValueError, raise_for_status
 from beluga.meta.stat import MetaStat
 from beluga.rpc import nanoseconds
 
@@ -283,7 +283,7 @@ _COMMIT = _struct("bl_commit", {"generation": "u8", "block": "u4"})
 def _words(keys: NDArray[np.uint64]) -> core.uint64_p:
     found = isinstance(keys, np.ndarray) and keys.dtype == np.uint64 and keys.ndim == 2
     if not found or keys.shape[1] != 2:
-        raise ValueError("keys are a uint64 array of shape (count, 2); see beluga.kvcache.fold")
+        raise BadValueError("keys are a uint64 array of shape (count, 2); see beluga.kvcache.fold")
     return ffi.from_buffer("uint64_t[]", np.ascontiguousarray(keys))
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from beluga._ffi import core, ffi, lib
-from beluga.errors import raise_for_status
+from beluga.arguments import of_type
+from beluga.errors import BadValueError, raise_for_status
 from beluga.meta.lower import LowerStat
 from beluga.meta.names import CHANGE
 from beluga.meta.sessions import SessionView
@@ -79,8 +80,11 @@ class MetaServer(Server):
         quota: Quota | None = None,
         eviction: str = "lru",
     ) -> None:
+        of_type("eviction", eviction, str)
         if eviction not in EVICTIONS:
-            raise ValueError(f"eviction is one of {', '.join(EVICTIONS)}, not {eviction!r}")
+            raise BadValueError(
+                f"eviction {eviction!r} is none; give one of {', '.join(EVICTIONS)}"
+            )
         self._meta: core.bl_meta | core.Null = ffi.NULL
         self._changes = np.empty(0, CHANGE)  # what take_changes reads into
         super().__init__(

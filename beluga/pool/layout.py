@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from numbers import Integral
 
 from beluga._ffi import ffi, lib
-from beluga.errors import DeviceMismatchError, NoRoomError, PoolError, raise_for_status
+from beluga.arguments import of_type, short
+from beluga.errors import (
+    BadTypeError,
+    DeviceMismatchError,
+    NoRoomError,
+    PoolError,
+    raise_for_status,
+)
 from beluga.pool.spec import STRIPE_SIZE, show_size
 from beluga.pool.superblock import COHERENCE_MODES, Geometry, Superblock
 
@@ -55,11 +62,16 @@ class Wishes:
     bulk_size: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise TypeError for numbers that are no whole numbers."""
+        """Raise BadTypeError."""
+        for name in ("interleave", "sparse", "force"):
+            of_type(name, getattr(self, name), bool)
+        of_type("coherence", self.coherence, str, list, tuple, type(None))
+        for one in self.coherence or ():
+            of_type("coherence", one, str)
         for name in _NUMBERS:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
-                raise TypeError(f"{name} is a whole number, not {value!r}")
+                raise BadTypeError(f"{name} is a whole number, not {short(value)}; give an int")
 
 
 class Layout:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from beluga._ffi import core, lib
-from beluga._shared import SharedHandle, when_forked
+from beluga._shared import OfThisProcess, SharedHandle, when_forked
+from beluga.arguments import short
 from beluga.errors import BadValueError, DeviceSpecError, RuntimeDirError, raise_for_status
 from beluga.pool.attach import attach
 from beluga.pool.create import Progress, create
@@ -41,7 +42,7 @@ class DeviceView:
     node: int | None  # the NUMA node near it
 
 
-class Pool:
+class Pool(OfThisProcess):
     """A pool mapped into this process; a context manager that unmaps it."""
 
     def __init__(self, mapping: Mapping) -> None:
@@ -206,7 +207,7 @@ class Pool:
         whole = isinstance(number, int) and not isinstance(number, bool)
         if not whole or not 0 <= number < lib.BL_HOST_COUNT:
             raise BadValueError(
-                f"host numbers are whole, from 0 to {lib.BL_HOST_COUNT - 1}, not {host!r}"
+                f"host numbers are whole, from 0 to {lib.BL_HOST_COUNT - 1}; {short(host)} is not"
             )
         return number
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from beluga._ffi import lib
-from beluga.errors import DeviceSpecError
+from beluga.arguments import short
+from beluga.errors import BadTypeError, DeviceSpecError
 
 STRIPE_SIZE: int = lib.BL_STRIPE_SIZE
 
@@ -68,7 +69,9 @@ class DeviceSpec:
         if isinstance(text, DeviceSpec):
             return text
         if not isinstance(text, str | os.PathLike):
-            raise TypeError(f"a device is a path, as text or a Path, or a DeviceSpec, not {text!r}")
+            raise BadTypeError(
+                f"a device is {short(text)}; give a path, as text or a Path, or a DeviceSpec"
+            )
         whole = rest = os.fspath(text)
         options: dict[str, str] = {}
         while (match := _OPTION.fullmatch(rest)) is not None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from beluga.replay.trace import Request
+from beluga.threads import Thread
 
 _TICKET_SIZE = 4  # bytes of a number in the pipe; a reader never sees part of one
 
@@ -24,7 +25,7 @@ class Dispatcher:
         self._requests = requests
         self._speed = speed
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._deal, daemon=True)
+        self._thread = Thread(target=self._deal, daemon=True)
         self.read_end, self._write_end = os.pipe()
 
     def start(self) -> None:

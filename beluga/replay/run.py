@@ -11,7 +11,6 @@ from __future__ import annotations
 import queue
 import subprocess
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from beluga.replay.process import Process, ProcessKilledError
 from beluga.replay.result import Result, summarize
 from beluga.replay.sizing import DEVICE_COUNT, PoolSize, pool_size_for
 from beluga.replay.trace import Request, write_trace
+from beluga.threads import Thread
 
 Say = Callable[[str], None]
 Advance = Callable[[int, int], None]
@@ -138,7 +138,7 @@ class _Processes:
         return server
 
     def _listen_to(self, index: int, process: Process) -> None:
-        threading.Thread(target=self._listen, args=(index, process), daemon=True).start()
+        Thread(target=self._listen, args=(index, process), daemon=True).start()
 
     def watch(self, advance: Callable[[int], None]) -> list[dict[str, Any]]:
         """Return the tally of every client. Raises ReplayError as soon as one of the processes

@@ -14,15 +14,20 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from beluga._ffi import core, ffi, lib
-from beluga._shared import when_forked
+from beluga._shared import OfThisProcess, when_forked
+from beluga.arguments import of_type, short, whole
 from beluga.errors import (
     BadRequestError,
+    BadTypeError,
+    BadValueError,
     ForkedSessionError,
     NoMethodError,
+    NoServerError,
     RpcError,
     raise_for_status,
 )
 from beluga.rpc.report import Figure, Report
+from beluga.rpc.server import refuse_unstarted
 from beluga.rpc.times import nanoseconds
 
 if TYPE_CHECKING:
@@ -52,7 +57,7 @@ class ClientStat:
     checksum_count: int
 
 
-class Client:
+class Client(OfThisProcess):
     """A session with the pool's server. It has one lane, which one thread uses at a time (the
     client has a lock).
 
@@ -69,7 +74,7 @@ class Client:
     def __init__(self, pool: Pool, *, host: int | None = None, timeout_s: float = 5.0) -> None:
         timeout_ns = nanoseconds(timeout_s)
         if not hasattr(pool, "using"):
-            raise TypeError(f"a session is with the server of a Pool, not of {pool!r}")
+            raise BadTypeError(f"a session is of a Pool, not of {short(pool)}; open one")
         self.pool = pool
         self.timeout_s = timeout_s
         self.report = Report()
@@ -88,7 +93,11 @@ class Client:
                 where = os.fsencode(pool.runtime_dir), pool.host_number(host), timeout_ns
                 handle = self._held.mapped.enter_context(pool.using())
                 code = lib.bl_session_open(handle, *where, self._held.out)
-                pool.raise_for_status(code, "attaching to the pool's server")
+                try:
+                    pool.raise_for_status(code, "attaching to the pool's server")
+                except NoServerError:
+                    refuse_unstarted(pool)
+                    raise
         except BaseException:
             self.close()
             raise
@@ -100,6 +109,10 @@ class Client:
         seconds, :class:`~beluga.errors.BadRequestError` for a request that is too large, and the
         error that the handler answered with.
         """
+        of_type("request", request, bytes, bytearray, memoryview)
+        method = whole("method", method)
+        if not 0 <= method < 1 << 32:
+            raise BadValueError(f"method {method} is no number of a call; give 0 to 254")
         if len(request) > len(self._reply):
             raise BadRequestError(
                 f"a request has {len(request)} bytes, {len(self._reply)} is the most; create the "

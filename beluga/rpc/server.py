@@ -8,15 +8,25 @@ import dataclasses
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from beluga._ffi import core, ffi, lib
-from beluga._shared import when_forked
-from beluga.errors import BadValueError, BelugaError, RpcError, raise_for_status
+from beluga._shared import OfThisProcess, when_forked
+from beluga.arguments import of_type, short, whole
+from beluga.errors import (
+    BadTypeError,
+    BadValueError,
+    BelugaError,
+    NoServerError,
+    RpcError,
+    raise_for_status,
+)
 from beluga.rpc.report import Reported
 from beluga.rpc.times import nanoseconds
+from beluga.threads import Thread, refuse_green_threads
 
 if TYPE_CHECKING:
     from beluga.pool import Pool
@@ -24,6 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Handler = Callable[[bytes], bytes]
+
+_made: weakref.WeakSet[Server] = weakref.WeakSet()
 
 METHOD_USER: int = lib.BL_METHOD_USER
 """Methods below this number belong to Beluga itself."""
@@ -67,11 +79,11 @@ class Quota:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, whole(field.name, getattr(self, field.name)))
             bits = 64 if field.name == "bytes" else 32
-            if not 0 <= getattr(self, field.name) < 1 << bits:
-                raise BadValueError(
-                    f"{field.name} is from 0 to {(1 << bits) - 1}, not {getattr(self, field.name)}"
-                )
+            value = getattr(self, field.name)
+            if not 0 <= value < 1 << bits:
+                raise BadValueError(f"{field.name} is from 0 to {(1 << bits) - 1}; {value} is not")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,7 +126,17 @@ class Calls(NamedTuple):
     errors: int
 
 
-class Server:
+def refuse_unstarted(pool: Pool) -> None:
+    """Raise NoServerError if this process made a server of this pool and did not start it."""
+    for server in _made:
+        if server._unstarted_for(pool):
+            raise NoServerError(
+                f"the {type(server).__name__} that this process made for the pool was not started; "
+                "use it with 'with', or call its start()"
+            )
+
+
+class Server(OfThisProcess):
     """Serves the lanes of a pool. A pool has one server at a time.
 
     ``host`` is this machine's number among the machines that share the pool (Pool.host_number).
@@ -148,7 +170,7 @@ class Server:
     ) -> None:
         lost_ns = nanoseconds(heartbeat_lost_s)
         if not hasattr(pool, "using"):
-            raise TypeError(f"a server is of a Pool, not of {pool!r}")
+            raise BadTypeError(f"a server is of a Pool, not of {short(pool)}; open one")
         self._pool = pool
         self._failure: BelugaError | OSError | None = None
         # The handles keep the handlers alive while C may call them.
@@ -170,7 +192,8 @@ class Server:
                 lib.bl_server_destroy(out[0])
                 raise_for_status(status, "declaring others gone")
         when_forked(self)
-        self.limit(quota or Quota())
+        _made.add(self)
+        self.limit(Quota() if quota is None else quota)
         with self._running() as server:
             lib.bl_server_heartbeat_lost(server, lost_ns)
             echo = lib.bl_echo_handler
@@ -189,6 +212,7 @@ class Server:
         A session keeps what it has: its grants and pins end as they would have. The quota ends with
         this server.
         """
+        of_type("quota", quota, Quota)
         limits = ffi.new("bl_quota *")
         limits.grant_count, limits.pin_count = quota.grants, quota.pins
         limits.bytes, limits.calls_per_s = quota.bytes, quota.calls_per_s
@@ -244,6 +268,10 @@ class Server:
         raises, the caller gets :class:`~beluga.errors.HandlerError` and the traceback goes to the
         server's log.
         """
+        if not callable(handler):
+            raise BadTypeError(f"a handler of method {method} is called; give a function of bytes")
+        if not 0 <= whole("method", method) < 1 << 32:
+            raise BadValueError(f"method {method} is no number of a call; give 192 to 254")
         context = ffi.new_handle(handler)
         self._contexts.append(context)
         with self._running() as server:
@@ -252,10 +280,19 @@ class Server:
                 f"registering method {method}",
             )
 
+    def _unstarted_for(self, pool: Pool) -> bool:
+        """Return whether this server could serve a pool, and was neither started nor stopped."""
+        idle = self._server is not None and not (self._serves or self._stopped)
+        return idle and self._pool.runtime_dir == pool.runtime_dir
+
     def start(self) -> None:
-        """Take the pool over and serve it on a new thread. A server can be started only once."""
+        """Take the pool over and serve it on a new thread. A server can be started only once.
+
+        Raises :class:`~beluga.errors.GreenThreadsError` where threads are greenlets.
+        """
+        refuse_green_threads()  # before the pool is taken over
         self._begin()
-        threading.Thread(target=self._serve, name="beluga-server", daemon=True).start()
+        Thread(target=self._serve, name="beluga-server", daemon=True).start()
 
     def watch(self, timeout_s: float, *, silent_s: float) -> bool:
         """Wait at most ``timeout_s`` until it is time to take over, and return whether it is.

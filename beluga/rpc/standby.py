@@ -10,6 +10,7 @@ from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from beluga.errors import LeaseError, RpcError, ServerAliveError
+from beluga.threads import Thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,7 +96,7 @@ class _Renewals:
         self._server = server
         self._lease = lease
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="beluga-lease", daemon=True)
+        self._thread = Thread(target=self._keep, name="beluga-lease", daemon=True)
 
     def _keep(self) -> None:
         while not self._over.wait(1 / _RENEWALS_PER_S):

@@ -6,17 +6,18 @@ from __future__ import annotations
 
 from numbers import Real
 
-from beluga.errors import BadValueError
+from beluga.arguments import short
+from beluga.errors import BadTypeError, BadValueError
 
 _MAX_S = 1e9  # 31 years; C cannot represent much later times
 
 
 def nanoseconds(seconds: float) -> int:
     """Return ``seconds``, the length of a wait, in nanoseconds. Raises BadValueError if it is out
-    of range, and TypeError if it is no number.
+    of range, and BadTypeError if it is no number.
     """
     if not isinstance(seconds, Real):
-        raise TypeError(f"a time is a number of seconds, not {seconds!r}")
+        raise BadTypeError(f"a time is a number of seconds, not {short(seconds)}; give a float")
     if not 0 <= seconds <= _MAX_S:
-        raise BadValueError(f"times are from 0 to {_MAX_S:.0f} seconds, not {seconds!r}")
+        raise BadValueError(f"times are from 0 to {_MAX_S:.0f} seconds; {short(seconds)} is not")
     return int(seconds * 1e9)

@@ -210,4 +210,4 @@ def _session(text: str) -> tuple[str, int]:
             return field, int(value)
     except ValueError:
         pass
-    raise BadValueError(f"a session is pid:N, host:N, lane:N or 16 hex digits, not {text!r}")
+    raise BadValueError(f"a session is pid:N, host:N, lane:N or 16 hex digits; {text!r} is not")

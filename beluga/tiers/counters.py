@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from beluga.errors import BelugaError
 from beluga.meta import COUNTERS_METHOD
 from beluga.metrics import REGISTRY, Distribution
+from beluga.threads import Thread
 
 if TYPE_CHECKING:
     from beluga.meta import MetaServer
@@ -33,7 +34,7 @@ class Counters:
         self._server = server
         self._text = self._make()
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="beluga-counters", daemon=True)
+        self._thread = Thread(target=self._run, name="beluga-counters", daemon=True)
 
     def start(self) -> None:
         """Begin to answer."""

@@ -41,6 +41,7 @@ from beluga.meta import (
 )
 from beluga.metrics import REGISTRY
 from beluga.rpc import Client
+from beluga.threads import Thread
 from beluga.tiers.counters import Counters
 from beluga.tiers.late import LateTier
 from beluga.tiers.named import PAGE_SIZE, add_names, named_length, padded, take_name
@@ -297,7 +298,7 @@ class TierService:
         self._spawn(name, run)
 
     def _spawn(self, name: str, run: Callable[[], None]) -> None:
-        thread = threading.Thread(target=run, name=f"beluga-{name}", daemon=True)
+        thread = Thread(target=run, name=f"beluga-{name}", daemon=True)
         self._threads.append(thread)
         thread.start()
 

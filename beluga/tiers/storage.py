@@ -289,6 +289,8 @@ def _cuda_view(owner: object, interface: dict[str, Any]) -> View:
     shape, item = tuple(interface["shape"]), int(interface["typestr"][2:])
     dense = tuple(math.prod(shape[axis + 1 :]) * item for axis in range(len(shape)))
     start, read_only = interface["data"]
+    if start == 0:
+        raise LayoutError(f"a {type(owner).__name__} of shape {shape} has no memory")
     memory = start, math.prod(shape) * item
     strides = interface.get("strides") or dense
     return View(start, shape, tuple(strides), item, memory, owner, bool(read_only))

@@ -23,7 +23,15 @@ from beluga.transfer.iosched.scheduled import ScheduledEngine
 from beluga.transfer.plan import arrangements
 from beluga.transfer.plan.layout import BlockLayout, Order, Slots
 from beluga.transfer.plan.plan import CHUNK, PIECE, Plan, plan_blocks, plan_rows
-from beluga.transfer.plan.view import DTYPE_SIZES, Array, CudaArray, Tensor, View, is_tensor
+from beluga.transfer.plan.view import (
+    DTYPE_SIZES,
+    Array,
+    CudaArray,
+    Tensor,
+    View,
+    is_tensor,
+    tensor_start,
+)
 from beluga.transfer.select.choice import (
     Chosen,
     Crossovers,
@@ -90,6 +98,7 @@ __all__ = [
     "settings_for",
     "settings_said",
     "settle",
+    "tensor_start",
     "tuned",
     "why_no_queue",
     "work_queues",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from beluga._ffi import core, ffi, lib
 from beluga.errors import VerifyError, raise_for_status
-from beluga.threads import wait_for
+from beluga.threads import Thread, wait_for
 from beluga.verify.report import Finding, Machine, Report
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _run(sides: list[tuple[str, core.bl_acceptance]]) -> list[tuple[str, int]]:
                 for _, other in sides:
                     lib.bl_acceptance_stop(other)
 
-    threads = [threading.Thread(target=run, args=side, daemon=True) for side in sides]
+    threads = [Thread(target=run, args=side, daemon=True) for side in sides]
     started: list[threading.Thread] = []
     try:
         for thread in threads:

@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from beluga.connectors.connection import Connection
+from beluga.threads import Thread
 
 if TYPE_CHECKING:
     import logging
@@ -32,7 +32,7 @@ class Worker:
         self._lock = threading.Lock()
         self._closed = False
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=f"{name}-jobs", daemon=True)
+        self._thread = Thread(target=self._run, name=f"{name}-jobs", daemon=True)
         self._thread.start()
 
     def submit(self, job: Job) -> bool:

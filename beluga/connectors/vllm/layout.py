@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from beluga.errors import ConnectorError
+from beluga.errors import ConnectorError, LayoutError
 from beluga.kvcache import Run
+from beluga.transfer import tensor_start
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,9 +56,9 @@ class BlockLayout:
         seen: set[int] = set()
         for name, tensor in tensors.items():
             page = _Page(name, tensor, block_count)
-            if tensor.data_ptr() in seen:  # the layer shares another layer's tensor
+            if page.start in seen:  # the layer shares another layer's tensor
                 continue
-            seen.add(tensor.data_ptr())
+            seen.add(page.start)
             if page.size != page_sizes.get(name, page.size):
                 raise ConnectorError(
                     f"{name}: a block's page has {page.size} bytes where the engine says "
@@ -104,6 +105,10 @@ class _Page:
     """One layer's share of a block."""
 
     def __init__(self, name: str, tensor: Any, block_count: int) -> None:
+        try:
+            self.start = tensor_start(tensor)
+        except LayoutError as error:
+            raise ConnectorError(f"{name}: {error}") from None
         item = tensor.element_size()
         axis = _block_axis(name, tuple(tensor.shape), block_count)
         strides = [stride * item for stride in tensor.stride()]
@@ -137,8 +142,7 @@ class _Page:
                 f"{name}: a page lies in {len(places)} places (shape {tuple(tensor.shape)}, "
                 f"strides {tuple(tensor.stride())}); this layout is not known to beluga"
             )
-        base = tensor.data_ptr()
-        self.pieces = [Piece(base + place, strides[axis], run) for place in places]
+        self.pieces = [Piece(self.start + place, strides[axis], run) for place in places]
         self.size = run * len(places)
         if strides[axis] < run:
             raise ConnectorError(f"{name}: blocks overlap: strides {tuple(tensor.stride())}")

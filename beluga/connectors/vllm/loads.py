@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from beluga.connectors.fetch import fetch
 from beluga.connectors.vllm.counters import LinkFigures
 from beluga.connectors.vllm.steps import Loaded, add_loaded
+from beluga.threads import Thread
 
 if TYPE_CHECKING:
     from beluga.connectors.connection import Attachment, Connection
@@ -104,7 +105,7 @@ class AsyncLoads(Loads):
         self._queue: deque[BlockRange] = deque()
         self._closing = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._keep, name="beluga-loads", daemon=True)
+        self._thread = Thread(target=self._keep, name="beluga-loads", daemon=True)
         self._thread.start()
 
     def load(self, ranges: list[BlockRange]) -> None:

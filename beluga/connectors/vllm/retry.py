@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from beluga.connectors.connection import Connection
+from beluga.threads import Thread
 
 if TYPE_CHECKING:
     import logging
@@ -35,7 +36,7 @@ class RetryTask:
         self._doing, self._call = doing, call
         self._done = threading.Event()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"beluga-{name}", daemon=True)
+        self._thread = Thread(target=self._run, name=f"beluga-{name}", daemon=True)
         self._thread.start()
 
     def wait(self, timeout_s: float) -> bool:

@@ -20,6 +20,7 @@ from beluga.connectors.vllm.counters import LinkFigures
 from beluga.connectors.vllm.steps import BlockRange, Stored
 from beluga.errors import TransferCancelledError
 from beluga.meta import BlockState
+from beluga.threads import Thread
 
 if TYPE_CHECKING:
     from beluga.connectors.connection import Attachment, Connection
@@ -58,7 +59,7 @@ class Saves:
         self._cancelled: set[str] = set()  # requests whose saves stop after this batch
         self._closing = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._keep, name="beluga-saves", daemon=True)
+        self._thread = Thread(target=self._keep, name="beluga-saves", daemon=True)
         self._thread.start()
 
     def order(self, ranges: list[BlockRange]) -> None:

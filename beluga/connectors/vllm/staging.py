@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from beluga.kvcache import Run
+from beluga.transfer import tensor_start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -144,6 +145,6 @@ class StagedSource(Source):
     def _run(self, host: Any) -> Run:
         count = len(host)
         fragments = np.empty((count, 2), dtype=np.uint64)
-        fragments[:, 0] = host.data_ptr() + np.arange(count, dtype=np.uint64) * self.block_size
+        fragments[:, 0] = tensor_start(host) + np.arange(count, dtype=np.uint64) * self.block_size
         fragments[:, 1] = self.block_size
         return Run(count, self.block_size, 1, fragments, [host])

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from beluga._shared import when_forked
+from beluga.threads import Thread
 
 
 class Deadlines:
@@ -28,9 +29,7 @@ class Deadlines:
         with self._changed:
             heapq.heappush(self._calls, (time.monotonic() + delay_s, next(self._numbers), call))
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="beluga-deadlines", daemon=True
-                )
+                self._thread = Thread(target=self._run, name="beluga-deadlines", daemon=True)
                 self._thread.start()
             self._changed.notify()
 

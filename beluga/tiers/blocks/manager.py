@@ -31,6 +31,7 @@ from typing import Literal
 from beluga._shared import when_forked
 from beluga.errors import TierError, UnsettledError
 from beluga.metrics import REGISTRY, Registry
+from beluga.threads import Thread
 from beluga.tiers.blocks.handles import MutableBlock, RegisteredBlock, WeakBlock
 from beluga.tiers.blocks.mover import Copy, CopyAdmission, Mover, OwnedTier, admit_all, pool_keys
 from beluga.tiers.blocks.offload import BATCH, OffloadQueue
@@ -486,9 +487,7 @@ class BlockManager:
         return self._onboards.has_work or any(map(len, self._offloads))
 
     def _start(self, name: str, step: Callable[[], bool], has_work: Callable[[], bool]) -> None:
-        thread = threading.Thread(
-            target=self._run, args=(step, has_work), name=f"beluga-{name}", daemon=True
-        )
+        thread = Thread(target=self._run, args=(step, has_work), name=f"beluga-{name}", daemon=True)
         self._threads.append(thread)
         thread.start()
 

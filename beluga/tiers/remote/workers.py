@@ -18,6 +18,8 @@ from concurrent.futures import wait as first_of
 from dataclasses import dataclass
 from typing import Any
 
+from beluga.threads import Thread
+
 
 class HungError(Exception):
     """An operation has not ended in time; its thread is abandoned."""
@@ -135,7 +137,7 @@ class Workers:
     def _start(self) -> None:
         if not self._may_start():
             return
-        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        thread = Thread(target=self._run, name=self._name, daemon=True)
         with contextlib.suppress(RuntimeError):  # no thread can be had now: another takes the job
             thread.start()
             self._threads += 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -97,6 +97,43 @@ def is_tensor(array: object) -> TypeIs[Tensor]:
     return hasattr(array, "data_ptr")
 
 
+def tensor_start(tensor: Tensor) -> int:
+    """Return the address of a tensor's first element; 0 if it has no elements. This is the only
+    place that asks a tensor for its pointer.
+
+    Raises LayoutError for a tensor without memory of its own, as tracing, transforms and torch's
+    meta device make them, for one whose bytes are not its values (a conjugation or negation that
+    is still to be done), and for one that is larger than its storage.
+    """
+    name, lazy = type(tensor).__name__, False
+    try:
+        if tensor.numel() == 0:
+            return 0
+        start = tensor.data_ptr()
+        if start == 0:
+            raise LayoutError(
+                f"a {name} on {tensor.device} has no memory; give a tensor outside of tracing, and "
+                "not of the meta device"
+            )
+        spans = [
+            (size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+        ]
+        size = (1 + sum(spans)) * tensor.element_size()  # torch has no negative strides
+        lazy = any(bool(getattr(tensor, ask, bool)()) for ask in ("is_conj", "is_neg"))
+        storage: Any = getattr(tensor, "untyped_storage", lambda: None)()
+        room = size if storage is None else storage.data_ptr() + storage.nbytes() - start
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        what = str(error).partition("\n")[0]
+        raise LayoutError(
+            f"a {name} has no memory that can be copied; torch reports: {what}"
+        ) from None
+    if lazy:
+        raise LayoutError(f"a {name} has a pending operation; call resolve_conj().resolve_neg()")
+    if size > room:
+        raise LayoutError(f"a {name} needs {size} bytes, its storage has {room}; it was resized")
+    return start
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class View:
     """An array in an engine's memory: elements of ``item_size`` bytes from address ``start`` on.
@@ -135,9 +172,9 @@ class View:
         Raises LayoutError for other objects.
         """
         if is_tensor(array):
-            item = array.element_size()
+            start, item = tensor_start(array), array.element_size()
             shape, strides = tuple(array.shape), tuple(step * item for step in array.stride())
-            return cls._of(array.data_ptr(), shape, strides, item, array)
+            return cls._of(start, shape, strides, item, array)
         if isinstance(array, np.ndarray) and not array.dtype.hasobject:
             start, read_only = array.ctypes.data, not array.flags.writeable
             item = array.itemsize
@@ -159,10 +196,13 @@ class View:
         *,
         read_only: bool = False,
     ) -> View:
-        """An array's memory is what its elements span. One of torch's meta device has none."""
+        """An array's memory is what its elements span. If elements share bytes, as a broadcast
+        array's do, nothing can be read into it.
+        """
         if start == 0:
             raise LayoutError(f"a {type(owner).__name__} of shape {tuple(shape)} has no memory")
         spans = [(size - 1) * step for size, step in zip(shape, strides, strict=True)]
+        read_only |= any(size > 1 and step == 0 for size, step in zip(shape, strides, strict=True))
         low = sum(span for span in spans if span < 0)
         room = sum(map(abs, spans)) + item
         memory = start + low, room

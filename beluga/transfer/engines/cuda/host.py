@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beluga import config
+from beluga.threads import Thread
 from beluga.transfer.engines.cuda import source
 from beluga.transfer.engines.cuda.driver import DriverError, Grid, Pinned
 
@@ -66,7 +67,7 @@ class _Stream:
     def __init__(self) -> None:
         self.graph: list[Work] | None = None  # the graph that is being captured
         self._work: _Queue = queue.SimpleQueue()
-        self._thread = threading.Thread(
+        self._thread = Thread(
             target=_work_off, args=(self._work,), name="beluga-cuda-host", daemon=True
         )
         self._thread.start()

@@ -23,6 +23,7 @@ from contextlib import ExitStack
 from beluga._ffi import core, ffi, lib
 from beluga.errors import TransferError
 from beluga.pool import STRIPE_SIZE, Pool, filesystem
+from beluga.threads import Thread
 from beluga.transfer.engines.cuda.claims import Claims
 from beluga.transfer.engines.cuda.driver import Driver, DriverError
 from beluga.transfer.engines.cuda.holds import Hold, Holds, WindowId
@@ -63,7 +64,7 @@ class Registrar:
         self._left = self._all()
         self._working = False
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="beluga-register", daemon=True)
+        self._thread = Thread(target=self._run, name="beluga-register", daemon=True)
         self._thread.start()
 
     def hold(self, places: Collection[WindowId], driver: Driver) -> Hold:
