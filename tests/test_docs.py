@@ -88,6 +88,9 @@ def check_plugin(words: list[str]) -> None:
     """Check that Beluga's connector takes what an engine is told about Beluga."""
     if "--kv-transfer-config" in words:
         told = json_after(words, "--kv-transfer-config")
+        if told["kv_connector"] == "MultiConnector":
+            children = told["kv_connector_extra_config"]["connectors"]
+            (told,) = [one for one in children if one["kv_connector"] == "BelugaConnector"]
         assert told["kv_connector"] == "BelugaConnector"
         settings_of(VllmSettings, told.get("kv_connector_extra_config", {}))
     if "--l2-adapter" in words:

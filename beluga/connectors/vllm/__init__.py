@@ -14,15 +14,17 @@ How a block travels::
     lookup: leading hits of all ranks'
     keys, one call, pinned        --Step-->  load: one get per request, before the forward
                                              (or in a thread of its own, load=async)
-    a step completes blocks       --Step-->  save: queued; a low-priority thread puts them
+    the output of a step that
+    completed blocks is taken     --Step-->  save: queued; a low-priority thread puts them
     pins go, events go out      <--Report--  loaded, stored
 
 Files of the KV connector:
 
 * ``connector`` implements vLLM's interface and only forwards calls; ``plugin`` makes it known.
 * ``settings``, ``identity`` (the namespace) and ``layout`` (where a block's bytes lie) are shared.
-* ``lookups`` and ``schedule`` are the scheduler's side, ``worker``, ``loads``, ``saves``,
-  ``staging`` and ``device`` the workers' side; ``steps`` has the messages between the two.
+* ``policy`` makes vLLM compute what was not loaded.
+* ``lookups``, ``schedule`` and ``doubts`` are the scheduler's side, ``worker``, ``loads``,
+  ``saves``, ``staging`` and ``device`` the workers' side; ``steps`` has the messages between them.
 * ``events`` and ``stats`` report to the outside; ``amx`` asks for the processor's tiles.
 
 The other way goes behind vLLM's OffloadingConnector: ``offloading``. Its scheduler's side is
@@ -30,8 +32,9 @@ The other way goes behind vLLM's OffloadingConnector: ``offloading``. Its schedu
 with a ``retry`` task on each side. Only ``connector``, ``stats``, ``plugin``, ``offloading`` and
 ``manager`` import vLLM.
 
-A block is saved only when the step that computes it loads nothing, or when its loads are known to
-have succeeded on every rank (see ``schedule``). This keeps garbage out of the pool.
+A block is saved only after the step that computes it, and every load that it rests on, are known to
+have succeeded: on every rank, and for every connector beside this one (see ``schedule``). This
+keeps garbage out of the pool.
 """
 
 from __future__ import annotations

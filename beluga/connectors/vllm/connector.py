@@ -34,6 +34,7 @@ from beluga.connectors.vllm.events import MEDIUM, Announcements
 from beluga.connectors.vllm.identity import check_hashing, namespace
 from beluga.connectors.vllm.lookups import Lookups
 from beluga.connectors.vllm.names import BlockNames, space_of
+from beluga.connectors.vllm.policy import recompute_failed_loads
 from beluga.connectors.vllm.schedule import Schedule
 from beluga.connectors.vllm.settings import VllmSettings
 from beluga.connectors.vllm.stats import SPACE, BelugaMetrics, BelugaStats
@@ -85,8 +86,8 @@ class BelugaConnector(KVConnectorBase_V1):
         )
         self._group = CacheGroup(vllm_config, kv_cache_config)
         check_hashing(vllm_config.cache_config.prefix_caching_hash_algo)
-        # A load that fails is a miss. The scheduler reads this after it has made its connector.
-        transfer.kv_load_failure_policy = "recompute"
+        if recompute_failed_loads(vllm_config) and role == KVConnectorRole.SCHEDULER:
+            logger.info("beluga: kv_load_failure_policy is recompute, for all connectors")
         self._counters = Counters()
         self._space = ""  # of the names of our blocks, for routers
         self._space_told = False
@@ -104,6 +105,7 @@ class BelugaConnector(KVConnectorBase_V1):
                 self._lookups,
                 self._counters,
                 block_size=self._group.block_size,
+                block_count=kv_cache_config.num_blocks,
                 block_ids_of=self._block_ids_of,
                 extra_keys_of=self._extra_keys_of,
                 announcements=self._announcements,
@@ -172,6 +174,12 @@ class BelugaConnector(KVConnectorBase_V1):
         with self._timed("hook_s", "save_hook_s"):
             return self._schedule.finished(request, block_ids), None
 
+    def has_pending_push_work(self) -> bool:
+        """Return whether the engine must run one more step, even an empty one: blocks are saved
+        with the step after the one that computes them.
+        """
+        return self._schedule.pending
+
     def take_events(self) -> Iterable[Any]:
         """Return events for the blocks that are new in the pool since the last call."""
         if self._announcements is None:
@@ -223,6 +231,13 @@ class BelugaConnector(KVConnectorBase_V1):
             return None
         return RankMetadata(Rank(self._namespace, self._block_bytes))
 
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        """Queue the saves of a step, before its forward. They are of earlier steps' blocks."""
+        super().bind_connector_metadata(connector_metadata)
+        if self._worker is not None:
+            with self._timed("hook_s", "save_hook_s"):
+                self._worker.save(connector_metadata.orders)
+
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         """Stop reading the blocks that are taken from preempted requests."""
         if self._worker is not None:
@@ -241,13 +256,10 @@ class BelugaConnector(KVConnectorBase_V1):
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        """Do nothing: all layers of a block are saved together, when it is complete."""
+        """Do nothing: all layers of a block are saved together, with the next step."""
 
     def wait_for_save(self) -> None:
-        """Queue the blocks that this step completes."""
-        if self._worker is not None:
-            with self._timed("hook_s", "save_hook_s"):
-                self._worker.save(self._get_connector_metadata().orders)
+        """Do nothing: nothing of this step is saved before vLLM has taken its output."""
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Return the requests whose saves have ended, and those whose loads have arrived."""

@@ -63,13 +63,17 @@ class Saves:
         self._thread.start()
 
     def order(self, ranges: list[BlockRange]) -> None:
-        """Queue the ranges. A range that does not fit is skipped."""
+        """Queue the ranges. A range that does not fit is skipped. One without blocks only makes
+        :meth:`ended` name its request.
+        """
         if not ranges:
             return
         self._source.mark()
         with self._changed:
             for one in ranges:
                 self._known.add(one.request)
+                if not one.block_ids:
+                    continue
                 if self._room < len(one.block_ids):
                     self._counters.add(save_skipped_blocks=len(one.block_ids))
                     continue

@@ -4,15 +4,19 @@
 
 *Loads.* A request is looked up when it is first considered, for blocks beyond those in the engine's
 own prefix cache. Its hits stay pinned until every rank has loaded them. At least one token is left
-to compute. A request with a failed load is neither looked up nor saved again, because the same hit
-would fail again.
+to compute. A request with a failed load is not looked up again, because the same hit would fail
+again.
 
-*Saves.* A block is offered with the step that completes it. But a step that loads may compute on
-what a failed load leaves behind, also for other requests that share those blocks, and on other
-ranks than the one where it fails. So no step with loads saves, nor does any later step until all
-ranks have reported that they have loaded. A block that is not offered then is offered with the next
-step that may save, or when the request ends. (Asynchronous loads end before their request is
-scheduled, so they stop no saves.)
+*Saves.* A step may compute on what a failed load leaves behind: a load of ours or of another
+connector (under ``MultiConnector``), on any rank, for any request that shares the blocks. vLLM
+reports what a step failed to load with that step's output. So a block is saved only after vLLM has
+taken the output of the step that completed it; the workers get the order with the next step. A
+request that ends keeps its blocks until then. Tokens of steps whose output is still to come do not
+count, nor do speculative tokens, before they are accepted.
+
+What rests on a failed load is not saved until it is computed anew. Such blocks stay in vLLM's
+prefix cache, where other requests find them: ``doubts`` tracks them. The same holds for a request
+whose logits have NaN, if vLLM counts them.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from beluga.connectors.vllm.doubts import Doubts
 from beluga.connectors.vllm.onboarding import Onboarding, Worth
 from beluga.connectors.vllm.steps import BlockRange, Loaded, Orders, add_loaded
 
@@ -49,17 +54,45 @@ class Tracked:
     hits: int = 0  # further blocks in the pool
     pins: Pins | None = None
     onboarding: Onboarding | None = None  # while blocks may come from below the pool
+    failed: bool = False  # a load from the pool failed
+    starting: bool = False  # it was asked for, and gets blocks next
+    cached: int = 0  # leading blocks that the engine's own cache had at the start
+    scheduled: int = 0  # tokens (not blocks) of the steps since the start
     loaded: range = range(0)  # blocks that were loaded, which the pool has
     loaded_ids: frozenset[int] = frozenset()
     saved: int = 0  # leading blocks that were offered or need no save
+    sound: int | None = None  # leading blocks that rest on nothing in doubt; None: all do
     ordered: bool = False  # a save was ordered; the workers report when it has ended
-    spoiled: bool = False  # a load failed
+
+    def start(self) -> None:
+        """Forget the blocks that it had before it was preempted."""
+        self.starting, self.scheduled = False, 0
+        self.loaded, self.loaded_ids = range(0), frozenset()
+        self.saved, self.sound = 0, None
+
+    def settled_tokens(self) -> int:
+        """Return the leading tokens that were computed by steps whose output vLLM has taken."""
+        in_flight: int = self.request.num_in_flight_tokens
+        if in_flight >= self.scheduled:  # loads that began with the first step are not reported
+            return 0
+        computed: int = self.request.num_computed_tokens
+        return max(0, computed - in_flight)
+
+
+@dataclasses.dataclass(slots=True)
+class Ended:
+    """A request that has ended, with blocks that are saved unless a load proves to have failed."""
+
+    tracked: Tracked
+    tokens: int
+    block_ids: Sequence[int]
 
 
 class Schedule:
     """Tracks the engine's requests. Only the scheduler's thread calls it.
 
-    ``block_ids_of(request id)`` returns the engine's blocks of a request. ``announcements`` is told
+    ``block_ids_of(request id)`` returns the blocks that a request has, of the engine's
+    ``block_count``. ``announcements`` is told
     of blocks that will be saved; ``names`` says what the engine calls them, with their extra keys.
     """
 
@@ -70,6 +103,7 @@ class Schedule:
         counters: Counters,
         *,
         block_size: int,
+        block_count: int,
         block_ids_of: Callable[[str], Sequence[int]],
         extra_keys_of: ExtraKeys,
         announcements: Announcements | None = None,
@@ -85,10 +119,15 @@ class Schedule:
         self._announcements, self._names = announcements, names
         self._requests: dict[str, Tracked] = {}
         self._loads: list[BlockRange] = []  # for the next step
-        self._late: list[BlockRange] = []  # saves of ended requests, for the next step
-        # requests loading before a forward without a report of success
-        self._loading: set[str] = set()
+        self._due: dict[str, Tracked] = {}  # scheduled, and not looked at for saves since
+        self._ended: list[Ended] = []
+        self._doubts = Doubts(block_count)
         self._load_reports: dict[str, Loaded] = {}
+
+    @property
+    def pending(self) -> bool:
+        """Whether the next orders may have saves, so that the engine must run one more step."""
+        return bool(self._due or self._ended)
 
     def matched_tokens(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:
         """Return the tokens that the pool has for a request, and whether they load beside the
@@ -96,7 +135,8 @@ class Schedule:
         """
         tracked = self._track(request)
         local = computed_tokens // self._block_size
-        if tracked.spoiled or not self._loads_at_all:
+        tracked.starting, tracked.cached = True, local
+        if tracked.failed or not self._loads_at_all:
             return 0, False
         if tracked.local != local and not self._look_up(tracked, local):
             return None, False
@@ -108,6 +148,8 @@ class Schedule:
         them.
         """
         tracked = self._track(request)
+        if tracked.starting:
+            tracked.start()
         if tokens == 0:
             if not tracked.loaded_ids or not self._asynchronous:
                 self._forget_lookup(tracked)
@@ -119,23 +161,32 @@ class Schedule:
         self._loads.append(BlockRange(request.request_id, b"".join(digests), ids))
         tracked.loaded, tracked.loaded_ids = range(first, last), frozenset(ids)
         tracked.local, tracked.hits = -1, 0
-        if not self._asynchronous:
-            self._loading.add(request.request_id)
 
     def orders(self, scheduled_tokens: dict[str, int], preempted: Sequence[str]) -> Orders:
         """Return the workers' orders for the next step."""
-        orders = Orders(self._loads, self._late, list(preempted))
-        self._loads, self._late = [], []
-        if self._saves_at_all and not self._loading:
-            for name, tokens in scheduled_tokens.items():
-                tracked = self._requests.get(name)
-                if tracked is not None:
-                    known = tracked.request.num_computed_tokens + tokens
-                    orders.saves += self._save(tracked, known, None)
+        orders = Orders(self._loads, [], list(preempted))
+        self._loads = []
+        if not self._saves_at_all:
+            return orders
+        for one in self._ended:
+            orders.saves += self._last_save(one)
+        self._ended = []
+        for name, tracked in list(self._due.items()):
+            orders.saves += self._save(tracked, tracked.settled_tokens(), None)
+            if tracked.request.num_in_flight_tokens == 0:
+                del self._due[name]
+        for name, tokens in scheduled_tokens.items():  # in this order vLLM gave them their blocks
+            found = self._requests.get(name)
+            if found is not None:
+                self._due[name] = found
+                self._inspect(found)
+                found.scheduled += tokens
         return orders
 
     def reported(self, report: Report | None, invalid_block_ids: set[int]) -> None:
-        """Take what the workers reported after a step."""
+        """Take what the workers reported after a step: how loads from the pool ended, and blocks
+        that any connector failed to load.
+        """
         for name, part in report.loaded.items() if report else ():
             loaded = add_loaded(self._load_reports, name, part)
             if loaded.ranks < len(self._lookups.ranks):
@@ -146,14 +197,10 @@ class Schedule:
             tokens = loaded.blocks * self._block_size
             self._counters.add(hit_tokens=tokens)
             self._lookups.saved(tokens, self._worth.compute_s(first, loaded.blocks))
-            self._loading.discard(name)
             if tracked:
                 self._unpin(tracked)
         if invalid_block_ids:
-            for name, tracked in self._requests.items():
-                if not (tracked.loaded_ids | set(self._block_ids_of(name))) & invalid_block_ids:
-                    continue
-                tracked.spoiled = True
+            self._failed_loads(invalid_block_ids)
 
     def finished(self, request: Any, block_ids: Sequence[int]) -> bool:
         """Note that a request has ended. Returns whether its blocks must stay until the workers
@@ -162,23 +209,26 @@ class Schedule:
         tracked = self._requests.pop(request.request_id, None)
         if tracked is None:
             return False
+        self._due.pop(request.request_id, None)
         self._unpin(tracked)
-        if self._saves_at_all and not self._loading:
-            in_flight = getattr(request, "num_in_flight_tokens", 0)
-            known = min(
-                max(0, request.num_computed_tokens - in_flight), len(block_ids) * self._block_size
-            )
-            self._late += self._save(tracked, known, block_ids)
+        tokens = min(tracked.settled_tokens(), len(block_ids) * self._block_size)
+        if self._saves_at_all and self._unsaved(tracked, tokens):
+            # vLLM calls this before it passes on what the same step failed to load.
+            self._ended.append(Ended(tracked, tokens, list(block_ids)))
+            return True
         return tracked.ordered
 
     def reset(self) -> None:
-        """Forget the pool. Its blocks, and what running requests have computed, may belong to
-        weights that the engine no longer uses.
+        """Forget the pool. Its blocks, and what the engine has computed, may belong to weights that
+        it no longer uses.
         """
         self._lookups.reset()
+        self._doubts.mark_all()
         for tracked in self._requests.values():
-            tracked.spoiled = True
+            tracked.sound = tracked.saved = 0
             self._forget_lookup(tracked)
+        for one in self._ended:
+            one.tracked.sound = 0
 
     def _track(self, request: Any) -> Tracked:
         tracked = self._requests.get(request.request_id)
@@ -191,7 +241,6 @@ class Schedule:
         if blocks that a lower tier has are on their way.
         """
         self._forget_lookup(tracked)
-        tracked.loaded, tracked.loaded_ids, tracked.saved = range(0), frozenset(), 0
         request = tracked.request
         last = (request.num_tokens - 1) // self._block_size
         digests = self._lookups.digests(request, local, last)
@@ -213,30 +262,88 @@ class Schedule:
         pins, tracked.pins = tracked.pins, None
         self._lookups.release(pins)
 
-    def _save(
-        self, tracked: Tracked, known_tokens: int, block_ids: Sequence[int] | None
-    ) -> list[BlockRange]:
-        """Return orders for the blocks of ``known_tokens`` leading tokens that were not offered
-        yet.
+    def _failed_loads(self, invalid_block_ids: set[int]) -> None:
+        """Take blocks that were not loaded, and everything that rests on them, for wrong."""
+        holders = [(one, self._block_ids_of(name)) for name, one in self._requests.items()]
+        holders += [(one.tracked, one.block_ids) for one in self._ended]
+        for tracked, ids in holders:
+            place = next((i for i, block in enumerate(ids) if block in invalid_block_ids), None)
+            if place is not None:
+                self._doubt(tracked, ids, place)
+            if tracked.loaded_ids & invalid_block_ids:
+                tracked.failed = True
+                stop = tracked.loaded.start if place is None else place
+                tracked.loaded = range(tracked.loaded.start, min(tracked.loaded.stop, stop))
+        # A request may have found a block of another one that rests on an invalid block, and the
+        # blocks before it elsewhere.
+        while any(self._inherits(tracked, ids) for tracked, ids in holders):
+            pass
+
+    def _doubt(self, tracked: Tracked, ids: Sequence[int], place: int) -> None:
+        """Take a request's blocks from ``place`` on for wrong."""
+        tracked.sound = place if tracked.sound is None else min(place, tracked.sound)
+        tracked.saved = min(tracked.saved, place)
+        self._doubts.mark(ids[place:])
+
+    def _inherits(self, tracked: Tracked, ids: Sequence[int]) -> bool:
+        """Look at the blocks that a request found in the engine's own cache. Returns whether more
+        of its blocks are in doubt now.
         """
+        place = self._doubts.first(ids[: tracked.cached])
+        if place is None or (tracked.sound is not None and tracked.sound <= place):
+            return False
+        self._doubt(tracked, ids, place)
+        return True
+
+    def _inspect(self, tracked: Tracked) -> None:
+        """Note what a request computes on in the next step."""
+        if tracked.sound is None and not self._doubts:
+            return
+        ids = self._block_ids_of(tracked.request.request_id)
+        if tracked.scheduled == 0:
+            self._inherits(tracked, ids)
+        if tracked.sound is None:
+            return
+        if tracked.request.num_computed_tokens <= tracked.sound * self._block_size:
+            tracked.sound = None  # vLLM has gone back to valid blocks: the rest is computed anew
+        else:
+            self._doubts.mark(ids[tracked.sound :])
+
+    def _last_save(self, one: Ended) -> list[BlockRange]:
+        """Return the last orders of a request. The workers report its end after at least one."""
+        tracked = one.tracked
+        orders = self._save(tracked, one.tokens, one.block_ids)
+        return orders if tracked.ordered else [BlockRange(tracked.request.request_id, b"", [])]
+
+    def _save(
+        self, tracked: Tracked, tokens: int, block_ids: Sequence[int] | None
+    ) -> list[BlockRange]:
+        """Return orders for the blocks of so many leading tokens that were not offered yet."""
         request = tracked.request
-        last = min(known_tokens // self._block_size, len(request.block_hashes))
-        if last <= tracked.saved or tracked.spoiled:
+        has_nans = getattr(request, "num_nans_in_logits", 0) > 0
+        if self._last(tracked, tokens) <= tracked.saved and not has_nans:
             return []
         ids = self._block_ids_of(request.request_id) if block_ids is None else block_ids
-        loaded = tracked.loaded
-        parts = (
-            (tracked.saved, min(last, loaded.start)) if loaded else (tracked.saved, last),
-            (max(tracked.saved, loaded.stop), last) if loaded else (last, last),
-        )
-        tracked.saved = last
-        orders = [
-            self._save_range(request, start, list(ids[start:stop]))
-            for start, stop in parts
-            if start < stop
-        ]
+        if has_nans:
+            self._doubt(tracked, ids, tracked.saved)
+        unsaved, last = self._unsaved(tracked, tokens), self._last(tracked, tokens)
+        self._doubts.clear(ids[tracked.saved : last])
+        tracked.saved = max(tracked.saved, last)
+        orders = [self._save_range(request, part.start, list(ids[part])) for part in unsaved]
         tracked.ordered = tracked.ordered or bool(orders)
         return orders
+
+    def _unsaved(self, tracked: Tracked, tokens: int) -> list[slice]:
+        """Return which blocks of so many leading tokens are right and not in the pool."""
+        first, last, loaded = tracked.saved, self._last(tracked, tokens), tracked.loaded
+        before, after = (loaded.start, loaded.stop) if loaded else (last, last)
+        parts = slice(first, min(last, before)), slice(max(first, after), last)
+        return [part for part in parts if part.start < part.stop]
+
+    def _last(self, tracked: Tracked, tokens: int) -> int:
+        """Return how many blocks so many leading tokens fill with what is right."""
+        full = min(tokens // self._block_size, len(tracked.request.block_hashes))
+        return full if tracked.sound is None else min(full, tracked.sound)
 
     def _save_range(self, request: Any, start: int, ids: list[int]) -> BlockRange:
         stop = start + len(ids)

@@ -60,6 +60,7 @@ def schedule(settings: VllmSettings, lookups: Lookups) -> Schedule:
         lookups,
         Counters(),
         block_size=BLOCK_TOKENS,
+        block_count=16,
         block_ids_of=lambda _: [],
         extra_keys_of=no_extra_keys,
     )

@@ -85,15 +85,17 @@ class Engine:
             num_scheduled_tokens={made.request_id: tokens}, preempted_req_ids=preempted
         )
         metadata = self.scheduler.build_connector_meta(output)
-        self.worker.bind_connector_metadata(metadata)
+        made.num_computed_tokens += tokens
+        made.num_in_flight_tokens += tokens
         self.worker.handle_preemptions(metadata)
+        self.worker.bind_connector_metadata(metadata)
         self.worker.start_load_kv(None)
         self.worker.wait_for_layer_load("layer.0")
         if fill is not None:
             self.memory[:, self.block_ids[made.request_id]] = fill
         self.worker.save_kv_layer("layer.0", None, None)
         self.worker.wait_for_save()
-        made.num_computed_tokens += tokens
+        made.num_in_flight_tokens -= tokens
 
     def report(self, *, invalid: set[int] | None = None) -> Any:
         """Pass the worker's report after a step to the scheduler."""
@@ -109,12 +111,13 @@ class Engine:
         """
         held, parameters = self.scheduler.request_finished(made, self.block_ids[made.request_id])
         assert parameters is None
+        self.report()
         self.worker.bind_connector_metadata(
             self.scheduler.build_connector_meta(
                 SimpleNamespace(num_scheduled_tokens={}, preempted_req_ids=())
             )
         )
-        self.worker.wait_for_save()
+        assert not self.scheduler.has_pending_push_work()
         if held:
             sent: set[str] = set()
             finished = {made.request_id}
@@ -455,6 +458,7 @@ def test_a_vllm_that_binds_no_cache_manager_is_told_so(
     made = request("a", TOKENS)
     engine.start(made, 0)
     engine.scheduler._kv_cache_manager = None
+    engine.step(made)
     with pytest.raises(ConnectorError, match=r"older than 0\.32"):
         engine.step(made)
 

@@ -25,6 +25,7 @@ from beluga.connectors.vllm.settings import VllmSettings
 from beluga.connectors.vllm.steps import Loaded, Orders, Report, Stored
 
 RANKS = tuple(Namespace({"rank": rank}) for rank in range(2))
+BLOCKS = 200  # of an engine
 TOKENS = list(range(100, 100 + 5 * BLOCK_TOKENS + 1))  # five blocks and a token
 
 
@@ -44,6 +45,7 @@ class Engine:
             self.lookups,
             self.counters,
             block_size=BLOCK_TOKENS,
+            block_count=BLOCKS,
             block_ids_of=lambda name: self.blocks.get(name, []),
             extra_keys_of=no_extra_keys,
             announcements=self.announcements,
@@ -63,6 +65,11 @@ class Engine:
         orders = self.schedule.orders({made.request_id: tokens}, list(preempted))
         made.num_computed_tokens += tokens
         return orders
+
+    def saves(self, made: Any | None = None, tokens: int = 0) -> list[tuple[str, list[int]]]:
+        """Run a step of a request and an empty one, and return what they save."""
+        saves = self.step(made, tokens).saves if made is not None else []
+        return names(saves + self.schedule.orders({}, []).saves)
 
     def loaded(
         self,
@@ -185,24 +192,25 @@ def test_pins_go_with_the_request(engine: Engine, caches: list[KVCache], when: s
     assert caches[0].stat().pinned_count == 0
 
 
-def test_blocks_are_saved_with_the_step_that_completes_them(engine: Engine) -> None:
+def test_blocks_are_saved_with_the_step_after_the_one_that_completes_them(engine: Engine) -> None:
     made = request("r", TOKENS)
     assert engine.start(made) == 0
-    assert names(engine.step(made, 6).saves) == [("r", [10])]
-    assert names(engine.step(made, 3).saves) == [("r", [11])]
-    assert names(engine.step(made, 12).saves) == [("r", [12, 13, 14])]
-    assert engine.step(made, 1).saves == []
+    assert engine.step(made, 6).saves == []
+    assert names(engine.step(made, 3).saves) == [("r", [10])]
+    assert names(engine.step(made, 12).saves) == [("r", [11])]
+    assert engine.saves() == [("r", [12, 13, 14])]
+    assert engine.saves(made, 1) == []
 
 
 def test_generated_tokens_are_saved_when_they_are_known(engine: Engine) -> None:
     made = request("r", TOKENS[:BLOCK_TOKENS])
     engine.start(made)
-    engine.step(made, BLOCK_TOKENS)
+    assert engine.saves(made, BLOCK_TOKENS) == [("r", [10])]
     for token in range(BLOCK_TOKENS):
         # the hash of draft tokens is not known before, either
-        assert engine.step(made, 1).saves == []
+        assert engine.saves(made, 1) == []
         extend(made, [token])
-    assert names(engine.step(made, 1).saves) == [("r", [11])]
+    assert engine.saves(made, 1) == [("r", [11])]
 
 
 def test_what_was_loaded_is_not_saved(engine: Engine, caches: list[KVCache]) -> None:
@@ -211,59 +219,164 @@ def test_what_was_loaded_is_not_saved(engine: Engine, caches: list[KVCache]) -> 
     engine.start(made, computed=BLOCK_TOKENS)
     engine.step(made, 4)
     engine.loaded("r")
-    assert names(engine.step(made, 1).saves) == [("r", [10]), ("r", [14])]
+    assert engine.saves(made, 1) == [("r", [10]), ("r", [14])]
 
 
-def test_no_step_saves_while_a_load_may_fail(engine: Engine, caches: list[KVCache]) -> None:
-    other, made = request("other", TOKENS[::-1]), request("r", TOKENS)
-    store(caches, made, 2, 2)
-    engine.start(other)
-    engine.start(made)
-    assert engine.step(other, BLOCK_TOKENS).saves == []  # this step loads
-    assert engine.step(other, BLOCK_TOKENS).saves == []  # the result of the load is not known
-    engine.loaded("r", ranks=1)
-    assert engine.step(other, 1).saves == []  # only one rank has reported
-    engine.loaded("r", ranks=1)
-    assert names(engine.step(other, 1).saves) == [("other", [10, 11])]
+def test_nothing_is_saved_before_the_output_of_its_step_is_taken(engine: Engine) -> None:
+    """vLLM may schedule further steps before. The first output tells how the loads ended."""
+    made = request("r", TOKENS)
+    engine.start(made, computed=3 * BLOCK_TOKENS)  # the rest was loaded by another connector
+    engine.step(made, 4)
+    made.num_in_flight_tokens = 4
+    assert engine.step(made, 4).saves == []
+    made.num_in_flight_tokens = 8
+    assert engine.saves() == []
+    made.num_in_flight_tokens = 4
+    assert engine.saves() == [("r", [10, 11, 12, 13])]
+    made.num_in_flight_tokens = 0
+    assert engine.saves() == [("r", [14])]
 
 
-def test_after_a_failed_load_nothing_of_those_blocks_is_saved_or_looked_up(
-    engine: Engine, caches: list[KVCache]
+def test_what_another_connector_failed_to_load_is_not_saved_before_it_is_computed(
+    engine: Engine,
 ) -> None:
     made, sharer, other = request("r", TOKENS), request("s", TOKENS), request("o", TOKENS[::-1])
-    store(caches, made, 3, 3)
-    engine.start(made)
+    engine.start(made, computed=3 * BLOCK_TOKENS)
     engine.blocks["s"] = [10, 11, 12, 77, 78, 79]  # the engine's own cache gave it the same blocks
     engine.start(sharer, computed=3 * BLOCK_TOKENS)
     engine.start(other)
+    scheduled = {"r": 9, "s": 9, "o": BLOCK_TOKENS}
+    assert engine.schedule.orders(scheduled, []).saves == []
+    for one in (made, sharer, other):
+        one.num_computed_tokens += scheduled[one.request_id]
+    engine.schedule.reported(None, {11})
+    made.num_computed_tokens = BLOCK_TOKENS  # vLLM goes back to valid tokens
+    sharer.num_computed_tokens = 3 * BLOCK_TOKENS
+    assert engine.saves() == [("r", [10]), ("s", [10]), ("o", [30])]
+    assert engine.saves(sharer, 9) == []  # it computes on block 11 before this is right
+    assert engine.saves(made, 17) == [("r", [11, 12, 13, 14])]
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_what_was_computed_on_a_failed_load_is_not_saved_for_later_requests_either(
+    engine: Engine, aborted: bool
+) -> None:
+    """vLLM leaves the blocks in its own cache, and computes them again if it still has to."""
+    made = request("r", TOKENS)
+    engine.start(made, computed=3 * BLOCK_TOKENS)
+    engine.step(made, 9)
+    engine.schedule.reported(None, {11, 12})
+    made.num_computed_tokens = BLOCK_TOKENS
+    assert engine.saves() == [("r", [10])]
+    if aborted:
+        engine.schedule.finished(made, engine.blocks["r"])
+        assert not engine.schedule.pending
+    late = request("late", TOKENS)
+    engine.blocks["late"] = [10, 11, 12, 13, 90, 91]
+    engine.start(late, computed=4 * BLOCK_TOKENS)
+    assert engine.saves(late, 5) == [("late", [10])]
+    after = request("after", TOKENS)
+    engine.blocks["after"] = [10, 11, 12, 13, 90, 99]  # a block of the late one, too
+    engine.start(after, computed=5 * BLOCK_TOKENS)
+    assert engine.saves(after, 1) == [("after", [10])]
+    anew = request("anew", TOKENS)
+    engine.blocks["anew"] = [20, 11, 12, 13, 90, 99]  # blocks that were given to it are its own
+    engine.start(anew)
+    assert engine.saves(anew, 21) == [("anew", [20, 11, 12, 13, 90])]
+
+
+def test_a_doubt_follows_blocks_through_requests_that_share_only_some(engine: Engine) -> None:
+    """Two blocks may have one hash. Then a request finds one block here and the next one there."""
+    made, sharer = request("r", TOKENS), request("s", TOKENS)
+    engine.start(made, computed=BLOCK_TOKENS)
+    engine.blocks["s"] = [70, 11, 72, 73, 74, 75]
+    engine.start(sharer, computed=2 * BLOCK_TOKENS)
+    engine.schedule.orders({"r": 4, "s": 4}, [])
+    made.num_computed_tokens += 4
+    sharer.num_computed_tokens += 4
+    engine.schedule.reported(None, {10})
+    made.num_computed_tokens = 0
+    assert engine.saves() == [("s", [70])]
+
+
+def test_a_request_that_ends_with_the_step_of_a_failed_load_saves_nothing(engine: Engine) -> None:
+    """vLLM calls ``request_finished`` before it passes on what the same step failed to load."""
+    made = request("r", TOKENS)
+    engine.start(made, computed=3 * BLOCK_TOKENS)
+    engine.step(made, 9)
+    assert engine.schedule.finished(made, engine.blocks["r"])
+    engine.schedule.reported(None, {10})
+    assert engine.saves() == [("r", [])]  # it only lets the workers report the request's end
+
+
+def test_a_request_that_ends_while_another_connector_loads_saves_nothing(engine: Engine) -> None:
+    """Its blocks count as computed before the bytes arrive."""
+    made = request("r", TOKENS)
+    engine.start(made, computed=3 * BLOCK_TOKENS)
+    assert not engine.schedule.finished(made, engine.blocks["r"])
+    again = request("again", TOKENS)
+    engine.start(again)
+    engine.step(again, 21)
+    engine.saves()
+    again.num_computed_tokens = 0  # preempted
+    engine.start(again, computed=3 * BLOCK_TOKENS)
+    engine.schedule.finished(again, engine.blocks["again"])
+    assert engine.saves() == []
+
+
+def test_after_a_failed_load_a_request_is_saved_but_not_looked_up(
+    engine: Engine, caches: list[KVCache]
+) -> None:
+    made = request("r", TOKENS)
+    store(caches, made, 3, 3)
+    engine.start(made)
     engine.step(made, 9)
     made.num_computed_tokens = BLOCK_TOKENS  # vLLM goes back to valid tokens
-    engine.loaded("r", invalid={11})
-    assert engine.step(made, 17).saves == []
-    assert engine.step(sharer, 9).saves == []
-    assert names(engine.step(other, BLOCK_TOKENS).saves) == [("o", [30])]
+    engine.loaded("r", invalid={11, 12}, blocks=1)
+    assert engine.saves(made, 17) == [("r", [11, 12, 13, 14])]
     assert engine.schedule.matched_tokens(made, 0) == (0, False)
+
+
+def test_what_has_nans_is_not_saved(engine: Engine) -> None:
+    made, sharer = request("r", TOKENS), request("s", TOKENS)
+    engine.start(made)
+    assert engine.saves(made, 6) == [("r", [10])]
+    engine.step(made, 1)
+    made.num_nans_in_logits = 3
+    assert engine.saves() == []
+    engine.step(made, 14)
+    made.num_nans_in_logits = 0
+    assert engine.saves() == []
+    engine.blocks["s"] = [10, 11, 12, 77, 78, 79]
+    engine.start(sharer, computed=3 * BLOCK_TOKENS)
+    assert engine.saves(sharer, 9) == [("s", [10])]
 
 
 def test_the_last_blocks_are_saved_when_a_request_ends(
     engine: Engine, caches: list[KVCache]
 ) -> None:
+    """It is one that computes its only token behind a hit, as a remote prefill does."""
     made = request("r", TOKENS)
     store(caches, made, 3, 3)
     engine.start(made)
-    engine.step(made, 9)  # it loads, so it saves nothing
+    engine.step(made, 9)
+    assert engine.schedule.finished(made, engine.blocks["r"])  # vLLM reports the load after this
     engine.loaded("r")
-    assert engine.schedule.finished(made, engine.blocks["r"])
-    assert names(engine.schedule.orders({}, []).saves) == [("r", [13, 14])]
-    assert engine.schedule.orders({}, []).saves == []
+    assert engine.schedule.pending
+    assert engine.saves() == [("r", [13, 14])]
+    assert not engine.schedule.pending
+    assert engine.saves() == []
 
 
 def test_tokens_in_flight_are_not_saved_when_a_request_ends(engine: Engine) -> None:
     made = request("r", TOKENS)
     engine.start(made)
-    made.num_computed_tokens, made.num_in_flight_tokens = 12, 5
-    engine.schedule.finished(made, engine.blocks["r"])
-    assert names(engine.schedule.orders({}, []).saves) == [("r", [10])]
+    engine.step(made, 7)
+    made.num_in_flight_tokens = 7
+    engine.step(made, 5)
+    made.num_in_flight_tokens = 5
+    assert engine.schedule.finished(made, engine.blocks["r"])
+    assert engine.saves() == [("r", [10])]
 
 
 def test_blocks_are_given_back_at_once_if_nothing_was_to_be_saved(engine: Engine) -> None:
@@ -278,21 +391,23 @@ def test_a_preempted_request_starts_anew(engine: Engine, caches: list[KVCache]) 
     engine.start(made)
     engine.step(made, 8)
     made.num_computed_tokens = 0
-    assert engine.schedule.orders({}, ["r"]).preempted == ["r"]
+    orders = engine.schedule.orders({}, ["r"])
+    assert (orders.preempted, orders.saves) == (["r"], [])
     store(caches, made, 1, 1)
     engine.blocks["r"] = list(range(50, 60))
     assert engine.start(made) == BLOCK_TOKENS
     engine.step(made, 4)
     engine.loaded("r")
-    assert names(engine.step(made, 4).saves) == [("r", [51, 52])]
+    assert engine.saves(made, 4) == [("r", [51]), ("r", [52])]
 
 
 def test_nothing_is_saved_by_an_engine_that_only_reads(server: MetaServer, pool_name: str) -> None:
     engine = Engine(pool_name, save=False)
     made = request("r", TOKENS)
     engine.start(made)
-    assert engine.step(made, 21).saves == []
+    assert engine.saves(made, 21) == []
     assert not engine.schedule.finished(made, engine.blocks["r"])
+    assert not engine.schedule.pending
     engine.connection.close()
 
 
@@ -309,12 +424,12 @@ def test_asynchronous_loads_stop_no_saves(
     engine.schedule.allocated(made, engine.blocks["r"], 3 * BLOCK_TOKENS)
     orders = engine.step(other, BLOCK_TOKENS)
     assert names(orders.loads) == [("r", [70, 71, 72])]
-    assert names(orders.saves) == [("o", [10])]
+    assert engine.saves() == [("o", [10])]
     engine.loaded("r")
     assert caches[0].stat().pinned_count == 0
     engine.schedule.allocated(made, engine.blocks["r"], 0)  # vLLM calls again after the load
     made.num_computed_tokens = 3 * BLOCK_TOKENS
-    assert names(engine.step(made, 9).saves) == [("r", [73, 74])]
+    assert engine.saves(made, 9) == [("r", [73, 74])]
     engine.connection.close()
 
 
@@ -322,13 +437,23 @@ def test_after_a_reset_an_engine_is_on_its_own(engine: Engine, caches: list[KVCa
     before, under_way = request("r", TOKENS), request("u", TOKENS[::-1])
     store(caches, before, 5, 5)
     engine.start(under_way)
+    engine.step(under_way, 9)
+    ended = request("e", [9] * 21)
+    engine.start(ended)
+    engine.step(ended, 21)
+    assert engine.schedule.finished(ended, engine.blocks["e"])
     engine.schedule.matched_tokens(before, 0)
     engine.schedule.reset()
     assert caches[0].stat().pinned_count == 0
-    assert engine.step(under_way, 21).saves == []
+    assert engine.saves(under_way, 12) == [("e", [])]
+    stale = request("stale", TOKENS[::-1])  # vLLM's own cache was not emptied: it has blocks in use
+    engine.blocks["stale"] = [10, 11, 80, 81, 82]
+    engine.start(stale, computed=2 * BLOCK_TOKENS)
+    assert engine.saves(stale, 13) == []
     after = request("s", TOKENS)
     assert engine.start(after) == 0
-    (save,) = engine.step(after, 21).saves
+    engine.step(after, 21)
+    (save,) = engine.schedule.orders({}, []).saves
     assert save.packed().tobytes() != b"".join(after.block_hashes)
     again = request("t", TOKENS)
     for cache in caches:
@@ -340,7 +465,7 @@ def test_without_a_server_everything_is_a_miss(pool_name: str) -> None:
     engine = Engine(pool_name)
     made = request("r", TOKENS)
     assert engine.start(made) == 0
-    assert names(engine.step(made, 21).saves) == [("r", [10, 11, 12, 13, 14])]
+    assert engine.saves(made, 21) == [("r", [10, 11, 12, 13, 14])]
     engine.connection.close()
 
 
@@ -452,7 +577,7 @@ def test_an_adapter_that_is_loaded_in_place_is_looked_at_anew(
 def test_a_block_is_announced_when_every_rank_has_stored_it_and_it_is_new(engine: Engine) -> None:
     made = request("r", TOKENS)
     engine.start(made)
-    engine.step(made, 21)
+    engine.saves(made, 21)
     first, second, third = made.block_hashes[:3]
     half = Report(stored={first: Stored(1, 1), second: Stored(1, 0), third: Stored(1, 1)})
     engine.announcements.reported(half)
@@ -493,6 +618,6 @@ def test_the_role_says_whether_blocks_are_loaded_and_saved(
         assert engine.start(other) == 0
         engine.step(made, 0)
         engine.loaded("a")
-        assert bool(engine.step(other, len(TOKENS)).saves) is saves
+        assert bool(engine.saves(other, len(TOKENS))) is saves
     finally:
         engine.connection.close()

@@ -60,6 +60,7 @@ def request(
         block_hashes=[],
         num_computed_tokens=0,
         num_in_flight_tokens=0,
+        num_nans_in_logits=0,
         lora_request=lora,
         cache_salt=salt or None,
         mm_features=list(images),

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A failed load is a miss, whether or not another connector made ours."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+from beluga.connectors.vllm.policy import recompute_failed_loads
+
+
+class Config:
+    """A configuration of an engine with a connector."""
+
+    def __init__(self) -> None:
+        self.kv_transfer_config: Any = transfer()
+
+
+def transfer() -> Any:
+    return SimpleNamespace(kv_load_failure_policy="fail")
+
+
+def made(vllm_config: Config) -> bool:
+    return recompute_failed_loads(vllm_config)
+
+
+def made_by_another(vllm_config: Config) -> bool:
+    """Make the connector as vLLM's MultiConnector does."""
+    own = copy.copy(vllm_config)
+    own.kv_transfer_config = transfer()
+    return made(own)
+
+
+def test_the_policy_of_an_engine_with_one_connector_is_set() -> None:
+    config, other = Config(), Config()
+    other.kv_transfer_config = None
+    assert not made(config)
+    assert config.kv_transfer_config.kv_load_failure_policy == "recompute"
+
+
+def test_the_policy_of_an_engine_is_set_through_connectors_around_ours() -> None:
+    config = Config()
+    assert made_by_another(config)
+    assert config.kv_transfer_config.kv_load_failure_policy == "recompute"

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Ours beside a connector that fails to load, in real engines: whatever fails, and in whatever
+order, the pool has only right KV, and each request ends as if nothing had failed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from beluga_bench.vllm.process import Engine
+from beluga_bench.vllm.prompts import prompt
+from forge import read, write
+
+from beluga import Pool
+from tests.connectors.vllm.conftest import TOKENS, Site, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+BLOCK = 128
+BLOCKS = TOKENS // BLOCK
+TOLERANCE = 1e-3  # float32, computed in chunks of several shapes
+
+
+class Kept:
+    """The folders of blocks, and the file of faults; see ``siblings.py``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.right, self.saved, self.faults = folder / "right", folder / "saved", folder / "faults"
+        self.right.mkdir()
+        self.saved.mkdir()
+        self.faults.write_text("")
+
+    def environment(self) -> dict[str, str]:
+        return {
+            "BELUGA_TEST_RIGHT": str(self.right),
+            "BELUGA_TEST_SAVED": str(self.saved),
+            "BELUGA_TEST_FAULTS": str(self.faults),
+        }
+
+    def check(self) -> int:
+        """Check that everything that was saved is right. Returns how many blocks that is."""
+        saved = sorted(self.saved.iterdir())
+        for one in saved:
+            wanted = np.frombuffer((self.right / one.name).read_bytes(), dtype=np.float32)
+            found = np.frombuffer(one.read_bytes(), dtype=np.float32)
+            assert np.allclose(found, wanted, atol=TOLERANCE, rtol=TOLERANCE), one.name
+        return len(saved)
+
+
+class Pair:
+    """An engine with both connectors, in one order."""
+
+    def __init__(self, site: Site, kept: Kept, *, first: str, load: str) -> None:
+        self.kept, self.count = kept, 0
+        pool = {"pool": ":".join(map(str, site.paths)), "timeout_ms": 2000, "retry_s": 0.2}
+        children = [
+            {"kv_connector": "FaultyConnector"},
+            {
+                "kv_connector": "KeepingConnector",
+                "kv_connector_extra_config": pool | {"load": load},
+            },
+        ]
+        both = {"kv_role": "kv_both", "kv_connector_module_path": "siblings"}
+        children = [child | both for child in children]
+        self.engine = site.engine(
+            f"{first}-first-{load}",
+            connector=None,
+            environment=kept.environment(),
+            kv_transfer_config={
+                "kv_connector": "MultiConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {
+                    "connectors": children if first == "other" else children[::-1]
+                },
+            },
+        )
+
+    def run(
+        self, prompts: Sequence[list[int]], faults: Sequence[dict[str, Any] | None], **named: Any
+    ) -> list[dict[str, Any]]:
+        """Run prompts at once, each with the other connector's fault."""
+        with self.kept.faults.open("a") as file:
+            file.writelines(json.dumps(one) + "\n" for one in faults)
+        found: list[dict[str, Any]] = self.engine.ask("generate", prompts=prompts, **named)[
+            "outputs"
+        ]
+        return found
+
+    def forget(self) -> None:
+        """Empty the engine's own cache, after its saves."""
+
+        def emptied() -> bool:
+            self.engine.ask("idle")
+            return bool(self.engine.ask("reset")["reset"])
+
+        wait_until(emptied, 60, "the engine's own cache to be emptied")
+
+
+@dataclasses.dataclass
+class World:
+    """The engines: one that computes everything, and pairs."""
+
+    plain: Engine
+    kept: Kept
+    site: Site
+    answers: dict[tuple[int, ...], list[int]] = dataclasses.field(default_factory=dict)
+
+    def right(self, tokens: list[int], count: int = 8) -> list[int]:
+        """Have a prompt computed alone, and its blocks kept. Returns the answer."""
+        key = tuple(tokens)
+        if key not in self.answers:
+            self.plain.ask("reset")
+            self.answers[key] = self.plain.generate(tokens, max_tokens=count)["tokens"]
+        return self.answers[key]
+
+
+@pytest.fixture(scope="module")
+def world(site: Site) -> Iterator[World]:
+    kept = Kept(site.folder)
+    plain = site.engine(
+        "plain",
+        connector=None,
+        environment=kept.environment(),
+        kv_transfer_config={
+            "kv_connector": "RightConnector",
+            "kv_connector_module_path": "siblings",
+            "kv_role": "kv_both",
+        },
+    )
+    try:
+        plain.ready()
+        yield World(plain, kept, site)
+    finally:
+        plain.kill()
+
+
+@pytest.fixture(scope="module", params=["other-sync", "ours-sync", "other-async", "ours-async"])
+def pair(request: pytest.FixtureRequest, world: World) -> Iterator[Pair]:
+    first, _, load = request.param.partition("-")
+    pair = Pair(world.site, world.kept, first=first, load=load)
+    try:
+        pair.engine.ready()
+        yield pair
+    finally:
+        pair.engine.kill()
+
+
+def faults(seed: int) -> dict[str, Any]:
+    """Return a fault of any kind."""
+    chance = random.Random(seed)
+    blocks = chance.randint(2, BLOCKS - 1)
+    load = chance.choice(["sync", "async"])
+    bad = chance.sample(range(blocks), chance.randint(1, blocks))
+    report = chance.choice(["early", "end", "request"]) if load == "async" else "end"
+    return {"blocks": blocks, "bad": bad, "load": load, "report": report}
+
+
+def test_a_pool_has_only_right_blocks_after_another_connector_s_loads_failed(
+    world: World, pair: Pair
+) -> None:
+    seed = pair.engine.pid * 1000
+    before = world.kept.check()
+    for turn in range(6):
+        tokens = prompt(TOKENS, seed=seed + turn)
+        wanted = world.right(tokens)
+        pair.forget()
+        (answer,) = pair.run([tokens], [faults(turn)])
+        assert answer["tokens"] == wanted, faults(turn)
+        pair.forget()
+        (answer,) = pair.run([tokens], [None])  # from the pool
+        assert answer["tokens"] == wanted, faults(turn)
+        assert answer["cached_tokens"] > 0
+    assert world.kept.check() >= before + 6
+
+
+def test_requests_that_share_a_prefix_with_one_whose_load_failed_save_nothing_wrong(
+    world: World, pair: Pair
+) -> None:
+    seed = pair.engine.pid * 1000 + 100
+    for turn in range(3):
+        shared = prompt(6 * BLOCK, seed=seed + turn)
+        prompts = [shared + prompt(3 * BLOCK + 1, seed=seed + 10 + 5 * turn + i) for i in range(4)]
+        for tokens in prompts:
+            world.right(tokens)
+        pair.forget()
+        sync = {"blocks": 6, "bad": [turn, 5], "load": "sync"}
+        pair.run(prompts, [sync, None, faults(turn) | {"blocks": 6, "bad": [1]}, None])
+        pair.run(prompts, [None] * 4)
+        pair.forget()
+        world.kept.check()
+        pair.run(prompts, [None] * 4)
+        pair.forget()
+    world.kept.check()
+
+
+def test_a_remote_prefill_behind_a_hit_is_saved(world: World, pair: Pair) -> None:
+    """Its request ends with the step that loads."""
+    seed = pair.engine.pid * 1000 + 200
+    tokens = prompt(TOKENS, seed=seed)
+    world.right(tokens)
+    pair.forget()
+    pair.run([tokens[: 4 * BLOCK + 1]], [None], max_tokens=1)
+    pair.forget()
+    (answer,) = pair.run([tokens], [None], max_tokens=1)
+    assert answer["cached_tokens"] == 4 * BLOCK
+    pair.forget()
+    (answer,) = pair.run([tokens], [None], max_tokens=1)
+    assert answer["cached_tokens"] == TOKENS - 1
+    world.kept.check()
+
+
+def test_a_block_of_ours_that_is_damaged_is_computed_again(world: World, pair: Pair) -> None:
+    """The policy that the user has left at its default would end the request with an error."""
+    tokens = prompt(TOKENS, seed=pair.engine.pid * 1000 + 300)
+    wanted = world.right(tokens)
+    pair.forget()
+    pair.run([tokens], [None])
+    pair.forget()
+    with Pool.open(world.site.paths) as pool:
+        geometry = pool.geometry
+        for offset in range(geometry.data_offset, geometry.size, 64 << 10):
+            line = read(pool, offset)
+            write(pool, offset, bytes([line[0] ^ 1]) + line[1:])
+    (answer,) = pair.run([tokens], [None])
+    assert answer["tokens"] == wanted
+    world.kept.check()
