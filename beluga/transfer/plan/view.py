@@ -107,7 +107,7 @@ def tensor_start(tensor: Tensor) -> int:
     """
     name, lazy = type(tensor).__name__, False
     try:
-        if tensor.numel() == 0:
+        if 0 in tuple(tensor.shape):
             return 0
         start = tensor.data_ptr()
         if start == 0:
