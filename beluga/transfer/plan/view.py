@@ -121,7 +121,9 @@ def tensor_start(tensor: Tensor) -> int:
         size = (1 + sum(spans)) * tensor.element_size()  # torch has no negative strides
         lazy = any(bool(getattr(tensor, ask, bool)()) for ask in ("is_conj", "is_neg"))
         storage: Any = getattr(tensor, "untyped_storage", lambda: None)()
-        room = size if storage is None else storage.data_ptr() + storage.nbytes() - start
+        room = size  # of an array that is not torch's, and has no storage that could be shorter
+        if hasattr(storage, "nbytes"):
+            room = storage.data_ptr() + storage.nbytes() - start
     except (RuntimeError, NotImplementedError, TypeError) as error:
         what = str(error).partition("\n")[0]
         raise LayoutError(
