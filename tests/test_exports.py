@@ -28,9 +28,9 @@ EXPORTS: dict[str, str] = {
     ),
     "beluga.meta": (
         "BlockState EVICTIONS Grant LOWER_NOTE LOWER_RECORD Left Lookup LowerStat LowerWork "
-        "MetaClient MetaServer MetaStat Pins Report TaskClient TaskRecord Work check_devices "
-        "check_pool repair_pool CHANGE NAME NAME_PARENT REMOVED STORED chain_names names_at "
-        "read_names "
+        "MetaClient MetaServer MetaStat Pins Removal Report TaskClient TaskRecord Work "
+        "check_devices check_pool repair_pool CHANGE NAME NAME_PARENT REMOVED STORED chain_names "
+        "names_at read_names "
         "REFUSALS SessionView Sessions Tenant ask_sessions COMMITTED ENTRY EPOCH_SHIFT FREE "
         "read_entries COUNTERS_METHOD ask_counters"
     ),

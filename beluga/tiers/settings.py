@@ -15,7 +15,7 @@ from beluga.tiers.admission import ADMISSIONS, REMEMBERED, Adaptive, Always
 from beluga.tiers.disk import DiskTier, SpreadTier
 from beluga.tiers.disk.file import plan_layout
 from beluga.tiers.late import LateTier
-from beluga.tiers.remote import check_remote, open_remote, split_remote
+from beluga.tiers.remote import check_remote, open_remote, shown_remote, split_remote
 
 if TYPE_CHECKING:
     from beluga.meta import MetaServer
@@ -88,6 +88,13 @@ class TierSettings:
     def count(self) -> int:
         """How many tiers there are."""
         return bool(self.disks) + len(self.remotes)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the tiers by which their removals are remembered: one for all disks, which are
+        one tier, and a store's URL without passwords.
+        """
+        return [*["disk"] * bool(self.disks), *map(shown_remote, self.remotes)]
 
     @property
     def waits(self) -> bool:

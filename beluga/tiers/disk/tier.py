@@ -150,7 +150,13 @@ class DiskTier:
 
     def remove(self, keys: Keys) -> int:
         """Remove blocks, and return how many there were."""
-        return self.removing(keys).result()
+        return self.removing(keys).result()[0]
+
+    def forget(self, keys: Keys) -> NDArray[np.bool_]:
+        """Remove blocks for good, and return which keys have none any more: all of them, or none if
+        the disk fails. Then no load returns them, but a restart may find them.
+        """
+        return np.full(len(keys), self.removing(keys).result()[1])
 
     # ---- The same, for a caller who has several disks
 
@@ -208,22 +214,23 @@ class DiskTier:
 
         return DiskCall(self._threads, work, hung)
 
-    def removing(self, keys: Keys) -> DiskCall[int]:
-        """Return a call that removes blocks."""
+    def removing(self, keys: Keys) -> DiskCall[tuple[int, bool]]:
+        """Return a call that removes blocks. Its result is how many there were, and whether they
+        are gone for good.
+        """
         keys = _checked_keys(keys)
         counts: list[int] = []
 
-        def work(call: DiskCall[int]) -> int:
+        def work(call: DiskCall[tuple[int, bool]]) -> tuple[int, bool]:
             with self._working() as store:
                 if store is None:
-                    return 0
+                    return 0, False
                 counts.append(store.remove(keys))
-                self._flush(call, store)
-                return counts[0]
+                return counts[0], self._flush(call, store, durable=True)
 
-        def hung() -> int:
+        def hung() -> tuple[int, bool]:
             self.saves.failed(errno.ETIMEDOUT)
-            return sum(counts)
+            return sum(counts), False
 
         return DiskCall(self._threads, work, hung)
 
@@ -406,15 +413,22 @@ class DiskTier:
         _SAVED_BYTES.add(int(places["length"].sum()), tier=self.name)
         _WRITTEN.add(written, tier=self.name)
 
-    def _flush(self, call: DiskCall[Any], store: Store) -> None:
-        """Write what has changed in the index; if that fails, the next save tries again."""
+    def _flush(self, call: DiskCall[Any], store: Store, *, durable: bool = False) -> bool:
+        """Write what has changed in the index, and return whether that is done; if it fails, the
+        next save or removal tries again.
+        """
         if not self.saves.allows():
-            return
+            return False
         call.step()
         try:
-            _WRITTEN.add(store.flush(durable=False), tier=self.name)
+            if durable and store.file.vanished():
+                raise OSError(errno.ENOENT, "the file is gone")
+            _WRITTEN.add(store.flush(durable=durable), tier=self.name)
         except OSError as error:
             self.saves.failed(error.errno or errno.EIO)
+            return False
+        self.saves.succeeded()
+        return True
 
     # ---- Loads
 
