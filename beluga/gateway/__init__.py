@@ -9,7 +9,6 @@ It needs the packages of the extra ``router``.
 from beluga.gateway.service import Service, serve
 from beluga.gateway.settings import (
     Address,
-    Callers,
     EngineSpec,
     Limits,
     Prefill,
@@ -21,7 +20,6 @@ from beluga.gateway.settings import (
 
 __all__ = [
     "Address",
-    "Callers",
     "EngineSpec",
     "Limits",
     "Prefill",

@@ -15,12 +15,10 @@ import aiohttp
 from aiohttp import web
 
 from beluga.errors import RouterError
-from beluga.gateway.acceptor import PATIENCE_S, Acceptor, Share, http_log, raise_file_limit, shares
+from beluga.gateway.acceptor import Acceptor, FileShare, http_log, raise_file_limit
 from beluga.gateway.admin import Admin
 from beluga.gateway.advice import Adviser
-from beluga.gateway.bodies import Bodies
 from beluga.gateway.cache import Cache
-from beluga.gateway.callers import of_clients, of_operators
 from beluga.gateway.director import Director, Placement
 from beluga.gateway.engine import Engine
 from beluga.gateway.fleet import Fleet
@@ -54,7 +52,6 @@ _IDLE_CONNECTION_S = 4.0  # vLLM's server closes an idle connection after 5 s
 _POLL_S = 0.02
 _HEADER_SIZE_MAX = 1 << 16  # bytes; keys and cookies may be longer than aiohttp's default, 8190
 _HEADERS_MAX = 256  # as vLLM's
-_ADMIN_BODY_MAX = 1 << 16  # bytes
 
 
 class Service:
@@ -134,22 +131,12 @@ class Service:
             )
             task = asyncio.get_running_loop().create_task(adviser.run(settings.advise_s))
             stack.push_async_callback(end_tasks, [task])
-        answers = refusals(self.metrics, browsers=True)
-        app = web.Application(
-            client_max_size=limits.body_size_max,
-            middlewares=[self._clients.follow, answers, of_clients(settings)],
+        self.address = await self._listen(
+            stack, settings.listen, self._handlers.routes(), self._share
         )
-        app.add_routes(self._handlers.routes())
-        self.address = await self._listen(stack, settings.listen, app, self._clients)
         if settings.admin is not None:
-            answers = refusals(self.metrics, browsers=False)
-            check = of_operators(settings, settings.admin)
-            app = web.Application(
-                client_max_size=_ADMIN_BODY_MAX,
-                middlewares=[self._operators.follow, answers, check],
-            )
-            app.add_routes(Admin(self.fleet, self._cache).routes())
-            self.admin_address = await self._listen(stack, settings.admin, app, self._operators)
+            admin = Admin(self.fleet, self._cache)
+            self.admin_address = await self._listen(stack, settings.admin, admin.routes())
 
     async def _open_handlers(
         self, stack: contextlib.AsyncExitStack, client: aiohttp.ClientSession
@@ -199,15 +186,13 @@ class Service:
             remote=remote,
         )
         await self._join(stack)
-        kept = sum(_connections(engine) for engine in self.fleet)
-        self._clients, self._operators = shares(kept)
+        self._share = FileShare(sum(_connections(engine) for engine in self.fleet))
         self._handlers = Handlers(
             fleet=self.fleet,
             proxy=proxy,
             metrics=self.metrics,
             scrape=self._scrape,
-            requests_max=self._clients.requests_max,
-            bodies=Bodies(settings.limits),
+            requests_max=self._share.requests_max,
         )
 
     async def _join(self, stack: contextlib.AsyncExitStack) -> None:
@@ -226,24 +211,31 @@ class Service:
         self,
         stack: contextlib.AsyncExitStack,
         address: Address,
-        app: web.Application,
-        share: Share,
+        routes: list[web.RouteDef],
+        share: FileShare | None = None,
     ) -> Address:
-        """Serve an application. Returns the real address. Raises OSError."""
-        app.on_response_prepare.append(share.close_if_crowded)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
+        """Serve these routes. Returns the real address. Raises OSError."""
+        app = web.Application(
+            client_max_size=self._settings.limits.body_size_max,
+            middlewares=[*([share.note_busy] if share else []), refusals(self.metrics)],
+        )
+        app.add_routes(routes)
+        if share is not None:
+            app.on_response_prepare.append(share.close_if_crowded)
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            logger=http_log,
+            auto_decompress=False,  # bodies pass unchanged, with their Content-Encoding
+            max_field_size=_HEADER_SIZE_MAX,
+            max_line_size=_HEADER_SIZE_MAX,
+            max_headers=_HEADERS_MAX,
+            handler_cancellation=True,
+            shutdown_timeout=1.0,
+        )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        options = {
-            "access_log": None,
-            "logger": http_log,
-            "auto_decompress": False,  # bodies pass unchanged, with their Content-Encoding
-            "max_field_size": _HEADER_SIZE_MAX,
-            "max_line_size": _HEADER_SIZE_MAX,
-            "max_headers": _HEADERS_MAX,
-            "keepalive_timeout": PATIENCE_S,
-        }
-        acceptor = await Acceptor.open(runner, address, share, options, self._settings.callers.tls)
+        acceptor = await Acceptor.open(runner, address, share)
         stack.push_async_callback(acceptor.close)
         return acceptor.address
 
@@ -264,11 +256,6 @@ class Service:
         metrics.
         """
         return self._router.tracker.loads
-
-    def url_of(self, address: Address) -> str:
-        """Return the URL of one of its addresses."""
-        url = address.url
-        return url if self._settings.callers.tls is None else url.replace("http", "https", 1)
 
     def index(self) -> PredictiveIndexer:
         """Return the index of caches. Raises RouterError if the policy ignores caches."""
