@@ -330,11 +330,15 @@ class bl_lower_request(CStruct):
     token: int
     count: int
     kind: int
+    tier: int
+    reserved: int
 
 class bl_lower_request_init(TypedDict, total=False):
     token: int
     count: int
     kind: int
+    tier: int
+    reserved: int
 
 class bl_lower_record(CStruct):
     key: uint64_p
@@ -345,6 +349,8 @@ class bl_lower_record(CStruct):
     chunk_size: int
     block: int
     tiers: int
+    stale: int
+    reserved: int
 
 class bl_lower_record_init(TypedDict, total=False):
     key: uint64_p | Sequence[int]
@@ -355,6 +361,8 @@ class bl_lower_record_init(TypedDict, total=False):
     chunk_size: int
     block: int
     tiers: int
+    stale: int
+    reserved: int
 
 class bl_lower_note(CStruct):
     key: uint64_p
@@ -363,7 +371,7 @@ class bl_lower_note(CStruct):
     stored: int
     lost: int
     ended: int
-    reserved: int
+    removal: int
 
 class bl_lower_note_init(TypedDict, total=False):
     key: uint64_p | Sequence[int]
@@ -372,7 +380,7 @@ class bl_lower_note_init(TypedDict, total=False):
     stored: int
     lost: int
     ended: int
-    reserved: int
+    removal: int
 
 class bl_retire_request(CStruct):
     offset: int
@@ -882,6 +890,10 @@ class bl_lower_stat(CStruct):
     wanted_count: int
     onboard_count: int
     unsaved_count: int
+    removal_count: int
+    removal_failed: int
+    removal_parked: int
+    removal_max: int
 
 class bl_lower_stat_init(TypedDict, total=False):
     name_count: int
@@ -889,6 +901,10 @@ class bl_lower_stat_init(TypedDict, total=False):
     wanted_count: int
     onboard_count: int
     unsaved_count: int
+    removal_count: int
+    removal_failed: int
+    removal_parked: int
+    removal_max: int
 
 class bl_change(CStruct):
     generation: int
@@ -2908,10 +2924,17 @@ class Lib:
     BL_LOWER_ONBOARD: Final[int]
     BL_LOWER_PREFETCH: Final[int]
     BL_LOWER_REMOVE: Final[int]
+    BL_LOWER_RETRY: Final[int]
     BL_LOWER_KINDS: Final[int]
+    BL_REMOVAL_NONE: Final[int]
+    BL_REMOVAL_DONE: Final[int]
+    BL_REMOVAL_FAILED: Final[int]
+    BL_REMOVAL_REPLACED: Final[int]
+    BL_LOWER_NO_BLOCK: Final[int]
     BL_NAME_PARENT: Final[int]
     BL_ENTRY_FREE: Final[int]
     BL_ENTRY_COMMITTED: Final[int]
+    BL_ENTRY_REMOVED: Final[int]
     BL_ENTRY_KEPT: Final[int]
     BL_ENTRY_NAMED: Final[int]
     BL_EXTENT_FREE: Final[int]
@@ -2946,6 +2969,7 @@ class Lib:
     BL_ERROR_OFFLOADING: Final[int]
     BL_ERROR_CACHE_LINE: Final[int]
     BL_ERROR_DRAINING: Final[int]
+    BL_ERROR_REMOVALS_FULL: Final[int]
     BL_CPU_CLFLUSHOPT: Final[int]
     BL_CPU_CLWB: Final[int]
     BL_CPU_SSE42: Final[int]
@@ -2976,6 +3000,7 @@ class Lib:
     BL_SESSION_BROKEN: Final[int]
     BL_METHOD_SESSIONS: Final[int]
     BL_METHOD_LEFT: Final[int]
+    BL_METHOD_REMOVING: Final[int]
     BL_LEFT_UNKNOWN: Final[int]
     BL_LEFT_SPACE: Final[int]
     BL_LEFT_ENTRY: Final[int]
@@ -3186,6 +3211,7 @@ class Lib:
     def bl_meta_refused(self, meta: bl_meta | Null, error: int, /) -> int: ...
     def bl_meta_sessions(self, meta: bl_meta | Null, first: int, out: bl_session_view | Null, count: int, /) -> int: ...
     def bl_lower_attach(self, meta: bl_meta | Null, count_max: int, waits: int, unknown: int, token: int, /) -> int: ...
+    def bl_lower_name_tiers(self, meta: bl_meta | Null, id: uint64_p | Sequence[int], /) -> None: ...
     def bl_lower_told(self, meta: bl_meta | Null, /) -> None: ...
     def bl_lower_wait(self, meta: bl_meta | Null, kinds: int, timeout_ns: int, /) -> int: ...
     def bl_lower_describe(self, meta: bl_meta | Null, out: bl_lower_stat | Null, /) -> None: ...
@@ -3205,8 +3231,9 @@ class Lib:
     def bl_remove_blocks(self, session: bl_session | Null, keys: uint64_p | Null | Sequence[int], count: int, timeout_ns: int, /) -> int: ...
     def bl_meta_ask_stat(self, session: bl_session | Null, out: bl_meta_stat | Null, timeout_ns: int, /) -> int: ...
     def bl_onboard(self, session: bl_session | Null, keys: uint64_p | Null | Sequence[int], count: int, kind: int, timeout_ns: int, /) -> int: ...
+    def bl_removing(self, session: bl_session | Null, keys: uint64_p | Null | Sequence[int], count: int, tiers: uint8_p | Null, timeout_ns: int, /) -> int: ...
     def bl_tiers(self, session: bl_session | Null, keys: uint64_p | Null | Sequence[int], count: int, tiers: uint8_p | Null, timeout_ns: int, /) -> int: ...
-    def bl_lower_take(self, session: bl_session | Null, token: int, kind: int, records: bl_lower_record | Null, count: int, timeout_ns: int, /) -> int: ...
+    def bl_lower_take(self, session: bl_session | Null, token: int, kind: int, tier: int, records: bl_lower_record | Null, count: int, timeout_ns: int, /) -> int: ...
     def bl_lower_tell(self, session: bl_session | Null, token: int, notes: bl_lower_note | Null | Sequence[bl_lower_note], count: int, timeout_ns: int, /) -> int: ...
     def bl_task_claim(self, session: bl_session | Null, queue: int, visible_ms: int, out: bl_task | Null, timeout_ns: int, /) -> int: ...
     def bl_task_extend(self, session: bl_session | Null, task: bl_task | Null | Sequence[bl_task], visible_ms: int, timeout_ns: int, /) -> int: ...

@@ -55,6 +55,7 @@ BelugaError
 │   ├── NoGrantError              the session does not hold that grant (any more)
 │   ├── PinLimitError
 │   ├── OffloadingError           what could be evicted waits for a lower tier; try again
+│   ├── RemovalsFullError         lower tiers have not executed as many removals as may wait
 │   ├── DrainingError             an operator drains the pool; nothing new is stored
 │   ├── QuarantineError           dead writers of this host hold too much space
 │   └── LayoutError               buffers do not fit the block
@@ -301,6 +302,10 @@ class OffloadingError(CacheError):
     """Try again; if it stays, use a faster tier or --offload drop."""
 
 
+class RemovalsFullError(CacheError):
+    """Let the lower tiers delete, or mend them; 'beluga stat' shows which of them fails."""
+
+
 class DrainingError(CacheError):
     """Wait until the maintenance ends, or end it: beluga drain --undo."""
 
@@ -479,6 +484,11 @@ CODES: tuple[tuple[type[BelugaError], str], ...] = (
         DrainingError,
         "the pool is being drained for maintenance, so nothing new is stored; 'beluga drain "
         "--undo' ends it",
+    ),
+    (
+        RemovalsFullError,
+        "not all blocks were removed: the pool remembers as many removals as it may that its lower "
+        "tiers have not executed; mend the tier that fails ('beluga stat'), then remove them again",
     ),
 )
 

@@ -80,6 +80,8 @@
 #include "index/table.c"
 #include "index/tenants.c"
 #include "index/kept.c"
+#include "index/numbers.c"
+#include "index/tombs.c"
 #include "index/reclaim.c"
 #include "index/lookup.c"
 #include "index/grant.c"

@@ -48,6 +48,7 @@ NUMBERS = {
     "BL_ERROR_OFFLOADING": (1027, errors.OffloadingError),
     "BL_ERROR_CACHE_LINE": (1028, errors.CacheLineError),
     "BL_ERROR_DRAINING": (1029, errors.DrainingError),
+    "BL_ERROR_REMOVALS_FULL": (1030, errors.RemovalsFullError),
 }
 
 

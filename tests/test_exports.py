@@ -28,9 +28,9 @@ EXPORTS: dict[str, str] = {
     ),
     "beluga.meta": (
         "BlockState EVICTIONS Grant LOWER_NOTE LOWER_RECORD Left Lookup LowerStat LowerWork "
-        "MetaClient MetaServer MetaStat Pins Report TaskClient TaskRecord Work check_devices "
-        "check_pool repair_pool CHANGE NAME NAME_PARENT REMOVED STORED chain_names names_at "
-        "read_names "
+        "MetaClient MetaServer MetaStat Pins Removal Report TaskClient TaskRecord Work "
+        "check_devices check_pool repair_pool CHANGE NAME NAME_PARENT REMOVED STORED chain_names "
+        "names_at read_names "
         "REFUSALS SessionView Sessions Tenant ask_sessions COMMITTED ENTRY EPOCH_SHIFT FREE "
         "read_entries COUNTERS_METHOD ask_counters"
     ),
@@ -48,6 +48,10 @@ EXPORTS: dict[str, str] = {
         "CapturedTransfer CudaEngine CudaStat CupyDriver Driver DriverError HostDriver why_no_cupy"
     ),
     "beluga.tiers.disk": "DiskTier SpreadTier",
+    "beluga.listening": (
+        "KnownHosts PATIENCE_S Place Places Token from_other_site is_loopback plain_path read_tls "
+        "read_token shown_url"
+    ),
     "beluga.lease": "EtcdLease KubernetesLease Lease open_lease",
     "beluga.live": "CellState DeviceFacts IndexFacts LinkFacts Note Observer PoolFacts Rates "
     "ServerFacts SessionFacts SlowCall Snapshot TenantFacts TierFacts",
@@ -73,9 +77,9 @@ EXPORTS: dict[str, str] = {
         "read_load in_space"
     ),
     "beluga.disagg": (
-        "Claim Course Decide MAX_AGE_S PrefillTask PrefillWorker Prefiller QueueSize TASKS_MAX "
-        "TASK_SIZE_MAX TaskQueue Ticket VISIBILITY_S WorkerStat decode_task encode_task open_queue "
-        "queue_name"
+        "Claim Course Decide MAX_AGE_S PATHS PrefillTask PrefillWorker Prefiller QueueSize "
+        "TASKS_MAX TASK_SIZE_MAX TaskQueue Ticket VISIBILITY_S WorkerStat decode_task encode_task "
+        "open_queue queue_name"
     ),
     "beluga.simulate": (
         "COUNT_MAX Course ENGINES FORMATS MEMORIES ORDERS Options PRESETS Prompt Reading Row "
@@ -85,7 +89,7 @@ EXPORTS: dict[str, str] = {
     ),
     "beluga.events": "EventService EventSettings NameTable",
     "beluga.gateway": (
-        "Address EngineSpec Limits Prefill Service Settings read_engines read_queues "
+        "Address Callers EngineSpec Limits Prefill Service Settings read_engines read_queues "
         "read_workers_file serve"
     ),
     "beluga.replay": (

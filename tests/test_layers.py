@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Python, bottom first. A layer is seen from above through its front door: the package itself.
 LAYERS = (
     ("errors", "_build", "arguments", "_shared", "config", "child", "metrics", "text", "threads"),
-    ("_ffi", "page"),
+    ("_ffi", "listening", "page"),
     ("primitives", "lease"),
     ("pool",),
     ("rpc",),

@@ -6,17 +6,19 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import threading
 from contextlib import suppress
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from beluga.admin.address import LOOPBACK, KnownHosts, is_ipv6, url_host
-from beluga.admin.handler import METRICS, Handler
+from beluga.admin.address import is_ipv6, url_host
+from beluga.admin.handler import METRICS, Access, Handler
 from beluga.admin.local_socket import LocalSocket
 from beluga.admin.route import json_answer
 from beluga.errors import AdminError
+from beluga.listening import KnownHosts, Place, Places, Token, is_loopback
 from beluga.threads import Thread
 
 if TYPE_CHECKING:
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_CONNECTIONS_MAX = 64  # a listener closes further ones at once
+_CONNECTIONS_MAX = 64  # of a listener; a further one gets the place of the slowest client
+_TURNS = 4  # routes that run at a time, beside those of health
 _POLL_S = 0.5
 
 
@@ -33,7 +36,8 @@ class Admin:
     and :meth:`stop`.
 
     ``directory`` is the pool's runtime directory: its socket answers everything. ``address`` is a
-    host and a port for TCP, which answers only what reads; port 0 takes a free one. Both are taken
+    host and a port for TCP, which answers only what reads; port 0 takes a free one. Over TCP all
+    but health needs the ``token`` if there is one, and ``context`` is that of TLS. Both are taken
     when the endpoint is made, before a server takes its pool over. Raises AdminError if the address
     cannot be had. A directory that cannot have sockets is only logged, because blocks are served
     without it.
@@ -45,7 +49,11 @@ class Admin:
         *,
         directory: Path | None = None,
         address: tuple[str, int] | None = None,
+        token: Token | None = None,
+        context: ssl.SSLContext | None = None,
     ) -> None:
+        self._token, self._context = token, context
+        self._turns = threading.Semaphore(_TURNS)
         self._routes = {("GET", "/endpoint"): lambda _: json_answer({"url": self.url})} | dict(
             routes
         )
@@ -61,7 +69,8 @@ class Admin:
         """Where the page is, over TCP; "" without it."""
         if self._tcp is None:
             return ""
-        return f"http://{url_host(self._tcp.host)}:{self._tcp.server_address[1]}/"
+        scheme = "http" if self._context is None else "https"
+        return f"{scheme}://{url_host(self._tcp.host)}:{self._tcp.server_address[1]}/"
 
     @property
     def metrics_url(self) -> str:
@@ -98,15 +107,15 @@ class Admin:
             listener.server_close()
             listener.close_connections()
 
-    def _handler(self, hosts: KnownHosts | None, loopback: bool = True) -> type[Handler]:
-        facts = {"routes": self._routes, "hosts": hosts, "loopback": loopback}
+    def _handler(self, access: Access | None) -> type[Handler]:
+        facts = {"routes": self._routes, "access": access, "turns": self._turns}
         return type("BoundHandler", (Handler,), facts)
 
     def _listen(self, host: str, port: int) -> _Listener:
-        handler = self._handler(KnownHosts(host), host in {LOOPBACK, "::1", "localhost"})
+        handler = self._handler(Access(KnownHosts(host), is_loopback(host), self._token))
         kind = _Listener6 if is_ipv6(host) else _Listener
         try:
-            return kind((host, port), handler)
+            return kind((host, port), handler, context=self._context)
         except (OSError, UnicodeError) as error:
             why = error.strerror if isinstance(error, OSError) else None
             raise AdminError(
@@ -124,14 +133,22 @@ class Admin:
 
 
 class _Listener(ThreadingHTTPServer):
-    daemon_threads = True
-    allow_reuse_address = True
+    """Threads that answer connections. Their sockets are closed by their own threads alone; others
+    shut them down, which ends every wait in such a thread.
+    """
 
     request_queue_size = 128
 
-    def __init__(self, address: Any, handler: type[Handler], bind: bool = True) -> None:
-        self._open: set[socket.socket] = set()
+    def __init__(
+        self,
+        address: Any,
+        handler: type[Handler],
+        bind: bool = True,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._places: Places[socket.socket] = Places()
         self._lock = threading.Lock()
+        self._context = context
         super().__init__(address, handler, bind)
         self.host = str(address[0])
 
@@ -141,29 +158,60 @@ class _Listener(ThreadingHTTPServer):
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
 
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection. Its handshake of TLS comes with its first bytes, on its thread."""
+        client, peer = self.socket.accept()
+        if self._context is not None:
+            client = self._context.wrap_socket(
+                client, server_side=True, do_handshake_on_connect=False
+            )
+        return client, peer
+
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a connection on a thread of its own, or close it if there are too many."""
+        """Answer a connection on a thread of its own. If all places are taken, it gets that of the
+        slowest client.
+        """
         with self._lock:
-            crowded = len(self._open) >= _CONNECTIONS_MAX
+            if len(self._places) >= _CONNECTIONS_MAX:
+                for slowest in self._places.slowest():
+                    self._break(slowest)
+            crowded = len(self._places) >= _CONNECTIONS_MAX
             if not crowded:
-                self._open.add(request)
+                self._places.take(request, str(client_address[:1]))
         if crowded:
             self.shutdown_request(request)
         else:
             super().process_request(request, client_address)
 
+    def service_actions(self) -> None:
+        """Break the connections of clients that lag too long; called at least every _POLL_S."""
+        with self._lock:
+            for place in self._places.overdue():
+                self._break(place)
+
+    def place_of(self, request: socket.socket) -> Place[socket.socket]:
+        """Return the place of a connection."""
+        with self._lock:
+            return self._places.of(request) or Place(request, "", 0.0)  # it has just been lost
+
     def shutdown_request(self, request: Any) -> None:
         """Close a connection."""
         with self._lock:
-            self._open.discard(request)
+            self._places.leave(request)
         super().shutdown_request(request)
 
     def close_connections(self) -> None:
         """Shut all connections down; their threads end."""
         with self._lock:
-            for connection in self._open:
-                with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+            for place in list(self._places):
+                self._break(place)
+
+    def _break(self, place: Place[socket.socket]) -> None:
+        """End a connection, whose thread closes it. The caller has the lock."""
+        place.lost = True
+        self._places.leave(place.connection)
+        with suppress(OSError):
+            place.connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log a connection that broke; browsers break them all the time."""

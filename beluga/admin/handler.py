@@ -4,26 +4,36 @@
 
 from __future__ import annotations
 
+import http.client
 import logging
+import time
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from beluga.admin.health import HEALTHZ, READYZ
 from beluga.admin.route import Answer, Request
 from beluga.errors import BelugaError
+from beluga.listening import KnownHosts, Token
 
 if TYPE_CHECKING:
-    from beluga.admin.address import KnownHosts
+    import threading
+
     from beluga.admin.route import Routes
+    from beluga.listening import Place
 
 log = logging.getLogger(__name__)
 
-IDLE_S = 60.0
-BODY_MAX = 1 << 20
+HEAD_MAX = 1 << 15  # bytes of a request's line and headers
+BODY_MAX = 1 << 16  # bytes; only the local socket takes a body
 METRICS = "/metrics"
-_ANY_NAME = {METRICS, HEALTHZ, READYZ}  # these tell other machines nothing that a name protects
+_HEALTH = {HEALTHZ, READYZ}
+_ANY_NAME = {METRICS, *_HEALTH}  # these tell other machines nothing that a name protects
+_TURN_S = 5.0  # for which a request waits while as many routes run as may
+_LOOK_S = 0.05  # between looks at whether its connection has lost its place
+_PIECE = 1 << 16  # bytes of an answer that are sent at once
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -33,19 +43,57 @@ _HEADERS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may ask over TCP. ``loopback`` says that only this machine can connect."""
+
+    hosts: KnownHosts
+    loopback: bool
+    token: Token | None = None
+
+
+class _Head:
+    """A connection's file, of whose next lines at most :data:`HEAD_MAX` bytes are read."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.left = HEAD_MAX
+
+    def readline(self, most: int) -> bytes:
+        line: bytes = self._file.readline(min(most, self.left + 1))
+        self.left -= len(line)
+        if self.left < 0:
+            raise http.client.LineTooLong("head")
+        return line
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
 class Handler(BaseHTTPRequestHandler):
-    """One connection. A subclass has the routes; ``hosts`` is None on a local socket, where
-    ``changes`` are allowed. ``loopback`` says that only this machine can connect.
+    """One connection. A subclass has the routes; ``access`` is None on a local socket, where
+    changes are allowed. ``turns`` limits how many routes run at a time.
     """
 
     protocol_version = "HTTP/1.1"
     server_version = "beluga"
     sys_version = ""
-    timeout = IDLE_S
     wbufsize = 1 << 16
     routes: Routes
-    hosts: KnownHosts | None = None
-    loopback = True
+    turns: threading.Semaphore
+    access: Access | None = None
+
+    def setup(self) -> None:
+        """Prepare to read requests."""
+        self.place: Place[Any] = self.server.place_of(self.request)  # type: ignore[attr-defined]
+        super().setup()
+        self.rfile = self._head = _Head(self.rfile)  # type: ignore[assignment]
+
+    def handle_one_request(self) -> None:
+        """Wait for a request and answer it."""
+        self._head.left = HEAD_MAX
+        self.place.wait()
+        super().handle_one_request()
 
     def do_GET(self) -> None:
         """Answer a request that reads."""
@@ -56,59 +104,93 @@ class Handler(BaseHTTPRequestHandler):
         self._send(self._answer("POST"))
 
     def _answer(self, method: str) -> Answer:
-        url = urlsplit(self.path)
+        try:
+            url = urlsplit(self.path)
+        except ValueError:
+            self.close_connection = True
+            return _refusal(HTTPStatus.BAD_REQUEST, "the request names no path")
         refusal = self._refuse(method, url.path)
         if refusal is not None:
             self.close_connection = True  # its body is not read
             return refusal
-        body = self._body()
+        body = self._body(method)
         if isinstance(body, Answer):
+            self.close_connection = True
             return body
         query = {unquote(name): value for name, value in parse_qsl(url.query)}
         request = Request(url.path, query, body)
+        if url.path in _HEALTH:  # answered however many other requests there are
+            return self._by_route(method, request)
+        if not self._turn():
+            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests; ask less often")
         try:
-            return self.routes[method, url.path](request)
+            return self._by_route(method, request)
+        finally:
+            self.turns.release()
+
+    def _turn(self) -> bool:
+        """Wait until a route may run. Returns False if that takes too long, or is of no use."""
+        end_s = time.monotonic() + _TURN_S
+        while not self.turns.acquire(timeout=_LOOK_S):
+            if self.place.lost or time.monotonic() > end_s:
+                return False
+        return True
+
+    def _by_route(self, method: str, request: Request) -> Answer:
+        self.place.work()
+        try:
+            return self.routes[method, request.path](request)
         except BelugaError as error:
             return _refusal(HTTPStatus.CONFLICT, str(error))
         except ValueError as error:
             return _refusal(HTTPStatus.BAD_REQUEST, str(error))
         except Exception:
-            log.exception("answering %s %s", method, url.path)
+            log.exception("answering %s %s", method, request.path)
             return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "see the server's log")
 
     def _refuse(self, method: str, path: str) -> Answer | None:
         """Return the answer to a request that no route sees, or None."""
-        if not self._known_host(path):
-            return _refusal(
-                HTTPStatus.MISDIRECTED_REQUEST,
-                "this endpoint does not answer to that name; use the machine's address or name",
-            )
-        if method != "GET" and self.hosts is not None:
-            return _refusal(
-                HTTPStatus.FORBIDDEN, "over TCP nothing can be changed; use the admin socket"
-            )
+        if self.access is not None:
+            refusal = self._refuse_caller(self.access, path)
+            if refusal is not None:
+                return refusal
+            if method != "GET":
+                return _refusal(
+                    HTTPStatus.FORBIDDEN, "over TCP nothing can be changed; use the admin socket"
+                )
         if (method, path) not in self.routes:
             paths = ", ".join(f"{kind} {path}" for kind, path in sorted(self.routes))
             return _refusal(HTTPStatus.NOT_FOUND, f"there is {paths}")
         return None
 
-    def _known_host(self, path: str) -> bool:
-        """Return whether the Host header is fit for this path. Where other machines may connect,
-        their scrapers and probes find these by any name, such as that of a service.
+    def _refuse_caller(self, access: Access, path: str) -> Answer | None:
+        """Return the answer to a caller over TCP who may not ask for this path, or None. Where
+        other machines may connect, their scrapers and probes use any name, such as a service's.
         """
-        if self.hosts is None or (path in _ANY_NAME and not self.loopback):
-            return True
-        return self.headers.get("Host", "") in self.hosts
+        hosts = self.headers.get_all("Host", [""])
+        any_name = path in _ANY_NAME and not access.loopback
+        if len(hosts) > 1 or not (any_name or hosts[0] in access.hosts):
+            return _refusal(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                "this endpoint does not answer to that name; use the machine's address or name",
+            )
+        shown = self.headers.get("Authorization", "")
+        if access.token is None or path in _HEALTH or access.token.shown_by(shown):
+            return None
+        return Answer(
+            b"this needs the token of --admin-token\n",
+            status=HTTPStatus.UNAUTHORIZED,
+            headers={"WWW-Authenticate": 'Basic realm="beluga: any user, the token as password"'},
+        )
 
-    def _body(self) -> bytes | Answer:
+    def _body(self, method: str) -> bytes | Answer:
         """Return the request's body, or the answer to a body that cannot be read."""
         said = self.headers.get("Content-Length", "0")
         if "Transfer-Encoding" in self.headers or not (said.isascii() and said.isdecimal()):
-            self.close_connection = True
             return _refusal(HTTPStatus.LENGTH_REQUIRED, "give Content-Length")
-        if int(said) > BODY_MAX:
-            self.close_connection = True
-            return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {BODY_MAX} bytes")
+        most = BODY_MAX if method == "POST" else 0
+        if len(said) > len(str(BODY_MAX)) or int(said) > most:
+            return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {most} bytes")
         return self.rfile.read(int(said))
 
     def _send(self, answer: Answer) -> None:
@@ -117,8 +199,12 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Type", answer.kind)
         self.send_header("Content-Length", str(len(answer.body)))
+        self.place.wait()
         self.end_headers()
-        self.wfile.write(answer.body)
+        for start in range(0, len(answer.body), _PIECE):
+            piece = answer.body[start : start + _PIECE]
+            self.wfile.write(piece)
+            self.place.moved += len(piece)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  its name
         """Log at the level that is usually off."""

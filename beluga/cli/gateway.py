@@ -7,14 +7,15 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from beluga.cli import logs
+from beluga.cli.caller_options import CallerOptions, with_callers
 from beluga.cli.cost_options import with_estimator
 from beluga.cli.notify import Manager
-from beluga.cli.options import JsonLines, LogFormat, LogLevel, need
+from beluga.cli.options import JsonLines, LogFormat, LogLevel, need, size
 from beluga.cli.output import announce
 from beluga.cli.policy_options import with_settings_and_their_names
 from beluga.router import (
@@ -144,6 +145,14 @@ BodyWait = Annotated[
     float,
     typer.Option(min=0.1, max=3600, help="How many seconds a client has to send a request's body."),
 ]
+MaxBodies = Annotated[
+    int,
+    typer.Option(
+        parser=size,
+        metavar="SIZE",
+        help="The memory for the bodies of all requests that no engine has begun to answer.",
+    ),
+]
 Seed = Annotated[int, typer.Option(help="The seed of the policy's random choices.")]
 PrefillWait = Annotated[
     float,
@@ -164,6 +173,7 @@ TokenGoal = Annotated[
 
 @with_estimator
 @with_settings_and_their_names
+@with_callers
 def gateway(
     worker: Workers = None,
     model: Models = None,
@@ -188,6 +198,7 @@ def gateway(
     health_interval: HealthInterval = 2.0,
     drain: Drain = 30.0,
     max_body: MaxBody = 64 << 20,
+    max_bodies: MaxBodies = 256 << 20,
     body_wait: BodyWait = 120.0,
     seed: Seed = 0,
     prefill_queue: Queues = None,
@@ -200,15 +211,14 @@ def gateway(
     log_format: LogFormat = None,
     json: JsonLines = False,
     *,
+    callers: CallerOptions,
     settings: PolicySettings,
     named: frozenset[str],
     estimator: CostEstimator,
 ) -> None:
     """Route requests of OpenAI's API to engines, until SIGTERM or Ctrl-C."""
-    _begin(log_level, log_format, events=bool(kv_events or pool_events))
-    from beluga import gateway as service
-
-    body = (max_body, body_wait)
+    service = _begin(log_level, log_format, events=bool(kv_events or pool_events))
+    bodies = (max_body, max_bodies, body_wait)
     asked = service.Settings(
         policy=policy_name(policy),
         policy_settings=settings,
@@ -219,6 +229,7 @@ def gateway(
         workers_file=workers_file,
         listen=service.Address(host, port),
         admin=service.Address.parse(admin) if admin else None,
+        callers=service.Callers.read(*callers),
         tokenizer=tokenizer,
         chat_template=chat_template,
         trust_request_chat_template=trust_request_chat_template,
@@ -230,7 +241,7 @@ def gateway(
         prefill=_prefill(prefill_queue, prefill_when, prefill_wait),
         queue=queue,
         queue_threshold=queue_threshold,
-        limits=_limits(queue_wait, max_inflight, retries, stall, health_interval, drain, body),
+        limits=_limits(queue_wait, max_inflight, retries, stall, health_interval, drain, bodies),
     )
     asyncio.run(service.serve(asked, partial(_say_where, json=json)))
 
@@ -248,7 +259,7 @@ def _limits(
     stall_s: float,
     health_interval_s: float,
     drain_s: float,
-    body: tuple[int, float],
+    bodies: tuple[int, int, float],
 ) -> Limits:
     from beluga import gateway as service
 
@@ -259,23 +270,27 @@ def _limits(
         stall_s=stall_s,
         health_interval_s=health_interval_s,
         drain_s=drain_s,
-        body_size_max=body[0],
-        body_s=body[1],
+        body_size_max=bodies[0],
+        bodies_size_max=bodies[1],
+        body_s=bodies[2],
     )
 
 
-def _begin(log_level: str | None, log_format: str | None, *, events: bool) -> None:
-    """Refuse to start if a package is missing, and begin the log."""
+def _begin(log_level: str | None, log_format: str | None, *, events: bool) -> Any:
+    """Refuse to start if a package is missing, and begin the log. Returns beluga.gateway."""
     need("router", "aiohttp", "prometheus_client", "xxhash", *(["zmq"] if events else []))
     logs.begin(log_level, log_format)
+    from beluga import gateway as service
+
+    return service
 
 
 def _say_where(service: Service, *, json: bool) -> None:
     operators, admin = "", None
     if service.admin_address is not None:
-        admin = service.admin_address.url
+        admin = service.url_of(service.admin_address)
         operators = f"; admin on {admin}"
-    url = service.address.url
+    url = service.url_of(service.address)
     text = f"routing on {url}{operators}; stop with Ctrl-C"
     announce(text, "routing", json=json, url=url, admin=admin)
     Manager(look_s_max=1.0).ready(f"routing on {url}")

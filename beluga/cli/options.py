@@ -91,6 +91,23 @@ AdminAddress = Annotated[
     ),
 ]
 
+AdminToken = Annotated[
+    Path | None,
+    typer.Option(
+        "--admin-token",
+        metavar="FILE",
+        help="A file with the token that requests to --admin show, apart from those for health.",
+    ),
+]
+AdminTls = Annotated[
+    str,
+    typer.Option(
+        "--admin-tls",
+        metavar="CERTIFICATE,KEY",
+        help="Speak TLS on the address of --admin, with these PEM files.",
+    ),
+]
+
 
 def log_level_name(text: str) -> str:
     """Parse the name of a level as a parameter of the command line."""

@@ -19,6 +19,8 @@ from beluga.cli.detach import detached
 from beluga.cli.notify import Manager
 from beluga.cli.options import (
     AdminAddress,
+    AdminTls,
+    AdminToken,
     Host,
     JsonLines,
     LogFormat,
@@ -34,7 +36,6 @@ from beluga.cli.services import Services
 from beluga.cli.tiers import (
     AdmissionName,
     DiskBytes,
-    DiskOwner,
     Disks,
     Offload,
     Remotes,
@@ -42,12 +43,14 @@ from beluga.cli.tiers import (
 )
 from beluga.errors import DeposedError, RouterError, TierError
 from beluga.lease import Lease, open_lease
+from beluga.listening import read_tls, read_token
 from beluga.meta import EVICTIONS, MetaServer
 from beluga.rpc import SILENT_S, Keeper, Quota, Server, stand_by
 from beluga.tiers import TierService, TierSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from beluga.admin import Routes
     from beluga.cli.services import Service
@@ -167,7 +170,6 @@ def serve(
     lease: LeaseUrl = "",
     disk: Disks = None,
     disk_bytes: DiskBytes = 0,
-    disk_owner: DiskOwner = "",
     remote: Remotes = None,
     offload: Offload = _OFFLOAD,
     admission: AdmissionName = _ADMISSION,
@@ -175,6 +177,8 @@ def serve(
     events_replay: EventsReplay = "",
     events_form: EventsForm = "vllm",
     admin: AdminAddress = "",
+    admin_token: AdminToken = None,
+    admin_tls: AdminTls = "",
     detach: Detach = False,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
@@ -182,15 +186,14 @@ def serve(
 ) -> None:
     """Serve the pool's block index until SIGTERM or Ctrl-C.
 
-    With --disk or --remote, blocks that the pool evicts sink to these tiers, and come back when
-    they are asked for. With --events, routers follow which blocks the pool has. With --admin,
-    Prometheus can scrape the server, and browsers show a page of what it does.
+    With --disk or --remote, blocks that the pool evicts sink to these tiers, and come back. With
+    --events, routers follow which blocks the pool has. With --admin, browsers show what it does.
     """
     if watch and not (standby or lease):
         raise typer.BadParameter("--watch goes with --standby or --lease: give one of them, too")
-    tiers = _tier_settings(disk, disk_bytes, disk_owner, remote, offload, admission, eviction)
+    tiers = _tier_settings(disk, disk_bytes, remote, offload, admission, eviction)
+    secured = _secured(admin, admin_token, admin_tls)
     published = _event_settings(events, events_replay, events_form)
-    tiers.check()
     quota = Quota(grants=quota_grants, pins=quota_pins, bytes=quota_bytes, calls_per_s=quota_calls)
     if detach:
         detached(pool, json)
@@ -206,7 +209,7 @@ def serve(
             services = _services(server, opened, tiers, published, host, patient=patient)
             routes = {**server_routes(server, opened, _saving(services)), **health.routes()}
             try:
-                with _answering(routes, opened, admin, json) as endpoint:
+                with _answering(secured, routes, opened, json) as endpoint:
                     serve_until_told(
                         server,
                         json=json,
@@ -220,15 +223,13 @@ def serve(
             except DeposedError as error:
                 if not watch:
                     raise
-                # The declaration was not about the server that deposed this one.
-                declare_gone = False
+                declare_gone = False  # the one that deposed this server was not declared gone
                 announce(str(error), "deposed", json=json)
 
 
 def _tier_settings(
     disks: list[str] | None,
     disk_bytes: int,
-    disk_owner: str,
     remotes: list[str] | None,
     offload: str,
     admission: str,
@@ -238,16 +239,14 @@ def _tier_settings(
         tiers = TierSettings(
             disks=tuple(disks or ()),
             disk_bytes=disk_bytes,
-            owner=disk_owner,
             remotes=tuple(remotes or ()),
             offload=offload,
             admission=admission,
             eviction=eviction,
         )
-    if disk_owner and not disks:
-        raise typer.BadParameter("--disk-owner is about disks; give --disk, too")
     if not tiers:
         refuse_without_tier(offload, admission, usual=(_OFFLOAD, _ADMISSION))
+    tiers.check()
     return tiers
 
 
@@ -262,8 +261,6 @@ def _services(
 ) -> list[Service]:
     services: list[Service] = []
     if tiers:
-        if not patient:
-            tiers.check_owner(pool)
         services.append(TierService(server, pool, tiers, host=host, patient=patient))
     if published:
         from beluga.events import EventService  # slow to import
@@ -278,14 +275,24 @@ def _saving(services: Sequence[Service]) -> TierService | None:
     return cast("TierService | None", next(saving, None))
 
 
-@contextmanager
-def _answering(routes: Routes, pool: Pool, address: str, json: bool) -> Iterator[Admin]:
-    """Have an admin endpoint meanwhile, also while the server stands by."""
-    endpoint = Admin(
-        routes,
-        directory=pool.runtime_dir,
+def _secured(address: str, token: Path | None, tls: str) -> Callable[..., Admin]:
+    """Return what makes an admin endpoint, by the options of the command line. Raises
+    SettingsError.
+    """
+    return partial(
+        Admin,
         address=read_address(address) if address else None,
+        token=read_token(token) if token else None,
+        context=read_tls(tls) if tls else None,
     )
+
+
+@contextmanager
+def _answering(
+    make: Callable[..., Admin], routes: Routes, pool: Pool, json: bool
+) -> Iterator[Admin]:
+    """Have an admin endpoint meanwhile, also while the server stands by."""
+    endpoint = make(routes, directory=pool.runtime_dir)
     endpoint.start()
     if endpoint.url:
         text = f"page at {endpoint.url}, metrics at {endpoint.metrics_url}"

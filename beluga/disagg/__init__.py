@@ -17,11 +17,19 @@ from beluga.disagg.queue import (
     Ticket,
     queue_name,
 )
-from beluga.disagg.task import MAX_AGE_S, TASK_SIZE_MAX, PrefillTask, decode_task, encode_task
+from beluga.disagg.task import (
+    MAX_AGE_S,
+    PATHS,
+    TASK_SIZE_MAX,
+    PrefillTask,
+    decode_task,
+    encode_task,
+)
 from beluga.disagg.worker import PrefillWorker, WorkerStat
 
 __all__ = [
     "MAX_AGE_S",
+    "PATHS",
     "TASKS_MAX",
     "TASK_SIZE_MAX",
     "VISIBILITY_S",

@@ -21,10 +21,11 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
-import nats
 import nats.errors
+from nats.aio.client import Client
 from nats.js import api
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 from nats.js.errors import Error as JetStreamError
@@ -32,9 +33,9 @@ from nats.js.errors import Error as JetStreamError
 from beluga.disagg.queue import TASKS_MAX, VISIBILITY_S, QueueSize, queue_name
 from beluga.disagg.task import MAX_AGE_S, PrefillTask, decode_task, encode_task
 from beluga.errors import QueueError, QueueFullError, TaskError
+from beluga.listening import shown_url
 
 if TYPE_CHECKING:
-    from nats.aio.client import Client
     from nats.aio.msg import Msg
     from nats.js import JetStreamContext
 
@@ -51,7 +52,7 @@ _RECONNECT_S = 0.2
 
 @contextlib.asynccontextmanager
 async def _reaching(url: str) -> AsyncIterator[None]:
-    """Turn NATS errors into a QueueError."""
+    """Turn NATS errors into a QueueError, which does not show the URL's password."""
     try:
         yield
     except APIError as error:
@@ -107,16 +108,24 @@ class NatsQueue:
         max_age_s: float = MAX_AGE_S,
         timeout_s: float = _CONNECT_S,
     ) -> NatsQueue:
-        """Open the queue ``name`` at ``url`` (``nats://host:port``), or make it if it does not
-        exist.
+        """Open the queue ``name`` at ``url``, or make it if it does not exist. The URL is
+        ``nats://host:port``, or ``tls://host:port`` for TLS with a certificate that the system
+        trusts, or that the file in SSL_CERT_FILE has signed. Both may have ``user:password@`` or
+        ``token@`` before the host.
 
         The last caller sets visibility and limits for all. The connection is restored by itself.
         Raises QueueError.
         """
-        stream = queue_name(name)
+        stream, servers = queue_name(name), url.split(",")
+        url = shown_url(url)
+        try:
+            _ = [urlsplit(server).port for server in servers]
+        except ValueError:  # it would show the password
+            raise QueueError(f"{url} is no address of NATS; write nats://HOST:PORT") from None
         async with _reaching(url):
-            client = await nats.connect(
-                url,
+            client = _TlsClient()
+            await client.connect(
+                servers,
                 connect_timeout=timeout_s,
                 max_reconnect_attempts=1,
                 reconnect_time_wait=_RECONNECT_S,
@@ -276,6 +285,20 @@ class NatsClaim:
         async with _reaching(self._url):
             await self._message.nak(delay)
             await self._client.flush()
+
+
+class _TlsClient(Client):  # type: ignore[misc]
+    """A client that keeps its password from a server that was to speak TLS and does not. The
+    package asks for TLS only if the server says so, and anyone between may say otherwise.
+    """
+
+    def _connect_command(self) -> bytes:
+        server = self._current_server
+        secure = server is None or server.uri.scheme != "tls"
+        if not secure and not self._server_info.get("tls_required"):
+            raise nats.errors.Error("the server speaks no TLS")
+        command: bytes = super()._connect_command()
+        return command
 
 
 async def _make_stream(jetstream: JetStreamContext, config: api.StreamConfig) -> None:

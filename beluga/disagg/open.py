@@ -6,16 +6,18 @@ from __future__ import annotations
 
 from beluga.disagg.queue import VISIBILITY_S, TaskQueue
 from beluga.errors import QueueError
+from beluga.listening import shown_url
 
 
 async def open_queue(url: str, name: str, *, visibility_s: float = VISIBILITY_S) -> TaskQueue:
-    """Open the queue ``name`` at ``nats://host:port``, or in a pool: ``pool`` (the default pool),
-    or ``pool:/dev/shm/a:/dev/shm/b`` (its devices). The queue is made if it does not exist.
+    """Open the queue ``name`` at ``nats://host:port`` (with TLS at ``tls://host:port``), or in a
+    pool: ``pool`` (the default pool), or ``pool:/dev/shm/a:/dev/shm/b`` (its devices). The queue is
+    made if it does not exist.
 
     Raises QueueError for any other address, if no server answers, or if a package is missing.
     """
     scheme = url.partition(":")[0]
-    if scheme == "nats":
+    if scheme in ("nats", "tls"):
         try:
             from beluga.disagg.nats_queue import NatsQueue
         except ImportError as error:
@@ -29,5 +31,6 @@ async def open_queue(url: str, name: str, *, visibility_s: float = VISIBILITY_S)
         paths = url.partition(":")[2]
         return await PoolQueue.open(paths, name, visibility_s=visibility_s)
     raise QueueError(
-        f"{url!r} is not a prefill queue; give nats://HOST:PORT, pool, or pool:PATH:PATH"
+        f"'{shown_url(url)}' is not a prefill queue; give nats://HOST:PORT, tls://HOST:PORT, pool, "
+        "or pool:PATH:PATH"
     )

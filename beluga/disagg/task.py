@@ -18,6 +18,11 @@ from beluga.errors import TaskError
 # Together with a queue's own header a message has at most 1 MiB.
 TASK_SIZE_MAX = (1 << 20) - 64
 
+PATHS = ("/v1/completions", "/v1/chat/completions")
+"""The paths of an engine that a task may name. Whoever writes to a queue reaches engines, and their
+other paths load adapters, put them to sleep, or call any method.
+"""
+
 MAX_AGE_S = 600.0  # Dynamo's JetStream streams: 10 minutes (lib/runtime/src/transports/nats.rs)
 
 
@@ -56,8 +61,8 @@ def _check(task: PrefillTask) -> None:
     prompts = sum(prompt is not None for prompt in (task.tokens, task.text, task.body))
     if not task.request_id:
         raise TaskError("a task has no request_id; give each request a name of its own")
-    if not task.path.startswith("/v1/"):
-        raise TaskError(f"a task's path is {task.path[:40]!r}; OpenAI's begin with /v1/")
+    if task.path not in PATHS:
+        raise TaskError(f"a task's path is {task.path[:40]!r}; give one of {', '.join(PATHS)}")
     if prompts != 1:
         raise TaskError(f"a task has {prompts} prompts; give one of tokens, text and body")
 

@@ -19,9 +19,10 @@ import logging
 import re
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from beluga.errors import BelugaError, RouterError, RpcError
+from beluga.events.replays import Replays
 from beluga.events.table import NameTable
 from beluga.meta import read_names
 from beluga.router import Cleared, Kept, PoolEvent, encode_dynamo, encode_pool
@@ -43,7 +44,7 @@ IDLE_S = 1.0  # an empty message after so long shows what was missed
 BATCHES_KEPT = 10_000
 _PENDING_MAX = 100_000  # messages that a slow router may leave unread: vLLM's own high-water mark
 _ENDPOINT = re.compile(r"tcp://.+:([0-9]+|\*|!)|(?!tcp:)[a-z]+://.+")  # of ZMQ
-_END = (1 << 64) - 1  # the number of the message that ends a replay
+_MESSAGE_MAX = 1 << 10  # bytes of a frame that a router may send: it sends 8, or a topic
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ class EventService:
         self._thread: threading.Thread | None = None
         self.overflows = 0  # how often changes came too fast
         self._lost = 0  # changes that the journal had lost when the table was read
+        self._whole: tuple[int, bytes] | None = None  # the last replay of the whole table
         server.attach_journal(settings.journal_room)
 
     def start(self) -> None:
@@ -105,10 +107,9 @@ class EventService:
         try:
             self._live = self._context.socket(zmq.PUB)
             self._live.setsockopt(zmq.SNDHWM, _PENDING_MAX)
+            self._live.setsockopt(zmq.MAXMSGSIZE, _MESSAGE_MAX)
             self._live.bind(self._settings.endpoint)
-            self._replay = self._context.socket(zmq.ROUTER)
-            self._replay.setsockopt(zmq.SNDHWM, 0)
-            self._replay.bind(self._settings.replay)
+            self._replays = Replays(self._context, self._settings.replay)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise RouterError(f"no events can be published: {error}") from None
@@ -160,10 +161,7 @@ class EventService:
         events = self._table.apply(changes)
         if events or time.monotonic() - self._sent_s > IDLE_S:
             self._send(events)
-        wait_s = 0 if len(changes) == BATCH_CHANGES else PERIOD_S
-        while self._replay.poll(wait_s * 1000):
-            self._answer(self._replay.recv_multipart())
-            wait_s = 0
+        self._replays.serve(0 if len(changes) == BATCH_CHANGES else PERIOD_S, self._replay)
 
     def _send(self, events: list[PoolEvent]) -> None:
         number = self._kept.next_number
@@ -177,18 +175,13 @@ class EventService:
             return encode_dynamo(time.time(), events, number)
         return encode_pool(time.time(), events)
 
-    def _answer(self, request: list[Any]) -> None:
-        """Answer a request for a replay. A request that cannot be read is dropped."""
-        if len(request) != 3 or len(request[2]) != 8:
-            return
-        first = int.from_bytes(request[2], "big")
+    def _replay(self, first: int) -> list[tuple[int, bytes]]:
+        """Return the numbered messages of a replay from number ``first`` on."""
         found = self._kept.replay(first)
         last = self._kept.next_number - 1
-        if found.missed:
+        if not found.missed:
+            return list(enumerate(found.events, last + 1 - len(found.events)))
+        if self._whole is None or self._whole[0] != last:  # many routers ask at once
             everything = [PoolEvent(Cleared()), *self._table.snapshot()]
-            messages = [(last, self._encode(everything, last))]
-        else:
-            start = last + 1 - len(found.events)
-            messages = list(enumerate(found.events, start))
-        for number, batch in [*messages, (_END, b"")]:
-            self._replay.send_multipart([request[0], b"", number.to_bytes(8, "big"), batch])
+            self._whole = last, self._encode(everything, last)
+        return [self._whole]

@@ -9,6 +9,7 @@ It needs the packages of the extra ``router``.
 from beluga.gateway.service import Service, serve
 from beluga.gateway.settings import (
     Address,
+    Callers,
     EngineSpec,
     Limits,
     Prefill,
@@ -20,6 +21,7 @@ from beluga.gateway.settings import (
 
 __all__ = [
     "Address",
+    "Callers",
     "EngineSpec",
     "Limits",
     "Prefill",

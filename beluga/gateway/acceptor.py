@@ -4,11 +4,11 @@
 requests need.
 
 A request that is under way needs two descriptors, one for its client and one for its engine.
-Example: of 64 descriptors 11 are open at the start. 13 of the other 53 are spare, for health checks
-and for clients that are told that there is no room. So 20 requests may be under way and 26 clients
-connected. Further clients wait in the kernel's queue until one of those 26 has gone. If none goes
-in a second, those that have no request under way are closed: a client may keep a connection for as
-long as it lives, and open one without ever asking for anything.
+Example: of 64 descriptors 11 are open at the start, and 6 are for operators. 11 of the other 47 are
+spare, for health checks and for clients that are told that there is no room. So 18 requests may be
+under way and 23 clients connected. When all places are taken, the clients that lag most give theirs
+up (``beluga.listening.Places``): those that keep a connection open without asking for anything,
+send a request slowly, or do not read their answers. Others wait in the kernel's queue.
 """
 
 from __future__ import annotations
@@ -19,24 +19,43 @@ import errno
 import logging
 import resource
 import socket
-from collections.abc import Iterable, Sequence
+import ssl
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from beluga.gateway.settings import Address
+from beluga.listening import Place, Places
 
 log = logging.getLogger(__name__)
 
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
 _SPARE_MAX = 64
+_OPERATORS_MAX = 64
+_CONNECTIONS_MAX = 8192  # each needs memory, too, and one event loop serves them all
 _USUALLY_OPEN = 16  # where /proc does not tell
 _LOOK_S = 0.02  # between looks for a connection that has ended
+_OVERDUE_LOOK_S = 1.0
 _PAUSE_S = 0.2  # after an error of the system
-_IDLE_S = 1.0  # how long a connection without a request may keep others out
+_TURNS = 4  # of the event loop, from the arrival of a request's bytes to its handler
+_LAG_MIN_S = 0.25  # of a client that may be closed for another: its request may be on its way
 _BACKLOG = 1024
+_HANDSHAKE_S = 10.0  # of TLS
+PATIENCE_S = 75.0
+"""How many seconds a client may lag while nobody needs its place."""
+HEAD_SIZE_MAX = 1 << 20
+"""How many bytes a connection may send before its request is whole, apart from the body. The
+parser's limits are for each line.
+"""
+HEADS_SIZE_MAX = 64 << 20
+"""How many bytes of unfinished heads all connections may have. When there are more, a connection
+with more than HEAD_SIZE_USUAL is closed.
+"""
+HEAD_SIZE_USUAL = 1 << 13
 
 
 def _in_one_line(record: logging.LogRecord) -> bool:
@@ -74,34 +93,29 @@ def is_own_shortage(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _SHORTAGES
 
 
-class FileShare:
-    """How many of the process's descriptors clients may use."""
+class Share:
+    """How many connections a listener may have, and the places of those that it has."""
 
-    def __init__(self, kept: int = 0) -> None:
-        """``kept`` files, beside those that are open now, will be open for other purposes."""
-        listed = Path("/proc/self/fd")
-        opened = len(list(listed.iterdir())) if listed.is_dir() else _USUALLY_OPEN
-        left = max(2, file_limit() - opened - kept)
-        spare = min(_SPARE_MAX, left // 4)
-        self.requests_max = max(1, (left - spare) // 2)
-        self.connections_max = self.requests_max + max(1, spare // 2)
-        self._busy: set[object] = set()  # connections
-        self.crowded = False  # whether more clients are connected than requests may be under way
+    def __init__(self, connections_max: int, requests_max: int | None = None) -> None:
+        self.connections_max = connections_max
+        self.requests_max = connections_max if requests_max is None else requests_max
+        self.places: Places[Connection] = Places(PATIENCE_S)
+        self.heads_size = 0  # bytes of all unfinished heads
+
+    @property
+    def crowded(self) -> bool:
+        """Whether more clients are connected than requests may be under way."""
+        return len(self.places) > self.requests_max
 
     @web.middleware
-    async def note_busy(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Note which connection has a request under way."""
-        self._busy.add(request.protocol)
+    async def follow(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Note whether the server works for a connection, or waits for its client."""
+        connection = connection_of(request)
+        connection.begins()
         try:
             return await handler(request)
         finally:
-            self._busy.discard(request.protocol)
-
-    def close_idle(self, connections: Iterable[web.RequestHandler]) -> None:
-        """Close those connections that have no request under way."""
-        for connection in connections:
-            if connection not in self._busy:
-                connection.force_close()
+            connection.ends()
 
     async def close_if_crowded(self, _: web.Request, answer: web.StreamResponse) -> None:
         """Let a connection end with its answer, so that idle ones do not keep others out."""
@@ -110,23 +124,122 @@ class FileShare:
             answer.headers["Connection"] = "close"  # aiohttp has made the other headers already
 
 
+def shares(kept: int = 0) -> tuple[Share, Share]:
+    """Divide the process's descriptors into the share of clients and that of operators. ``kept``
+    files, beside those that are open now, will be open for other purposes.
+    """
+    listed = Path("/proc/self/fd")
+    opened = len(list(listed.iterdir())) if listed.is_dir() else _USUALLY_OPEN
+    left = max(2, file_limit() - opened - kept)
+    operators = min(_OPERATORS_MAX, max(1, left // 8))
+    left = max(2, left - operators)
+    spare = min(_SPARE_MAX, left // 4)
+    requests_max = min(_CONNECTIONS_MAX, max(1, (left - spare) // 2))
+    return Share(requests_max + max(1, spare // 2), requests_max), Share(operators)
+
+
+class Connection(web.RequestHandler):
+    """A connection that has a place in a share."""
+
+    __slots__ = ("_asking", "_head_size", "_share", "place")
+
+    def __init__(self, server: web.Server, share: Share, **options: Any) -> None:
+        super().__init__(server, loop=asyncio.get_running_loop(), **options)
+        self._share = share
+        self._asking = True  # whether a request's head is expected, or has begun to come
+        self._head_size = 0
+        self.place: Place[Connection] = Place(self, "", 0.0)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        peer = transport.get_extra_info("peername") or ("",)
+        self.place = self._share.places.take(self, str(peer[0]))
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._share.places.leave(self)
+        self._count_head(-self._head_size)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._asking:
+            self._count_head(len(data))
+            many = self._share.heads_size > HEADS_SIZE_MAX and self._head_size > HEAD_SIZE_USUAL
+            if many or self._head_size > HEAD_SIZE_MAX:
+                log.warning("a client was closed whose request has a head of too many bytes")
+                self.abort()
+                return
+        super().data_received(data)
+
+    def pause_writing(self) -> None:
+        """Wait for the client, which does not read."""
+        super().pause_writing()
+        self.place.wait()
+
+    def resume_writing(self) -> None:
+        """Go on, because the client has read."""
+        super().resume_writing()
+        if not self._asking:
+            self.place.work()
+
+    def begins(self) -> None:
+        """Note that a request has come."""
+        self._asking = False
+        self._count_head(-self._head_size)
+        self.place.work()
+
+    def ends(self) -> None:
+        """Note that a request has been answered, up to what its client reads."""
+        self._asking = True
+        self.place.wait()
+
+    def abort(self) -> None:
+        """End the connection at once, with what it has not sent yet."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _count_head(self, size: int) -> None:
+        self._head_size += size
+        self._share.heads_size += size
+
+
+def connection_of(request: web.Request) -> Connection:
+    """Return the connection of a request."""
+    connection = request.protocol
+    assert isinstance(connection, Connection)  # noqa: S101  the acceptor makes no others
+    return connection
+
+
 class Acceptor:
-    """Accepts connections for a server of aiohttp in tasks of its own, until it is closed. Without
-    a share, as for operators, it accepts all.
+    """Accepts connections for a server of aiohttp in tasks of its own, until it is closed.
+    ``options`` are those of its connections.
     """
 
     def __init__(
-        self, server: web.Server, sockets: Sequence[socket.socket], share: FileShare | None
+        self,
+        server: web.Server,
+        sockets: Sequence[socket.socket],
+        share: Share,
+        options: Mapping[str, Any],
+        context: ssl.SSLContext | None,
     ) -> None:
         self._server = server
         self._sockets = sockets
         self._share = share
+        self._options = options
+        self._context = context
+        self._shaking: set[asyncio.Task[None]] = set()  # handshakes of TLS
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._accept(one)) for one in sockets]
+        self._tasks.append(loop.create_task(self._end_overdue()))
 
     @classmethod
     async def open(
-        cls, runner: web.AppRunner, address: Address, share: FileShare | None
+        cls,
+        runner: web.AppRunner,
+        address: Address,
+        share: Share,
+        options: Mapping[str, Any],
+        context: ssl.SSLContext | None = None,
     ) -> Acceptor:
         """Listen on an address for a runner that is set up. Raises OSError."""
         server = runner.server
@@ -140,7 +253,7 @@ class Acceptor:
                 made.setblocking(False)
                 sockets.append(stack.enter_context(made))
             stack.pop_all()
-        return cls(server, sockets, share)
+        return cls(server, sockets, share, options, context)
 
     @property
     def address(self) -> Address:
@@ -149,17 +262,20 @@ class Acceptor:
 
     async def close(self) -> None:
         """Accept no more connections. Those that are open stay."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._shaking]
+        for task in tasks:
             task.cancel()
-        await asyncio.wait(self._tasks)
+        await asyncio.wait(tasks)
         for one in self._sockets:
             one.close()
+
+    def _made(self) -> Connection:
+        return Connection(self._server, self._share, **self._options)
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            if self._share is not None:
-                await self._room(self._share)
+            await self._room()
             try:
                 client, _ = await loop.sock_accept(listening)
             except OSError as error:
@@ -167,27 +283,46 @@ class Acceptor:
                     log.warning("no connection can be accepted: %s", error)
                     await asyncio.sleep(_PAUSE_S)
                 continue
-            try:
-                await loop.connect_accepted_socket(self._server, client)
-            except OSError as error:  # the client has gone
-                log.debug("a connection failed at once: %s", error)
-                client.close()
+            if self._context is None:
+                await self._connect(client)
+            else:  # a handshake waits for its client, and others do not
+                task = loop.create_task(self._connect(client))
+                self._shaking.add(task)
+                task.add_done_callback(self._shaking.discard)
 
-    async def _room(self, share: FileShare) -> None:
+    async def _connect(self, client: socket.socket) -> None:
+        more = {} if self._context is None else {"ssl_handshake_timeout": _HANDSHAKE_S}
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._made, client, ssl=self._context, **more
+            )
+        except OSError as error:  # the client has gone, or does not speak TLS
+            log.debug("a connection failed at once: %s", error)
+            client.close()
+
+    async def _end_overdue(self) -> None:
+        """End the connections of clients that lag too long, again and again."""
+        while True:
+            await asyncio.sleep(_OVERDUE_LOOK_S)
+            for place in self._share.places.overdue():
+                place.connection.abort()
+
+    async def _room(self) -> None:
         """Wait until one more client may be connected."""
-        told, loop = False, asyncio.get_running_loop()
-        patient_until = loop.time() + _IDLE_S
-        while (count := len(self._server.connections)) >= share.connections_max:
+        told, places, loop = False, self._share.places, asyncio.get_running_loop()
+        while (count := len(places) + len(self._shaking)) >= self._share.connections_max:
             if not told:
                 log.warning(
                     "%d clients are connected, as many as the limit of %d open files allows; "
-                    "others wait; raise it (ulimit -n)",
+                    "slow ones are closed, others wait; raise it (ulimit -n)",
                     count,
                     file_limit(),
                 )
             told = True
-            if loop.time() > patient_until:
-                patient_until = loop.time() + _IDLE_S
-                share.close_idle(self._server.connections)
+            slowest = places.slowest(1 + count // 32, _LAG_MIN_S)
             await asyncio.sleep(_LOOK_S)
-        share.crowded = count >= share.requests_max
+            for _ in range(_TURNS):  # what has come meanwhile is read, and its request begins
+                await asyncio.sleep(0)
+            for place in slowest:
+                if place.lag_s(loop.time()) >= _LAG_MIN_S:
+                    place.connection.abort()

@@ -12,8 +12,7 @@
     GET    /alerts                   alert rules for Prometheus
 
 It has its own listener, by default on the loopback address, because its users can redirect the
-requests of all clients. Bodies must have the content type JSON, which no web page can make a
-browser send.
+requests of all clients. ``callers.py`` has the checks of all its requests.
 """
 
 from __future__ import annotations
@@ -58,8 +57,6 @@ class Admin:
         return _json([described(engine) for engine in self._fleet])
 
     async def _add(self, request: web.Request) -> web.Response:
-        if request.content_type != "application/json":
-            raise Refusal(415, "a worker is added by JSON; say Content-Type: application/json")
         try:
             asked = msgspec.json.decode(await request.read(), type=_NewWorker)
             spec = EngineSpec(

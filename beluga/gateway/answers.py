@@ -12,6 +12,8 @@ from aiohttp import web
 
 _KINDS = {
     400: "BadRequestError",
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     408: "RequestTimeoutError",
     413: "RequestTooLargeError",

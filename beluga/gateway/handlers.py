@@ -15,9 +15,11 @@ from aiohttp.typedefs import Handler, Middleware
 
 from beluga.gateway.acceptor import file_limit
 from beluga.gateway.answers import Refusal
+from beluga.gateway.bodies import Bodies
 from beluga.gateway.fleet import Fleet
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.proxy import Proxy
+from beluga.listening import plain_path
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +43,7 @@ _OF_OPERATORS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 class Handlers:
     """The handlers of the clients' listener."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  its parts, by name
         self,
         *,
         fleet: Fleet,
@@ -49,6 +51,7 @@ class Handlers:
         metrics: Metrics,
         scrape: Callable[[], None],
         requests_max: int,
+        bodies: Bodies,
     ) -> None:
         """``scrape`` updates the gauges before they are read. ``requests_max`` is for how many
         requests at once this process may open files.
@@ -58,6 +61,7 @@ class Handlers:
         self._metrics = metrics
         self._scrape = scrape
         self._requests_max = requests_max
+        self._bodies = bodies
         self._under_way = 0
         self.stopping = False
 
@@ -69,18 +73,27 @@ class Handlers:
             web.get("/v1/models", self._models, allow_head=False),
             web.get("/v1/models/{name:.+}", self._model, allow_head=False),
             *(web.post(path, self._proxied) for path in _BESIDE_V1),
-            *(web.route("*", path, self._refused) for path in _OF_OPERATORS),
             web.route("*", "/v1/{rest:.*}", self._proxied),
         ]
-
-    async def _refused(self, request: web.Request) -> web.Response:
-        raise Refusal(404, f"{request.path} changes one engine; ask that engine itself")
 
     async def _proxied(self, request: web.Request) -> web.StreamResponse:
         if self.stopping:
             refusal = Refusal(503, "this router is shutting down", retry_after_s=1).response()
             refusal.force_close()
             return refusal
+        _check_path(request)
+        self._check_room()
+        with self._bodies.hold() as held:
+            body = await self._bodies.read(request, held)
+            self._check_room()  # a request whose body has not come keeps no other one out
+            self._under_way += 1
+            try:
+                return await self._proxy.handle(request, body, held)
+            finally:
+                self._under_way -= 1
+
+    def _check_room(self) -> None:
+        """Raise Refusal if as many requests are under way as may be."""
         if self._under_way >= self._requests_max:
             raise Refusal(
                 503,
@@ -88,11 +101,6 @@ class Handlers:
                 f"{file_limit()} open files allows; raise it (ulimit -n)",
                 retry_after_s=1,
             )
-        self._under_way += 1
-        try:
-            return await self._proxy.handle(request)
-        finally:
-            self._under_way -= 1
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response()
@@ -126,6 +134,17 @@ class Handlers:
         return _for_browsers(request, _json(card))
 
 
+def _check_path(request: web.Request) -> None:
+    """Raise Refusal for a path that is not for clients, or that an engine, or a proxy before it,
+    may read as another one.
+    """
+    path = plain_path(request.rel_url.raw_path)
+    if path is None:
+        raise Refusal(400, "the path has //, a dotted segment, or an encoded slash; write it plain")
+    if path.lower() in _OF_OPERATORS:
+        raise Refusal(404, f"{path} changes one engine; ask that engine itself")
+
+
 def _json(value: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
@@ -139,8 +158,10 @@ def _for_browsers(request: web.Request, answer: web.Response) -> web.Response:
     return answer
 
 
-def refusals(metrics: Metrics) -> Middleware:
-    """Return a middleware that answers all errors in OpenAI's form, also those of aiohttp."""
+def refusals(metrics: Metrics, *, browsers: bool) -> Middleware:
+    """Return a middleware that answers all errors in OpenAI's form, also those of aiohttp. With
+    ``browsers`` pages of any site may read them.
+    """
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -154,7 +175,9 @@ def refusals(metrics: Metrics) -> Middleware:
             log.exception("%s %s", request.method, request.path)
             given = Refusal(500, "the router has failed; its log says how")
         metrics.refused(given.status)
-        response = _for_browsers(request, given.response())
+        response = given.response()
+        if browsers:
+            _for_browsers(request, response)
         if (name := request.headers.get("X-Request-Id")) is not None:
             response.headers["X-Request-Id"] = name
         return response

@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The headers that pass through a proxy (RFC 9110, 7.6.1): all but those of one connection."""
+"""The headers that pass through a proxy (RFC 9110, 7.6.1): all but those of one connection. An
+engine's own address in its answers' headers would lead clients around the proxy, so it is taken
+out: ``Location: http://engine:8000/v1/x`` becomes ``Location: /v1/x``.
+"""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
+from urllib.parse import urlsplit
 
 from multidict import CIMultiDict
 
@@ -29,6 +35,7 @@ _HOP = frozenset(
 # for answers that are not compressed; and the body has been read, so nobody waits for "100
 # Continue".
 _REQUEST = _HOP | {"host", "accept-encoding", "expect"}
+_ANSWER = _HOP | {"alt-svc"}  # other addresses of the engine
 
 
 def for_engine(headers: Mapping[str, str]) -> CIMultiDict[str]:
@@ -36,9 +43,29 @@ def for_engine(headers: Mapping[str, str]) -> CIMultiDict[str]:
     return _passed(headers, _REQUEST)
 
 
-def for_client(headers: Mapping[str, str]) -> CIMultiDict[str]:
-    """Return the headers for the client from an engine's headers."""
-    return _passed(headers, _HOP)
+def for_client(headers: Mapping[str, str], url: str) -> CIMultiDict[str]:
+    """Return the headers for the client from the headers of the engine at a URL."""
+    passed = _passed(headers, _ANSWER)
+    host = urlsplit(url).hostname or ""
+    if any(host in value for value in passed.values()):
+        own = _own_address(url)
+        return CIMultiDict(
+            (name, own.sub("", value) or "/" if value else value) for name, value in passed.items()
+        )
+    return passed
+
+
+@lru_cache(maxsize=1024)
+def _own_address(url: str) -> re.Pattern[str]:
+    """Return the pattern of an engine's address in a header, with the path that the engine has
+    before its own paths.
+    """
+    parts = urlsplit(url)
+    default = ":443" if parts.scheme == "https" else ":80"
+    bare = parts.netloc.removesuffix(default)
+    port = f"(?:{default})?" if parts.port is None or bare != parts.netloc else ""
+    path = f"(?:{re.escape(parts.path)}(?![^/?#]))?" if parts.path else ""
+    return re.compile(rf"(?:https?:)?//{re.escape(bare)}{port}(?![\w.:-]){path}", re.IGNORECASE)
 
 
 def _passed(headers: Mapping[str, str], dropped: frozenset[str]) -> CIMultiDict[str]:

@@ -73,7 +73,7 @@ class _Body(msgspec.Struct):
     previous_response_id: msgspec.Raw = msgspec.Raw()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class ParsedRequest:
     """A client's request: what routing needs, and the body, which the engine gets unchanged."""
 
@@ -89,6 +89,10 @@ class ParsedRequest:
     odd: bool = False  # the model is not known, and any engine may say what is wrong
     encoding: str = ""  # of a compressed body, whose model is not known
     response: str | None = None  # of /v1/responses: the one that it is about, or continues
+
+    def drop_body(self) -> None:
+        """Drop the body and the tokens, which an engine has now."""
+        self.body, self.tokens = b"", _EMPTY
 
 
 _decoder = msgspec.json.Decoder(_Body)

@@ -2,9 +2,12 @@
 # Copyright The Beluga Authors
 """The proxy: a request is read, placed on a worker and sent there, and its answer is forwarded.
 
-Another worker is tried only while the client has not received a byte. The client's status line
-waits for the first byte of the engine's body, so an engine that dies in its prefill costs time but
-causes no error.
+Another worker is tried only while the client has not received a byte, and only if that executes the
+request once: the engine was never connected, or it answered that it is busy, or the request only
+reads. An engine that breaks off may go on with a request that it has. So a prompt is sent to
+another engine only if the first one's process is gone, and only once: a prompt that ends engines
+does not end all of them. The client's status line waits for the first byte of the engine's body, so
+an engine that dies in its prefill costs time but causes no error.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import logging
 import time
 from functools import partial
 from http import HTTPStatus
+from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import web
@@ -21,7 +25,9 @@ from yarl import URL
 
 from beluga.gateway.acceptor import is_own_shortage
 from beluga.gateway.answers import Refusal, error_event
+from beluga.gateway.bodies import Held
 from beluga.gateway.director import Director, Placement
+from beluga.gateway.engine import Engine
 from beluga.gateway.headers import for_client, for_engine, retry_after_s
 from beluga.gateway.health import FAILURES, words_of
 from beluga.gateway.metrics import Metrics
@@ -32,29 +38,68 @@ from beluga.gateway.responses import PATH as RESPONSES
 from beluga.gateway.settings import Limits
 from beluga.gateway.standing import client_of
 from beluga.gateway.tokenizer import Tokenizer
+from beluga.listening import plain_path
 
 log = logging.getLogger(__name__)
 
+COMPUTING = frozenset(
+    (
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/messages",
+        "/v1/embeddings",
+        "/tokenize",
+        "/detokenize",
+        "/pooling",
+        "/classify",
+        "/score",
+        "/rerank",
+        "/v1/rerank",
+        "/v2/rerank",
+        "/v1/score",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+        "/inference/v1/generate",
+    )
+)
+"""The paths of requests that change nothing but caches. /v1/responses may call tools."""
+_NEVER_SENT = (
+    *(aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError),
+    *(aiohttp.ClientConnectionResetError, aiohttp.InvalidURL),
+)
+_MAY_GO_ON = "the engine broke off, and may have done the request, so nobody does it again: %s"
 _BUSY = (429, 503)
 _BUSY_S = 0.1  # the shortest time after which a busy engine gets the same request again
 _REST_LOOK_S = 0.5  # how often a request that waits for a busy engine looks for another one
-_NO_CONNECTION = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _SLOW_TO_TOKENIZE = 1 << 14  # bytes; a longer prompt is tokenized in a thread
+_READS = ("GET", "HEAD", "OPTIONS")
+_LARGE_SIZE = 1 << 20  # of a body: parsing it needs its size several times
+_LARGE_MAX = 2  # of these that are parsed at a time
+_GONE_LOOKS = 3  # at an engine that has broken off
+_GONE_LOOK_S = 0.1
 
 
 class _UnansweredError(Exception):
     """The engine gave no answer that may be forwarded, and another engine may be tried."""
 
     def __init__(
-        self, status: int, why: str, answer: web.Response | None = None, pause_s: float = 0.0
+        self,
+        status: int,
+        why: str,
+        answer: web.Response | None = None,
+        *,
+        pause_s: float = 0.0,
+        begun: bool = False,
     ) -> None:
         """``answer`` is what a busy engine said, for a client that no other engine serves, and
-        ``pause_s`` for how long it asked not to get this request.
+        ``pause_s`` for how long it asked not to get this request. ``begun`` says that the engine
+        may have begun to work on the request.
         """
         super().__init__(why)
         self.status = status
         self.answer = answer
         self.pause_s = pause_s
+        self.begun = begun
 
 
 class Proxy:
@@ -76,16 +121,20 @@ class Proxy:
         self._metrics = metrics
         self._limits = limits
         self._tokenizer = tokenizer
+        self._large = asyncio.Semaphore(_LARGE_MAX)
         self._timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=limits.connect_s, sock_read=limits.stall_s
         )
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Handle any request that an engine is to answer. Raises Refusal."""
+    async def handle(self, request: web.Request, body: bytes, held: Held) -> web.StreamResponse:
+        """Handle any request that an engine is to answer. Its body has this room. Raises
+        Refusal.
+        """
         first = arrived = time.perf_counter()
-        parsed = await self._read(request)
+        parsed = await self._parsed(request, body)
+        del body
         tried: set[int] = set()
-        failures = 0
+        failures = deaths = 0
         busy: web.Response | None = None
         client = client_of(request.headers, request.remote)
         resting: dict[int, float] = {}  # until when workers asked not to get this request
@@ -101,7 +150,7 @@ class Proxy:
                     raise
                 return busy
             try:
-                return await self._attempt(request, parsed, placement, remote=not tried)
+                return await self._attempt(request, parsed, placement, held, remote=not tried)
             except _UnansweredError as error:
                 worker = placement.engine.worker.worker_id
                 again = worker in tried
@@ -110,6 +159,10 @@ class Proxy:
                 self._metrics.retried(placement.engine)
                 busy = error.answer
                 failures += busy is None
+                if error.begun and request.method not in _READS:
+                    deaths += 1
+                    if deaths > 1 or not await self._may_begin_anew(parsed, placement.engine):
+                        raise Refusal(error.status, _MAY_GO_ON % error) from None
                 arrived = time.perf_counter()
                 if error.pause_s:
                     resting[worker] = arrived + error.pause_s
@@ -137,7 +190,13 @@ class Proxy:
         return True
 
     async def _attempt(
-        self, request: web.Request, parsed: ParsedRequest, placement: Placement, *, remote: bool
+        self,
+        request: web.Request,
+        parsed: ParsedRequest,
+        placement: Placement,
+        held: Held,
+        *,
+        remote: bool,
     ) -> web.StreamResponse:
         """Serve a request by the engine on which it was placed, after a remote prefill if that is
         allowed. Raises _UnansweredError.
@@ -146,43 +205,38 @@ class Proxy:
             if remote:
                 await self._remote.prefill(parsed, placement.choice)
             try:
-                return await self._exchange(request, parsed, placement)
+                return await self._exchange(request, parsed, placement, held)
             except _UnansweredError:
                 placement.answered("unanswered")
                 raise
 
-    async def _read(self, request: web.Request) -> ParsedRequest:
+    async def _may_begin_anew(self, parsed: ParsedRequest, engine: Engine) -> bool:
+        """Return whether a request that an engine has begun can be sent to another one: it only
+        computes, and nobody computes it any more, since the engine's process has ended.
+        """
+        return parsed.path in COMPUTING and await _is_gone(engine.url)
+
+    async def _parsed(self, request: web.Request, body: bytes) -> ParsedRequest:
         if request.method == "OPTIONS":  # a browser asks what it may send: any engine knows
             return ParsedRequest(request.path, b"", odd=True)
-        body = await self._body(request)
         encoding = request.headers.get("Content-Encoding", "")
         parse = partial(
             parse_request,
-            *(request.path, body),
+            *(plain_path(request.rel_url.raw_path) or request.path, body),
             tokenizer=self._tokenizer,
             is_json=_is_json(request.content_type),
             encoding="" if encoding.lower() == "identity" else encoding[:40],
         )
         slow = SLOW_SIZE if self._tokenizer is None else _SLOW_TO_TOKENIZE
-        return await asyncio.to_thread(parse) if len(body) > slow else parse()
-
-    async def _body(self, request: web.Request) -> bytes:
-        """Return a request's body. Raises Refusal."""
-        try:
-            if request.content.is_eof():
-                return await request.read()
-            return await asyncio.wait_for(request.read(), self._limits.body_s)
-        except web.HTTPRequestEntityTooLarge:
-            most = self._limits.body_size_max
-            raise Refusal(413, f"the request's body has more than {most} bytes") from None
-        except asyncio.TimeoutError:
-            text = f"the request's body has not come whole in {self._limits.body_s:g} s"
-            raise Refusal(408, text) from None
-        except ConnectionError:  # the client has gone, for which aiohttp cancels this task
-            raise asyncio.CancelledError from None
+        if len(body) <= slow:
+            return parse()
+        if len(body) <= _LARGE_SIZE:
+            return await asyncio.to_thread(parse)
+        async with self._large:
+            return await asyncio.to_thread(parse)
 
     async def _exchange(
-        self, request: web.Request, parsed: ParsedRequest, placement: Placement
+        self, request: web.Request, parsed: ParsedRequest, placement: Placement, held: Held
     ) -> web.StreamResponse:
         """Send the request and forward the answer. Raises _UnansweredError if no answer has
         begun.
@@ -206,24 +260,26 @@ class Proxy:
                 raise Refusal(503, text, retry_after_s=1) from error
             if isinstance(error, ValueError):  # aiohttp refuses to send it
                 raise Refusal(400, f"this request cannot be passed on: {error}") from error
-            if isinstance(error, _NO_CONNECTION):
-                engine.fail(words_of(error))
-            else:
+            begun = not isinstance(error, _NEVER_SENT)
+            if begun:
                 engine.broke_off(placement.client, words_of(error))
-            raise _UnansweredError(502, words_of(error)) from error
+            else:
+                engine.fail(words_of(error))
+            raise _UnansweredError(502, words_of(error), begun=begun) from error
         async with response:
             if response.status in _BUSY:
                 pause_s = retry_after_s(response.headers, self._limits.cool_down_max_s)
                 pause_s = max(pause_s, _BUSY_S)
                 engine.busy(placement.client, pause_s)
                 why = f"it answers {response.status}"
-                raise _UnansweredError(response.status, why, await _whole(response), pause_s)
+                answer = await _whole(response, engine.url)
+                raise _UnansweredError(response.status, why, answer, pause_s=pause_s)
             engine.answered(response.status)
             source = Source(response)
             target = web.StreamResponse(
                 status=response.status,
                 reason=response.reason,
-                headers=for_client(response.headers),
+                headers=for_client(response.headers, engine.url),
             )
             if response.content_length is not None:
                 target.content_length = response.content_length
@@ -234,8 +290,10 @@ class Proxy:
                     self._director.responses.made(first, engine.worker.worker_id)
             except BrokenOffError as error:
                 engine.broke_off(placement.client, str(error))
-                raise _UnansweredError(502, str(error)) from error
+                raise _UnansweredError(502, str(error), begun=True) from error
             placement.first_token()
+            parsed.drop_body()  # nobody else gets it now
+            held.release()
             await self._pass_on(request, source, first, target, placement)
             return target
 
@@ -270,12 +328,15 @@ def _is_json(kind: str) -> bool:
 
 
 def _target(request: web.Request) -> str:
-    """Return the path and query that an engine is asked for, as the client has written them. A
-    client may also name a whole URL ("POST http://host/v1/..."), whose host is not the engine's.
+    """Return the path and query that an engine is asked for, as the client has written them, but
+    without a slash at the path's end, which frameworks answer by a redirect. A client may also name
+    a whole URL ("POST http://host/v1/..."), whose host is not the engine's.
     """
-    if request.raw_path.startswith("/"):
-        return request.raw_path
-    return request.rel_url.raw_path_qs
+    target = request.raw_path
+    if not target.startswith("/"):
+        target = request.rel_url.raw_path_qs
+    path, mark, query = target.partition("?")
+    return f"{path.rstrip('/')}{mark}{query}"
 
 
 async def _until_data(source: Source, first: bytes) -> bytes:
@@ -289,13 +350,32 @@ async def _until_data(source: Source, first: bytes) -> bytes:
     return more
 
 
-async def _whole(response: aiohttp.ClientResponse) -> web.Response | None:
+async def _is_gone(url: str) -> bool:
+    """Return whether an engine's process has ended: nobody listens there. A process that is being
+    ended may listen for a moment longer than its connections last.
+    """
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    for look in range(_GONE_LOOKS):
+        await asyncio.sleep(_GONE_LOOK_S * look)
+        try:
+            connected = asyncio.open_connection(parts.hostname, port)
+            _, writer = await asyncio.wait_for(connected, _GONE_LOOK_S)
+        except ConnectionRefusedError:
+            return True
+        except (OSError, asyncio.TimeoutError):
+            continue
+        writer.close()
+    return False
+
+
+async def _whole(response: aiohttp.ClientResponse, url: str) -> web.Response | None:
     """Return an engine's answer for the client, or None if it breaks off."""
     try:
         body = await response.read()
     except FAILURES:
         return None
-    headers = for_client(response.headers)
+    headers = for_client(response.headers, url)
     return web.Response(status=response.status, reason=response.reason, body=body, headers=headers)
 
 

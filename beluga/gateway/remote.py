@@ -12,14 +12,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 
-from beluga.disagg import Prefiller, PrefillTask, QueueSize, open_queue
+from beluga.disagg import PATHS, Prefiller, PrefillTask, QueueSize, open_queue
 from beluga.errors import NoWorkersError
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.parsed_request import ParsedRequest
 from beluga.gateway.settings import Prefill
 from beluga.router import Choice, CostEstimator, Decision, Load, Prompt, Worker
-
-_PATHS = ("/v1/completions", "/v1/chat/completions")
 
 
 class Remote:
@@ -68,7 +66,7 @@ class Remote:
         so.
         """
         prefiller = self._prefillers.get(parsed.model or "")
-        if prefiller is None or parsed.path not in _PATHS or not parsed.body:
+        if prefiller is None or parsed.path not in PATHS or not parsed.body:
             return
         cached = int(choice.hit_rate * parsed.isl)
 

@@ -15,10 +15,12 @@ import aiohttp
 from aiohttp import web
 
 from beluga.errors import RouterError
-from beluga.gateway.acceptor import Acceptor, FileShare, http_log, raise_file_limit
+from beluga.gateway.acceptor import PATIENCE_S, Acceptor, Share, http_log, raise_file_limit, shares
 from beluga.gateway.admin import Admin
 from beluga.gateway.advice import Adviser
+from beluga.gateway.bodies import Bodies
 from beluga.gateway.cache import Cache
+from beluga.gateway.callers import of_clients, of_operators
 from beluga.gateway.director import Director, Placement
 from beluga.gateway.engine import Engine
 from beluga.gateway.fleet import Fleet
@@ -52,6 +54,7 @@ _IDLE_CONNECTION_S = 4.0  # vLLM's server closes an idle connection after 5 s
 _POLL_S = 0.02
 _HEADER_SIZE_MAX = 1 << 16  # bytes; keys and cookies may be longer than aiohttp's default, 8190
 _HEADERS_MAX = 256  # as vLLM's
+_ADMIN_BODY_MAX = 1 << 16  # bytes
 
 
 class Service:
@@ -131,12 +134,22 @@ class Service:
             )
             task = asyncio.get_running_loop().create_task(adviser.run(settings.advise_s))
             stack.push_async_callback(end_tasks, [task])
-        self.address = await self._listen(
-            stack, settings.listen, self._handlers.routes(), self._share
+        answers = refusals(self.metrics, browsers=True)
+        app = web.Application(
+            client_max_size=limits.body_size_max,
+            middlewares=[self._clients.follow, answers, of_clients(settings)],
         )
+        app.add_routes(self._handlers.routes())
+        self.address = await self._listen(stack, settings.listen, app, self._clients)
         if settings.admin is not None:
-            admin = Admin(self.fleet, self._cache)
-            self.admin_address = await self._listen(stack, settings.admin, admin.routes())
+            answers = refusals(self.metrics, browsers=False)
+            check = of_operators(settings, settings.admin)
+            app = web.Application(
+                client_max_size=_ADMIN_BODY_MAX,
+                middlewares=[self._operators.follow, answers, check],
+            )
+            app.add_routes(Admin(self.fleet, self._cache).routes())
+            self.admin_address = await self._listen(stack, settings.admin, app, self._operators)
 
     async def _open_handlers(
         self, stack: contextlib.AsyncExitStack, client: aiohttp.ClientSession
@@ -186,13 +199,15 @@ class Service:
             remote=remote,
         )
         await self._join(stack)
-        self._share = FileShare(sum(_connections(engine) for engine in self.fleet))
+        kept = sum(_connections(engine) for engine in self.fleet)
+        self._clients, self._operators = shares(kept)
         self._handlers = Handlers(
             fleet=self.fleet,
             proxy=proxy,
             metrics=self.metrics,
             scrape=self._scrape,
-            requests_max=self._share.requests_max,
+            requests_max=self._clients.requests_max,
+            bodies=Bodies(settings.limits),
         )
 
     async def _join(self, stack: contextlib.AsyncExitStack) -> None:
@@ -211,31 +226,24 @@ class Service:
         self,
         stack: contextlib.AsyncExitStack,
         address: Address,
-        routes: list[web.RouteDef],
-        share: FileShare | None = None,
+        app: web.Application,
+        share: Share,
     ) -> Address:
-        """Serve these routes. Returns the real address. Raises OSError."""
-        app = web.Application(
-            client_max_size=self._settings.limits.body_size_max,
-            middlewares=[*([share.note_busy] if share else []), refusals(self.metrics)],
-        )
-        app.add_routes(routes)
-        if share is not None:
-            app.on_response_prepare.append(share.close_if_crowded)
-        runner = web.AppRunner(
-            app,
-            access_log=None,
-            logger=http_log,
-            auto_decompress=False,  # bodies pass unchanged, with their Content-Encoding
-            max_field_size=_HEADER_SIZE_MAX,
-            max_line_size=_HEADER_SIZE_MAX,
-            max_headers=_HEADERS_MAX,
-            handler_cancellation=True,
-            shutdown_timeout=1.0,
-        )
+        """Serve an application. Returns the real address. Raises OSError."""
+        app.on_response_prepare.append(share.close_if_crowded)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        acceptor = await Acceptor.open(runner, address, share)
+        options = {
+            "access_log": None,
+            "logger": http_log,
+            "auto_decompress": False,  # bodies pass unchanged, with their Content-Encoding
+            "max_field_size": _HEADER_SIZE_MAX,
+            "max_line_size": _HEADER_SIZE_MAX,
+            "max_headers": _HEADERS_MAX,
+            "keepalive_timeout": PATIENCE_S,
+        }
+        acceptor = await Acceptor.open(runner, address, share, options, self._settings.callers.tls)
         stack.push_async_callback(acceptor.close)
         return acceptor.address
 
@@ -256,6 +264,11 @@ class Service:
         metrics.
         """
         return self._router.tracker.loads
+
+    def url_of(self, address: Address) -> str:
+        """Return the URL of one of its addresses."""
+        url = address.url
+        return url if self._settings.callers.tls is None else url.replace("http", "https", 1)
 
     def index(self) -> PredictiveIndexer:
         """Return the index of caches. Raises RouterError if the policy ignores caches."""

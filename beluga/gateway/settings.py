@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import dataclasses
+import ssl
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from beluga.errors import RouterError
+from beluga.listening import Token, read_tls, read_token
 from beluga.router import DEFAULT_POLICY, CostEstimator, Goals, Indexer, PolicySettings
 from beluga.router import costs as costs_module
 
@@ -78,9 +80,38 @@ class Limits:
     drain_s: float = 30.0  # after SIGTERM, for running requests
     retries: int = 2  # other workers tried before the first byte
     body_size_max: int = 64 * MIB
+    bodies_size_max: int = 256 * MIB  # of all requests whose engine has not begun to answer
     body_s: float = 120.0  # for a client to send a request's body
     inflight_max: int = 0  # requests per worker; 0 for no limit
     queued_max: int = 1024  # requests that may wait; more are refused
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Callers:
+    """Whom the listeners answer."""
+
+    hosts: tuple[str, ...] = ()  # further names of this router in Host headers; * for all
+    origins: tuple[str, ...] = ()  # sites whose pages may send forms without a key
+    admin_token: Token | None = None  # that operators must show
+    tls: ssl.SSLContext | None = None  # of both listeners
+
+    @classmethod
+    def read(
+        cls,
+        hosts: Iterable[str] | None,
+        origins: Iterable[str] | None,
+        token: Path | None,
+        tls: str,
+    ) -> Callers:
+        """Read the options of a command line: ``token`` is a file, and ``tls`` is
+        ``CERTIFICATE,KEY``. Raises SettingsError.
+        """
+        return cls(
+            hosts=tuple(hosts or ()),
+            origins=tuple(origins or ()),
+            admin_token=read_token(token) if token else None,
+            tls=read_tls(tls) if tls else None,
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,6 +150,7 @@ class Settings:
     advise_s: float = 180.0  # seconds between advice of the planner (Dynamo's default); 0 for none
     goals: Goals = dataclasses.field(default_factory=Goals)
     prefill: Prefill = Prefill()
+    callers: Callers = Callers()
 
     @property
     def costs(self) -> costs_module.ModelCosts:

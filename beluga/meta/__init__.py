@@ -10,7 +10,7 @@ from beluga.meta.check import Report, check_devices, check_pool
 from beluga.meta.client import BlockState, Grant, Left, Lookup, MetaClient, Pins
 from beluga.meta.counters import COUNTERS_METHOD, ask_counters
 from beluga.meta.entries import COMMITTED, ENTRY, EPOCH_SHIFT, FREE, read_entries
-from beluga.meta.lower import LOWER_NOTE, LOWER_RECORD, LowerStat, LowerWork, Work
+from beluga.meta.lower import LOWER_NOTE, LOWER_RECORD, LowerStat, LowerWork, Removal, Work
 from beluga.meta.names import (
     CHANGE,
     NAME,
@@ -52,6 +52,7 @@ __all__ = [
     "MetaServer",
     "MetaStat",
     "Pins",
+    "Removal",
     "Report",
     "SessionView",
     "Sessions",

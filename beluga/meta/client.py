@@ -193,10 +193,24 @@ class MetaClient:
         return self._tell(lib.bl_release_blocks, _commits(hits, 0), len(hits), "releasing")
 
     def remove(self, keys: NDArray[np.uint64]) -> int:
-        """Remove blocks. Returns how many there were; pinned blocks keep their bytes until
+        """Remove blocks. Returns how many the pool had; pinned blocks keep their bytes until
         released.
+
+        The pool remembers what its lower tiers have not removed yet, and nothing of it comes back.
+        Raises :class:`~beluga.errors.RemovalsFullError` if it remembers too much of this already.
         """
         return self._tell(lib.bl_remove_blocks, _words(keys), len(keys), "removing")
+
+    def removing(self, keys: NDArray[np.uint64]) -> NDArray[np.uint8]:
+        """Return which lower tiers have not removed each key yet, as bits: ``1 << n`` is tier n."""
+        words, found = _words(keys), np.zeros(len(keys), np.uint8)
+        told = ffi.from_buffer("uint8_t[]", found, require_writable=True)
+        with self._client.lock:
+            raise_for_status(
+                lib.bl_removing(self._client.session, words, len(keys), told, self._timeout_ns),
+                "asking for removals",
+            )
+        return found
 
     def onboard(self, keys: NDArray[np.uint64], *, prefetch: bool = False) -> int:
         """Ask lower tiers for leading keys. Returns how many of them the pool has or gets.

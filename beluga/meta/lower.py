@@ -29,10 +29,13 @@ LOWER_RECORD: np.dtype[np.void] = np.dtype(
         ("length", "<u4"),
         ("chunk_size", "<u4"),
         ("block", "<u4"),
-        ("tiers", "<u4"),
+        ("tiers", "u1"),
+        ("stale", "u1"),
+        ("reserved", "<u2"),
     ]
 )
-"""One piece of work (``bl_lower_record``). For other kinds than OFFLOAD it has key and tiers."""
+"""One piece of work (``bl_lower_record``). Work of the kinds ONBOARD and PREFETCH has key, tiers
+and stale; a removal has key, generation, block, and its tier as a bit in ``tiers``."""
 
 LOWER_NOTE: np.dtype[np.void] = np.dtype(
     [
@@ -42,12 +45,12 @@ LOWER_NOTE: np.dtype[np.void] = np.dtype(
         ("stored", "u1"),
         ("lost", "u1"),
         ("ended", "u1"),
-        ("reserved", "u1"),
+        ("removal", "u1"),
     ]
 )
 """What became of a piece of work (``bl_lower_note``). ``stored`` and ``lost`` are tiers as bits,
-``generation`` and ``block`` those of an offload that ended, ``ended`` says that a key is no longer
-wanted."""
+``generation`` and ``block`` those of an offload or a removal that ended, ``ended`` says that a key
+is no longer wanted, and ``removal`` is a :class:`Removal`."""
 
 if (LOWER_RECORD.itemsize, LOWER_NOTE.itemsize) != (
     ffi.sizeof("bl_lower_record"),
@@ -63,6 +66,16 @@ class Work(enum.IntEnum):
     ONBOARD = 1
     PREFETCH = 2
     REMOVE = 3
+    RETRY = 4
+
+
+class Removal(enum.IntEnum):
+    """The result of a removal (``bl_removal``)."""
+
+    NONE = 0
+    DONE = 1
+    FAILED = 2
+    REPLACED = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,6 +87,10 @@ class LowerStat:
     wanted_count: int
     onboard_count: int
     unsaved_count: int
+    removal_count: int
+    removal_failed: int
+    removal_parked: int
+    removal_max: int
 
     @classmethod
     def of(cls, struct: core.bl_lower_stat) -> LowerStat:
@@ -92,14 +109,16 @@ class LowerWork:
         self._client, self._token = client, token
         self._timeout_ns = nanoseconds(client.timeout_s)
 
-    def take(self, kind: Work, count: int) -> NDArray[np.void]:
-        """Take at most ``count`` pieces of work: an array of :data:`LOWER_RECORD`, oldest first."""
+    def take(self, kind: Work, count: int, *, tier: int = 0) -> NDArray[np.void]:
+        """Take at most ``count`` pieces of work: an array of :data:`LOWER_RECORD`, oldest first.
+        Work of the kind RETRY is that of lower tier ``tier``, from 1 on.
+        """
         records = np.zeros(count, LOWER_RECORD)
         told = ffi.from_buffer("bl_lower_record[]", records, require_writable=True)
         with self._client.lock:
             found = raise_for_status(
                 lib.bl_lower_take(
-                    self._client.session, self._token, kind, told, count, self._timeout_ns
+                    self._client.session, self._token, kind, tier, told, count, self._timeout_ns
                 ),
                 "taking work for lower tiers",
             )

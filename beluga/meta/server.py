@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ from beluga.meta.stat import MetaStat, Tenant
 from beluga.rpc import Quota, Server, nanoseconds
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from beluga.pool import Pool
@@ -100,20 +103,30 @@ class MetaServer(Server):
             raise_for_status(status, "making the block index")
             self._meta = out[0]
 
-    def attach_lower(self, count_max: int, *, wait: bool, unknown: int) -> int:
+    def attach_lower(
+        self, count_max: int, *, wait: bool, unknown: int, names: Sequence[str] | None = None
+    ) -> int:
         """Let lower tiers take part, before :meth:`start`.
 
         With ``wait``, a block is evicted only after it was offered to them. ``unknown`` has, as
         bits, the tiers that may have keys that the server was not told of; the others have at most
-        ``count_max`` blocks. Returns the token of their service (:class:`~beluga.meta.LowerWork`).
+        ``count_max`` blocks. ``names`` are those of the tiers, in their order: removals that a tier
+        has not executed wait for the tier of that name; by default, for that of the same number.
+        Returns the token of their service (:class:`~beluga.meta.LowerWork`).
         """
         token = secrets.randbits(64)
         count = min(max(count_max, 0), _COUNT_MAX)
+        if names is None:
+            tiers = unknown | (2 if count_max > 0 else 0)
+            names = [str(number) for number in range(1, tiers.bit_length())]
+        ids = np.zeros(8, np.uint64)
+        ids[1 : len(names) + 1] = [_tier_id(name) for name in names]
         with self._running():
             raise_for_status(
                 lib.bl_lower_attach(self._meta, count, wait, unknown, token),
                 "attaching lower tiers",
             )
+            lib.bl_lower_name_tiers(self._meta, ffi.from_buffer("uint64_t[]", ids))
         return token
 
     def lower_told(self) -> None:
@@ -210,3 +223,8 @@ class MetaServer(Server):
         with self._running():
             lib.bl_meta_describe(self._meta, out)
         return MetaStat.of(out)
+
+
+def _tier_id(name: str) -> int:
+    """Return the id of a lower tier, which is never 0."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") | 1

@@ -47,7 +47,7 @@ def make_workload(shape: Conversations) -> list[Request]:
             blocks = blocks + [next(fresh) for _ in range(answer_length)]
             requests.append(
                 Request(
-                    timestamp=round(time, 3),
+                    timestamp=round(time),  # whole milliseconds, as Mooncake's are
                     input_length=len(blocks) * _BLOCK_TOKENS,
                     output_length=answer_length * _BLOCK_TOKENS,
                     hash_ids=blocks,

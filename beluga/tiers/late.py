@@ -9,7 +9,6 @@ standby cannot open it before the process has ended.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -29,10 +28,9 @@ class LateTier:
     """Stands for the tier that ``opens`` returns, once it no longer raises TierError: a
     :class:`LowerTier`.
 
-    Until then it has no blocks and saves none. What is removed meanwhile is removed from the tier
-    when it is opened. ``names`` are those of its disks in metrics, where each counts as a tier
-    whose circuit breaker is open; their tiers replace these series. ``block_count_max`` is the most
-    blocks that it will have.
+    Until then it has no blocks, saves none and forgets none. ``names`` are those of its disks in
+    metrics, where each counts as a tier whose circuit breaker is open; their tiers replace these
+    series. ``block_count_max`` is the most blocks that it will have.
     """
 
     def __init__(
@@ -41,9 +39,7 @@ class LateTier:
         self.name = "+".join(names)
         self.block_count_max = block_count_max
         self._opens, self._names = opens, tuple(names)
-        self._lock = threading.Lock()
         self._tier: LowerTier | None = None
-        self._removed: dict[tuple[int, int], None] = {}
         self._lost: Callable[[NDArray[np.uint64]], None] = _nobody
         self._why = ""
 
@@ -61,11 +57,7 @@ class LateTier:
                 self._why = str(error)
             return False
         tier.on_lost(self._lost)
-        with self._lock:
-            if self._removed:
-                tier.remove(np.array(list(self._removed), np.uint64))
-            self._removed.clear()
-            self._tier = tier
+        self._tier = tier
         if self._why:
             _logger.warning("%s is open now", self.name)
         return True
@@ -85,12 +77,14 @@ class LateTier:
         return np.ones(len(keys), np.bool_) if self._tier is None else self._tier.contains(keys)
 
     def remove(self, keys: NDArray[np.uint64]) -> int:
-        """Remove blocks now, or when the tier is opened, and return how many there were."""
-        with self._lock:
-            if self._tier is None:
-                self._removed.update(dict.fromkeys((int(a), int(b)) for a, b in keys))
-                return 0
-        return self._tier.remove(keys)
+        """Remove blocks, and return how many there were: none before the tier is open."""
+        return 0 if self._tier is None else self._tier.remove(keys)
+
+    def forget(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Remove blocks for good, and return which keys have none any more: none before the tier is
+        open.
+        """
+        return np.zeros(len(keys), np.bool_) if self._tier is None else self._tier.forget(keys)
 
     def keys(self) -> NDArray[np.uint64] | None:
         """Return the keys of all blocks that the tier has; None before it is open."""

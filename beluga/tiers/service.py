@@ -12,6 +12,9 @@ Offload is best effort: one thread does it, and a block that was evicted first i
 must answer: other threads do it, so that no offload is ever before it, and each key that was taken
 is told of, whatever happened. Only the first tier is moved from and to by these threads. A slower
 one, which may be a store that hangs, has threads of its own.
+
+A removal is executed by the thread that saves in that tier, so that no save of the same block comes
+after it, and is tried again until the tier has done it; the pool remembers it until then.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from beluga._ffi import lib
 from beluga.errors import BelugaError, TierError
 from beluga.meta import (
     COMMITTED,
@@ -35,6 +39,7 @@ from beluga.meta import (
     BlockState,
     LowerWork,
     MetaClient,
+    Removal,
     Work,
     names_at,
     read_entries,
@@ -46,6 +51,8 @@ from beluga.tiers.counters import Counters
 from beluga.tiers.late import LateTier
 from beluga.tiers.named import PAGE_SIZE, add_names, named_length, padded, take_name
 from beluga.tiers.poolside import PoolSide, kinds
+from beluga.tiers.remote import RemoteTier
+from beluga.tiers.removals import Retries, forget, replaces
 from beluga.tiers.settings import TierSettings
 from beluga.tiers.tier import BLOCK
 from beluga.transfer import IoHandle, LinkSettings, TransferClass, host_link
@@ -71,6 +78,7 @@ _WAIT_S = 0.2
 _RETRY_S = 0.05
 _OPEN_PERIOD_S = 2.0  # between two tries to open a tier that is late
 _COPIED = ("key", "fingerprint", "generation", "offset", "length", "chunk_size")  # of an entry
+_REPLACED_MAX = 65536  # blocks that have replaced removed ones, and are remembered
 _PUT_TRIES_S = 5.0  # for how long a block that came from a tier waits for space in the pool
 
 _logger = logging.getLogger(__name__)
@@ -84,6 +92,10 @@ _ONBOARDED_BYTES = REGISTRY.counter(
 )
 _NOT_ONBOARDED = REGISTRY.counter(
     "beluga_onboard_missed_blocks_total", "Wanted blocks that did not come, by reason."
+)
+_REMOVED = REGISTRY.counter("beluga_tier_removed_blocks_total", "Removals that a tier executed.")
+_NOT_REMOVED = REGISTRY.counter(
+    "beluga_tier_failed_removals_total", "Tries to remove a block that failed; they are repeated."
 )
 _FAILED = REGISTRY.counter(
     "beluga_tier_failed_work_total", "Pieces of work on lower tiers that an error ended."
@@ -129,16 +141,21 @@ class TierService:
         self.tiers: tuple[LowerTier, ...] = ()
         if isinstance(tiers, TierSettings):
             wait, admission = tiers.waits, tiers.policy(server, pool)
-            count, count_max = tiers.count, tiers.block_count_max(pool)
+            names, count_max = tiers.names, tiers.block_count_max(pool)
             knows = [True] * bool(tiers.disks) + [False] * len(tiers.remotes)
         else:
             self.tiers = tuple(tiers)
-            count, count_max = len(tiers), sum(tier.block_count_max for tier in tiers)
+            count_max = sum(tier.block_count_max for tier in tiers)
             knows = [_knows(tier) for tier in tiers]
-        if not 1 <= count <= TIERS_MAX:
-            raise TierError(f"{count} lower tiers; a pool has 1 to {TIERS_MAX}")
+            names = ["disk" if _knows(tier) else tier.name for tier in tiers]
+        if not 1 <= len(knows) <= TIERS_MAX:
+            raise TierError(f"{len(knows)} lower tiers; a pool has 1 to {TIERS_MAX}")
         unknown = sum(_bit(number) for number, known in enumerate(knows) if not known)
-        self._token = server.attach_lower(count_max, wait=wait, unknown=unknown)
+        self._token = server.attach_lower(
+            count_max, wait=wait, unknown=unknown, names=_distinct(names)
+        )
+        self._saving = threading.Lock()  # in the first tier, or removing from it
+        self.retries = [Retries() for _ in knows]
         self._admission, self._patient = admission, patient
         self._onboard_threads = onboard_threads
         self._link_settings = link
@@ -170,7 +187,7 @@ class TierService:
         self._work = LowerWork(client, self._token)
         self._half = self._server.stat().epoch % 2  # of the table of names
         # A disk saves what only a remote store has, too (bl_lower_add).
-        self._nearer = np.uint32(_bit(0) if _knows(self.tiers[0]) else 0xFF)
+        self._nearer = np.uint8(_bit(0) if _knows(self.tiers[0]) else 0xFF)
         self._handle = self._handle_of_link()
         for number, tier in enumerate(self.tiers):
             tier.on_lost(functools.partial(self._lost, _bit(number)))
@@ -181,6 +198,9 @@ class TierService:
             sides = [PoolSide(self._client(), self._handle) for _ in range(_SLOW_LOADS)]
             self._slow.append(_SlowTier(self, number, sides))
         self._run("offload", self._offload)
+        for tier in self.tiers:
+            if isinstance(tier, RemoteTier):
+                self._spawn("probe", tier.probe)
         for number in range(self._onboard_threads):
             self._run(f"onboard-{number}", self._onboard)
         for tier in late:
@@ -250,12 +270,14 @@ class TierService:
 
     def _save_some_missing(self, client: Client, side: PoolSide, records: NDArray[np.void]) -> int:
         """Save those of the records that no tier has, and return how many no tier took."""
-        tiers = MetaClient(client).tiers(np.ascontiguousarray(records["key"]))
-        missing = records[tiers & ~np.uint8(1) == 0]
-        stored = np.zeros(len(missing), np.uint8)
-        for group in kinds(missing):
-            self._save(side, missing, group, stored, np.ones(len(missing), np.bool_))
-        self._work.tell(_notes(missing["key"], stored=stored)[stored != 0])
+        asked, keys = MetaClient(client), np.ascontiguousarray(records["key"])
+        with self._saving:  # what is removed meanwhile is removed from the tier afterwards
+            missing = records[asked.tiers(keys) & ~np.uint8(1) == 0]
+            missing["stale"] = asked.removing(np.ascontiguousarray(missing["key"]))
+            stored = np.zeros(len(missing), np.uint8)
+            for group in kinds(missing):
+                self._save(side, missing, group, stored, np.ones(len(missing), np.bool_))
+            self._work.tell(_saved_notes(missing, stored)[stored != 0])
         return int(np.count_nonzero(stored == 0))
 
     def tell(self, notes: NDArray[np.void]) -> None:
@@ -313,6 +335,7 @@ class TierService:
         waited = self._server.wait_lower(1 << Work.OFFLOAD | 1 << Work.REMOVE, _WAIT_S)
         if waited & 1 << Work.REMOVE:
             self._remove(self._work.take(Work.REMOVE, _OFFLOAD_BATCH))
+        self._retry()
         if not waited & 1 << Work.OFFLOAD:
             return
         started_s = time.perf_counter()
@@ -334,7 +357,8 @@ class TierService:
         finally:  # blocks that are not told of could not be evicted until the session ends
             notes = _notes(records["key"], stored=stored)
             notes["generation"], notes["block"] = records["generation"], records["block"]
-            self._work.tell(notes[offered])
+            replaced = _saved_notes(records, stored)
+            self._work.tell(np.concatenate([notes[offered], replaced[replaced["removal"] != 0]]))
         _OFFLOAD_SECONDS.observe(time.perf_counter() - started_s)
 
     def _save(
@@ -368,29 +392,55 @@ class TierService:
                 blocks[name] = records[name][some][read]
             rows = payload if read.all() else payload[read]
             add_names(blocks, rows, names[read])
-            stored[some[read][_saved(self.tiers[0], blocks, rows)]] |= _bit(0)
+            mine = records[some][read]
+            stored[some[read][_saved(self.tiers[0], 0, mine, blocks, rows)]] |= _bit(0)
             for number, other in enumerate(self._slow, 1):
-                lacking = records["tiers"][some][read] & np.uint32(_bit(number)) == 0
+                lacking = mine["tiers"] & np.uint8(_bit(number)) == 0
                 if lacking.all():
-                    other.save(blocks, rows)
+                    other.save(mine, blocks, rows)
                 elif lacking.any():
-                    other.save(blocks[lacking], rows[lacking])
+                    other.save(mine[lacking], blocks[lacking], rows[lacking])
 
     def _remove(self, records: NDArray[np.void]) -> None:
-        """Remove keys from the first tier, after all saves of their blocks, and from the others."""
-        keys = np.ascontiguousarray(records["key"])
-        try:
-            self.tiers[0].remove(keys)
-        except Exception as error:
-            _failed(self.tiers[0].name, error)
-        self.remove_from(1, keys)  # a key that is not told of would stay a miss for good
+        """Execute removals in their tiers, after all saves of their blocks."""
+        for number in range(len(self.tiers)):
+            mine = records[records["tiers"] == _bit(number)]
+            if not len(mine):
+                continue
+            if number == 0:
+                with self._saving:
+                    self.remove_from(0, mine)
+            else:
+                self._slow[number - 1].remove(mine)
 
-    def remove_from(self, number: int, keys: NDArray[np.uint64]) -> None:
-        """Let the tiers from this number on remove keys soon, and tell the server then."""
-        if number < len(self.tiers):
-            self._slow[number - 1].remove(keys)
-        else:
-            self._work.tell(_notes(keys, lost=0xFF, ended=1))
+    def _retry(self) -> None:
+        """Try some of the removals again that failed."""
+        if not self._server.wait_lower(1 << Work.RETRY, 0):
+            return
+        for number, retries in enumerate(self.retries):
+            if retries.begin():
+                records = self._work.take(Work.RETRY, _OFFLOAD_BATCH, tier=number + 1)
+                if len(records):
+                    self._remove(records)
+                else:
+                    retries.end(done=True)
+
+    def remove_from(self, number: int, records: NDArray[np.void]) -> None:
+        """Execute removals in the tier of this number, and tell the server of each. Its thread
+        calls this.
+        """
+        gone = np.zeros(len(records), np.bool_)
+        try:
+            gone[:] = forget(self.tiers[number], np.ascontiguousarray(records["key"]))
+        except Exception as error:
+            _failed(self.tiers[number].name, error)
+        notes = _notes(records["key"])
+        notes["generation"], notes["block"] = records["generation"], records["block"]
+        notes["removal"] = np.where(gone, Removal.DONE, Removal.FAILED)
+        self.retries[number].end(done=bool(gone.all()))
+        _REMOVED.add(int(np.count_nonzero(gone)), tier=self.tiers[number].name)
+        _NOT_REMOVED.add(int(np.count_nonzero(~gone)), tier=self.tiers[number].name)
+        self._work.tell(notes)
 
     # ---- Into the pool.
 
@@ -421,7 +471,8 @@ class TierService:
         told = np.zeros(len(records), np.bool_)
         try:
             bits = records["tiers"]
-            here = np.flatnonzero((bits & bit != 0) | (bits == 0) | (not _knows(tier)))
+            may = (bits & bit != 0) | (bits == 0) | (not _knows(tier))
+            here = np.flatnonzero(may & (records["stale"] & bit == 0))
             loaded = tier.load(np.ascontiguousarray(records["key"][here])) if len(here) else []
             found = [None if block is None else take_name(block) for block in loaded]
             came = np.array([block is not None for block in found], np.bool_)
@@ -488,21 +539,24 @@ class _SlowTier:
         self._loads = ThreadPoolExecutor(len(sides), thread_name_prefix=f"{name}-load")
         self._saves = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-save")
         self._room = threading.Semaphore(_SLOW_SAVES)
+        self._replaced: dict[tuple[int, ...], int] = {}  # generations of blocks, by key
 
-    def save(self, blocks: NDArray[np.void], rows: NDArray[np.uint8]) -> None:
+    def save(
+        self, records: NDArray[np.void], blocks: NDArray[np.void], rows: NDArray[np.uint8]
+    ) -> None:
         """Save blocks soon, or drop them."""
         if not self._room.acquire(blocking=False):
             _drop(len(blocks), "tier is behind")
             return
         try:
-            self._saves.submit(self._save, blocks, rows)
+            self._saves.submit(self._save, records, blocks, rows)
         except BaseException:
             self._room.release()
             raise
 
-    def remove(self, keys: NDArray[np.uint64]) -> None:
-        """Remove keys soon, after the saves that were asked for before."""
-        self._saves.submit(self._remove, keys)
+    def remove(self, records: NDArray[np.void]) -> None:
+        """Execute removals soon, after the saves that were asked for before."""
+        self._saves.submit(self._remove, records)
 
     def bring(self, records: NDArray[np.void], kind: TransferClass) -> None:
         """Bring keys into the pool soon."""
@@ -513,21 +567,33 @@ class _SlowTier:
         for threads in (self._loads, self._saves):
             threads.shutdown(cancel_futures=True)
 
-    def _save(self, blocks: NDArray[np.void], rows: NDArray[np.uint8]) -> None:
+    def _save(
+        self, records: NDArray[np.void], blocks: NDArray[np.void], rows: NDArray[np.uint8]
+    ) -> None:
         try:
-            saved = _saved(self._tier, blocks, rows)
-            self._service.tell(_notes(blocks["key"][saved], stored=_bit(self._number)))
+            saved = _saved(self._tier, self._number, records, blocks, rows)
+            stored = np.where(saved, np.uint8(_bit(self._number)), np.uint8(0))
+            notes = _saved_notes(records, stored)[saved]
+            self._replaced.update(
+                (tuple(note["key"]), int(note["generation"]))
+                for note in notes[notes["removal"] != 0]
+            )
+            self._service.tell(notes)
         except Exception as error:
             _failed(self._tier.name, error)
         finally:
             self._room.release()
 
-    def _remove(self, keys: NDArray[np.uint64]) -> None:
+    def _remove(self, records: NDArray[np.void]) -> None:
+        # A save that came in between has replaced the block, and ended the removal.
+        replaced = self._replaced
+        ended = [replaced.get(tuple(record["key"]), 0) > record["generation"] for record in records]
         try:
-            self._tier.remove(keys)
+            self._service.remove_from(self._number, records[~np.array(ended, np.bool_)])
         except Exception as error:
             _failed(self._tier.name, error)
-        self._service.remove_from(self._number + 1, keys)
+        if len(replaced) > _REPLACED_MAX:
+            replaced.clear()
 
     def _bring(self, records: NDArray[np.void], kind: TransferClass) -> None:
         side = self._sides.get()
@@ -544,11 +610,46 @@ def _bit(number: int) -> int:
     return 2 << number
 
 
-def _saved(tier: LowerTier, blocks: NDArray[np.void], rows: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Save blocks, and count those that the tier did not take; it counts the others."""
-    saved = tier.save(blocks, rows)
+def _saved(
+    tier: LowerTier,
+    number: int,
+    records: NDArray[np.void],
+    blocks: NDArray[np.void],
+    rows: NDArray[np.uint8],
+) -> NDArray[np.bool_]:
+    """Save blocks, and count those that the tier did not take; it counts the others. What was
+    removed and is still there is replaced.
+    """
+    stale = records["stale"] & np.uint8(_bit(number)) != 0
+    saved = np.zeros(len(blocks), np.bool_)
+    if stale.any():
+        stale[stale] = ~forget(tier, np.ascontiguousarray(blocks["key"][stale]))
+    may = ~stale | replaces(tier)
+    if may.all():
+        saved[:] = tier.save(blocks, rows)
+    elif may.any():
+        saved[may] = tier.save(blocks[may], rows[may])
     _drop(len(blocks) - int(np.count_nonzero(saved)), f"not saved in {tier.name}")
     return saved
+
+
+def _saved_notes(records: NDArray[np.void], stored: NDArray[np.uint8]) -> NDArray[np.void]:
+    """Return notes of the tiers that have stored blocks, and in which of them a block has replaced
+    what was removed before.
+    """
+    notes = _notes(records["key"], stored=stored)
+    replaced = records["stale"] & stored != 0
+    notes["removal"] = np.where(replaced, Removal.REPLACED, Removal.NONE)
+    notes["generation"] = np.where(replaced, records["generation"], 0)
+    return notes
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Return names of which no two are the same."""
+    return [
+        f"{name} {names[:place].count(name) + 1}" if name in names[:place] else name
+        for place, name in enumerate(names)
+    ]
 
 
 def _knows(tier: LowerTier) -> bool:
@@ -584,6 +685,7 @@ def _notes(
     ended: int = 0,
 ) -> NDArray[np.void]:
     notes = np.zeros(len(keys), LOWER_NOTE)
+    notes["block"] = lib.BL_LOWER_NO_BLOCK
     notes["key"], notes["stored"], notes["lost"], notes["ended"] = keys, stored, lost, ended
     return notes
 

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 from beluga.errors import TierError
 from beluga.tiers.admission import ADMISSIONS, REMEMBERED, Adaptive, Always
 from beluga.tiers.disk import DiskTier, SpreadTier
-from beluga.tiers.disk.file import check_owner, plan_layout
-from beluga.tiers.disk.owner import owner_of
+from beluga.tiers.disk.file import plan_layout
 from beluga.tiers.late import LateTier
-from beluga.tiers.remote import check_remote, open_remote, split_remote
+from beluga.tiers.remote import check_remote, open_remote, shown_remote, split_remote
 
 if TYPE_CHECKING:
     from beluga.meta import MetaServer
@@ -37,8 +36,8 @@ class TierSettings:
     block is evicted from the pool only after it was offered to them; with drop it may be lost
     first. ``admission`` says which blocks are saved, and ``eviction`` which the disk drops.
     ``block_bytes`` is about the smallest block; None takes what the pool's table was made for.
-    ``owner`` names whose blocks a disk has, by default the pool's place: a new pool there gets the
-    disk with its blocks. The disk of another owner and another pool is refused.
+    ``owner`` names whose blocks a disk has; by default it is the pool, and another pool's disk is
+    refused.
 
     Raises :class:`~beluga.errors.TierError` for settings that contradict each other.
     """
@@ -81,12 +80,6 @@ class TierSettings:
         for url in self.remotes:
             check_remote(url)
 
-    def check_owner(self, pool: Pool) -> None:
-        """Raise :class:`~beluga.errors.TierError` if a disk has blocks of another owner."""
-        owner = owner_of(pool, self.owner)
-        for path in self.disks:
-            check_owner(Path(path), owner)
-
     def __bool__(self) -> bool:
         """Return whether there is a tier at all."""
         return bool(self.disks or self.remotes)
@@ -95,6 +88,13 @@ class TierSettings:
     def count(self) -> int:
         """How many tiers there are."""
         return bool(self.disks) + len(self.remotes)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the tiers by which their removals are remembered: one for all disks, which are
+        one tier, and a store's URL without passwords.
+        """
+        return [*["disk"] * bool(self.disks), *map(shown_remote, self.remotes)]
 
     @property
     def waits(self) -> bool:
@@ -149,15 +149,14 @@ class TierSettings:
         )
 
     def _open_disks(self, pool: Pool) -> LowerTier:
-        part, owner = self.disk_bytes // len(self.disks), owner_of(pool, self.owner)
+        part = self.disk_bytes // len(self.disks)
         opened: list[DiskTier] = []
         try:
             opened.extend(
                 DiskTier(
                     Path(path),
                     part,
-                    server=owner.name,
-                    pool=owner.pool,
+                    server=self.owner or pool.id,
                     eviction=self.eviction,
                     smallest_block=self.smallest_block(pool),
                 )

@@ -67,7 +67,14 @@ class LowerTier(Protocol):
         """
 
     def remove(self, keys: NDArray[np.uint64]) -> int:
-        """Remove blocks, and return how many there were."""
+        """Remove blocks, and return how many there were, as far as that is known."""
+
+    def forget(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Remove blocks for good, and return which keys have none any more, whatever becomes of
+        this process and its host. A key that had none counts.
+
+        Others may be there still, now or after a restart. A save of such a key replaces its block.
+        """
 
     @property
     def block_count_max(self) -> int:

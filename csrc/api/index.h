@@ -90,6 +90,10 @@ uint32_t bl_meta_sessions(const bl_meta *meta, uint32_t first, bl_session_view *
  * bl_block_reply, a byte per key (bl_left). */
 enum bl_operate_method { BL_METHOD_SESSIONS = 17, BL_METHOD_LEFT = 18 };
 
+/* bl_block_request, keys -> bl_block_reply, a byte per key: the lower tiers that may have what was
+ * removed, as bits; state is 1 while a disk has not tried to remove one of them. */
+enum bl_removing_method { BL_METHOD_REMOVING = 19 };
+
 /* Why a key has left the index, as far as the server remembers (index/left.c): evicted because a
  * block needed space, or because one needed an entry of the full block table; removed by a client
  * or for its age; lost with memory that failed. */
@@ -117,6 +121,11 @@ typedef struct bl_sessions_reply {
 int bl_lower_attach(bl_meta *meta, uint32_t count_max, int waits, uint8_t unknown,
                     uint64_t token);
 
+/* Name the lower tiers, after bl_lower_attach() and before the server serves. id[n] names tier n
+ * for good: removals that a tier has not executed are those of the tier with its id, also under
+ * another number and another server. 0: there is no such tier. */
+void bl_lower_name_tiers(bl_meta *meta, const uint64_t id[8]);
+
 /* Note that the server was told of all that the tiers have. Any thread may call this. */
 void bl_lower_told(bl_meta *meta);
 
@@ -127,9 +136,14 @@ uint32_t bl_lower_wait(bl_meta *meta, uint32_t kinds, uint64_t timeout_ns);
 typedef struct bl_lower_stat {
     uint64_t name_count;        /* keys that lower tiers have, or that are wanted */
     uint64_t dirty_count;       /* blocks that were not offered yet, those being written included */
-    uint64_t wanted_count;      /* keys that are wanted or being onboarded */
+    uint64_t wanted_count;      /* keys that are wanted or being onboarded, and removals that a
+                                 * tier has not tried yet */
     uint64_t onboard_count;     /* keys that were asked for, in all */
     uint64_t unsaved_count;     /* blocks that left the pool before they were offered */
+    uint64_t removal_count;     /* removals that a lower tier has not executed yet */
+    uint64_t removal_failed;    /* of these, those that were tried in vain */
+    uint64_t removal_parked;    /* of these, those of tiers that this server does not have */
+    uint64_t removal_max;       /* so many there may be */
 } bl_lower_stat;
 
 void bl_lower_describe(const bl_meta *meta, bl_lower_stat *out);
@@ -200,7 +214,9 @@ int bl_reserve(bl_session *session, const uint64_t *keys, uint32_t count,
 int bl_commit_blocks(bl_session *session, const bl_commit *commits, uint32_t count,
                      int32_t *statuses, uint64_t timeout_ns);
 
-/* These return how many grants were aborted, pins released, or blocks removed. */
+/* These return how many grants were aborted, pins released, or blocks removed. A removal is
+ * answered when the pool remembers it; bl_remove_blocks() also waits until the disk below has tried
+ * to execute it, at most a second. */
 int64_t bl_abort_blocks(bl_session *session, const bl_commit *commits, uint32_t count,
                         uint64_t timeout_ns);
 int64_t bl_release_blocks(bl_session *session, const bl_commit *commits, uint32_t count,
@@ -214,14 +230,18 @@ int bl_meta_ask_stat(bl_session *session, bl_meta_stat *out, uint64_t timeout_ns
 int64_t bl_onboard(bl_session *session, const uint64_t *keys, uint32_t count, uint32_t kind,
                    uint64_t timeout_ns);
 
+/* Ask which lower tiers may have what was removed under each key, as bits: 0 or an error. */
+int bl_removing(bl_session *session, const uint64_t *keys, uint32_t count, uint8_t *tiers,
+                uint64_t timeout_ns);
+
 /* Ask in which tiers each key is (bl_tier_bit): 0 or an error. */
 int bl_tiers(bl_session *session, const uint64_t *keys, uint32_t count, uint8_t *tiers,
              uint64_t timeout_ns);
 
 /* The calls of the service: take work, at most count records, and return their number; and tell
  * what became of it. */
-int64_t bl_lower_take(bl_session *session, uint64_t token, uint32_t kind, bl_lower_record *records,
-                      uint32_t count, uint64_t timeout_ns);
+int64_t bl_lower_take(bl_session *session, uint64_t token, uint32_t kind, uint32_t tier,
+                      bl_lower_record *records, uint32_t count, uint64_t timeout_ns);
 int64_t bl_lower_tell(bl_session *session, uint64_t token, const bl_lower_note *notes,
                       uint32_t count, uint64_t timeout_ns);
 

@@ -99,7 +99,8 @@ void bl_store_fill(bl_store *store, const bl_store_place *places, uint32_t count
 void bl_store_commit(bl_store *store, const bl_store_place *places, uint32_t count);
 void bl_store_abort(bl_store *store, const bl_store_place *places, uint32_t count);
 
-/* Remove blocks: return how many there were. One that is pinned keeps its space until it is not. */
+/* Remove blocks: return how many there were. One that is pinned keeps its space until it is not;
+ * one that is being written ends with its commit, and no reader finds it. */
 int bl_store_remove(bl_store *store, const uint64_t *keys, uint32_t count);
 
 /* List the keys of the blocks that are there: return how many there are; up to room are written. */

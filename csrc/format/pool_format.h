@@ -339,36 +339,51 @@ enum bl_lower_kind {
     BL_LOWER_OFFLOAD = 0,       /* committed blocks that were not offered to a lower tier yet */
     BL_LOWER_ONBOARD = 1,       /* keys that somebody waits for */
     BL_LOWER_PREFETCH = 2,      /* keys that are wanted later */
-    BL_LOWER_REMOVE = 3,        /* keys that were removed from the pool */
-    BL_LOWER_KINDS = 4
+    BL_LOWER_REMOVE = 3,        /* removals that no tier has tried yet */
+    BL_LOWER_RETRY = 4,         /* removals that a tier has tried in vain */
+    BL_LOWER_KINDS = 5
 };
 
 typedef struct bl_lower_request {
     uint64_t token;             /* of the service */
     uint32_t count;             /* take: the most records; tell: the notes that follow */
-    uint32_t kind;              /* take: bl_lower_kind */
+    uint8_t kind;               /* take: bl_lower_kind */
+    uint8_t tier;               /* take, retry: n of lower tier n */
+    uint16_t reserved;
 } bl_lower_request;
 
 typedef struct bl_lower_record {
     uint64_t key[2];
     uint64_t fingerprint;       /* offload: from here on to block */
-    uint64_t generation;
+    uint64_t generation;        /* of the block; of the removal */
     uint64_t offset;
     uint32_t length;
     uint32_t chunk_size;
-    uint32_t block;
-    uint32_t tiers;             /* lower tiers that have it, as bits */
+    uint32_t block;             /* the line of the block; of the removal */
+    uint8_t tiers;              /* lower tiers that have it, as bits; a removal's tier */
+    uint8_t stale;              /* lower tiers that may have what was removed before */
+    uint16_t reserved;
 } bl_lower_record;
 
 typedef struct bl_lower_note {
     uint64_t key[2];
-    uint64_t generation;        /* of an offload that ended; 0: none did */
-    uint32_t block;             /* of an offload that ended */
+    uint64_t generation;        /* of an offload or a removal that ended; 0: none did */
+    uint32_t block;             /* of an offload or a removal that ended; else BL_LOWER_NO_BLOCK */
     uint8_t stored;             /* lower tiers that have the block now, as bits */
     uint8_t lost;               /* lower tiers that do not have it any more */
-    uint8_t ended;              /* 1: an onboarding or a removal ended, well or not */
-    uint8_t reserved;
+    uint8_t ended;              /* 1: an onboarding ended, well or not */
+    uint8_t removal;            /* bl_removal */
 } bl_lower_note;
+
+/* The result of a removal. REPLACED: the tiers of stored have the block of this generation, and
+ * nothing that was removed before it. */
+enum bl_removal {
+    BL_REMOVAL_NONE = 0,
+    BL_REMOVAL_DONE = 1,
+    BL_REMOVAL_FAILED = 2,
+    BL_REMOVAL_REPLACED = 3
+};
+enum bl_lower_block { BL_LOWER_NO_BLOCK = 0x7fffffff };
 
 /* A request to retire memory where a device failed. The server checks for itself. */
 typedef struct bl_retire_request {
@@ -377,7 +392,9 @@ typedef struct bl_retire_request {
 
 typedef struct bl_block_reply {
     uint32_t count;             /* records that follow; abort, release, remove: how many it did */
-    uint32_t state;             /* lookup: state of the first key that is no hit (bl_block_state) */
+    uint32_t state;             /* lookup: state of the first key that is no hit (bl_block_state);
+                                 * remove: twice the number of the last keys that found no room
+                                 * for a tombstone, plus 1 if a disk is still to remove others */
 } bl_block_reply;
 
 typedef struct bl_block_record {
@@ -445,9 +462,12 @@ typedef struct bl_meta_stat {
 /* A block's entry. Valid only if its check is right: a torn or stale line is read again.
  *
  *   FREE --commit--> COMMITTED --evict or remove--> FREE      (a granted block has no entry yet)
+ *   FREE --remove--> REMOVED --a tier has removed it--> FREE
  *
- * A KEPT entry is a task, and is never evicted. */
-enum bl_entry_state { BL_ENTRY_FREE = 0, BL_ENTRY_COMMITTED = 1 };
+ * A KEPT entry is a task, and is never evicted. A REMOVED entry is a tombstone: it has a key and a
+ * generation, its fingerprint names a lower tier, and what that tier has under the key from before
+ * the removal is nobody's. */
+enum bl_entry_state { BL_ENTRY_FREE = 0, BL_ENTRY_COMMITTED = 1, BL_ENTRY_REMOVED = 2 };
 enum bl_entry_flag {
     BL_ENTRY_KEPT = 1,
     BL_ENTRY_NAMED = 2          /* its line of the name table may have a name for it */

@@ -182,6 +182,8 @@ BL_SIZE(bl_lower_request, 16);
 BL_FIELD(bl_lower_request, token, 0);
 BL_FIELD(bl_lower_request, count, 8);
 BL_FIELD(bl_lower_request, kind, 12);
+BL_FIELD(bl_lower_request, tier, 13);
+BL_FIELD(bl_lower_request, reserved, 14);
 
 BL_SIZE(bl_lower_record, 56);
 BL_FIELD(bl_lower_record, key, 0);
@@ -192,6 +194,8 @@ BL_FIELD(bl_lower_record, length, 40);
 BL_FIELD(bl_lower_record, chunk_size, 44);
 BL_FIELD(bl_lower_record, block, 48);
 BL_FIELD(bl_lower_record, tiers, 52);
+BL_FIELD(bl_lower_record, stale, 53);
+BL_FIELD(bl_lower_record, reserved, 54);
 
 BL_SIZE(bl_lower_note, 32);
 BL_FIELD(bl_lower_note, key, 0);
@@ -200,7 +204,7 @@ BL_FIELD(bl_lower_note, block, 24);
 BL_FIELD(bl_lower_note, stored, 28);
 BL_FIELD(bl_lower_note, lost, 29);
 BL_FIELD(bl_lower_note, ended, 30);
-BL_FIELD(bl_lower_note, reserved, 31);
+BL_FIELD(bl_lower_note, removal, 31);
 
 BL_SIZE(bl_retire_request, 8);
 BL_FIELD(bl_retire_request, offset, 0);

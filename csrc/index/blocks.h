@@ -41,7 +41,8 @@ enum bl_number_state {
     BL_NUMBER_GRANTED,
     BL_NUMBER_COMMITTED,
     BL_NUMBER_HELD,
-    BL_NUMBER_DOOMED
+    BL_NUMBER_DOOMED,
+    BL_NUMBER_REMOVED           /* a tombstone, no block (index/tombs.c) */
 };
 
 /* A block is in its extent's list; while granted or held, in its lane's; and until it was offered
@@ -55,6 +56,7 @@ enum bl_offload { BL_OFFLOAD_NONE = 0, BL_OFFLOAD_WAITING = 1, BL_OFFLOAD_TAKEN 
 enum bl_brought { BL_BROUGHT_NOT = 0, BL_BROUGHT_WANTED = 1, BL_BROUGHT_REMOVED = 2 };
 
 typedef struct bl_lower bl_lower;
+typedef struct bl_tombs bl_tombs;
 typedef struct bl_journal bl_journal;
 
 typedef struct bl_link {
@@ -106,6 +108,7 @@ struct bl_meta {
     uint32_t *lane_blocks;      /* per lane: the first of its granted and held blocks */
     bl_tasks *tasks;
     bl_lower *lower;            /* NULL: the pool has no lower tiers */
+    bl_tombs *tombs;
     bl_journal *journal;        /* NULL: nobody follows the changes */
     uint32_t lower_waits;       /* a block is evicted only after it was offered to them */
     uint32_t *kept;             /* per stripe: kept blocks of the extent that starts there */
@@ -130,8 +133,20 @@ struct bl_meta {
  * covers them. */
 void bl_entry_write(bl_meta *meta, uint32_t number, uint32_t checksums_crc);
 void bl_entry_clear(bl_meta *meta, uint32_t number);
+void bl_tomb_write(bl_meta *meta, uint32_t number);
 void bl_name_write(bl_meta *meta, uint32_t number, const bl_name *name);
 void bl_extent_write(bl_meta *meta, const bl_extent_view *view, uint32_t state);
+
+/* ---- index/numbers.c: the numbers of blocks, which are their lines of the block table. */
+
+/* Take an unused number, or return -BL_ERROR_TABLE_FULL. */
+int64_t bl_number_unused(bl_meta *meta);
+
+/* Give back a number whose line was never written, or is clear. */
+void bl_number_give(bl_meta *meta, uint32_t number);
+
+/* Give back a number whose line is the trace of a block. */
+void bl_number_rest(bl_meta *meta, uint32_t number);
 
 /* ---- index/reclaim.c: space and numbers, by evicting what is coldest. */
 
@@ -139,10 +154,9 @@ void bl_extent_write(bl_meta *meta, const bl_extent_view *view, uint32_t state);
  * _DEPOSED. */
 int bl_space_take(bl_meta *meta, uint64_t stored, uint64_t *offset);
 
-/* Take an unused number: the number, or -BL_ERROR_TABLE_FULL. */
+/* Take an unused number, by evicting the coldest block if there is none: the number, or
+ * -BL_ERROR_TABLE_FULL. */
 int64_t bl_number_take(bl_meta *meta);
-void bl_number_give(bl_meta *meta, uint32_t number);
-void bl_number_rest(bl_meta *meta, uint32_t number);
 
 /* Return the list of the extent that a block lies in. */
 uint32_t *bl_extent_list(bl_meta *meta, uint64_t offset);
@@ -193,6 +207,7 @@ void bl_unpin(bl_meta *meta, uint32_t number, uint32_t count);
 int bl_handle_lookup(void *meta, bl_call *call);
 int bl_handle_release(void *meta, bl_call *call);
 int bl_handle_remove(void *meta, bl_call *call);
+int bl_handle_removing(void *meta, bl_call *call);
 int bl_handle_stat(void *meta, bl_call *call);
 
 /* index/sessions.c */
@@ -221,8 +236,15 @@ void bl_lower_lane_gone(bl_meta *meta, uint32_t lane);
 /* Return the state of a key that the pool does not have: MISS, BELOW, or PENDING. */
 uint32_t bl_lower_state(const bl_meta *meta, const uint64_t key[2]);
 
-/* Let the lower tiers remove a key, unless it is a task's; number is its block, or negative. */
+/* Withdraw a key that is being removed from what the lower tiers do; number is its block, or
+ * negative. Its tombstones were made before. */
 void bl_lower_remove(bl_meta *meta, const uint64_t key[2], int64_t number);
+
+/* Let the service take tombstones that were recovered. */
+void bl_lower_removed(bl_meta *meta);
+
+/* Return the tiers, as bits, whose first try at removing a key is awaited by who removes it. */
+uint8_t bl_lower_awaited(const bl_meta *meta, const uint64_t key[2]);
 
 /* Does the service of the lower tiers bring a key that was removed meanwhile? flags are those of
  * its reserve. */

@@ -11,6 +11,9 @@
 #include "index/names.h"
 #include "rpc/session_state.h"
 
+static const uint64_t BL_REMOVAL_WAIT_NS = 1000000000;  /* for a disk to try removals */
+static const uint64_t BL_REMOVAL_NAP_NS = 50000, BL_REMOVAL_NAP_MAX_NS = 4000000;
+
 /* Return how many items of a size, and records, one message carries. */
 static uint32_t bl_meta_fit(const bl_session *session, size_t item_size)
 {
@@ -29,7 +32,7 @@ typedef struct bl_meta_ask {
     uint32_t item_size;
     const void *items;
     bl_block_request head;      /* count is that of the items in this message */
-    int records;                /* 1: the reply has a record for each that it counts */
+    uint32_t record_size;       /* of the reply's records, one for each that it counts */
 } bl_meta_ask;
 
 /* Send one message: read the reply's head and, into the session's scratch, its records. 0 or an
@@ -59,7 +62,7 @@ static int bl_meta_call(bl_session *session, const bl_meta_ask *ask, bl_block_re
     *records = answer + sizeof *reply;
     if (reply->count > ask->head.count)
         return -BL_ERROR_BAD_REPLY;
-    if (size != sizeof *reply + (ask->records ? reply->count * sizeof(bl_block_record) : 0))
+    if (size != sizeof *reply + reply->count * ask->record_size)
         return -BL_ERROR_BAD_REPLY;
     return 0;
 }
@@ -96,7 +99,7 @@ int64_t bl_lookup(bl_session *session, const uint64_t *keys, uint32_t count, uin
     while (hits < count && *state == BL_BLOCK_HIT) {
         uint32_t part = count - hits < batch ? count - hits : batch;
         bl_meta_ask ask = {BL_METHOD_LOOKUP, 2 * sizeof *keys, keys + 2 * (size_t)hits,
-                           {.count = part, .flags = flags}, 1};
+                           {.count = part, .flags = flags}, sizeof *records};
         bl_block_reply reply;
         const uint8_t *answer;
         int status = bl_meta_call(session, &ask, &reply, &answer, timeout_ns);
@@ -143,7 +146,8 @@ int bl_reserve(bl_session *session, const uint64_t *keys, uint32_t count,
     uint64_t nonce = 0;
     for (uint32_t done = 0; done < count;) {
         uint32_t part = count - done < batch ? count - done : batch, got = done;
-        bl_meta_ask ask = {BL_METHOD_RESERVE, 2 * sizeof *keys, keys + 2 * (size_t)done, *what, 1};
+        bl_meta_ask ask = {BL_METHOD_RESERVE, 2 * sizeof *keys, keys + 2 * (size_t)done, *what,
+                           sizeof *records};
         bl_block_reply reply;
         const uint8_t *answer;
         ask.head.count = part;
@@ -201,14 +205,16 @@ static int bl_commit_all(bl_session *session, bl_meta_ask ask, uint32_t count, i
 int bl_commit_blocks(bl_session *session, const bl_commit *commits, uint32_t count,
                      int32_t *statuses, uint64_t timeout_ns)
 {
-    bl_meta_ask ask = {BL_METHOD_COMMIT, sizeof *commits, commits, {.flags = 0}, 1};
+    bl_meta_ask ask = {BL_METHOD_COMMIT, sizeof *commits, commits, {.flags = 0},
+                       sizeof(bl_block_record)};
     return bl_commit_all(session, ask, count, statuses, timeout_ns);
 }
 
 int bl_commit_named(bl_session *session, const bl_named_commit *commits, uint32_t count,
                     int32_t *statuses, uint64_t timeout_ns)
 {
-    bl_meta_ask ask = {BL_METHOD_COMMIT, sizeof *commits, commits, {.flags = BL_COMMIT_NAMED}, 1};
+    bl_meta_ask ask = {BL_METHOD_COMMIT, sizeof *commits, commits, {.flags = BL_COMMIT_NAMED},
+                       sizeof(bl_block_record)};
     return bl_commit_all(session, ask, count, statuses, timeout_ns);
 }
 
@@ -245,11 +251,110 @@ int64_t bl_release_blocks(bl_session *session, const bl_commit *commits, uint32_
                         count, timeout_ns);
 }
 
+/* ---- Removals. */
+
+/* Ask which tiers may have what was removed under keys of one message: 1 if a disk has not tried to
+ * remove one of them, 0, or an error. */
+static int bl_removing_part(bl_session *session, const uint64_t *keys, uint32_t count,
+                            uint8_t *tiers, uint64_t timeout_ns)
+{
+    bl_meta_ask ask = {BL_METHOD_REMOVING, 2 * sizeof *keys, keys, {.count = count}, 1};
+    bl_block_reply reply;
+    const uint8_t *answer;
+    int status = bl_meta_call(session, &ask, &reply, &answer, timeout_ns);
+    if (status == 0 && reply.count != count)
+        status = -BL_ERROR_BAD_REPLY;
+    if (status < 0)
+        return status;
+    if (tiers != NULL)
+        memcpy(tiers, answer, count);
+    return reply.state != 0;
+}
+
+int bl_removing(bl_session *session, const uint64_t *keys, uint32_t count, uint8_t *tiers,
+                uint64_t timeout_ns)
+{
+    uint32_t batch = bl_meta_batch(session), part;
+    for (uint32_t done = 0; done < count; done += part) {
+        part = count - done < batch ? count - done : batch;
+        int status = bl_removing_part(session, keys + 2 * (size_t)done, part, tiers + done,
+                                      timeout_ns);
+        if (status < 0)
+            return status;
+    }
+    return 0;
+}
+
+/* Naps of a removal, each longer than the one before. */
+typedef struct bl_removal_wait {
+    const bl_memory *memory;
+    uint64_t until_ns;
+    uint64_t nap_ns;
+} bl_removal_wait;
+
+static bl_removal_wait bl_removal_waits(const bl_session *session, uint64_t limit_ns)
+{
+    const bl_memory *memory = &session->pool->memory;
+    return (bl_removal_wait){memory, bl_now_ns(memory) + limit_ns, BL_REMOVAL_NAP_NS};
+}
+
+/* Nap: 1, or 0 at once if the time is over. */
+static int bl_removal_nap(bl_removal_wait *wait)
+{
+    if (bl_now_ns(wait->memory) >= wait->until_ns)
+        return 0;
+    bl_nap(wait->memory, wait->nap_ns);
+    wait->nap_ns += wait->nap_ns < BL_REMOVAL_NAP_MAX_NS ? wait->nap_ns : 0;
+    return 1;
+}
+
+/* Remove the keys of one message, or its first ones: their number, or an error; removed counts the
+ * blocks that there were. While lower tiers remove others, there may be no room for more. */
+static int64_t bl_remove_part(bl_session *session, const uint64_t *keys, uint32_t count,
+                              int64_t *removed, uint32_t *awaited, uint64_t timeout_ns)
+{
+    bl_removal_wait wait = bl_removal_waits(session, timeout_ns);
+    bl_meta_ask ask = {BL_METHOD_REMOVE, 2 * sizeof *keys, keys, {.count = count}, 0};
+    bl_block_reply reply;
+    const uint8_t *answer;
+    int status = bl_meta_call(session, &ask, &reply, &answer, timeout_ns);
+    while (status == -BL_ERROR_REMOVALS_FULL && bl_removal_nap(&wait))
+        status = bl_meta_call(session, &ask, &reply, &answer, timeout_ns);
+    if (status < 0)
+        return status;
+    if (reply.state >> 1 >= count)
+        return -BL_ERROR_BAD_REPLY;
+    *removed += reply.count;
+    *awaited |= reply.state & 1;
+    return count - (reply.state >> 1);
+}
+
+/* The pool remembers the removals, but a pool that is made anew over the same disk would not: so
+ * the disk has a moment to execute them. */
 int64_t bl_remove_blocks(bl_session *session, const uint64_t *keys, uint32_t count,
                          uint64_t timeout_ns)
 {
-    return bl_meta_tell(session, (bl_meta_ask){BL_METHOD_REMOVE, 2 * sizeof *keys, keys, {0}, 0},
-                        count, timeout_ns);
+    uint32_t batch = bl_meta_batch(session), awaited = 0;
+    int64_t removed = 0, part;
+    for (uint32_t done = 0; done < count; done += (uint32_t)part) {
+        part = count - done < batch ? count - done : batch;
+        part = bl_remove_part(session, keys + 2 * (size_t)done, (uint32_t)part, &removed, &awaited,
+                              timeout_ns);
+        if (part < 0)
+            return part;
+    }
+    bl_removal_wait wait = bl_removal_waits(session, BL_REMOVAL_WAIT_NS);
+    for (uint32_t done = 0; awaited && done < count; done += (uint32_t)part) {
+        part = count - done < batch ? count - done : batch;
+        int status = bl_removing_part(session, keys + 2 * (size_t)done, (uint32_t)part, NULL,
+                                      timeout_ns);
+        if (status < 0)
+            return status;
+        if (status > 0 && !bl_removal_nap(&wait))
+            break;
+        part = status > 0 ? 0 : part;
+    }
+    return removed;
 }
 
 int64_t bl_task_withdraw(bl_session *session, const uint64_t *key, uint64_t timeout_ns)

@@ -6,6 +6,7 @@
  */
 #include "coherence/crash_point.h"
 #include "index/call.h"
+#include "index/tombs.h"
 
 enum { BL_PREFETCH_KEYS = 8 };
 
@@ -149,10 +150,36 @@ static int bl_unclaimed(const bl_meta *meta, const bl_block *block)
            bl_tasks_waits(meta->tasks, block->task - 1, bl_now_ns(&meta->pool->memory));
 }
 
+/* Write the tombstones of a key: 0, -BL_ERROR_REMOVALS_FULL or _TABLE_FULL with nothing done. */
+static int bl_remove_below(bl_meta *meta, const uint64_t key[2])
+{
+    uint32_t numbers[BL_TOMB_TIERS];
+    int needed = bl_tombs_needed(meta, key);
+    for (int taken = 0; taken < needed; taken++) {
+        int64_t number = bl_number_take(meta);
+        if (number < 0) {
+            while (taken-- > 0)
+                bl_number_give(meta, numbers[taken]);
+            return (int)number;
+        }
+        numbers[taken] = (uint32_t)number;
+    }
+    if (needed < 0)
+        return needed;
+    bl_tombs_add(meta, key, numbers);
+    bl_lower_remove(meta, key, bl_index_find(meta->index, key));
+    return 0;
+}
+
+/* Remove a key everywhere: 1; 0 if the pool does not have it; or an error. */
 static int bl_remove_one(bl_meta *meta, const uint64_t key[2], uint32_t flags)
 {
     int64_t number = bl_index_find(meta->index, key);
-    bl_lower_remove(meta, key, number);
+    int task = number >= 0 && meta->blocks[number].task != 0;
+    int status = task || flags & BL_REMOVE_UNCLAIMED ? 0 : bl_remove_below(meta, key);
+    if (status < 0)
+        return status;
+    number = bl_index_find(meta->index, key); /* a number for a tombstone may have evicted it */
     if (number < 0 || meta->blocks[number].state != BL_NUMBER_COMMITTED)
         return 0;
     if ((flags & BL_REMOVE_UNCLAIMED) && !bl_unclaimed(meta, &meta->blocks[number]))
@@ -167,16 +194,45 @@ int bl_handle_remove(void *context, bl_call *call)
 {
     bl_meta *meta = context;
     bl_block_request head;
-    uint32_t done = 0;
+    uint32_t done = 0, awaited = 0;
+    int removed = 0;
     const uint8_t *keys = bl_meta_items(call, 2 * sizeof(uint64_t), &head);
     if (keys == NULL)
+        return -BL_ERROR_BAD_REQUEST;
+    uint32_t tried = 0;
+    for (; tried < head.count && removed >= 0; tried += removed >= 0) {
+        uint64_t key[2];
+        memcpy(key, keys + tried * sizeof key, sizeof key);
+        removed = bl_remove_one(meta, key, head.flags);
+        done += removed > 0;
+        awaited |= bl_lower_awaited(meta, key);
+    }
+    bl_crash_point("remove.done");
+    /* A successor that read the entries before they were cleared serves these blocks. */
+    int status = bl_server_still(meta->server); /* SYNC remove: cleared before this look */
+    if (status == 0 && tried == 0)
+        status = removed;
+    if (status == 0)
+        bl_meta_reply(call, done, (head.count - tried) << 1 | (awaited != 0), 0);
+    return status;
+}
+
+int bl_handle_removing(void *context, bl_call *call)
+{
+    const bl_meta *meta = context;
+    bl_block_request head;
+    uint32_t awaited = 0;
+    const uint8_t *keys = bl_meta_items(call, 2 * sizeof(uint64_t), &head);
+    if (keys == NULL || sizeof(bl_block_reply) + head.count > call->reply_capacity)
         return -BL_ERROR_BAD_REQUEST;
     for (uint32_t i = 0; i < head.count; i++) {
         uint64_t key[2];
         memcpy(key, keys + i * sizeof key, sizeof key);
-        done += (uint32_t)bl_remove_one(meta, key, head.flags);
+        call->reply[sizeof(bl_block_reply) + i] = bl_tombs_of(meta, key);
+        awaited |= bl_lower_awaited(meta, key);
     }
-    bl_meta_reply(call, done, 0, 0);
+    bl_meta_reply(call, head.count, awaited != 0, 0);
+    call->reply_size += head.count;
     return 0;
 }
 

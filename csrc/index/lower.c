@@ -7,7 +7,11 @@
  * loop: it takes work, moves the blocks as any client does, and tells what became of them.
  *
  *   committed --> WAITING --take--> TAKEN --tell--> NONE         a block of the pool: offload
- *   absent --onboard--> wanted --take--> taken --tell--> absent  a key: onboard, prefetch, remove
+ *   absent --onboard--> wanted --take--> taken --tell--> absent  a key: onboard, prefetch
+ *
+ * Removals are the work of tombs.c. A tier that has not executed one is left out for that key,
+ * except by saves, which replace what it has. A key that was removed while the service had taken
+ * it is recalled: what the service brings is refused, and nobody asks again before it has told.
  *
  * Offload is best effort: a block may leave the pool before it was offered. If puts wait for it, it
  * may not: it enters the eviction order only when it was offered. A block that the tiers evict
@@ -26,6 +30,8 @@
 #include "base/host_atomic.h"
 #include "base/lazy.h"
 #include "index/call.h"
+#include "index/tombs.h"
+#include "index/work_list.h"
 
 enum {
     BL_NO_NAME = 0x7fffffff,
@@ -47,13 +53,9 @@ typedef struct bl_lower_name {
     uint8_t wanted;             /* bl_lower_kind; BL_LOWER_OFFLOAD: it is not wanted */
     uint8_t taken;
     uint8_t remote;             /* it is in the list BL_LOWER_REMOTE */
+    uint8_t recalled;           /* it was removed after it was taken */
     uint64_t absent_ns;         /* when no tier had it, or could load it; 0: it was not so */
 } bl_lower_name;
-
-/* A list, to which elements are added at its end. */
-typedef struct bl_lower_list {
-    uint32_t first, last;
-} bl_lower_list;
 
 struct bl_lower {
     bl_index *index;            /* key -> name */
@@ -66,9 +68,9 @@ struct bl_lower {
     uint64_t told;              /* 1: the others have none; written by the service */
     uint32_t lane;              /* the service's */
     uint64_t token;
-    bl_lower_list waiting;      /* blocks that were not offered */
-    bl_lower_list taken;        /* blocks that are being offered */
-    bl_lower_list lists[BL_LOWER_LISTS];    /* names: wanted ones by kind, and the others */
+    bl_work_list waiting;      /* blocks that were not offered */
+    bl_work_list taken;        /* blocks that are being offered */
+    bl_work_list lists[BL_LOWER_LISTS];    /* names: wanted ones by kind, and the others */
     uint32_t absent_count;
     bl_lower_stat stat;
     uint64_t work[BL_LOWER_KINDS];  /* 1: there is some; written by the server's thread */
@@ -76,54 +78,9 @@ struct bl_lower {
     pthread_cond_t worked;
 };
 
-/* ---- Lists of blocks or of names. link() finds an element's link. */
-
-typedef bl_link *(*bl_lower_link)(bl_meta *meta, uint32_t number);
-
-static bl_link *bl_lower_block_link(bl_meta *meta, uint32_t number)
-{
-    return &meta->blocks[number].links[BL_LIST_LOWER];
-}
-
 static bl_link *bl_lower_name_link(bl_meta *meta, uint32_t number)
 {
     return &meta->lower->names[number].link;
-}
-
-static void bl_lower_append(bl_meta *meta, bl_lower_list *list, bl_lower_link link,
-                            uint32_t number)
-{
-    *link(meta, number) = (bl_link){BL_NO_NUMBER, list->last};
-    if (list->last != BL_NO_NUMBER)
-        link(meta, list->last)->next = number;
-    else
-        list->first = number;
-    list->last = number;
-}
-
-static void bl_lower_prepend(bl_meta *meta, bl_lower_list *list, bl_lower_link link,
-                             uint32_t number)
-{
-    *link(meta, number) = (bl_link){list->first, BL_NO_NUMBER};
-    if (list->first != BL_NO_NUMBER)
-        link(meta, list->first)->previous = number;
-    else
-        list->last = number;
-    list->first = number;
-}
-
-static void bl_lower_unlink(bl_meta *meta, bl_lower_list *list, bl_lower_link link,
-                            uint32_t number)
-{
-    bl_link here = *link(meta, number);
-    if (here.next != BL_NO_NUMBER)
-        link(meta, here.next)->previous = here.previous;
-    else
-        list->last = here.previous;
-    if (here.previous != BL_NO_NUMBER)
-        link(meta, here.previous)->next = here.next;
-    else
-        list->first = here.next;
 }
 
 /* ---- Waking the service. */
@@ -176,7 +133,7 @@ static void bl_lower_stir(bl_meta *meta, bl_lower_name *name)
     bl_lower *lower = meta->lower;
     if (!name->remote)
         return;
-    bl_lower_unlink(meta, &lower->lists[BL_LOWER_REMOTE], bl_lower_name_link,
+    bl_work_unlink(meta, &lower->lists[BL_LOWER_REMOTE], bl_lower_name_link,
                     (uint32_t)(name - lower->names));
     name->remote = 0;
 }
@@ -233,7 +190,7 @@ static void bl_lower_rest(bl_meta *meta, bl_lower_name *name)
         bl_lower_name_end(meta, name);
     } else if ((name->tiers & ~lower->unknown) == 0 && !name->remote) {
         name->remote = 1;
-        bl_lower_append(meta, &lower->lists[BL_LOWER_REMOTE], bl_lower_name_link,
+        bl_work_append(meta, &lower->lists[BL_LOWER_REMOTE], bl_lower_name_link,
                         (uint32_t)(name - lower->names));
     }
 }
@@ -243,9 +200,9 @@ static void bl_lower_unwant(bl_meta *meta, bl_lower_name *name)
 {
     bl_lower *lower = meta->lower;
     uint32_t list = name->taken ? (uint32_t)BL_LOWER_TAKEN : name->wanted;
-    bl_lower_unlink(meta, &lower->lists[list], bl_lower_name_link,
+    bl_work_unlink(meta, &lower->lists[list], bl_lower_name_link,
                     (uint32_t)(name - lower->names));
-    name->wanted = BL_LOWER_OFFLOAD, name->taken = 0;
+    name->wanted = BL_LOWER_OFFLOAD, name->taken = name->recalled = 0;
     lower->stat.wanted_count--;
 }
 
@@ -254,7 +211,7 @@ static void bl_lower_unmiss(bl_meta *meta, bl_lower_name *name)
 {
     if (name->absent_ns == 0)
         return;
-    bl_lower_unlink(meta, &meta->lower->lists[BL_LOWER_ABSENT], bl_lower_name_link,
+    bl_work_unlink(meta, &meta->lower->lists[BL_LOWER_ABSENT], bl_lower_name_link,
                     (uint32_t)(name - meta->lower->names));
     name->absent_ns = 0;
     meta->lower->absent_count--;
@@ -266,9 +223,9 @@ static void bl_lower_miss(bl_meta *meta, bl_lower_name *name)
 {
     bl_lower *lower = meta->lower;
     uint64_t now_ns = bl_now_ns(&meta->pool->memory);
-    bl_lower_list *list = &lower->lists[BL_LOWER_ABSENT];
+    bl_work_list *list = &lower->lists[BL_LOWER_ABSENT];
     name->absent_ns = now_ns;
-    bl_lower_append(meta, list, bl_lower_name_link, (uint32_t)(name - lower->names));
+    bl_work_append(meta, list, bl_lower_name_link, (uint32_t)(name - lower->names));
     lower->absent_count++;
     for (;;) {
         bl_lower_name *oldest = &lower->names[list->first];
@@ -283,7 +240,7 @@ static void bl_lower_miss(bl_meta *meta, bl_lower_name *name)
 static void bl_lower_want(bl_meta *meta, bl_lower_name *name, uint32_t kind)
 {
     bl_lower *lower = meta->lower;
-    int more = name->wanted == BL_LOWER_OFFLOAD || kind == BL_LOWER_REMOVE ||
+    int more = name->wanted == BL_LOWER_OFFLOAD ||
                (name->wanted == BL_LOWER_PREFETCH && kind == BL_LOWER_ONBOARD && !name->taken);
     if (!more || name->wanted == kind)
         return;
@@ -292,13 +249,19 @@ static void bl_lower_want(bl_meta *meta, bl_lower_name *name, uint32_t kind)
     bl_lower_unmiss(meta, name);
     bl_lower_stir(meta, name);
     name->wanted = (uint8_t)kind;
-    bl_lower_append(meta, &lower->lists[kind], bl_lower_name_link,
+    bl_work_append(meta, &lower->lists[kind], bl_lower_name_link,
                     (uint32_t)(name - lower->names));
     lower->stat.wanted_count++;
     bl_lower_rouse(lower, kind, 1);
 }
 
 /* ---- What the index tells (index/blocks.h). */
+
+void bl_lower_removed(bl_meta *meta)
+{
+    if (meta->lower != NULL)
+        bl_lower_rouse(meta->lower, BL_LOWER_REMOVE, bl_tombs_has(meta, BL_TOMB_WAITING));
+}
 
 /* Let a block wait to be offered; it comes last, or first. */
 static void bl_lower_add(bl_meta *meta, uint32_t number, int first)
@@ -309,13 +272,13 @@ static void bl_lower_add(bl_meta *meta, uint32_t number, int first)
         return;
     const bl_lower_name *name = bl_lower_name_of(lower, block->key);
     uint8_t nearer = lower->count_max ? (uint8_t)~lower->unknown : UINT8_MAX;
-    if (name != NULL && (name->tiers & nearer) != 0 && name->wanted != BL_LOWER_REMOVE)
+    if (name != NULL && (name->tiers & nearer & ~bl_tombs_of(meta, block->key)) != 0)
         return; /* it came from there; but a disk also saves what came from a remote store */
     block->offload = BL_OFFLOAD_WAITING;
     if (first)
-        bl_lower_prepend(meta, &lower->waiting, bl_lower_block_link, number);
+        bl_work_prepend(meta, &lower->waiting, bl_work_block_link, number);
     else
-        bl_lower_append(meta, &lower->waiting, bl_lower_block_link, number);
+        bl_work_append(meta, &lower->waiting, bl_work_block_link, number);
     lower->stat.dirty_count++;
     bl_lower_rouse(lower, BL_LOWER_OFFLOAD, 1);
 }
@@ -332,8 +295,8 @@ static void bl_lower_settle(bl_meta *meta, uint32_t number)
 {
     bl_lower *lower = meta->lower;
     bl_block *block = &meta->blocks[number];
-    bl_lower_list *list = block->offload == BL_OFFLOAD_TAKEN ? &lower->taken : &lower->waiting;
-    bl_lower_unlink(meta, list, bl_lower_block_link, number);
+    bl_work_list *list = block->offload == BL_OFFLOAD_TAKEN ? &lower->taken : &lower->waiting;
+    bl_work_unlink(meta, list, bl_work_block_link, number);
     block->offload = BL_OFFLOAD_NONE;
     lower->stat.dirty_count--;
 }
@@ -353,8 +316,8 @@ void bl_lower_lane_gone(bl_meta *meta, uint32_t lane)
         return;
     while (lower->taken.last != BL_NO_NUMBER) {
         uint32_t number = lower->taken.last;
-        bl_lower_unlink(meta, &lower->taken, bl_lower_block_link, number);
-        bl_lower_prepend(meta, &lower->waiting, bl_lower_block_link, number);
+        bl_work_unlink(meta, &lower->taken, bl_work_block_link, number);
+        bl_work_prepend(meta, &lower->waiting, bl_work_block_link, number);
         meta->blocks[number].offload = BL_OFFLOAD_WAITING;
         bl_lower_rouse(lower, BL_LOWER_OFFLOAD, 1);
     }
@@ -363,12 +326,19 @@ void bl_lower_lane_gone(bl_meta *meta, uint32_t lane)
         bl_lower_unwant(meta, name);
         bl_lower_rest(meta, name);
     }
+    bl_tombs_untake(meta);
+    bl_lower_removed(meta);
 }
 
-/* May a tier have a key without a name? */
-static int bl_lower_unnamed(const bl_lower *lower)
+/* Return the tiers that have a key, or may have it, as bits. */
+static uint8_t bl_lower_reach(const bl_meta *meta, const bl_lower_name *name,
+                              const uint64_t key[2])
 {
-    return lower->unknown || !bl_host_load(&lower->told);
+    const bl_lower *lower = meta->lower;
+    uint8_t unnamed = bl_host_load(&lower->told) ? lower->unknown : UINT8_MAX;
+    if (name != NULL && name->recalled)
+        return 0;
+    return (uint8_t)((unnamed | (name ? name->tiers : 0)) & ~bl_tombs_of(meta, key));
 }
 
 uint32_t bl_lower_state(const bl_meta *meta, const uint64_t key[2])
@@ -376,11 +346,12 @@ uint32_t bl_lower_state(const bl_meta *meta, const uint64_t key[2])
     if (meta->lower == NULL)
         return BL_BLOCK_MISS;
     const bl_lower_name *name = bl_lower_name_of(meta->lower, key);
+    if (bl_lower_reach(meta, name, key) == 0)
+        return BL_BLOCK_MISS;
     if (name == NULL)
-        return bl_lower_unnamed(meta->lower) ? BL_BLOCK_BELOW : BL_BLOCK_MISS;
+        return BL_BLOCK_BELOW;
     uint64_t now_ns = name->absent_ns ? bl_now_ns(&meta->pool->memory) : 0;
-    if (name->wanted == BL_LOWER_REMOVE ||
-        (name->absent_ns && now_ns - name->absent_ns < BL_ABSENT_NS))
+    if (name->absent_ns && now_ns - name->absent_ns < BL_ABSENT_NS)
         return BL_BLOCK_MISS;
     return name->wanted != BL_LOWER_OFFLOAD ? BL_BLOCK_PENDING : BL_BLOCK_BELOW;
 }
@@ -395,7 +366,7 @@ int bl_lower_excuse(const bl_meta *meta, int status)
 void bl_lower_remove(bl_meta *meta, const uint64_t key[2], int64_t number)
 {
     bl_lower *lower = meta->lower;
-    if (lower == NULL || (number >= 0 && meta->blocks[number].task != 0))
+    if (lower == NULL)
         return;
     bl_lower_name *name = bl_lower_name_of(lower, key);
     bl_block *block = number < 0 ? NULL : &meta->blocks[number];
@@ -403,11 +374,18 @@ void bl_lower_remove(bl_meta *meta, const uint64_t key[2], int64_t number)
         bl_left_note(meta, key, BL_LEFT_REMOVED);
     if (block != NULL && block->brought != BL_BROUGHT_NOT)
         block->brought = BL_BROUGHT_REMOVED; /* its commit fails, if that is still to come */
-    int saving = block != NULL && block->offload == BL_OFFLOAD_TAKEN;
-    if (name == NULL && (saving || bl_lower_unnamed(lower)))
-        name = bl_lower_name_new(meta, key);
+    if (name != NULL && name->taken)
+        name->recalled = 1;
+    else if (name != NULL && name->wanted != BL_LOWER_OFFLOAD)
+        bl_lower_unwant(meta, name);
     if (name != NULL)
-        bl_lower_want(meta, name, BL_LOWER_REMOVE);
+        bl_lower_rest(meta, name);
+    bl_lower_removed(meta);
+}
+
+uint8_t bl_lower_awaited(const bl_meta *meta, const uint64_t key[2])
+{
+    return meta->lower ? (uint8_t)(bl_tombs_untried(meta, key) & ~meta->lower->unknown) : 0;
 }
 
 int bl_lower_unwanted(const bl_meta *meta, const uint64_t key[2], uint32_t flags)
@@ -415,7 +393,7 @@ int bl_lower_unwanted(const bl_meta *meta, const uint64_t key[2], uint32_t flags
     if (!(flags & BL_RESERVE_BROUGHT) || meta->lower == NULL)
         return 0;
     const bl_lower_name *name = bl_lower_name_of(meta->lower, key);
-    return name == NULL || !name->taken || name->wanted == BL_LOWER_REMOVE;
+    return name == NULL || !name->taken || name->recalled;
 }
 
 /* ---- The calls of clients. */
@@ -431,9 +409,11 @@ static int bl_onboard_one(bl_meta *meta, const uint64_t key[2], uint32_t kind)
                (name != NULL && name->wanted != BL_LOWER_OFFLOAD);
     if (lower->stat.wanted_count >= BL_WANTED_MAX)
         return name != NULL && name->wanted != BL_LOWER_OFFLOAD;
-    if (name == NULL && bl_lower_unnamed(lower))
+    if (bl_lower_reach(meta, name, key) == 0)
+        return 0;
+    if (name == NULL)
         name = bl_lower_name_new(meta, key);
-    if (name == NULL || name->wanted == BL_LOWER_REMOVE)
+    if (name == NULL)
         return 0;
     bl_lower_want(meta, name, kind);
     lower->stat.onboard_count++;
@@ -473,8 +453,8 @@ int bl_handle_tiers(void *context, bl_call *call)
         int64_t number = bl_index_find(meta->index, key);
         int here = number >= 0 && meta->blocks[number].state == BL_NUMBER_COMMITTED;
         const bl_lower_name *name = meta->lower ? bl_lower_name_of(meta->lower, key) : NULL;
-        int below = name != NULL && name->wanted != BL_LOWER_REMOVE;
-        tiers[i] = (uint8_t)((here ? BL_TIER_POOL : 0) | (below ? name->tiers : 0));
+        uint32_t below = name != NULL && !name->recalled ? name->tiers : 0;
+        tiers[i] = (uint8_t)((here ? BL_TIER_POOL : 0) | (below & ~bl_tombs_of(meta, key)));
     }
     bl_meta_reply(call, head.count, 0, 0);
     call->reply_size += head.count;
@@ -504,10 +484,11 @@ static bl_lower_record bl_lower_take_block(bl_meta *meta)
     bl_lower *lower = meta->lower;
     uint32_t number = lower->waiting.first;
     bl_block *block = &meta->blocks[number];
-    bl_lower_unlink(meta, &lower->waiting, bl_lower_block_link, number);
-    bl_lower_append(meta, &lower->taken, bl_lower_block_link, number);
+    bl_work_unlink(meta, &lower->waiting, bl_work_block_link, number);
+    bl_work_append(meta, &lower->taken, bl_work_block_link, number);
     block->offload = BL_OFFLOAD_TAKEN;
     const bl_lower_name *name = bl_lower_name_of(lower, block->key);
+    uint8_t stale = bl_tombs_of(meta, block->key);
     return (bl_lower_record){
         .key = {block->key[0], block->key[1]},
         .fingerprint = block->fingerprint,
@@ -516,7 +497,8 @@ static bl_lower_record bl_lower_take_block(bl_meta *meta)
         .length = block->length,
         .chunk_size = block->chunk_size,
         .block = number,
-        .tiers = name != NULL && name->wanted != BL_LOWER_REMOVE ? name->tiers : 0,
+        .tiers = (uint8_t)(name != NULL ? name->tiers & ~stale : 0),
+        .stale = stale,
     };
 }
 
@@ -526,10 +508,43 @@ static bl_lower_record bl_lower_take_name(bl_meta *meta, uint32_t kind)
     bl_lower *lower = meta->lower;
     uint32_t number = lower->lists[kind].first;
     bl_lower_name *name = &lower->names[number];
-    bl_lower_unlink(meta, &lower->lists[kind], bl_lower_name_link, number);
-    bl_lower_append(meta, &lower->lists[BL_LOWER_TAKEN], bl_lower_name_link, number);
+    bl_work_unlink(meta, &lower->lists[kind], bl_lower_name_link, number);
+    bl_work_append(meta, &lower->lists[BL_LOWER_TAKEN], bl_lower_name_link, number);
     name->taken = 1;
-    return (bl_lower_record){.key = {name->key[0], name->key[1]}, .tiers = name->tiers};
+    uint8_t stale = bl_tombs_of(meta, name->key);
+    return (bl_lower_record){
+        .key = {name->key[0], name->key[1]},
+        .tiers = (uint8_t)(name->tiers & ~stale),
+        .stale = stale,
+    };
+}
+
+/* Take the next piece of work of a kind: 1, or 0 if there is none. */
+static int bl_lower_take_one(bl_meta *meta, const bl_lower_request *request, bl_lower_record *out)
+{
+    bl_lower *lower = meta->lower;
+    if (request->kind == BL_LOWER_REMOVE)
+        return bl_tombs_take(meta, BL_TOMB_WAITING, 0, out);
+    if (request->kind == BL_LOWER_RETRY)
+        return bl_tombs_take(meta, BL_TOMB_FAILED, request->tier, out);
+    if (request->kind == BL_LOWER_OFFLOAD && lower->waiting.first == BL_NO_NUMBER)
+        return 0;
+    if (request->kind != BL_LOWER_OFFLOAD && lower->lists[request->kind].first == BL_NO_NUMBER)
+        return 0;
+    *out = request->kind == BL_LOWER_OFFLOAD ? bl_lower_take_block(meta)
+                                             : bl_lower_take_name(meta, request->kind);
+    return 1;
+}
+
+/* Is there work of a kind? */
+static int bl_lower_left(const bl_meta *meta, uint32_t kind)
+{
+    switch (kind) {
+    case BL_LOWER_OFFLOAD: return meta->lower->waiting.first != BL_NO_NUMBER;
+    case BL_LOWER_REMOVE: return bl_tombs_has(meta, BL_TOMB_WAITING);
+    case BL_LOWER_RETRY: return bl_tombs_has(meta, BL_TOMB_FAILED);
+    default: return meta->lower->lists[kind].first != BL_NO_NUMBER;
+    }
 }
 
 int bl_handle_lower_take(void *context, bl_call *call)
@@ -537,21 +552,18 @@ int bl_handle_lower_take(void *context, bl_call *call)
     bl_meta *meta = context;
     bl_lower_request request;
     if (bl_lower_items(meta, call, 0, &request) == NULL ||
+        (request.kind == BL_LOWER_RETRY) != (request.tier != 0) ||
+        request.tier >= BL_TOMB_TIERS ||
         sizeof(bl_block_reply) + request.count * sizeof(bl_lower_record) > call->reply_capacity)
         return -BL_ERROR_BAD_REQUEST;
     bl_lower *lower = meta->lower;
-    const bl_lower_list *list = request.kind == BL_LOWER_OFFLOAD ? &lower->waiting
-                                                                 : &lower->lists[request.kind];
+    bl_lower_record record;
     uint32_t count = 0;
     lower->lane = call->lane;
-    for (; count < request.count && list->first != BL_NO_NUMBER; count++) {
-        bl_lower_record record = request.kind == BL_LOWER_OFFLOAD
-                                     ? bl_lower_take_block(meta)
-                                     : bl_lower_take_name(meta, request.kind);
+    for (; count < request.count && bl_lower_take_one(meta, &request, &record); count++)
         memcpy(call->reply + sizeof(bl_block_reply) + count * sizeof record, &record,
                sizeof record);
-    }
-    bl_lower_rouse(lower, request.kind, list->first != BL_NO_NUMBER);
+    bl_lower_rouse(lower, request.kind, bl_lower_left(meta, request.kind));
     bl_block_reply head = {count, 0};
     memcpy(call->reply, &head, sizeof head);
     call->reply_size = (uint32_t)(sizeof head + count * sizeof(bl_lower_record));
@@ -587,9 +599,24 @@ static void bl_lower_offer_again(bl_meta *meta, const uint64_t key[2])
         bl_evict_remove(meta->order, (uint32_t)number);
 }
 
-static void bl_lower_note_one(bl_meta *meta, const bl_lower_note *note)
+/* Note the result of a removal; the tier does not have the key any more. */
+static void bl_lower_removal(bl_meta *meta, bl_lower_note *note)
+{
+    if (note->removal == BL_REMOVAL_REPLACED) {
+        bl_tombs_replaced(meta, note->key, note->stored, note->generation);
+        return;
+    }
+    uint8_t tier = bl_tombs_tried(meta, note);
+    note->lost = note->removal == BL_REMOVAL_DONE ? tier : 0;
+    note->generation = note->stored = note->ended = 0;
+    bl_lower_rouse(meta->lower, BL_LOWER_RETRY, bl_tombs_has(meta, BL_TOMB_FAILED));
+}
+
+static void bl_lower_note_one(bl_meta *meta, bl_lower_note *note)
 {
     bl_lower *lower = meta->lower;
+    if (note->removal != BL_REMOVAL_NONE)
+        bl_lower_removal(meta, note);
     bl_lower_name *name = bl_lower_name_of(lower, note->key);
     if (note->generation != 0)
         bl_lower_offered(meta, note);
@@ -597,15 +624,15 @@ static void bl_lower_note_one(bl_meta *meta, const bl_lower_note *note)
         name = bl_lower_name_new(meta, note->key);
     if (name == NULL)
         return;
-    int ended = note->ended && name->taken;
-    int sought = ended && name->wanted != BL_LOWER_REMOVE, had = name->tiers != 0;
+    int ended = note->ended && name->taken, had = name->tiers != 0;
+    int sought = ended && !name->recalled;
     bl_lower_stir(meta, name);
     name->tiers = (uint8_t)((name->tiers | note->stored) & ~note->lost);
     if (name->tiers != 0)
         bl_lower_unmiss(meta, name);
     if (ended)
         bl_lower_unwant(meta, name);
-    if (sought && !note->stored && (name->tiers != 0 || bl_lower_unnamed(lower)))
+    if (sought && !note->stored && bl_lower_reach(meta, name, note->key) != 0)
         bl_lower_miss(meta, name); /* no tier has it, or one that has it could not load it */
     if (had && name->tiers == 0)
         bl_lower_offer_again(meta, note->key);
@@ -632,7 +659,6 @@ int bl_handle_lower_tell(void *context, bl_call *call)
 
 int bl_lower_attach(bl_meta *meta, uint32_t count_max, int waits, uint8_t unknown, uint64_t token)
 {
-    static const bl_lower_list empty = {BL_NO_NUMBER, BL_NO_NUMBER};
     pthread_condattr_t clock;
     if (meta->lower != NULL)
         return -EEXIST;
@@ -647,9 +673,10 @@ int bl_lower_attach(bl_meta *meta, uint32_t count_max, int waits, uint8_t unknow
     lower->unknown = unknown;
     lower->token = token;
     lower->lane = UINT32_MAX;
-    lower->waiting = lower->taken = empty;
+    bl_work_clear(&lower->waiting);
+    bl_work_clear(&lower->taken);
     for (uint32_t list = 0; list < BL_LOWER_LISTS; list++)
-        lower->lists[list] = empty;
+        bl_work_clear(&lower->lists[list]);
     lower->names = bl_lazy_map(lower->name_max * sizeof *lower->names);
     if (lower->names == NULL || bl_index_create(&lower->index, lower->name_max) < 0) {
         bl_lazy_unmap(lower->names, lower->name_max * sizeof *lower->names);
@@ -666,6 +693,12 @@ int bl_lower_attach(bl_meta *meta, uint32_t count_max, int waits, uint8_t unknow
     return 0;
 }
 
+void bl_lower_name_tiers(bl_meta *meta, const uint64_t id[8])
+{
+    if (meta->lower != NULL)
+        bl_tombs_attach(meta, id);
+}
+
 void bl_lower_told(bl_meta *meta)
 {
     if (meta->lower != NULL)
@@ -674,7 +707,14 @@ void bl_lower_told(bl_meta *meta)
 
 void bl_lower_describe(const bl_meta *meta, bl_lower_stat *out)
 {
+    uint64_t untried = bl_tombs_count_in(meta, BL_TOMB_WAITING) +
+                       bl_tombs_count_in(meta, BL_TOMB_TAKEN);
     *out = meta->lower ? meta->lower->stat : (bl_lower_stat){0};
+    out->wanted_count += untried;
+    out->removal_count = bl_tombs_count(meta);
+    out->removal_failed = bl_tombs_count_in(meta, BL_TOMB_FAILED);
+    out->removal_parked = bl_tombs_count_in(meta, BL_TOMB_PARKED);
+    out->removal_max = bl_tombs_max(meta);
 }
 
 void bl_lower_destroy(bl_meta *meta)

@@ -99,12 +99,13 @@ int bl_tiers(bl_session *session, const uint64_t *keys, uint32_t count, uint8_t 
     return 0;
 }
 
-int64_t bl_lower_take(bl_session *session, uint64_t token, uint32_t kind, bl_lower_record *records,
-                      uint32_t count, uint64_t timeout_ns)
+int64_t bl_lower_take(bl_session *session, uint64_t token, uint32_t kind, uint32_t tier,
+                      bl_lower_record *records, uint32_t count, uint64_t timeout_ns)
 {
     const bl_geometry *g = &session->pool->geometry;
     uint32_t part = (uint32_t)bl_least(count, bl_lower_batch(session, sizeof *records));
-    bl_lower_request head = {token, part, kind};
+    bl_lower_request head = {
+        .token = token, .count = part, .kind = (uint8_t)kind, .tier = (uint8_t)tier};
     bl_lower_ask ask = {BL_METHOD_LOWER_TAKE, sizeof head, 0, sizeof *records, &head, NULL};
     const uint8_t *found;
     int64_t got = bl_lower_call(session, &ask, part, &found, timeout_ns);
@@ -123,7 +124,7 @@ int64_t bl_lower_tell(bl_session *session, uint64_t token, const bl_lower_note *
     uint32_t batch = bl_lower_batch(session, sizeof *notes);
     for (uint32_t left = count; left > 0;) { /* last first, as the server does */
         uint32_t part = (uint32_t)bl_least(left, batch);
-        bl_lower_request head = {token, part, 0};
+        bl_lower_request head = {.token = token, .count = part};
         bl_lower_ask ask = {BL_METHOD_LOWER_TELL, sizeof head, part * (uint32_t)sizeof *notes, 0,
                             &head, notes + (left - part)};
         const uint8_t *none;

@@ -11,6 +11,7 @@
 
 #include "base/lazy.h"
 #include "format/payload.h"
+#include "index/tombs.h"
 
 /* Flush, as bl_device_written() does, all that a session was granted. The session and its devices
  * are gone, but what they wrote may still lie in this host's cache. It must leave the cache before
@@ -94,7 +95,7 @@ int bl_meta_serve(bl_meta *meta)
         {BL_METHOD_TASK_COUNT, bl_handle_task_count}, {BL_METHOD_ONBOARD, bl_handle_onboard},
         {BL_METHOD_TIERS, bl_handle_tiers}, {BL_METHOD_LOWER_TAKE, bl_handle_lower_take},
         {BL_METHOD_LOWER_TELL, bl_handle_lower_tell}, {BL_METHOD_SESSIONS, bl_handle_sessions},
-        {BL_METHOD_LEFT, bl_handle_left},
+        {BL_METHOD_LEFT, bl_handle_left}, {BL_METHOD_REMOVING, bl_handle_removing},
     };
     for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++)
         bl_server_handle_method(meta->server, calls[i].method, calls[i].handler, meta);
@@ -125,6 +126,8 @@ int bl_meta_create(bl_server *server, uint32_t eviction, bl_meta **out)
         status = bl_evict_create(&meta->order, g->block_count_max, eviction);
     if (status == 0)
         status = bl_left_create(meta);
+    if (status == 0)
+        status = bl_tombs_create(meta);
     if (status == 0)
         status = bl_tasks_create(&meta->tasks, bl_tasks_max(meta->pool));
     if (status == 0)
@@ -160,6 +163,7 @@ void bl_meta_destroy(bl_meta *meta)
     free(meta->lane_blocks);
     bl_tasks_destroy(meta->tasks);
     bl_lower_destroy(meta);
+    bl_tombs_destroy(meta);
     bl_journal_destroy(meta);
     bl_lazy_unmap(meta->kept, meta->pool->geometry.stripe_count * sizeof *meta->kept);
     bl_left_destroy(meta);

@@ -17,51 +17,20 @@
 
 enum {
     BL_EMPTY_STRIPES_MAX = 2 * BL_EXTENT_STRIPES_MAX,
-    BL_COLD_LOOK_MAX = 1024,    /* blocks looked at for an extent that can be emptied */
-    BL_TRACES = 4096            /* numbers that rest while there are fresh ones */
+    BL_COLD_LOOK_MAX = 1024     /* blocks looked at for an extent that can be emptied */
 };
 
-/* A number whose line was never written is taken first, then a fresh one. Numbers of blocks that
- * have left rest, in their order, as long as there are fresh ones and few of them: their lines are
- * the trace that tells people what became of a block (check/entries.c). */
 int64_t bl_number_take(bl_meta *meta)
 {
-    int fresh = meta->fresh_number < meta->pool->geometry.block_count_max;
-    if (meta->free_number == BL_NO_NUMBER && meta->rest_count == 0 && !fresh) {
-        int64_t coldest = bl_evict_coldest(meta->order);
-        if (coldest < 0)
-            return -BL_ERROR_TABLE_FULL;
-        bl_block_leave(meta, (uint32_t)coldest, BL_LEFT_ENTRY);
-        meta->stat.table_evict_count++;
-    }
-    uint32_t number = meta->free_number;
-    if (number != BL_NO_NUMBER) {
-        meta->free_number = meta->blocks[number].links[BL_LIST_LANE].next;
+    int64_t number = bl_number_unused(meta), coldest;
+    if (number >= 0)
         return number;
-    }
-    if (fresh && meta->rest_count < BL_TRACES)
-        return meta->fresh_number++;
-    number = meta->rest_first;
-    meta->rest_first = meta->blocks[number].links[BL_LIST_LANE].next;
-    meta->rest_count--;
-    return number;
-}
-
-void bl_number_give(bl_meta *meta, uint32_t number)
-{
-    meta->blocks[number].state = BL_NUMBER_FREE;
-    meta->blocks[number].links[BL_LIST_LANE].next = meta->free_number;
-    meta->free_number = number;
-}
-
-void bl_number_rest(bl_meta *meta, uint32_t number)
-{
-    meta->blocks[number].state = BL_NUMBER_FREE;
-    if (meta->rest_count++ == 0)
-        meta->rest_first = number;
-    else
-        meta->blocks[meta->rest_last].links[BL_LIST_LANE].next = number;
-    meta->rest_last = number;
+    coldest = bl_evict_coldest(meta->order);
+    if (coldest < 0)
+        return number;
+    bl_block_leave(meta, (uint32_t)coldest, BL_LEFT_ENTRY);
+    meta->stat.table_evict_count++;
+    return bl_number_unused(meta);
 }
 
 uint32_t *bl_extent_list(bl_meta *meta, uint64_t offset)

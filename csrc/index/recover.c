@@ -18,6 +18,7 @@
 #include "format/payload.h"
 #include "index/blocks.h"
 #include "index/recover_sort.h"
+#include "index/tombs.h"
 
 enum {
     BL_SCAN_LINES = 4096,       /* invalidated together: 256 KiB */
@@ -123,6 +124,21 @@ static void bl_recover_name(bl_meta *meta, uint32_t number, uint64_t generation,
     bl_crash_point("recover.name_copied");
 }
 
+/* Copy a tombstone into the own half, and remember it: 1, or 0 if it is one too many. */
+static int bl_recover_tomb(bl_meta *meta, uint32_t number, const bl_entry *entry)
+{
+    meta->blocks[number] = (bl_block){
+        .key = {entry->key[0], entry->key[1]},
+        .generation = entry->generation,
+        .fingerprint = entry->fingerprint,
+    };
+    if (!bl_tombs_recover(meta, number))
+        return 0;
+    bl_tomb_write(meta, number);
+    bl_crash_point("recover.tomb_copied");
+    return 1;
+}
+
 /* Copy the committed blocks' entries into the own half, all of which is written, and remember the
  * blocks: return their number. */
 static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
@@ -161,6 +177,8 @@ static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
             bl_crash_point("recover.entry_copied");
             continue;
         }
+        if (whole && entry.state == BL_ENTRY_REMOVED && bl_recover_tomb(meta, number, &entry))
+            continue;
         meta->stat.damaged_count += bl_line_used((uint64_t *)&entry) &&
                                     (!whole || entry.state == BL_ENTRY_COMMITTED);
         bl_entry_clear(meta, number); /* from two epochs ago */
@@ -239,13 +257,14 @@ int bl_recover(void *context, uint64_t old_epoch, int suspect)
         return -ENOMEM;
     bl_recover_prefault(meta);
     uint32_t count = bl_recover_entries(meta, recovered);
+    bl_lower_removed(meta);
     bl_crash_point("recover.entries_done");
     bl_recover_extents(meta);
     bl_crash_point("recover.extents_done");
     bl_recover_blocks(meta, bl_recovered_sort(recovered, recovered + count_max, count), count);
     bl_lazy_unmap(recovered, size);
     meta->fresh_number = count_max;
-    uint64_t rest = count_max - meta->stat.block_count; /* numbers without a block */
+    uint64_t rest = count_max - meta->stat.block_count - bl_tombs_count(meta); /* unused numbers */
     for (uint32_t number = count_max; rest > 0 && number-- > 0;)
         if (meta->blocks[number].state == BL_NUMBER_FREE) {
             bl_number_give(meta, number);

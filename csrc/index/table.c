@@ -62,6 +62,21 @@ void bl_entry_clear(bl_meta *meta, uint32_t number)
                    &entry); /* SYNC entry: a reader that looks again sees that its copy is void */
 }
 
+void bl_tomb_write(bl_meta *meta, uint32_t number)
+{
+    const bl_block *block = &meta->blocks[number];
+    bl_entry entry = {
+        .key = {block->key[0], block->key[1]},
+        .generation = block->generation,
+        .fingerprint = block->fingerprint,
+        .state = BL_ENTRY_REMOVED,
+    };
+    bl_table_seal(&entry, number);
+    uint64_t offset = bl_entry_offset(&meta->pool->geometry, number, meta->server->half);
+    bl_crash_line("entry.tomb_line", &meta->pool->memory, offset, &entry);
+    bl_stream_line(&meta->pool->memory, offset, &entry); /* SYNC entry */
+}
+
 void bl_extent_write(bl_meta *meta, const bl_extent_view *view, uint32_t state)
 {
     bl_extent_line line = {

@@ -23,6 +23,7 @@ enum bl_slot_state {
     BL_SLOT_FREE,
     BL_SLOT_WRITING,            /* reserved */
     BL_SLOT_FILLED,             /* its entry may be in the file, and readers do not find it yet */
+    BL_SLOT_REVOKED,            /* removed while it was being saved: it ends with its commit */
     BL_SLOT_LIVE,
     BL_SLOT_DOOMED              /* removed, and read now */
 };

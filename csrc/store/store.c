@@ -367,11 +367,15 @@ int bl_store_remove(bl_store *store, const uint64_t *keys, uint32_t count)
     int removed = 0;
     pthread_mutex_lock(&store->lock);
     for (uint32_t i = 0; i < count; i++) {
-        int64_t number = bl_store_live(store, &keys[2 * i]);
-        if (number < 0)
-            continue;
-        bl_slot_drop(store, (uint32_t)number);
-        removed++;
+        int64_t number = bl_keys_find(&store->keys, &keys[2 * i]);
+        uint32_t state = number < 0 ? (uint32_t)BL_SLOT_FREE : store->slot[number].state;
+        if (state == BL_SLOT_LIVE) {
+            bl_slot_drop(store, (uint32_t)number);
+            removed++;
+        } else if (state == BL_SLOT_WRITING || state == BL_SLOT_FILLED) {
+            store->slot[number].state = BL_SLOT_REVOKED;
+            bl_sector_spoil(store, (uint32_t)number);
+        }
     }
     pthread_mutex_unlock(&store->lock);
     return removed;
@@ -445,11 +449,20 @@ void bl_store_fill(bl_store *store, const bl_store_place *places, uint32_t count
     pthread_mutex_unlock(&store->lock);
 }
 
+/* Give back a slot that no reader has found. */
+static void bl_slot_give_up(bl_store *store, uint32_t number)
+{
+    bl_keys_remove(&store->keys, number);
+    bl_slot_free(store, number);
+}
+
 void bl_store_commit(bl_store *store, const bl_store_place *places, uint32_t count)
 {
     pthread_mutex_lock(&store->lock);
     for (uint32_t i = count; i-- > 0;) {
         uint32_t number = places[i].slot;
+        if (places[i].state == BL_STORE_GRANTED && store->slot[number].state == BL_SLOT_REVOKED)
+            bl_slot_give_up(store, number);
         if (places[i].state != BL_STORE_GRANTED || store->slot[number].state != BL_SLOT_FILLED)
             continue;
         bl_slot_live(store, number);
@@ -467,10 +480,9 @@ void bl_store_abort(bl_store *store, const bl_store_place *places, uint32_t coun
             continue;
         if (slot->state == BL_SLOT_FILLED)
             bl_sector_spoil(store, places[i].slot);
-        else if (slot->state != BL_SLOT_WRITING)
+        else if (slot->state != BL_SLOT_WRITING && slot->state != BL_SLOT_REVOKED)
             continue;
-        bl_keys_remove(&store->keys, places[i].slot);
-        bl_slot_free(store, places[i].slot);
+        bl_slot_give_up(store, places[i].slot);
     }
     pthread_mutex_unlock(&store->lock);
 }

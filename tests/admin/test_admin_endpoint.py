@@ -149,14 +149,16 @@ def test_bodies_that_cannot_be_read_are_refused(
         assert peer.recv(100).split()[1] == str(int(status)).encode()
 
 
-def test_too_many_connections_are_closed(make: Make, tmp_path: Path) -> None:
+def test_a_further_connection_gets_the_place_of_the_slowest(make: Make, tmp_path: Path) -> None:
     make().claim()
     peers = [socket.socket(socket.AF_UNIX) for _ in range(70)]
     try:
         for peer in peers:
             peer.settimeout(30)
             peer.connect(str(tmp_path / "admin.sock"))
-        assert peers[-1].recv(1) == b""
+        assert peers[0].recv(1) == b""
+        peers[-1].sendall(b"GET /echo HTTP/1.1\r\n\r\n")
+        assert peers[-1].recv(100).startswith(b"HTTP/1.1 200 ")
     finally:
         for peer in peers:
             peer.close()

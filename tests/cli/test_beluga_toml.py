@@ -289,8 +289,8 @@ def test_a_command_that_refuses_a_value_of_the_file_names_the_file(
     path = write(text)
     refused = beluga(*words)
     assert refused.exit_code == 2
-    shown = " ".join(refused.stderr.replace("│", " ").split())
-    assert said + str(path) in shown.replace(f"{path.parent}/ ", f"{path.parent}/")
+    shown = "".join(refused.stderr.replace("│", " ").split())  # the box breaks lines anywhere
+    assert "".join(f"{said}{path}".split()) in shown
 
 
 def test_a_refused_flag_is_no_fault_of_the_file(write: Write) -> None:

@@ -62,7 +62,10 @@ def test_a_table_fits_a_narrow_terminal(
     assert cells[10] == ["│", "column", "1", "│", "cell", "1.1", "│"]
 
 
-def test_a_pipe_has_room_for_every_column(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_has_room_for_every_column(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     output.print_table(Legend({f"column {n}": "" for n in range(14)}), [["x" * 10] * 14])
     assert max(map(len, capsys.readouterr().out.splitlines())) == 14 * 13 + 1
     output.print_table(Legend(column=""), [["x" * 300]])

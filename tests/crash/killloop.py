@@ -34,7 +34,7 @@ SCENES = {
     "attach ask detach call put get payload": "client",
     "drop": "bereaved",  # a client whose server dies
     "serve give lobby end session entry name extent space evict": "server",
-    "grant reserve commit abort lookup release remove": "server",
+    "grant reserve commit abort lookup release remove tomb": "server",
     "take elect register recover": "heir",  # a server that takes over
     "pidfds": "reaper",  # a server whose client dies
     "stop": "leaver",  # a server that stops in order

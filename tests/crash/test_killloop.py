@@ -45,7 +45,7 @@ def test_a_death_in_the_middle_of_any_line_does_no_harm() -> None:
     assert {spot.partition("+")[0] for spot in told["hit"]} == {
         *("ask.line", "lobby.line", "session.line"),  # of the lobby, of sessions
         *("call.line", "serve.line"),  # of lanes
-        *("entry.line", "entry.clear_line", "extent.line"),
+        *("entry.line", "entry.clear_line", "entry.tomb_line", "extent.line"),
         *("elect.line", "take.line", "register.second_line"),  # candidates, epochs
         *("recover.entry_line", "recover.extent_line", "recover.name_line", "name.line"),
         *("heartbeat.line", "heartbeat.last_line"),

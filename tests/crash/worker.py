@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +24,18 @@ from numpy.typing import NDArray
 from beluga._ffi import ffi, lib
 from beluga.errors import NoServerError, RpcError, SessionLostError
 from beluga.kvcache import KVCache, PutResult
-from beluga.meta import BlockState, MetaClient, MetaServer, chain_names
+from beluga.meta import (
+    LOWER_NOTE,
+    BlockState,
+    LowerWork,
+    MetaClient,
+    MetaServer,
+    Removal,
+    Work,
+    chain_names,
+)
 from beluga.pool import Pool
+from beluga.rpc import Client as RpcClient
 
 Told = dict[str, Any]
 Talk = Callable[[Told | None], Told]  # answers, then hears what is next
@@ -38,6 +49,7 @@ OWN = 1000  # from here on a number has a size class of its own
 SLOTS_MAX = 4
 EVERY = (*range(NUMBERS), *range(OWN, OWN + 2 * SLOTS_MAX))
 CALL_S = 60.0  # a call that takes longer has hung
+REMOVER_S = 0.005  # for which tombstones wait
 HASTE_S = 0.02  # less than a server stands still
 
 
@@ -77,19 +89,56 @@ def serve(talk: Talk, paths: list[Path], first: Told) -> None:
         arm(first)
     with Pool.open(paths) as pool:
         server = MetaServer(pool)
+        token = server.attach_lower(0, wait=False, unknown=2)
         server.start()
+        remover = Remover(server, pool, token)
         told = talk({"epoch": server.stat().epoch})
         while told:
             answer: Told = {}
             if "arm" in told:
                 arm(told)
             elif "stop" in told:
+                remover.stop()
                 server.stop()
             else:
                 counters = dataclasses.asdict(server.meta_stat())
                 answer = counters | dataclasses.asdict(server.stat())
                 answer["failure"] = str(server.failure or "")
             told = talk(answer)
+
+
+class Remover:
+    """A lower tier that has nothing, and executes removals: some of them at its second try, so that
+    successors find tombstones.
+    """
+
+    def __init__(self, server: MetaServer, pool: Pool, token: int) -> None:
+        self._server = server
+        self._client = RpcClient(pool)
+        self._work = LowerWork(self._client, token)
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ending.set()
+        self._thread.join()
+        self._client.close()
+
+    def _run(self) -> None:
+        with contextlib.suppress(RpcError):  # another server has the pool
+            while not self._ending.is_set():
+                self._server.wait_lower(1 << Work.REMOVE | 1 << Work.RETRY, REMOVER_S)
+                self._execute(self._work.take(Work.RETRY, 100, tier=1), Removal.DONE)
+                time.sleep(REMOVER_S)
+                self._execute(self._work.take(Work.REMOVE, 100), Removal.FAILED)
+
+    def _execute(self, records: NDArray[np.void], odd: Removal) -> None:
+        notes = np.zeros(len(records), LOWER_NOTE)
+        for field in ("key", "generation", "block"):
+            notes[field] = records[field]
+        notes["removal"] = np.where(records["key"][:, 0] % 2, odd, Removal.DONE)
+        self._work.tell(notes)
 
 
 class Client:
@@ -99,6 +148,7 @@ class Client:
 
     def __init__(self, pool: Pool, slot: int) -> None:
         self._pool = pool
+        self._gone = False  # its own numbers, which nobody else puts, were removed
         self._own = OWN + 2 * slot  # two numbers in size classes that nobody else uses
         self._cache = self._attach()
         self._stored: set[int] = set()
@@ -140,7 +190,7 @@ class Client:
         end = time.monotonic() + CALL_S
         while True:
             try:
-                return KVCache(self._pool, namespace="killloop", timeout_s=CALL_S)
+                return KVCache(self._pool, namespace="killloop", timeout_s=CALL_S, onboard=False)
             except NoServerError:
                 if time.monotonic() > end:
                     raise
@@ -205,11 +255,15 @@ class Client:
         meta.abort([grant for grant in grants if grant.state == BlockState.GRANTED])
 
     def _own_class(self, _: random.Random) -> None:
-        """Open an extent and empty it."""
+        """Open an extent and empty it; what was removed is there no more, whoever serves."""
         numbers = [self._own, self._own + 1]
+        if self._gone and (back := [number for number in numbers if self._right([number])]):
+            raise AssertionError(f"blocks {back} were removed and are there")
+        self._gone = False
         self._put(numbers)
         self._right(numbers)
         self._cache.remove(keys(numbers))
+        self._gone = True
 
     def _audit(self) -> list[int]:
         return [number for number in EVERY if self._right([number])]

@@ -56,6 +56,8 @@ class FakeEngine:
         self.tokenize_status = 200
         self.tokenized: bytes | None = None  # the body of its answer; empty: the connection is cut
         self.listed: bytes | None = None  # the body of /v1/models
+        self.drop_listed = False  # whether requests for batches are cut
+        self.hold_response: asyncio.Event | None = None  # set when a response is begun: it hangs
         self.url = ""
         self._runner: web.AppRunner | None = None
         self._port = 0
@@ -74,6 +76,7 @@ class FakeEngine:
                 web.get("/v1/responses/{name}", self._response),
                 web.post("/v1/responses/{name}/cancel", self._response),
                 web.post("/tokenize", self._tokenize),
+                web.get("/v1/batches", self._batches),
             ]
         )
         self._runner = web.AppRunner(
@@ -102,6 +105,12 @@ class FakeEngine:
         cards = [{"id": name, "object": "model", "owned_by": "vllm"} for name in self.models]
         return web.json_response({"object": "list", "data": cards})
 
+    async def _batches(self, request: web.Request) -> web.Response:
+        if self.drop_listed:
+            assert request.transport
+            request.transport.abort()
+        return web.Response(text="none")
+
     async def _scraped(self, request: web.Request) -> web.Response:
         self.scrapes += 1
         if self.metrics is None:
@@ -117,6 +126,9 @@ class FakeEngine:
 
     async def _respond(self, request: web.Request) -> web.StreamResponse:
         asked = await request.json()
+        if self.hold_response is not None:
+            self.hold_response.set()
+            await asyncio.Event().wait()
         before = asked.get("previous_response_id")
         if before is not None and before not in self.made:
             return web.json_response({"error": {"message": "not found"}}, status=404)

@@ -74,35 +74,93 @@ def test_where_nobody_may_wait_a_busy_engine_is_a_503_that_says_when() -> None:
     run(scenario)
 
 
-def test_what_breaks_before_the_first_byte_is_done_by_another() -> None:
+@pytest.mark.parametrize("drop", [{"drop_first": 9}, {"drop_after": 0}])
+def test_a_request_that_a_living_engine_broke_off_is_done_by_nobody_else(
+    drop: dict[str, int],
+) -> None:
+    """The engine may go on with it. With ``drop_after`` the headers have been sent by then."""
+
     async def scenario() -> None:
-        a, b = FakeEngine(), FakeEngine()
-        a.faults.drop_first = 1
-        a.faults.healthy = True
-        async with routed(a, b) as site:
+        engines = [FakeEngine() for _ in range(3)]
+        for engine in engines:
+            engine.faults = dataclasses.replace(engine.faults, **drop)
+        async with routed(*engines) as site:
             status, body = await site.completed()
-            assert (status, body) == (200, b"".join(b.events({"model": "fake"})))
-            assert site.counts() == [1, 1]
+            assert status == 502
+            assert b"may have done the request" in body
+            assert sum(site.counts()) == 1
 
     run(scenario)
 
 
-def test_an_engine_that_dies_in_its_prefill_costs_no_error() -> None:
+def test_a_request_that_only_reads_is_sent_to_another_engine() -> None:
     async def scenario() -> None:
         a, b = FakeEngine(), FakeEngine()
-        a.faults.drop_after = 0  # the headers have been sent by then
+        a.drop_listed = True
         async with routed(a, b) as site:
-            assert (await site.completed())[0] == 200
+            for _ in range(2):
+                async with site.client.get(f"{site.base}/v1/batches") as answer:
+                    assert (answer.status, await answer.read()) == (200, b"none")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_engine_that_dies_in_its_prefill_costs_no_error(stream: bool) -> None:
+    async def scenario() -> None:
+        a, b = FakeEngine(), FakeEngine()
+        a.faults.hold_first = asyncio.Event()  # the headers of a stream have been sent by then
+        async with routed(a, b) as site:
+            asked = asyncio.create_task(site.completed(stream=stream))
+            await until(lambda: a.under_way == 1)
+            await a.__aexit__()
+            assert (await asked)[0] == 200
             assert site.counts() == [1, 1]
 
     run(scenario)
 
 
-def test_one_engine_alone_is_asked_again_once_a_check_says_it_lives() -> None:
+def test_a_request_under_which_two_engines_die_ends_no_third_one() -> None:
+    async def scenario() -> None:
+        engines = [FakeEngine() for _ in range(3)]
+        for engine in engines:
+            engine.faults.hold_first = asyncio.Event()
+        async with routed(*engines) as site:
+            asked = asyncio.create_task(site.completed())
+            for _ in range(2):
+                await until(lambda: any(engine.under_way for engine in engines))
+                (ill,) = [engine for engine in engines if engine.under_way]
+                await ill.__aexit__()
+            assert (await asked)[0] == 502
+            assert sum(site.counts()) == 2
+
+    run(scenario)
+
+
+def test_a_request_that_may_call_tools_is_begun_once() -> None:
+    """An engine that has died may have called some."""
+
+    async def scenario() -> None:
+        a, b = FakeEngine(), FakeEngine()
+        a.hold_response = asyncio.Event()
+        async with routed(a, b) as site:
+            asked = site.client.post(f"{site.base}/v1/responses", json={"model": "fake"})
+            task = asyncio.create_task(asked.__aenter__())
+            await until(a.hold_response.is_set)
+            await a.__aexit__()
+            assert (await task).status == 502
+            assert not b.made
+
+    run(scenario)
+
+
+def test_an_engine_that_broke_off_gets_requests_again_once_a_check_says_it_lives() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         engine.faults.drop_first = 1
         async with routed(engine) as site:
+            assert (await site.completed())[0] == 502
+            await site.up()
             assert (await site.completed())[0] == 200
             assert site.counts() == [2]
 
@@ -138,9 +196,8 @@ def test_a_stream_that_breaks_off_ends_with_an_error_event(drop_after: int) -> N
             a.faults.sick = True
             status, body = await site.completed()
             whole = a.events({"model": "fake"})
-            # no byte was forwarded, so the other engine did everything
-            if drop_after < len(whole[0]) - 1:
-                assert (status, body) == (200, b"".join(whole))
+            if drop_after < len(whole[0]) - 1:  # no byte was forwarded
+                assert status == 502
             else:
                 events = events_of(body)
                 assert [json.loads(event[6:]) for event in whole[: len(events) - 1]] == events[:-1]
@@ -157,24 +214,6 @@ def test_a_stream_that_breaks_off_ends_with_an_error_event(drop_after: int) -> N
             for _ in range(2):
                 assert (await site.completed())[0] == 200
             assert site.counts()[0] == before + 1
-
-    run(scenario)
-
-
-def test_a_whole_answer_that_breaks_off_is_no_answer() -> None:
-    """The client has received nothing, so another engine is asked."""
-
-    async def scenario() -> None:
-        a, b = FakeEngine(), FakeEngine()
-        a.faults.hold_first = asyncio.Event()
-        async with routed(a, b) as site:
-            asked = asyncio.create_task(site.completed(stream=False))
-            await until(lambda: a.under_way == 1)
-            await a.__aexit__()
-            status, body = await asked
-            assert status == 200
-            assert json.loads(body)["choices"]
-            assert site.counts() == [1, 1]
 
     run(scenario)
 

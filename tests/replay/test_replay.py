@@ -92,7 +92,7 @@ def test_one_client_reaches_the_ideal(run: Run, trace: Path) -> None:
 
 
 def test_a_pool_that_is_too_small_costs_hits_and_no_bytes(run: Run, tmp_path: Path) -> None:
-    blocks = [Request(0, 1, 1, [n * 100 + i for i in range(50)]) for n in range(40)]
+    blocks = [Request(0, 50 * 512, 1, [n * 100 + i for i in range(50)]) for n in range(40)]
     write_trace(blocks + blocks, tmp_path / "trace")
     sizes = ["--block-bytes", "64K", "--pool-bytes", "64M"]
     ended = run("replay", tmp_path / "trace", "--json", *sizes)
@@ -106,7 +106,7 @@ def test_a_pool_without_room_for_tables_is_refused(run: Run, trace: Path) -> Non
     refused = run("replay", trace, "--pool-bytes", "4M")
     assert refused.returncode == 1
     assert "give at least" in refused.stderr
-    assert refused.stderr.count("\n") == 1, "no bar of what never began"
+    assert refused.stderr.count("\n") == 2, "what was read, and no bar of what never began"
 
 
 def test_a_block_of_no_bytes_is_refused(run: Run, trace: Path) -> None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -14,9 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_replay import TRACES, wait_for_children
+from blocks import eventually
+from test_replay import TRACES, pool_directory, wait_for_children
 
+from beluga.errors import NoServerError
+from beluga.meta import MetaClient
+from beluga.pool import Pool
 from beluga.replay import Request, write_trace
+from beluga.rpc import Client
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -25,7 +31,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     """A trace of 2,000 blocks that are all asked for twice."""
-    once = [Request(0, 1, 1, [n * 100 + i for i in range(50)]) for n in range(40)]
+    once = [Request(0, 50 * 512, 1, [n * 100 + i for i in range(50)]) for n in range(40)]
     write_trace(once + once, tmp_path / "trace.jsonl")
     return tmp_path / "trace.jsonl"
 
@@ -72,24 +78,36 @@ def test_a_folder_as_a_remote_store(run: Run, trace: Path, tmp_path: Path) -> No
     assert result["hit_rate"] == result["ideal_hit_rate"]
 
 
+def has_stored(devices: list[Path], epoch: int) -> bool:
+    """Return whether a server of this epoch serves, and has committed blocks."""
+    try:
+        with Pool.open(devices) as pool, Client(pool, timeout_s=60) as client:
+            return client.stat().epoch == epoch and MetaClient(client).stat().commit_count > 0
+    except NoServerError:
+        return False
+
+
 def kill_servers(replay: subprocess.Popen[str], count: int, pause_s: float) -> None:
-    """Kill the replay's server, and each that is started after it, ``count`` times."""
-    killed: set[int] = set()
-    wait_for_children(replay.pid, "beluga.replay.client", 2)
-    while len(killed) < count and replay.poll() is None:
+    """Kill the replay's server, and each that is started after it, ``count`` times.
+
+    Each has stored blocks and served for ``pause_s`` more seconds: one that dies while it starts
+    ends the replay.
+    """
+    for epoch in range(1, count + 1):
+        ((pid, command),) = wait_for_children(replay.pid, "beluga.replay.server", 1)
+        devices = sorted(pool_directory(command).glob("device.[0-9]"))
+        assert eventually(functools.partial(has_stored, devices, epoch), timeout_s=60)
         time.sleep(pause_s)
-        for pid, _ in wait_for_children(replay.pid, "beluga.replay.server", 1):
-            if pid not in killed:
-                os.kill(pid, signal.SIGKILL)
-                killed.add(pid)
+        ((pid, _),) = wait_for_children(replay.pid, "beluga.replay.server", 1)
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_a_server_that_is_killed_loses_nothing(start: Start, tmp_path: Path) -> None:
-    once = [Request(1000 * n, 1, 1, [n * 100 + i for i in range(50)]) for n in range(40)]
-    again = [Request(1000 * (40 + n), 1, 1, one.hash_ids) for n, one in enumerate(once)]
+    once = [Request(1000 * n, 50 * 512, 1, [n * 100 + i for i in range(50)]) for n in range(40)]
+    again = [Request(1000 * (40 + n), 50 * 512, 1, one.hash_ids) for n, one in enumerate(once)]
     write_trace(once + again, tmp_path / "trace.jsonl")
-    replay = start("replay", tmp_path / "trace.jsonl", *options(tmp_path / "disk"), "--speed", "8")
-    kill_servers(replay, 2, 2.0)
+    replay = start("replay", tmp_path / "trace.jsonl", *options(tmp_path / "disk"), "--speed", "4")
+    kill_servers(replay, 2, 0.5)
     stdout, stderr = replay.communicate(timeout=120)
     assert replay.returncode == 0, stderr
     result = judge(stdout)

@@ -91,10 +91,14 @@ class BelugaConnector(KVConnectorBase_V1):
         self._counters = Counters()
         self._space = ""  # of the names of our blocks, for routers
         self._space_told = False
+        self._introduced = False  # this rank, to the scheduler's side
         self._worker: Worker | None = None
         self._namespace: Any = None
         self._connection: Connection | None = None
         if role == KVConnectorRole.SCHEDULER:
+            parallel = vllm_config.parallel_config
+            self._rank_count = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+            self._met: dict[int, Rank] = {}
             self._connection = Connection(
                 self._settings, name="lookups", engine="vllm", logger=logger
             )
@@ -122,17 +126,13 @@ class BelugaConnector(KVConnectorBase_V1):
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
         """Take all ranks' namespaces, in rank order. Lookups then use the keys that these ranks
         load. Requests come next, so this waits for the session.
+
+        ``MultiConnector`` passes on the handshake of one connector to all. If it is another one's,
+        the ranks' first reports have the namespaces.
         """
-        ranks = [metadata[place].rank.namespace for place in sorted(metadata)]
-        self._lookups.ranks = tuple(ranks)
-        self._space, self._space_told = f"{space_of(ranks[0]):016x}", False
-        logger.info(
-            "beluga: blocks of %d tokens, %d bytes on each of %d ranks; namespace %s",
-            self._group.block_size,
-            metadata[min(metadata)].rank.block_bytes,
-            len(ranks),
-            ranks[0].digest.hex()[:8],
-        )
+        given = [metadata[place] for place in sorted(metadata)]
+        if all(isinstance(one, RankMetadata) for one in given):
+            self._meet([one.rank for one in given])
         if self._connection is not None:
             self._connection.settle()
 
@@ -164,8 +164,12 @@ class BelugaConnector(KVConnectorBase_V1):
         carried = connector_output.kv_connector_worker_meta
         report = carried.report if carried is not None else None
         self._schedule.reported(report, connector_output.invalid_block_ids)
-        if report is not None and self._announcements is not None:
-            self._announcements.reported(report)
+        if report is not None:
+            self._met |= report.ranks
+            if not self._lookups.ranks and len(self._met) == self._rank_count:
+                self._meet([self._met[number] for number in sorted(self._met)])
+            if self._announcements is not None:
+                self._announcements.reported(report)
 
     def request_finished(
         self, request: Any, block_ids: list[int]
@@ -215,13 +219,14 @@ class BelugaConnector(KVConnectorBase_V1):
             salt=self._settings.salt,
         )
         self._block_bytes = layout.block_size
+        self._rank = pp.rank_in_group * parallel.tensor_parallel_size + tp.rank_in_group
         self._worker = Worker(
             self._settings,
             layout,
             self._namespace,
             self._counters,
             logger,
-            rank=pp.rank_in_group * parallel.tensor_parallel_size + tp.rank_in_group,
+            rank=self._rank,
         )
         self._worker.settle()
 
@@ -276,6 +281,9 @@ class BelugaConnector(KVConnectorBase_V1):
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """Return the report for the scheduler's side: what was loaded and stored."""
         report = self._worker.report() if self._worker is not None else Report()
+        if self._worker is not None and not self._introduced:
+            report.ranks[self._rank] = Rank(self._namespace, self._block_bytes)
+            self._introduced = True
         return ReportMetadata(report) if report else None
 
     def shutdown(self) -> None:
@@ -311,6 +319,18 @@ class BelugaConnector(KVConnectorBase_V1):
     ) -> BelugaMetrics:
         """Make the Prometheus metrics."""
         return BelugaMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    def _meet(self, ranks: list[Rank]) -> None:
+        """Begin to look blocks up for these ranks."""
+        self._lookups.ranks = tuple(one.namespace for one in ranks)
+        self._space, self._space_told = f"{space_of(ranks[0].namespace):016x}", False
+        logger.info(
+            "beluga: blocks of %d tokens, %d bytes on each of %d ranks; namespace %s",
+            self._group.block_size,
+            ranks[0].block_bytes,
+            len(ranks),
+            ranks[0].namespace.digest.hex()[:8],
+        )
 
     @contextlib.contextmanager
     def _timed(self, *names: str) -> Iterator[None]:

@@ -26,6 +26,9 @@ start. Two more kinds of engines are refused because the method would not help t
 than one group of KV layers, and those that load within a step (``sync_load_budget_bytes`` of vLLM
 0.33), where a failure would come too late to stop the save of what the step computes.
 
+It is refused inside ``MultiConnector``: OffloadingConnector orders the save of a block with the
+step that computes it, before vLLM knows what that step failed to load through other connectors.
+
 The spec also refuses LoRA (this interface distinguishes adapters only by name), chunks of several
 blocks, and the canonical layout. A reset of the prefix cache through the connector separates all
 later blocks of this engine from all earlier ones, because its weights may have changed.
@@ -194,14 +197,20 @@ class BelugaOffloadingSpec(OffloadingSpec):
 
 
 def _connector_of(spec: BelugaOffloadingSpec) -> Any:
-    """Return the connector that is receiving its worker, which may be one of several."""
+    """Return the connector that is receiving its worker. Raises ConnectorError beside others."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     group = get_kv_transfer_group()
     for connector in (group, *getattr(group, "sub_connectors", list)()):
         side = getattr(connector, "connector_worker", None)
-        if getattr(side, "spec", None) is spec:
-            return connector
+        if getattr(side, "spec", None) is not spec:
+            continue
+        if connector is not group:
+            raise ConnectorError(
+                "OffloadingConnector saves what is computed on another connector's failed load; "
+                "use BelugaConnector inside MultiConnector"
+            )
+        return connector
     raise ConnectorError("this spec serves vLLM's OffloadingConnector, and finds none around it")
 
 

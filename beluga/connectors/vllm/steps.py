@@ -65,15 +65,26 @@ class Loaded:
     blocks: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rank:
+    """What a worker tells of itself: the namespace in which it keeps its part of every block."""
+
+    namespace: Namespace
+    block_bytes: int
+
+
 @dataclasses.dataclass(slots=True)
 class Report:
-    """The workers' report after a step: the results of loads and saves. Ranks are added up."""
+    """The workers' report after a step: the results of loads and saves. Ranks are added up. The
+    first one has the workers themselves, by their numbers.
+    """
 
     loaded: dict[str, Loaded] = dataclasses.field(default_factory=dict)
     stored: dict[bytes, Stored] = dataclasses.field(default_factory=dict)
+    ranks: dict[int, Rank] = dataclasses.field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.loaded or self.stored)
+        return bool(self.loaded or self.stored or self.ranks)
 
     def add(self, other: Report) -> None:
         """Add another rank's report."""
@@ -83,6 +94,7 @@ class Report:
             mine = self.stored.setdefault(digest, Stored(0, 0))
             mine.ranks += stored.ranks
             mine.new += stored.new
+        self.ranks |= other.ranks
 
 
 def add_loaded(loads: dict[str, Loaded], name: str, loaded: Loaded) -> Loaded:
@@ -93,11 +105,3 @@ def add_loaded(loads: dict[str, Loaded], name: str, loaded: Loaded) -> Loaded:
     found.ranks += loaded.ranks
     found.blocks = min(found.blocks, loaded.blocks)
     return found
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Rank:
-    """A worker's handshake: the namespace in which it keeps its part of every block."""
-
-    namespace: Namespace
-    block_bytes: int

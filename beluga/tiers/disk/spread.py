@@ -102,7 +102,14 @@ class SpreadTier:
 
     def remove(self, keys: NDArray[np.uint64]) -> int:
         """Remove blocks, and return how many there were."""
-        return sum(_results([tier.removing(keys) for tier in self.tiers]))
+        return sum(count for count, _ in _results([tier.removing(keys) for tier in self.tiers]))
+
+    def forget(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Remove blocks for good, and return which keys have none any more: all of them, or none if
+        one of the disks fails.
+        """
+        results = _results([tier.removing(keys) for tier in self.tiers])
+        return np.full(len(keys), all(gone for _, gone in results))
 
     @property
     def block_count_max(self) -> int:

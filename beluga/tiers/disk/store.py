@@ -23,7 +23,6 @@ from beluga.meta import EVICTIONS
 from beluga.tiers.arena import Arena
 from beluga.tiers.disk.engine import REQUEST, DiskEngine, EngineMaker, Requests
 from beluga.tiers.disk.file import PAGE, TierFile
-from beluga.tiers.disk.owner import Owner
 from beluga.tiers.tier import BLOCK
 
 PLACE: np.dtype[np.void] = np.dtype(
@@ -67,7 +66,7 @@ class StoreSettings:
 
     path: Path
     size: int
-    owner: Owner
+    server: str
     eviction: str
     smallest_block: int
     depth: int
@@ -87,9 +86,9 @@ class Store:
         self.arena = arena
         self.users = 0  # calls that use this store now; the tier counts them
         self.closed = False
-        self.file = TierFile(settings.path, settings.size, settings.smallest_block, settings.owner)
+        self.file = TierFile(settings.path, settings.size, settings.smallest_block, settings.server)
         self._flush_lock = threading.Lock()
-        self._unsynced = False
+        self._unsynced: list[NDArray[np.uint32]] = []  # sectors that were written since a sync
         try:
             self.engine: DiskEngine = settings.maker(self.file.fd, settings.depth)
         except OSError as error:
@@ -233,13 +232,20 @@ class Store:
         with self._flush_lock:
             while size := self._flush_some():
                 written += size
-                self._unsynced = True
             if durable and self._unsynced:
                 status = self.engine.sync()
                 if status < 0:
+                    # A later sync may succeed without them: the kernel gives up what it failed on.
+                    for sectors in self._unsynced:
+                        self._spoil(sectors)
+                    self._unsynced.clear()
                     raise OSError(-status, "the disk does not make its bytes durable")
-                self._unsynced = False
+                self._unsynced.clear()
         return written
+
+    def _spoil(self, sectors: NDArray[np.uint32]) -> None:
+        """Let sectors be written again."""
+        lib.bl_store_spoil(self._store, ffi.from_buffer("uint32_t[]", sectors), len(sectors))
 
     def _flush_some(self) -> int:
         buffer = self.arena.take(_FLUSH_SECTORS * PAGE)
@@ -257,8 +263,9 @@ class Store:
         self.engine.write(requests)
         failed = requests["result"] != 0
         if failed.any():
-            lib.bl_store_spoil(self._store, c_sectors, count)
+            self._spoil(sectors[:count])
             raise OSError(-int(requests["result"][failed][0]), "the index cannot be written")
+        self._unsynced.append(sectors[:count])
         return count * PAGE
 
     def _recover(self) -> None:

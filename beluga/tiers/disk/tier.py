@@ -34,7 +34,6 @@ from beluga.tiers.disk.calls import DiskCall, DiskThreads
 from beluga.tiers.disk.engine import EngineMaker, Requests, make_engine
 from beluga.tiers.disk.file import PAGE
 from beluga.tiers.disk.health import Health
-from beluga.tiers.disk.owner import Owner
 from beluga.tiers.disk.store import (
     GRANTED,
     PENDING,
@@ -83,11 +82,10 @@ _PAYLOAD_DIMENSIONS = 2
 class DiskTier:
     """A tier in a folder, a raw file or a block device: see :class:`beluga.tiers.tier.LowerTier`.
 
-    At most ``size`` bytes of the disk are used. ``server`` names whose blocks they are, and
-    ``pool`` is the id of its pool: a path of another server and another pool is refused.
-    ``eviction`` is the policy, ``smallest_block`` the size that the index is made for; ``io`` is
-    "uring", "threads", "auto" or the maker of an engine, and ``depth`` its requests under way for
-    each call.
+    At most ``size`` bytes of the disk are used. ``server`` names whose blocks they are: a path that
+    another server has used is refused. ``eviction`` is the policy, ``smallest_block`` the size that
+    the index is made for; ``io`` is "uring", "threads", "auto" or the maker of an engine, and
+    ``depth`` its requests under way for each call.
 
     A disk hangs if an operation is not done within ``limit_s``, with a second more for each 4 MiB.
     Its caller then leaves, with misses, or blocks that are not saved. The memory and the space that
@@ -103,7 +101,6 @@ class DiskTier:
         size: int,
         *,
         server: str = "",
-        pool: str = "",
         eviction: str = "lru",
         smallest_block: int = 16 << 10,
         io: str | EngineMaker = "auto",
@@ -113,7 +110,7 @@ class DiskTier:
         self.name = f"disk:{os.fspath(path)}"
         maker = make_engine(io) if isinstance(io, str) else io
         self._settings = StoreSettings(
-            Path(path), size, Owner(server, pool), eviction, smallest_block, depth, maker
+            Path(path), size, server, eviction, smallest_block, depth, maker
         )
         self._arena = Arena()
         self._store: Store | None = Store(self._settings, self._arena)
@@ -153,7 +150,13 @@ class DiskTier:
 
     def remove(self, keys: Keys) -> int:
         """Remove blocks, and return how many there were."""
-        return self.removing(keys).result()
+        return self.removing(keys).result()[0]
+
+    def forget(self, keys: Keys) -> NDArray[np.bool_]:
+        """Remove blocks for good, and return which keys have none any more: all of them, or none if
+        the disk fails. Then no load returns them, but a restart may find them.
+        """
+        return np.full(len(keys), self.removing(keys).result()[1])
 
     # ---- The same, for a caller who has several disks
 
@@ -211,22 +214,23 @@ class DiskTier:
 
         return DiskCall(self._threads, work, hung)
 
-    def removing(self, keys: Keys) -> DiskCall[int]:
-        """Return a call that removes blocks."""
+    def removing(self, keys: Keys) -> DiskCall[tuple[int, bool]]:
+        """Return a call that removes blocks. Its result is how many there were, and whether they
+        are gone for good.
+        """
         keys = _checked_keys(keys)
         counts: list[int] = []
 
-        def work(call: DiskCall[int]) -> int:
+        def work(call: DiskCall[tuple[int, bool]]) -> tuple[int, bool]:
             with self._working() as store:
                 if store is None:
-                    return 0
+                    return 0, False
                 counts.append(store.remove(keys))
-                self._flush(call, store)
-                return counts[0]
+                return counts[0], self._flush(call, store, durable=True)
 
-        def hung() -> int:
+        def hung() -> tuple[int, bool]:
             self.saves.failed(errno.ETIMEDOUT)
-            return sum(counts)
+            return sum(counts), False
 
         return DiskCall(self._threads, work, hung)
 
@@ -409,15 +413,22 @@ class DiskTier:
         _SAVED_BYTES.add(int(places["length"].sum()), tier=self.name)
         _WRITTEN.add(written, tier=self.name)
 
-    def _flush(self, call: DiskCall[Any], store: Store) -> None:
-        """Write what has changed in the index; if that fails, the next save tries again."""
+    def _flush(self, call: DiskCall[Any], store: Store, *, durable: bool = False) -> bool:
+        """Write what has changed in the index, and return whether that is done; if it fails, the
+        next save or removal tries again.
+        """
         if not self.saves.allows():
-            return
+            return False
         call.step()
         try:
-            _WRITTEN.add(store.flush(durable=False), tier=self.name)
+            if durable and store.file.vanished():
+                raise OSError(errno.ENOENT, "the file is gone")
+            _WRITTEN.add(store.flush(durable=durable), tier=self.name)
         except OSError as error:
             self.saves.failed(error.errno or errno.EIO)
+            return False
+        self.saves.succeeded()
+        return True
 
     # ---- Loads
 

@@ -14,7 +14,7 @@ from .breaker import Breaker
 from .settings import RemoteSettings
 from .store import ObjectStore, RefusedError
 from .tier import RemoteTier
-from .url import check_remote, open_remote, split_remote
+from .url import check_remote, open_remote, shown_remote, split_remote
 
 __all__ = [
     "Breaker",
@@ -24,5 +24,6 @@ __all__ = [
     "RemoteTier",
     "check_remote",
     "open_remote",
+    "shown_remote",
     "split_remote",
 ]

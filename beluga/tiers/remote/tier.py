@@ -10,6 +10,8 @@ import os
 import random
 import threading
 import time
+import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -44,6 +46,7 @@ ABANDONED = REGISTRY.gauge("beluga_tier_abandoned_threads", "Threads that hang i
 SECONDS = REGISTRY.histogram("beluga_tier_operation_seconds", "Time of one store operation.")
 
 _TRIAL = "beluga-trial"
+_PROBE = "beluga-probe"
 _WRONG_LIMIT = 65536  # names of wrong objects that are remembered
 _WARN_S = 60.0
 
@@ -77,7 +80,8 @@ class RemoteTier:
             name=f"beluga-remote {name}",
             hung=self._hung,
         )
-        self._wrong: dict[str, None] = {}
+        self._wrong: dict[str, None] = {}  # the next save replaces what has these names
+        self._putting: Counter[str] = Counter()  # puts that have not ended, the abandoned ones too
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._pid = os.getpid()
@@ -167,6 +171,59 @@ class RemoteTier:
         answers = self._ask_all("remove", self._store.delete, names, until, urgent=True)
         return sum(removed or 0 for _, removed in answers)
 
+    def forget(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Remove blocks for good, and return which keys have none any more, as the store answers
+        after their deletion.
+        """
+        _check_keys(keys)
+        names = [name_of(key) for key in keys]
+        with self._lock:
+            late = set(names) & self._putting.keys()  # these may come to exist yet
+        gone = self._gone(names) & [name not in late for name in names]
+        for row in np.flatnonzero(~gone).tolist():
+            self._replace_later(names[row])
+        return gone
+
+    def _gone(self, names: Sequence[str]) -> NDArray[np.bool_]:
+        """Delete objects, and return which names have none any more."""
+        gone = np.zeros(len(names), np.bool_)
+        if not self._admits() or not len(names):
+            return gone
+        until = time.monotonic() + self._settings.load_s
+        deleted = self._ask_all("remove", self._store.delete, names, until, urgent=False)
+        gone[:] = [ok for count, answer in deleted for ok in [answer is not None] * count]
+        rows = np.flatnonzero(gone)
+        left = self._ask_all(
+            "contains",
+            self._store.exists,
+            [names[row] for row in rows.tolist()],
+            until,
+            urgent=False,
+        )
+        gone[rows] = [not found for count, answer in left for found in (answer or [True] * count)]
+        return gone
+
+    def probe(self) -> None:
+        """Write a line if the store takes an object and does not let it be deleted."""
+        name, until = f"{_PROBE}-{uuid.uuid4()}", time.monotonic() + self._settings.load_s
+        put = partial(self._operate, "save", partial(self._store.put, name, memoryview(b"probe")))
+        if self._admits():
+            future = self._workers.submit(put, urgent=False)
+            self._finish([future], until)
+            if _succeeded(future) and not self._gone([name]).all() and self._breaker.closed:
+                log.warning(
+                    "%s does not delete objects: what is removed stays there, and the pool has to "
+                    "remember it; let this user delete objects",
+                    self._name,
+                )
+
+    def _replace_later(self, name: str) -> None:
+        """Let the next save replace what the store has under a name."""
+        with self._lock:
+            if len(self._wrong) >= _WRONG_LIMIT:
+                del self._wrong[next(iter(self._wrong))]
+            self._wrong[name] = None
+
     def close(self) -> None:
         """Finish what is under way, and close the store. A second call does nothing."""
         with self._lock:
@@ -208,15 +265,20 @@ class RemoteTier:
         try:
             return unpack(key, contents)
         except WrongObjectError as error:
-            with self._lock:
-                if len(self._wrong) >= _WRONG_LIMIT:
-                    del self._wrong[next(iter(self._wrong))]
-                self._wrong[name] = None  # the next save replaces the object
+            self._replace_later(name)
             self._warn("wrong", f"{name}: {error}")
             return None
 
     def _put(self, name: str, data: memoryview) -> None:
-        self._operate("save", lambda: self._store.put(name, data))
+        with self._lock:
+            self._putting[name] += 1
+        try:
+            self._operate("save", lambda: self._store.put(name, data))
+        finally:
+            with self._lock:
+                self._putting[name] -= 1
+                if not self._putting[name]:
+                    del self._putting[name]
         with self._lock:
             self._wrong.pop(name, None)
         SAVED.add(tier=self._name)

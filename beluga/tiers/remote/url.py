@@ -73,6 +73,11 @@ def split_remote(url: str) -> SplitResult:
     return parts
 
 
+def shown_remote(url: str) -> str:
+    """Return the URL of a store without passwords and options."""
+    return _shown(split_remote(url))
+
+
 def _shown(parts: SplitResult) -> str:
     """Return the URL without passwords and options."""
     host = parts.hostname or ""

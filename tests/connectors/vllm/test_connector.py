@@ -23,7 +23,7 @@ from vllm_parts import BLOCK_TOKENS, cache_config, config, layer_major, request,
 from beluga import MetaServer, Pool
 from beluga.connectors import connection as connection_module
 from beluga.connectors.connection import Attachment, Connection
-from beluga.connectors.vllm.steps import Loaded
+from beluga.connectors.vllm.steps import Loaded, Rank
 from beluga.errors import ConnectorError
 from beluga.meta import check_pool, read_names
 from beluga.router import BlockHasher, Indexer, WireDecoder, Worker, hash_blocks_by
@@ -478,18 +478,29 @@ def test_ranks_are_asked_for_in_their_order(
 ) -> None:
     engine = make()
 
+    kind = type(engine.worker.get_handshake_metadata())
+
     def rank(name: str) -> Any:
-        return SimpleNamespace(
-            rank=SimpleNamespace(
-                namespace=SimpleNamespace(digest=name.encode(), name=name), block_bytes=1
-            )
-        )
+        namespace: Any = SimpleNamespace(digest=name.encode(), name=name)
+        return kind(Rank(namespace, 1))
 
     engine.scheduler.set_xfer_handshake_metadata_pp_aware(
         {(1, 0): rank("c"), (0, 1): rank("b"), (0, 0): rank("a")}
     )
     assert [one.name for one in engine.scheduler._lookups.ranks] == ["a", "b", "c"]
     engine.scheduler._lookups.ranks = ()
+
+
+def test_behind_another_connector_s_handshake_ranks_are_known_from_their_first_reports(
+    server: MetaServer, make: Callable[..., Engine]
+) -> None:
+    """MultiConnector gives every connector the handshake of the first one that has any."""
+    engine, other = make(), make()
+    engine.run(request("a", TOKENS), 0, fill=1)
+    other.scheduler._lookups.ranks = ()
+    other.scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): SimpleNamespace(agent="x")})
+    assert other.run(request("b", TOKENS), 0, fill=2) == 0
+    assert other.run(request("c", TOKENS), 8, fill=2) == 5 * BLOCK_TOKENS
 
 
 def test_the_namespace_is_that_of_the_rank_and_its_settings(

@@ -285,9 +285,15 @@ class Side:
         return found
 
 
-@pytest.mark.parametrize("several", [False, True], ids=["alone", "among several"])
-def test_jobs_save_and_load(server: MetaServer, module: Any, pool_name: str, several: bool) -> None:
-    side = Side(module, pool_name, several=several)
+def test_the_spec_is_refused_beside_other_connectors(
+    server: MetaServer, module: Any, pool_name: str
+) -> None:
+    with pytest.raises(ConnectorError, match="use BelugaConnector inside MultiConnector"):
+        Side(module, pool_name, several=True)
+
+
+def test_jobs_save_and_load(server: MetaServer, module: Any, pool_name: str) -> None:
+    side = Side(module, pool_name)
     connections = (
         side.worker._jobs._worker.load_connection,
         side.worker._jobs._worker.save_connection,

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The options that say whom the gateway answers."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="A further name of this router in requests' Host headers; * for all. Repeat the "
+        "option for each name.",
+    ),
+]
+AllowOrigin = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ORIGIN",
+        help="A site whose pages may send forms without a key, such as https://chat.example.",
+    ),
+]
+AdminToken = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="A file with the token that operators show.")
+]
+Tls = Annotated[
+    str,
+    typer.Option(
+        metavar="CERTIFICATE,KEY", help="Speak TLS on both addresses, with these PEM files."
+    ),
+]
+
+
+class CallerOptions(NamedTuple):
+    """The options as they were given: see ``beluga.gateway.Callers``."""
+
+    allow_host: AllowHost = None
+    allow_origin: AllowOrigin = None
+    admin_token: AdminToken = None
+    tls: Tls = ""
+
+
+def with_callers(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options above. It gets them as ``callers``."""
+    hints = typing.get_type_hints(command, include_extras=True)
+    added = typing.get_type_hints(CallerOptions, include_extras=True)
+    parameters = [
+        *(
+            one.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+            for name, one in inspect.signature(command).parameters.items()
+            if name != "callers"
+        ),
+        *(
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=CallerOptions._field_defaults[name],
+                annotation=hint,
+            )
+            for name, hint in added.items()
+        ),
+    ]
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **given: Any) -> None:
+        named = {name: given.pop(name) for name in added if name in given}
+        command(*arguments, callers=CallerOptions(**named), **given)
+
+    # Readers of the signature must not look behind this function.
+    del run.__wrapped__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The bodies of requests: how they are read, and how much memory all of them together may have.
+
+A body is held until its engine has begun to answer, because another engine may get it before that.
+A body that finds no room is refused at once. It does not wait, since the bodies that it would wait
+for may wait for room, too. Each body has its first bytes for nothing, so that large bodies keep no
+ordinary request out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from beluga.gateway.acceptor import connection_of
+from beluga.gateway.answers import Refusal
+from beluga.gateway.settings import Limits
+
+FREE_SIZE = 1 << 16
+"""How many bytes of each body are not counted."""
+
+
+class Held:
+    """The room of one body."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies = bodies
+        self._size = 0
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def grow(self, size: int) -> None:
+        """Have room for so many bytes in all. Raises Refusal."""
+        more = max(0, size - FREE_SIZE) - self._size
+        self._bodies.take(more)
+        self._size += more
+
+    def release(self) -> None:
+        """Return the room."""
+        self._bodies.give(self._size)
+        self._size = 0
+
+
+class Bodies:
+    """All bodies of a gateway."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.size = 0  # bytes
+
+    def hold(self) -> Held:
+        """Return room for a body, none at first."""
+        return Held(self)
+
+    def take(self, size: int) -> None:
+        """Take room. Raises Refusal."""
+        if size > 0 and self.size + size > self._limits.bodies_size_max:
+            text = (
+                f"the bodies of other requests have {self.size >> 20} MiB of the "
+                f"{self._limits.bodies_size_max >> 20} MiB that this router has for them "
+                "(--max-bodies)"
+            )
+            raise Refusal(503, text, retry_after_s=1)
+        self.size += size
+
+    def give(self, size: int) -> None:
+        """Give room back."""
+        self.size -= size
+
+    async def read(self, request: web.Request, held: Held) -> bytes:
+        """Return a request's body. Raises Refusal."""
+        if not request.body_exists:
+            return b""
+        most = self._limits.body_size_max
+        if request.content_length is not None and request.content_length > most:
+            raise Refusal(413, f"the request's body has more than {most} bytes")
+        try:
+            if request.content.is_eof():  # it has come with the headers
+                return await self._pieces(request, held)
+            return await asyncio.wait_for(self._pieces(request, held), self._limits.body_s)
+        except asyncio.TimeoutError:
+            text = f"the request's body has not come whole in {self._limits.body_s:g} s"
+            raise Refusal(408, text) from None
+        except ConnectionError:  # the client has gone, for which aiohttp cancels this task
+            raise asyncio.CancelledError from None
+
+    async def _pieces(self, request: web.Request, held: Held) -> bytes:
+        place, most = connection_of(request).place, self._limits.body_size_max
+        pieces: list[bytes] = []
+        size = 0
+        place.wait()
+        while piece := await request.content.readany():
+            size += len(piece)
+            if size > most:
+                raise Refusal(413, f"the request's body has more than {most} bytes")
+            held.grow(size)
+            place.moved = size
+            pieces.append(piece)
+        place.work()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Who calls: by which name a request found this machine, and whether another site's page sent it.
+
+A page of another site reaches listeners on the loopback address in two ways. It may send a request
+whose answer it cannot read, such as a POST that changes something. Or it lets its own name resolve
+to this machine (DNS rebinding); then the browser takes both for one site. The first request has an
+Origin of the other site, the second one a Host that is not a name of this machine.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable, Mapping
+from urllib.parse import urlsplit
+
+_OTHER_SITES = {"cross-site", "same-site"}  # of Sec-Fetch-Site; a port of its own is another origin
+ANY_NAME = "*"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can connect to an address to listen on."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def host_of(header: str) -> str:
+    """Return the host of a ``Host`` header, without its port, brackets and final dot."""
+    host, colon, port = header.rpartition(":")
+    name = host if colon and port.isdecimal() else header
+    return name.removeprefix("[").removesuffix("]").lower().removesuffix(".")
+
+
+class KnownHosts:
+    """The hosts that a ``Host`` header may name: addresses, ``localhost``, this machine's own
+    names, the name that the listener was given, and the names that an operator allows.
+
+    An address is always fine: it cannot resolve to anything else.
+    """
+
+    def __init__(
+        self, listening: str, allowed: Iterable[str] = (), *, single_labels: bool = False
+    ) -> None:
+        """``*`` among the allowed names allows all. With ``single_labels`` names without a dot are
+        known, too, such as that of a container. No site on the internet has one.
+        """
+        machine = socket.gethostname().lower()
+        allowed = {name.lower().removesuffix(".") for name in allowed}
+        self._any = ANY_NAME in allowed
+        self._single_labels = single_labels
+        self._names = {"localhost", machine, machine.partition(".")[0], listening.lower(), *allowed}
+
+    def __contains__(self, header: str) -> bool:
+        host = host_of(header)
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            single = self._single_labels and bool(host) and "." not in host
+            return self._any or single or host in self._names or host.endswith(".localhost")
+        return True
+
+
+def from_other_site(headers: Mapping[str, str], allowed: Iterable[str] = ()) -> bool:
+    """Return whether a browser sent this request for a page of another origin. ``allowed`` are
+    origins such as ``https://chat.example``.
+
+    Programs send no Origin, and browsers send one with each POST.
+    """
+    origin = headers.get("Origin")
+    if origin is None:
+        return headers.get("Sec-Fetch-Site") in _OTHER_SITES
+    if origin in allowed:
+        return False
+    try:
+        return urlsplit(origin).netloc.lower() != headers.get("Host", "").lower()
+    except ValueError:
+        return True

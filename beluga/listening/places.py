@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The places of a listener's connections: who gives up a place when there is none for a newcomer.
+
+A connection's client is *waited for* while a request is expected from it, its body arrives, or it
+reads an answer. Its lag is how many seconds it is behind a client that moves RATE bytes a second.
+Example: one that has sent nothing for 10 s lags 10 s; one that has sent 100 bytes, one a second,
+99.9 s; one that has sent 5 MiB in a minute does not lag. A client that lags too long is closed.
+When all places are taken, a newcomer gets that of the client that lags most, so silent connections
+keep nobody out, however many they are. While the server works for a client, it does not lag.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+RATE = 1024  # bytes per second
+PATIENCE_S = 30.0
+"""How many seconds a client may lag."""
+_LAGS_S = 1.0
+
+ConnectionT = TypeVar("ConnectionT")
+
+
+class Place(Generic[ConnectionT]):
+    """The place of one connection, whose client is waited for at first."""
+
+    __slots__ = ("connection", "lost", "moved", "peer", "since")
+
+    def __init__(self, connection: ConnectionT, peer: str, now: float) -> None:
+        self.connection = connection
+        self.peer = peer
+        self.since: float | None = now  # when the client began to be waited for; None if it is not
+        self.moved = 0  # bytes since then
+        self.lost = False  # whether the connection was ended
+
+    def wait(self) -> None:
+        """Wait for the client from now on."""
+        self.since, self.moved = time.monotonic(), 0
+
+    def work(self) -> None:
+        """Work for the client from now on."""
+        self.since = None
+
+    def lag_s(self, now: float) -> float:
+        """Return how many seconds the client lags; below 0 while it is not waited for."""
+        return -1.0 if self.since is None else now - self.since - self.moved / RATE
+
+
+class Places(Generic[ConnectionT]):
+    """The places of all connections. The caller has a lock, or one thread."""
+
+    def __init__(
+        self, patience_s: float = PATIENCE_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._patience_s, self._clock = patience_s, clock
+        self._places: dict[ConnectionT, Place[ConnectionT]] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[Place[ConnectionT]]:
+        return iter(self._places.values())
+
+    def take(self, connection: ConnectionT, peer: str) -> Place[ConnectionT]:
+        """Return a new connection's place."""
+        place = Place(connection, peer, self._clock())
+        self._places[connection] = place
+        return place
+
+    def leave(self, connection: ConnectionT) -> None:
+        """Note that a connection has ended."""
+        self._places.pop(connection, None)
+
+    def of(self, connection: ConnectionT) -> Place[ConnectionT] | None:
+        """Return a connection's place, or None if it has ended."""
+        return self._places.get(connection)
+
+    def slowest(self, count: int = 1, lag_min_s: float = 0.0) -> list[Place[ConnectionT]]:
+        """Return the places to give to newcomers, at most ``count``: of clients that lag a second
+        or more, those of the peer with the most of them first, and of these the slowest. Clients
+        that do not lag come last, and those for whom the server works not at all, nor those that
+        lag less than ``lag_min_s``.
+        """
+        now = self._clock()
+        waited_for = [place for place in self if place.lag_s(now) >= lag_min_s]
+        counts = Counter(place.peer for place in waited_for)
+
+        def rank(place: Place[ConnectionT]) -> tuple[bool, int, float]:
+            lag_s = place.lag_s(now)
+            return lag_s >= _LAGS_S, counts[place.peer], lag_s
+
+        return heapq.nlargest(count, waited_for, key=rank)
+
+    def overdue(self) -> list[Place[ConnectionT]]:
+        """Return the places of clients that lag too long."""
+        now = self._clock()
+        return [place for place in self if place.lag_s(now) > self._patience_s]

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Addresses as logs and errors may show them."""
+
+from __future__ import annotations
+
+import re
+
+_SECRET = re.compile(r"(?<=//)[^/?#\s,]*@")
+_OPTIONS = re.compile(r"[?#].*")
+
+
+def shown_url(url: str) -> str:
+    """Return an address, or several with commas between them, without users, passwords and options.
+    Example: ``nats://me:secret@host:4222`` is shown as ``nats://host:4222``.
+    """
+    return ",".join(_OPTIONS.sub("", _SECRET.sub("", one)) for one in url.split(","))

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Removals from lower tiers: how a tier is asked, and when it is asked again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from beluga.tiers.tier import LowerTier
+
+_PAUSE_S = 0.05
+_PAUSE_MAX_S = 5.0
+
+
+def forget(tier: LowerTier, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Remove blocks for good, and return which keys have none any more.
+
+    A tier of a program that was written before ``forget`` has only ``remove``, and is asked what it
+    has left.
+    """
+    if hasattr(tier, "forget"):
+        return tier.forget(keys)
+    tier.remove(keys)
+    return ~np.asarray(tier.contains(keys), np.bool_)
+
+
+def replaces(tier: LowerTier) -> bool:
+    """Return whether a save replaces a block that could not be removed."""
+    return hasattr(tier, "forget")
+
+
+class Retries:
+    """When the removals that failed in one tier are tried again: after a pause, which doubles each
+    time, or at once while they succeed. One batch is under way at a time. Any thread may call it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running = False
+        self._pause_s, self._at = _PAUSE_S, 0.0
+
+    def begin(self) -> bool:
+        """Return whether the caller tries some now; :meth:`end` follows then."""
+        with self._lock:
+            if self._running or time.monotonic() < self._at:
+                return False
+            self._running = True
+            return True
+
+    def end(self, *, done: bool) -> None:
+        """Note whether the tier has executed all removals that it was asked for."""
+        with self._lock:
+            self._running = False
+            self._pause_s = _PAUSE_S if done else min(2 * self._pause_s, _PAUSE_MAX_S)
+            self._at = 0.0 if done else time.monotonic() + self._pause_s

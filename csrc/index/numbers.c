@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The numbers of blocks. A number whose line was never written is taken first, then a fresh one.
+ * Numbers of blocks that have left rest, in their order, as long as there are fresh ones and few of
+ * them: their lines are the trace that tells people what became of a block (check/entries.c).
+ */
+#include "index/blocks.h"
+
+enum { BL_TRACES = 4096 };      /* numbers that rest while there are fresh ones */
+
+int64_t bl_number_unused(bl_meta *meta)
+{
+    int fresh = meta->fresh_number < meta->pool->geometry.block_count_max;
+    uint32_t number = meta->free_number;
+    if (number != BL_NO_NUMBER) {
+        meta->free_number = meta->blocks[number].links[BL_LIST_LANE].next;
+        return number;
+    }
+    if (fresh && meta->rest_count < BL_TRACES)
+        return meta->fresh_number++;
+    if (meta->rest_count == 0)
+        return -BL_ERROR_TABLE_FULL;
+    number = meta->rest_first;
+    meta->rest_first = meta->blocks[number].links[BL_LIST_LANE].next;
+    meta->rest_count--;
+    return number;
+}
+
+void bl_number_give(bl_meta *meta, uint32_t number)
+{
+    meta->blocks[number].state = BL_NUMBER_FREE;
+    meta->blocks[number].links[BL_LIST_LANE].next = meta->free_number;
+    meta->free_number = number;
+}
+
+void bl_number_rest(bl_meta *meta, uint32_t number)
+{
+    meta->blocks[number].state = BL_NUMBER_FREE;
+    if (meta->rest_count++ == 0)
+        meta->rest_first = number;
+    else
+        meta->blocks[meta->rest_last].links[BL_LIST_LANE].next = number;
+    meta->rest_last = number;
+}

@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Tombstones. A removal is answered when the pool has, for each lower tier, a line of the block
+ * table that says so. The line is cleared when that tier has removed the key for good. Until then
+ * nothing comes from that tier under the key, whatever becomes of the tier and of the server: a
+ * successor finds the lines as it finds the entries of blocks.
+ *
+ *   WAITING --take--> TAKEN --done--> (cleared)     FAILED --take--> TAKEN
+ *                     TAKEN --failed--> FAILED      any --removed again--> WAITING
+ *
+ * A tombstone of a tier that this server does not have is parked: it stays for a successor that has
+ * it. Tombstones take at most half of the table. Beyond that, a removal is refused: none is ever
+ * forgotten.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "coherence/crash_point.h"
+#include "index/hash.h"
+#include "index/tombs.h"
+#include "index/work_list.h"
+
+enum { BL_TOMBS_PART = 2 };     /* of the block table */
+
+struct bl_tombs {
+    bl_index *index;            /* key -> the number of its first tombstone */
+    uint32_t count_max;
+    uint32_t count[BL_TOMB_STATES];
+    uint64_t id[BL_TOMB_TIERS]; /* of the tiers */
+    bl_work_list lists[BL_TOMB_STATES][BL_TOMB_TIERS];
+};
+
+/* A tombstone uses some fields of a block: its key and generation; fingerprint, the id of its tier;
+ * lane, the number of its tier, 0 if it is parked; offload, its state; the link of BL_LIST_LOWER,
+ * in the list of its tier and state; next of BL_LIST_LANE, the next tombstone of the key. */
+
+int bl_tombs_create(bl_meta *meta)
+{
+    uint32_t most = meta->pool->geometry.block_count_max / BL_TOMBS_PART;
+    bl_tombs *tombs = calloc(1, sizeof *tombs);
+    if (tombs == NULL)
+        return -ENOMEM;
+    meta->tombs = tombs;
+    tombs->count_max = most ? most : 1;
+    for (uint32_t state = 0; state < BL_TOMB_STATES; state++)
+        for (uint32_t tier = 0; tier < BL_TOMB_TIERS; tier++)
+            bl_work_clear(&tombs->lists[state][tier]);
+    return bl_index_create(&tombs->index, tombs->count_max);
+}
+
+void bl_tombs_destroy(bl_meta *meta)
+{
+    if (meta->tombs == NULL)
+        return;
+    bl_index_destroy(meta->tombs->index);
+    free(meta->tombs);
+}
+
+void bl_tombs_attach(bl_meta *meta, const uint64_t id[BL_TOMB_TIERS])
+{
+    for (uint32_t tier = 1; tier < BL_TOMB_TIERS; tier++)
+        meta->tombs->id[tier] = id[tier];
+}
+
+/* ---- The tombstones of a key. */
+
+static uint32_t bl_tomb_first(const bl_meta *meta, const uint64_t key[2])
+{
+    int64_t number = bl_index_find(meta->tombs->index, key);
+    return number < 0 ? (uint32_t)BL_NO_NUMBER : (uint32_t)number;
+}
+
+static uint32_t bl_tomb_next(const bl_meta *meta, uint32_t number)
+{
+    return meta->blocks[number].links[BL_LIST_LANE].next;
+}
+
+/* Return the tombstone of a key and a tier, or BL_NO_NUMBER. */
+static uint32_t bl_tomb_of(const bl_meta *meta, const uint64_t key[2], uint32_t tier)
+{
+    uint32_t number = bl_tomb_first(meta, key);
+    while (number != BL_NO_NUMBER && meta->blocks[number].lane != tier)
+        number = bl_tomb_next(meta, number);
+    return number;
+}
+
+/* Add a number to the tombstones of its key: 0, or -ENOSPC. */
+static int bl_tomb_link(bl_meta *meta, uint32_t number)
+{
+    bl_block *tomb = &meta->blocks[number];
+    uint32_t first = bl_tomb_first(meta, tomb->key);
+    if (first == BL_NO_NUMBER) {
+        tomb->links[BL_LIST_LANE].next = BL_NO_NUMBER;
+        return bl_index_add(meta->tombs->index, tomb->key, number);
+    }
+    tomb->links[BL_LIST_LANE].next = bl_tomb_next(meta, first);
+    meta->blocks[first].links[BL_LIST_LANE].next = number;
+    return 0;
+}
+
+static void bl_tomb_unlink(bl_meta *meta, uint32_t number)
+{
+    const bl_block *tomb = &meta->blocks[number];
+    uint32_t first = bl_tomb_first(meta, tomb->key), next = bl_tomb_next(meta, number);
+    if (first != number) {
+        while (bl_tomb_next(meta, first) != number)
+            first = bl_tomb_next(meta, first);
+        meta->blocks[first].links[BL_LIST_LANE].next = next;
+        return;
+    }
+    bl_index_remove(meta->tombs->index, tomb->key);
+    if (next != BL_NO_NUMBER)
+        bl_index_add(meta->tombs->index, tomb->key, next);
+}
+
+/* ---- States. */
+
+static void bl_tomb_enter(bl_meta *meta, uint32_t number, enum bl_tomb_state state)
+{
+    bl_block *tomb = &meta->blocks[number];
+    tomb->offload = (uint8_t)state;
+    meta->tombs->count[state]++;
+    bl_work_append(meta, &meta->tombs->lists[state][tomb->lane], bl_work_block_link, number);
+}
+
+static void bl_tomb_leave(bl_meta *meta, uint32_t number)
+{
+    const bl_block *tomb = &meta->blocks[number];
+    meta->tombs->count[tomb->offload]--;
+    bl_work_unlink(meta, &meta->tombs->lists[tomb->offload][tomb->lane], bl_work_block_link,
+                   number);
+}
+
+static void bl_tomb_move(bl_meta *meta, uint32_t number, enum bl_tomb_state state)
+{
+    bl_tomb_leave(meta, number);
+    bl_tomb_enter(meta, number, state);
+}
+
+/* Forget a removal that its tier has executed. */
+static void bl_tomb_end(bl_meta *meta, uint32_t number)
+{
+    bl_block *tomb = &meta->blocks[number];
+    bl_tomb_leave(meta, number);
+    bl_tomb_unlink(meta, number);
+    bl_crash_point("tomb.done");
+    *tomb = (bl_block){.generation = tomb->generation};
+    bl_entry_clear(meta, number);
+    bl_number_rest(meta, number);
+    bl_crash_point("tomb.cleared");
+}
+
+int bl_tombs_needed(const bl_meta *meta, const uint64_t key[2])
+{
+    int needed = 0;
+    for (uint32_t tier = 1; tier < BL_TOMB_TIERS; tier++)
+        needed += meta->tombs->id[tier] != 0 && bl_tomb_of(meta, key, tier) == BL_NO_NUMBER;
+    return bl_tombs_count(meta) + (uint32_t)needed <= meta->tombs->count_max
+               ? needed
+               : -BL_ERROR_REMOVALS_FULL;
+}
+
+void bl_tombs_add(bl_meta *meta, const uint64_t key[2], const uint32_t *numbers)
+{
+    for (uint32_t tier = 1; tier < BL_TOMB_TIERS; tier++) {
+        if (meta->tombs->id[tier] == 0)
+            continue;
+        uint32_t number = bl_tomb_of(meta, key, tier);
+        if (number != BL_NO_NUMBER) {
+            /* Results of older tries are not its any more. Its line stays as it is: half a write
+             * would lose what was answered. */
+            meta->blocks[number].generation = bl_generation_new(meta);
+            bl_tomb_move(meta, number, BL_TOMB_WAITING);
+            continue;
+        }
+        number = *numbers++;
+        meta->blocks[number] = (bl_block){
+            .key = {key[0], key[1]},
+            .generation = bl_generation_new(meta),
+            .fingerprint = meta->tombs->id[tier],
+            .state = BL_NUMBER_REMOVED,
+            .lane = tier,
+        };
+        bl_tomb_link(meta, number);
+        bl_tomb_enter(meta, number, BL_TOMB_WAITING);
+        bl_tomb_write(meta, number);
+        bl_crash_point("tomb.written");
+    }
+}
+
+int bl_tombs_recover(bl_meta *meta, uint32_t number)
+{
+    bl_tombs *tombs = meta->tombs;
+    bl_block *tomb = &meta->blocks[number];
+    for (uint32_t tier = 1; tier < BL_TOMB_TIERS; tier++)
+        if (tombs->id[tier] != 0 && tombs->id[tier] == tomb->fingerprint)
+            tomb->lane = tier;
+    int twin = tomb->lane != 0 && bl_tomb_of(meta, tomb->key, tomb->lane) != BL_NO_NUMBER;
+    if (twin || bl_tombs_count(meta) >= tombs->count_max || bl_tomb_link(meta, number) < 0)
+        return 0;
+    tomb->state = BL_NUMBER_REMOVED;
+    bl_tomb_enter(meta, number, tomb->lane ? BL_TOMB_WAITING : BL_TOMB_PARKED);
+    return 1;
+}
+
+/* ---- Questions. */
+
+uint8_t bl_tombs_of(const bl_meta *meta, const uint64_t key[2])
+{
+    uint32_t tiers = 0;
+    if (bl_tombs_count(meta) == 0)
+        return 0;
+    for (uint32_t n = bl_tomb_first(meta, key); n != BL_NO_NUMBER; n = bl_tomb_next(meta, n))
+        tiers |= 1u << meta->blocks[n].lane;
+    return (uint8_t)(tiers & ~1u); /* a parked one has no tier here */
+}
+
+uint8_t bl_tombs_untried(const bl_meta *meta, const uint64_t key[2])
+{
+    uint32_t tiers = 0;
+    for (uint32_t n = bl_tomb_first(meta, key); n != BL_NO_NUMBER; n = bl_tomb_next(meta, n))
+        if (meta->blocks[n].offload == BL_TOMB_WAITING || meta->blocks[n].offload == BL_TOMB_TAKEN)
+            tiers |= 1u << meta->blocks[n].lane;
+    return (uint8_t)tiers;
+}
+
+int bl_tombs_has(const bl_meta *meta, enum bl_tomb_state state)
+{
+    return meta->tombs->count[state] > 0;
+}
+
+uint32_t bl_tombs_count_in(const bl_meta *meta, enum bl_tomb_state state)
+{
+    return meta->tombs->count[state];
+}
+
+uint32_t bl_tombs_count(const bl_meta *meta)
+{
+    uint32_t count = 0;
+    for (uint32_t state = 0; state < BL_TOMB_STATES; state++)
+        count += meta->tombs->count[state];
+    return count;
+}
+
+uint32_t bl_tombs_max(const bl_meta *meta) { return meta->tombs->count_max; }
+
+/* ---- What the service does. */
+
+int bl_tombs_take(bl_meta *meta, enum bl_tomb_state state, uint32_t tier, bl_lower_record *out)
+{
+    bl_tombs *tombs = meta->tombs;
+    uint32_t first = tier ? tier : 1, end = tier ? tier + 1 : (uint32_t)BL_TOMB_TIERS;
+    for (; first < end; first++) {
+        uint32_t number = tombs->lists[state][first].first;
+        if (number == BL_NO_NUMBER)
+            continue;
+        const bl_block *tomb = &meta->blocks[number];
+        bl_tomb_move(meta, number, BL_TOMB_TAKEN);
+        *out = (bl_lower_record){
+            .key = {tomb->key[0], tomb->key[1]},
+            .generation = tomb->generation,
+            .block = number,
+            .tiers = (uint8_t)(1u << tomb->lane),
+        };
+        return 1;
+    }
+    return 0;
+}
+
+uint8_t bl_tombs_tried(bl_meta *meta, const bl_lower_note *note)
+{
+    if (note->block >= meta->pool->geometry.block_count_max)
+        return 0;
+    const bl_block *tomb = &meta->blocks[note->block];
+    if (tomb->state != BL_NUMBER_REMOVED || tomb->generation != note->generation ||
+        tomb->offload != BL_TOMB_TAKEN)
+        return 0; /* it was replaced meanwhile, or the key was removed again */
+    uint8_t tier = (uint8_t)(1u << tomb->lane);
+    if (note->removal == BL_REMOVAL_DONE)
+        bl_tomb_end(meta, note->block);
+    else
+        bl_tomb_move(meta, note->block, BL_TOMB_FAILED);
+    return tier;
+}
+
+void bl_tombs_replaced(bl_meta *meta, const uint64_t key[2], uint8_t tiers, uint64_t generation)
+{
+    for (uint32_t tier = 1; tier < BL_TOMB_TIERS; tier++) {
+        uint32_t number = tiers >> tier & 1 ? bl_tomb_of(meta, key, tier) : (uint32_t)BL_NO_NUMBER;
+        if (number != BL_NO_NUMBER && meta->blocks[number].generation < generation)
+            bl_tomb_end(meta, number);
+    }
+}
+
+void bl_tombs_untake(bl_meta *meta)
+{
+    for (uint32_t tier = 1; tier < BL_TOMB_TIERS; tier++) {
+        const bl_work_list *list = &meta->tombs->lists[BL_TOMB_TAKEN][tier];
+        while (list->first != BL_NO_NUMBER)
+            bl_tomb_move(meta, list->first, BL_TOMB_WAITING);
+    }
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Tombstones: removals that a lower tier has not executed yet (index/tombs.c). Tiers are bits, as
+ * bl_tier_bit says, or their numbers n from 1 to 7.
+ */
+#ifndef BL_TOMBS_H
+#define BL_TOMBS_H
+
+#include "index/blocks.h"
+
+enum { BL_TOMB_TIERS = 8 };     /* lower tiers have the numbers 1 to 7 */
+
+enum bl_tomb_state {
+    BL_TOMB_PARKED,             /* this server does not have the tier */
+    BL_TOMB_WAITING,            /* the service has not tried it */
+    BL_TOMB_TAKEN,              /* the service tries it */
+    BL_TOMB_FAILED,             /* the tier could not do it */
+    BL_TOMB_STATES
+};
+
+int bl_tombs_create(bl_meta *meta);
+void bl_tombs_destroy(bl_meta *meta);
+
+/* Name the lower tiers, before the server serves: id[n] is never that of another store; 0: there is
+ * no such tier. */
+void bl_tombs_attach(bl_meta *meta, const uint64_t id[BL_TOMB_TIERS]);
+
+/* Return how many unused numbers the tombstones of a key take, or -BL_ERROR_REMOVALS_FULL. */
+int bl_tombs_needed(const bl_meta *meta, const uint64_t key[2]);
+
+/* Write a key's tombstones, one for each tier; those that it has already become new. numbers are as
+ * many as bl_tombs_needed() said. */
+void bl_tombs_add(bl_meta *meta, const uint64_t key[2], const uint32_t *numbers);
+
+/* Take over a predecessor's tombstone, which was copied into the block of this number: 1, or 0: it
+ * is one too many. */
+int bl_tombs_recover(bl_meta *meta, uint32_t number);
+
+/* Return the tiers that may have what was removed under a key, as bits. */
+uint8_t bl_tombs_of(const bl_meta *meta, const uint64_t key[2]);
+
+/* Return the tiers that have not tried a removal yet, as bits. */
+uint8_t bl_tombs_untried(const bl_meta *meta, const uint64_t key[2]);
+
+/* Is there a tombstone in this state? */
+int bl_tombs_has(const bl_meta *meta, enum bl_tomb_state state);
+
+/* Take the oldest tombstone that waits, or that failed in this tier: 1, or 0 if there is none. */
+int bl_tombs_take(bl_meta *meta, enum bl_tomb_state state, uint32_t tier, bl_lower_record *out);
+
+/* Note the result of a removal, and return the tier as a bit; 0: there is no such tombstone. */
+uint8_t bl_tombs_tried(bl_meta *meta, const bl_lower_note *note);
+
+/* Note that these tiers have a key's block of this generation, in place of what was removed. */
+void bl_tombs_replaced(bl_meta *meta, const uint64_t key[2], uint8_t tiers, uint64_t generation);
+
+/* Let all tombstones that are taken wait again. */
+void bl_tombs_untake(bl_meta *meta);
+
+/* Return the number of tombstones, of those in a state, or of those that there may be at most. */
+uint32_t bl_tombs_count(const bl_meta *meta);
+uint32_t bl_tombs_count_in(const bl_meta *meta, enum bl_tomb_state state);
+uint32_t bl_tombs_max(const bl_meta *meta);
+
+#endif

@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What was removed does not come back before it is put again: whatever tier fails, and however the
+server ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from blocks import eventually
+from disk_faults import VolatileEngine
+from disk_tiers import MIB, keys_of, payload_of, records_of
+from numpy.typing import NDArray
+from removal_scene import LENGTH, SETTINGS, FaultyStore, Scene, content, digest, objects
+
+from beluga import KVCache, MetaServer, Pool
+from beluga.errors import RemovalsFullError
+from beluga.tiers import TierService
+from beluga.tiers.disk import DiskTier
+from beluga.tiers.remote import RemoteTier
+
+Make = Callable[..., Scene]
+
+
+@pytest.fixture
+def make(shm: Path) -> Iterator[Make]:
+    made: list[Scene] = []
+
+    def scene(**options: bool) -> Scene:
+        made.append(Scene(shm, **options))
+        return made[-1]
+
+    yield scene
+    for each in made:
+        each.close()
+
+
+def refuse(scene: Scene) -> None:
+    assert scene.store is not None
+    scene.store.refused = {"delete"}
+
+
+def lose(scene: Scene) -> None:
+    assert scene.store is not None
+    scene.store.lost = {"delete"}
+
+
+def hang(scene: Scene) -> None:
+    assert scene.store is not None
+    scene.store.hung = {"delete", "exists"}
+
+
+def break_open(scene: Scene) -> None:
+    """Let the circuit breaker open, and stay open."""
+    assert scene.store is not None
+    scene.store.lost = {"get", "put", "delete", "exists"}
+    remote = scene.tiers[-1]
+    for _ in range(5):
+        remote.load(scene.cache.keys([digest("nobody")]))
+    assert not remote._breaker.closed
+
+
+@pytest.mark.parametrize("fault", [refuse, lose, hang, break_open])
+@pytest.mark.parametrize("disk", [True, False])
+def test_a_block_does_not_come_back_from_a_store_that_did_not_delete_it(
+    make: Make, fault: Callable[[Scene], None], disk: bool
+) -> None:
+    scene = make(disk=disk)
+    assert scene.store is not None
+    scene.put_surely("block", 0)
+    scene.offered()
+    key = scene.cache.keys([digest("block")])
+    assert eventually(lambda: objects(scene.store, key) == [True])
+    fault(scene)
+    assert scene.remove("block") == 1
+    assert scene.get("block") is None
+    scene.store.heal() if fault is hang else None
+    scene.store.refused = {"delete"}
+    scene.store.lost.clear()
+    assert eventually(lambda: scene.tiers[-1]._breaker.closed or scene.get("x") is not None)
+    assert scene.get("block") is None
+    scene.restart()
+    assert scene.get("block") is None
+    assert objects(scene.store, key) == [True]
+    assert scene.pending() >= 1
+    scene.store.heal()
+    scene.settle()
+    assert objects(scene.store, key) == [False]
+    assert scene.get("block") is None
+
+
+def test_a_put_after_a_removal_is_read_and_replaces_what_a_store_did_not_delete(
+    make: Make,
+) -> None:
+    scene = make(disk=False)
+    assert scene.store is not None
+    scene.put_surely("block", 0)
+    scene.offered()
+    key = scene.cache.keys([digest("block")])
+    assert eventually(lambda: objects(scene.store, key) == [True])
+    scene.store.refused = {"delete"}
+    scene.remove("block")
+    assert eventually(lambda: scene.server.lower_stat().removal_failed == 1)
+    scene.put_surely("block", 1)
+    assert scene.has("block", 1)
+    scene.settle()  # the save has replaced the object
+    scene.evict()
+    assert scene.has("block", 1)
+    scene.restart()
+    scene.evict()
+    assert scene.has("block", 1)
+
+
+def test_a_tombstone_does_not_remove_what_was_put_after_it(make: Make) -> None:
+    scene = make()
+    assert scene.store is not None
+    for version in range(6):
+        scene.put_surely("block", version)
+        if version % 2:
+            scene.offered()
+        assert scene.has("block", version)
+        scene.remove("block")
+        assert scene.get("block") is None
+    scene.put_surely("block", 6)
+    scene.offered()
+    scene.settle()
+    scene.evict()
+    assert scene.has("block", 6)
+    scene.restart()
+    assert scene.has("block", 6)
+
+
+@pytest.mark.parametrize("fault", ["write", "sync", "hung write", "hung sync"])
+@pytest.mark.parametrize("end", ["restart", "anew"])
+def test_a_block_does_not_come_back_from_a_disk_that_failed_for_a_moment(
+    make: Make, fault: str, end: str
+) -> None:
+    scene = make(store=False)
+    scene.put_surely("block", 0)
+    scene.offered()
+    engine = scene.engine
+    if fault == "write":
+        engine.write_error = errno.ENOSPC
+    elif fault == "sync":
+        engine.sync_error = errno.EIO
+    else:
+        engine.hung = {fault.split()[1]}
+    scene.remove("block")
+    assert scene.get("block") is None
+    if end == "anew":  # the pool that remembers is gone, so the disk must have had its time
+        engine.write_error = engine.sync_error = 0
+        engine.hung = set()
+        engine.gate.set()
+        scene.settle()
+    else:
+        engine.gate.set()
+    scene.restart() if end == "restart" else scene.anew()
+    assert scene.get("block") is None
+    scene.settle()
+    scene.put_surely("block", 1)
+    assert scene.has("block", 1)
+
+
+def test_a_removal_has_returned_when_the_disk_has_made_it_durable(make: Make) -> None:
+    scene = make(store=False)
+    for number in range(20):
+        scene.put_surely(number, 0)
+    scene.offered()
+    assert scene.remove(*range(20)) == 20
+    assert not scene.tiers[0].contains(scene.cache.keys([digest(n) for n in range(20)])).any()
+    assert scene.pending() == 0
+    scene.anew()
+    assert [number for number in range(20) if scene.get(number) is not None] == []
+
+
+def test_a_removed_block_that_is_being_saved_does_not_come_back(make: Make) -> None:
+    """The save hangs in its sync while the block is removed, and ends afterwards."""
+    scene = make(store=False)
+    scene.put_surely("other", 0)
+    scene.offered()
+    engine = scene.engine
+    engine.hung = {"sync"}
+    scene.put_surely("block", 0)
+    assert eventually(lambda: scene.tiers[0].stat()["used_bytes"] > LENGTH * 3 // 2)
+    scene.remove("block")
+    engine.hung = set()
+    engine.gate.set()
+    scene.settle()
+    key = scene.cache.keys([digest("block")])
+    assert scene.get("block") is None
+    assert not scene.tiers[0].contains(key).any()
+    scene.restart()
+    assert scene.get("block") is None
+
+
+def test_removals_beyond_the_bound_are_refused_and_none_is_forgotten(make: Make) -> None:
+    scene = make(disk=False)
+    assert scene.store is not None
+    scene.put_surely("block", 0)
+    scene.put_surely("last", 0)
+    scene.offered()
+    key = scene.cache.keys([digest("block")])
+    assert eventually(lambda: objects(scene.store, key) == [True])
+    scene.store.refused = {"delete"}
+    scene.remove("block")
+    most = scene.server.lower_stat().removal_max
+    with KVCache(scene.pool, namespace="test", timeout_s=0.2) as hasty:
+        with pytest.raises(RemovalsFullError, match="beluga stat"):
+            hasty.remove([digest(("none", number)) for number in range(most + 10)])
+        with pytest.raises(RemovalsFullError):
+            hasty.remove([digest("last")])
+    assert scene.pending() == most
+    assert scene.has("last", 0)  # what was not removed is there
+    assert scene.get("block") is None
+    scene.restart()
+    assert scene.pending() == most
+    assert scene.get("block") is None
+    scene.store.heal()
+    scene.settle()
+    assert scene.remove("last") == 1
+
+
+def test_many_removals_wait_for_room_while_the_tiers_execute_them(make: Make) -> None:
+    scene = make()
+    many = 3 * scene.server.lower_stat().removal_max
+    assert scene.remove(*(("none", number) for number in range(many))) == 0
+    scene.settle()
+
+
+def test_a_removal_waits_for_its_tier_also_if_a_server_runs_without_it(make: Make) -> None:
+    scene = make()
+    assert scene.store is not None
+    scene.put_surely("block", 0)
+    scene.offered()
+    key = scene.cache.keys([digest("block")])
+    assert eventually(lambda: objects(scene.store, key) == [True])
+    scene.store.refused = {"delete"}
+    scene.remove("block")
+    store, scene.store = scene.store, None
+    scene.restart()
+    assert scene.get("block") is None
+    assert scene.server.lower_stat().removal_parked == 1
+    scene.store = store
+    scene.restart()
+    assert scene.get("block") is None
+    scene.store.heal()
+    scene.settle()
+    assert objects(store, key) == [False]
+
+
+def test_a_put_that_is_still_under_way_does_not_undo_a_removal(make: Make) -> None:
+    """A save hangs, is given up, and reaches the store after the block was removed."""
+    scene = make(disk=False)
+    assert scene.store is not None
+    store, key = scene.store, scene.cache.keys([digest("block")])
+    store.hung = {"put"}
+    scene.put_surely("block", 0)
+    assert eventually(lambda: "put" in store.calls)
+    scene.offered()
+    scene.remove("block")
+    assert eventually(lambda: scene.server.lower_stat().removal_failed == 1)
+    store.heal()  # the put arrives
+    scene.settle()
+    assert objects(store, key) == [False]
+    assert scene.get("block") is None
+
+
+def test_a_load_from_before_a_removal_brings_nothing_after_it(make: Make) -> None:
+    scene = make(disk=False)
+    assert scene.store is not None
+    scene.put_surely("block", 0)
+    scene.offered()
+    scene.evict()
+    taken, going_on = threading.Event(), threading.Event()
+    inner = scene.tiers[0].load
+
+    def load(keys: NDArray[np.uint64]) -> object:
+        found = inner(keys)
+        taken.set()
+        going_on.wait()
+        return found
+
+    scene.tiers[0].load = load
+    assert scene.cache.onboard([digest("block")]) == 1
+    assert taken.wait(20)
+    scene.remove("block")
+    scene.settle()
+    assert scene.get("block") is None  # and nobody asks again before the load has ended
+    going_on.set()
+    assert eventually(lambda: scene.server.lower_stat().wanted_count == 0)
+    assert scene.get("block") is None
+
+
+def test_a_store_that_never_deletes_is_reported_at_the_start(
+    shm: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = FaultyStore()
+    store.refused = {"delete"}
+    with Pool.create([shm / "pool"], device_size=16 << 20, sparse=True) as pool:
+        server = MetaServer(pool)
+        tier = RemoteTier(store, name="test://stubborn", settings=SETTINGS)
+        service = TierService(server, pool, [tier])
+        with server, caplog.at_level(logging.WARNING):
+            service.start()
+            assert eventually(lambda: "does not delete objects" in caplog.text)
+            service.stop()
+        tier.close()
+    assert caplog.text.count("test://stubborn does not delete objects") == 1
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_power_cut_brings_no_removed_block_back(tmp_path: Path, seed: int) -> None:
+    """What ``forget`` has answered holds, wherever the power fails."""
+    from disk_faults import PowerCut
+
+    def make(fd: int, depth: int) -> VolatileEngine:
+        return VolatileEngine(fd, depth, cut_at=3 + seed * 2, seed=seed)
+
+    tier = DiskTier(tmp_path / "disk", 16 * MIB, io=make)
+    gone: list[int] = []
+    try:
+        for first in range(0, 60, 4):
+            numbers = range(first, first + 4)
+            tier.save(records_of(numbers, 9000), payload_of(numbers, 9000))
+            if tier.forget(keys_of(numbers[:2])).all():
+                gone += numbers[:2]
+    except PowerCut:
+        pass
+    tier._store.file.close()
+    after = DiskTier(tmp_path / "disk", 16 * MIB)
+    assert not after.contains(keys_of(gone)).any() if gone else True
+    after.close()
+
+
+def test_content_differs() -> None:
+    assert not np.array_equal(content("a", 0), content("a", 1))
