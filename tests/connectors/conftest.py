@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from lmcache_parts import LONG_S, PACKAGE, Allocator, MakeAdapter, Metadata
 
 from beluga import MetaServer, Pool
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 DEVICE_SIZE = 48 << 20
 
 
@@ -38,6 +40,18 @@ def pool_name(pool: Pool) -> str:
 def server(pool: Pool) -> Iterator[MetaServer]:
     with MetaServer(pool) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def python() -> Path:
+    """The interpreter that has LMCache and SGLang. For slow tests: it may have to be made."""
+    setup = subprocess.run(
+        [ROOT / "scripts/setup-adapters"], capture_output=True, text=True, check=False
+    )
+    if setup.returncode == 77:
+        pytest.skip(setup.stderr.strip().splitlines()[-1])
+    assert setup.returncode == 0, setup.stderr
+    return ROOT / ".venv-adapters/bin/python"
 
 
 @pytest.fixture

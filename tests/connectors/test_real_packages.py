@@ -22,24 +22,13 @@ LONG_S = 200.0  # for what takes ten seconds on an idle machine
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # the packages may have to be downloaded
 
 
-@pytest.fixture(scope="module")
-def python() -> Path:
-    """The interpreter that has the packages."""
-    setup = subprocess.run(
-        [ROOT / "scripts/setup-adapters"], capture_output=True, text=True, check=False
-    )
-    if setup.returncode == 77:
-        pytest.skip(setup.stderr.strip().splitlines()[-1])
-    assert setup.returncode == 0, setup.stderr
-    return ROOT / ".venv-adapters/bin/python"
-
-
 class Role:
     """A process that plays a role over a pool and answers in lines of JSON."""
 
     def __init__(self, python: Path, script: str, *arguments: str, log: Path) -> None:
         environment = {key: value for key, value in os.environ.items() if key != "BELUGA_POOL"}
         environment["LMCACHE_TRACK_USAGE"] = "false"
+        environment["PYTHONPATH"] = str(ROOT)  # these sources, whatever the environment has
         self._log = log
         with log.open("w") as file:
             self._process = subprocess.Popen(
@@ -128,6 +117,22 @@ def test_sglang_calls_our_methods_and_gets_its_pages_back(
     assert found["differences"] == []
     assert len(found["trips"]) == 14
     assert [name for name, good in found["trips"].items() if not good] == []
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_sglangs_controller_fares_with_our_backend_as_with_files(
+    server: MetaServer, start: Callable[..., Role], tmp_path: Path, seed: int
+) -> None:
+    role = start("sglang_controller_role.py", str(tmp_path), str(seed))
+    found = role.hear()
+    role.end()
+    assert found["differ"] == []
+    assert len(found["runs"]) == 6
+    for how, run in found["runs"].items():
+        assert (how, run["differ"]) == (how, [])
+        assert run["hits"] > 0
+    # test_sglang_calls.py replays these, without SGLang
+    assert found["calls"] == json.loads(Path(__file__).with_name("sglang_calls.json").read_text())
 
 
 def test_sglang_never_finds_kv_of_other_weights_adapters_or_salts(

@@ -23,7 +23,7 @@ from lmcache.v1.platform import create_event_notifier
 
 from beluga.connectors.connection import Attachment, Connection
 from beluga.connectors.lmcache import objects
-from beluga.connectors.lmcache.layouts import LAYOUTS_MAX, Layout, Layouts, layout_of
+from beluga.connectors.lmcache.layouts import LAYOUTS_MAX, Layout, Layouts, layout_of, layout_of_object
 from beluga.connectors.lmcache.ledger import Ledger, Owed
 from beluga.connectors.lmcache.objects import Hit, Item, bytes_of
 from beluga.connectors.lmcache.pins import Pins
@@ -258,7 +258,7 @@ class BelugaL2Adapter(L2AdapterInterface):
     def _store(self, connection: Connection, keys: list[Any], memories: list[Any]) -> Any:
         if not self._settle(connection):
             return None
-        layouts = [layout_of(memory.get_shapes(), memory.get_dtypes()) for memory in memories]
+        layouts = [layout_of_object(memory) for memory in memories]
 
         def store(attachment: Attachment) -> list[BlockState]:
             items = self._items(attachment, keys, layouts, add=True)
@@ -398,7 +398,7 @@ class BelugaL2Adapter(L2AdapterInterface):
         return {model: self._layouts_of(model).ids(attachment) for model in models}
 
     def _load(self, connection: Connection, keys: list[Any], memories: list[Any]) -> Any:
-        layouts = [layout_of(memory.get_shapes(), memory.get_dtypes()) for memory in memories]
+        layouts = [layout_of_object(memory) for memory in memories]
 
         def load(attachment: Attachment) -> list[int]:
             items = self._items(attachment, keys, layouts, add=False)

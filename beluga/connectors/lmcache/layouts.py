@@ -42,6 +42,14 @@ def layout_of(shapes: Sequence[Sequence[int]], dtypes: Sequence[Any]) -> Layout:
     return tuple((tuple(int(size) for size in shape), str(dtype)) for shape, dtype in pairs)
 
 
+def layout_of_object(memory: Any) -> Layout:
+    """Return the layout of a MemoryObj."""
+    try:
+        return layout_of(memory.get_shapes(), memory.get_dtypes())
+    except AssertionError:  # it has one shape, and no list of them
+        return layout_of([memory.get_shape()], [memory.get_dtype()])
+
+
 def digest_of(layout: Layout) -> bytes:
     """Return the name of a layout in the records."""
     text = repr(layout).encode()

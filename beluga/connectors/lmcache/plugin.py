@@ -202,11 +202,13 @@ class BelugaBackend(StoragePluginInterface):
             return self._reader.attempt("pinning", find) or False
 
     def unpin(self, key: Any) -> bool:
-        """Drop one pin of a chunk. Returns whether it had one."""
+        """Drop a pin of a chunk, if it has one. Returns False if the pool does not have the chunk,
+        as LMCache's own backends do.
+        """
         dropped = self._pins.drop([key])
         with self._reading:
             self._pins.release(self._reader)
-        return bool(dropped)
+        return bool(dropped) or self.contains(key)
 
     def remove(self, key: Any, force: bool = True) -> bool:
         """Remove a chunk for all users. Returns whether it existed."""
