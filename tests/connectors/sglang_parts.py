@@ -72,6 +72,13 @@ class Flat:
     def __init__(self, data: Any) -> None:
         self.data = data
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape  # type: ignore[no-any-return]
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(step // self.data.itemsize for step in self.data.strides)
+
     def data_ptr(self) -> int:
         return int(self.data.ctypes.data)
 

@@ -23,7 +23,13 @@ from lmcache.v1.platform import create_event_notifier
 
 from beluga.connectors.connection import Attachment, Connection
 from beluga.connectors.lmcache import objects
-from beluga.connectors.lmcache.layouts import LAYOUTS_MAX, Layout, Layouts, layout_of, layout_of_object
+from beluga.connectors.lmcache.layouts import (
+    LAYOUTS_MAX,
+    Layout,
+    Layouts,
+    layout_of,
+    layout_of_object,
+)
 from beluga.connectors.lmcache.ledger import Ledger, Owed
 from beluga.connectors.lmcache.objects import Hit, Item, bytes_of
 from beluga.connectors.lmcache.pins import Pins

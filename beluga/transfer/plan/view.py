@@ -107,7 +107,8 @@ def tensor_start(tensor: Tensor) -> int:
     """
     name, lazy = type(tensor).__name__, False
     try:
-        if 0 in tuple(tensor.shape):
+        shape = tuple(getattr(tensor, "shape", ()))  # a flat array that is not torch's has none
+        if 0 in shape:
             return 0
         start = tensor.data_ptr()
         if start == 0:
@@ -115,9 +116,8 @@ def tensor_start(tensor: Tensor) -> int:
                 f"a {name} on {tensor.device} has no memory; give a tensor outside of tracing, and "
                 "not of the meta device"
             )
-        spans = [
-            (size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
-        ]
+        strides = tensor.stride() if shape else ()
+        spans = [(size - 1) * step for size, step in zip(shape, strides, strict=True)]
         size = (1 + sum(spans)) * tensor.element_size()  # torch has no negative strides
         lazy = any(bool(getattr(tensor, ask, bool)()) for ask in ("is_conj", "is_neg"))
         storage: Any = getattr(tensor, "untyped_storage", lambda: None)()
