@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
