@@ -33,6 +33,7 @@ LAYERS = (
     ("replay",),
     ("doctor", "events", "gateway", "simulate"),
     ("cli",),
+    ("__main__",),
 )
 # The same inside the packages that have packages of their own, bottom first. The package's front
 # door is on top.

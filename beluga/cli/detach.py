@@ -10,6 +10,7 @@ the lock is the server, whatever its number was before.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -119,13 +120,39 @@ def stop(pool: PoolPaths = None, json: Json = False) -> None:
 
 def _end(lock: Path, pid: int) -> None:
     """Have the process that holds the lock end. It goes on first if it stands still."""
-    watched = os.pidfd_open(pid)
+    try:
+        watched = os.pidfd_open(pid)
+    except (AttributeError, OSError) as error:
+        if isinstance(error, ProcessLookupError):
+            raise
+        _end_by_number(lock, pid)
+        return
     try:
         if _holder(lock) == pid:  # it has the lock, so the number was its own when it was watched
             signal.pidfd_send_signal(watched, signal.SIGTERM)
             signal.pidfd_send_signal(watched, signal.SIGCONT)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EPERM):
+            raise
+        _end_by_number(lock, pid)
     finally:
         os.close(watched)
+
+
+def _end_by_number(lock: Path, pid: int) -> None:
+    """Have the process end on a kernel before 5.3, or where a sandbox denies pidfds.
+
+    The number is looked at right before each signal: while the lock is held it is the server's.
+    """
+    for number in (signal.SIGTERM, signal.SIGCONT):
+        if _holder(lock) == pid:
+            try:
+                os.kill(pid, number)
+            except PermissionError:
+                owner = lock.stat().st_uid
+                raise RpcError(
+                    f"process {pid} is user {owner}'s; stop it as that user or as root"
+                ) from None
 
 
 def _holder(lock: Path) -> int | None:

@@ -10,6 +10,9 @@ terminal goes away. Results go to stdout, everything else to stderr.
 
 from __future__ import annotations
 
+import codecs
+import io
+import json
 import os
 import signal
 import sys
@@ -20,6 +23,13 @@ from typing import NoReturn
 
 from beluga.errors import BelugaError
 
+_PLAIN = {
+    **dict.fromkeys("█▓▇▉▊▋", "#"),
+    **dict.fromkeys("▌▍▎▏▒▆▅▄", "="),
+    **dict.fromkeys("░▃▂▁·…", "."),
+    **dict.fromkeys("─━═–—", "-"),  # noqa: RUF001
+    **dict.fromkeys("│┃║", "|"),
+}
 _TOOLS = ("typer", "rich", "msgspec")
 
 
@@ -40,6 +50,20 @@ def _open_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  for good
+    codecs.register_error("beluga", _in_ascii)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="beluga")
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """Write what the output's encoding lacks: bars and lines as such, other characters as JSON
+    escapes them, so that --json stays JSON.
+    """
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(one) or json.dumps(one)[1:-1] for one in lacking), error.end
 
 
 def _run(name: str, module: str) -> NoReturn:

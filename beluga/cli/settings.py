@@ -25,6 +25,7 @@ from beluga import config
 from beluga.cli import lazy
 from beluga.cli.options import HOST_HELP, Host, LogFormat, LogLevel, PoolPaths
 from beluga.errors import SettingsError
+from beluga.text import decode_text
 
 # Options that confirm or declare something about one run, or that only a caller can mean.
 ONCE = frozenset(
@@ -160,7 +161,7 @@ class _Reader:
         if len(data) > _SIZE_MAX:
             raise SettingsError(f"{self._path}: it has more than {_SIZE_MAX} bytes")
         try:
-            return data.decode()
+            return decode_text(data)
         except UnicodeDecodeError as error:
             line = data.count(b"\n", 0, error.start) + 1
             raise SettingsError(f"{self._path}, line {line}: not text in UTF-8") from None

@@ -130,14 +130,16 @@ def size_tiers(
     if json:
         print_json({"model": asdict(shape), **asdict(advice)})
         return
-    _show(advice)
+    _show(advice, shape)
 
 
-def _show(advice: Advice) -> None:
+def _show(advice: Advice, shape: KvShape) -> None:
     facts: dict[str, object] = {
         "KV per token": show_size(advice.bytes_per_token),
         "block": f"{advice.block_tokens} tokens, {show_size(advice.block_bytes)}",
     }
+    if shape.beside:
+        facts["beside it"] = shape.beside
     if advice.break_even_bytes_per_s is None:
         facts["break-even"] = "give --recompute-ms or --model-costs"
     else:

@@ -15,6 +15,7 @@ from beluga.errors import RouterError
 from beluga.listening import Token, read_tls, read_token
 from beluga.router import DEFAULT_POLICY, CostEstimator, Goals, Indexer, PolicySettings
 from beluga.router import costs as costs_module
+from beluga.text import read_text
 
 _SCHEMES = ("http", "https")
 MIB = 1 << 20
@@ -235,7 +236,7 @@ def read_workers_file(path: Path) -> tuple[EngineSpec, ...]:
 def workers_text(path: Path) -> str:
     """Return the text of a workers file. Raises RouterError."""
     try:
-        return path.read_text()
+        return read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise RouterError(f"the workers file {path} cannot be read: {error}") from None
 

@@ -14,6 +14,7 @@ from typing import Protocol
 from beluga.errors import RouterError
 from beluga.gateway.content_format import looks_at_parts
 from beluga.gateway.conversation import Conversation, for_template, with_system_first
+from beluga.text import read_text
 
 
 class Tokenizer(Protocol):
@@ -44,7 +45,7 @@ def load_tokenizer(path: Path, template: Path | None = None, *, trusted: bool = 
     if template is not None and not path.is_dir():
         raise RouterError("--chat-template needs --tokenizer with a model's directory")
     try:
-        own = None if template is None else template.read_text()
+        own = None if template is None else read_text(template)
         return _Directory(path, own, trusted=trusted) if path.is_dir() else _File(path)
     except ModuleNotFoundError as error:
         name = error.name or "tokenizers"

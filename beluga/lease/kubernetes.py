@@ -20,6 +20,7 @@ from typing import Any
 from beluga.config import kubernetes_api
 from beluga.errors import LeaseError
 from beluga.lease.http import JsonService
+from beluga.text import read_text
 
 DURATION_S = 5
 CALL_TIMEOUT_S = 2.0
@@ -170,7 +171,7 @@ class KubernetesLease:
         # It is read each time, because Kubernetes replaces it. While it is written, it is empty.
         why = "it is empty"
         try:
-            self._last_token = self._token.read_text().strip() or self._last_token
+            self._last_token = read_text(self._token).strip() or self._last_token
         except (OSError, UnicodeDecodeError) as error:
             why = str(error)
         if not self._last_token:

@@ -180,7 +180,8 @@ class MetaServer(Server):
     def _destroy(self, server: core.bl_server) -> None:
         super()._destroy(server)
         meta, self._meta = self._meta, ffi.NULL
-        lib.bl_meta_destroy(meta)
+        if meta != ffi.NULL:  # making the index failed
+            lib.bl_meta_destroy(meta)
 
     def tenants(self) -> list[Tenant]:
         """Return the committed blocks by namespace and length, while the loop runs."""

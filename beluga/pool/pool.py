@@ -21,7 +21,12 @@ from beluga.pool.destroy import destroy
 from beluga.pool.layout import Wishes
 from beluga.pool.mapping import Mapping
 from beluga.pool.near import run_near
-from beluga.pool.runtime import make_runtime_dir, refuse_in_use, runtime_path
+from beluga.pool.runtime import (
+    make_runtime_dir,
+    refuse_in_use,
+    runtime_path,
+    unreadable_host,
+)
 from beluga.pool.spec import STRIPE_SIZE, SpecLike, listed
 from beluga.pool.superblock import Geometry
 
@@ -176,10 +181,14 @@ class Pool(OfThisProcess):
     def raise_for_status(self, code: int, doing: str) -> int:
         """Do what :func:`beluga.errors.raise_for_status` does, for an answer of this pool's server.
 
-        An error about the runtime directory names the directory.
+        An error about the runtime directory, or an errno, names the directory or the file.
         """
         try:
             return raise_for_status(code, doing)
+        except OSError as error:  # about the files that processes of a host share
+            raise unreadable_host(doing) or OSError(
+                error.errno, error.strerror, str(self.runtime_dir)
+            ) from None
         except RuntimeDirError as error:
             raise RuntimeDirError(f"{error} (this process uses {self.runtime_dir})") from None
 

@@ -19,8 +19,10 @@ import stat
 from pathlib import Path
 
 from beluga import config
-from beluga.errors import DeviceBusyError, DevicePermissionError
+from beluga.errors import DeviceBusyError, DevicePermissionError, RuntimeDirError
 from beluga.pool.device import Device, explain
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def runtime_path(first: Device, pool_id: str) -> Path:
@@ -52,6 +54,21 @@ def make_runtime_dir(first: Device, pool_id: str) -> Path:
     except OSError as error:
         raise explain(error, path) from None
     return path
+
+
+def unreadable_host(doing: str) -> RuntimeDirError | None:
+    """Return the error of a sandbox that hides this boot's id, or None. A server and a session need
+    it: it says that two processes run on one host.
+    """
+    try:
+        if len(_BOOT_ID.read_text().strip()) == 36:  # 16 bytes in hex and four dashes
+            return None
+        why = "it has no id"
+    except OSError as error:
+        why = str(error.strerror)
+    return RuntimeDirError(
+        f"{doing}: {_BOOT_ID} cannot be read ({why}); show it in this container or sandbox"
+    )
 
 
 def refuse_in_use(path: Path) -> None:

@@ -184,7 +184,7 @@ class Server(OfThisProcess):
             directory, number = os.fsencode(pool.runtime_dir), pool.host_number(host)
             with pool.using() as handle:
                 code = lib.bl_server_create(handle, directory, number, out)
-            raise_for_status(code, "starting a server")
+            pool.raise_for_status(code, "starting a server")
             self._server = out[0]
             status = lib.bl_server_declare_gone(out[0]) if declared_gone else 0
             if status < 0:

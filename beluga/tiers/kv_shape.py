@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from beluga.errors import TierError
+from beluga.text import decode_text
+from beluga.tiers.model_layers import read_layers
 from beluga.transfer import DTYPE_SIZES
 
 _DTYPES = {
@@ -27,9 +29,10 @@ _CONFIG_MAX = 16 << 20  # bytes
 class KvShape:
     """What a token adds to the KV cache.
 
-    ``layers`` counts those with attention. A layer has K and V of ``kv_heads`` heads of
-    ``head_dim`` elements, or, with MLA, one vector of ``latent_dim`` elements. ``dtype`` is one of
-    F32, F16, BF16, FP8, U8.
+    ``layers`` counts those whose KV grows with each token. A layer has K and V of ``kv_heads``
+    heads of ``head_dim`` elements, or, with MLA, one vector of ``latent_dim`` elements. ``dtype``
+    is one of F32, F16, BF16, FP8, U8. Beside that a sequence may have ``window_layers`` that keep
+    its last ``window_tokens`` tokens, and ``state_layers`` with a state of fixed size.
     """
 
     layers: int
@@ -37,6 +40,9 @@ class KvShape:
     kv_heads: int = 0
     head_dim: int = 0
     latent_dim: int = 0
+    window_layers: int = 0
+    window_tokens: int = 0
+    state_layers: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_SIZES:
@@ -55,8 +61,27 @@ class KvShape:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of a token in all layers."""
+        """Bytes of a token in all layers whose KV grows."""
         return self.layers * self.elements * DTYPE_SIZES[self.dtype]
+
+    @property
+    def window_bytes(self) -> int:
+        """The most bytes of a sequence in layers with a window."""
+        size = self.elements * DTYPE_SIZES[self.dtype]
+        return self.window_layers * self.window_tokens * size
+
+    @property
+    def beside(self) -> str:
+        """What a sequence has beside the KV that grows, for people; empty if nothing."""
+        parts = []
+        if self.window_layers:
+            parts.append(
+                f"{self.window_layers} layers keep the last {self.window_tokens:,} tokens, at most "
+                f"{self.window_bytes:,} bytes a sequence"
+            )
+        if self.state_layers:
+            parts.append(f"{self.state_layers} layers have a state of fixed size, not counted here")
+        return "; ".join(parts)
 
 
 def read_model(path: Path, dtype: str | None = None) -> KvShape:
@@ -68,17 +93,60 @@ def read_model(path: Path, dtype: str | None = None) -> KvShape:
     try:
         with file.open("rb") as opened:
             text = opened.read(_CONFIG_MAX)
-        config = json.loads(text)
+        config = json.loads(decode_text(text))
     except OSError as error:
         raise TierError(f"cannot read {file}: {error.strerror}; name a folder or file") from None
     except ValueError:
         raise TierError(f"{file} is not JSON") from None
     if not isinstance(config, dict):
         raise TierError(f"{file} is not a model's configuration")
-    text_config = config.get("text_config", config.get("llm_config"))
-    if isinstance(text_config, dict):  # a model with more than text
-        config = {**config, **text_config}
-    return _shape(config, file, dtype)
+    for name in ("text_config", "llm_config", "language_config", "thinker_config"):
+        inner = config.get(name)  # a model with more than text
+        if isinstance(inner, dict):
+            innermost = inner.get("text_config")
+            config |= {**inner, **(innermost if isinstance(innermost, dict) else {})}
+    try:
+        return _shape(config, file, dtype or _quantized(config, file))
+    except TierError as error:
+        told = str(error)
+        raise TierError(told if str(file) in told else f"{file}: {told}") from None
+
+
+def _quantized(config: dict[str, Any], file: Path) -> str | None:
+    """Return the type of a KV cache that is quantized, unlike the weights alone; None for the
+    model's own. Raises TierError for a type that is not known.
+    """
+    found: dict[str, Any] = {}
+    beside = file.with_name("hf_quant_config.json")  # of NVIDIA's ModelOpt
+    if file.name == "config.json" and beside.is_file():
+        try:
+            own = json.loads(decode_text(beside.read_bytes()))
+            found.update(own.get("quantization") or {})
+        except (OSError, ValueError, AttributeError) as error:
+            raise TierError(f"{beside} cannot be read ({error}); mend it or give --dtype") from None
+    for name in ("quantization_config", "compression_config"):
+        if isinstance(config.get(name), dict):
+            found.update(config[name])
+    for name, value in found.items():
+        if "kv_cache" not in name or value in (None, {}, "", "auto"):
+            continue
+        kind = _kv_type(value)
+        if kind is None:
+            raise TierError(f"{name} is {value!r:.60}, no type that is known; give --dtype")
+        return kind
+    return None
+
+
+def _kv_type(scheme: object) -> str | None:
+    if isinstance(scheme, dict):
+        bits, kind = scheme.get("num_bits"), scheme.get("type", "float")
+        if bits == 8:
+            return {"float": "FP8", "int": "U8"}.get(str(kind))
+        return "BF16" if bits == 16 else None
+    text = str(scheme).lower()
+    if "fp8" in text or "float8" in text:
+        return "FP8"
+    return {"int8": "U8", "bf16": "BF16", "fp16": "F16"}.get(text)
 
 
 def _shape(config: dict[str, Any], file: Path, dtype: str | None) -> KvShape:
@@ -86,27 +154,34 @@ def _shape(config: dict[str, Any], file: Path, dtype: str | None) -> KvShape:
     kind = dtype or _DTYPES.get(str(named).removeprefix("torch."))
     if kind is None:
         raise TierError(f"{file} names no type of elements that is known; give --dtype")
-    layers = _layers(config, file)
+    found = read_layers(config, _number(config, file, "num_hidden_layers", "n_layer", "num_layers"))
+    layers, more = found.full, {}
+    if found.full == 0 and found.window:  # every layer has the window: blocks hold all of them
+        layers = found.window
+    elif found.full == 0:
+        raise TierError(f"{file}: no layer keeps KV of its tokens; there is nothing to store")
+    else:
+        more = {"window_layers": found.window}
+    more |= {"window_tokens": found.window_tokens, "state_layers": found.state}
     rank = _number(config, file, "kv_lora_rank", default=0)
     if rank:
         rope = _number(config, file, "qk_rope_head_dim", default=0)
-        return KvShape(layers, kind, latent_dim=rank + rope)
+        return KvShape(layers, kind, latent_dim=rank + rope, **more)
     heads = _number(config, file, "num_attention_heads", "n_head")
-    kv_heads = _number(config, file, "num_key_value_heads", default=heads)
-    if config.get("multi_query"):
+    kv_heads = _number(
+        config, file, "num_key_value_heads", "num_kv_heads", "multi_query_group_num", default=heads
+    )
+    if config.get("multi_query") and not config.get("new_decoder_architecture"):
         kv_heads = 1
-    size = _number(config, file, "head_dim", default=0)
+    size = _number(config, file, "head_dim", "attention_head_dim", "kv_channels", default=0)
     if not size:
         size = _number(config, file, "hidden_size", "n_embd") // heads
-    return KvShape(layers, kind, kv_heads=kv_heads, head_dim=size)
-
-
-def _layers(config: dict[str, Any], file: Path) -> int:
-    """Count the layers whose KV grows with each token: none of linear attention."""
-    kinds = config.get("layer_types")
-    if isinstance(kinds, list) and kinds:
-        return sum("attention" in str(kind) and "linear" not in str(kind) for kind in kinds)
-    return _number(config, file, "num_hidden_layers", "n_layer")
+    values = _number(config, file, "v_head_dim", default=size)
+    if values != size:
+        raise TierError(
+            f"v_head_dim {values} differs from {size}, which is not computed; give the numbers"
+        )
+    return KvShape(layers, kind, kv_heads=kv_heads, head_dim=size, **more)
 
 
 def _number(config: dict[str, Any], file: Path, *names: str, default: int | None = None) -> int:

@@ -7,9 +7,9 @@
 #ifndef BL_SEED_H
 #define BL_SEED_H
 
-#include <errno.h>
 #include <stdint.h>
-#include <sys/random.h>
+
+#include "base/random.h"
 
 /* Fill in the seed: 0 or -errno. */
 static inline int bl_index_seed(uint64_t seed[2])
@@ -18,7 +18,7 @@ static inline int bl_index_seed(uint64_t seed[2])
     seed[0] = 0x243f6a8885a308d3, seed[1] = 0x13198a2e03707344;     /* a run repeats itself */
     return 0;
 #else
-    return getrandom(seed, 2 * sizeof *seed, 0) < 0 ? -errno : 0;
+    return bl_random(seed, 2 * sizeof *seed);
 #endif
 }
 

@@ -193,7 +193,7 @@ static int bl_dsa_mend(const bl_dsa_engine *engine, const bl_dsa_descriptor *des
         return 1;
     if (madvise((void *)page, BL_PAGE_SIZE, is_write ? POPULATE_WRITE : POPULATE_READ) == 0)
         return 0;
-    if (errno == EINVAL)
+    if (errno == EINVAL || errno == ENOSYS || errno == EPERM)
         return 1;
     for (uint32_t i = 0; i < engine->memory->map.device_count; i++) {
         uint64_t size = (engine->memory->map.device_stripes + 1) * BL_STRIPE_SIZE;

@@ -17,12 +17,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/file.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "iosched/process.h"
+#include "base/random.h"
 
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434 /* Linux 5.3 */
@@ -252,11 +252,10 @@ int bl_boot_id(const bl_memory *memory, uint64_t boot_id[2])
 
 uint64_t bl_new_nonce(const bl_memory *memory)
 {
-    (void)memory;
     uint64_t nonce = 0;
     while (nonce == 0)
-        if (getrandom(&nonce, sizeof nonce, 0) != sizeof nonce)
-            nonce = 0;
+        if (bl_random(&nonce, sizeof nonce) < 0)
+            nonce = bl_now_ns(memory) * 0x9e3779b97f4a7c15 ^ (uint64_t)getpid();
     return nonce;
 }
 

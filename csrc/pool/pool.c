@@ -80,9 +80,9 @@ int bl_device_populate(void *address, uint64_t size)
     enum { POPULATE_WRITE = 23 }; /* MADV_POPULATE_WRITE: Linux 5.14, and newer than many headers */
     if (madvise(address, size, POPULATE_WRITE) == 0)
         return 0;
-    if (errno != EINVAL)
+    if (errno != EINVAL && errno != ENOSYS && errno != EPERM)
         return -errno;
-    /* an older kernel; nobody else writes to a pool that is being made */
+    /* an older kernel, or a sandbox denies the call; nobody else writes to a pool that is made */
     bl_device_range range = {.address = address, .size = size};
     return bl_device_guarded(&range, bl_device_touch_guarded) < 0 ? -EFAULT : 0;
 }
