@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """``python -m beluga``: the ``beluga`` command."""
 
-from beluga.cli.main import main
+from beluga.cli import main
 
 if __name__ == "__main__":
-    main()
+    main.main()

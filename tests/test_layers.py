@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Python, bottom first. A layer is seen from above through its front door: the package itself.
 LAYERS = (
-    ("errors", "_build", "arguments", "_shared", "config", "child", "metrics", "text", "threads"),
+    ("errors", "_build"),
+    ("_shared", "arguments", "config", "child", "metrics", "text", "threads"),
     ("_ffi", "listening", "page"),
     ("primitives", "lease"),
     ("pool",),
