@@ -8,6 +8,7 @@ import logging
 import socket
 import ssl
 import threading
+import time
 from contextlib import suppress
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 _CONNECTIONS_MAX = 64  # of a listener; a further one gets the place of the slowest client
 _TURNS = 4  # routes that run at a time, beside those of health
 _POLL_S = 0.5
+_LOOK_S = 0.01  # between looks for a free place
+_LAG_MIN_S = 0.25  # of a client that may be closed for another: its request may be on its way
+_PATIENT_S = 0.5
 
 
 class Admin:
@@ -171,17 +175,23 @@ class _Listener(ThreadingHTTPServer):
         """Answer a connection on a thread of its own. If all places are taken, it gets that of the
         slowest client.
         """
+        end_s = time.monotonic() + _PATIENT_S
+        while not self._take(request, client_address, any_lag=time.monotonic() > end_s):
+            time.sleep(_LOOK_S)
+        super().process_request(request, client_address)
+
+    def _take(self, request: socket.socket, peer: Any, *, any_lag: bool) -> bool:
+        """Take a place for a connection. Returns False if there is none yet. A client that has just
+        connected, or has just been sent something, gives its place up only with ``any_lag``.
+        """
         with self._lock:
             if len(self._places) >= _CONNECTIONS_MAX:
-                for slowest in self._places.slowest():
+                for slowest in self._places.slowest(lag_min_s=0.0 if any_lag else _LAG_MIN_S):
                     self._break(slowest)
-            crowded = len(self._places) >= _CONNECTIONS_MAX
-            if not crowded:
-                self._places.take(request, str(client_address[:1]))
-        if crowded:
-            self.shutdown_request(request)
-        else:
-            super().process_request(request, client_address)
+            free = len(self._places) < _CONNECTIONS_MAX
+            if free:
+                self._places.take(request, str(peer[:1]))
+            return free
 
     def service_actions(self) -> None:
         """Break the connections of clients that lag too long; called at least every _POLL_S."""

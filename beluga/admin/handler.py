@@ -204,7 +204,7 @@ class Handler(BaseHTTPRequestHandler):
         for start in range(0, len(answer.body), _PIECE):
             piece = answer.body[start : start + _PIECE]
             self.wfile.write(piece)
-            self.place.moved += len(piece)
+            self.place.wait()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  its name
         """Log at the level that is usually off."""

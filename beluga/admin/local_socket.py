@@ -17,6 +17,7 @@ import os
 import secrets
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ SERVING = "admin.sock"
 _OTHERS = "admin-*.sock"
 _PATH_MAX = 107  # bytes of sun_path before its final zero
 _CONNECT_S = 5.0
+_AGAIN_S = 0.01
 
 
 class LocalSocket:
@@ -74,10 +76,18 @@ class LocalSocket:
 def connect(directory: Path, name: str, timeout_s: float = _CONNECT_S) -> socket.socket:
     """Connect to a socket of the directory. Raises OSError."""
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    end_s = time.monotonic() + timeout_s
     try:
         peer.settimeout(timeout_s)
         with _short(directory, name) as path:
-            peer.connect(path)
+            while True:
+                try:
+                    peer.connect(path)
+                    break
+                except BlockingIOError:  # many connect at once, for which the kernel does not wait
+                    if time.monotonic() > end_s:
+                        raise
+                    time.sleep(_AGAIN_S)
     except BaseException:
         peer.close()
         raise

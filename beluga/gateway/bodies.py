@@ -100,7 +100,7 @@ class Bodies:
             if size > most:
                 raise Refusal(413, f"the request's body has more than {most} bytes")
             held.grow(size)
-            place.moved = size
+            place.move(len(piece))
             pieces.append(piece)
         place.work()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -3,9 +3,10 @@
 """The places of a listener's connections: who gives up a place when there is none for a newcomer.
 
 A connection's client is *waited for* while a request is expected from it, its body arrives, or it
-reads an answer. Its lag is how many seconds it is behind a client that moves RATE bytes a second.
-Example: one that has sent nothing for 10 s lags 10 s; one that has sent 100 bytes, one a second,
-99.9 s; one that has sent 5 MiB in a minute does not lag. A client that lags too long is closed.
+reads an answer. Its lag is how many seconds it is behind a client that moves RATE bytes a second;
+it is never ahead of one. Example: one that has sent nothing for 10 s lags 10 s; one that has sent
+100 bytes, one a second, 99.9 s; one that has sent 5 MiB and then nothing for 10 s, 10 s. A client
+that lags too long is closed.
 When all places are taken, a newcomer gets that of the client that lags most, so silent connections
 keep nobody out, however many they are. While the server works for a client, it does not lag.
 """
@@ -29,18 +30,23 @@ ConnectionT = TypeVar("ConnectionT")
 class Place(Generic[ConnectionT]):
     """The place of one connection, whose client is waited for at first."""
 
-    __slots__ = ("connection", "lost", "moved", "peer", "since")
+    __slots__ = ("connection", "lost", "peer", "since")
 
     def __init__(self, connection: ConnectionT, peer: str, now: float) -> None:
         self.connection = connection
         self.peer = peer
-        self.since: float | None = now  # when the client began to be waited for; None if it is not
-        self.moved = 0  # bytes since then
+        # When a client of RATE would have been where this one is; None if it is not waited for.
+        self.since: float | None = now
         self.lost = False  # whether the connection was ended
 
     def wait(self) -> None:
         """Wait for the client from now on."""
-        self.since, self.moved = time.monotonic(), 0
+        self.since = time.monotonic()
+
+    def move(self, size: int) -> None:
+        """Note that so many bytes have moved."""
+        if self.since is not None:
+            self.since = min(time.monotonic(), self.since + size / RATE)
 
     def work(self) -> None:
         """Work for the client from now on."""
@@ -48,7 +54,7 @@ class Place(Generic[ConnectionT]):
 
     def lag_s(self, now: float) -> float:
         """Return how many seconds the client lags; below 0 while it is not waited for."""
-        return -1.0 if self.since is None else now - self.since - self.moved / RATE
+        return -1.0 if self.since is None else now - self.since
 
 
 class Places(Generic[ConnectionT]):

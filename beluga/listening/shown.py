@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import re
 
-_SECRET = re.compile(r"(?<=//)[^/?#\s,]*@")
+_SECRET = re.compile(r"(?<=://)[^?#]*@")  # also of a password with a slash, which no URL has
+_BETWEEN = re.compile(r",(?=[a-z]+://)")  # a password may have a comma, too
 _OPTIONS = re.compile(r"[?#].*")
 
 
@@ -14,4 +15,4 @@ def shown_url(url: str) -> str:
     """Return an address, or several with commas between them, without users, passwords and options.
     Example: ``nats://me:secret@host:4222`` is shown as ``nats://host:4222``.
     """
-    return ",".join(_OPTIONS.sub("", _SECRET.sub("", one)) for one in url.split(","))
+    return ",".join(_OPTIONS.sub("", _SECRET.sub("", one)) for one in _BETWEEN.split(url))

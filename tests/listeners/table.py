@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The table of docs/listeners.md: for each defence and each listener what happens, and the test
+that sees it, or why the listener needs no such defence.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+LISTENERS = ("clients", "operators", "admin port", "local socket", "events", "prefill queue")
+
+
+class Cell(NamedTuple):
+    """What the table says, and the test (``file::function``) of that; "" for a reason."""
+
+    text: str
+    test: str = ""
+
+
+_SLOW, _SIZES, _CALLERS = "test_slow_clients.py", "test_sizes.py", "test_callers.py"
+_QUEUE = "test_prefill_queue.py"
+_CONNECTS = Cell("listens nowhere")
+_OWN = Cell("no browser reaches it")
+_ZMQ = Cell("speaks no HTTP")
+
+
+def _http(text: str, test: str, *others: Cell) -> tuple[Cell, ...]:
+    """Return a row that is the same for all listeners of HTTP."""
+    return (*[Cell(text, test)] * 4, *others)
+
+
+TABLE: dict[str, tuple[Cell, ...]] = {
+    "silent clients": _http(
+        "the slowest gives its place up",
+        f"{_SLOW}::test_clients_that_do_not_go_on_keep_nobody_out",
+        Cell("libzmq ends a handshake after 30 s; their number has no bound"),
+        _CONNECTS,
+    ),
+    "a byte now and then": _http(
+        "counts as silent",
+        f"{_SLOW}::test_clients_that_send_a_byte_now_and_then_keep_nobody_out",
+        Cell("as silent ones"),
+        _CONNECTS,
+    ),
+    "half-sent bodies": (
+        Cell("count as silent", f"{_SLOW}::test_half_sent_bodies_keep_no_request_out"),
+        *[Cell("count as silent", f"{_SLOW}::test_clients_that_do_not_go_on_keep_nobody_out")] * 3,
+        Cell("as silent ones"),
+        _CONNECTS,
+    ),
+    "clients that do not read": _http(
+        "the slowest gives its place up",
+        f"{_SLOW}::test_clients_that_do_not_read_keep_nobody_out",
+        Cell(
+            "at most 1,000 messages wait; a replay ends after 10 s",
+            f"{_SIZES}::test_a_flood_of_replays_delays_no_event",
+        ),
+        _CONNECTS,
+    ),
+    "bodies": (
+        Cell("64 MiB each, 256 MiB all: 413, 503", f"{_SIZES}::test_bodies_are_bounded_in_sum"),
+        Cell("64 KiB: 413", f"{_SIZES}::test_a_body_that_is_too_large_is_refused"),
+        Cell("none: 413 or 403", f"{_SIZES}::test_a_body_that_is_too_large_is_refused"),
+        Cell("64 KiB: 413", f"{_SIZES}::test_a_body_that_is_too_large_is_refused"),
+        Cell("frames of 1 KiB", f"{_SIZES}::test_a_router_that_sends_much_is_cut_off"),
+        Cell("1 MiB and 1,024 tasks", "../disagg/test_task.py::test_a_task_is_bounded"),
+    ),
+    "headers": (
+        *[Cell("64 KiB each, 1 MiB of a head, 64 MiB all", f"{_SIZES}::test_heads_are_bounded")]
+        * 2,
+        *[Cell("32 KiB of a head: 431", f"{_SIZES}::test_heads_are_bounded")] * 2,
+        _ZMQ,
+        _CONNECTS,
+    ),
+    "Host": (
+        *[
+            Cell(
+                "a foreign name: 421",
+                f"{_CALLERS}::test_a_name_that_is_not_this_machines_is_refused",
+            )
+        ]
+        * 3,
+        _OWN,
+        _ZMQ,
+        _CONNECTS,
+    ),
+    "other sites": (
+        Cell(
+            "forms without a key: 403",
+            f"{_CALLERS}::test_a_page_of_another_site_sends_no_form_without_a_key",
+        ),
+        Cell("403", f"{_CALLERS}::test_a_page_of_another_site_changes_nothing"),
+        Cell("changes nothing: 403", f"{_CALLERS}::test_a_page_of_another_site_changes_nothing"),
+        _OWN,
+        _ZMQ,
+        _CONNECTS,
+    ),
+    "content types": (
+        *[Cell("text and forms: 415", f"{_CALLERS}::test_forms_are_no_json")] * 2,
+        Cell("takes no body"),
+        _OWN,
+        _ZMQ,
+        Cell(
+            "typed MessagePack, never pickled",
+            "../disagg/test_task.py::test_what_is_no_task_is_refused",
+        ),
+    ),
+    "spellings of a path": (
+        Cell(
+            "one: 400, 404",
+            f"{_CALLERS}::test_no_spelling_of_a_path_reaches_what_is_not_for_clients",
+        ),
+        Cell("one: 404", f"{_CALLERS}::test_operators_have_one_spelling_of_a_path"),
+        *[Cell("one: 404", f"{_CALLERS}::test_a_name_is_no_way_to_what_any_name_may_ask")] * 2,
+        _ZMQ,
+        Cell("two paths of engines", f"{_QUEUE}::test_a_task_reaches_no_other_path_of_an_engine"),
+    ),
+    "secrets": (
+        Cell(
+            "no engine's address in headers",
+            f"{_CALLERS}::test_an_engines_own_address_is_in_no_answer",
+        ),
+        *[Cell("shown nowhere", f"{_CALLERS}::test_a_token_is_asked_for_and_shown_nowhere")] * 2,
+        Cell("has none"),
+        Cell("has none"),
+        Cell("no error shows a password", f"{_QUEUE}::test_no_error_shows_a_queues_password"),
+    ),
+    "other machines": (
+        Cell("TLS; engines check keys", f"{_CALLERS}::test_both_servers_speak_tls"),
+        Cell(
+            "a token is needed; TLS",
+            f"{_CALLERS}::test_operators_on_other_machines_need_a_token",
+        ),
+        Cell(
+            "token and TLS if given; reads only",
+            f"{_CALLERS}::test_a_token_is_asked_for_and_shown_nowhere",
+        ),
+        Cell("cannot reach it"),
+        Cell("neither; listen on a network of its own"),
+        Cell(
+            "password and TLS of NATS",
+            f"{_QUEUE}::test_a_server_without_tls_does_not_get_the_password_of_a_tls_queue",
+        ),
+    ),
+    "floods": _http(
+        "health is answered",
+        f"{_SIZES}::test_a_flood_of_valid_requests_leaves_health_answered",
+        Cell("delay no event", f"{_SIZES}::test_a_flood_of_replays_delays_no_event"),
+        Cell("1,024 tasks", "../disagg/test_queue.py::test_a_full_queue_says_so"),
+    ),
+}
+
+
+def page_table() -> str:
+    """Return the table as it stands in docs/listeners.md."""
+    rows = [("", *LISTENERS), ("---",) * (1 + len(LISTENERS))]
+    rows += [(name, *(cell.text for cell in cells)) for name, cells in TABLE.items()]
+    return "".join(f"| {' | '.join(row)} |\n".replace("|  |", "| |") for row in rows)

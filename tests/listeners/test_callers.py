@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Other sites' pages, other names, other content types, tricky paths and missing tokens are
+refused by each listener that they can reach.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import subprocess
+import urllib.error
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from attacked import Engine, Listener, Site, Start
+
+TCP = ("clients", "operators", "admin port")
+CHAT = b'{"model": "m", "messages": []}'
+
+
+@pytest.mark.parametrize("name", TCP)
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example"]
+)
+def test_a_name_that_is_not_this_machines_is_refused(served: Site, name: str, host: str) -> None:
+    path = {"clients": "/v1/models", "operators": "/workers", "admin port": "/live"}[name]
+    assert served.http[name].ask("GET", path, Host=host)[0] == 421
+    assert served.http[name].ask("GET", path, Host="localhost")[0] == 200
+    assert served.http[name].ask("GET", path, Host="[::1]:7")[0] == 200
+    assert served.http[name].ask("POST", path, b"{}", Host=host)[0] in (403, 421)
+
+
+def test_two_hosts_are_none(served: Site) -> None:
+    for name in TCP:
+        twice = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n"
+        assert served.http[name].raw(twice).split()[1] in (b"400", b"421")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec_Fetch_Site": "cross-site"}],
+)
+def test_a_page_of_another_site_changes_nothing(served: Site, headers: dict[str, str]) -> None:
+    operators = served.http["operators"]
+    (worker,) = json.loads(operators.ask("GET", "/workers")[2])
+    for method, path, body in (
+        ("POST", f"/workers/{worker['id']}/drain", None),
+        ("DELETE", f"/workers/{worker['id']}", None),
+        ("POST", "/workers", b'{"url": "http://127.0.0.1:9"}'),
+    ):
+        kind = {} if body is None else {"Content_Type": "application/json"}
+        assert operators.ask(method, path, body, **kind, **headers)[0] == 403
+    answer = operators.ask("GET", "/workers", **headers)
+    assert "Access-Control-Allow-Origin" not in answer[1]
+    assert [one["draining"] for one in json.loads(answer[2])] == [False]
+    assert served.http["admin port"].ask("POST", "/drain", b"", **headers)[0] == 403
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded"])
+def test_forms_are_no_json(served: Site, kind: str) -> None:
+    clients, operators = served.http["clients"], served.http["operators"]
+    assert clients.ask("POST", "/v1/chat/completions", CHAT, Content_Type=kind)[0] == 415
+    assert operators.ask("POST", "/workers", b'{"url": "http://a"}', Content_Type=kind)[0] == 415
+    assert served.engine.seen == []
+
+
+def test_a_page_of_another_site_sends_no_form_without_a_key(served: Site) -> None:
+    """Browsers ask first about JSON and about keys, and engines answer that."""
+    clients = served.http["clients"]
+    form = {"Content_Type": "multipart/form-data; boundary=x", "Origin": "http://evil.example"}
+    assert clients.ask("POST", "/v1/audio/transcriptions", b"--x--", **form)[0] == 403
+    untyped = {"Origin": "http://evil.example"}
+    assert clients.ask("POST", "/v1/chat/completions", CHAT, **untyped)[0] == 403
+    assert served.engine.seen == []
+    keyed = form | {"Authorization": "Bearer k"}
+    assert clients.ask("POST", "/v1/audio/transcriptions", b"--x--", **keyed)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/load_lora_adapter",
+        "/v1/load_lora_adapter/",
+        "/v1//load_lora_adapter",
+        "//v1/load_lora_adapter",
+        "/v1/./load_lora_adapter",
+        "/v1/models/../load_lora_adapter",
+        "/v1/models/%2e%2e/load_lora_adapter",
+        "/v1/%6coad_lora_adapter",
+        "/v1/load_lora_adapter;x",
+        "/v1/LOAD_lora_adapter",
+        "/v1/..%2fsleep",
+        "/v1/%252e%252e/sleep",
+        "/v1/../sleep",
+        "/v1/\\..\\sleep",
+        "http://127.0.0.1/v1/../sleep",
+        "/sleep",
+        "/collective_rpc",
+    ],
+)
+def test_no_spelling_of_a_path_reaches_what_is_not_for_clients(served: Site, path: str) -> None:
+    clients = served.http["clients"]
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    answer = clients.raw(f"{head}Content-Length: 2\r\n\r\n{{}}".encode())
+    assert answer.split()[1] in (b"400", b"404", b"405")
+    assert served.engine.seen == []
+
+
+@pytest.mark.parametrize("path", ["/workers/", "//workers", "/./workers", "/x/../workers"])
+def test_operators_have_one_spelling_of_a_path(served: Site, path: str) -> None:
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    body = '{"url": "http://127.0.0.1:9"}'
+    answer = served.http["operators"].raw(
+        f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+    )
+    assert answer.split()[1] in (b"404", b"405")
+
+
+def test_a_name_is_no_way_to_what_any_name_may_ask(served: Site) -> None:
+    for path in ("/metrics/../live", "/live/", "/%6cive", "/healthz/../live"):
+        answer = served.http["admin port"].raw(
+            f"GET {path} HTTP/1.1\r\nHost: evil.example\r\n\r\n".encode()
+        )
+        assert answer.split()[1] in (b"404", b"421")
+
+
+def test_an_engines_own_address_is_in_no_answer(served: Site) -> None:
+    clients, engine = served.http["clients"], served.engine
+    place = engine.url.removeprefix("http://")
+    engine.headers = {
+        "Location": f"{engine.url}/v1/x?a=1",
+        "Link": f"<http://{place}/v1/y>; rel=next, <https://other.example/z>",
+        "Content-Location": f"//{place}/v1/z",
+        "Alt-Svc": 'h2=":9000"',
+    }
+    _, headers, _ = clients.ask("GET", "/v1/anything/")
+    assert place not in str(headers)
+    assert headers["Location"] == "/v1/x?a=1"
+    assert headers["Link"] == "</v1/y>; rel=next, <https://other.example/z>"
+    assert "Alt-Svc" not in headers
+    assert engine.seen == [("GET", "/v1/anything")]
+
+
+def test_operators_on_other_machines_need_a_token(run: Any, tmp_path: Path) -> None:
+    done = run("gateway", "--admin", "0.0.0.0:0", "--port", 0)
+    assert done.returncode != 0
+    assert "give --admin-token FILE" in done.stderr
+    (tmp_path / "short").write_text("12345\n")
+    done = run("gateway", "--admin", "0.0.0.0:0", "--port", 0, "--admin-token", tmp_path / "short")
+    assert done.returncode != 0
+    assert "12345" not in done.stderr
+
+
+SECRET = "-".join(["of", "the", "operators"] * 3)
+
+
+def test_a_token_is_asked_for_and_shown_nowhere(start: Start, shm: Path) -> None:
+    from beluga.pool import Pool
+
+    (shm / "token").write_text(SECRET + "\n")
+    Pool.create([shm / "a"], device_size=64 << 20, sparse=True).close()
+    with Engine().running() as engine:
+        gateway = start(
+            *("gateway", "--worker", engine.url, "--port", 0, "--admin", "0.0.0.0:0", "--json"),
+            *("--admin-token", shm / "token"),
+        )
+        server = start(
+            *("serve", "--pool", shm / "a", "--admin", "0.0.0.0:0", "--json"),
+            *("--admin-token", shm / "token"),
+        )
+        said = json.loads(gateway.stdout.readline())
+        where = json.loads(server.stdout.readline())
+        listeners = (
+            Listener(
+                "operators", ("127.0.0.1", int(said["admin"].rpartition(":")[2])), gateway, ""
+            ),
+            Listener(
+                *("admin port", ("127.0.0.1", int(where["url"].rstrip("/").rpartition(":")[2]))),
+                *(server, ""),
+            ),
+        )
+        for listener, path in zip(listeners, ("/workers", "/live"), strict=True):
+            for wrong in ("", f"Bearer {SECRET[:-1]}", f"Bearer {SECRET}x", SECRET, "Basic !"):
+                status, headers, body = listener.ask("GET", path, Authorization=wrong)
+                assert status == 401
+                assert SECRET not in f"{headers}{body!r}"
+            assert listener.ask("GET", path, Authorization=f"Bearer {SECRET}")[0] == 200
+        assert listeners[1].ask("GET", "/healthz")[0] == 200
+        assert listeners[1].ask("GET", "/metrics")[0] == 401
+        for child in (gateway, server):
+            line = Path(f"/proc/{child.pid}/cmdline").read_bytes()
+            assert SECRET.encode() not in line
+            child.terminate()
+            assert SECRET not in "".join(child.communicate())
+
+
+def test_both_servers_speak_tls(start: Start, shm: Path) -> None:
+    from beluga.pool import Pool
+
+    made = subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-keyout", shm / "key", "-out", shm / "cert", "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=IP:127.0.0.1"),
+        ],
+        capture_output=True,
+        check=False,
+    )
+    assert made.returncode == 0
+    Pool.create([shm / "a"], device_size=64 << 20, sparse=True).close()
+    pair = f"{shm / 'cert'},{shm / 'key'}"
+    with Engine().running() as engine:
+        gateway = start(
+            *("gateway", "--worker", engine.url, "--port", 0, "--admin", "127.0.0.1:0", "--json"),
+            *("--tls", pair),
+        )
+        server = start(*("serve", "--pool", shm / "a", "--admin", 0, "--json", "--admin-tls", pair))
+        said, where = json.loads(gateway.stdout.readline()), json.loads(server.stdout.readline())
+        context = ssl.create_default_context(cafile=str(shm / "cert"))
+        for url in (f"{said['url']}/health", f"{said['admin']}/workers", f"{where['url']}healthz"):
+            assert url.startswith("https://127.0.0.1:")
+            silent = Listener("", ("127.0.0.1", int(url.split(":")[2].split("/")[0])), server, "")
+            asked = urlopen(url, timeout=30, context=context)  # noqa: S310
+            with silent.connect(), asked as answer:
+                assert answer.status == 200  # a handshake that does not go on keeps nobody out
+            with pytest.raises((urllib.error.URLError, OSError)):
+                urlopen(url.replace("https", "http"), timeout=30)  # noqa: S310

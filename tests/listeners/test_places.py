@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Who gives a place up, on a clock that the test moves; and the rules of names and paths."""
+
+from __future__ import annotations
+
+import pytest
+
+from beluga.listening import KnownHosts, Places, from_other_site, is_loopback, plain_path
+from beluga.listening import places as places_module
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(places_module.time, "monotonic", lambda: self.now)
+        self.places: Places[str] = Places(30.0, lambda: self.now)
+
+    def slowest(self, count: int = 1, lag_min_s: float = 0.0) -> list[str]:
+        return [place.connection for place in self.places.slowest(count, lag_min_s)]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_the_client_that_was_silent_longest_gives_its_place_up(clock: Clock) -> None:
+    for name in ("old", "middle", "new"):
+        clock.places.take(name, "a")
+        clock.now += 2
+    assert clock.slowest(2) == ["old", "middle"]
+
+
+def test_a_client_that_is_worked_for_keeps_its_place(clock: Clock) -> None:
+    one = clock.places.take("one", "a")
+    one.work()
+    clock.now += 1000
+    assert clock.slowest() == []
+    assert clock.places.overdue() == []
+    one.wait()
+    clock.now += 31
+    assert [place.connection for place in clock.places.overdue()] == ["one"]
+
+
+def test_a_byte_now_and_then_counts_as_silence(clock: Clock) -> None:
+    one = clock.places.take("drips", "a")
+    for _ in range(31):
+        clock.now += 1
+        one.move(1)
+    assert [place.connection for place in clock.places.overdue()] == ["drips"]
+
+
+def test_a_client_that_was_fast_is_not_ahead_for_long(clock: Clock) -> None:
+    """It sent a mebibyte at once, and then nothing."""
+    one = clock.places.take("one", "a")
+    one.move(1 << 20)
+    clock.now += 31
+    assert clock.places.overdue()
+
+
+def test_a_client_that_goes_on_keeps_its_place(clock: Clock) -> None:
+    fast, slow = clock.places.take("fast", "a"), clock.places.take("slow", "b")
+    for _ in range(100):
+        clock.now += 1
+        fast.move(100_000)
+        slow.move(10)
+    assert clock.slowest(2, 0.25) == ["slow"]
+
+
+def test_the_peer_with_the_most_slow_clients_gives_places_up_first(clock: Clock) -> None:
+    clock.places.take("probe", "kubelet")
+    clock.now += 1
+    for number in range(5):
+        clock.places.take(f"flood{number}", "attacker")
+    clock.now += 2
+    assert clock.slowest() == ["flood0"]
+    clock.places.leave("flood0")
+    assert clock.slowest() == ["flood1"]
+
+
+def test_who_has_just_come_stays_while_others_lag(clock: Clock) -> None:
+    clock.places.take("lags", "b")
+    clock.now += 2
+    for number in range(9):
+        clock.places.take(str(number), "a")
+    assert clock.slowest() == ["lags"]
+    assert clock.slowest(9, 0.25) == ["lags"]
+
+
+@pytest.mark.parametrize(
+    ("host", "known"),
+    [
+        *[(name, True) for name in ("127.0.0.1:80", "[::1]:9", "[::1]", "localhost", "LOCALHOST.")],
+        *[(name, True) for name in ("a.localhost", "pool.example", "POOL.example:1", "10.0.0.1")],
+        *[
+            (name, False)
+            for name in ("evil.example", "localhost.evil.example", "", ":80", "gateway")
+        ],
+        *[(name, False) for name in ("1.2.3.4.evil.example", "1.2.3", "evil.example:")],
+    ],
+)
+def test_names_of_this_machine(host: str, known: bool) -> None:
+    assert (host in KnownHosts("127.0.0.1", ["pool.example"])) is known
+
+
+def test_all_names_are_known_where_an_operator_says_so() -> None:
+    assert "evil.example" in KnownHosts("127.0.0.1", ["*"])
+    assert "gateway:80" in KnownHosts("127.0.0.1", single_labels=True)
+    assert "evil.example" not in KnownHosts("127.0.0.1", single_labels=True)
+
+
+@pytest.mark.parametrize(
+    ("headers", "other"),
+    [
+        ({"Host": "a:1"}, False),
+        ({"Host": "a:1", "Origin": "http://a:1"}, False),
+        ({"Host": "a:1", "Origin": "http://a:2"}, True),
+        ({"Host": "a:1", "Origin": "null"}, True),
+        ({"Host": "a:1", "Origin": "http://["}, True),
+        ({"Host": "a:1", "Origin": ""}, True),
+        ({"Host": "a:1", "Sec-Fetch-Site": "cross-site"}, True),
+        ({"Host": "a:1", "Sec-Fetch-Site": "same-origin"}, False),
+        ({"Host": "a:1", "Sec-Fetch-Site": "none"}, False),
+        ({"Host": "a:1", "Origin": "https://chat.example"}, False),
+    ],
+)
+def test_pages_of_other_sites(headers: dict[str, str], other: bool) -> None:
+    assert from_other_site(headers, ["https://chat.example"]) is other
+
+
+def test_loopback_addresses() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
+    others = ("0.0.0.0", "::", "10.0.0.1", "host.example", "")  # noqa: S104
+    assert not any(map(is_loopback, others))
+
+
+@pytest.mark.parametrize(
+    ("raw", "plain"),
+    [
+        ("/", "/"),
+        ("/v1/x", "/v1/x"),
+        ("/v1/x/", "/v1/x"),
+        ("/v1/%78", "/v1/x"),
+        ("/v1/a.b:c", "/v1/a.b:c"),
+        *[
+            (raw, None)
+            for raw in ("", "v1", "//v1", "/v1//", "/v1/.", "/v1/..", "/./v1", "/v1/..;/x")
+        ],
+        *[
+            (raw, None)
+            for raw in ("/v1%2fx", "/v1/%252e", "/v1/%00", "/v1/a\\b", "/v1/%5c", "/%0a")
+        ],
+    ],
+)
+def test_a_path_has_one_spelling(raw: str, plain: str | None) -> None:
+    assert plain_path(raw) == plain

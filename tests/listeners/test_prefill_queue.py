@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What whoever writes to a prefill queue reaches of an engine, and what a queue's server, or who
+stands between, learns of its password.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+import pytest
+
+pytest.importorskip("nats", reason="nats-py is not installed")
+
+import msgspec
+
+from beluga.disagg import PATHS, PrefillTask, decode_task, encode_task, open_queue
+from beluga.errors import QueueError
+from beluga.listening import shown_url
+
+WORD = "hunter2hunter2"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/v1/load_lora_adapter", "/v1/../collective_rpc", "/v1/%2e%2e/sleep", "/sleep"),
+        *(
+            "/v1/completions/",
+            "/v1/completions/../../sleep",
+            "/v1//completions",
+            "/v1/completions?a",
+        ),
+        *("/v1/responses", "http://other/v1/completions", "@other/v1/completions", ""),
+    ],
+)
+def test_a_task_reaches_no_other_path_of_an_engine(path: str) -> None:
+    task = PrefillTask(request_id="a", model="m", text="t", path=path)
+    with pytest.raises(QueueError, match="a task's path is"):
+        decode_task(msgspec.msgpack.encode(task))
+    with pytest.raises(QueueError, match="a task's path is"):
+        encode_task(task)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_task_reaches_what_computes(path: str) -> None:
+    task = PrefillTask(request_id="a", model="m", text="t", path=path)
+    assert decode_task(encode_task(task)) == task
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"nats://me:{WORD}@127.0.0.1:1",
+        f"tls://me:{WORD}@127.0.0.1:1",
+        f"nats://{WORD}@127.0.0.1:1",
+        f"nats://me:{WORD}@127.0.0.1:1,nats://me:{WORD}@127.0.0.1:2",
+        f"nats://me:{WORD}@127.0.0.1:port",
+        f"nats://me:a/{WORD}@127.0.0.1:1",
+        f"nats://me:a,{WORD}@127.0.0.1:1",
+        f"nats://127.0.0.1:1/?token={WORD}",
+        f"kafka://me:{WORD}@127.0.0.1:1",
+        f"pool2:{WORD}@a",
+    ],
+)
+def test_no_error_shows_a_queues_password(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(QueueError) as error:
+        asyncio.run(open_queue(url, "q"))
+    causes = f"{error.value}{error.value.__cause__}{error.value.__context__}"
+    if not url.startswith("pool2"):  # which is no URL
+        assert WORD not in causes + caplog.text
+    assert "\n" not in str(error.value)
+
+
+def test_a_server_without_tls_does_not_get_the_password_of_a_tls_queue() -> None:
+    """Nor does who stands between, and takes TLS out of what the server says."""
+    heard: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        info = {"server_id": "a", "version": "2.10.0", "max_payload": 1 << 20, "headers": True}
+        writer.write(b"INFO " + json.dumps(info).encode() + b"\r\n")
+        while piece := await reader.read(4096):
+            heard.append(piece)
+            writer.write(b"PONG\r\n" if b"PING" in piece else b"")
+        writer.close()
+
+    async def scenario() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(QueueError):
+            await open_queue(f"tls://me:{WORD}@127.0.0.1:{port}", "q")
+        assert WORD.encode() not in b"".join(heard)
+        server.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("nats://host:4222", "nats://host:4222"),
+        ("nats://a:b@host", "nats://host"),
+        ("nats://a:b/c@host:1/d", "nats://host:1/d"),
+        ("nats://a:b@c@host:1", "nats://host:1"),
+        ("tls://t@one,tls://t@two?x=1", "tls://one,tls://two"),
+        ("pool:/dev/shm/a:/dev/shm/b", "pool:/dev/shm/a:/dev/shm/b"),
+    ],
+)
+def test_an_address_is_shown_without_its_secrets(url: str, shown: str) -> None:
+    assert shown_url(url) == shown

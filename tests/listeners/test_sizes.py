@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Bodies, heads and floods cost each listener a bounded memory, and others an answer in time."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+import pytest
+from attacked import Listener, Site, status_of
+
+MIB = 1 << 20
+
+
+@contextmanager
+def sending(listener: Listener, count: int, head: bytes, size: int) -> Iterator[list[bytes]]:
+    """Send so many requests, each with ``size`` bytes behind its head, as far as they are taken.
+    Yields their answers so far.
+    """
+    answers: list[bytes] = []
+    with ExitStack() as stack:
+        peers = [stack.enter_context(listener.connect()) for _ in range(count)]
+
+        def send(peer: socket.socket) -> None:
+            with suppress(OSError):
+                peer.sendall(head)
+                for _ in range(size // MIB):
+                    peer.sendall(b"a" * MIB)
+            with suppress(OSError):
+                answers.append(peer.recv(4096))
+
+        threads = [threading.Thread(target=send, args=(peer,), daemon=True) for peer in peers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60 / count + 2)  # those whose answer is not due yet go on
+        yield answers
+        for peer in peers:
+            with suppress(OSError):
+                peer.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join()
+
+
+def test_bodies_are_bounded_in_sum(listener: Listener) -> None:
+    """None of them is whole."""
+    before = listener.rss()
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {60 * MIB}\r\n\r\n"
+    )
+    with sending(listener, 12, head.encode(), 59 * MIB) as answers:
+        assert listener.ask("GET", listener.health)[0] == 200
+        assert listener.rss() - before < 400 * MIB
+        statuses = {status_of(answer) for answer in answers} - {0}
+    assert statuses <= {403, 404, 413, 503}
+    if listener.name == "clients":
+        assert 503 in statuses
+
+
+def test_a_body_that_is_too_large_is_refused(listener: Listener) -> None:
+    path = {"operators": "/workers", "clients": "/v1/completions"}.get(listener.name, "/quota")
+    refused = 403 if listener.name == "admin port" else 413
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        "Content-Length: 99999999999\r\n\r\n"
+    )
+    sent = head.encode() + b"a" * MIB * (listener.name == "operators")
+    assert status_of(listener.raw(sent)) in (
+        refused,
+        0 if listener.name == "operators" else refused,
+    )
+
+
+def test_heads_are_bounded(listener: Listener) -> None:
+    before = listener.rss()
+    head = b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X-A: " + b"b" * 60_000 + b"\r\n"
+    with sending(
+        listener, 20, head + b"".join(b"X-%d: %s\r\n" % (n, b"c" * 60_000) for n in range(200)), 0
+    ) as answers:
+        assert listener.ask("GET", listener.health)[0] == 200
+        assert listener.rss() - before < 100 * MIB
+        assert {status_of(answer) for answer in answers} <= {0, 400, 431}
+
+
+def test_a_flood_of_valid_requests_leaves_health_answered(listener: Listener) -> None:
+    ending = threading.Event()
+
+    def ask() -> None:
+        while not ending.is_set():
+            with suppress(OSError, EOFError):
+                listener.ask("GET", listener.large if listener.name != "clients" else "/metrics")
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    before = listener.rss()
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(10):
+            assert listener.ask("GET", listener.health)[0] == 200
+        assert listener.rss() - before < 100 * MIB
+    finally:
+        ending.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.parametrize("routers", [1, 50])
+def test_a_flood_of_replays_delays_no_event(served: Site, routers: int) -> None:
+    """6,000 requests of 8 bytes each, whose answers nobody reads."""
+    import zmq
+
+    server = served.http["admin port"]
+    before = server.rss()
+    context = zmq.Context()
+    try:
+        live = context.socket(zmq.SUB)
+        live.setsockopt(zmq.SUBSCRIBE, b"")
+        live.connect(served.events)
+        assert live.poll(30_000)
+        flood = []
+        for _ in range(routers):
+            one = context.socket(zmq.DEALER)
+            one.setsockopt(zmq.RCVHWM, 1)
+            one.connect(served.replay)
+            flood.append(one)
+        for number in range(6000):
+            flood[number % routers].send_multipart([b"", bytes(8)])
+        while live.poll(0):
+            live.recv_multipart()
+        for _ in range(3):
+            assert live.poll(5_000)  # one comes each second
+            live.recv_multipart()
+        asked = context.socket(zmq.DEALER)
+        asked.connect(served.replay)
+        asked.send_multipart([b"", bytes(8)])
+        assert asked.poll(30_000)
+        assert server.rss() - before < 100 * MIB
+    finally:
+        context.destroy(linger=0)
+
+
+def test_a_router_that_sends_much_is_cut_off(served: Site) -> None:
+    import zmq
+
+    server = served.http["admin port"]
+    before = server.rss()
+    context = zmq.Context()
+    try:
+        one = context.socket(zmq.DEALER)
+        one.setsockopt(zmq.LINGER, 0)
+        one.connect(served.replay)
+        for _ in range(20):
+            one.send_multipart([b"", bytes(MIB)], copy=False)
+        asked = context.socket(zmq.DEALER)
+        asked.connect(served.replay)
+        asked.send_multipart([b"", bytes(8)])
+        assert asked.poll(30_000)
+        assert server.rss() - before < 20 * MIB
+    finally:
+        context.destroy(linger=0)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Clients that are silent, slow or deaf keep nobody out of any listener, however many they are.
+
+Each attack goes on while a client without harm asks.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+import pytest
+from attacked import Listener, Site
+
+COUNT = 300
+JSON = "Content-Type: application/json"
+
+
+@contextmanager
+def many(listener: Listener, sent: bytes, count: int = COUNT) -> Iterator[list[socket.socket]]:
+    """Have connections that have sent this and wait. Those that are ended are opened again."""
+    ending = threading.Event()
+    peers: list[socket.socket] = []
+
+    def open_again() -> None:
+        while not ending.wait(0.002):
+            if len(peers) >= count:
+                peers.pop(0).close()
+            with suppress(OSError):
+                made = listener.connect()
+                made.sendall(sent)
+                peers.append(made)
+
+    threads = [threading.Thread(target=open_again) for _ in range(2)]
+    with ExitStack() as stack:
+        for thread in threads:
+            thread.start()
+        try:
+            while len(peers) < min(count, 70):
+                time.sleep(0.01)
+            yield peers
+        finally:
+            ending.set()
+            for thread in threads:
+                thread.join()
+            for peer in peers:
+                stack.enter_context(peer)
+
+
+def answers_meanwhile(listener: Listener) -> None:
+    """A client asks a few times. One that is closed unanswered asks once more, as clients do."""
+    for _ in range(5):
+        status = 0
+        for _ in range(3):
+            with suppress(ConnectionError, EOFError):
+                status = listener.ask("GET", listener.health)[0]
+                break
+        assert status == 200
+
+
+def half_body(listener: Listener) -> bytes:
+    kind = "Host: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000"
+    path = "/workers" if listener.name == "operators" else "/quota"
+    path = "/v1/completions" if listener.name == "clients" else path
+    return f'POST {path} HTTP/1.1\r\n{kind}\r\n\r\n{{"a":'.encode()
+
+
+SLOW: dict[str, Callable[[Listener], bytes]] = {
+    "silent": lambda _: b"",
+    "half a head": lambda _: b"GET /health HTTP/1.1\r\nHost: localhost\r\n",
+    "half a body": half_body,
+}
+
+
+@pytest.mark.parametrize("how", SLOW)
+def test_clients_that_do_not_go_on_keep_nobody_out(listener: Listener, how: str) -> None:
+    with many(listener, SLOW[how](listener)):
+        answers_meanwhile(listener)
+
+
+def test_clients_that_send_a_byte_now_and_then_keep_nobody_out(listener: Listener) -> None:
+    ending = threading.Event()
+
+    def drip(peers: list[socket.socket]) -> None:
+        while not ending.wait(0.2):
+            for peer in list(peers):
+                with suppress(OSError):
+                    peer.send(b"X")
+
+    with many(listener, b"GET / HTTP/1.1\r\nX-A: ", 60) as peers:
+        thread = threading.Thread(target=drip, args=(peers,))
+        thread.start()
+        try:
+            answers_meanwhile(listener)
+        finally:
+            ending.set()
+            thread.join()
+
+
+def test_clients_that_do_not_read_keep_nobody_out(served: Site, listener: Listener) -> None:
+    served.engine.chunks = 1 << 20
+    head = f"GET {listener.large} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    with many(listener, head * 200):
+        answers_meanwhile(listener)
+
+
+def test_half_sent_bodies_keep_no_request_out(served: Site) -> None:
+    """At few descriptors; their clients have --body-wait of 120 s to go on."""
+    clients = served.http["clients"]
+    with many(clients, half_body(clients)):
+        for _ in range(5):
+            status, _, _ = clients.ask(
+                *("POST", "/v1/completions", b'{"model": "m", "prompt": "a"}'),
+                Content_Type="application/json",
+            )
+            assert status == 200
