@@ -28,6 +28,7 @@ from beluga.tiers.arena import Arena
 from beluga.tiers.disk import DiskTier
 from beluga.tiers.disk.engine import make_engine
 from beluga.tiers.disk.file import PAGE
+from beluga.tiers.disk.owner import Owner
 from beluga.tiers.disk.store import Store, StoreSettings
 
 from .options import Options
@@ -229,7 +230,7 @@ def _rebuild(recorder: Recorder, path: Path) -> Row:
     count = _REBUILD_COUNT // 50 if recorder.options.smoke else _REBUILD_COUNT
     space = count * (PAGE + 2 * _ENTRY) + 16 * _MIB
     rng = np.random.default_rng(0)
-    settings = StoreSettings(path, space, "", "lru", PAGE, 32, make_engine("auto"))
+    settings = StoreSettings(path, space, Owner(), "lru", PAGE, 32, make_engine("auto"))
     with closing(Store(settings, Arena())) as store:
         for first in range(0, count, 1 << 16):
             records = np.zeros(min(1 << 16, count - first), BLOCK)

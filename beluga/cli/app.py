@@ -32,6 +32,10 @@ COMMANDS: lazy.Places = {
     "doctor": "doctor:doctor",
     "config": "show_settings:show_settings",
     "bench": "bench:bench",
+    "disk": lazy.Inner(
+        "Give disks below a pool to another server.",
+        {"adopt": "disk:adopt"},
+    ),
     "pool": lazy.Inner(
         "Create, show, check and destroy pools.",
         {

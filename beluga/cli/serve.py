@@ -36,6 +36,7 @@ from beluga.cli.services import Services
 from beluga.cli.tiers import (
     AdmissionName,
     DiskBytes,
+    DiskOwner,
     Disks,
     Offload,
     Remotes,
@@ -170,6 +171,7 @@ def serve(
     lease: LeaseUrl = "",
     disk: Disks = None,
     disk_bytes: DiskBytes = 0,
+    disk_owner: DiskOwner = "",
     remote: Remotes = None,
     offload: Offload = _OFFLOAD,
     admission: AdmissionName = _ADMISSION,
@@ -189,9 +191,8 @@ def serve(
     With --disk or --remote, blocks that the pool evicts sink to these tiers, and come back. With
     --events, routers follow which blocks the pool has. With --admin, browsers show what it does.
     """
-    if watch and not (standby or lease):
-        raise typer.BadParameter("--watch goes with --standby or --lease: give one of them, too")
-    tiers = _tier_settings(disk, disk_bytes, remote, offload, admission, eviction)
+    silent_s = _silence(silent, stands_by=standby or bool(lease), watch=watch)
+    tiers = _tier_settings(disk, disk_bytes, disk_owner, remote, offload, admission, eviction)
     secured = _secured(admin, admin_token, admin_tls)
     published = _event_settings(events, events_replay, events_form)
     quota = Quota(grants=quota_grants, pins=quota_pins, bytes=quota_bytes, calls_per_s=quota_calls)
@@ -199,7 +200,6 @@ def serve(
         detached(pool, json)
         return
     logs.begin(log_level, log_format)
-    silent_s = silent if standby or lease else None
     with open_pool(pool) as opened:
         while True:
             server = MetaServer(
@@ -227,9 +227,17 @@ def serve(
                 announce(str(error), "deposed", json=json)
 
 
+def _silence(silent_s: float, *, stands_by: bool, watch: bool) -> float | None:
+    """Return how long a server is silent before this one follows; None if it does not stand by."""
+    if watch and not stands_by:
+        raise typer.BadParameter("--watch goes with --standby or --lease: give one of them, too")
+    return silent_s if stands_by else None
+
+
 def _tier_settings(
     disks: list[str] | None,
     disk_bytes: int,
+    disk_owner: str,
     remotes: list[str] | None,
     offload: str,
     admission: str,
@@ -239,11 +247,14 @@ def _tier_settings(
         tiers = TierSettings(
             disks=tuple(disks or ()),
             disk_bytes=disk_bytes,
+            owner=disk_owner,
             remotes=tuple(remotes or ()),
             offload=offload,
             admission=admission,
             eviction=eviction,
         )
+    if disk_owner and not disks:
+        raise typer.BadParameter("--disk-owner is about disks; give --disk, too")
     if not tiers:
         refuse_without_tier(offload, admission, usual=(_OFFLOAD, _ADMISSION))
     tiers.check()
@@ -261,6 +272,8 @@ def _services(
 ) -> list[Service]:
     services: list[Service] = []
     if tiers:
+        if not patient:
+            tiers.check_owner(pool)
         services.append(TierService(server, pool, tiers, host=host, patient=patient))
     if published:
         from beluga.events import EventService  # slow to import

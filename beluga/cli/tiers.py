@@ -26,6 +26,14 @@ DiskBytes = Annotated[
         parser=size, metavar="SIZE", help="How much of the disks is used, in all, such as 800G."
     ),
 ]
+DiskOwner = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Whose blocks the disks have; a disk of another owner is refused. Without a name it "
+        "is the place of the pool, so that a new pool there gets the disk with its blocks.",
+    ),
+]
 Remotes = Annotated[
     list[str] | None,
     typer.Option(

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from beluga.errors import TierError
 from beluga.tiers.admission import ADMISSIONS, REMEMBERED, Adaptive, Always
 from beluga.tiers.disk import DiskTier, SpreadTier
-from beluga.tiers.disk.file import plan_layout
+from beluga.tiers.disk.file import check_owner, plan_layout
+from beluga.tiers.disk.owner import owner_of
 from beluga.tiers.late import LateTier
 from beluga.tiers.remote import check_remote, open_remote, shown_remote, split_remote
 
@@ -36,8 +37,8 @@ class TierSettings:
     block is evicted from the pool only after it was offered to them; with drop it may be lost
     first. ``admission`` says which blocks are saved, and ``eviction`` which the disk drops.
     ``block_bytes`` is about the smallest block; None takes what the pool's table was made for.
-    ``owner`` names whose blocks a disk has; by default it is the pool, and another pool's disk is
-    refused.
+    ``owner`` names whose blocks a disk has, by default the pool's place: a new pool there gets the
+    disk with its blocks. The disk of another owner and another pool is refused.
 
     Raises :class:`~beluga.errors.TierError` for settings that contradict each other.
     """
@@ -79,6 +80,12 @@ class TierSettings:
             _check_disk(Path(path))
         for url in self.remotes:
             check_remote(url)
+
+    def check_owner(self, pool: Pool) -> None:
+        """Raise :class:`~beluga.errors.TierError` if a disk has blocks of another owner."""
+        owner = owner_of(pool, self.owner)
+        for path in self.disks:
+            check_owner(Path(path), owner)
 
     def __bool__(self) -> bool:
         """Return whether there is a tier at all."""
@@ -149,14 +156,15 @@ class TierSettings:
         )
 
     def _open_disks(self, pool: Pool) -> LowerTier:
-        part = self.disk_bytes // len(self.disks)
+        part, owner = self.disk_bytes // len(self.disks), owner_of(pool, self.owner)
         opened: list[DiskTier] = []
         try:
             opened.extend(
                 DiskTier(
                     Path(path),
                     part,
-                    server=self.owner or pool.id,
+                    server=owner.name,
+                    pool=owner.pool,
                     eviction=self.eviction,
                     smallest_block=self.smallest_block(pool),
                 )

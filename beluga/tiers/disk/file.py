@@ -5,11 +5,14 @@
 The first page is the header::
 
     0 magic 8 | 8 version 4, slot_count 4 | 16 id 8 | 24 size 8 | 32 data_offset 8
-    40 stripe_count 8 | 48 server 128 | zeros | 4092 CRC-32C of all before it
+    40 stripe_count 8 | 48 owner's name 128 | 176 owner's pool 32 | zeros
+    508 CRC-32C of all between the magic and this | zeros | 4092 CRC-32C of all before it
 
 The index begins behind it (csrc/store/entry.h), the data at ``data_offset``, in stripes of 2 MiB.
-The header is written once, when everything behind it is ready, and never changes. A tier that is
-opened with another size keeps its index, and has more or fewer stripes than the header says.
+The header is written when everything behind it is ready, and again when the owner changes. A power
+cut then may leave its sectors of 512 bytes of both versions, of which the first is whole, and has a
+checksum of its own. (Files of earlier versions have no owner's pool, and zeros there.) A tier that
+is opened with another size keeps its index, and has more or fewer stripes than the header says.
 
 Nothing is formatted but an empty file, a device whose first MiB is zero, and what a format of ours
 left half made. A format first writes the page with another magic, so that this is recognized.
@@ -27,6 +30,7 @@ import stat
 import struct
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +39,7 @@ from beluga._ffi import lib
 from beluga.errors import TierError
 from beluga.primitives import crc32c
 from beluga.tiers.arena import Arena
+from beluga.tiers.disk.owner import NAME_SIZE, Owner
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,7 +50,8 @@ _MAGIC = b"BELUGADT"
 _FORMATTING = b"BELUGADF"  # the magic of a header until the rest is ready
 _BLANK = 1 << 20  # a device is formatted only if so many bytes at its start are zero
 _VERSION = 1
-_HEADER = struct.Struct("<8sIIQQQQ128s")
+_HEADER = struct.Struct(f"<8sIIQQQQ{NAME_SIZE}s32s")
+_SECTOR = 512
 _CRC = struct.Struct("<I")
 _FILE = "blocks"
 _DYING_S = 10.0  # how long a lock whose process is gone is waited for
@@ -63,6 +69,12 @@ class Layout:
     data_offset: int
     stripe_count: int
     server: str
+    pool: str = ""
+
+    @property
+    def owner(self) -> Owner:
+        """Whose blocks the file has."""
+        return Owner(self.server, self.pool)
 
     @property
     def index_size(self) -> int:
@@ -70,7 +82,7 @@ class Layout:
         return self.slot_count * int(lib.BL_STORE_ENTRY_SIZE)
 
 
-def plan_layout(size: int, smallest_block: int, server: str) -> Layout:
+def plan_layout(size: int, smallest_block: int, server: str, pool: str = "") -> Layout:
     """Lay out a new file of at most ``size`` bytes. Raises TierError if it is too small."""
     per_stripe = _slots_per_stripe(smallest_block)
     entry, group = int(lib.BL_STORE_ENTRY_SIZE), int(lib.BL_STORE_SECTOR_SLOTS)
@@ -79,7 +91,7 @@ def plan_layout(size: int, smallest_block: int, server: str) -> Layout:
         slots = -(-stripes * per_stripe // group) * group
         data = -(-(PAGE + slots * entry) // _ALIGN) * _ALIGN
         if data + stripes * _STRIPE <= size:
-            return Layout(secrets.randbits(64), size, slots, data, stripes, server)
+            return Layout(secrets.randbits(64), size, slots, data, stripes, server, pool)
         stripes -= max(1, -(-(data + stripes * _STRIPE - size) // (_STRIPE + per_stripe * entry)))
     raise TierError(f"a disk tier of {size} bytes is too small; give it at least 4 MiB")
 
@@ -97,9 +109,23 @@ def _header_of(layout: Layout, magic: bytes) -> bytes:
         layout.size,
         layout.data_offset,
         layout.stripe_count,
-        layout.server.encode()[:128],
-    ).ljust(PAGE - _CRC.size, b"\0")
+        layout.server.encode(errors="replace")[:NAME_SIZE],
+        layout.pool.encode()[:32],
+    ).ljust(_SECTOR - _CRC.size, b"\0")
+    head = (head + _first_crc(head)).ljust(PAGE - _CRC.size, b"\0")
     return head + _CRC.pack(crc32c(head))
+
+
+def _first_crc(page: bytes) -> bytes:
+    """Return the checksum of the first sector, which is the same with the magic of a format."""
+    return _CRC.pack(crc32c(page[len(_MAGIC) : _SECTOR - _CRC.size]))
+
+
+def _is_whole(page: bytes) -> bool:
+    """Return whether a header is as it was written, or its first sector is."""
+    own = page[_SECTOR - _CRC.size : _SECTOR]
+    whole = page[-_CRC.size :] == _CRC.pack(crc32c(page[: -_CRC.size]))
+    return whole or (own != bytes(_CRC.size) and own == _first_crc(page))
 
 
 def _is_half_made(page: bytes) -> bool:
@@ -112,34 +138,24 @@ def _is_half_made(page: bytes) -> bool:
     return half if magic == _MAGIC else magic == _FORMATTING and (ready or half)
 
 
-class TierFile:
-    """The open and locked file of a tier.
+class LockedFile:
+    """The open and locked file of a tier, whose header can be read and written.
 
-    Raises TierError: it is another process's, damaged, foreign, mounted, or of another version or
-    server; or there is no room for it. A file of another size is made longer or shorter, and keeps
-    the blocks that still lie in it.
+    Raises TierError: it is another process's, damaged, foreign, mounted, or of another version.
     """
 
-    def __init__(self, path: Path, size: int, smallest_block: int, server: str) -> None:
-        self.path = _file_of(path)
-        if not self.path.exists():  # no file is made if there is no room for it
-            _check_room(self.path.parent, plan_layout(size, smallest_block, server).size)
-        self.fd, self.direct = _open(self.path)
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.fd, self.direct = _open(path)
         self._claim = -1
         try:
-            _lock(self.fd, self.path)
+            _lock(self.fd, path)
             self.is_device = stat.S_ISBLK(os.fstat(self.fd).st_mode)
             if self.is_device:
-                self._claim = _claim(self.path)
-            made = self._read_header(server)
-            self.layout = (
-                self._format(plan_layout(size, smallest_block, server))
-                if made is None
-                else self._fit(made, size, smallest_block)
-            )
+                self._claim = _claim(path)
         except OSError as error:
             self.close()
-            raise TierError(f"{self.path}: {error.strerror}") from error
+            raise TierError(f"{path}: {error.strerror}") from error
         except BaseException:
             self.close()
             raise
@@ -149,6 +165,82 @@ class TierFile:
         os.close(self.fd)
         if self._claim >= 0:
             os.close(self._claim)
+
+    def read_header(self) -> Layout | None:
+        """Return what the header says; None if the file may be formatted. Raises OSError, and
+        TierError for a file that is not ours.
+        """
+        page = Arena(0).take(_BLANK)
+        length = os.preadv(self.fd, [page.data], 0)
+        whole = page[:PAGE].tobytes()
+        if (not page.any() if self.is_device else length == 0) or _is_half_made(whole):
+            return None
+        magic, version, slots, ident, had, data, stripes, *owner = _HEADER.unpack_from(whole)
+        if magic != _MAGIC:
+            raise TierError(
+                f"{self.path} has data, and is not a disk tier; give another path, or {self._mend}"
+            )
+        if version != _VERSION:
+            raise TierError(
+                f"{self.path} has version {version} of the format, and this is Beluga with "
+                f"version {_VERSION}; {self._mend}"
+            )
+        if not _is_whole(whole):
+            raise TierError(f"the header of {self.path} is damaged; {self._mend}")
+        layout = Layout(ident, had, slots, data, stripes, *map(_text, owner))
+        if self._length() < layout.data_offset:
+            raise TierError(f"{self.path} was cut short; {self._mend}")
+        return layout
+
+    @property
+    def _mend(self) -> str:
+        """Say how an operator makes a new tier where something else is."""
+        if self.is_device:
+            erase = f"dd if=/dev/zero of={self.path} bs=1M count=1"
+            return f"erase its start to make a new one, which forgets its data ({erase})"
+        return "remove it to make a new one, which forgets its blocks"
+
+    def _length(self) -> int:
+        return os.lseek(self.fd, 0, os.SEEK_END)
+
+    def write_header(self, layout: Layout, magic: bytes = _MAGIC) -> None:
+        """Write the header. Raises OSError."""
+        page = Arena(0).take(PAGE)
+        page[:] = np.frombuffer(_header_of(layout, magic), np.uint8)
+        os.pwritev(self.fd, [page.data], 0)
+        os.fsync(self.fd)
+
+
+class TierFile(LockedFile):
+    """The file of a tier with room for ``size`` bytes.
+
+    Raises TierError as :class:`LockedFile` does, and if the file is another server's, or there is
+    no room for it. A file of another size is made longer or shorter, and keeps the blocks that
+    still lie in it. A file of a former pool of the same owner is taken over.
+    """
+
+    def __init__(self, path: Path, size: int, smallest_block: int, owner: Owner) -> None:
+        path = _file_of(path)
+        plan = partial(plan_layout, size, smallest_block, owner.name, owner.pool)
+        if not path.exists():  # no file is made if there is no room for it
+            _check_room(path.parent, plan().size)
+        super().__init__(path)
+        try:
+            made = self.read_header()
+            if made is None:
+                self.layout = self._format(plan())
+            else:
+                _refuse_foreign(path, made.owner, owner)
+                self.layout = self._fit(made, size, smallest_block)
+                if owner not in (made.owner, Owner()):
+                    self.write_header(replace(made, server=owner.name, pool=owner.pool))
+                    _LOG.info("%s is now of server %s", path, owner.name)
+        except OSError as error:
+            self.close()
+            raise TierError(f"{path}: {error.strerror}") from error
+        except BaseException:
+            self.close()
+            raise
 
     def vanished(self) -> bool:
         """Return whether the path no longer leads to this file."""
@@ -176,46 +268,6 @@ class TierFile:
             if first < end:
                 ranges.append((max(first, PAGE), last))
         return ranges
-
-    def _read_header(self, server: str) -> Layout | None:
-        """Return what the header says; None if the file may be formatted."""
-        page = Arena(0).take(_BLANK)
-        length = os.preadv(self.fd, [page.data], 0)
-        whole = page[:PAGE].tobytes()
-        if (not page.any() if self.is_device else length == 0) or _is_half_made(whole):
-            return None
-        magic, version, slots, ident, had, data, stripes, owner = _HEADER.unpack_from(whole)
-        if magic != _MAGIC:
-            raise TierError(
-                f"{self.path} has data, and is not a disk tier; give another path, or {self._mend}"
-            )
-        if version != _VERSION:
-            raise TierError(
-                f"{self.path} has version {version} of the format, and this is Beluga with "
-                f"version {_VERSION}; {self._mend}"
-            )
-        if _CRC.unpack_from(whole, PAGE - _CRC.size)[0] != crc32c(whole[: -_CRC.size]):
-            raise TierError(f"the header of {self.path} is damaged; {self._mend}")
-        owner = owner.rstrip(b"\0").decode(errors="replace")
-        if server and owner and owner != server:
-            raise TierError(
-                f"{self.path} has the blocks of server {owner}; give another path, or {self._mend}"
-            )
-        layout = Layout(ident, had, slots, data, stripes, owner)
-        if self._length() < layout.data_offset:
-            raise TierError(f"{self.path} was cut short; {self._mend}")
-        return layout
-
-    @property
-    def _mend(self) -> str:
-        """Say how an operator makes a new tier where something else is."""
-        if self.is_device:
-            erase = f"dd if=/dev/zero of={self.path} bs=1M count=1"
-            return f"erase its start to make a new one, which forgets its data ({erase})"
-        return "remove it to make a new one, which forgets its blocks"
-
-    def _length(self) -> int:
-        return os.lseek(self.fd, 0, os.SEEK_END)
 
     def _check_device(self, end: int, size: int) -> None:
         if self.is_device and self._length() < end:
@@ -264,7 +316,7 @@ class TierFile:
         self._check_device(end, layout.size)
         if not self.is_device:
             _check_room(self.path, layout.size)
-        self._write_header(layout, _FORMATTING)
+        self.write_header(layout, _FORMATTING)
         if self.is_device:
             zeros = Arena(0).take(1 << 20)
             for offset in range(PAGE, layout.data_offset, len(zeros)):
@@ -274,7 +326,7 @@ class TierFile:
             os.ftruncate(self.fd, PAGE)
             os.ftruncate(self.fd, end)
         os.fsync(self.fd)
-        self._write_header(layout, _MAGIC)
+        self.write_header(layout)
         if not self.is_device:
             folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -283,11 +335,53 @@ class TierFile:
                 os.close(folder)
         return layout
 
-    def _write_header(self, layout: Layout, magic: bytes) -> None:
-        page = Arena(0).take(PAGE)
-        page[:] = np.frombuffer(_header_of(layout, magic), np.uint8)
-        os.pwritev(self.fd, [page.data], 0)
-        os.fsync(self.fd)
+
+def check_owner(path: Path, owner: Owner) -> None:
+    """Raise TierError if a disk has another owner, as far as that can be seen without its lock."""
+    file = path / _FILE if path.is_dir() else path
+    try:
+        with file.open("rb") as opened:
+            page = opened.read(PAGE)
+    except OSError:
+        return  # there is none yet, or opening it will say more
+    if page[: len(_MAGIC)] == _MAGIC and len(page) == PAGE and _is_whole(page):
+        *_, name, pool = _HEADER.unpack_from(page)
+        _refuse_foreign(file, Owner(_text(name), _text(pool)), owner)
+
+
+def _refuse_foreign(path: Path, has: Owner, wanted: Owner) -> None:
+    if not wanted.may_use(has):
+        raise TierError(
+            f"{path} has the blocks of server {has.name or has.pool}; give another path, or give "
+            f"it to the next server: beluga disk adopt {path}"
+        )
+
+
+def _text(field: bytes) -> str:
+    return field.rstrip(b"\0").decode(errors="replace")
+
+
+def adopt(path: Path) -> Owner:
+    """Let the next server that opens a disk have it, and return whose it was. Its blocks stay.
+
+    Raises TierError: a server uses it, or it is no disk tier.
+    """
+    if not path.exists():
+        raise TierError(f"{path} does not exist; name the disk of a server (--disk)")
+    file = path / _FILE if path.is_dir() else path
+    if not file.exists():
+        raise TierError(f"{path} is not a disk tier; name the disk of a server (--disk)")
+    locked = LockedFile(file)
+    try:
+        layout = locked.read_header()
+        if layout is None:
+            raise TierError(f"{path} is empty; any server may have it")
+        locked.write_header(replace(layout, server="", pool=""))
+        return layout.owner
+    except OSError as error:
+        raise TierError(f"{file}: {error.strerror}") from error
+    finally:
+        locked.close()
 
 
 def _check_room(path: Path, size: int, *, has: int = 0) -> None:

@@ -23,6 +23,7 @@ from beluga.meta import EVICTIONS
 from beluga.tiers.arena import Arena
 from beluga.tiers.disk.engine import REQUEST, DiskEngine, EngineMaker, Requests
 from beluga.tiers.disk.file import PAGE, TierFile
+from beluga.tiers.disk.owner import Owner
 from beluga.tiers.tier import BLOCK
 
 PLACE: np.dtype[np.void] = np.dtype(
@@ -66,7 +67,7 @@ class StoreSettings:
 
     path: Path
     size: int
-    server: str
+    owner: Owner
     eviction: str
     smallest_block: int
     depth: int
@@ -86,7 +87,7 @@ class Store:
         self.arena = arena
         self.users = 0  # calls that use this store now; the tier counts them
         self.closed = False
-        self.file = TierFile(settings.path, settings.size, settings.smallest_block, settings.server)
+        self.file = TierFile(settings.path, settings.size, settings.smallest_block, settings.owner)
         self._flush_lock = threading.Lock()
         self._unsynced: list[NDArray[np.uint32]] = []  # sectors that were written since a sync
         try:

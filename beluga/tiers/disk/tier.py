@@ -34,6 +34,7 @@ from beluga.tiers.disk.calls import DiskCall, DiskThreads
 from beluga.tiers.disk.engine import EngineMaker, Requests, make_engine
 from beluga.tiers.disk.file import PAGE
 from beluga.tiers.disk.health import Health
+from beluga.tiers.disk.owner import Owner
 from beluga.tiers.disk.store import (
     GRANTED,
     PENDING,
@@ -82,10 +83,11 @@ _PAYLOAD_DIMENSIONS = 2
 class DiskTier:
     """A tier in a folder, a raw file or a block device: see :class:`beluga.tiers.tier.LowerTier`.
 
-    At most ``size`` bytes of the disk are used. ``server`` names whose blocks they are: a path that
-    another server has used is refused. ``eviction`` is the policy, ``smallest_block`` the size that
-    the index is made for; ``io`` is "uring", "threads", "auto" or the maker of an engine, and
-    ``depth`` its requests under way for each call.
+    At most ``size`` bytes of the disk are used. ``server`` names whose blocks they are, and
+    ``pool`` is the id of its pool: a path of another server and another pool is refused.
+    ``eviction`` is the policy, ``smallest_block`` the size that the index is made for; ``io`` is
+    "uring", "threads", "auto" or the maker of an engine, and ``depth`` its requests under way for
+    each call.
 
     A disk hangs if an operation is not done within ``limit_s``, with a second more for each 4 MiB.
     Its caller then leaves, with misses, or blocks that are not saved. The memory and the space that
@@ -101,6 +103,7 @@ class DiskTier:
         size: int,
         *,
         server: str = "",
+        pool: str = "",
         eviction: str = "lru",
         smallest_block: int = 16 << 10,
         io: str | EngineMaker = "auto",
@@ -110,7 +113,7 @@ class DiskTier:
         self.name = f"disk:{os.fspath(path)}"
         maker = make_engine(io) if isinstance(io, str) else io
         self._settings = StoreSettings(
-            Path(path), size, server, eviction, smallest_block, depth, maker
+            Path(path), size, Owner(server, pool), eviction, smallest_block, depth, maker
         )
         self._arena = Arena()
         self._store: Store | None = Store(self._settings, self._arena)

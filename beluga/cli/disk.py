@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The commands of ``beluga disk``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from beluga.cli.options import Json
+from beluga.cli.output import plain, print_json, say
+from beluga.tiers.disk.file import adopt as release
+
+Disk = Annotated[
+    list[Path],
+    typer.Argument(metavar="PATH...", help="The disks, as a server's --disk names them."),
+]
+
+
+def adopt(path: Disk, json: Json = False) -> None:
+    """Give disks with blocks of another server to the next server that opens them.
+
+    A new pool in the place of a former one needs no such command. Do it for a disk whose server
+    will not come back. Its blocks stay.
+    """
+    for each in path:
+        before = release(each)
+        if json:
+            print_json({"disk": str(each), "server": before.name, "pool": before.pool})
+        else:
+            whose = plain(before.name or before.pool) or "nobody"
+            say(f"{each} was of {whose}; the next server that opens it has it")
