@@ -21,6 +21,7 @@ NOTIFY_SOCKET       where a server says that it is ready, as systemd sets it for
 WATCHDOG_USEC       how often, in microseconds, systemd wants to hear that WATCHDOG_PID lives
 XDG_CONFIG_HOME     where the user's beluga/beluga.toml lies; else ~/.config
 XDG_CACHE_HOME      where what can be made again is kept (measurements); else ~/.cache
+HF_HUB_CACHE        where the hub's client keeps models; else below HF_HOME or ~/.cache
 XDG_STATE_HOME      where the mounted default pool is remembered; else ~/.local/state
 XDG_RUNTIME_DIR     where lock files of devdax pools lie if /run/beluga cannot be written
 =================== ==============================================================================
@@ -122,6 +123,17 @@ def cache_dir() -> Path:
     """Return where measurements and compiled files of this machine are kept; it may not exist."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else _home() / ".cache") / "beluga"
+
+
+def hub_cache_dir() -> Path:
+    """Return where the client of the Hugging Face hub keeps models; it may not exist."""
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if told := os.environ.get(name):
+            return Path(told).expanduser()
+    if told := os.environ.get("HF_HOME"):
+        return Path(told).expanduser() / "hub"
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else _home() / ".cache") / "huggingface" / "hub"
 
 
 def told_runtime_root() -> Path | None:

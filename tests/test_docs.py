@@ -183,6 +183,7 @@ def test_generated_documents_are_fresh(script: str) -> None:
 OTHERS_OPTIONS = {
     *("--align", "--mode", "--shm-size", "--size", "--kv-transfer-config"),
     *("--prefix-caching-hash-algo", "--disable-hybrid-kv-cache-manager"),
+    "--revision",
 }
 
 

@@ -73,7 +73,9 @@ EXTRAS = {
     "tiers": {"mooncake", "obstore", "redis"},
     "transfer": {"cupy", "torch"},
     "kvcache": {"torch"},
-    "connectors": {"torch", "vllm", "lmcache", "sglang", "prometheus_client", "xxhash"},
+    "connectors": {
+        *("torch", "vllm", "lmcache", "sglang", "prometheus_client", "xxhash", "obstore"),
+    },
 }
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Names for weights, and the namespace of an engine that calls a storage plugin.
+"""The namespace of an engine that calls a storage plugin.
 
 The keys of such an engine name the tokens and little more. Everything else that changes the bytes
 must be in the namespace. If the engine does not pass it to its plugins, the user adds it
@@ -10,17 +10,12 @@ must be in the namespace. If the engine does not pass it to its plugins, the use
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from pathlib import Path
 from typing import TypeAlias
 
 from beluga.connectors.settings import PoolSettings
 from beluga.kvcache import Namespace
 
 Fields: TypeAlias = "dict[str, str | int | bytes]"
-
-WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
-SAMPLES, SAMPLE_SIZE = 16, 1 << 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,30 +43,3 @@ def namespace_of(settings: EngineSettings, engine: str, version: str, fields: Fi
         "variant": settings.variant,
     }
     return Namespace(always | fields, salt=settings.salt)
-
-
-def model_identity(model: str, revision: str) -> str:
-    """Return a name for the weights: the hub's name and revision, or a local directory's
-    fingerprint.
-
-    A path would not do: two machines may keep the same model in different places, and different
-    models in the same place.
-    """
-    path = Path(model)
-    return f"files {weights_fingerprint(path)}" if path.exists() else f"hub {model}@{revision}"
-
-
-def weights_fingerprint(path: Path) -> str:
-    """Return a digest of a directory's (or file's) weights: sizes, and samples spread over each
-    file.
-    """
-    files = [path] if path.is_file() else sorted(set().union(*map(path.glob, WEIGHT_FILES)))
-    digest = hashlib.blake2b(digest_size=16, person=b"beluga-weights")
-    for file in files:
-        size = file.stat().st_size
-        digest.update(f"{file.name if path.is_dir() else ''} {size}\n".encode())
-        with file.open("rb") as stream:
-            for sample in range(SAMPLES):
-                stream.seek(max(0, size - SAMPLE_SIZE) * sample // (SAMPLES - 1))
-                digest.update(stream.read(SAMPLE_SIZE))
-    return digest.hexdigest()

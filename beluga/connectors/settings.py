@@ -27,6 +27,8 @@ class PoolSettings:
     * ``retry_s``: after a failure the pool is not used for this long, and every lookup is a miss.
     * ``onboard_ms``: how long a request waits for blocks that a tier below the pool has
       (``beluga serve --disk``); 0 waits for none.
+    * ``identity``: the operator's word for the model's weights, in place of their bytes: any text
+      that engines have in common only if they have loaded the same weights.
     * ``salt``: a tenant's secret. Only engines with the same salt share blocks.
     * ``check_checksums``: check the checksums of every loaded byte.
     * ``load_threads``: how many threads share the copying of a load; None means one per core, at
@@ -44,6 +46,7 @@ class PoolSettings:
     timeout_ms: int = 500
     retry_s: float = 1.0
     onboard_ms: int = 2000
+    identity: str = ""
     salt: str = ""
     check_checksums: bool = True
     load_threads: int | None = None

@@ -70,7 +70,7 @@ def adapter(lmcache: Any, pool_name: str) -> Iterator[MakeAdapter]:
     made: list[Any] = []
 
     def make(*, attached: bool = True, **settings: Any) -> Any:
-        usual = {"pool": pool_name, "timeout_ms": 5000, "retry_s": 0.05}
+        usual = {"pool": pool_name, "timeout_ms": 5000, "retry_s": 0.05, "identity": "a test"}
         made.append(lmcache.BelugaL2Adapter(usual | settings))
         assert eventually(lambda: made[-1].report_status()["attached"] == attached, LONG_S)
         return made[-1]
@@ -93,7 +93,12 @@ def backend(lmcache: Any, pool_name: str) -> Iterator[Callable[..., Any]]:
         layerwise: bool = False,
         **settings: Any,
     ) -> Any:
-        usual = {"beluga.pool": pool_name, "beluga.timeout_ms": 5000, "other.thing": 1}
+        usual = {
+            "beluga.pool": pool_name,
+            "beluga.timeout_ms": 5000,
+            "beluga.identity": "a test",
+            "other.thing": 1,
+        }
         extra = usual | {f"beluga.{name}": value for name, value in settings.items()}
         config = types.SimpleNamespace(extra_config=extra, use_layerwise=layerwise)
         metadata = Metadata(layers, model_name)

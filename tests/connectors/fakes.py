@@ -139,7 +139,14 @@ class SglangSettings:
     """SGLang's settings, which it changes as it goes."""
 
     def __init__(self) -> None:
-        self.said: dict[str, Any] = {"weight_version": "default", "model_path": "org/model"}
+        self.said: dict[str, Any] = {
+            "weight_version": "default",
+            "model_path": "org/model",
+            "revision": "c0ffee" + 34 * "0",  # a commit of the hub
+        }
+
+    def resolved_server_args_dict(self) -> dict[str, Any]:
+        return dict(self.said)
 
     def config_leaf(self, name: str) -> Any:
         if name not in self.said:

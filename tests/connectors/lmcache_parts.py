@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ MakeAdapter = Callable[..., Any]
 @contextlib.contextmanager
 def l2(lmcache: Any, path: Path, **settings: Any) -> Iterator[Any]:
     """Make an L2 adapter of one pool."""
-    usual = {"pool": str(path), "timeout_ms": 5000, "retry_s": 0.05}
+    usual = {"pool": str(path), "timeout_ms": 5000, "retry_s": 0.05, "identity": "a test"}
     one = lmcache.BelugaL2Adapter(usual | settings)
     try:
         assert eventually(lambda: one.report_status()["attached"], LONG_S)
@@ -71,14 +72,14 @@ def blank(count: int, shape: tuple[int, ...] = SHAPE) -> list[Memory]:
     return [Memory(shape) for _ in range(count)]
 
 
+@dataclasses.dataclass
 class Metadata:
     """LMCache's metadata of an engine, with chunks of 16 tokens."""
 
-    use_mla = False
-    chunk_size = 16
-
-    def __init__(self, layers: int = 4, model_name: str = "model") -> None:
-        self.layers, self.model_name = layers, model_name
+    layers: int = 4
+    model_name: str = "model"
+    use_mla: bool = False
+    chunk_size: int = 16
 
     def get_shapes(self, tokens: int = 16) -> list[tuple[int, ...]]:
         return [(2, self.layers, tokens, 64)]

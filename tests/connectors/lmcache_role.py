@@ -64,7 +64,12 @@ class Server:
             {
                 "module_path": "beluga.connectors.lmcache",
                 "class_name": "BelugaL2Adapter",
-                "adapter_params": {"pool": POOL, "timeout_ms": TIMEOUT_MS, "retry_s": 0.1},
+                "adapter_params": {
+                    "pool": POOL,
+                    "timeout_ms": TIMEOUT_MS,
+                    "retry_s": 0.1,
+                    "identity": "a test",
+                },
             }
         )
         memory = L1MemoryManagerConfig(
@@ -144,6 +149,7 @@ class Engine:
                 "storage_plugin.beluga.class_name": "BelugaBackend",
                 "beluga.pool": POOL,
                 "beluga.timeout_ms": TIMEOUT_MS,
+                "beluga.identity": "a test",
             },
         )
         metadata = LMCacheMetadata(

@@ -128,6 +128,7 @@ def made_backends(monkeypatch: pytest.MonkeyPatch, pool_name: str) -> Iterator[M
         made.append(importlib.import_module(PACKAGE).BelugaHiCache(config, {}))
         assert eventually(lambda: made[-1].attached == attached, LONG_S)
         made[-1].register_mem_pool_host(host_pool or HostPool())
+        assert made[-1]._identity.wait(LONG_S)
         return made[-1]
 
     yield make

@@ -106,6 +106,7 @@ def config(*, mla: bool, direct: bool) -> HiCacheStorageConfig:
             "interface_v1": int(direct),
             "pool": POOL,
             "timeout_ms": 5000,
+            "identity": "a model of a test",
         },
     )
 

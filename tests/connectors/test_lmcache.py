@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib
 import os
 import select
@@ -39,7 +40,9 @@ from memory_tier import MemoryTier, served
 
 from beluga import MetaServer, Namespace, Pool
 from beluga.connectors.connection import Attachment
+from beluga.connectors.identity.models import Files
 from beluga.connectors.lmcache import objects
+from beluga.connectors.lmcache.identity import metadata_fields
 from beluga.connectors.settings import PoolSettings
 from beluga.errors import CacheError, ConnectorError, LayoutError, PinLimitError, QuotaError
 from beluga.meta import MetaClient
@@ -165,7 +168,7 @@ def test_another_owner_sees_nothing(
 def test_an_adapter_that_is_closed_has_no_session_and_no_descriptor(
     server: MetaServer, lmcache: Any, pool_name: str
 ) -> None:
-    one = lmcache.BelugaL2Adapter({"pool": pool_name, "timeout_ms": 60_000})
+    one = lmcache.BelugaL2Adapter({"pool": pool_name, "timeout_ms": 60_000, "identity": "a test"})
     descriptors = [
         one.get_store_event_fd(),
         one.get_lookup_and_lock_event_fd(),
@@ -639,3 +642,75 @@ def test_lmcache_is_not_imported_before_it_is_needed(monkeypatch: pytest.MonkeyP
     assert not hasattr(module, "BelugaL2AdapterConfig")  # LMCache looks for one
     with pytest.raises(ImportError):
         _ = module.BelugaL2Adapter
+
+
+def model(folder: Path, content: bytes = b"w") -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "model.safetensors").write_bytes(content)
+    return str(folder)
+
+
+def test_a_model_in_a_folder_is_its_bytes(
+    server: MetaServer, adapter: MakeAdapter, backend: Callable[..., Any], tmp_path: Path
+) -> None:
+    name = model(tmp_path / "model")
+    objects, memories = chunks(2)
+    keys = [dataclasses.replace(key, model_name=name) for key in objects]
+    one = adapter(identity="")
+    assert eventually(lambda: one._models.digest(name) != "", LONG_S)
+    assert store(one, keys, memories) > 0
+    plugin, chunk = backend(identity="", model_name=name), ChunkKey("a")
+    assert eventually(lambda: plugin._models.digest(name) != "", LONG_S)
+    plugin.batched_submit_put_task([chunk], [Memory((2, 4, 16, 64), seed=1)])
+    assert eventually(lambda: plugin.contains(chunk))
+    for one_of_both in (one, plugin):
+        one_of_both.close()
+    model(tmp_path / "model", b"other weights")
+    one, plugin = adapter(identity=""), backend(identity="", model_name=name)
+    for models in (one._models, plugin._models):
+        assert eventually(lambda models=models: models.digest(name) != "", LONG_S)
+    assert lookup(one, keys) == [False, False]
+    assert not plugin.contains(chunk)
+    assert lookup(adapter(identity="a test"), keys) == [False, False]
+
+
+def test_until_a_model_is_identified_all_is_a_miss_and_nothing_is_saved(
+    server: MetaServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name, go = model(tmp_path / "model"), threading.Event()
+    real = Files.digest
+    monkeypatch.setattr(Files, "digest", lambda self, hashed: (go.wait(), real(self, hashed))[1])
+    objects, memories = chunks(2)
+    keys = [dataclasses.replace(key, model_name=name) for key in objects]
+    one = adapter(identity="")
+    assert store(one, keys, memories) == -1
+    assert lookup(one, keys) == [False, False]
+    one.delete(keys)  # it is done when it is known what to delete
+    go.set()
+    assert eventually(lambda: one._models.digest(name) != "", LONG_S)
+    assert store(one, keys, memories) > 0
+    assert lookup(one, keys) == [True, True]
+
+
+def test_a_model_s_name_alone_is_refused_in_one_line(
+    server: MetaServer,
+    adapter: MakeAdapter,
+    backend: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    keys, memories = chunks(2)
+    one = adapter(identity="")
+    for _ in range(2):
+        assert store(one, keys, memories) == -1
+        assert lookup(one, keys) == [False, False]
+    lines = [one.getMessage() for one in caplog.records if "setting identity" in one.getMessage()]
+    assert len(lines) == 1 and "the model's name 'model' only" in lines[0]
+    with pytest.raises(ConnectorError, match=r"name 'org/name' only.*setting identity"):
+        backend(identity="", model_name="org/name")
+
+
+def test_metadata_that_a_new_release_adds_counts() -> None:
+    base = metadata_fields(Metadata(), "")
+    assert base == metadata_fields(Metadata(), "") != metadata_fields(Metadata(layers=5), "")
+    newer = dataclasses.make_dataclass("Metadata", [("added", int, 1)], bases=(Metadata,))
+    assert metadata_fields(newer(), "") not in (base, metadata_fields(newer(added=2), ""))

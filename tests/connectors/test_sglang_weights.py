@@ -185,12 +185,14 @@ def test_pages_computed_before_a_named_update_are_stored_under_the_old_name(
     "difference",
     [
         {"model_path": "org/model-2"},
-        {"revision": "abc"},
+        {"revision": "d" * 40},
+        {"model_loader_extra_config": "{}"},
+        {"attention_backend": "triton"},
+        {"of_a_new_release": 1},
         {"kv_cache_dtype": "fp8_e5m2"},
         {"dtype": "float16"},
         {"quantization": "awq"},
         {"json_model_override_args": '{"rope_theta": 1}'},
-        {"lora_paths": [types.SimpleNamespace(lora_name="a", lora_path="org/a")]},
     ],
     ids=lambda difference: next(iter(difference)),
 )
@@ -221,6 +223,61 @@ def test_made_up_weights_are_those_of_their_seed(
     assert put(backend()) == [True, True]
     said["random_seed"] = 2
     assert finds(backend()) == 0
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [{"port": 2}, {"max_running_requests": 7}, {"context_length": 5}, {"disaggregation_mode": "x"}],
+    ids=lambda difference: next(iter(difference)),
+)
+def test_engines_that_compute_the_same_share(
+    server: MetaServer,
+    backend: Make,
+    said: dict[str, Any],
+    tmp_path: Path,
+    difference: dict[str, Any],
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"w")
+    (tmp_path / "config.json").write_text('{"rope_scaling": {"rope_type": "yarn"}}')
+    said["model_path"] = str(tmp_path)
+    assert put(backend()) == [True, True]
+    said.update(difference)
+    assert finds(backend()) == 2
+
+
+def test_the_context_length_counts_where_positions_depend_on_it(
+    server: MetaServer, backend: Make, said: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"w")
+    (tmp_path / "config.json").write_text('{"rope_scaling": {"rope_type": "longrope"}}')
+    said["model_path"] = str(tmp_path)
+    said["context_length"] = 4096
+    assert put(backend()) == [True, True]
+    said["context_length"] = 131072
+    assert finds(backend()) == 0
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [
+        {"revision": None},
+        {"revision": "main"},
+        {"model_path": ""},
+        {"load_format": "remote_instance"},
+        {"custom_weight_loader": ["a.b"]},
+        {"lora_paths": [types.SimpleNamespace(lora_name="a", lora_path="org/a")]},
+    ],
+    ids=lambda difference: next(iter(difference)),
+)
+def test_weights_that_cannot_be_identified_are_refused_until_the_operator_vouches(
+    server: MetaServer, backend: Make, said: dict[str, Any], difference: dict[str, Any]
+) -> None:
+    said.update(difference)
+    with pytest.raises(ConnectorError, match="setting identity"):
+        backend()
+    assert put(backend(identity="release 7")) == [True, True]
+    assert finds(backend(identity="release 7")) == 2
+    assert finds(backend(identity="release 8")) == 0
 
 
 @pytest.mark.parametrize(

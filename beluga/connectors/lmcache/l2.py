@@ -23,6 +23,7 @@ from lmcache.v1.platform import create_event_notifier
 
 from beluga.connectors.connection import Attachment, Connection
 from beluga.connectors.lmcache import objects
+from beluga.connectors.lmcache.identity import Models
 from beluga.connectors.lmcache.layouts import (
     LAYOUTS_MAX,
     Layout,
@@ -92,6 +93,7 @@ class BelugaL2Adapter(L2AdapterInterface):
         self._reader = Worker(self._settings, name="lmcache-load", logger=logger)
         self._lock = threading.Lock()
         self._task = 0
+        self._models = Models(self._settings.identity, logger)
         self._namespaces: dict[tuple[Any, ...], Namespace] = {}
         self._layouts: dict[str, Layouts] = {}  # by model
         self._pins = Pins()  # of the reader's connection
@@ -189,6 +191,7 @@ class BelugaL2Adapter(L2AdapterInterface):
 
     def close(self) -> None:
         """Finish the submitted tasks and end both sessions. Tasks that are submitted later fail."""
+        self._models.close()
         self._writer.close()
         self._reader.close()
         for results in (self._stores, self._lookups, self._loads):
@@ -220,7 +223,8 @@ class BelugaL2Adapter(L2AdapterInterface):
 
     def _namespace(self, key: Any) -> Namespace:
         """Return the namespace of the objects of an LMCache key, in all layouts."""
-        whose = (key.model_name, key.kv_rank, key.object_group_id, key.cache_salt)
+        weights = self._models.digest(key.model_name)  # "": nothing was ever stored there
+        whose = (key.model_name, key.kv_rank, key.object_group_id, key.cache_salt, weights)
         namespace = self._namespaces.get(whose)
         if namespace is None:
             fields: Fields = {
@@ -229,6 +233,7 @@ class BelugaL2Adapter(L2AdapterInterface):
                 "kv_rank": key.kv_rank,
                 "object_group": key.object_group_id,
                 "cache_salt": key.cache_salt,
+                "weights": weights,
             }
             namespace = namespace_of(self._settings, "lmcache", lmcache_version, fields)
             self._namespaces[whose] = namespace
@@ -262,6 +267,8 @@ class BelugaL2Adapter(L2AdapterInterface):
         return [None if one is None else self._item(key, one) for key, one in found]
 
     def _store(self, connection: Connection, keys: list[Any], memories: list[Any]) -> Any:
+        if not all(self._models.digest(key.model_name) for key in keys):
+            return None
         if not self._settle(connection):
             return None
         layouts = [layout_of_object(memory) for memory in memories]
@@ -327,6 +334,8 @@ class BelugaL2Adapter(L2AdapterInterface):
         keys, models = self._owed.all()
         if not keys and not models:
             return True
+        if any(self._models.pending(name) for name in {key.model_name for key in keys}):
+            return False
 
         def remove(attachment: Attachment) -> set[Any]:
             for model in models:

@@ -24,6 +24,7 @@ from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 from beluga.connectors.connection import Attachment, Connection
 from beluga.connectors.era import Era
 from beluga.connectors.lmcache import objects
+from beluga.connectors.lmcache.identity import Models, metadata_fields
 from beluga.connectors.lmcache.layouts import layout_of
 from beluga.connectors.lmcache.objects import Hit, Item, bytes_of
 from beluga.connectors.lmcache.pins import Pins
@@ -67,7 +68,10 @@ class BelugaBackend(StoragePluginInterface):
         self._settings = settings_of(EngineSettings, given)
         self._format = MemoryFormat.KV_MLA_FMT if metadata.use_mla else MemoryFormat.KV_2LTD
         self._namespaces: dict[Any, Namespace] = {}
-        model = str(getattr(metadata, "model_name", ""))
+        self._model = model = str(getattr(metadata, "model_name", ""))
+        self._models = Models(self._settings.identity, logger)
+        self._models.check(model)
+        self._metadata_fields = metadata_fields(metadata, self._settings.identity)
         fields: Fields = {"form": "plugin's era", "model": model}
         self._era = Era(namespace_of(self._settings, "lmcache", lmcache_version, fields))
         self._storing: collections.Counter[Any] = collections.Counter()  # puts by key
@@ -250,6 +254,7 @@ class BelugaBackend(StoragePluginInterface):
 
     def close(self) -> None:
         """Finish the submitted tasks and end both sessions."""
+        self._models.close()
         self._writer.close()
         self._reader.close()
 
@@ -262,7 +267,8 @@ class BelugaBackend(StoragePluginInterface):
         ranks, dtype and tags.
         """
         layout = layout_of(self.metadata.get_shapes(), self.metadata.get_dtypes())
-        namespace = self._namespaces.get(layout)
+        weights = self._models.digest(self._model)  # "": nothing was ever stored there
+        namespace = self._namespaces.get((weights, layout))
         # layer groups are known only after the engine has registered its tensors
         if namespace is None:
             fields: Fields = {
@@ -270,9 +276,11 @@ class BelugaBackend(StoragePluginInterface):
                 "layout": repr(layout),
                 "chunk_tokens": self.metadata.chunk_size,
                 "mla": int(self.metadata.use_mla),
+                "weights": weights,
+                **self._metadata_fields,
             }
             namespace = namespace_of(self._settings, "lmcache", lmcache_version, fields)
-            self._namespaces[layout] = namespace
+            self._namespaces[weights, layout] = namespace
         era = self._era.now(attachment)
         return [(namespace, era + key.to_string().encode()) for key in keys]
 
@@ -283,6 +291,8 @@ class BelugaBackend(StoragePluginInterface):
 
     def _put(self, connection: Connection, keys: Sequence[Any], memories: list[Any]) -> list[Any]:
         """Put the chunks that have the format of a get. Returns the keys that the pool has now."""
+        if not self._models.digest(self._model):
+            return []
         pairs = zip(keys, memories, strict=True)
         fit = [
             (key, memory)

@@ -4,14 +4,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 from sglang.version import __version__ as sglang_version
 
+from beluga.connectors.identity import ModelIdentity, with_weights
 from beluga.connectors.naming import EngineSettings
 from beluga.connectors.settings import settings_of
+from beluga.connectors.sglang import identity
 from beluga.connectors.sglang.pages import (
     DIRECT,
     FLAT,
@@ -20,9 +23,11 @@ from beluga.connectors.sglang.pages import (
     page_tokens,
     pool_namespace,
 )
-from beluga.connectors.sglang.weights import WEIGHTS, check_release, model_fields
+from beluga.connectors.sglang.weights import WEIGHTS, check_release
 from beluga.errors import ConnectorError
 from beluga.transfer import TransferClass, TransferStats
+
+logger = logging.getLogger(__name__)
 
 # SGLang's settings, not ours
 _SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1")
@@ -45,6 +50,8 @@ class BelugaHiCache(HiCacheStorage):
         self._settings = settings_of(
             EngineSettings, {name: given[name] for name in given if name not in _SGLANGS}
         )
+        self._model = identity.settings()
+        self._identity: ModelIdentity | None = None
         self._pages = Pages(self._settings, WEIGHTS.version)
 
     @property
@@ -64,13 +71,17 @@ class BelugaHiCache(HiCacheStorage):
         return self._pages.carried()
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
-        """Learn where SGLang's pages lie, and thus which bytes they have."""
-        self._pages.register(
-            pool_namespace(
-                self._settings, sglang_version, self._config, mem_pool_host, model_fields()
-            ),
-            page_tokens=page_tokens(self._config, mem_pool_host),
-        )
+        """Learn where SGLang's pages lie, and thus which bytes they have. Until the weights are
+        identified, in a thread, every page is a miss.
+        """
+        word, tokens = self._settings.identity, page_tokens(self._config, mem_pool_host)
+        fields = identity.config_of(self._model, word)
+        base = pool_namespace(self._settings, sglang_version, self._config, mem_pool_host, fields)
+
+        def register(weights: str) -> None:
+            self._pages.register(with_weights(base, weights), page_tokens=tokens)
+
+        self._identity = identity.identify(self._model, word, logger=logger, then=register)
         super().register_mem_pool_host(mem_pool_host)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
@@ -153,6 +164,8 @@ class BelugaHiCache(HiCacheStorage):
 
     def close(self) -> None:
         """End the sessions."""
+        if self._identity is not None:
+            self._identity.close()
         self._pages.close()
 
     def _buffers(self, keys: Sequence[str], host_indices: Any) -> list[list[Any]]:

@@ -51,7 +51,7 @@ _RANK_FIELDS = ("pp_rank", "pp_size", "attn_cp_rank", "attn_cp_size", "dcp_rank"
 def pool_namespace(
     settings: EngineSettings, version: str, config: Any, host_pool: Any, model: Fields
 ) -> Namespace:
-    """Return the namespace of the pages. ``model`` describes the weights that SGLang started with.
+    """Return the namespace of the pages, without the weights. ``model`` is SGLang's configuration.
 
     Raises ConnectorError for a host pool that is not understood.
     """
@@ -72,7 +72,7 @@ def pool_namespace(
         fields |= {"tp_size": config.tp_size}
     if not config.is_mla_model:
         fields |= {"tp_rank": config.tp_rank}
-    fields |= {f"model_{name}": value for name, value in model.items()}
+    fields |= model
     return namespace_of(settings, "sglang", version, fields)
 
 
@@ -183,8 +183,8 @@ class Pages:
         """
         self._page_tokens = page_tokens
         fields = {**namespace.fields, "namespace": namespace.digest}
-        self._era = Era(namespace)
         self.namespaces = {form: Namespace({**fields, "form": form}) for form in (FLAT, DIRECT)}
+        self._era = Era(namespace)  # last: without an era nothing is looked up
 
     def leading(self, form: str, keys: Sequence[str]) -> int:
         """Return how many leading pages the pool has. Those that only a tier below the pool has are

@@ -11,13 +11,11 @@ written, until an update that has a version and flushes.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import sys
 import threading
 from typing import Any
 
-from beluga.connectors.naming import Fields, model_identity
 from beluga.connectors.releases import RELEASES
 from beluga.errors import ConnectorError
 
@@ -35,9 +33,6 @@ _RUNNER = (
     "end_weight_update",
 )
 
-# Settings of SGLang that determine what its weights compute.
-_MODEL_FIELDS = ("dtype", "kv_cache_dtype", "quantization", "load_format")
-
 
 def check_release(version: str) -> None:
     """Raise ConnectorError for an SGLang whose page keys include no LoRA adapter and no salt."""
@@ -48,20 +43,6 @@ def check_release(version: str) -> None:
             f"SGLang {version} gives pages of different LoRA adapters and cache salts the same "
             f"storage keys (sglang#38577); beluga needs SGLang {first} or later"
         )
-
-
-def model_fields() -> Fields:
-    """Describe the weights that SGLang started with, and its static adapters."""
-    fields: Fields = {name: str(_setting(name)) for name in _MODEL_FIELDS}
-    fields["overrides"] = str(_setting("json_model_override_args"))
-    if path := _setting("model_path"):
-        fields["weights"] = model_identity(str(path), str(_setting("revision")))
-    if _setting("load_format") == "dummy":
-        fields["seed"] = str(_setting("random_seed"))
-    if adapters := _setting("lora_paths"):  # their ids depend on name and path, not on weights
-        named = sorted((one.lora_name, model_identity(one.lora_path, "")) for one in adapters)
-        fields["adapters"] = json.dumps(named)
-    return fields
 
 
 class Weights:

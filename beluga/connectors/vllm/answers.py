@@ -102,6 +102,10 @@ class Answers:
     def reset(self) -> None:
         """Forget all answers: the engine's weights may have changed."""
         self._lookups.reset()
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all answers, and release their pins."""
         for asker in self._askers.values():
             asker.loading = False  # vLLM waits for the loads without a notification
             self._forget(asker)

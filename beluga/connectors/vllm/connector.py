@@ -31,9 +31,10 @@ from beluga.connectors.vllm import amx
 from beluga.connectors.vllm.cachegroup import CacheGroup
 from beluga.connectors.vllm.counters import Counters
 from beluga.connectors.vllm.events import MEDIUM, Announcements
-from beluga.connectors.vllm.identity import check_hashing, namespace
+from beluga.connectors.vllm.following import Following
+from beluga.connectors.vllm.identity import check_hashing, identify, namespace
 from beluga.connectors.vllm.lookups import Lookups
-from beluga.connectors.vllm.names import BlockNames, space_of
+from beluga.connectors.vllm.names import BlockNames
 from beluga.connectors.vllm.policy import recompute_failed_loads
 from beluga.connectors.vllm.schedule import Schedule
 from beluga.connectors.vllm.settings import VllmSettings
@@ -89,8 +90,7 @@ class BelugaConnector(KVConnectorBase_V1):
         if recompute_failed_loads(vllm_config) and role == KVConnectorRole.SCHEDULER:
             logger.info("beluga: kv_load_failure_policy is recompute, for all connectors")
         self._counters = Counters()
-        self._space = ""  # of the names of our blocks, for routers
-        self._space_told = False
+        self._space = 0  # of the names of our blocks, as it was last reported to routers
         self._introduced = False  # this rank, to the scheduler's side
         self._worker: Worker | None = None
         self._namespace: Any = None
@@ -102,7 +102,19 @@ class BelugaConnector(KVConnectorBase_V1):
             self._connection = Connection(
                 self._settings, name="lookups", engine="vllm", logger=logger
             )
-            self._lookups = Lookups(self._connection, self._counters)
+            self._lookups = Lookups(
+                self._connection,
+                self._counters,
+                block_size=self._group.block_size,
+                logger=logger,
+            )
+            self._identity = identify(
+                vllm_config,
+                self._settings.identity,
+                logger=logger,
+                then=self._lookups.identified,
+                hashed=lambda count: self._counters.add(identity_bytes=count),
+            )
             self._announcements = self._made_announcements(vllm_config)
             self._schedule = Schedule(
                 self._settings,
@@ -114,6 +126,9 @@ class BelugaConnector(KVConnectorBase_V1):
                 extra_keys_of=self._extra_keys_of,
                 announcements=self._announcements,
                 names=BlockNames(self._lookups, block_size=self._group.block_size),
+            )
+            self._following = Following(
+                self._schedule, self._lookups, vllm_config, lambda: self._kv_cache_manager
             )
 
     @property
@@ -166,7 +181,7 @@ class BelugaConnector(KVConnectorBase_V1):
         self._schedule.reported(report, connector_output.invalid_block_ids)
         if report is not None:
             self._met |= report.ranks
-            if not self._lookups.ranks and len(self._met) == self._rank_count:
+            if not self._lookups.met and len(self._met) == self._rank_count:
                 self._meet([self._met[number] for number in sorted(self._met)])
             if self._announcements is not None:
                 self._announcements.reported(report)
@@ -217,6 +232,7 @@ class BelugaConnector(KVConnectorBase_V1):
             tp_rank=tp.rank_in_group,
             pp_rank=pp.rank_in_group,
             salt=self._settings.salt,
+            identity=self._settings.identity,
         )
         self._block_bytes = layout.block_size
         self._rank = pp.rank_in_group * parallel.tensor_parallel_size + tp.rank_in_group
@@ -292,6 +308,7 @@ class BelugaConnector(KVConnectorBase_V1):
             self._worker.close()
             self._worker = None
         if self._connection is not None:
+            self._identity.close()
             self._connection.close()
             self._connection = None
 
@@ -300,8 +317,9 @@ class BelugaConnector(KVConnectorBase_V1):
     def get_kv_connector_stats(self) -> Any:
         """Return the counts since the last call, with the space of our blocks."""
         taken: dict[str, Any] = dict(self._counters.take())
-        if self._space and (any(taken.values()) or not self._space_told):
-            taken[SPACE], self._space_told = self._space, True
+        space = self._lookups.space if self._connection is not None else 0
+        if space and (any(taken.values()) or space != self._space):
+            taken[SPACE], self._space = f"{space:016x}", space
         return BelugaStats(data=taken) if any(taken.values()) else None
 
     @classmethod
@@ -322,8 +340,7 @@ class BelugaConnector(KVConnectorBase_V1):
 
     def _meet(self, ranks: list[Rank]) -> None:
         """Begin to look blocks up for these ranks."""
-        self._lookups.ranks = tuple(one.namespace for one in ranks)
-        self._space, self._space_told = f"{space_of(ranks[0].namespace):016x}", False
+        self._lookups.meet([one.namespace for one in ranks])
         logger.info(
             "beluga: blocks of %d tokens, %d bytes on each of %d ranks; namespace %s",
             self._group.block_size,

@@ -31,6 +31,8 @@ NAMES: dict[str, str] = {
     "save_skipped_blocks": "blocks not saved: no room, no server, a full queue, or preempted",
     "save_hook_s": "seconds the engine waited in hooks that save",
     "hook_s": "seconds the engine waited in hooks of the connector, loads included",
+    "unidentified": "lookups not made, because the model's files were not hashed yet",
+    "identity_bytes": "bytes of the model's files that were hashed",
     "lookup_failures": "lookups that failed or had no session with the pool: taken for misses",
     "load_failures": "loads that failed as a whole or had no session with the pool",
     "save_failures": "saves that ended early: a call failed, or no session with the pool",

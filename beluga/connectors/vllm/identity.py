@@ -1,28 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The namespace of one rank of one engine.
+"""The identity of a vLLM engine: the namespaces of its ranks, and its model.
 
 vLLM's block hashes cover tokens, LoRA names, images and cache salts. The namespace has everything
-else that changes the bytes of a block: the model and its weights, types, the declared layout and
-packing, the rank, and the engine. Two engines that differ in one of these never share blocks.
+else that changes the bytes of a block: the engine's whole configuration (but for the reviewed
+fields of :mod:`~beluga.connectors.vllm.fields`), the layout and packing, the rank, the engine, and
+the weights. The workers make their namespaces without the weights. The scheduler identifies those
+once for all ranks, in a thread, and adds their digest to its orders.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import time
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from beluga.connectors.naming import major, model_identity
+from beluga.connectors.identity import Model, ModelIdentity, config_fields, digest_of, source_of
+from beluga.connectors.identity.models import VOUCH, Several, Source, Told
+from beluga.connectors.naming import major
+from beluga.connectors.process import engine_start_ns
+from beluga.connectors.vllm.fields import LEFT_OUT
 from beluga.errors import ConnectorError
 from beluga.kvcache import Namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import logging
+    from collections.abc import Callable
 
     from beluga.connectors.vllm.layout import BlockLayout
 
 HASHES = ("sha256", "sha256_cbor")  # each process seeds the others
+
+# Kinds of rotary embeddings that compute the same for every max_model_len. Others (longrope) choose
+# their factors by it.
+ROPES_OF_ANY_LENGTH = {"default", "linear", "llama3", "yarn", "mrope", "dynamic", "proportional"}
+# Models that choose something else by it (Llama 4: the temperature of its attention).
+MODELS_BY_LENGTH = {"llama4", "llama4_text"}
+
+# Load formats that read the weights from the model's folder or URL. Others read from a place that
+# only their own settings name.
+READ_FROM_MODEL = {
+    *("auto", "hf", "safetensors", "pt", "npcache", "mistral", "fastsafetensors", "instanttensor"),
+    *("gguf", "bitsandbytes", "sharded_state", "runai_streamer", "runai_streamer_sharded"),
+}
 
 
 def check_hashing(algorithm: str) -> None:
@@ -44,20 +64,22 @@ def namespace(  # noqa: PLR0913  all named
     tp_rank: int,
     pp_rank: int,
     salt: str | bytes,
+    identity: str = "",
 ) -> Namespace:
-    """Return the namespace of a rank. ``config`` is a ``VllmConfig``; ``version`` is vLLM's.
+    """Return the namespace of a rank, without the weights. ``config`` is a ``VllmConfig``;
+    ``version`` is vLLM's; ``identity`` is the operator's word for what has no stable form.
 
     ``layers`` gives the kind of cache of every layer in the cache group; ``packing`` describes what
     the attention backend does inside a page.
     """
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
+    parts = config_fields(config, LEFT_OUT, vouched=identity)
     return Namespace(
         {
             "engine": "vllm",
             "engine_version": major(version),
-            "model": model_identity(model.model, str(model.revision)),
-            "model_config": _digest(_config_of(model.hf_config)),
-            "weights": f"{config.load_config.load_format} {_dummy_seed(config)}",
+            **{f"config {name}": digest for name, digest in parts.items()},
+            "length": int(model.max_model_len) if length_matters(model) else "any",
             "quantization": str(model.quantization),
             "dtype": str(model.dtype),
             "kv_dtype": str(cache.cache_dtype),
@@ -65,7 +87,7 @@ def namespace(  # noqa: PLR0913  all named
             "hash": str(cache.prefix_caching_hash_algo),
             "layout": layout.declared,
             "packing": packing,
-            "layers": _digest(dict(layers)),
+            "layers": digest_of(dict(layers), {}),
             "device": layout.device,
             "tp": f"{tp_rank}/{parallel.tensor_parallel_size}",
             "pp": f"{pp_rank}/{parallel.pipeline_parallel_size}",
@@ -77,23 +99,117 @@ def namespace(  # noqa: PLR0913  all named
     )
 
 
-def adapter_identity(lora: Any) -> bytes:
-    """Distinguish a LoRA adapter from others of the same name. Returns b"" for no adapter."""
-    return b"" if lora is None else model_identity(str(lora.lora_path), "").encode()
+def length_matters(model: Any) -> bool:
+    """Return whether a model computes a block differently for another ``max_model_len``."""
+    if getattr(model, "trust_remote_code", False):  # the model's own code may use it
+        return True
+    found = model.hf_config.to_dict()
+    kinds = set(_values(found, "model_type"))
+    ropes = {
+        kind
+        for name in ("rope_parameters", "rope_scaling")
+        for rope in _values(found, name)
+        for kind in (*_values(rope, "rope_type"), *_values(rope, "type"))
+    }
+    return bool(ropes - ROPES_OF_ANY_LENGTH) or bool(kinds & MODELS_BY_LENGTH)
 
 
-def _config_of(hf_config: Any) -> dict[str, Any]:
-    """Return a model's configuration without the fields that do not affect its results."""
-    no_matter = ("_name_or_path", "transformers_version")
-    return {key: value for key, value in hf_config.to_dict().items() if key not in no_matter}
+def identify(
+    config: Any,
+    identity: str,
+    *,
+    logger: logging.Logger,
+    then: Callable[[str], None] | None = None,
+    hashed: Callable[[int], None] = lambda _: None,
+) -> ModelIdentity:
+    """Begin to identify the weights of an engine, in a thread. ``identity`` is the operator's word
+    for them. ``then`` is called with the digest; ``hashed`` with numbers of bytes.
+
+    Raises ConnectorError, with one line that names the setting ``identity``, for weights that
+    cannot be identified.
+    """
+    if identity:
+        return ModelIdentity(Told(f"vouched {identity}"), logger=logger, then=then, hashed=hashed)
+    sources = [_source(config, model, load) for model, load in _models(config)]
+    source = sources[0] if len(sources) == 1 else Several(sources)
+    return ModelIdentity(source, logger=logger, then=then, hashed=hashed)
 
 
-def _dummy_seed(config: Any) -> str:
-    """Return the seed of dummy weights, or "" for real ones."""
-    made_up = config.load_config.load_format == "dummy"
-    return str(config.model_config.seed) if made_up else ""
+def _models(config: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the configurations of the models whose KV an engine's blocks have, and how each is
+    loaded.
+    """
+    yield config.model_config, config.load_config
+    speculative = getattr(config, "speculative_config", None)
+    draft = getattr(speculative, "draft_model_config", None)
+    if draft is not None and draft.model != config.model_config.model:
+        yield draft, getattr(speculative, "draft_load_config", None) or config.load_config
 
 
-def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+def _source(config: Any, model: Any, load: Any) -> Source:
+    form = str(getattr(load.load_format, "value", load.load_format))
+    if form == "dummy":
+        return Told(f"dummy {model.seed}")
+    if form not in READ_FROM_MODEL:
+        raise ConnectorError(
+            f"beluga does not know where the load format {form} finds the weights of "
+            f"{model.model}; {VOUCH}"
+        )
+    _check_code(model)
+    revision = model.revision
+    return source_of(
+        Model(
+            str(model.model),
+            revision=None if revision is None else str(revision),
+            commit=getattr(revision, "resolved", None),
+            url=str(getattr(model, "model_weights", "") or ""),
+            cache=load.download_dir,
+            since_ns=_began_ns(config),
+        )
+    )
+
+
+def _check_code(model: Any) -> None:
+    """Refuse a model whose code comes from another repository, whose commit vLLM does not keep."""
+    if not getattr(model, "trust_remote_code", False):
+        return
+    code = _values(model.hf_config.to_dict(), "auto_map")
+    names = [name for one in code for name in _leaves(one) if "--" in name]
+    if names:
+        raise ConnectorError(
+            f"the model {model.model} has code of another repository "
+            f"({names[0].partition('--')[0]}), which beluga cannot identify; {VOUCH}"
+        )
+
+
+def _began_ns(config: Any) -> int:
+    """Return a time before the engine began to load: when its configuration was made, or else when
+    its process began.
+    """
+    made = str(getattr(config, "instance_id", ""))
+    now = time.time_ns()
+    if made.isdecimal() and now - (1 << 53) < int(made) <= now:  # at most 104 days ago
+        return int(made)
+    return engine_start_ns()
+
+
+def _values(tree: Any, name: str) -> Iterator[Any]:
+    """Yield all values under a key of nested dictionaries."""
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            if key == name and value is not None:
+                yield value
+            yield from _values(value, name)
+    elif isinstance(tree, (list, tuple)):
+        for value in tree:
+            yield from _values(value, name)
+
+
+def _leaves(tree: Any) -> Iterator[str]:
+    if isinstance(tree, Mapping):
+        tree = tree.values()
+    if isinstance(tree, str):
+        yield tree
+    elif tree is not None and not isinstance(tree, (int, float)):
+        for value in tree:
+            yield from _leaves(value)

@@ -33,7 +33,7 @@ class Loads:
     def __init__(
         self, source: Source, namespace: Namespace, connection: Connection, counters: Counters
     ) -> None:
-        self._source, self._namespace = source, namespace
+        self._source, self.namespace = source, namespace
         self._connection, self._counters = connection, counters
         self._figures = LinkFigures(connection, counters)
         self._lock = threading.Lock()
@@ -71,7 +71,7 @@ class Loads:
 
         def get(attachment: Attachment) -> GetResult:
             with self._source.write(one.block_ids) as run:
-                return fetch(attachment.cache(self._namespace, self._source.engine), packed, run)
+                return fetch(attachment.cache(self.namespace, self._source.engine), packed, run)
 
         started = time.perf_counter()
         result = self._connection.attempt("loading blocks", get)

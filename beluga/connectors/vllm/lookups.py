@@ -5,13 +5,19 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from beluga.connectors.vllm.identity import adapter_identity
+from beluga.connectors.identity import with_weights
+from beluga.connectors.vllm.adapters import NONE, Adapter, Adapters
+from beluga.connectors.vllm.media import private_from
+from beluga.connectors.vllm.updates import Era
+from beluga.errors import ConnectorError
 from beluga.kvcache import fold
 
 if TYPE_CHECKING:
@@ -24,46 +30,138 @@ if TYPE_CHECKING:
     from beluga.kvcache import Namespace
     from beluga.meta import Pins
 
-ADAPTERS_MAX = 1024  # how many adapters' fingerprints are remembered
-
 
 class Lookups:
-    """Looks blocks up. The ranks' namespaces come with their handshake; before it, every lookup
-    misses.
+    """Looks blocks up. The ranks' namespaces come with their handshake, and the identity of the
+    weights when it is known; before both, every lookup misses and nothing may be saved.
     """
 
-    def __init__(self, connection: Connection, counters: Counters) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        counters: Counters,
+        *,
+        block_size: int = 1,
+        logger: logging.Logger | None = None,
+    ) -> None:
+        """``block_size`` counts tokens; with media it must be the engine's."""
+        logger = logger or logging.getLogger(__name__)
         self.ranks: tuple[Namespace, ...] = ()
+        self.weights = ""
+        self.era = Era(logger)  # it separates the blocks of updated weights
+        self.adapters = Adapters(logger)
+        self._bases: tuple[Namespace, ...] = ()  # without the weights
+        self._meeting = threading.Lock()
         self._connection = connection
         self._counters = counters
-        self._adapters: dict[tuple[str, str], bytes] = {}
-        self._era = b""  # after a reset, this separates the engine's blocks from earlier ones
+        self._block_size = block_size
+        self._using: dict[str, Adapter] = {}  # by request
+        self._own = os.urandom(32)  # separates blocks that no other process may find
+
+    @property
+    def met(self) -> bool:
+        """Whether the namespaces of the ranks are there, perhaps without the weights."""
+        return bool(self._bases)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the names of blocks are known, so that they may be saved."""
+        return bool(self.ranks) and self.era.known
+
+    @property
+    def space(self) -> int:
+        """The space of the names of this engine's blocks, for routers; 0 before it is known."""
+        if not self.ranks:
+            return 0
+        first = self.ranks[0].digest
+        if self.era.name:
+            first = hashlib.blake2b(first, key=self.era.name, digest_size=16).digest()
+        return int.from_bytes(first[:8], "little")
+
+    def meet(self, ranks: Sequence[Namespace]) -> None:
+        """Take the namespaces of all ranks, in their order and without the weights."""
+        with self._meeting:
+            self._bases = tuple(ranks)
+            self._join()
+
+    def identified(self, weights: str) -> None:
+        """Take the identity of the weights. Any thread may call this."""
+        with self._meeting:
+            self.weights = weights
+            self._join()
+
+    def _join(self) -> None:
+        if self._bases and self.weights:
+            self.ranks = tuple(with_weights(one, self.weights) for one in self._bases)
 
     def reset(self) -> None:
         """Separate this engine's blocks from now on, because its weights may have changed."""
-        self._era = os.urandom(32)
+        self.era.reset()
+
+    def begin(self, request: Any) -> bool | None:
+        """Find out what a request computes with. Returns whether its blocks may be shared, or None
+        while its adapter's bytes are being hashed.
+        """
+        try:
+            adapter = self.adapters.of(request.lora_request)
+        except ConnectorError as error:
+            self.adapters.warn(error)
+            return False
+        if adapter is None:
+            return None
+        if adapter is not NONE:
+            self._using[request.request_id] = adapter
+        return True
+
+    def unchanged(self, request: Any) -> bool:
+        """Return whether a request still computes with what it has begun with."""
+        return self._using.get(request.request_id, NONE).unchanged
+
+    def end(self, request: Any) -> None:
+        """Forget a request."""
+        self._using.pop(request.request_id, None)
+
+    def private_from(self, request: Any) -> int | None:
+        """Return the first block of a request that no other process may find, or None."""
+        return private_from(request, self._block_size)
 
     def digests(self, request: Any, first: int, last: int) -> list[bytes]:
-        """Return the digests of blocks [first, last) of a request, from vLLM's hashes and the
-        adapter.
+        """Return the digests of blocks [first, last) of a request, from vLLM's hashes, the adapter,
+        the era, and, from the first media with a name that a client chose, this process.
 
         vLLM's hash includes an adapter's name; another engine may use the name for another adapter.
         """
         hashes: Sequence[bytes] = request.block_hashes[first:last]
-        return self.named(hashes, self._adapter(request.lora_request))
+        adapter = self._using.get(request.request_id, NONE)
+        key, private = adapter.key, self.private_from(request)
+        if request.lora_request is not None and not key:  # not begun: nobody knows its bytes
+            private = 0
+        shared = len(hashes) if private is None else max(0, private - first)
+        return [
+            *self.named(hashes[:shared], key),
+            *self.named(hashes[shared:], key, private=True),
+        ]
 
-    def named(self, hashes: Sequence[bytes], adapter: bytes = b"") -> list[bytes]:
-        """Return the digests under which the pool keeps blocks with these hashes."""
-        key = adapter + self._era
-        if not key:
+    def named(
+        self, hashes: Sequence[bytes], adapter: bytes = b"", *, private: bool = False
+    ) -> list[bytes]:
+        """Return the digests under which the pool keeps blocks with these hashes. This process
+        alone finds ``private`` blocks.
+        """
+        parts = adapter, self.era.name, self._own if private else b""
+        if not any(parts):
             return list(hashes)
+        # each part is empty or has 32 bytes, so the marks tell which are there
+        marks = bytes(bool(part) for part in parts)
+        key = hashlib.blake2b(marks + b"".join(parts), digest_size=32).digest()
         return [hashlib.blake2b(one, key=key, digest_size=32).digest() for one in hashes]
 
     def pin(self, digests: list[bytes]) -> tuple[int, Pins | None]:
         """Pin the leading blocks that every rank finds. Returns their number and the pins, or
         None.
         """
-        if not digests or not self.ranks:
+        if not digests or not self.ready:
+            self._counters.add(unidentified=int(bool(digests and self._bases and not self.ranks)))
             return 0, None
         started = time.perf_counter()
         keys = self._keys(digests)
@@ -109,16 +207,3 @@ class Lookups:
         packed = np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(digests), -1)
         # The keys of one block for all ranks are adjacent, so leading hits are whole blocks.
         return np.stack([fold(rank, packed) for rank in self.ranks], axis=1).reshape(-1, 2)
-
-    def _adapter(self, lora: Any) -> bytes:
-        if lora is None:
-            return b""
-        name = (lora.lora_name, lora.lora_path)
-        # vLLM reads an adapter that is loaded in place again for each request.
-        found = None if getattr(lora, "load_inplace", False) else self._adapters.get(name)
-        if found is None:
-            if len(self._adapters) >= ADAPTERS_MAX:
-                self._adapters.clear()
-            found = hashlib.blake2b(adapter_identity(lora), digest_size=32).digest()
-            self._adapters[name] = found
-        return found

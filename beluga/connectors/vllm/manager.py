@@ -21,10 +21,12 @@ from vllm.v1.kv_offload.base import (
 )
 
 from beluga.connectors.connection import Connection
+from beluga.connectors.process import process_start_s
 from beluga.connectors.vllm.answers import Answers, Asker
 from beluga.connectors.vllm.counters import Counters, metric_name
+from beluga.connectors.vllm.following import OffloadingFollowing
 from beluga.connectors.vllm.lookups import Lookups
-from beluga.connectors.vllm.rendezvous import Rendezvous, process_start_s
+from beluga.connectors.vllm.rendezvous import Rendezvous
 from beluga.connectors.vllm.retry import RetryTask
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ class BelugaManager(OffloadingManager):
         self._counters = Counters()
         self._lookups = Lookups(self._connection, self._counters)
         self._answers = Answers(self._lookups, settings.onboard_ms / 1000)
+        self._following = OffloadingFollowing(self._answers, self._lookups)
         rendezvous = Rendezvous(config.engine_id, settings.salt)
         world_size, since_s = config.parallel.world_size, process_start_s()
 
@@ -110,7 +113,7 @@ class BelugaManager(OffloadingManager):
 
     def prepare_store(self, keys: Collection[Any], req_context: Any) -> PrepareStoreOutput:
         """Accept all blocks: when they are saved, the pool reports which ones it already has."""
-        stored = list(keys) if self._saves and self.attached else []
+        stored = list(keys) if self._saves and self.attached and self._lookups.ready else []
         return PrepareStoreOutput(stored, self._blocks(stored), [])
 
     def complete_store(self, keys: Collection[Any], req_context: Any, success: bool = True) -> None:

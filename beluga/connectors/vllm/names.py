@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from beluga.connectors.vllm.media import private_from
 from beluga.meta import chain_names
 from beluga.router import BlockHasher, with_extra_keys
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from beluga.connectors.vllm.lookups import Lookups
-    from beluga.kvcache import Namespace
 
 
 class BlockNames:
@@ -39,8 +39,8 @@ class BlockNames:
         """Return the names of blocks [start, stop) of a request, in the form of
         :data:`beluga.meta.NAME`, or b"". ``extra_keys`` are those of these blocks.
         """
-        ranks = self._lookups.ranks
-        if not self._can or not ranks:
+        ranks, private = self._lookups.ranks, private_from(request, self._block_size)
+        if not self._can or not ranks or (private is not None and stop > private):
             return b""
         size = self._block_size
         adapter = request.lora_request.lora_name if request.lora_request else ""
@@ -53,15 +53,10 @@ class BlockNames:
             with_extra_keys(local, extra_keys, salt=salt, lora_name=adapter),
             parent_hash=_short(hashes[start - 1]) if start else None,
             block_tokens=size,
-            space=space_of(ranks[0]),
+            space=self._lookups.space,
             rank_count=len(ranks),
         )
         return names.tobytes()
-
-
-def space_of(namespace: Namespace) -> int:
-    """Return the space of the names of an engine, by the namespace of its first rank."""
-    return int.from_bytes(namespace.digest[:8], "little")
 
 
 def _short(block_hash: bytes) -> int:

@@ -50,11 +50,12 @@ from vllm.v1.kv_offload.base import (
     TransferResult,
 )
 
+from beluga.connectors.identity import with_weights
 from beluga.connectors.settings import settings_of
 from beluga.connectors.vllm import amx
 from beluga.connectors.vllm.cachegroup import CacheGroup
 from beluga.connectors.vllm.counters import NAMES, Counters, figures, metric_name
-from beluga.connectors.vllm.identity import check_hashing, namespace
+from beluga.connectors.vllm.identity import check_hashing, identify, namespace
 from beluga.connectors.vllm.jobs import Jobs
 from beluga.connectors.vllm.layout import BlockLayout
 from beluga.connectors.vllm.manager import BelugaManager, offload_stats
@@ -66,6 +67,7 @@ from beluga.connectors.vllm.worker import Worker
 from beluga.errors import ConnectorError
 
 if TYPE_CHECKING:
+    from beluga.connectors.connection import Attachment
     from beluga.kvcache import Namespace
 
 __all__ = ["BelugaOffloadingSpec", "figures"]
@@ -172,11 +174,24 @@ class BelugaOffloadingSpec(OffloadingSpec):
         connector.get_kv_connector_stats = lambda: offload_stats(counters)
         rendezvous = Rendezvous(self.config.engine_id, self._settings.salt)
         rank = self.config.parallel.rank
+        identity = identify(
+            config,
+            self._settings.identity,
+            logger=logger,
+            then=worker.identify,
+            hashed=lambda count: counters.add(identity_bytes=count),
+        )
+
+        def leave(attachment: Attachment) -> bool:
+            """Leave the card when it is known what the blocks are, not before."""
+            weights = identity.known
+            return bool(weights) and rendezvous.leave(attachment, rank, with_weights(own, weights))
+
         retry_task = RetryTask(
             self._settings,
             name="card",
             doing="leaving a rank's card",
-            call=lambda attachment: rendezvous.leave(attachment, rank, own),
+            call=leave,
             logger=logger,
         )
         return BelugaWorker(jobs, retry_task)
@@ -193,6 +208,7 @@ class BelugaOffloadingSpec(OffloadingSpec):
             tp_rank=get_tp_group().rank_in_group,
             pp_rank=get_pp_group().rank_in_group,
             salt=self._settings.salt,
+            identity=self._settings.identity,
         )
 
 
@@ -223,6 +239,11 @@ def check_engine(config: Any) -> None:
         raise ConnectorError(
             'a load from a pool may fail: add "kv_load_failure_policy": "recompute" to '
             "--kv-transfer-config"
+        )
+    if getattr(config.model_config, "is_multimodal_model", False):
+        raise ConnectorError(
+            "OffloadingConnector does not tell names of media that clients chose from hashes of "
+            "contents; use BelugaConnector with multimodal models"
         )
     if config.lora_config is not None:
         raise ConnectorError(

@@ -8,12 +8,17 @@ The entry point ``vllm.general_plugins`` calls :func:`register` in each of vLLM'
 
 from __future__ import annotations
 
+from beluga.connectors.vllm.media import mark_contents
+
 NAME = "BelugaConnector"
 
 
 def register() -> None:
-    """Register the connector by its name. A second call does nothing."""
+    """Register the connector by its name, and mark names of media that were made of contents. A
+    second call does nothing.
+    """
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     if NAME not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector(NAME, "beluga.connectors.vllm.connector", NAME)
+    mark_contents()

@@ -16,9 +16,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,14 +62,6 @@ class Rendezvous:
         return Namespace(
             {"rendezvous": "vllm offloading", "engine": self.engine_id}, salt=self.salt
         )
-
-
-def process_start_s() -> float:
-    """Return when this process began, in seconds of :func:`time.time`."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    ticks = int(fields[19])  # field 22 of proc(5), which counts from 1 and includes pid and name
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    return time.time() - age_s
 
 
 def _name(rank: int) -> bytes:

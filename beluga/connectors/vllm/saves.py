@@ -46,7 +46,7 @@ class Saves:
         rank: int = 0,
     ) -> None:
         self._rank = rank  # among those that store a part of each block
-        self._source, self._namespace = source, namespace
+        self._source, self.namespace = source, namespace
         self._connection, self._counters = connection, counters
         self._figures = LinkFigures(connection, counters)
         self._room = room  # free places in the queue, in blocks
@@ -164,7 +164,7 @@ class Saves:
             told = None if names is None else names[part]
 
             def put(attachment: Attachment) -> PutResult | None:
-                cache = attachment.cache(self._namespace, self._source.engine)
+                cache = attachment.cache(self.namespace, self._source.engine)
                 run = self._source.read(ids)  # noqa: B023  called here and now
                 try:
                     return cache.put(digests, run, names=told)  # noqa: B023

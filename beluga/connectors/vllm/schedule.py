@@ -22,6 +22,7 @@ whose logits have NaN, if vLLM counts them.
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from beluga.connectors.vllm.doubts import Doubts
@@ -62,6 +63,9 @@ class Tracked:
     loaded_ids: frozenset[int] = frozenset()
     saved: int = 0  # leading blocks that were offered or need no save
     sound: int | None = None  # leading blocks that rest on nothing in doubt; None: all do
+    begun: bool = False  # it is known what the request computes with
+    asked_s: float = 0.0  # when that was asked first
+    shared: bool = True  # its blocks have names that others may find
     ordered: bool = False  # a save was ordered; the workers report when it has ended
 
     def start(self) -> None:
@@ -136,7 +140,9 @@ class Schedule:
         tracked = self._track(request)
         local = computed_tokens // self._block_size
         tracked.starting, tracked.cached = True, local
-        if tracked.failed or not self._loads_at_all:
+        if not tracked.begun and not self._begin(tracked):
+            return None, False
+        if tracked.failed or not tracked.shared or not self._loads_at_all:
             return 0, False
         if tracked.local != local and not self._look_up(tracked, local):
             return None, False
@@ -164,7 +170,7 @@ class Schedule:
 
     def orders(self, scheduled_tokens: dict[str, int], preempted: Sequence[str]) -> Orders:
         """Return the workers' orders for the next step."""
-        orders = Orders(self._loads, [], list(preempted))
+        orders = Orders(self._loads, [], list(preempted), self._lookups.weights)
         self._loads = []
         if not self._saves_at_all:
             return orders
@@ -216,6 +222,7 @@ class Schedule:
             # vLLM calls this before it passes on what the same step failed to load.
             self._ended.append(Ended(tracked, tokens, list(block_ids)))
             return True
+        self._lookups.end(request)
         return tracked.ordered
 
     def reset(self) -> None:
@@ -223,6 +230,12 @@ class Schedule:
         it no longer uses.
         """
         self._lookups.reset()
+        self.doubt_all()
+
+    def doubt_all(self) -> None:
+        """Neither load nor save what the engine has computed, because it may belong to weights that
+        it no longer uses.
+        """
         self._doubts.mark_all()
         for tracked in self._requests.values():
             tracked.sound = tracked.saved = 0
@@ -235,6 +248,19 @@ class Schedule:
         if tracked is None:
             tracked = self._requests[request.request_id] = Tracked(request)
         return tracked
+
+    def _begin(self, tracked: Tracked) -> bool:
+        """Find out what a new request computes with. Returns False while that takes time, which a
+        request waits for as long as for blocks from a lower tier.
+        """
+        shared = self._lookups.begin(tracked.request)
+        if shared is None:
+            now_s = time.monotonic()
+            tracked.asked_s = tracked.asked_s or now_s
+            if now_s - tracked.asked_s < self._onboard_s:
+                return False
+        tracked.begun, tracked.shared = True, bool(shared)
+        return True
 
     def _look_up(self, tracked: Tracked, local: int) -> bool:
         """Look up a request that starts, or that starts again after it was preempted. Returns False
@@ -313,6 +339,7 @@ class Schedule:
         """Return the last orders of a request. The workers report its end after at least one."""
         tracked = one.tracked
         orders = self._save(tracked, one.tokens, one.block_ids)
+        self._lookups.end(tracked.request)
         return orders if tracked.ordered else [BlockRange(tracked.request.request_id, b"", [])]
 
     def _save(
@@ -320,6 +347,11 @@ class Schedule:
     ) -> list[BlockRange]:
         """Return orders for the blocks of so many leading tokens that were not offered yet."""
         request = tracked.request
+        if not (tracked.begun and tracked.shared and self._lookups.ready):
+            return []
+        if not self._lookups.unchanged(request):
+            tracked.shared = False
+            return []
         has_nans = getattr(request, "num_nans_in_logits", 0) > 0
         if self._last(tracked, tokens) <= tracked.saved and not has_nans:
             return []
@@ -349,8 +381,10 @@ class Schedule:
         stop = start + len(ids)
         digests = self._lookups.digests(request, start, stop)
         extra_keys = self._extra_keys_of(request, start, stop)
+        private = self._lookups.private_from(request)
         if self._announcements is not None:
-            for block, digest in enumerate(digests, start):
+            shared = digests if private is None else digests[: max(0, private - start)]
+            for block, digest in enumerate(shared, start):
                 self._announcements.ordered(digest, request, block, extra_keys[block - start])
         names = b""
         if self._names is not None:

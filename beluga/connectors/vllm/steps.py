@@ -45,6 +45,7 @@ class Orders:
     loads: list[BlockRange] = dataclasses.field(default_factory=list)
     saves: list[BlockRange] = dataclasses.field(default_factory=list)
     preempted: list[str] = dataclasses.field(default_factory=list)
+    weights: str = ""  # the identity of the weights, for the namespace of each rank
 
 
 @dataclasses.dataclass(slots=True)

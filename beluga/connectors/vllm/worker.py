@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from beluga.connectors.connection import Connection
+from beluga.connectors.identity import with_weights
 from beluga.connectors.vllm.device import source_of
 from beluga.connectors.vllm.loads import AsyncLoads, Loads
 from beluga.connectors.vllm.saves import Saves
@@ -37,6 +38,7 @@ class Worker:
         *,
         rank: int = 0,
     ) -> None:
+        self._namespace, self._weights = namespace, ""
         asynchronous = settings.load == "async"
         kind = AsyncLoads if asynchronous else Loads
         self.load_connection = Connection(
@@ -65,11 +67,22 @@ class Worker:
 
     def load(self, orders: Orders) -> None:
         """Load before the forward, or beside it."""
+        self.identify(orders.weights)
         self.loads.load(orders.loads)
 
     def save(self, orders: Orders) -> None:
         """Queue saves after the forward."""
+        self.identify(orders.weights)
         self.saves.order(orders.saves)
+
+    def identify(self, weights: str) -> None:
+        """Keep blocks under the identity of the weights. No order has blocks before the scheduler's
+        side knows it.
+        """
+        if weights and weights != self._weights:
+            self._weights = weights
+            namespace = with_weights(self._namespace, weights)
+            self.loads.namespace = self.saves.namespace = namespace
 
     def preempt(self, orders: Orders) -> None:
         """Cancel saves of preempted requests, before the engine overwrites their blocks."""

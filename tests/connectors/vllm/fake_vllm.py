@@ -140,11 +140,12 @@ class BlockStored:
 
 
 def tagged_keys(request: Any, start: int, end: int, first: int) -> tuple[Any, int]:
-    """Return what a block's hash covers beside tokens, and the number of the next image. Images of
-    a request are pairs of an identifier and a token.
-    """
-    images = list(enumerate(request.mm_features))[first:]
-    shown = [(number, name, at) for number, (name, at) in images if start <= at < end]
+    """Return what a block's hash covers beside tokens, and the number of the next image."""
+    images = [
+        (number, one.identifier, one.mm_position.offset)
+        for number, one in enumerate(request.mm_features)
+    ][first:]
+    shown = [(number, name, at) for number, name, at in images if start <= at < end]
     keys: list[tuple[Any, ...]] = []
     if request.lora_request:
         keys.append(("lora", request.lora_request.lora_name, request.lora_request.lora_path))
@@ -160,6 +161,58 @@ def event_keys(keys: list[Any]) -> list[Any] | None:
         None if block is None else tuple(key[1:] if key[0] == "mm" else key[1] for key in block)
         for block in keys
     ] or None
+
+
+class KVCacheManager:
+    """vLLM's manager of its own cache, with the parts of its pool of blocks that tell whether it is
+    empty.
+    """
+
+    def __init__(self) -> None:
+        self.block_ids: dict[str, list[int]] = {}
+        self.block_pool = types.SimpleNamespace(
+            num_gpu_blocks=1, get_num_free_blocks=lambda: 0, cached_block_hashes_by_block={}
+        )
+
+    def get_block_ids(self, request_id: str) -> tuple[list[int]]:
+        return (self.block_ids[request_id],)
+
+    def reset_prefix_cache(self) -> bool:
+        self.block_pool.cached_block_hashes_by_block.clear()
+        return True
+
+
+class Executor:
+    """vLLM's executor: it calls methods of all workers."""
+
+
+class UniProcExecutor(Executor):
+    def __init__(self, called: list[Any]) -> None:
+        self.called = called
+
+    def collective_rpc(self, method: Any, *arguments: Any, **named: Any) -> list[Any]:
+        self.called.append(method)
+        return [None]
+
+
+class Failing:
+    """A list that cannot be added to."""
+
+    def append(self, _: Any) -> None:
+        raise RuntimeError("half of the weights are new")
+
+
+class EngineCore:
+    """vLLM's engine, in the scheduler's process."""
+
+    def __init__(self, executor: Any) -> None:
+        self.model_executor = executor
+
+    def collective_rpc(self, method: Any, *arguments: Any, **named: Any) -> list[Any]:
+        return self.model_executor.collective_rpc(method, *arguments, **named)
+
+    def set_weight_version(self, weight_version: str) -> None:
+        self.version = weight_version
 
 
 class Factory:
@@ -206,6 +259,9 @@ def vllm(*, tp_rank: int = 0, pp_rank: int = 0) -> dict[str, types.ModuleType]:
                 "get_tp_group": rank(tp_rank),
             },
             "distributed.kv_events": {"BlockStored": BlockStored},
+            "v1.core.kv_cache_manager": {"KVCacheManager": KVCacheManager},
+            "v1.engine.core": {"EngineCore": EngineCore},
+            "v1.executor.abstract": {"Executor": Executor},
             "v1.core.kv_cache_utils": {
                 "maybe_convert_block_hash": lambda one: one[:8],
                 "generate_block_hash_extra_keys": tagged_keys,

@@ -17,6 +17,7 @@ from test_transfers import Side, digests
 from vllm_parts import BLOCK_TOKENS, request
 
 from beluga import MetaServer, Namespace, Pool
+from beluga.connectors.vllm.media import MARK
 from beluga.connectors.vllm.names import BlockNames
 from beluga.connectors.vllm.steps import BlockRange, Orders
 from beluga.meta import NAME, NAME_PARENT, check_pool, read_names
@@ -26,10 +27,12 @@ pytest.importorskip("xxhash")
 pytest.importorskip("msgspec")
 TOKENS = list(range(5 * BLOCK_TOKENS))
 RANKS = (Namespace.of("one"), Namespace.of("two"))
+SPACE = 0x1234
+CAT = MARK + "cat"  # a hash of contents
 
 
 def names(**more: Any) -> BlockNames:
-    lookups: Any = SimpleNamespace(ranks=RANKS, **more)
+    lookups: Any = SimpleNamespace(ranks=RANKS, space=SPACE, **more)
     return BlockNames(lookups, block_size=BLOCK_TOKENS)
 
 
@@ -57,7 +60,7 @@ def test_a_requests_blocks_have_the_names_by_which_routers_know_them(start: int)
     local = BlockHasher(block_size=BLOCK_TOKENS).local(TOKENS)
     assert found["tokens_hash"].tolist() == local[start:4]
     assert set(found["rank_count"].tolist()) == {2}
-    assert set(found["space"].tolist()) == {int.from_bytes(RANKS[0].digest[:8], "little")}
+    assert set(found["space"].tolist()) == {SPACE}
 
 
 def test_salt_and_adapter_are_part_of_the_tokens_hash() -> None:
@@ -70,7 +73,7 @@ def test_salt_and_adapter_are_part_of_the_tokens_hash() -> None:
 def test_an_image_is_part_of_the_tokens_hash_of_the_blocks_that_show_it() -> None:
     plain = BlockHasher(block_size=BLOCK_TOKENS).local(TOKENS)
     found = []
-    for images in ([("cat", 9)], [("dog", 9)], [("cat", 10)]):
+    for images in ([(CAT, 9)], [(MARK + "dog", 9)], [(CAT, 10)]):
         made = np.frombuffer(named(request("r", TOKENS, images=images), 0, 5), NAME)
         hashes = made["tokens_hash"].tolist()
         assert [one == other for one, other in zip(hashes, plain, strict=True)] == [
@@ -78,8 +81,14 @@ def test_an_image_is_part_of_the_tokens_hash_of_the_blocks_that_show_it() -> Non
         ]
         found.append(hashes[2])
     assert len(set(found)) == 3
-    again = np.frombuffer(named(request("s", TOKENS, images=[("cat", 9)]), 2, 3), NAME)
+    again = np.frombuffer(named(request("s", TOKENS, images=[(CAT, 9)]), 2, 3), NAME)
     assert again["tokens_hash"].tolist() == found[:1]
+
+
+def test_blocks_that_rest_on_a_name_of_a_client_have_no_names() -> None:
+    made = request("r", TOKENS, images=[("cat", 9)])
+    assert len(named(made, 0, 2)) == 2 * NAME.itemsize
+    assert named(made, 2, 3) == named(made, 0, 5) == b""
 
 
 def test_what_no_router_can_know_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 import logging
 import sys
 import threading
@@ -18,11 +19,12 @@ import fake_vllm
 import pytest
 from blocks import eventually
 from prometheus_client import Counter, Gauge
-from vllm_parts import BLOCK_TOKENS, cache_config, config, layer_major, request, spec
+from vllm_parts import BLOCK_TOKENS, adapter, cache_config, config, layer_major, request, spec
 
-from beluga import MetaServer, Pool
+from beluga import MetaServer, Namespace, Pool
 from beluga.connectors import connection as connection_module
 from beluga.connectors.connection import Attachment, Connection
+from beluga.connectors.vllm.media import MARK
 from beluga.connectors.vllm.steps import Loaded, Rank
 from beluga.errors import ConnectorError
 from beluga.meta import check_pool, read_names
@@ -32,6 +34,7 @@ from beluga.rpc import KINDS, Figure, report
 LAYERS, BLOCKS = 2, 16
 TOKENS = list(range(100, 100 + 5 * BLOCK_TOKENS + 1))  # five blocks and a token
 LONG_S = 60.0
+NUMBERS = itertools.count()
 
 
 class Engine:
@@ -42,6 +45,7 @@ class Engine:
     ) -> None:
         module = importlib.import_module("beluga.connectors.vllm.connector")
         vllm_config = config()
+        vllm_config.instance_id = f"engine {next(NUMBERS)}"
         vllm_config.kv_transfer_config = SimpleNamespace(
             kv_load_failure_policy="fail",
             kv_connector_extra_config={"pool": pool_name, "timeout_ms": 5000} | extra,
@@ -53,10 +57,9 @@ class Engine:
         make, role = module.BelugaConnector, fake_vllm.Role
         self.scheduler: Any = make(vllm_config, role.SCHEDULER, caches)
         self.worker: Any = make(vllm_config, role.WORKER, caches)
-        self.block_ids: dict[str, list[int]] = {}
-        self.scheduler._kv_cache_manager = SimpleNamespace(
-            get_block_ids=lambda name: (self.block_ids[name],)
-        )
+        self.manager = fake_vllm.KVCacheManager()
+        self.block_ids = self.manager.block_ids
+        self.scheduler._kv_cache_manager = self.manager
         assert self.worker.get_handshake_metadata() is None
         self.worker.register_kv_caches(tensors)
         self.scheduler.set_xfer_handshake_metadata_pp_aware(
@@ -249,7 +252,9 @@ def test_a_load_that_fails_names_its_blocks(
     made = request("b", TOKENS)
     other.start(made, 8)
     other.scheduler._schedule._forget_lookup(other.scheduler._schedule._requests["b"])
-    cache = other.worker._worker.load_connection._attachment.cache(other.worker._namespace)
+    cache = other.worker._worker.load_connection._attachment.cache(
+        other.scheduler._lookups.ranks[0]
+    )
     cache.remove(made.block_hashes[3:])
     other.step(made)
     assert other.worker.get_block_ids_with_load_errors() == {11, 12}
@@ -299,20 +304,22 @@ def test_an_engine_maps_the_pool_once(
         assert sum(line.endswith(f" {device.path}") for line in lines) == 1
 
 
-@pytest.mark.parametrize("adapter", ["", "tuned", "secret"])
+@pytest.mark.parametrize("name", ["", "tuned", "secret"])
 def test_a_router_tells_salted_blocks_from_others_by_what_is_announced(
-    server: MetaServer, pool: Pool, make: Callable[..., Engine], adapter: str
+    server: MetaServer, pool: Pool, make: Callable[..., Engine], tmp_path: Path, name: str
 ) -> None:
     msgspec = pytest.importorskip("msgspec")
     pytest.importorskip("xxhash")
     engine = make(events=True)
-    lora = SimpleNamespace(lora_name=adapter, lora_path="p") if adapter else None
-    engine.run(request("a", TOKENS, salt="secret", lora=lora), 0, fill=1)
+    lora = adapter(tmp_path, name) if name else None
+    made = request("a", TOKENS, salt="secret", lora=lora)
+    assert eventually(lambda: engine.scheduler._lookups.begin(made) is not None, LONG_S)
+    engine.run(made, 0, fill=1)
     told = [dataclasses.asdict(event) for event in engine.scheduler.take_events()]
-    always = (adapter,) if adapter else ()
+    always = (name,) if name else ()
     expected = [[(*always, "secret")], *([[always or None]] * 4)]
     assert [event["extra_keys"] for event in told] == expected
-    plain = BlockHasher(block_size=BLOCK_TOKENS, lora_name=adapter)
+    plain = BlockHasher(block_size=BLOCK_TOKENS, lora_name=name)
     salted = dataclasses.replace(plain, salt="secret")
     decoder = WireDecoder(7, block_size=BLOCK_TOKENS, hash_blocks=hash_blocks_by(plain))
     index = Indexer(workers=2, blocks=100)
@@ -329,9 +336,13 @@ def test_images_are_announced_with_the_blocks_that_show_them(
     server: MetaServer, make: Callable[..., Engine]
 ) -> None:
     engine = make(events=True)
-    engine.run(request("a", TOKENS, images=[("cat", 5), ("dog", 6), ("cow", 15)]), 0, fill=1)
+    engine.run(
+        request("a", TOKENS, images=[(MARK + "cat", 5), (MARK + "dog", 6), (MARK + "cow", 15)]),
+        0,
+        fill=1,
+    )
     assert [event.extra_keys for event in engine.scheduler.take_events()] == [
-        *([None], [(("cat", 1), ("dog", 2))], [None], [(("cow", 3),)], [None])
+        *([None], [((MARK + "cat", 1), (MARK + "dog", 2))], [None], [((MARK + "cow", 3),)], [None])
     ]
 
 
@@ -394,7 +405,7 @@ def test_a_scheduler_says_the_space_of_its_blocks(
 ) -> None:
     engine = make()
     space = engine.scheduler.get_kv_connector_stats().data["space"]
-    assert space == f"{int.from_bytes(engine.worker._namespace.digest[:8], 'little'):016x}"
+    assert space == f"{engine.scheduler._lookups.space:016x}"
     assert engine.scheduler.get_kv_connector_stats() is None  # alone it is said once
     engine.run(request("a", TOKENS), 0, fill=1)
     assert engine.scheduler.get_kv_connector_stats().data["space"] == space
@@ -481,13 +492,13 @@ def test_ranks_are_asked_for_in_their_order(
     kind = type(engine.worker.get_handshake_metadata())
 
     def rank(name: str) -> Any:
-        namespace: Any = SimpleNamespace(digest=name.encode(), name=name)
-        return kind(Rank(namespace, 1))
+        return kind(Rank(Namespace({"name": name}), 1))
 
     engine.scheduler.set_xfer_handshake_metadata_pp_aware(
         {(1, 0): rank("c"), (0, 1): rank("b"), (0, 0): rank("a")}
     )
-    assert [one.name for one in engine.scheduler._lookups.ranks] == ["a", "b", "c"]
+    ranks = engine.scheduler._lookups.ranks
+    assert [one.fields["name"] for one in ranks] == ["a", "b", "c"]
     engine.scheduler._lookups.ranks = ()
 
 
@@ -497,7 +508,7 @@ def test_behind_another_connector_s_handshake_ranks_are_known_from_their_first_r
     """MultiConnector gives every connector the handshake of the first one that has any."""
     engine, other = make(), make()
     engine.run(request("a", TOKENS), 0, fill=1)
-    other.scheduler._lookups.ranks = ()
+    other.scheduler._lookups.ranks = other.scheduler._lookups._bases = ()
     other.scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): SimpleNamespace(agent="x")})
     assert other.run(request("b", TOKENS), 0, fill=2) == 0
     assert other.run(request("c", TOKENS), 8, fill=2) == 5 * BLOCK_TOKENS

@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +13,16 @@ import fake_vllm
 import pytest
 from vllm_parts import cache_config, config, layer_major, spec
 
-from beluga.connectors.naming import SAMPLE_SIZE, major, model_identity
+from beluga.connectors.identity import config_fields
+from beluga.connectors.naming import major
 from beluga.connectors.vllm.cachegroup import CacheGroup
-from beluga.connectors.vllm.identity import adapter_identity, check_hashing, namespace
+from beluga.connectors.vllm.fields import LEFT_OUT
+from beluga.connectors.vllm.identity import check_hashing, identify, namespace
 from beluga.connectors.vllm.layout import BlockLayout
 from beluga.errors import ConnectorError
+
+LOGGER = logging.getLogger("test")
+LONG_S = 60.0
 
 
 def digest(**changes: Any) -> bytes:
@@ -37,13 +42,11 @@ def digest(**changes: Any) -> bytes:
 
 
 DIFFERENCES: dict[str, dict[str, Any]] = {
-    "model": {"model": "org/other"},
-    "revision": {"revision": "v2"},
     "model configuration": {"hf": {"rope_theta": 1e6}},
     "dtype": {"dtype": "torch.float16"},
     "kv dtype": {"cache_dtype": "fp8"},
     "quantization": {"quantization": "awq"},
-    "made-up weights": {"load_format": "dummy"},
+    "load format": {"load_format": "dummy"},
     "block size": {"block_size": 8},
     "hash": {"prefix_caching_hash_algo": "sha256_cbor"},
     "layout": {"page": (4, 2, 16)},
@@ -76,35 +79,97 @@ def test_all_those_differences_differ_from_each_other() -> None:
     assert len(found) == len(DIFFERENCES)
 
 
+def identity(**changes: Any) -> str:
+    """Identify the weights of such an engine."""
+    vouched = changes.pop("identity", "")
+    return identify(config(**changes), vouched, logger=LOGGER).wait(LONG_S)
+
+
 def test_made_up_weights_are_those_of_a_seed() -> None:
-    assert digest(load_format="dummy", seed=1) != digest(load_format="dummy", seed=2)
-    assert digest(seed=1) == digest(seed=2)
+    assert identity(load_format="dummy", seed=1) != identity(load_format="dummy", seed=2)
+    assert identity(seed=1) == identity(seed=2)
 
 
-def weights(folder: Path, content: bytes) -> str:
-    folder.mkdir()
-    (folder / "model.safetensors").write_bytes(content)
-    return model_identity(str(folder), "main")
+def test_a_commit_of_the_hub_identifies_weights_and_a_branch_does_not() -> None:
+    assert identity() != identity(revision="d" * 40) != identity(model="org/other")
+    for revision in (None, "main", "c0ffee"):
+        with pytest.raises(ConnectorError, match=r"--revision COMMIT.*setting identity"):
+            identity(revision=revision)
 
 
-def test_a_local_model_is_its_weights_not_its_path(tmp_path: Path) -> None:
-    size = 40 * SAMPLE_SIZE
-    one = weights(tmp_path / "a", bytes(size))
-    assert weights(tmp_path / "b", bytes(size)) == one
-    assert weights(tmp_path / "c", bytes(size + 1)) != one
-    assert weights(tmp_path / "d", bytes(size - 1) + b"x") != one
-    assert weights(tmp_path / "e", b"x" + bytes(size - 1)) != one
+class Resolved(str):
+    """A revision that the hub's client has resolved."""
+
+    resolved = "e" * 40
 
 
-def test_an_adapter_of_the_same_name_elsewhere_is_another(tmp_path: Path) -> None:
-    weights(tmp_path / "a", b"1" * 100)
-    weights(tmp_path / "b", b"2" * 100)
-    first, second = (
-        adapter_identity(SimpleNamespace(lora_name="x", lora_path=str(tmp_path / name)))
-        for name in "ab"
-    )
-    assert first != second
-    assert adapter_identity(None) == b""
+def test_the_commit_that_the_engine_has_resolved_counts() -> None:
+    assert identity(revision=Resolved("main")) == identity(revision="e" * 40)
+
+
+def test_an_operator_vouches_for_what_cannot_be_identified() -> None:
+    vouched = identity(revision=None, identity="release 7")
+    assert vouched == identity(revision=None, model="org/other", identity="release 7")
+    assert vouched != identity(revision=None, identity="release 8")
+    with pytest.raises(ConnectorError, match=r"tensorizer.*setting identity"):
+        identity(load_format="tensorizer")
+    assert identity(load_format="tensorizer", identity="release 7") == vouched
+
+
+def test_code_of_another_repository_is_not_identified() -> None:
+    code = {"auto_map": {"AutoModel": "org/code--modeling.Model"}}
+    with pytest.raises(ConnectorError, match=r"code of another repository .org/code.*identity"):
+        identity(hf=code, trust_remote_code=True)
+    own = {"auto_map": {"AutoModel": "modeling.Model"}}
+    assert identity(hf=own, trust_remote_code=True) == identity(hf=code)
+
+
+LENGTHS: dict[str, tuple[dict[str, Any], bool]] = {
+    "no rope": ({}, False),
+    "plain": ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, False),
+    "yarn": ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, False),
+    "longrope": ({"rope_scaling": {"rope_type": "longrope"}}, True),
+    "longrope of a part": ({"text_config": {"rope_scaling": {"type": "su"}}}, True),
+    "longrope of a kind of layer": (
+        {"rope_parameters": {"full_attention": {"rope_type": "longrope"}}},
+        True,
+    ),
+    "another kind": ({"rope_scaling": {"rope_type": "new"}}, True),
+    "llama 4": ({"model_type": "llama4"}, True),
+}
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_the_longest_context_counts_where_positions_depend_on_it(name: str) -> None:
+    hf, matters = LENGTHS[name]
+    short, long = digest(hf=hf, max_model_len=4096), digest(hf=hf, max_model_len=131072)
+    assert (short != long) == matters
+
+
+def test_code_of_a_model_may_use_the_longest_context() -> None:
+    code = {"trust_remote_code": True}
+    assert digest(max_model_len=4096, **code) != digest(max_model_len=8192, **code)
+
+
+def test_what_a_new_release_adds_counts() -> None:
+    """Also in a part that has other fields in the table, and in a part that is new."""
+    plain = config()
+    for part in ("model_config", "cache_config", "parallel_config", "load_config"):
+        made = config()
+        getattr(made, part).of_a_new_release = 1
+        assert config_fields(made, LEFT_OUT) != config_fields(plain, LEFT_OUT), part
+    made = config()
+    made.new_config = 1
+    assert config_fields(made, LEFT_OUT) != config_fields(plain, LEFT_OUT)
+
+
+@pytest.mark.parametrize("value", [lambda: 0, object(), iter(())])
+def test_what_cannot_be_compared_is_refused(value: Any) -> None:
+    made = config()
+    made.model_config.of_a_new_release = value
+    with pytest.raises(ConnectorError, match=r"model_config.of_a_new_release .*setting identity"):
+        config_fields(made, LEFT_OUT)
+    assert config_fields(made, LEFT_OUT, vouched="a") != config_fields(made, LEFT_OUT, vouched="b")
 
 
 def test_versions() -> None:
@@ -214,34 +279,3 @@ def test_packing_names_the_kernels_and_on_a_cpu_its_instructions(
     assert CacheGroup(made, cache_config(spec())).packing().endswith(" AVX512")
     made.compilation_config.static_forward_context.clear()
     assert "['None']" in CacheGroup(made, cache_config(spec())).packing()
-
-
-def test_all_kinds_of_weight_files_count_and_no_others(tmp_path: Path) -> None:
-    found = {model_identity(str(tmp_path), "")}
-    for name in ("a.safetensors", "b.bin", "c.pt", "d.pth", "e.gguf"):
-        (tmp_path / name).write_bytes(b"x")
-        found.add(model_identity(str(tmp_path), ""))
-    assert len(found) == 6
-    (tmp_path / "README.md").write_bytes(b"x")
-    assert model_identity(str(tmp_path), "") in found
-    (tmp_path / "b.bin").rename(tmp_path / "f.bin")
-    assert model_identity(str(tmp_path), "") not in found
-
-
-def test_a_model_may_be_one_file_or_a_name(tmp_path: Path) -> None:
-    file, other = tmp_path / "a.gguf", tmp_path / "b.gguf"
-    file.write_bytes(b"x")
-    other.write_bytes(b"x")
-    assert model_identity(str(file), "") == model_identity(str(other), "")
-    assert model_identity("org/model", "main") == "hub org/model@main"
-
-
-def test_a_change_at_the_beginning_in_the_middle_or_at_the_end_is_seen(tmp_path: Path) -> None:
-    size = 16 * SAMPLE_SIZE  # all of it is sampled
-    file = tmp_path / "a.bin"
-    file.write_bytes(bytes(size))
-    found = {model_identity(str(file), "")}
-    for at in (0, size // 2, size - 1):
-        file.write_bytes(bytes(at) + b"x" + bytes(size - at - 1))
-        found.add(model_identity(str(file), ""))
-    assert len(found) == 4

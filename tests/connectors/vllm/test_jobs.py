@@ -15,13 +15,14 @@ from vllm_parts import layer_major
 
 from beluga import KVCache, MetaServer, Namespace, Pool
 from beluga.connectors.connection import Connection
+from beluga.connectors.process import process_start_s
 from beluga.connectors.settings import PoolSettings
 from beluga.connectors.vllm.answers import Answers
 from beluga.connectors.vllm.counters import Counters
 from beluga.connectors.vllm.jobs import Jobs
 from beluga.connectors.vllm.layout import BlockLayout
 from beluga.connectors.vllm.lookups import Lookups
-from beluga.connectors.vllm.rendezvous import Rendezvous, process_start_s
+from beluga.connectors.vllm.rendezvous import Rendezvous
 from beluga.connectors.vllm.retry import RetryTask
 from beluga.connectors.vllm.settings import VllmSettings
 from beluga.connectors.vllm.worker import Worker

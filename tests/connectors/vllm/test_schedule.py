@@ -5,18 +5,19 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from vllm_parts import BLOCK_TOKENS, extend, no_extra_keys, request
+from blocks import eventually
+from vllm_parts import BLOCK_TOKENS, adapter, extend, no_extra_keys, request
 
 from beluga import KVCache, MetaServer, Namespace
 from beluga.connectors.connection import Connection
-from beluga.connectors.vllm import lookups
+from beluga.connectors.identity.models import Files
 from beluga.connectors.vllm.counters import Counters
 from beluga.connectors.vllm.events import Announcements
 from beluga.connectors.vllm.lookups import Lookups
@@ -27,6 +28,7 @@ from beluga.connectors.vllm.steps import Loaded, Orders, Report, Stored
 RANKS = tuple(Namespace({"rank": rank}) for rank in range(2))
 BLOCKS = 200  # of an engine
 TOKENS = list(range(100, 100 + 5 * BLOCK_TOKENS + 1))  # five blocks and a token
+LONG_S = 60.0
 
 
 class Engine:
@@ -526,52 +528,53 @@ def test_before_the_ranks_are_known_everything_is_a_miss(
     assert engine.schedule.matched_tokens(made, 0) == (5 * BLOCK_TOKENS, False)
 
 
+def digests_with(engine: Engine, lora: Any, name: str = "r") -> list[bytes]:
+    """Begin a request with an adapter, and return the digests of its blocks."""
+    made = request(name, TOKENS, lora=lora)
+    assert eventually(lambda: engine.lookups.begin(made) is not None, LONG_S)
+    return engine.lookups.digests(made, 0, 5)
+
+
 def test_requests_with_adapters_of_one_name_share_only_if_the_adapter_is_the_same(
-    engine: Engine, tmp_path: Path
+    pool_name: str, server: MetaServer, tmp_path: Path
 ) -> None:
-    digests = []
+    found = []
     for folder, content in (("a", b"1"), ("b", b"2"), ("c", b"1")):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "adapter.safetensors").write_bytes(content * 64)
-        lora = SimpleNamespace(lora_name="x", lora_path=str(tmp_path / folder))
-        digests.append(engine.lookups.digests(request("r", TOKENS, lora=lora), 0, 5))
-    assert digests[0] == digests[2]
-    assert set(digests[0]).isdisjoint(digests[1])
-    assert set(digests[0]).isdisjoint(request("r", TOKENS).block_hashes)
+        engine = Engine(pool_name)
+        found.append(digests_with(engine, adapter(tmp_path / folder, "x", content)))
+        engine.connection.close()
+    assert found[0] == found[2]
+    assert set(found[0]).isdisjoint(found[1])
+    assert set(found[0]).isdisjoint(request("r", TOKENS).block_hashes)
 
 
-def test_fingerprints_of_no_more_than_so_many_adapters_are_kept(
+def test_a_request_waits_a_while_until_its_adapter_is_hashed(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def digests(number: int) -> list[bytes]:
-        lora = SimpleNamespace(lora_name=f"{number}", lora_path=str(tmp_path))
-        return engine.lookups.digests(request("r", TOKENS, lora=lora), 0, 5)
+    made = request("r", TOKENS, lora=adapter(tmp_path, "x"))
+    go = threading.Event()
+    real = Files.digest
+    monkeypatch.setattr(Files, "digest", lambda self, hashed: (go.wait(), real(self, hashed))[1])
+    assert engine.schedule.matched_tokens(made, 0) == (None, False)
+    go.set()
+    assert eventually(lambda: engine.schedule.matched_tokens(made, 0) == (0, False), LONG_S)
+    assert engine.lookups.unchanged(made)
+    go.clear()
+    late = request("late", TOKENS, lora=adapter(tmp_path / "other", "y", b"2"))
+    engine.schedule._onboard_s = 0
+    assert engine.schedule.matched_tokens(late, 0) == (0, False)
+    engine.step(late, 21)  # it does not wait for ever, and is not saved
+    assert not engine.schedule.finished(late, [])
+    go.set()
 
-    asked: list[str] = []
-    real = lookups.adapter_identity
-    monkeypatch.setattr(
-        lookups, "adapter_identity", lambda one: asked.append(one.lora_name) or real(one)
-    )
-    monkeypatch.setattr(lookups, "ADAPTERS_MAX", 2)
-    (tmp_path / "adapter.safetensors").write_bytes(b"1")
-    first = digests(0)
-    for number in (1, 0, 1, 2, 0, 2):
-        digests(number)
-    assert digests(0) == first
-    assert asked == ["0", "1", "2", "0"]
 
-
-def test_an_adapter_that_is_loaded_in_place_is_looked_at_anew(
-    engine: Engine, tmp_path: Path
-) -> None:
-    adapter = tmp_path / "adapter.safetensors"
-    lora = SimpleNamespace(lora_name="x", lora_path=str(tmp_path), load_inplace=True)
+def test_nothing_is_saved_of_an_adapter_whose_files_change(engine: Engine, tmp_path: Path) -> None:
+    lora = adapter(tmp_path, "x")
+    digests_with(engine, lora, "first")
     made = request("r", TOKENS, lora=lora)
-    adapter.write_bytes(b"1")
-    before = engine.lookups.digests(made, 0, 5)
-    assert engine.lookups.digests(made, 0, 5) == before
-    adapter.write_bytes(b"2")
-    assert set(engine.lookups.digests(made, 0, 5)).isdisjoint(before)
+    engine.start(made)
+    adapter(tmp_path, "x", b"other")
+    assert engine.step(made, 21).saves == []
 
 
 def test_a_block_is_announced_when_every_rank_has_stored_it_and_it_is_new(engine: Engine) -> None:

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 BLOCK_TOKENS = 4
+COMMIT = "c0ffee" + 34 * "0"  # a commit of the hub
 
 
 class Tensor:
@@ -63,7 +65,7 @@ def request(
         num_nans_in_logits=0,
         lora_request=lora,
         cache_salt=salt or None,
-        mm_features=list(images),
+        mm_features=[image(*one) for one in images],
     )
     extend(made, [])
     return made
@@ -81,7 +83,8 @@ def extend(made: Any, tokens: list[int]) -> None:
     while len(made.block_hashes) < made.num_tokens // BLOCK_TOKENS:
         at = len(made.block_hashes) * BLOCK_TOKENS
         parent = made.block_hashes[-1] if made.block_hashes else (made.cache_salt or "").encode()
-        shown = [(name, token - at) for name, token in made.mm_features if token >= at]
+        images = [(one.identifier, one.mm_position.offset) for one in made.mm_features]
+        shown = [(name, token - at) for name, token in images if token >= at]
         block = repr((made.all_token_ids[at : at + BLOCK_TOKENS], shown)).encode()
         made.block_hashes.append(hashlib.sha256(parent + block).digest())
 
@@ -105,18 +108,35 @@ def cache_config(*specs: Any, num_blocks: int = 8, layers: int = 2) -> Any:
     )
 
 
+class PretrainedConfig:
+    """A model's configuration as transformers keeps it."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self._fields = fields
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self._fields)
+
+
+def image(identifier: str, offset: int) -> Any:
+    """Make an image of a request: the name that vLLM gives it, and the token where it begins."""
+    return SimpleNamespace(identifier=identifier, mm_position=SimpleNamespace(offset=offset))
+
+
 def config(**changes: Any) -> Any:
     """Make a ``VllmConfig``. The keys of ``changes`` are the last parts of settings' names."""
     hf = {"hidden_size": 64, "_name_or_path": "/somewhere", **changes.pop("hf", {})}
     parts: dict[str, dict[str, Any]] = {
         "model_config": {
             "model": "org/model",
-            "revision": "main",
+            "revision": COMMIT,
             "quantization": None,
             "dtype": "torch.bfloat16",
             "seed": 0,
+            "max_model_len": 4096,
+            "trust_remote_code": False,
         },
-        "load_config": {"load_format": "auto"},
+        "load_config": {"load_format": "auto", "download_dir": "/nowhere"},
         "cache_config": {
             "cache_dtype": "auto",
             "block_size": BLOCK_TOKENS,
@@ -134,8 +154,22 @@ def config(**changes: Any) -> Any:
     known = {name for fields in parts.values() for name in fields}
     assert changes.keys() <= known, changes.keys() - known
     made = {
-        part: SimpleNamespace(**{name: changes.get(name, value) for name, value in fields.items()})
+        part: _part(part)(**{name: changes.get(name, value) for name, value in fields.items()})
         for part, fields in parts.items()
     }
-    made["model_config"].hf_config = SimpleNamespace(to_dict=lambda: dict(hf))
-    return SimpleNamespace(**made)
+    made["model_config"].hf_config = PretrainedConfig(hf)
+    return _part("vllm_config")(**made)
+
+
+def _part(name: str) -> Any:
+    """Return a class with the name that vLLM's has."""
+    return type("".join(map(str.capitalize, name.split("_"))), (SimpleNamespace,), {})
+
+
+def adapter(folder: Path, name: str, content: bytes = b"1", **fields: Any) -> Any:
+    """Make a LoRA adapter with these bytes."""
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_model.safetensors").write_bytes(content)
+    return SimpleNamespace(
+        **{"lora_name": name, "lora_path": str(folder), "lora_int_id": 1} | fields
+    )

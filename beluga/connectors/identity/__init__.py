@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What two engines must have in common to share blocks, and how it is found out.
+
+``canonical``  an engine's whole configuration as a digest, without the fields of a reviewed table
+``files``      digests of files: all bytes, on several threads, remembered between runs
+``models``     where a model's weights come from, and the digest that identifies them
+
+Each engine has one table of fields that cannot change the bytes of a block (``vllm/fields.py``,
+``sglang/fields.py``, ``lmcache/fields.py``). A field that is in no table counts. What cannot be
+identified is refused, unless the operator vouches for it by the setting ``identity``.
+"""
+
+from __future__ import annotations
+
+from beluga.connectors.identity.canonical import Table, canonical, config_fields, digest_of
+from beluga.connectors.identity.files import FileDigests, FileState, Signature, signature
+from beluga.connectors.identity.models import (
+    Identified,
+    Model,
+    ModelIdentity,
+    source_of,
+    start_identifying,
+    with_weights,
+)
+
+__all__ = [
+    "FileDigests",
+    "FileState",
+    "Identified",
+    "Model",
+    "ModelIdentity",
+    "Signature",
+    "Table",
+    "canonical",
+    "config_fields",
+    "digest_of",
+    "signature",
+    "source_of",
+    "start_identifying",
+    "with_weights",
+]

@@ -1,0 +1,412 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Where a model's weights come from, and the digest that identifies them.
+
+* Files on this host (a folder, a file, or the hub's snapshot of a known commit): every byte of
+  them. A path or a name would not do: two hosts may keep one model in different places, and
+  different models in the same place.
+* A commit of the hub, if the engine has resolved one and keeps no files here.
+* Objects in a store (``s3://``): the versions or ETags that the store gives them.
+* Otherwise, the operator's word (the setting ``identity``).
+
+Nothing is guessed. A name without a commit, a folder without files, files that changed after the
+engine began to load, or a loader that reads from elsewhere is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import hashlib
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from beluga.config import hub_cache_dir
+from beluga.connectors.identity.files import FileDigests, FileState, signature
+from beluga.errors import ConnectorError
+from beluga.kvcache import Namespace
+from beluga.threads import Thread
+
+if TYPE_CHECKING:
+    import logging
+
+WEIGHTS = "weights"  # the field of a namespace
+
+# Files of a model that cannot change the bytes of a block, each with its reason. All others count:
+# weights, configurations, side files of quantization, and the code of the model.
+FILES_LEFT_OUT = {
+    "tokenizer.json": "a block's name covers token ids, whatever text they come from",
+    "tokenizer.model*": "part of the tokenizer",
+    "tokenizer_config.json": "part of the tokenizer",
+    "special_tokens_map.json": "part of the tokenizer",
+    "added_tokens.json": "part of the tokenizer",
+    "vocab.json": "part of the tokenizer",
+    "vocab.txt": "part of the tokenizer",
+    "merges.txt": "part of the tokenizer",
+    "*.tiktoken": "part of the tokenizer",
+    "tekken.json": "part of the tokenizer",
+    "chat_template*": "text around prompts, before the tokenizer",
+    "generation_config.json": "how tokens are drawn, after the KV was computed",
+    "*.md": "documentation",
+    "LICENSE*": "documentation",
+    "NOTICE*": "documentation",
+    ".*": "what tools keep beside the files (.git, .cache, .gitattributes)",
+    "__pycache__": "made of the .py files, which count",
+    "*.lock": "kept while files are downloaded",
+}
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.ckpt", "*.npz")
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_URL = re.compile(r"([a-z][a-z0-9+.-]+)://")
+_REPORT_S = 30.0
+
+VOUCH = "vouch for it by beluga's setting identity (any text that only this model has)"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Model:
+    """A model that an engine computes with: its name or path, as the engine was given it.
+
+    ``url`` is where an object store has the weights, if ``name`` is a folder that lacks them.
+    ``commit`` is the hub's commit if the engine has resolved it. ``cache`` is the hub's cache of
+    the engine; None is the default. ``since_ns`` is a time before the engine began to load.
+    """
+
+    name: str
+    revision: str | None = None
+    commit: str | None = None
+    url: str = ""
+    cache: str | None = None
+    since_ns: int = 0
+
+
+class Source(Protocol):
+    """Something that identifies weights."""
+
+    @property
+    def size(self) -> int:
+        """The bytes that are read."""
+
+    def digest(self, hashed: Callable[[int], None]) -> str:
+        """Return the identity. Raises OSError or ConnectorError."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Told:
+    """What needs no reading: an operator's word, a commit, or the seed of made-up weights."""
+
+    text: str
+    size: int = 0
+
+    def digest(self, hashed: Callable[[int], None]) -> str:
+        """Return the text."""
+        return self.text
+
+
+class Files:
+    """The files of a folder, or a single file."""
+
+    def __init__(self, path: Path, since_ns: int, digests: FileDigests) -> None:
+        """Raises ConnectorError for a folder without weights, or with files that have changed since
+        ``since_ns``.
+        """
+        self._path, self._digests = path, digests
+        try:
+            self._files = signature(path, counts)
+        except OSError as error:
+            raise ConnectorError(f"the model {path} cannot be read ({error}); {VOUCH}") from error
+        names = [name for name, _ in self._files]
+        if not any(_matches(name, WEIGHT_FILES) for name in names) and not path.is_file():
+            raise ConnectorError(f"the model's folder {path} has no weights; {VOUCH}")
+        changed = [name for name, state in self._files if self._late(name, state, since_ns)]
+        if changed:
+            raise ConnectorError(
+                f"{path / changed[0]} has changed since the engine began to load it; restart the "
+                f"engine, or {VOUCH}"
+            )
+        self.size = sum(state.size for _, state in self._files)
+
+    def digest(self, hashed: Callable[[int], None]) -> str:
+        """Return the digest of all files and their names."""
+        found = self._digests.of(self._path, self._files, hashed=hashed)
+        return "files " + _digest_of(sorted(found.items()))
+
+    def _late(self, name: str, state: FileState, since_ns: int) -> bool:
+        if not since_ns or state.ctime_ns <= since_ns:
+            return False
+        # The engine itself may have just downloaded it. The hub's client never writes to a blob.
+        real = Path(os.path.realpath(self._path / name if name else self._path))
+        return not (real.parent.name == "blobs" and real.parent.parent.name.startswith("models--"))
+
+
+class Objects:
+    """The objects below a URL, by the versions or ETags that their store gives them."""
+
+    size = 0
+
+    def __init__(self, url: str) -> None:
+        """Raises ConnectorError if no client of object stores is installed."""
+        try:
+            import obstore  # noqa: F401
+        except ImportError:
+            raise ConnectorError(
+                f"the weights at {_shown(url)} cannot be identified without obstore "
+                f"(pip install beluga-kv[tiers]); install it, or {VOUCH}"
+            ) from None
+        self._url = url
+
+    def digest(self, hashed: Callable[[int], None]) -> str:
+        """Return the digest of the names, sizes, and versions or ETags of all objects."""
+        import obstore
+
+        shown = _shown(self._url)
+        try:
+            store: Any = obstore.store.from_url(self._url)
+            listed = [one for batch in obstore.list(store) for one in batch]
+        except Exception as error:
+            line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+            raise ConnectorError(
+                f"the weights at {shown} cannot be listed ({line}); {VOUCH}"
+            ) from error
+        found: list[tuple[str, int, str]] = []
+        for one in listed:
+            name = str(one["path"]).rsplit("/", 1)[-1]
+            if not counts(name):
+                continue
+            mark = one.get("version") or one.get("e_tag")
+            if not mark:
+                raise ConnectorError(
+                    f"the store of {shown} gives {name} no version and no ETag; {VOUCH}"
+                )
+            found.append((str(one["path"]), int(one["size"]), str(mark)))
+        if not any(_matches(name, WEIGHT_FILES) for name, _, _ in found):
+            raise ConnectorError(f"there are no weights at {shown}; {VOUCH}")
+        return "objects " + _digest_of(sorted(found))
+
+
+class Several:
+    """Several sources that count together, such as a model and its draft model."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
+        self.size = sum(one.size for one in sources)
+
+    def digest(self, hashed: Callable[[int], None]) -> str:
+        """Return the identities of all sources."""
+        found = [one.digest(hashed) for one in self._sources]
+        return found[0] if len(found) == 1 else "all " + _digest_of(found)
+
+
+def counts(name: str) -> bool:
+    """Return whether a file or folder with this relative name can change the bytes of a block."""
+    return not any(
+        fnmatch.fnmatchcase(part, pattern) for part in name.split("/") for pattern in FILES_LEFT_OUT
+    )
+
+
+def source_of(model: Model, digests: FileDigests | None = None) -> Source:
+    """Return what identifies a model. Raises ConnectorError, with one line that names the setting
+    ``identity``, for a model that cannot be identified.
+    """
+    digests = digests or FileDigests()
+    url = model.url or (model.name if _URL.match(model.name) else "")
+    if url:
+        parts: list[Source] = [Objects(url)]
+        if url != model.name:  # the engine keeps configurations and code in this folder
+            parts.append(_Beside(Path(model.name), digests))
+        return Several(parts)
+    path = Path(model.name)
+    if path.exists():
+        return Files(path, model.since_ns, digests)
+    commit = _commit_of(model)
+    snapshot = _repository(model) / "snapshots" / commit
+    if snapshot.is_dir():
+        return Files(snapshot, model.since_ns, digests)
+    return Told(f"hub {model.name}@{commit}")
+
+
+class _Beside(Files):
+    """The files of a folder that lacks the weights, which its engine has made from a store."""
+
+    def __init__(self, path: Path, digests: FileDigests) -> None:
+        self._path, self._digests = path, digests
+        self._files = signature(path, counts) if path.exists() else ()
+        self.size = sum(state.size for _, state in self._files)
+
+
+def _repository(model: Model) -> Path:
+    cache = Path(model.cache) if model.cache else hub_cache_dir()
+    return cache / f"models--{model.name.replace('/', '--')}"
+
+
+def _commit_of(model: Model) -> str:
+    """Return the commit that the engine has loaded. Raises ConnectorError if it is not proven."""
+    for told in (model.commit, model.revision):
+        if told and _COMMIT.fullmatch(told):
+            return told
+    revision = model.revision or "main"
+    refused = ConnectorError(
+        f"beluga cannot find out which commit of {model.name}@{revision} this engine has loaded; "
+        f"start it with --revision COMMIT (40 digits) or with the path of a folder, or {VOUCH}"
+    )
+    repository = _repository(model)
+    reference = repository / "refs" / revision
+    try:
+        commit = reference.read_text().strip()
+        changed_ns = reference.stat().st_ctime_ns
+        snapshots = [one.name for one in (repository / "snapshots").iterdir()]
+    except (OSError, ValueError):
+        raise refused from None
+    if not _COMMIT.fullmatch(commit) or commit not in snapshots:
+        raise refused
+    # The client writes the reference when it moves. One that has not moved since before the engine
+    # loaded is what the engine has loaded, and so is the only snapshot that there is.
+    moved = not model.since_ns or changed_ns > model.since_ns
+    if moved and len(snapshots) > 1:
+        raise refused
+    return commit
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Identified:
+    """The end of an identification: a digest, or why there is none."""
+
+    digest: str = ""
+    refusal: str = ""
+
+
+class ModelIdentity:
+    """Identifies weights in a thread, so that an engine starts meanwhile. Any thread may ask."""
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        logger: logging.Logger,
+        then: Callable[[str], None] | None = None,
+        hashed: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """``then`` is called once, with the digest, in this thread or in the identifying one."""
+        self._source, self._logger, self._then = source, logger, then
+        self._count = hashed
+        self._lock = threading.Lock()
+        self._done_bytes, self._reported_s = 0, time.monotonic()
+        self._closing = False
+        self._ended = threading.Event()
+        self.outcome: Identified | None = None
+        if isinstance(source, Told):
+            self._end(Identified(source.text))
+            return
+        self._thread = Thread(target=self._work, name="beluga-identity", daemon=True)
+        self._thread.start()
+
+    @property
+    def known(self) -> str:
+        """The digest, or "" while it is unknown or if there is none."""
+        return self.outcome.digest if self.outcome is not None else ""
+
+    def wait(self, timeout_s: float | None = None) -> str:
+        """Wait until the identification has ended. Returns the digest, or ""."""
+        self._ended.wait(timeout_s)
+        return self.known
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._closing = True
+
+    def _end(self, outcome: Identified) -> None:
+        self.outcome = outcome
+        if outcome.digest and self._then is not None and not self._closing:
+            self._then(outcome.digest)
+        self._ended.set()
+
+    def _work(self) -> None:
+        started_s = time.monotonic()
+        try:
+            digest = self._source.digest(self._hashed)
+        except _ClosedError:
+            self._end(Identified(refusal="closed"))
+            return
+        except (OSError, ConnectorError) as error:
+            more = "" if isinstance(error, ConnectorError) else f"; {VOUCH}"
+            self._logger.error(
+                "beluga: the model is not identified, so the pool is not used: %s%s", error, more
+            )
+            self._end(Identified(refusal=str(error)))
+            return
+        if self._done_bytes:
+            took_s = time.monotonic() - started_s
+            self._logger.info(
+                "beluga: the model is identified: %.1f GB hashed in %.1f s",
+                self._done_bytes / 1e9,
+                took_s,
+            )
+        self._end(Identified(digest))
+
+    def _hashed(self, count: int) -> None:
+        if self._closing:
+            raise _ClosedError
+        with self._lock:
+            first, self._done_bytes = not self._done_bytes, self._done_bytes + count
+            now_s = time.monotonic()
+            if not first and now_s - self._reported_s < _REPORT_S:
+                report = False
+            else:
+                report, self._reported_s = True, now_s
+        self._count(count)
+        if report:
+            self._logger.info(
+                "beluga: hashing the model: %.1f of %.1f GB; until then lookups are misses and "
+                "nothing is saved",
+                self._done_bytes / 1e9,
+                self._source.size / 1e9,
+            )
+
+
+class _ClosedError(Exception):
+    pass
+
+
+def start_identifying(
+    models: Iterable[Model],
+    vouched: str,
+    *,
+    logger: logging.Logger,
+    then: Callable[[str], None] | None = None,
+    hashed: Callable[[int], None] = lambda _: None,
+) -> ModelIdentity:
+    """Begin to identify the weights of all ``models`` together. ``vouched`` is the operator's word,
+    which replaces them. Raises ConnectorError for a model that cannot be identified.
+    """
+    if vouched:
+        source: Source = Told(f"vouched {vouched}")
+    else:
+        sources = [source_of(model) for model in models]
+        source = sources[0] if len(sources) == 1 else Several(sources)
+    return ModelIdentity(source, logger=logger, then=then, hashed=hashed)
+
+
+def with_weights(namespace: Namespace, digest: str) -> Namespace:
+    """Return a rank's namespace with the identity of its weights."""
+    fields: Mapping[str, Any] = {**namespace.fields, WEIGHTS: digest}
+    return Namespace(fields, salt=namespace.salt)
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    last = name.rsplit("/", 1)[-1]
+    return any(fnmatch.fnmatchcase(last, pattern) for pattern in patterns)
+
+
+def _digest_of(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+def _shown(url: str) -> str:
+    """Return a URL without the secrets that it may have."""
+    return re.sub(r"(://)[^/@]*@", r"\1", url.partition("?")[0])

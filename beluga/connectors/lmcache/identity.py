@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The identity of LMCache's models, of which it passes names only, and of its metadata.
+
+A model that LMCache names by a path is identified by its files. A name of the hub proves nothing,
+because LMCache does not pass the revision that its engine has loaded: such a model is refused
+unless the operator vouches for it (``identity``).
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from beluga.connectors.identity import Model, ModelIdentity, Table, digest_of, source_of
+from beluga.connectors.identity.models import VOUCH, Told
+from beluga.connectors.naming import Fields
+from beluga.connectors.process import engine_start_ns
+from beluga.errors import ConnectorError
+
+if TYPE_CHECKING:
+    import logging
+
+MODELS_MAX = 1024  # models of one server; further ones are misses
+
+# LMCache adds this to the name of a model whose context is spread over ranks.
+_DECORATION = "##lmcache-"
+
+_LAYOUT = "the namespace has the shapes and types of the memory"
+_KEY = "LMCache's key of a chunk has it"
+
+LEFT_OUT: Table = {
+    "LMCacheMetadata": {
+        "model_name": "the weights' own identity has their bytes, and the key has the name",
+        "served_model_name": "a name for clients",
+        "world_size": _KEY,
+        "worker_id": _KEY,
+        "local_world_size": "where the workers are",
+        "local_worker_id": "where the workers are",
+        "role": "what the process does with the same KV",
+        "kv_dtype": _LAYOUT,
+        "kv_shape": _LAYOUT,
+        "kv_layer_groups_manager": _LAYOUT,
+        "engine_id": "an address",
+        "kv_connector_extra_config": "addresses",
+    }
+}
+
+
+class Models:
+    """The identities of models by name. Any thread may use it."""
+
+    def __init__(self, identity: str, logger: logging.Logger) -> None:
+        self._word, self._logger = identity, logger
+        self._lock = threading.Lock()
+        self._found: dict[str, ModelIdentity | None] = {}  # None is refused
+
+    def check(self, name: str) -> None:
+        """Begin to identify a model. Raises ConnectorError if it cannot be identified."""
+        identity = self._identify(name)
+        with self._lock:
+            self._found[name] = identity
+
+    def digest(self, name: str) -> str:
+        """Return the digest of a model's weights, or "" while it is unknown or if there is none."""
+        found = self._of(name)
+        return "" if found is None else found.known
+
+    def pending(self, name: str) -> bool:
+        """Return whether a model is being identified."""
+        found = self._of(name)
+        return found is not None and found.outcome is None
+
+    def close(self) -> None:
+        """Stop reading files."""
+        with self._lock:
+            found = list(self._found.values())
+        for one in found:
+            if one is not None:
+                one.close()
+
+    def _of(self, name: str) -> ModelIdentity | None:
+        with self._lock:
+            if name not in self._found and len(self._found) < MODELS_MAX:
+                try:
+                    self._found[name] = self._identify(name)
+                except ConnectorError as error:
+                    self._logger.error("beluga: the pool is not used for a model: %s", error)
+                    self._found[name] = None
+            return self._found.get(name)
+
+    def _identify(self, name: str) -> ModelIdentity:
+        if self._word:
+            return ModelIdentity(Told(f"vouched {self._word}"), logger=self._logger)
+        path = Path(name.partition(_DECORATION)[0])
+        if not path.is_absolute() or not path.exists():
+            raise ConnectorError(
+                f"LMCache passes the model's name {name!r} only, which does not say which weights "
+                f"its engine has loaded; start the engine with the path of a folder, or {VOUCH}"
+            )
+        source = source_of(Model(str(path), since_ns=engine_start_ns()))
+        return ModelIdentity(source, logger=self._logger)
+
+
+def metadata_fields(metadata: Any, identity: str) -> Fields:
+    """Return the field of a namespace for LMCache's metadata of an engine."""
+    return {"metadata": digest_of(metadata, LEFT_OUT, path="metadata", vouched=identity)}

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""LoRA adapters: the bytes that the workers have loaded, not their names.
+
+vLLM loads an adapter when it is added, or when the first request needs it, and again when it was
+pushed out of the workers' memory. It does not report which bytes it has read. So the state of the
+files is taken before the load, and compared at each use: as long as nothing has changed, the
+workers have loaded these bytes. An adapter whose files have changed is not shared until vLLM loads
+it again (``load_inplace``, or unload and load).
+
+vLLM's own prefix cache knows an adapter by its name alone. After other bytes came under a name, it
+still has blocks of the former ones, and what is computed on those is not shared either, until that
+cache is reset.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from beluga.connectors.identity import FileDigests, ModelIdentity, Signature, signature
+from beluga.connectors.identity.models import Files, counts
+from beluga.errors import ConnectorError
+
+if TYPE_CHECKING:
+    import logging
+
+ADAPTERS_MAX = 1 << 14  # adapters that are followed; further ones are not shared
+
+_State: TypeAlias = "tuple[Path, Signature]"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter as a request uses it: ``key`` tells its blocks apart, and ``files`` are those that
+    it was loaded from. Without an adapter both are empty.
+    """
+
+    key: bytes = b""
+    path: Path = Path()
+    files: Signature = ()
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the files are still what they were when the request began."""
+        return not self.key or _state_of(self.path) == (self.path, self.files)
+
+
+NONE = Adapter()
+
+
+class Adapters:
+    """The adapters of one engine. Only the scheduler's thread uses it."""
+
+    def __init__(self, logger: logging.Logger, digests: FileDigests | None = None) -> None:
+        self._logger, self._digests = logger, digests or FileDigests()
+        self._loaded: dict[int, _State | None] = {}  # by vLLM's number; None is unknown for ever
+        self._identities: dict[_State, ModelIdentity] = {}
+        self._names: dict[str, str] = {}  # the bytes that vLLM's own cache has under a name
+        self._warned: set[str] = set()
+
+    def of(self, lora: Any) -> Adapter | None:
+        """Return a request's adapter, or None while its bytes are being hashed.
+
+        Raises ConnectorError for an adapter whose blocks must not be shared.
+        """
+        if lora is None:
+            return NONE
+        state = self._load(lora, again=bool(getattr(lora, "load_inplace", False)))
+        known = self._loaded.get(_number(lora))
+        if state is None:
+            raise ConnectorError(
+                f"the adapter {lora.lora_name} is not a folder with weights ({lora.lora_path}); "
+                "load it from a folder"
+            )
+        if known != state:
+            raise ConnectorError(
+                f"the files of the adapter {lora.lora_name} have changed since vLLM loaded it; "
+                "load it again, with load_inplace"
+            )
+        identity = self._identity(state)
+        outcome = identity.outcome
+        if outcome is None:
+            return None
+        if not outcome.digest:
+            raise ConnectorError(
+                f"the adapter {lora.lora_name} was not read ({outcome.refusal}); load it again"
+            )
+        if self._names.setdefault(lora.lora_name, outcome.digest) != outcome.digest:
+            raise ConnectorError(
+                f"the adapter {lora.lora_name} was loaded with other bytes before; reset vLLM's "
+                "prefix cache (POST /reset_prefix_cache)"
+            )
+        key = hashlib.blake2b(outcome.digest.encode(), digest_size=32, person=b"beluga-adapter")
+        return Adapter(key.digest(), *state)
+
+    def loads(self, lora: Any) -> None:
+        """Take the state of an adapter that vLLM is about to load."""
+        state = self._load(lora, again=bool(getattr(lora, "load_inplace", False)))
+        if state is not None and len(self._identities) < ADAPTERS_MAX:
+            self._start(state)
+
+    def loaded(self, lora: Any) -> None:
+        """Compare the state of an adapter that vLLM has loaded."""
+        number = _number(lora)
+        known = self._loaded.get(number)
+        if known is not None and _state_of(Path(lora.lora_path)) != known:
+            self._loaded[number] = None
+
+    def removed(self, number: int) -> None:
+        """Forget an adapter that vLLM no longer has."""
+        self._loaded.pop(number, None)
+
+    def flushed(self) -> None:
+        """Note that vLLM's own cache is empty."""
+        self._names.clear()
+
+    def warn(self, error: ConnectorError) -> None:
+        """Log why an adapter is not shared, once."""
+        if str(error) not in self._warned and len(self._warned) < ADAPTERS_MAX:
+            self._warned.add(str(error))
+            self._logger.warning("beluga: %s; its blocks are not shared until then", error)
+
+    def _load(self, lora: Any, *, again: bool) -> _State | None:
+        state, number = _state_of(Path(lora.lora_path)), _number(lora)
+        if again or (number not in self._loaded and len(self._loaded) < ADAPTERS_MAX):
+            self._loaded[number] = state
+        return state
+
+    def _identity(self, state: _State) -> ModelIdentity:
+        found = self._identities.get(state)
+        return found if found is not None else self._start(state)
+
+    def _start(self, state: _State) -> ModelIdentity:
+        found = self._identities.get(state)
+        if found is None:
+            if len(self._identities) >= ADAPTERS_MAX:
+                self._identities.clear()  # they are hashed again, or remembered
+            source = Files(state[0], 0, self._digests)
+            found = self._identities[state] = ModelIdentity(source, logger=self._logger)
+        return found
+
+
+def _number(lora: Any) -> int:
+    """Return vLLM's number of an adapter, which must be unique and which the workers go by."""
+    return int(getattr(lora, "lora_int_id", 0))
+
+
+def _state_of(path: Path) -> _State | None:
+    """Return the files of an adapter now, or None if they cannot be read."""
+    try:
+        return (path, signature(path, counts)) if path.exists() else None
+    except OSError:
+        return None

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What the scheduler's side does when the weights or an adapter of its engine change."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from beluga.connectors.vllm.updates import follow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from beluga.connectors.vllm.answers import Answers
+    from beluga.connectors.vllm.lookups import Lookups
+    from beluga.connectors.vllm.schedule import Schedule
+
+
+class Following:
+    """Listens to the updates of one engine. ``manager()`` returns vLLM's manager of its own cache,
+    once vLLM has bound it.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        lookups: Lookups,
+        vllm_config: Any,
+        manager: Callable[[], Any],
+    ) -> None:
+        self.instance_id = str(getattr(vllm_config, "instance_id", ""))
+        self._schedule, self._lookups, self._manager = schedule, lookups, manager
+        follow(self)
+
+    def updated(self, method: str) -> None:
+        """Use no block of former weights, and save none as one of the new weights."""
+        self._lookups.era.updated(method, clean=_is_empty(self._manager()))
+        self._schedule.doubt_all()
+
+    def named(self, version: str) -> None:
+        """Share blocks with other engines that were updated to this version."""
+        self._lookups.era.named(version)
+
+    def flushed(self, manager: Any) -> None:
+        """Use the pool again, because no request can build on blocks of former weights."""
+        if manager is not self._manager():
+            return
+        if not self._lookups.era.known:
+            self._schedule.doubt_all()
+            self._lookups.era.flushed()
+        self._lookups.adapters.flushed()
+
+    def adapter_loads(self, lora: Any) -> None:
+        """Take the state of an adapter's files before the workers read them."""
+        self._lookups.adapters.loads(lora)
+
+    def adapter_loaded(self, lora: Any) -> None:
+        """Compare the state of an adapter's files after the workers have read them."""
+        self._lookups.adapters.loaded(lora)
+
+    def adapter_removed(self, number: int) -> None:
+        """Forget the state of an adapter's files."""
+        self._lookups.adapters.removed(number)
+
+
+class OffloadingFollowing:
+    """Listens for the manager of the offloading spec, which does not see vLLM's own cache and
+    serves no adapters.
+    """
+
+    instance_id = ""
+
+    def __init__(self, answers: Answers, lookups: Lookups) -> None:
+        self._answers, self._lookups = answers, lookups
+        follow(self)
+
+    def updated(self, method: str) -> None:
+        """Use no block of former weights, and save none as one of the new weights."""
+        self._lookups.era.updated(method, clean=False)
+        self._answers.forget()
+
+    def named(self, version: str) -> None:
+        """Share blocks with other engines that were updated to this version."""
+        self._lookups.era.named(version)
+
+    def flushed(self, manager: Any) -> None:
+        """Use the pool again, because no request can build on blocks of former weights."""
+        if not self._lookups.era.known:
+            self._answers.forget()
+            self._lookups.era.flushed()
+
+    def adapter_loads(self, lora: Any) -> None:
+        """Do nothing: the spec refuses LoRA."""
+
+    def adapter_loaded(self, lora: Any) -> None:
+        """Do nothing: the spec refuses LoRA."""
+
+    def adapter_removed(self, number: int) -> None:
+        """Do nothing: the spec refuses LoRA."""
+
+
+def _is_empty(manager: Any) -> bool:
+    """Return whether vLLM's own cache has no block that a request uses or may find."""
+    pool = getattr(manager, "block_pool", None)
+    cached = getattr(pool, "cached_block_hashes_by_block", None)
+    if pool is None or cached is None:
+        return False
+    used = pool.num_gpu_blocks - pool.get_num_free_blocks()
+    return not cached and used <= 1  # vLLM always uses one, as a placeholder

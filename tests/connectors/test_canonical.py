@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Configurations in a canonical form: what is equal has one form, and nothing else has it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import itertools
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beluga.connectors.identity import canonical, config_fields, digest_of
+from beluga.errors import ConnectorError
+
+
+class Kind(enum.Enum):
+    ONE = 1
+    TWO = 2
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+
+@dataclasses.dataclass
+class Inner:
+    depth: int = 1
+    seed: int = 0
+
+
+@dataclasses.dataclass
+class Config:
+    name: str = "a"
+    inner: Inner = dataclasses.field(default_factory=Inner)
+    port: int = 1
+
+
+class Other(Inner):
+    pass
+
+
+TABLE = {"Config": {"port": "an address"}, "Inner": {"seed": "draws tokens"}}
+
+DIFFERENT: list[Any] = [
+    *(None, True, 1, 1.0, "1", b"1", "", 0, False, 0.0, -0.0, float("nan"), float("inf")),
+    *(
+        (),
+        [1],
+        [[1]],
+        ["1"],
+        {1},
+        {"1"},
+        frozenset({1, 2}),
+        {1: 2},
+        {"1": 2},
+        {"1": "2"},
+        {},
+        set(),
+    ),
+    *(Kind.ONE, Kind.TWO, Number.ONE, Path("1"), Inner(), Inner(depth=2), Other(), Config()),
+    *(Config(inner=Inner(2)), ["map"], ["enum", "Kind", 1], ["float", "1.0"], ["path", "1"]),
+]
+
+
+def test_values_that_differ_have_different_forms() -> None:
+    for one, other in itertools.combinations(DIFFERENT, 2):
+        if one == () and other == []:
+            continue
+        assert digest_of(one, TABLE) != digest_of(other, TABLE), (one, other)
+
+
+def test_equal_values_have_one_form() -> None:
+    assert digest_of({"a": 1, "b": 2}, TABLE) == digest_of({"b": 2, "a": 1}, TABLE)
+    assert digest_of({3, 1, 2}, TABLE) == digest_of({2, 3, 1}, TABLE)
+    assert digest_of((1, 2), TABLE) == digest_of([1, 2], TABLE)
+    assert digest_of(Counter(a=1), TABLE) == digest_of({"a": 1}, TABLE)
+
+
+def test_fields_of_the_table_do_not_count_at_any_depth() -> None:
+    assert digest_of(Config(port=2), TABLE) == digest_of(Config(), TABLE)
+    assert digest_of(Config(inner=Inner(seed=2)), TABLE) == digest_of(Config(), TABLE)
+    assert digest_of(Other(seed=2), TABLE) == digest_of(Other(), TABLE)  # as its base class
+    assert set(config_fields(Config(), TABLE)) == {"name", "inner"}
+
+
+def test_forms_are_the_same_in_every_process() -> None:
+    code = (
+        "from beluga.connectors.identity import digest_of;"
+        "print(digest_of({'b': {'x', 'y', 'z', 'w'}, 'a': [1.5, None]}, {}))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        ).stdout
+        for _ in range(3)
+    }
+    assert len(found) == 1
+
+
+class Plain:
+    """Its repr is an address."""
+
+
+@pytest.mark.parametrize(
+    "value", [Plain(), Plain, print, lambda: 0, 1j, object(), memoryview(b""), range(3)]
+)
+def test_a_value_without_a_stable_form_is_refused_wherever_it_is(value: Any) -> None:
+    for tree in (value, [value], {"x": value}, {"y": {value: 1}}, Config(inner=value)):
+        try:
+            hash(value)
+        except TypeError:
+            continue
+        with pytest.raises(ConnectorError, match=r"part.*cannot compare.*setting identity"):
+            canonical(tree, TABLE, path="part")
+        assert canonical(tree, TABLE, path="part", vouched="a") == canonical(
+            tree, TABLE, path="part", vouched="a"
+        )
+
+
+def test_a_value_that_contains_itself_is_refused() -> None:
+    ring: list[Any] = []
+    ring.append(ring)
+    with pytest.raises(ConnectorError, match="refers to itself"):
+        canonical(ring, TABLE, path="ring")

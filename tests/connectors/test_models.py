@@ -1,0 +1,446 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The identity of a model's weights: every byte counts, and nothing is guessed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beluga.connectors.identity import FileDigests, Model, ModelIdentity, files, source_of
+from beluga.connectors.identity.models import FILES_LEFT_OUT, Objects, with_weights
+from beluga.errors import ConnectorError
+from beluga.kvcache import Namespace
+
+LOGGER = logging.getLogger("test")
+LONG_S = 60.0
+COMMIT, OTHER = "a" * 40, "b" * 40
+
+
+@pytest.fixture
+def digests(tmp_path: Path) -> FileDigests:
+    return FileDigests(tmp_path / "cache")
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remember files that were written a moment ago, too."""
+    monkeypatch.setattr(files, "SETTLED_NS", -1_000_000_000)
+
+
+def folder(path: Path, **contents: bytes) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    for name, content in (contents or {"model.safetensors": b"w"}).items():
+        (path / name).write_bytes(content)
+    return path
+
+
+def of(path: Path | str, digests: FileDigests | None = None, **fields: Any) -> str:
+    return source_of(Model(str(path), **fields), digests).digest(lambda _: None)
+
+
+def test_a_local_model_is_its_bytes_not_its_path(tmp_path: Path, digests: FileDigests) -> None:
+    one = of(folder(tmp_path / "a"), digests)
+    assert of(folder(tmp_path / "b"), digests) == one
+    assert of(folder(tmp_path / "c", **{"model.safetensors": b"x"}), digests) != one
+    assert of(folder(tmp_path / "d", **{"other.safetensors": b"w"}), digests) != one
+
+
+def test_every_byte_of_a_large_file_counts(tmp_path: Path, digests: FileDigests) -> None:
+    """Files of 64 MiB that differ in one byte anywhere, also between samples of the ends."""
+    size = 64 << 20
+    path = folder(tmp_path / "a") / "model.safetensors"
+    path.write_bytes(bytes(size))
+    found = {of(path.parent, digests)}
+    places = [
+        0,
+        size - 1,
+        size // 2,
+        files.PIECE,
+        files.PIECE - 1,
+        *random.Random(1).sample(range(size), 3),
+    ]
+    for place in places:
+        with path.open("r+b") as stream:
+            stream.seek(place)
+            stream.write(b"x")
+        found.add(of(path.parent, digests))
+        with path.open("r+b") as stream:
+            stream.seek(place)
+            stream.write(b"\0")
+    assert len(found) == 1 + len(places)
+    assert of(path.parent, digests) in found
+
+
+def test_sizes_around_a_piece_differ(
+    tmp_path: Path, digests: FileDigests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "PIECE", 64)
+    monkeypatch.setattr(files, "READ", 24)
+    sizes = (0, 1, 23, 24, 25, 63, 64, 65, 127, 128, 129)
+    found = set()
+    for size in sizes:
+        found.add(of(folder(tmp_path / str(size), **{"model.bin": bytes(size)}), digests))
+    assert len(found) == len(sizes)
+
+
+def test_all_files_count_but_those_of_the_table(tmp_path: Path, digests: FileDigests) -> None:
+    path = folder(tmp_path / "model")
+    found = {of(path, digests)}
+    counted = ("b.bin", "config.json", "quantize_config.json", "hf_quant_config.json", "x.py")
+    for name in (*counted, "code/modeling.py", "preprocessor_config.json", "new.of_a_release"):
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_bytes(b"1")
+        found.add(of(path, digests))
+        (path / name).write_bytes(b"2")
+        found.add(of(path, digests))
+    assert len(found) == 1 + 2 * 8
+    for name in ("README.md", "tokenizer.json", ".git/HEAD", "generation_config.json", "LICENSE"):
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_bytes(b"1")
+        assert of(path, digests) in found, name
+    assert all(FILES_LEFT_OUT.values())
+
+
+def test_a_single_file_is_a_model(tmp_path: Path, digests: FileDigests) -> None:
+    one, other = tmp_path / "a.gguf", tmp_path / "b.gguf"
+    one.write_bytes(b"x")
+    other.write_bytes(b"x")
+    assert of(one, digests) == of(other, digests)
+    other.write_bytes(b"y")
+    assert of(one, digests) != of(other, digests)
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    for contents in ({"config.json": b"{}"}, {"README.md": b""}):
+        with pytest.raises(ConnectorError, match=r"has no weights.*setting identity"):
+            of(folder(tmp_path / "empty", **contents))
+
+
+def test_files_that_change_after_the_engine_began_to_load_are_refused(tmp_path: Path) -> None:
+    path = folder(tmp_path / "model")
+    began_ns = (path / "model.safetensors").stat().st_ctime_ns
+    assert of(path, since_ns=began_ns)
+    with pytest.raises(ConnectorError, match=r"has changed since .*restart the engine"):
+        of(path, since_ns=began_ns - 1)
+
+
+def hub(tmp_path: Path, *commits: str, main: str = COMMIT) -> Path:
+    """Make the hub's cache with snapshots of one model, whose files are links to blobs."""
+    repository = tmp_path / "hub" / "models--org--name"
+    (repository / "refs").mkdir(parents=True, exist_ok=True)
+    (repository / "blobs").mkdir(exist_ok=True)
+    for commit in commits:
+        snapshot = repository / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        for name, kind in (("model.safetensors", "0"), ("config.json", "1")):
+            blob = repository / "blobs" / (commit[:8] * 7 + kind)
+            blob.write_bytes(commit.encode())
+            (snapshot / name).symlink_to(blob)
+    (repository / "refs" / "main").write_text(main)
+    return repository.parent
+
+
+def test_two_snapshots_of_a_branch_are_two_models(tmp_path: Path) -> None:
+    cache = str(hub(tmp_path, COMMIT, OTHER))
+    one = of("org/name", cache=cache, commit=COMMIT)
+    assert one.startswith("files ") and one != of("org/name", cache=cache, commit=OTHER)
+    assert of("org/name", cache=cache, revision=COMMIT) == one
+    path = tmp_path / "hub/models--org--name/snapshots" / COMMIT
+    assert of(path) == one  # the same bytes, by their path
+
+
+def test_a_branch_that_may_have_moved_while_the_engine_loaded_is_refused(tmp_path: Path) -> None:
+    cache = hub(tmp_path, COMMIT, OTHER)
+    moved_ns = (cache / "models--org--name/refs/main").stat().st_ctime_ns
+    before, after = moved_ns - 1, moved_ns + 1
+    assert of("org/name", cache=str(cache), since_ns=after)
+    with pytest.raises(ConnectorError, match=r"which commit .*--revision COMMIT.*setting identity"):
+        of("org/name", cache=str(cache), since_ns=before)
+    single = hub(tmp_path / "single", COMMIT)
+    assert of("org/name", cache=str(single), since_ns=before)  # there was no other one
+
+
+@pytest.mark.parametrize("name", ["org/name", "org/unknown"])
+def test_a_name_without_a_commit_is_refused(tmp_path: Path, name: str) -> None:
+    cache = hub(tmp_path, COMMIT, main=OTHER)  # of a snapshot that is not there
+    for revision in (None, "main", "v2", "abc"):
+        with pytest.raises(ConnectorError, match=r"which commit of org/\w+@\w+ .*setting identity"):
+            of(name, cache=str(cache), revision=revision)
+    assert of(name, cache=str(cache), commit="c" * 40) == f"hub {name}@{'c' * 40}"
+
+
+class Store:
+    """obstore over lists of objects."""
+
+    def __init__(self, *objects: dict[str, Any]) -> None:
+        self.store = self
+        self.objects = objects
+
+    def from_url(self, url: str) -> str:
+        if "missing" in url:
+            raise FileNotFoundError("no bucket\nwith a page of text")
+        return url
+
+    def list(self, _: str) -> list[list[dict[str, Any]]]:
+        return [list(self.objects)]
+
+
+def stored(name: str = "a/model.safetensors", **fields: Any) -> dict[str, Any]:
+    return {"path": name, "size": 3, "e_tag": "1", "version": None} | fields
+
+
+def test_objects_are_identified_by_their_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = tmp_path / "engine's folder"  # of configurations, without weights
+    folder(empty, **{"config.json": b"{}"})
+
+    def at(*objects: dict[str, Any], url: str = "s3://bucket/a") -> str:
+        monkeypatch.setitem(sys.modules, "obstore", Store(*objects))
+        return of(empty, url=url)
+
+    found = {
+        at(stored()),
+        at(stored(e_tag="2")),
+        at(stored(version="v")),
+        at(stored(size=4)),
+        at(stored("a/other.safetensors")),
+        at(stored(), stored("a/config.json")),
+    }
+    assert len(found) == 6
+    assert at(stored(), stored("a/README.md")) in found
+    (empty / "config.json").write_bytes(b"{1}")
+    assert at(stored()) not in found
+    with pytest.raises(ConnectorError, match="no version and no ETag"):
+        at(stored(e_tag=None))
+    with pytest.raises(ConnectorError, match="no weights at"):
+        at(stored("a/config.json"))
+    with pytest.raises(ConnectorError, match=r"cannot be listed \(no bucket\); vouch"):
+        at(url="s3://missing")
+
+
+def test_without_a_client_of_stores_objects_are_refused_without_their_secrets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(ConnectorError, match=r"s3://bucket/a .*setting identity") as caught:
+        Objects("s3://key:secret@bucket/a?token=secret")
+    assert "secret" not in str(caught.value)
+
+
+def test_files_are_hashed_once(tmp_path: Path, digests: FileDigests, settled: None) -> None:
+    path = folder(tmp_path / "model", **{"model.bin": b"abc"})
+    counted: list[int] = []
+
+    def identity(memory: FileDigests) -> str:
+        return source_of(Model(str(path)), memory).digest(counted.append)
+
+    one = identity(digests)
+    assert sum(counted) == 3
+    assert identity(FileDigests(tmp_path / "cache")) == one  # as another process would
+    assert sum(counted) == 3
+    (path / "model.bin").write_bytes(b"abd")
+    assert identity(digests) != one
+    assert sum(counted) == 6
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "contents, with the old times": lambda path: (
+        (times := path.stat()),
+        path.write_bytes(b"abd"),
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns)),
+    ),
+    "replaced, with the old times": lambda path: (
+        (times := path.stat()),
+        (path.parent / "new").write_bytes(b"abd"),
+        os.utime(path.parent / "new", ns=(times.st_atime_ns, times.st_mtime_ns)),
+        (path.parent / "new").replace(path),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_no_change_is_hidden(
+    tmp_path: Path, digests: FileDigests, settled: None, name: str
+) -> None:
+    path = folder(tmp_path / "model", **{"model.bin": b"abc"}) / "model.bin"
+    before = of(path.parent, digests)
+    state = files.FileState.of(path.stat())
+    CHANGES[name](path)
+    assert files.FileState.of(path.stat()).mtime_ns == state.mtime_ns
+    assert of(path.parent, digests) != before
+
+
+def test_a_file_that_was_written_a_moment_ago_is_not_remembered(
+    tmp_path: Path, digests: FileDigests
+) -> None:
+    of(folder(tmp_path / "model"), digests)
+    assert not (tmp_path / "cache" / "files.json").exists()
+
+
+def damaged(cache: Path) -> None:
+    (cache / "files.json").write_bytes(b"{\xff")
+
+
+def of_another_kind(cache: Path) -> None:
+    (cache / "files.json").write_text(json.dumps([1]))
+
+
+def with_other_values(cache: Path) -> None:
+    found = json.loads((cache / "files.json").read_text())
+    (cache / "files.json").write_text(json.dumps({key: ["x"] for key in found}))
+
+
+def writable_by_others(cache: Path) -> None:
+    found = json.loads((cache / "files.json").read_text())
+    (cache / "files.json").write_text(json.dumps(dict.fromkeys(found, "0" * 64)))
+    (cache / "files.json").chmod(0o666)
+
+
+def a_link(cache: Path) -> None:
+    found = json.loads((cache / "files.json").read_text())
+    (cache / "elsewhere").write_text(json.dumps(dict.fromkeys(found, "0" * 64)))
+    (cache / "files.json").unlink()
+    (cache / "files.json").symlink_to(cache / "elsewhere")
+
+
+def gone(cache: Path) -> None:
+    for one in cache.iterdir():
+        one.unlink()
+    cache.rmdir()
+    cache.write_bytes(b"")  # no folder can be made here
+
+
+@pytest.mark.parametrize(
+    "spoil", [damaged, of_another_kind, with_other_values, writable_by_others, a_link, gone]
+)
+def test_a_memory_that_cannot_be_trusted_costs_the_hashing_only(
+    tmp_path: Path, digests: FileDigests, settled: None, spoil: Callable[[Path], None]
+) -> None:
+    path = folder(tmp_path / "model")
+    before = of(path, digests)
+    spoil(tmp_path / "cache")
+    assert of(path, digests) == before
+
+
+def test_a_full_disk_costs_the_hashing_only(
+    tmp_path: Path, digests: FileDigests, settled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.json, "dump", full)
+    assert of(folder(tmp_path / "model"), digests)
+    assert [one.name for one in (tmp_path / "cache").iterdir()] == ["files.lock"]
+
+
+def test_the_memory_is_bounded_and_private(
+    tmp_path: Path, digests: FileDigests, settled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "ENTRIES_MAX", 3)
+    for number in range(5):
+        of(folder(tmp_path / f"{number}"), digests)
+    kept = json.loads((tmp_path / "cache" / "files.json").read_text())
+    last = files.FileState.of((tmp_path / "4/model.safetensors").stat())
+    assert len(kept) == 3 and last.key in kept
+    assert (tmp_path / "cache" / "files.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    tmp_path: Path, digests: FileDigests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder(tmp_path / "model", **{"model.bin": bytes(1000)}) / "model.bin"
+    source = source_of(Model(str(path.parent)), digests)
+    path.write_bytes(bytes(999) + b"x")
+    with pytest.raises(OSError, match="was changed while it was read"):
+        source.digest(lambda _: None)
+    source = source_of(Model(str(path.parent)), digests)
+
+    def change(_: int) -> None:
+        with path.open("ab") as stream:
+            stream.write(b"more")
+
+    with pytest.raises(OSError, match="was changed while it was read"):
+        source.digest(change)
+
+
+def test_processes_that_start_together_hash_once(tmp_path: Path, settled: None) -> None:
+    path = folder(tmp_path / "model", **{"model.bin": bytes(1000)})
+    counted: list[int] = []
+    threads = [
+        threading.Thread(
+            target=lambda: source_of(Model(str(path)), FileDigests(tmp_path / "cache")).digest(
+                counted.append
+            )
+        )
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(counted) == 1000
+
+
+def test_an_identity_comes_later_and_is_reported(
+    tmp_path: Path, digests: FileDigests, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    go, told = threading.Event(), list[str]()
+    source = source_of(Model(str(folder(tmp_path / "model", **{"model.bin": bytes(10)}))), digests)
+    identity = ModelIdentity(
+        source, logger=LOGGER, then=told.append, hashed=lambda _: (go.wait(), None)[1]
+    )
+    assert identity.known == "" and not told
+    go.set()
+    assert identity.wait(LONG_S) == told[0]
+    assert "hashing the model: 0.0 of 0.0 GB; until then lookups are misses" in caplog.text
+    assert "the model is identified" in caplog.text
+
+
+def test_an_identification_that_fails_says_once_what_to_do(
+    tmp_path: Path, digests: FileDigests, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = folder(tmp_path / "model")
+    source = source_of(Model(str(path)), digests)
+    (path / "model.safetensors").unlink()
+    identity = ModelIdentity(source, logger=LOGGER)
+    assert identity.wait(LONG_S) == ""
+    (line,) = (one.getMessage() for one in caplog.records)
+    assert "the pool is not used" in line and "setting identity" in line
+    assert identity.outcome is not None and identity.outcome.refusal
+
+
+def test_an_engine_that_ends_stops_the_hashing(tmp_path: Path, digests: FileDigests) -> None:
+    source = source_of(Model(str(folder(tmp_path / "model", **{"model.bin": bytes(10)}))), digests)
+    reading, go, told = threading.Event(), threading.Event(), list[str]()
+    real = source.digest
+
+    def digest(hashed: Callable[[int], None]) -> str:
+        reading.set()
+        go.wait()
+        return real(hashed)
+
+    source.digest = digest  # type: ignore[method-assign]
+    identity = ModelIdentity(source, logger=LOGGER, then=told.append)
+    assert reading.wait(LONG_S)
+    identity.close()
+    go.set()
+    assert identity.wait(LONG_S) == "" and not told
+
+
+def test_weights_are_a_field_of_the_namespace() -> None:
+    base = Namespace({"model": "m"}, salt="s")
+    assert with_weights(base, "a") != with_weights(base, "b")
+    assert with_weights(base, "a").fields["weights"] == "a"
+    assert with_weights(Namespace({"model": "m"}), "a") != with_weights(base, "a")

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Walks the real configuration of vLLM and compares it with the table of fields that do not count.
+
+Run it in .venv-vllm: config_fields.py MODEL. It prints the results as one line of JSON: table
+entries that do not exist, the fields that count by class, and the fields whose change the identity
+does not see although they count, or sees although they do not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import pkgutil
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+import vllm.config
+from transformers import PretrainedConfig
+from vllm.engine.arg_utils import EngineArgs
+
+from beluga.connectors.identity import config_fields
+from beluga.connectors.vllm.fields import LEFT_OUT
+
+
+def classes() -> dict[str, type]:
+    """Return all classes of vLLM's configuration, by name."""
+    found: dict[str, type] = {}
+    for module in pkgutil.iter_modules(vllm.config.__path__):
+        loaded = importlib.import_module(f"vllm.config.{module.name}")
+        for name, one in vars(loaded).items():
+            if isinstance(one, type) and dataclasses.is_dataclass(one):
+                found[name] = one
+    return found
+
+
+def unknown() -> list[str]:
+    """Return the entries of the table that vLLM does not have."""
+    known, wrong = classes(), []
+    for name, fields in LEFT_OUT.items():
+        if name == "PretrainedConfig":
+            continue
+        if name not in known:
+            wrong.append(name)
+            continue
+        have = {field.name for field in dataclasses.fields(known[name])}
+        wrong += [f"{name}.{field}" for field in fields if field not in have]
+    return wrong
+
+
+def parts(config: Any) -> Iterator[Any]:
+    """Yield an object and all objects with fields in it, each once."""
+    seen: set[int] = set()
+    waiting = [config]
+    while waiting:
+        one = waiting.pop()
+        if not dataclasses.is_dataclass(one) or isinstance(one, type) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if not isinstance(one, PretrainedConfig):
+            yield one
+            waiting += [getattr(one, field.name, None) for field in dataclasses.fields(one)]
+
+
+def mutated(config: Any) -> tuple[list[str], list[str]]:
+    """Change every field of every object, one at a time. Returns which changes are not seen, and
+    which are seen although the table has the field.
+    """
+    usual = config_fields(config, LEFT_OUT)
+    missed, seen = [], []
+    hidden = {
+        id(getattr(owner, name))
+        for owner in parts(config)
+        for name in LEFT_OUT.get(type(owner).__name__, ())
+        if dataclasses.is_dataclass(getattr(owner, name, None))
+    }
+    for owner in parts(config):
+        if id(owner) in hidden:
+            continue
+        kind = type(owner).__name__
+        for field in dataclasses.fields(owner):
+            before = getattr(owner, field.name, None)
+            object.__setattr__(owner, field.name, f"changed {before!r:.20}")
+            differs = config_fields(config, LEFT_OUT) != usual
+            object.__setattr__(owner, field.name, before)
+            if field.name in LEFT_OUT.get(kind, {}):
+                seen += [f"{kind}.{field.name}"] * differs
+            elif not differs:
+                missed.append(f"{kind}.{field.name}")
+    assert config_fields(config, LEFT_OUT) == usual
+    return missed, seen
+
+
+def main() -> None:
+    """Print what was found."""
+    arguments = EngineArgs(
+        model=sys.argv[1],
+        max_model_len=2048,
+        enable_lora=True,
+        speculative_config={"method": "ngram", "num_speculative_tokens": 2},
+    )
+    config = arguments.create_engine_config()
+    missed, seen = mutated(config)
+    counted = {
+        type(part).__name__: sorted(
+            {field.name for field in dataclasses.fields(part)}
+            - LEFT_OUT.get(type(part).__name__, {}).keys()
+        )
+        for part in parts(config)
+    }
+    values = config_fields(config, LEFT_OUT)
+    again = config_fields(
+        EngineArgs(
+            model=sys.argv[1],
+            max_model_len=1024,
+            enable_lora=True,
+            speculative_config={"method": "ngram", "num_speculative_tokens": 2},
+            max_num_seqs=7,
+            gpu_memory_utilization=0.5,
+            seed=3,
+            enforce_eager=True,
+            served_model_name="other",
+        ).create_engine_config(),
+        LEFT_OUT,
+    )
+    print(
+        json.dumps(
+            {
+                "unknown": unknown(),
+                "missed": missed,
+                "seen": seen,
+                "counted": counted,
+                "apart": [name for name in values if values[name] != again.get(name)],
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""LoRA adapters: what the workers have loaded decides, not a name and not what lies there now."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blocks import eventually
+from vllm_parts import adapter
+
+from beluga.connectors.identity import FileDigests
+from beluga.connectors.vllm import adapters as adapters_module
+from beluga.connectors.vllm.adapters import NONE, Adapter, Adapters
+from beluga.errors import ConnectorError
+
+LOGGER = logging.getLogger("test")
+LONG_S = 60.0
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Adapters:
+    return Adapters(LOGGER, FileDigests(tmp_path / "cache"))
+
+
+def used(engine: Adapters, lora: Any) -> Adapter:
+    """Use an adapter for a request, once its bytes are hashed."""
+    assert eventually(lambda: engine.of(lora) is not None, LONG_S)
+    found = engine.of(lora)
+    assert found is not None
+    return found
+
+
+def loads(engine: Adapters, lora: Any) -> None:
+    """Have the workers load an adapter."""
+    engine.loads(lora)
+    engine.loaded(lora)
+
+
+def test_an_adapter_is_its_bytes(engine: Adapters, tmp_path: Path) -> None:
+    one = used(engine, adapter(tmp_path / "a", "a", lora_int_id=1))
+    same = used(engine, adapter(tmp_path / "b", "b", lora_int_id=2))
+    other = used(engine, adapter(tmp_path / "c", "c", b"2", lora_int_id=3))
+    assert one.key == same.key != other.key
+    assert len(one.key) == 32
+    assert used(engine, None) is NONE and NONE.unchanged
+
+
+def test_every_byte_of_an_adapter_counts(engine: Adapters, tmp_path: Path) -> None:
+    large = bytes(8 << 20)
+    middle = bytearray(large)
+    middle[4 << 20] = 1
+    one = used(engine, adapter(tmp_path / "a", "a", large, lora_int_id=1))
+    other = used(engine, adapter(tmp_path / "b", "b", bytes(middle), lora_int_id=2))
+    assert one.key != other.key
+
+
+def test_files_that_change_after_the_load_are_not_what_was_loaded(
+    engine: Adapters, tmp_path: Path
+) -> None:
+    lora = adapter(tmp_path / "a", "a")
+    loads(engine, lora)  # before any request
+    adapter(tmp_path / "a", "a", b"2")
+    with pytest.raises(ConnectorError, match=r"have changed since vLLM loaded it.*load_inplace"):
+        engine.of(lora)
+
+
+def test_files_that_change_while_they_are_loaded_may_be_either(
+    engine: Adapters, tmp_path: Path
+) -> None:
+    lora = adapter(tmp_path / "a", "a")
+    engine.loads(lora)
+    adapter(tmp_path / "a", "a", b"2")
+    engine.loaded(lora)
+    adapter(tmp_path / "a", "a", b"1")
+    with pytest.raises(ConnectorError, match="have changed since"):
+        engine.of(lora)
+
+
+def test_a_request_notices_that_files_change_under_it(engine: Adapters, tmp_path: Path) -> None:
+    found = used(engine, adapter(tmp_path / "a", "a"))
+    assert found.unchanged
+    adapter(tmp_path / "a", "a", b"2")
+    assert not found.unchanged
+
+
+def test_a_reload_in_place_is_shared_after_vllm_has_forgotten_the_old_blocks(
+    engine: Adapters, tmp_path: Path
+) -> None:
+    before = used(engine, adapter(tmp_path / "a", "a"))
+    lora = adapter(tmp_path / "a", "a", b"2", load_inplace=True)
+    loads(engine, lora)
+    assert eventually(lambda: refused(engine, lora), LONG_S)
+    with pytest.raises(ConnectorError, match="other bytes before; reset vLLM's prefix cache"):
+        engine.of(lora)
+    engine.flushed()
+    assert used(engine, lora).key != before.key
+
+
+def refused(engine: Adapters, lora: Any) -> bool:
+    try:
+        engine.of(lora)
+    except ConnectorError:
+        return True
+    return False
+
+
+def test_an_adapter_that_comes_back_under_its_name_with_other_bytes_is_another(
+    engine: Adapters, tmp_path: Path
+) -> None:
+    """Unloaded and loaded again, with another number of vLLM's."""
+    used(engine, adapter(tmp_path / "a", "x", lora_int_id=1))
+    engine.removed(1)
+    again = adapter(tmp_path / "b", "x", b"2", lora_int_id=2)
+    loads(engine, again)
+    assert eventually(lambda: refused(engine, again), LONG_S)
+    engine.flushed()
+    assert used(engine, again).key
+
+
+def test_an_adapter_that_comes_back_with_its_bytes_is_the_same(
+    engine: Adapters, tmp_path: Path
+) -> None:
+    one = used(engine, adapter(tmp_path / "a", "x", lora_int_id=1))
+    engine.removed(1)
+    assert used(engine, adapter(tmp_path / "b", "x", lora_int_id=2)).key == one.key
+
+
+def test_what_is_no_folder_with_weights_is_not_shared(engine: Adapters, tmp_path: Path) -> None:
+    lora = adapter(tmp_path / "a", "a")
+    lora.lora_path = "org/adapter"
+    with pytest.raises(ConnectorError, match=r"adapter a is not a folder .*org/adapter"):
+        engine.of(lora)
+    (tmp_path / "empty").mkdir()
+    lora.lora_path, lora.lora_int_id = str(tmp_path / "empty"), 2
+    with pytest.raises(ConnectorError, match="no weights"):
+        engine.of(lora)
+
+
+def test_no_more_than_so_many_are_followed(
+    engine: Adapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapters_module, "ADAPTERS_MAX", 2)
+    for number in (1, 2):
+        used(engine, adapter(tmp_path / f"{number}", f"{number}", lora_int_id=number))
+    with pytest.raises(ConnectorError):
+        engine.of(adapter(tmp_path / "3", "3", lora_int_id=3))
+    engine.removed(1)
+    assert used(engine, adapter(tmp_path / "3", "3", lora_int_id=3)).key
+
+
+def test_a_reason_is_logged_once(engine: Adapters, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        engine.warn(ConnectorError("the adapter a is gone"))
+    assert caplog.text.count("the adapter a is gone; its blocks are not shared until then") == 1

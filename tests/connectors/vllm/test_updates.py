@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Updates of the weights of a running engine: no block of the old ones is hit, and none is saved as
+one of the new ones, or the other way around.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fake_vllm
+import pytest
+from blocks import eventually
+from test_connector import TOKENS, Engine
+from vllm_parts import BLOCK_TOKENS, adapter, request
+
+from beluga import MetaServer
+from beluga.connectors.vllm import updates
+
+LONG_S = 60.0
+ALL = 5 * BLOCK_TOKENS
+
+
+class Served(Engine):
+    """An engine with vLLM's core and executor around its connectors."""
+
+    def __init__(self, pool_name: str, **extra: Any) -> None:
+        super().__init__(pool_name, **extra)
+        self.core: Any = fake_vllm.EngineCore(fake_vllm.UniProcExecutor([]))
+        self.core.vllm_config = self.core.model_executor.vllm_config = self.config
+        self.count = 0
+
+    def call(self, method: Any, *args: Any, **kwargs: Any) -> None:
+        self.core.collective_rpc(method, None, args, kwargs)
+
+    def hits(self) -> int:
+        """Return the tokens that a new request finds."""
+        self.count += 1
+        found, _ = self.scheduler.get_num_new_matched_tokens(request(f"{self.count}", TOKENS), 0)
+        return int(found)
+
+    def saves(self, fill: int = 1) -> None:
+        """Run a request and save its blocks."""
+        self.count += 1
+        self.run(request(f"{self.count}", TOKENS), 0, fill)
+
+    def fill_own_cache(self) -> None:
+        self.manager.block_pool.cached_block_hashes_by_block["a block"] = 1
+
+    def end(self) -> None:
+        self.worker.shutdown()
+        self.scheduler.shutdown()
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch, pool_name: str) -> Any:
+    fake_vllm.installed(monkeypatch)
+    importlib.import_module("beluga.connectors.vllm.connector")
+    made: list[Served] = []
+
+    def engine(**extra: Any) -> Served:
+        made.append(Served(pool_name, **extra))
+        return made[-1]
+
+    yield engine
+    for one in made:
+        one.end()
+
+
+Make = Callable[..., Served]
+
+UPDATES: dict[str, tuple[Any, ...]] = {
+    "update": ("update_weights", {}),
+    "start": ("start_weight_update",),
+    "finish": ("finish_weight_update",),
+    "reload": ("reload_weights",),
+    "configuration": ("update_config", {"load_config": {}}),
+    "sleep": ("sleep", 2),
+    "discard": ("discard", ("weights",)),
+    "the model": ("apply_model", print),
+    "a function": (print,),
+    "a trainer's method": ("of_a_trainer",),
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_after_an_update_nothing_old_is_hit_and_nothing_new_is_shared(
+    server: MetaServer, make: Make, name: str
+) -> None:
+    one, other = make(), make()
+    one.saves()
+    assert one.hits() == other.hits() == ALL
+    one.call(*UPDATES[name])
+    assert one.hits() == 0
+    one.saves(fill=2)
+    assert one.hits() == ALL
+    other.start(made := request("loads", TOKENS), 8)
+    other.step(made)
+    assert (other.memory[:, 8:13] == 1).all()  # the first weights' blocks are what they were
+
+
+def test_methods_that_leave_the_weights_alone_change_nothing(
+    server: MetaServer, make: Make
+) -> None:
+    one = make()
+    one.saves()
+    for method in updates.HARMLESS:
+        one.call(method)
+    one.call("sleep", 1)
+    one.call("sleep", level=1)
+    one.call("discard", ("kv_cache",))
+    assert one.hits() == ALL
+
+
+def test_blocks_on_old_kv_of_the_engine_s_own_cache_are_neither_hit_nor_saved(
+    server: MetaServer, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = make()
+    one.fill_own_cache()
+    one.call("reload_weights")
+    assert "the pool is not used until that cache is reset" in caplog.text
+    one.saves()
+    assert one.hits() == 0
+    one.manager.reset_prefix_cache()
+    assert one.hits() == 0
+    one.saves()
+    assert one.hits() == ALL
+
+
+def test_a_reset_of_another_engine_does_not_count(server: MetaServer, make: Make) -> None:
+    one, other = make(), make()
+    one.fill_own_cache()
+    one.call("reload_weights")
+    other.manager.reset_prefix_cache()  # another engine's
+    one.saves()
+    assert one.hits() == 0
+
+
+def test_requests_that_run_during_an_update_are_not_saved(server: MetaServer, make: Make) -> None:
+    one = make()
+    made = request("running", TOKENS)
+    one.start(made, 0)
+    made.num_computed_tokens = 2 * BLOCK_TOKENS  # by the old weights
+    one.call("reload_weights")
+    one.step(made, fill=1)
+    one.finish(made)
+    assert one.hits() == 0
+
+
+def test_a_lookup_from_before_an_update_is_not_loaded(server: MetaServer, make: Make) -> None:
+    one = make()
+    one.saves()
+    made = request("waiting", TOKENS)
+    assert one.scheduler.get_num_new_matched_tokens(made, 0)[0] == ALL
+    one.call("reload_weights")
+    assert one.scheduler.get_num_new_matched_tokens(made, 0)[0] == 0
+    assert server.meta_stat().pinned_count == 0
+
+
+def test_engines_that_were_updated_to_one_version_share(server: MetaServer, make: Make) -> None:
+    one, other = make(), make()
+    for engine in (one, other):
+        engine.call("update_weights", {})
+    one.core.set_weight_version("step 1")
+    one.saves(fill=2)
+    assert (one.hits(), other.hits()) == (ALL, 0)
+    other.core.set_weight_version("step 1")
+    assert other.hits() == ALL
+    other.call("update_weights", {})
+    assert other.hits() == 0
+    other.core.set_weight_version("step 2")
+    assert other.hits() == 0
+    assert one.hits() == ALL
+
+
+def test_a_version_without_an_update_changes_nothing(server: MetaServer, make: Make) -> None:
+    one = make()
+    one.saves()
+    one.core.set_weight_version("label")
+    assert one.hits() == ALL
+
+
+def test_an_update_that_fails_counts(
+    server: MetaServer, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make()
+    one.saves()
+    monkeypatch.setattr(one.core.model_executor, "called", fake_vllm.Failing())
+    with pytest.raises(RuntimeError):
+        one.call("reload_weights")
+    assert one.hits() == 0
+
+
+def test_routers_hear_of_another_space_after_an_update(server: MetaServer, make: Make) -> None:
+    one = make()
+    before = one.scheduler.get_kv_connector_stats().data["space"]
+    one.call("reload_weights")
+    assert one.scheduler.get_kv_connector_stats().data["space"] != before
+
+
+def test_an_adapter_that_vllm_loads_in_place_is_another(
+    server: MetaServer, make: Make, tmp_path: Path
+) -> None:
+    one = make()
+
+    def digests(name: str, lora: Any) -> list[bytes]:
+        made = request(name, TOKENS, lora=lora)
+        begin = one.scheduler._lookups.begin
+        assert eventually(lambda: begin(made) is not None, LONG_S)
+        found: list[bytes] = one.scheduler._lookups.digests(made, 0, 5)
+        return found
+
+    lora = adapter(tmp_path / "a", "x")
+    one.call("add_lora", lora)
+    before = digests("before", lora)
+    assert before == digests("again", lora)
+    adapter(tmp_path / "a", "x", b"2")
+    changed = digests("changed", lora)
+    assert not set(changed) & set(before)
+    assert one.scheduler._lookups.begin(request("changed", TOKENS, lora=lora)) is False
+    again = adapter(tmp_path / "a", "x", b"2", load_inplace=True)
+    one.call("add_lora", again)
+    one.manager.reset_prefix_cache()
+    after = digests("after", again)
+    assert not set(after) & (set(before) | set(changed))
+    one.call("remove_lora", 1)
+    assert one.hits() == 0
