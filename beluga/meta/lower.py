@@ -34,8 +34,8 @@ LOWER_RECORD: np.dtype[np.void] = np.dtype(
         ("reserved", "<u2"),
     ]
 )
-"""One piece of work (``bl_lower_record``). Work of the kinds ONBOARD and PREFETCH has key, tiers
-and stale; a removal has key, generation, block, and its tier as a bit in ``tiers``."""
+"""One piece of work (``bl_lower_record``). Work of the kinds ONBOARD, PREFETCH and COLD has key,
+tiers and stale; a removal has key, generation, block, and its tier as a bit in ``tiers``."""
 
 LOWER_NOTE: np.dtype[np.void] = np.dtype(
     [
@@ -67,6 +67,7 @@ class Work(enum.IntEnum):
     PREFETCH = 2
     REMOVE = 3
     RETRY = 4
+    COLD = 5
 
 
 class Removal(enum.IntEnum):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from beluga.errors import TierError
 from beluga.metrics import REGISTRY
+from beluga.tiers.removals import forget
 from beluga.tiers.tier import LowerTier, StoredBlock
 
 _logger = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class LateTier:
         """Remove blocks for good, and return which keys have none any more: none before the tier is
         open.
         """
-        return np.zeros(len(keys), np.bool_) if self._tier is None else self._tier.forget(keys)
+        return np.zeros(len(keys), np.bool_) if self._tier is None else forget(self._tier, keys)
 
     def keys(self) -> NDArray[np.uint64] | None:
         """Return the keys of all blocks that the tier has; None before it is open."""

@@ -11,7 +11,8 @@ says what to do (``csrc/index/lower.c``)::
 Offload is best effort: one thread does it, and a block that was evicted first is dropped. Onboard
 must answer: other threads do it, so that no offload is ever before it, and each key that was taken
 is told of, whatever happened. Only the first tier is moved from and to by these threads. A slower
-one, which may be a store that hangs, has threads of its own.
+one, which may be a store that hangs, has threads of its own; they take the keys that only a store
+may have (``Work.COLD``), so that nobody who waits for a disk waits for a store.
 
 A removal is executed by the thread that saves in that tier, so that no save of the same block comes
 after it, and is tried again until the tier has done it; the pool remembers it until then.
@@ -72,6 +73,7 @@ _OFFLOAD_BATCH = 256  # blocks that are taken at once, the most of one call
 _ARENA_SIZE = 32 << 20  # bytes of the pool that are read before they are saved
 _ONBOARD_BYTES = 32 << 20  # bytes that one thread loads at once, about
 _ONBOARD_BATCH = 128
+_COLD_BATCH = 32  # keys for which a store is asked at once
 _SLOW_SAVES = 4  # batches that wait to be saved in a slower tier
 _SLOW_LOADS = 2  # threads that load from a slower tier
 _WAIT_S = 0.2
@@ -201,8 +203,12 @@ class TierService:
         for tier in self.tiers:
             if isinstance(tier, RemoteTier):
                 self._spawn("probe", tier.probe)
+        knows = [_knows(tier) for tier in self.tiers]
+        store = knows.index(False) if False in knows else 0  # the first that is asked for cold keys
         for number in range(self._onboard_threads):
-            self._run(f"onboard-{number}", self._onboard)
+            self._run(f"onboard-{number}", functools.partial(self._onboard, cold=store == 0))
+        for number in range(_SLOW_LOADS if store else 0):
+            self._loop(f"cold-{number}", functools.partial(self._onboard_cold, store))
         for tier in late:
             self._spawn("late", functools.partial(self._open_late, tier))
         counters = Counters(self._server)
@@ -305,12 +311,13 @@ class TierService:
                 _failed(tier.name, error)
 
     def _run(self, name: str, work: Callable[[PoolSide], None]) -> None:
-        side = PoolSide(self._client(), self._handle)
+        self._loop(name, functools.partial(work, PoolSide(self._client(), self._handle)))
 
+    def _loop(self, name: str, work: Callable[[], None]) -> None:
         def run() -> None:
             while not self._stopping.is_set():
                 try:
-                    work(side)
+                    work()
                 except Exception as error:  # whatever it was, the next blocks may do better (D17)
                     if self._stopping.is_set() or self._server.failure is not None:
                         return
@@ -444,20 +451,32 @@ class TierService:
 
     # ---- Into the pool.
 
-    def _onboard(self, side: PoolSide) -> None:
-        """Wait for keys that are wanted, and bring some of them."""
-        waited = self._server.wait_lower(1 << Work.ONBOARD | 1 << Work.PREFETCH, _WAIT_S)
-        for work, kind in (
-            (Work.ONBOARD, TransferClass.ONBOARD),
-            (Work.PREFETCH, TransferClass.PREFETCH),
-        ):
-            if not waited & 1 << work:
-                continue
-            many = min(max(_ONBOARD_BYTES // self._block_size, 1), _ONBOARD_BATCH)
-            records = self._work.take(work, many)
+    def _onboard(self, side: PoolSide, *, cold: bool) -> None:
+        """Wait for keys that are wanted, and bring some of them; ``cold`` ones, too, if the first
+        tier is a store.
+        """
+        kinds_ = [Work.ONBOARD, *[Work.COLD] * cold, Work.PREFETCH]
+        waited = self._server.wait_lower(sum(1 << work for work in kinds_), _WAIT_S)
+        for work in kinds_:
+            if waited & 1 << work:
+                records = self._take(work, _COLD_BATCH if work == Work.COLD else _ONBOARD_BATCH)
+                prefetched = work == Work.PREFETCH
+                kind = TransferClass.PREFETCH if prefetched else TransferClass.ONBOARD
+                if len(records):
+                    self.bring(side, 0, records, kind)
+                return  # whoever waits for a block comes before the next to prefetch
+
+    def _onboard_cold(self, number: int) -> None:
+        """Wait for keys that only a store may have, and bring some of them from the tier of this
+        number.
+        """
+        if self._server.wait_lower(1 << Work.COLD, _WAIT_S):
+            records = self._take(Work.COLD, _COLD_BATCH)
             if len(records):
-                self.bring(side, 0, records, kind)
-            return  # whoever waits for a block comes before the next to prefetch
+                self._slow[number - 1].bring_now(records, TransferClass.ONBOARD)
+
+    def _take(self, work: Work, most: int) -> NDArray[np.void]:
+        return self._work.take(work, min(max(_ONBOARD_BYTES // self._block_size, 1), most))
 
     def bring(
         self, side: PoolSide, number: int, records: NDArray[np.void], kind: TransferClass
@@ -560,7 +579,7 @@ class _SlowTier:
 
     def bring(self, records: NDArray[np.void], kind: TransferClass) -> None:
         """Bring keys into the pool soon."""
-        self._loads.submit(self._bring, records, kind)
+        self._loads.submit(self.bring_now, records, kind)
 
     def close(self) -> None:
         """Finish what is under way, and drop the rest."""
@@ -595,7 +614,8 @@ class _SlowTier:
         if len(replaced) > _REPLACED_MAX:
             replaced.clear()
 
-    def _bring(self, records: NDArray[np.void], kind: TransferClass) -> None:
+    def bring_now(self, records: NDArray[np.void], kind: TransferClass) -> None:
+        """Bring keys into the pool."""
         side = self._sides.get()
         try:
             self._service.bring(side, self._number, records, kind)

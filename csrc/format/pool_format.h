@@ -286,6 +286,8 @@ enum bl_reserve_flag {
 
 enum bl_commit_flag { BL_COMMIT_NAMED = 1 };
 
+enum bl_onboard_flag { BL_ONBOARD_MORE = 256 }; /* these keys follow those of the last message */
+
 enum bl_remove_flag { BL_REMOVE_UNCLAIMED = 1 }; /* only tasks that no worker has claimed */
 
 /* The state of a key, as the server reports it. */
@@ -304,7 +306,7 @@ typedef struct bl_block_request {
     uint32_t chunk_size;        /* reserve: payload bytes per checksum, or 0 */
     uint32_t count;             /* number of keys or commits that follow */
     uint32_t flags;             /* a bl_lookup_, bl_reserve_, bl_commit_ or bl_remove_flag;
-                                 * onboard: bl_lower_kind */
+                                 * onboard: bl_lower_kind, and a bl_onboard_flag */
 } bl_block_request;
 
 /* A request about a queue of tasks; visible_ms is how long a claim hides its task from others. */
@@ -341,7 +343,8 @@ enum bl_lower_kind {
     BL_LOWER_PREFETCH = 2,      /* keys that are wanted later */
     BL_LOWER_REMOVE = 3,        /* removals that no tier has tried yet */
     BL_LOWER_RETRY = 4,         /* removals that a tier has tried in vain */
-    BL_LOWER_KINDS = 5
+    BL_LOWER_COLD = 5,          /* keys to onboard or prefetch that no disk has */
+    BL_LOWER_KINDS = 6
 };
 
 typedef struct bl_lower_request {

@@ -18,6 +18,12 @@
  * while the pool has it is offered again, once after each hit. A lookup of a wanted key says
  * PENDING, and the block itself comes by a put of the service, like any other.
  *
+ * The keys of one call are a chain, in their order. The service takes a few keys of each chain in
+ * turn, so that no chain waits for all of another one. Keys that a disk has are work of their own,
+ * done before and beside those for which a remote store must be asked. A chain ends at its first
+ * miss: nobody reads the keys behind it. Of a chain that only a remote store may have, few keys are
+ * asked for until some have come.
+ *
  * A tier that knows its blocks, a disk, has a bounded number of them, and there is a name for each.
  * A remote store is not bounded. Names of what only such a tier has are remembered as long as there
  * is room; it is asked for keys without a name, too.
@@ -29,6 +35,7 @@
 
 #include "base/host_atomic.h"
 #include "base/lazy.h"
+#include "base/minmax.h"
 #include "index/call.h"
 #include "index/tombs.h"
 #include "index/work_list.h"
@@ -37,18 +44,25 @@ enum {
     BL_NO_NAME = 0x7fffffff,
     BL_WANTED_MAX = 65536,      /* keys that are wanted at a time (D12) */
     BL_ABSENT_MAX = 16384,      /* keys that were asked for in vain and are remembered */
-    BL_LOWER_TAKEN = BL_LOWER_KINDS,    /* the list of names that the service works on */
+    BL_CHAINS_MAX = 4096,       /* calls whose keys are wanted */
+    BL_CHAIN_KEYS_MAX = 16384,  /* keys of one call */
+    BL_CHAIN_TURN = 8,          /* keys of a chain that are taken before those of the next one */
+    BL_CHAIN_FIRST = 16,        /* cold keys of a chain that are taken before the first has come */
+    BL_CHAIN_TAKEN_MAX = 256,   /* keys of a chain that are taken at a time */
+    BL_LOWER_TAKEN,             /* the list of names that the service works on */
     BL_LOWER_ABSENT,            /* those that no tier had, or could load, a moment ago */
     BL_LOWER_REMOTE,            /* those that only unknown tiers have, the oldest first */
     BL_LOWER_LISTS
 };
 
+#define BL_CHAIN_NS 60000000000ull  /* for how long the keys of a call are wanted */
 #define BL_ABSENT_NS 1000000000ull  /* for how long they are: others may write to a remote store */
 
 /* A key that a lower tier has, or that is wanted. */
 typedef struct bl_lower_name {
     uint64_t key[2];
-    bl_link link;               /* in the list of its kind, or of those taken; free names by next */
+    bl_link link;               /* in its chain, or the list of those taken; free names by next */
+    uint32_t chain;             /* while it is wanted */
     uint8_t tiers;              /* that have it, as bits */
     uint8_t wanted;             /* bl_lower_kind; BL_LOWER_OFFLOAD: it is not wanted */
     uint8_t taken;
@@ -57,6 +71,30 @@ typedef struct bl_lower_name {
     uint64_t absent_ns;         /* when no tier had it, or could load it; 0: it was not so */
 } bl_lower_name;
 
+/* Where the chains wait whose next key is warm (a disk has it) or cold. */
+enum bl_chain_ring {
+    BL_RING_ONBOARD,
+    BL_RING_PREFETCH,
+    BL_RING_COLD_ONBOARD,
+    BL_RING_COLD_PREFETCH,
+    BL_RING_NONE                /* too many of its keys are taken, or all */
+};
+
+/* The keys of one call. */
+typedef struct bl_chain {
+    bl_work_list names;         /* those that are not taken */
+    bl_link link;               /* in its ring; free chains by next */
+    uint32_t count;             /* wanted, those taken included */
+    uint32_t taken;
+    uint32_t window;            /* cold keys that may be taken at a time */
+    uint32_t lane;              /* whose call it is */
+    uint32_t kind;              /* BL_LOWER_ONBOARD or _PREFETCH */
+    uint32_t ring;
+    uint64_t asked_ns;
+} bl_chain;
+
+enum { BL_CHAIN_NONE = BL_NO_NUMBER, BL_CHAIN_CUT = BL_NO_NUMBER - 1 };
+
 struct bl_lower {
     bl_index *index;            /* key -> name */
     bl_lower_name *names;
@@ -64,13 +102,18 @@ struct bl_lower {
     uint32_t free_name;
     uint32_t fresh_name;        /* names from here on were never used */
     uint32_t count_max;         /* blocks that the known tiers have at most */
+    uint8_t tiers;              /* that there are, as bits */
     uint8_t unknown;            /* tiers that may have keys without a name, as bits */
     uint64_t told;              /* 1: the others have none; written by the service */
     uint32_t lane;              /* the service's */
     uint64_t token;
     bl_work_list waiting;      /* blocks that were not offered */
     bl_work_list taken;        /* blocks that are being offered */
-    bl_work_list lists[BL_LOWER_LISTS];    /* names: wanted ones by kind, and the others */
+    bl_work_list lists[BL_LOWER_LISTS];    /* names */
+    bl_chain chains[BL_CHAINS_MAX];
+    bl_work_list rings[BL_RING_NONE];      /* chains */
+    bl_work_list free_chains;
+    uint32_t *lane_chain;       /* per lane: the chain of its last call, BL_CHAIN_NONE or _CUT */
     uint32_t absent_count;
     bl_lower_stat stat;
     uint64_t work[BL_LOWER_KINDS];  /* 1: there is some; written by the server's thread */
@@ -81,6 +124,11 @@ struct bl_lower {
 static bl_link *bl_lower_name_link(bl_meta *meta, uint32_t number)
 {
     return &meta->lower->names[number].link;
+}
+
+static bl_link *bl_lower_chain_link(bl_meta *meta, uint32_t number)
+{
+    return &meta->lower->chains[number].link;
 }
 
 /* ---- Waking the service. */
@@ -195,15 +243,84 @@ static void bl_lower_rest(bl_meta *meta, bl_lower_name *name)
     }
 }
 
+/* ---- Chains. */
+
+/* Is there a disk, or another tier that knows its keys, that has a key, or may have it? */
+static int bl_lower_warm(const bl_meta *meta, const bl_lower_name *name)
+{
+    const bl_lower *lower = meta->lower;
+    uint8_t tiers = bl_host_load(&lower->told) ? name->tiers : lower->tiers;
+    return (tiers & ~lower->unknown & ~bl_tombs_of(meta, name->key)) != 0;
+}
+
+/* Note in which rings there is work. */
+static void bl_chains_rouse(bl_lower *lower)
+{
+    int there[BL_RING_NONE];
+    for (uint32_t ring = 0; ring < BL_RING_NONE; ring++)
+        there[ring] = lower->rings[ring].first != BL_NO_NUMBER;
+    bl_lower_rouse(lower, BL_LOWER_ONBOARD, there[BL_RING_ONBOARD]);
+    bl_lower_rouse(lower, BL_LOWER_PREFETCH, there[BL_RING_PREFETCH]);
+    bl_lower_rouse(lower, BL_LOWER_COLD,
+                   there[BL_RING_COLD_ONBOARD] || there[BL_RING_COLD_PREFETCH]);
+}
+
+/* Put a chain at the end of the ring that it belongs to, or take it out of all. */
+static void bl_chain_place(bl_meta *meta, uint32_t number)
+{
+    bl_lower *lower = meta->lower;
+    bl_chain *chain = &lower->chains[number];
+    uint32_t ring = BL_RING_NONE;
+    if (chain->ring != BL_RING_NONE)
+        bl_work_unlink(meta, &lower->rings[chain->ring], bl_lower_chain_link, number);
+    if (chain->names.first != BL_NO_NUMBER) {
+        int warm = bl_lower_warm(meta, &lower->names[chain->names.first]);
+        uint32_t kind = chain->kind == BL_LOWER_ONBOARD ? BL_RING_ONBOARD : BL_RING_PREFETCH;
+        if (chain->taken < (warm ? (uint32_t)BL_CHAIN_TAKEN_MAX : chain->window))
+            ring = warm ? kind : kind + BL_RING_COLD_ONBOARD;
+    }
+    chain->ring = ring;
+    if (ring != BL_RING_NONE)
+        bl_work_append(meta, &lower->rings[ring], bl_lower_chain_link, number);
+    bl_chains_rouse(lower);
+}
+
+/* Return a new chain, or BL_CHAIN_NONE if there are too many. */
+static uint32_t bl_chain_new(bl_meta *meta, uint32_t lane, uint32_t kind)
+{
+    bl_lower *lower = meta->lower;
+    uint32_t number = lower->free_chains.first;
+    if (number == BL_NO_NUMBER)
+        return BL_CHAIN_NONE;
+    bl_work_unlink(meta, &lower->free_chains, bl_lower_chain_link, number);
+    lower->chains[number] = (bl_chain){
+        .window = BL_CHAIN_FIRST,
+        .lane = lane,
+        .kind = kind,
+        .ring = BL_RING_NONE,
+        .asked_ns = bl_now_ns(&meta->pool->memory),
+    };
+    bl_work_clear(&lower->chains[number].names);
+    return number;
+}
+
 /* Let a name be wanted no more. */
 static void bl_lower_unwant(bl_meta *meta, bl_lower_name *name)
 {
     bl_lower *lower = meta->lower;
-    uint32_t list = name->taken ? (uint32_t)BL_LOWER_TAKEN : name->wanted;
-    bl_work_unlink(meta, &lower->lists[list], bl_lower_name_link,
-                    (uint32_t)(name - lower->names));
+    bl_chain *chain = &lower->chains[name->chain];
+    bl_work_unlink(meta, name->taken ? &lower->lists[BL_LOWER_TAKEN] : &chain->names,
+                   bl_lower_name_link, (uint32_t)(name - lower->names));
+    chain->count--;
+    chain->taken -= name->taken;
     name->wanted = BL_LOWER_OFFLOAD, name->taken = name->recalled = 0;
     lower->stat.wanted_count--;
+    bl_chain_place(meta, name->chain);
+    if (chain->count > 0)
+        return;
+    if (lower->lane_chain[chain->lane] == name->chain)
+        lower->lane_chain[chain->lane] = BL_CHAIN_NONE;
+    bl_work_append(meta, &lower->free_chains, bl_lower_chain_link, name->chain);
 }
 
 /* Forget that no tier had a name, or could load it. */
@@ -236,10 +353,28 @@ static void bl_lower_miss(bl_meta *meta, bl_lower_name *name)
     }
 }
 
-/* Let a name be wanted for this kind of work, unless it is for something more urgent. */
-static void bl_lower_want(bl_meta *meta, bl_lower_name *name, uint32_t kind)
+/* Want the keys of a chain no more that are not taken. */
+static void bl_chain_cut(bl_meta *meta, uint32_t number)
 {
     bl_lower *lower = meta->lower;
+    bl_chain *chain = &lower->chains[number];
+    uint32_t lane = chain->lane;
+    int last = lower->lane_chain[lane] == number;
+    for (uint32_t left = chain->count - chain->taken; left > 0; left--) {
+        bl_lower_name *name = &lower->names[chain->names.first];
+        bl_lower_unwant(meta, name);
+        bl_lower_rest(meta, name);
+    }
+    if (last)
+        lower->lane_chain[lane] = BL_CHAIN_CUT;
+}
+
+/* Let a name be wanted by a chain, unless it is for something more urgent. */
+static void bl_lower_want(bl_meta *meta, bl_lower_name *name, uint32_t number)
+{
+    bl_lower *lower = meta->lower;
+    bl_chain *chain = &lower->chains[number];
+    uint32_t kind = chain->kind;
     int more = name->wanted == BL_LOWER_OFFLOAD ||
                (name->wanted == BL_LOWER_PREFETCH && kind == BL_LOWER_ONBOARD && !name->taken);
     if (!more || name->wanted == kind)
@@ -249,10 +384,12 @@ static void bl_lower_want(bl_meta *meta, bl_lower_name *name, uint32_t kind)
     bl_lower_unmiss(meta, name);
     bl_lower_stir(meta, name);
     name->wanted = (uint8_t)kind;
-    bl_work_append(meta, &lower->lists[kind], bl_lower_name_link,
-                    (uint32_t)(name - lower->names));
+    name->chain = number;
+    bl_work_append(meta, &chain->names, bl_lower_name_link, (uint32_t)(name - lower->names));
+    chain->count++;
     lower->stat.wanted_count++;
-    bl_lower_rouse(lower, kind, 1);
+    if (chain->ring == BL_RING_NONE)
+        bl_chain_place(meta, number);
 }
 
 /* ---- What the index tells (index/blocks.h). */
@@ -312,7 +449,13 @@ void bl_lower_forget(bl_meta *meta, uint32_t number)
 void bl_lower_lane_gone(bl_meta *meta, uint32_t lane)
 {
     bl_lower *lower = meta->lower;
-    if (lower == NULL || lower->lane != lane)
+    if (lower == NULL)
+        return;
+    for (uint32_t number = 0; number < BL_CHAINS_MAX; number++)
+        if (lower->chains[number].count > 0 && lower->chains[number].lane == lane)
+            bl_chain_cut(meta, number);
+    lower->lane_chain[lane] = BL_CHAIN_NONE;
+    if (lower->lane != lane)
         return;
     while (lower->taken.last != BL_NO_NUMBER) {
         uint32_t number = lower->taken.last;
@@ -335,7 +478,7 @@ static uint8_t bl_lower_reach(const bl_meta *meta, const bl_lower_name *name,
                               const uint64_t key[2])
 {
     const bl_lower *lower = meta->lower;
-    uint8_t unnamed = bl_host_load(&lower->told) ? lower->unknown : UINT8_MAX;
+    uint8_t unnamed = bl_host_load(&lower->told) ? lower->unknown : lower->tiers;
     if (name != NULL && name->recalled)
         return 0;
     return (uint8_t)((unnamed | (name ? name->tiers : 0)) & ~bl_tombs_of(meta, key));
@@ -398,26 +541,36 @@ int bl_lower_unwanted(const bl_meta *meta, const uint64_t key[2], uint32_t flags
 
 /* ---- The calls of clients. */
 
-/* Let one key be onboarded, unless the pool has it: 1, or 0 if no tier has it. */
-static int bl_onboard_one(bl_meta *meta, const uint64_t key[2], uint32_t kind)
+/* Let one key be onboarded by a lane's chain, unless the pool has it: 1, or 0 if no tier has it. */
+static int bl_onboard_one(bl_meta *meta, const uint64_t key[2], uint32_t lane, uint32_t kind)
 {
     bl_lower *lower = meta->lower;
+    uint32_t *chain = &lower->lane_chain[lane];
     bl_lower_name *name = bl_lower_name_of(lower, key);
     int64_t number = bl_index_find(meta->index, key);
     if (number >= 0) /* a block that another client writes does not come from here */
         return meta->blocks[number].state == BL_NUMBER_COMMITTED ||
                (name != NULL && name->wanted != BL_LOWER_OFFLOAD);
-    if (lower->stat.wanted_count >= BL_WANTED_MAX)
-        return name != NULL && name->wanted != BL_LOWER_OFFLOAD;
-    if (bl_lower_reach(meta, name, key) == 0)
+    if (name != NULL && name->wanted != BL_LOWER_OFFLOAD && !name->recalled &&
+        (name->wanted == kind || name->taken || kind == BL_LOWER_PREFETCH))
+        return 1;
+    if (lower->stat.wanted_count >= BL_WANTED_MAX || bl_lower_reach(meta, name, key) == 0)
+        return 0;
+    if (*chain == BL_CHAIN_NONE)
+        *chain = bl_chain_new(meta, lane, kind);
+    if (*chain == BL_CHAIN_NONE || lower->chains[*chain].count >= BL_CHAIN_KEYS_MAX)
         return 0;
     if (name == NULL)
         name = bl_lower_name_new(meta, key);
-    if (name == NULL)
-        return 0;
-    bl_lower_want(meta, name, kind);
-    lower->stat.onboard_count++;
-    return 1;
+    if (name != NULL) {
+        uint32_t mine = *chain; /* wanting it here may end the chain that it was in */
+        bl_lower_want(meta, name, mine);
+        lower->stat.onboard_count++;
+    } else if (lower->chains[*chain].count == 0) {
+        bl_work_append(meta, &lower->free_chains, bl_lower_chain_link, *chain);
+        *chain = BL_CHAIN_NONE;
+    }
+    return name != NULL;
 }
 
 int bl_handle_onboard(void *context, bl_call *call)
@@ -426,13 +579,17 @@ int bl_handle_onboard(void *context, bl_call *call)
     bl_block_request head;
     uint32_t count = 0;
     const uint8_t *keys = bl_meta_items(call, 2 * sizeof(uint64_t), &head);
-    if (keys == NULL || (head.flags != BL_LOWER_ONBOARD && head.flags != BL_LOWER_PREFETCH))
+    uint32_t kind = head.flags & ~(uint32_t)BL_ONBOARD_MORE;
+    if (keys == NULL || (kind != BL_LOWER_ONBOARD && kind != BL_LOWER_PREFETCH))
         return -BL_ERROR_BAD_REQUEST;
     int brings = meta->lower != NULL && !meta->server->stat.draining;
+    if (brings && !(head.flags & BL_ONBOARD_MORE))
+        meta->lower->lane_chain[call->lane] = BL_CHAIN_NONE;
+    brings = brings && meta->lower->lane_chain[call->lane] != BL_CHAIN_CUT;
     for (; brings && count < head.count; count++) {
         uint64_t key[2];
         memcpy(key, keys + count * sizeof key, sizeof key);
-        if (!bl_onboard_one(meta, key, head.flags))
+        if (!bl_onboard_one(meta, key, call->lane, kind))
             break;
     }
     bl_meta_reply(call, count, 0, 0);
@@ -502,21 +659,51 @@ static bl_lower_record bl_lower_take_block(bl_meta *meta)
     };
 }
 
-/* Take the next name that is wanted for this kind of work. */
-static bl_lower_record bl_lower_take_name(bl_meta *meta, uint32_t kind)
+/* Take the next name of a chain. */
+static bl_lower_record bl_chain_take(bl_meta *meta, uint32_t number)
 {
     bl_lower *lower = meta->lower;
-    uint32_t number = lower->lists[kind].first;
-    bl_lower_name *name = &lower->names[number];
-    bl_work_unlink(meta, &lower->lists[kind], bl_lower_name_link, number);
-    bl_work_append(meta, &lower->lists[BL_LOWER_TAKEN], bl_lower_name_link, number);
+    bl_chain *chain = &lower->chains[number];
+    bl_lower_name *name = &lower->names[chain->names.first];
+    bl_work_unlink(meta, &chain->names, bl_lower_name_link, chain->names.first);
+    bl_work_append(meta, &lower->lists[BL_LOWER_TAKEN], bl_lower_name_link,
+                   (uint32_t)(name - lower->names));
     name->taken = 1;
+    chain->taken++;
     uint8_t stale = bl_tombs_of(meta, name->key);
     return (bl_lower_record){
         .key = {name->key[0], name->key[1]},
         .tiers = (uint8_t)(name->tiers & ~stale),
         .stale = stale,
     };
+}
+
+/* Take the next name of a ring: 1, or 0 if there is none. A chain has its turn, and is then the
+ * last one; its next name may belong to another ring. */
+static int bl_ring_take(bl_meta *meta, uint32_t ring, bl_lower_record *out)
+{
+    bl_lower *lower = meta->lower;
+    uint64_t now_ns = bl_now_ns(&meta->pool->memory);
+    uint32_t number;
+    while ((number = lower->rings[ring].first) != BL_NO_NUMBER) {
+        bl_chain *chain = &lower->chains[number];
+        if (now_ns - chain->asked_ns > BL_CHAIN_NS) {
+            bl_chain_cut(meta, number);
+            continue;
+        }
+        int warm = bl_lower_warm(meta, &lower->names[chain->names.first]);
+        if (warm != (ring < BL_RING_COLD_ONBOARD)) {
+            bl_chain_place(meta, number);
+            continue;
+        }
+        *out = bl_chain_take(meta, number);
+        uint32_t most = warm ? (uint32_t)BL_CHAIN_TAKEN_MAX : chain->window;
+        if (chain->names.first == BL_NO_NUMBER || chain->taken >= most ||
+            chain->taken % BL_CHAIN_TURN == 0)
+            bl_chain_place(meta, number);
+        return 1;
+    }
+    return 0;
 }
 
 /* Take the next piece of work of a kind: 1, or 0 if there is none. */
@@ -527,24 +714,17 @@ static int bl_lower_take_one(bl_meta *meta, const bl_lower_request *request, bl_
         return bl_tombs_take(meta, BL_TOMB_WAITING, 0, out);
     if (request->kind == BL_LOWER_RETRY)
         return bl_tombs_take(meta, BL_TOMB_FAILED, request->tier, out);
-    if (request->kind == BL_LOWER_OFFLOAD && lower->waiting.first == BL_NO_NUMBER)
+    if (request->kind == BL_LOWER_ONBOARD)
+        return bl_ring_take(meta, BL_RING_ONBOARD, out);
+    if (request->kind == BL_LOWER_PREFETCH)
+        return bl_ring_take(meta, BL_RING_PREFETCH, out);
+    if (request->kind == BL_LOWER_COLD)
+        return bl_ring_take(meta, BL_RING_COLD_ONBOARD, out) ||
+               bl_ring_take(meta, BL_RING_COLD_PREFETCH, out);
+    if (lower->waiting.first == BL_NO_NUMBER)
         return 0;
-    if (request->kind != BL_LOWER_OFFLOAD && lower->lists[request->kind].first == BL_NO_NUMBER)
-        return 0;
-    *out = request->kind == BL_LOWER_OFFLOAD ? bl_lower_take_block(meta)
-                                             : bl_lower_take_name(meta, request->kind);
+    *out = bl_lower_take_block(meta);
     return 1;
-}
-
-/* Is there work of a kind? */
-static int bl_lower_left(const bl_meta *meta, uint32_t kind)
-{
-    switch (kind) {
-    case BL_LOWER_OFFLOAD: return meta->lower->waiting.first != BL_NO_NUMBER;
-    case BL_LOWER_REMOVE: return bl_tombs_has(meta, BL_TOMB_WAITING);
-    case BL_LOWER_RETRY: return bl_tombs_has(meta, BL_TOMB_FAILED);
-    default: return meta->lower->lists[kind].first != BL_NO_NUMBER;
-    }
 }
 
 int bl_handle_lower_take(void *context, bl_call *call)
@@ -563,7 +743,10 @@ int bl_handle_lower_take(void *context, bl_call *call)
     for (; count < request.count && bl_lower_take_one(meta, &request, &record); count++)
         memcpy(call->reply + sizeof(bl_block_reply) + count * sizeof record, &record,
                sizeof record);
-    bl_lower_rouse(lower, request.kind, bl_lower_left(meta, request.kind));
+    bl_lower_rouse(lower, BL_LOWER_OFFLOAD, lower->waiting.first != BL_NO_NUMBER);
+    bl_lower_rouse(lower, BL_LOWER_RETRY, bl_tombs_has(meta, BL_TOMB_FAILED));
+    bl_lower_removed(meta);
+    bl_chains_rouse(lower);
     bl_block_reply head = {count, 0};
     memcpy(call->reply, &head, sizeof head);
     call->reply_size = (uint32_t)(sizeof head + count * sizeof(bl_lower_record));
@@ -599,6 +782,12 @@ static void bl_lower_offer_again(bl_meta *meta, const uint64_t key[2])
         bl_evict_remove(meta->order, (uint32_t)number);
 }
 
+/* Let more cold keys of a chain be taken at a time, since one has come. */
+static void bl_chain_widen(bl_chain *chain)
+{
+    chain->window = (uint32_t)bl_least(2 * (uint64_t)chain->window, BL_CHAIN_TAKEN_MAX);
+}
+
 /* Note the result of a removal; the tier does not have the key any more. */
 static void bl_lower_removal(bl_meta *meta, bl_lower_note *note)
 {
@@ -630,6 +819,10 @@ static void bl_lower_note_one(bl_meta *meta, bl_lower_note *note)
     name->tiers = (uint8_t)((name->tiers | note->stored) & ~note->lost);
     if (name->tiers != 0)
         bl_lower_unmiss(meta, name);
+    if (sought && !note->stored)
+        bl_chain_cut(meta, name->chain);
+    else if (sought)
+        bl_chain_widen(&lower->chains[name->chain]);
     if (ended)
         bl_lower_unwant(meta, name);
     if (sought && !note->stored && bl_lower_reach(meta, name, note->key) != 0)
@@ -670,6 +863,7 @@ int bl_lower_attach(bl_meta *meta, uint32_t count_max, int waits, uint8_t unknow
     lower->count_max = count_max;
     lower->name_max = (count_max < room ? count_max : room) + others;
     lower->free_name = BL_NO_NAME;
+    lower->tiers = UINT8_MAX;
     lower->unknown = unknown;
     lower->token = token;
     lower->lane = UINT32_MAX;
@@ -677,9 +871,18 @@ int bl_lower_attach(bl_meta *meta, uint32_t count_max, int waits, uint8_t unknow
     bl_work_clear(&lower->taken);
     for (uint32_t list = 0; list < BL_LOWER_LISTS; list++)
         bl_work_clear(&lower->lists[list]);
+    for (uint32_t ring = 0; ring < BL_RING_NONE; ring++)
+        bl_work_clear(&lower->rings[ring]);
+    bl_work_clear(&lower->free_chains);
+    uint32_t lane_count = meta->pool->geometry.lane_count;
+    lower->lane_chain = malloc(lane_count * sizeof *lower->lane_chain);
+    for (uint32_t lane = 0; lower->lane_chain && lane < lane_count; lane++)
+        lower->lane_chain[lane] = BL_CHAIN_NONE;
     lower->names = bl_lazy_map(lower->name_max * sizeof *lower->names);
-    if (lower->names == NULL || bl_index_create(&lower->index, lower->name_max) < 0) {
+    if (lower->lane_chain == NULL || lower->names == NULL ||
+        bl_index_create(&lower->index, lower->name_max) < 0) {
         bl_lazy_unmap(lower->names, lower->name_max * sizeof *lower->names);
+        free(lower->lane_chain);
         free(lower);
         return -ENOMEM;
     }
@@ -689,14 +892,20 @@ int bl_lower_attach(bl_meta *meta, uint32_t count_max, int waits, uint8_t unknow
     pthread_cond_init(&lower->worked, &clock);
     pthread_condattr_destroy(&clock);
     meta->lower = lower;
+    for (uint32_t number = 0; number < BL_CHAINS_MAX; number++)
+        bl_work_append(meta, &lower->free_chains, bl_lower_chain_link, number);
     meta->lower_waits = waits != 0;
     return 0;
 }
 
 void bl_lower_name_tiers(bl_meta *meta, const uint64_t id[8])
 {
-    if (meta->lower != NULL)
-        bl_tombs_attach(meta, id);
+    if (meta->lower == NULL)
+        return;
+    meta->lower->tiers = 0;
+    for (uint32_t tier = 1; tier < BL_TOMB_TIERS; tier++)
+        meta->lower->tiers |= (uint8_t)((id[tier] != 0) << tier);
+    bl_tombs_attach(meta, id);
 }
 
 void bl_lower_told(bl_meta *meta)
@@ -724,6 +933,7 @@ void bl_lower_destroy(bl_meta *meta)
         return;
     bl_index_destroy(lower->index);
     bl_lazy_unmap(lower->names, lower->name_max * sizeof *lower->names);
+    free(lower->lane_chain);
     pthread_cond_destroy(&lower->worked);
     pthread_mutex_destroy(&lower->lock);
     free(lower);

@@ -64,7 +64,7 @@ int64_t bl_onboard(bl_session *session, const uint64_t *keys, uint32_t count, ui
     uint32_t batch = bl_lower_batch(session, 2 * sizeof *keys), done = 0;
     while (done < count) {
         uint32_t part = (uint32_t)bl_least(count - done, batch);
-        bl_block_request head = {.count = part, .flags = kind};
+        bl_block_request head = {.count = part, .flags = kind | (done ? BL_ONBOARD_MORE : 0u)};
         bl_lower_ask ask = {BL_METHOD_ONBOARD, sizeof head, part * 2 * (uint32_t)sizeof *keys, 0,
                             &head, keys + 2 * (size_t)done};
         const uint8_t *none;

@@ -74,9 +74,16 @@ class FaultyStore(DictStore):
 class Scene:
     """A served pool; :meth:`restart` serves it with new tiers over the same disk and store."""
 
-    def __init__(self, directory: Path, *, disk: bool = True, store: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        disk: bool = True,
+        store: bool = True,
+        make_store: Callable[[], FaultyStore] = FaultyStore,
+    ) -> None:
         self.path, self._directory = directory / "pool", directory
-        self.store = FaultyStore() if store else None
+        self.store = make_store() if store else None
         self._disk = disk
         self.engines: list[FaultyEngine] = []
         self._fillers = 0

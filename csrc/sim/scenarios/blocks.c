@@ -5,8 +5,9 @@
  * hosts, evicted and removed, while servers die and others take over.
  *
  * The scenarios judge that the bytes of a read are those of its key and generation, or it is a
- * miss; that a block whose commit was answered is found again, where nothing may evict it; and that
- * no space is granted while a process may still write to it.
+ * miss; that a block whose commit was answered is found again, where nothing may evict it; that a
+ * block whose removal was answered is found no more, whoever serves; and that no space is granted
+ * while a process may still write to it.
  */
 #include <errno.h>
 
@@ -165,11 +166,14 @@ int bl_blocks_get(bl_blocks_client *client, uint64_t first, uint32_t count, uint
     uint64_t keys[2 * BL_BLOCKS_CHAIN] = {0};
     bl_block_record records[BL_BLOCKS_CHAIN];
     bl_commit releases[BL_BLOCKS_CHAIN];
-    uint64_t due[BL_BLOCKS_CHAIN];
+    uint64_t due[BL_BLOCKS_CHAIN], removed[BL_BLOCKS_CHAIN];
+    uint8_t buried[BL_BLOCKS_CHAIN];
     uint32_t state;
     for (uint32_t i = 0; i < count; i++) {
         keys[2 * i] = keys[2 * i + 1] = first + i;
         due[i] = bl_blocks_due(blocks, first + i);
+        removed[i] = blocks->removed[first + i];
+        buried[i] = blocks->buried[first + i];
     }
     int64_t hits = bl_lookup(client->session, keys, count, flags, records, &state,
                              BL_PATH_TIMEOUT_NS);
@@ -177,8 +181,12 @@ int bl_blocks_get(bl_blocks_client *client, uint64_t first, uint32_t count, uint
         return bl_path_bear(&blocks->path, (int)hits);
     if (hits < count && due[hits] && due[hits] == bl_blocks_due(blocks, first + hits))
         return -ENODATA;
+    if (hits < count && state == BL_BLOCK_BELOW && buried[hits])
+        return -EBADMSG; /* the tier may have what was removed */
     int status = 0;
     for (uint32_t i = 0; i < hits && status == 0; i++) {
+        if (removed[i] && records[i].generation == removed[i])
+            return -EBADMSG;
         releases[i] = (bl_commit){.key = {first + i, first + i}, .block = records[i].block,
                                   .generation = records[i].generation};
         status = bl_blocks_read(client, first + i, &records[i]);
@@ -194,12 +202,18 @@ static int bl_blocks_remove(bl_blocks_client *client, uint64_t key)
 {
     const uint64_t keys[2] = {key, key};
     bl_blocks *blocks = client->blocks;
+    uint64_t generation = blocks->committed[key];
     blocks->removals[key]++;
     blocks->removing[key]++;
     blocks->committed[key] = 0;
     int64_t count = bl_remove_blocks(client->session, keys, 1, BL_PATH_TIMEOUT_NS);
     blocks->removing[key]--;
-    return count < 0 ? bl_path_bear(&blocks->path, (int)count) : 0;
+    if (count < 0)
+        return bl_path_bear(&blocks->path, (int)count);
+    blocks->buried[key] = 1;
+    if (generation)
+        blocks->removed[key] = generation;
+    return 0;
 }
 
 /* ---- Processes. */
@@ -251,7 +265,8 @@ static int bl_blocks_sums(const bl_meta *meta)
     for (uint32_t i = 0; i < meta->pool->geometry.block_count_max; i++) {
         const bl_block *block = &meta->blocks[i];
         uint64_t size = bl_block_size(bl_stored_size(block->length, block->chunk_size));
-        if (i >= meta->fresh_number || block->state == BL_NUMBER_FREE)
+        if (i >= meta->fresh_number || block->state == BL_NUMBER_FREE ||
+            block->state == BL_NUMBER_REMOVED)
             continue;
         grants += block->state == BL_NUMBER_GRANTED;
         held += block->state == BL_NUMBER_HELD ? size : 0;
@@ -261,6 +276,15 @@ static int bl_blocks_sums(const bl_meta *meta)
         held = stat.held_bytes;
     int same = stat.grant_count == grants && stat.used_bytes == used && stat.held_bytes == held;
     return same ? 0 : -EBADMSG;
+}
+
+/* Attach a store that may have any key. */
+static int bl_blocks_below(bl_meta *meta)
+{
+    static const uint64_t id[8] = {0, 1};
+    int status = bl_lower_attach(meta, 0, 0, 1u << 1, 1);
+    bl_lower_name_tiers(meta, id);
+    return status;
 }
 
 int bl_blocks_serve(bl_pool *pool, void *argument)
@@ -273,6 +297,8 @@ int bl_blocks_serve(bl_pool *pool, void *argument)
         return status;
     bl_server_heartbeat_lost(server, path->heartbeat_lost_ns);
     status = bl_meta_create(server, BL_EVICT_LRU, &meta);
+    if (status == 0 && path->below)
+        status = bl_blocks_below(meta);
     if (status == 0) {
         status = bl_meta_serve(meta);
         path->world->stat.takeovers += status == 0;
@@ -316,5 +342,18 @@ int bl_path_recovery(bl_sim_world *world)
     for (uint32_t host = 0; host < 3; host++)
         bl_path_client(&blocks.path, host, bl_blocks_work);
     bl_sim_kill_after(world, blocks.path.client[0], 1 + bl_sim_below(world, 8000));
+    return bl_path_run(&blocks.path);
+}
+
+/* ---- removal: servers over a store die at any verb; their successors know what was removed. */
+
+int bl_path_removal(bl_sim_world *world)
+{
+    bl_blocks blocks = {.path = {.world = world, .serve = bl_blocks_serve, .below = 1,
+                                 .server_host_count = 2, .server_deaths = 3,
+                                 .server_verbs = BL_BLOCKS_SERVER_VERBS},
+                        .key_count = 4};
+    for (uint32_t host = 0; host < 3; host++)
+        bl_path_client(&blocks.path, host, bl_blocks_work);
     return bl_path_run(&blocks.path);
 }

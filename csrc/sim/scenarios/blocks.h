@@ -28,6 +28,8 @@ typedef struct bl_blocks {
     uint64_t committed[BL_BLOCKS_KEY_COUNT_MAX]; /* generation whose commit was answered, or 0 */
     uint32_t removals[BL_BLOCKS_KEY_COUNT_MAX]; /* begun */
     uint32_t removing[BL_BLOCKS_KEY_COUNT_MAX]; /* removals not yet answered */
+    uint64_t removed[BL_BLOCKS_KEY_COUNT_MAX]; /* generation whose removal was answered, or 0 */
+    uint8_t buried[BL_BLOCKS_KEY_COUNT_MAX]; /* 1: a removal was answered */
     uint8_t writer[BL_BLOCKS_PAGE_COUNT]; /* the writer of each page of data: process + 1, or 0 */
 } bl_blocks;
 

@@ -31,6 +31,7 @@ typedef struct bl_path {
     uint32_t server_verbs;      /* a doomed server dies within so many verbs */
     uint64_t timeout_ns;        /* for attachments and calls; 0: BL_PATH_TIMEOUT_NS */
     uint64_t heartbeat_lost_ns; /* a session silent for so long is suspect; 0: as always */
+    uint32_t below;             /* 1: the server has a lower tier, which executes no removal */
     uint32_t bears_timeouts;    /* 1: clocks jump, so a call may time out */
     uint32_t bears_clashes;     /* 1: two machines have one host number, so one may be refused */
     uint32_t server_host_count; /* 2: servers of hosts 0 and 1 take turns */

@@ -43,6 +43,7 @@ static const bl_sim_scenario bl_sim_scenarios[] = {
     {"reserves", bl_path_reserves, 0},
     {"meta", bl_path_meta, 0},
     {"recovery", bl_path_recovery, 0},
+    {"removal", bl_path_removal, 0},
     {"elect", bl_takeover_elect, 0},
     {"sweep", bl_takeover_sweep, 0},
     {"takeover", bl_takeover_deaths, 0},

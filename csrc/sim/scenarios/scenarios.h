@@ -52,6 +52,7 @@ int bl_path_reserves(bl_sim_world *world);
 /* sim/scenarios/blocks.c */
 int bl_path_meta(bl_sim_world *world);
 int bl_path_recovery(bl_sim_world *world);
+int bl_path_removal(bl_sim_world *world);
 
 /* sim/scenarios/takeover.c */
 int bl_takeover_sweep(bl_sim_world *world);
