@@ -3,7 +3,8 @@
 """A process that saves blocks to a disk tier until it is killed: ``PATH SIZE IO FIRST MIXED``.
 
 It prints the numbers of each call's blocks when the call has returned. MIXED (0 or 1) saves blocks
-of several lengths, and no more than fit.
+of several lengths, and no more than fit. Of some calls it removes two blocks again: ``~N`` stands
+before the removal of block N, and ``-N`` when the tier has forgotten it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 import threading
 from itertools import count
 
-from disk_tiers import payload_of, records_of
+from disk_tiers import keys_of, payload_of, records_of
 
 from beluga.tiers.disk import DiskTier
 
@@ -38,6 +39,11 @@ def main() -> None:
             saved = tier.save(records_of(numbers, length), payload_of(numbers, length))
             done = [n for n, ok in zip(numbers, saved.tolist(), strict=True) if ok]
             os.write(1, (" ".join(map(str, done)) + "\n").encode())
+            if start // BATCH % 3 == 0:
+                removed = done[:2]
+                os.write(1, ("".join(f"~{n} " for n in removed) + "\n").encode())
+                if removed and tier.forget(keys_of(removed)).all():
+                    os.write(1, ("".join(f"-{n} " for n in removed) + "\n").encode())
 
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:

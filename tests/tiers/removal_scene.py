@@ -81,7 +81,9 @@ class Scene:
         disk: bool = True,
         store: bool = True,
         make_store: Callable[[], FaultyStore] = FaultyStore,
+        timeout_s: float = 5.0,
     ) -> None:
+        self._timeout_s = timeout_s
         self.path, self._directory = directory / "pool", directory
         self.store = make_store() if store else None
         self._disk = disk
@@ -112,7 +114,7 @@ class Scene:
         self.service = TierService(self.server, self.pool, self.tiers, wait=True)
         self.server.start()
         self.service.start()
-        self.cache = KVCache(self.pool, namespace="test", timeout_s=5.0)
+        self.cache = KVCache(self.pool, namespace="test", timeout_s=self._timeout_s)
 
     def _end(self) -> None:
         self.cache.close()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """A process that is killed while it writes to a disk tier: what it had saved is there afterwards,
-and no block has wrong bytes.
+what the tier had forgotten is not, and no block has wrong bytes.
 """
 
 from __future__ import annotations
@@ -23,26 +23,34 @@ SIZE = 16 * MIB
 KEPT = 100  # of the blocks saved last, which cannot be evicted yet
 
 
-def killed(path: Path, io: str, first: int, mixed: bool, chance: random.Random) -> list[int]:
-    """Run a writer and kill it at some moment: what it had saved, the last ones last."""
+def killed(
+    path: Path, io: str, first: int, mixed: bool, chance: random.Random
+) -> tuple[list[int], list[int]]:
+    """Run a writer and kill it at some moment: what it had saved and not removed, the last ones
+    last; and what it had removed.
+    """
     arguments = [str(path), str(SIZE), io, str(first), str(int(mixed))]
     command = [sys.executable, disk_writer.__file__, *arguments]
-    saved: list[int] = []
+    words: list[str] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
         for _ in range(chance.randrange(1, 25 if mixed else 120)):
             line = writer.stdout.readline()
-            saved += map(int, line.split())
-            if not line.strip():
+            words += line.split()
+            if line == "\n":
                 break
         time.sleep(chance.random() * 0.004)  # any moment of a save
         writer.kill()
-        saved += [int(number) for number in writer.stdout.read().split()]
-    return saved
+        words += writer.stdout.read().split()
+    leaving = {int(word[1:]) for word in words if word[0] == "~"}
+    gone = [int(word[1:]) for word in words if word[0] == "-"]
+    saved = [int(word) for word in words if word.isdecimal()]
+    return [number for number in saved if number not in leaving], gone
 
 
-def check(path: Path, saved: list[int], io: str) -> None:
+def check(path: Path, saved: list[int], gone: list[int], io: str) -> None:
     tier = DiskTier(path, SIZE, io=io)
+    back = [n for n in gone if tier.contains(keys_of([n]))[0]]
     missing = [n for n in saved if not is_block(tier.load(keys_of([n]))[0], n)]
     wrong = [
         n
@@ -50,7 +58,7 @@ def check(path: Path, saved: list[int], io: str) -> None:
         if (block := tier.load(keys_of([n]))[0]) is not None and not is_block(block, n)
     ]
     tier.close()
-    assert (missing, wrong) == ([], [])
+    assert (missing, wrong, back) == ([], [], [])
 
 
 def kill_often(tmp_path: Path, io: str, rounds: int) -> None:
@@ -58,8 +66,8 @@ def kill_often(tmp_path: Path, io: str, rounds: int) -> None:
     for number in range(rounds):
         mixed = number % 3 == 2
         path = tmp_path / (f"mixed{number}" if mixed else f"one{number // 30}")
-        saved = killed(path, io, 10_000 * number, mixed, chance)
-        check(path, saved if mixed else saved[-KEPT:], io)
+        saved, gone = killed(path, io, 10_000 * number, mixed, chance)
+        check(path, saved if mixed else saved[-KEPT:], gone, io)
         if mixed:
             (path / "blocks").unlink()
 

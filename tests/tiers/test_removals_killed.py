@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What was removed stays removed when the server is killed, while its store deletes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import removal_server
+from blocks import eventually
+from removal_scene import LENGTH, POOL_BYTES, content, digest
+
+from beluga import KVCache, Pool
+
+COUNT = 8
+
+
+@contextlib.contextmanager
+def serving(path: Path, folder: Path) -> Iterator[KVCache]:
+    """A cache of a server that is killed at the end."""
+    command = [sys.executable, removal_server.__file__, str(path), str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"serving\n"
+            with Pool.open([path]) as pool, KVCache(pool, namespace="test", timeout_s=60) as cache:
+                yield cache
+                process.kill()
+        finally:
+            process.kill()
+
+
+def test_a_killed_server_forgets_no_removal(shm: Path, tmp_path: Path) -> None:
+    path = shm / "pool"
+    Pool.create([path], device_size=POOL_BYTES, sparse=True).close()
+    names = [digest(number) for number in range(COUNT)]
+    target = np.zeros((COUNT, LENGTH), np.uint8)
+    with serving(path, tmp_path) as cache:
+        cache.put(names, np.concatenate([content(number, 0) for number in range(COUNT)]))
+        assert eventually(lambda: len(list(tmp_path.glob("beluga-1*"))) == COUNT)
+        assert cache.remove(names[:4]) == 4
+    for _ in range(2):
+        with serving(path, tmp_path) as cache:
+            assert [cache.get([name], target[:1]).hits for name in names[:4]] == [0] * 4
+            assert cache.get(names[4:], target[4:]).hits == 4
+    with serving(path, tmp_path) as cache:
+        assert cache.put(names[:1], content(0, 1)).stored == 1
+        assert cache.get(names[:1], target[:1]).hits == 1
+        assert np.array_equal(target[:1], content(0, 1))
