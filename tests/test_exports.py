@@ -47,7 +47,7 @@ EXPORTS: dict[str, str] = {
     "beluga.transfer.engines.cuda": (
         "CapturedTransfer CudaEngine CudaStat CupyDriver Driver DriverError HostDriver why_no_cupy"
     ),
-    "beluga.tiers.disk": "DiskTier SpreadTier",
+    "beluga.tiers.disk": "DiskTier SpreadTier adopt_disk",
     "beluga.listening": (
         "KnownHosts PATIENCE_S Place Places Token from_other_site is_loopback plain_path read_tls "
         "read_token shown_url"

@@ -11,7 +11,7 @@ import typer
 
 from beluga.cli.options import Json
 from beluga.cli.output import plain, print_json, say
-from beluga.tiers.disk.file import adopt as release
+from beluga.tiers import adopt_disk
 
 Disk = Annotated[
     list[Path],
@@ -26,7 +26,7 @@ def adopt(path: Disk, json: Json = False) -> None:
     will not come back. Its blocks stay.
     """
     for each in path:
-        before = release(each)
+        before = adopt_disk(each)
         if json:
             print_json({"disk": str(each), "server": before.name, "pool": before.pool})
         else:

@@ -6,7 +6,6 @@ ends.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import itertools
 import time
@@ -21,6 +20,7 @@ from beluga.gateway.engine import Engine
 from beluga.gateway.fleet import Fleet
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.parsed_request import SLOW_SIZE, ParsedRequest
+from beluga.gateway.prompt_threads import in_prompt_thread
 from beluga.gateway.responses import Responses
 from beluga.gateway.settings import Limits
 from beluga.gateway.waiting import WaitQueue
@@ -155,7 +155,7 @@ class Director:
         """
         past = _Past(client, tried, frozenset(without))
         if len(parsed.body) > SLOW_SIZE:
-            query = await asyncio.to_thread(self._cache.query_of, parsed)
+            query = await in_prompt_thread(partial(self._cache.query_of, parsed))
         else:
             query = self._cache.query_of(parsed)
         line = self._line(parsed)

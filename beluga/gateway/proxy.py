@@ -32,6 +32,7 @@ from beluga.gateway.headers import for_client, for_engine, retry_after_s
 from beluga.gateway.health import FAILURES, words_of
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.parsed_request import SLOW_SIZE, ParsedRequest, parse_request
+from beluga.gateway.prompt_threads import in_prompt_thread
 from beluga.gateway.relay import BrokenOffError, ClientGoneError, Source, relay
 from beluga.gateway.remote import Remote
 from beluga.gateway.responses import PATH as RESPONSES
@@ -231,9 +232,9 @@ class Proxy:
         if len(body) <= slow:
             return parse()
         if len(body) <= _LARGE_SIZE:
-            return await asyncio.to_thread(parse)
+            return await in_prompt_thread(parse)
         async with self._large:
-            return await asyncio.to_thread(parse)
+            return await in_prompt_thread(parse)
 
     async def _exchange(
         self, request: web.Request, parsed: ParsedRequest, placement: Placement, held: Held

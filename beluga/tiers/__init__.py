@@ -19,6 +19,7 @@ from beluga.tiers.blocks import (
     WeakBlock,
 )
 from beluga.tiers.breakeven import AlwaysFetch, BreakEven, FetchRule, MeasuredBandwidth
+from beluga.tiers.disk import adopt_disk
 from beluga.tiers.kv_shape import KvShape, read_model
 from beluga.tiers.service import TierService
 from beluga.tiers.settings import OFFLOADS, TierSettings
@@ -58,6 +59,7 @@ __all__ = [
     "TierSettings",
     "TierSize",
     "WeakBlock",
+    "adopt_disk",
     "advise",
     "ask_counters",
     "copy_blocks",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +17,10 @@ pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 from fake_engine import FakeEngine
 from routed import QUICK, Site, routed, run, until
 
-from beluga.gateway import EngineSpec
+from beluga.gateway import EngineSpec, proxy
 from beluga.gateway.engine import Engine, Health
+from beluga.gateway.parsed_request import SLOW_SIZE, ParsedRequest
+from beluga.gateway.prompt_threads import COUNT as THREADS
 from beluga.gateway.standing import (
     ACCUSED_S,
     BROKEN_S,
@@ -132,6 +135,36 @@ def test_a_prompt_that_breaks_engines_takes_them_from_nobody() -> None:
             assert worker.failures <= 1
 
     run(scenario)
+
+
+def test_large_prompts_keep_no_name_lookup_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop looks names up in its own threads, for health checks, too."""
+    parse, go_on, under_way = proxy.parse_request, threading.Event(), []
+
+    def slow(path: str, body: bytes, **more: Any) -> ParsedRequest:
+        if len(body) > SLOW_SIZE:
+            under_way.append(path)
+            assert go_on.wait(60)
+        return parse(path, body, **more)
+
+    async def scenario() -> None:
+        async with routed(FakeEngine()) as site:
+            large = [
+                asyncio.create_task(site.completed(prompt="x" * (2 * SLOW_SIZE)))
+                for _ in range(4 * THREADS)
+            ]
+            await until(lambda: len(under_way) >= THREADS)
+            loop = asyncio.get_running_loop()
+            await asyncio.wait_for(loop.getaddrinfo("localhost", 80), SOON_S)
+            assert (await asyncio.wait_for(site.completed(), SOON_S))[0] == 200
+            go_on.set()
+            assert {(await one)[0] for one in large} == {200}
+
+    monkeypatch.setattr(proxy, "parse_request", slow)
+    try:
+        run(scenario)
+    finally:
+        go_on.set()
 
 
 def test_two_clients_without_a_success_in_between_pause_an_engine(clock: Any) -> None:

@@ -20,9 +20,8 @@ from beluga import KVCache, Pool
 from beluga.errors import TierError
 from beluga.meta import MetaClient
 from beluga.primitives import crc32c
-from beluga.tiers.disk import DiskTier
+from beluga.tiers.disk import DiskTier, adopt_disk
 from beluga.tiers.disk import file as disk_file
-from beluga.tiers.disk.file import adopt
 from beluga.tiers.disk.owner import NAME_SIZE, Owner, owner_of
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -91,10 +90,10 @@ def test_a_disk_that_is_given_away_keeps_its_blocks(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     tier = owned(disk, "rack", "p1")
     with pytest.raises(TierError, match="in use by process"):
-        adopt(disk)
+        adopt_disk(disk)
     fill(tier)
-    assert adopt(disk) == Owner("rack", "p1")
-    assert adopt(disk / "blocks") == Owner()
+    assert adopt_disk(disk) == Owner("rack", "p1")
+    assert adopt_disk(disk / "blocks") == Owner()
     assert full(owned(disk, "shelf", "p2"))
     with pytest.raises(TierError, match="of server shelf"):
         owned(disk, "rack", "p1")
@@ -109,7 +108,7 @@ def test_what_is_no_disk_tier_is_not_given_away(tmp_path: Path, what: str) -> No
         path.write_bytes(b"notes" if what == "file" else b"")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(TierError, match=r"does not exist|not a disk tier|is empty"):
-        adopt(path)
+        adopt_disk(path)
     assert sorted(tmp_path.rglob("*")) == before
 
 

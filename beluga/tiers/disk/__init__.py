@@ -2,7 +2,8 @@
 # Copyright The Beluga Authors
 """The disk tier: blocks in one file on a disk, or spread over several."""
 
+from beluga.tiers.disk.file import adopt_disk
 from beluga.tiers.disk.spread import SpreadTier
 from beluga.tiers.disk.tier import DiskTier
 
-__all__ = ["DiskTier", "SpreadTier"]
+__all__ = ["DiskTier", "SpreadTier", "adopt_disk"]

@@ -361,7 +361,7 @@ def _text(field: bytes) -> str:
     return field.rstrip(b"\0").decode(errors="replace")
 
 
-def adopt(path: Path) -> Owner:
+def adopt_disk(path: Path) -> Owner:
     """Let the next server that opens a disk have it, and return whose it was. Its blocks stay.
 
     Raises TierError: a server uses it, or it is no disk tier.
