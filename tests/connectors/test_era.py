@@ -15,13 +15,14 @@ from blocks import eventually
 from memory_tier import MemoryTier, served
 from numpy.typing import NDArray
 
-from beluga import MetaServer, Namespace
+from beluga import MetaServer, Namespace, Pool
 from beluga.connectors import era
 from beluga.connectors.connection import Attachment
 from beluga.connectors.era import Era
 from beluga.connectors.settings import PoolSettings
 from beluga.errors import CacheError
 from beluga.meta import MetaClient
+from beluga.tiers import TierService
 
 MODEL = Namespace.of("model")
 
@@ -96,6 +97,37 @@ def test_an_era_that_was_ended_does_not_return_from_a_store_that_refuses_deletes
     tier.blocks |= begun  # the old record, as if the new one had never replaced it
     (third,) = eras(shm / "fourth", tier)
     assert third != first
+
+
+class Deaf(MemoryTier):
+    """A store that fails every delete."""
+
+    def remove(self, keys: NDArray[np.uint64]) -> int:
+        raise OSError("made up")
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["known", "remote"])
+def test_an_ended_era_stays_ended_when_a_server_follows_on_the_same_pool(
+    shm: Path, remote: bool
+) -> None:
+    tier, found = Deaf(remote=remote), list[bytes]()
+    with Pool.create([shm / "pool"], device_size=32 << 20, sparse=True) as pool:
+        for clears in (0, 1, 0):
+            server = MetaServer(pool)
+            service = TierService(server, pool, [tier], wait=True)
+            with server:
+                service.start()
+                session = Attachment(PoolSettings(pool=str(shm / "pool"), timeout_ms=5000))
+                one = Era(MODEL)
+                found.append(one.now(session))
+                for _ in range(clears):
+                    one.clear()
+                    found.append(one.now(session))
+                session.close()
+                service.stop()
+    first, again, second, last = found
+    assert first == again
+    assert second == last != first
 
 
 def test_threads_that_clear_at_once_end_the_era_and_blocks_of_the_next_stay(

@@ -11,13 +11,16 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from blocks import eventually
 from fakes import ChunkKey, Memory, ObjectKey
-from lmcache_parts import LONG_S, SHAPE, MakeAdapter, blank, chunks, load, lookup, store
+from lmcache_parts import LONG_S, SHAPE, MakeAdapter, blank, chunks, l2, load, lookup, store
+from memory_tier import MemoryTier, served
+from numpy.typing import NDArray
 
 from beluga import MetaServer, Pool
 from beluga.connectors.lmcache import layouts, ledger, objects, pins
@@ -130,11 +133,61 @@ def test_what_is_deleted_without_a_server_is_a_miss_and_removed_when_it_is_back(
         other = adapter(timeout_ms=1000)
         assert eventually(lambda: lookup(one, keys) == [False, True], LONG_S)
         assert load(one, keys, blank(2)) == [False, True]
-        assert eventually(lambda: store(one, [ObjectKey(b"new")], memories[:1]) > 0, LONG_S)
+        assert eventually(lambda: lookup(one, keys) and bool(one.deleted), LONG_S)
         assert [key for key, _ in one.deleted] == keys[:1]
         assert lookup(other, keys) == [False, True]
         assert store(one, keys[:1], memories[:1]) > 0
         assert lookup(one, keys) == [True, True]
+
+
+class Stubborn(MemoryTier):
+    """A store that lets nothing be deleted."""
+
+    def remove(self, keys: NDArray[np.uint64]) -> int:
+        raise OSError("made up")
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["known", "remote"])
+def test_a_deleted_object_does_not_come_back_from_a_tier_that_cannot_delete(
+    shm: Path, lmcache: Any, remote: bool
+) -> None:
+    tier = Stubborn(remote=remote)
+    keys, memories = chunks(3)
+    with served(shm / "pool", tier), l2(lmcache, shm / "pool") as one:
+        store(one, keys, memories)
+        assert eventually(lambda: len(tier.blocks) == 4)  # with the layout's record
+        one.delete(keys[:1])
+        assert lookup(one, keys) == [False, True, True]
+        with l2(lmcache, shm / "pool") as other:
+            assert lookup(other, keys) == [False, True, True]
+            assert load(other, keys, blank(3)) == [False, True, True]
+            assert store(other, keys[:1], memories[:1]) > 0
+            assert lookup(one, keys) == [True] * 3
+
+
+def test_a_tier_that_answers_late_makes_misses_and_no_wrong_deletion(
+    shm: Path, lmcache: Any
+) -> None:
+    tier = MemoryTier(remote=True)
+    keys, memories = chunks(2)
+    with served(shm / "first", tier), l2(lmcache, shm / "first") as one:
+        store(one, keys, memories)
+        assert eventually(lambda: len(tier.blocks) == 3)
+    tier.open.clear()
+    with (
+        served(shm / "second", tier),
+        l2(lmcache, shm / "second", timeout_ms=300, onboard_ms=50) as one,
+    ):
+        try:
+            assert lookup(one, keys) == [False, False]
+            one.delete(keys[:1])  # the layouts are not known yet
+            assert one.deleted == []
+        finally:
+            tier.open.set()
+        assert eventually(lambda: lookup(one, keys) == [False, True], LONG_S)
+        assert eventually(lambda: lookup(one, keys) == [False, True] and not one._owed, LONG_S)
+        with l2(lmcache, shm / "second") as other:
+            assert eventually(lambda: lookup(other, keys) == [False, True], LONG_S)
 
 
 def test_when_too_much_is_owed_a_model_is_forgotten_whole(

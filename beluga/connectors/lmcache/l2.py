@@ -164,7 +164,7 @@ class BelugaL2Adapter(L2AdapterInterface):
         were submitted before. Listeners are called for those that existed.
 
         If the pool is not available now, this adapter answers misses for the objects and removes
-        them before it stores again; listeners are called then.
+        them when it is; listeners are called then.
         """
         keys = list(dict.fromkeys(keys))
         if not keys:
@@ -192,6 +192,7 @@ class BelugaL2Adapter(L2AdapterInterface):
     def close(self) -> None:
         """Finish the submitted tasks and end both sessions. Tasks that are submitted later fail."""
         self._models.close()
+        self._writer.submit(self._settle)
         self._writer.close()
         self._reader.close()
         for results in (self._stores, self._lookups, self._loads):
@@ -217,6 +218,8 @@ class BelugaL2Adapter(L2AdapterInterface):
             finally:
                 results.put(task, failed if result is None else result)
 
+        if worker is not self._writer and self._owed:
+            self._writer.submit(self._settle)  # a store settles it itself
         if not worker.submit(job):
             results.put(task, failed)
         return task
@@ -331,9 +334,9 @@ class BelugaL2Adapter(L2AdapterInterface):
 
     def _settle(self, connection: Connection) -> bool:
         """Remove what was deleted, on the writer's thread. Returns whether nothing is owed now."""
-        keys, models = self._owed.all()
-        if not keys and not models:
+        if not self._owed:
             return True
+        keys, models = self._owed.all()
         if any(self._models.pending(name) for name in {key.model_name for key in keys}):
             return False
 

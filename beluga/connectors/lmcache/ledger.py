@@ -63,6 +63,10 @@ class Owed:
         with self._lock:
             return key in self._keys or key.model_name in self._models
 
+    def __bool__(self) -> bool:
+        with self._lock:
+            return bool(self._keys or self._models)
+
     def add(self, keys: Iterable[Any]) -> None:
         """Note deletions that were requested."""
         with self._lock:

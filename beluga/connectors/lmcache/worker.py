@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from beluga.connectors.settings import PoolSettings
 
 T = TypeVar("T")
-Job: TypeAlias = Callable[[Connection], None]
+Job: TypeAlias = Callable[[Connection], object]
 
 
 class Worker:
     """Does jobs one after the other, in the order in which they were submitted.
 
-    A job delivers its own result and must not raise; an exception is logged.
+    A job delivers its own result and must not raise: what it returns is dropped, and an exception
+    is logged.
     """
 
     def __init__(self, settings: PoolSettings, *, name: str, logger: logging.Logger) -> None:
