@@ -137,9 +137,11 @@ def _tiers(lower: Mapping[str, Any] | None) -> dict[str, str]:
     if lower is None:
         return {}
     work = lower.get("work", {})
+    removals = work.get("removal_count", 0)
+    left = f", {removals:,} removals are not executed yet" if removals else ""
     return {f"tier {name}": _tier(told) for name, told in lower.get("tiers", {}).items()} | {
         "for lower tiers": f"{work.get('dirty_count', 0):,} blocks wait to be offered, "
-        f"{work.get('wanted_count', 0):,} are wanted back"
+        f"{work.get('wanted_count', 0):,} are wanted back{left}"
     }
 
 

@@ -178,6 +178,9 @@ class Collector:
                 ("lower_wanted_keys", stat.wanted_count),
                 ("lower_asked_keys_total", stat.onboard_count),
                 ("lower_unsaved_blocks_total", stat.unsaved_count),
+                ("lower_removals", stat.removal_count),
+                ("lower_failed_removals", stat.removal_failed),
+                ("lower_removals_max", stat.removal_max),
             )
         )
 

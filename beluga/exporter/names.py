@@ -168,6 +168,9 @@ METRICS: dict[str, Metric] = {
     "beluga_lower_unsaved_blocks_total": Metric(
         "counter", "Blocks that left the pool before they were offered to lower tiers."
     ),
+    "beluga_lower_removals": Metric("gauge", "Removals that a lower tier has not executed yet."),
+    "beluga_lower_failed_removals": Metric("gauge", "Of these, those that were tried in vain."),
+    "beluga_lower_removals_max": Metric("gauge", "So many may wait; then remove is refused."),
     # The exporter.
     "beluga_exporter_scrapes_total": Metric("counter", "Scrapes that were answered."),
     "beluga_exporter_seconds_total": Metric("counter", "Processor time that scrapes took."),
