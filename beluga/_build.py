@@ -22,6 +22,7 @@ CSRC = ROOT / "csrc"
 
 CORE_HEADERS = (
     "format/pool_format.h",
+    "format/block_limit.h",
     "api/error.h",
     "api/coherence.h",
     "api/pool.h",
@@ -47,6 +48,7 @@ SIM_HEADERS = (
     *CORE_HEADERS,
     *QUEUE_HEADERS,
     "dsa/faults.h",
+    "space/pages.h",
     "space/extent.h",
     "index/evict.h",
     "index/pins.h",

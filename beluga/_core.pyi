@@ -471,7 +471,7 @@ class bl_meta_stat(CStruct):
     stripe_count: int
     free_stripe_count: int
     extent_count: int
-    class_count: int
+    free_run_bytes: int
     used_bytes: int
     held_bytes: int
     data_bytes: int
@@ -495,7 +495,7 @@ class bl_meta_stat_init(TypedDict, total=False):
     stripe_count: int
     free_stripe_count: int
     extent_count: int
-    class_count: int
+    free_run_bytes: int
     used_bytes: int
     held_bytes: int
     data_bytes: int
@@ -2870,7 +2870,6 @@ class Lib:
     BL_HALF_COUNT: Final[int]
     BL_MESSAGE_INLINE_SIZE: Final[int]
     BL_EXTENT_STRIPES_MAX: Final[int]
-    BL_CLASS_COUNT_MAX: Final[int]
     BL_CHUNK_SIZE: Final[int]
     BL_SERVER_STRIDE: Final[int]
     BL_CANDIDATE_OFFSET: Final[int]
@@ -2942,6 +2941,7 @@ class Lib:
     BL_EXTENT_FREE: Final[int]
     BL_EXTENT_OPEN: Final[int]
     BL_EXTENT_RETIRED: Final[int]
+    BL_BLOCK_SIZE_MAX: Final[int]
     BL_ERROR_FORKED: Final[int]
     BL_ERROR_NO_SERVER: Final[int]
     BL_ERROR_TIMEOUT: Final[int]
@@ -2956,7 +2956,7 @@ class Lib:
     BL_ERROR_HANDLER: Final[int]
     BL_ERROR_NO_SPACE: Final[int]
     BL_ERROR_TABLE_FULL: Final[int]
-    BL_ERROR_CLASS_LIMIT: Final[int]
+    BL_ERROR_TOO_LARGE: Final[int]
     BL_ERROR_NO_GRANT: Final[int]
     BL_ERROR_PIN_LIMIT: Final[int]
     BL_ERROR_QUARANTINE: Final[int]
@@ -3064,7 +3064,6 @@ class Lib:
     BL_FINDING_EXTENT_BEYOND: Final[int]
     BL_FINDING_EXTENT_FIT: Final[int]
     BL_FINDING_EXTENT_OVERLAP: Final[int]
-    BL_FINDING_EXTENT_CLASSES: Final[int]
     BL_FINDING_EXTENT_FUTURE: Final[int]
     BL_FINDING_ENTRY_DAMAGED: Final[int]
     BL_FINDING_ENTRY_STATE: Final[int]

@@ -51,7 +51,7 @@ BelugaError
 ├── CacheError                    blocks
 │   ├── NoSpaceError              nothing could be evicted for the block
 │   ├── TableFullError
-│   ├── ClassLimitError           too many different block sizes
+│   ├── TooLargeError             the pool, empty, would have no room for such a block
 │   ├── NoGrantError              the session does not hold that grant (any more)
 │   ├── PinLimitError
 │   ├── OffloadingError           what could be evicted waits for a lower tier; try again
@@ -286,8 +286,8 @@ class TableFullError(CacheError):
     """Create the pool anew with more --max-blocks, or with the right --block-bytes."""
 
 
-class ClassLimitError(CacheError):
-    """Give engines whose blocks have other sizes a pool of their own."""
+class TooLargeError(CacheError):
+    """Use a larger pool, or smaller blocks: fewer tokens in a block, or a block for each layer."""
 
 
 class NoGrantError(CacheError):
@@ -434,7 +434,7 @@ CODES: tuple[tuple[type[BelugaError], str], ...] = (
     (HandlerError, "the server's handler raised; see its log"),
     (NoSpaceError, "no space: every block that could make room is pinned or being written"),
     (TableFullError, "the block table is full; create the pool with more --max-blocks"),
-    (ClassLimitError, "too many different block sizes live in this pool (64)"),
+    (TooLargeError, "a block is larger than the space of the pool; use a larger pool"),
     (NoGrantError, "the session does not hold that grant (any more)"),
     (PinLimitError, "the session has too many blocks pinned; release some"),
     (QuarantineError, "dead writers of this host hold too much space; prove them gone"),

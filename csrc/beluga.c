@@ -31,7 +31,9 @@
 #include "pool/superblock.c"
 #include "pool/pool.c"
 
+#include "space/pages.c"
 #include "space/extent.c"
+#include "space/victims.c"
 
 #include "iosched/bucket.c"
 #include "iosched/fair.c"
@@ -111,6 +113,7 @@
 #include "kv/put.c"
 #include "kv/get.c"
 
+#include "check/places.c"
 #include "check/line.c"
 #include "check/check.c"
 #include "check/server.c"

@@ -95,7 +95,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 ("beluga_pool_bytes", "all"),
                 ("beluga_pool_used_bytes", "used"),
                 ("beluga_pool_payload_bytes", "payload"),
-                ("beluga_pool_free_bytes", "in no class"),
+                ("beluga_pool_free_bytes", "free"),
             ),
         ),
         Panel(
@@ -300,7 +300,7 @@ ALERTS = (
         "Blocks are not stored: {{ $labels.reason }}",
         "no space: everything is pinned or kept; look at `pinned_count`. offloading: the lower "
         "tier is slower than what comes; see its breaker, or `--offload drop`. quota: raise "
-        "`--quota-*` or find the client. class limit: there are too many block sizes.",
+        "`--quota-*` or find the client.",
     ),
     Alert(
         "BelugaQuarantine",

@@ -33,7 +33,7 @@ NUMBERS = {
     "BL_ERROR_HANDLER": (1012, errors.HandlerError),
     "BL_ERROR_NO_SPACE": (1013, errors.NoSpaceError),
     "BL_ERROR_TABLE_FULL": (1014, errors.TableFullError),
-    "BL_ERROR_CLASS_LIMIT": (1015, errors.ClassLimitError),
+    "BL_ERROR_TOO_LARGE": (1015, errors.TooLargeError),
     "BL_ERROR_NO_GRANT": (1016, errors.NoGrantError),
     "BL_ERROR_PIN_LIMIT": (1017, errors.PinLimitError),
     "BL_ERROR_QUARANTINE": (1018, errors.QuarantineError),

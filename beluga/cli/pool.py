@@ -174,7 +174,7 @@ _CHECK = Legend(
         "serving": "whether it serves now",
         "blocks": "how many blocks can be found",
         "bytes": "how many bytes they have",
-        "extents": "how many extents, the ranges that blocks are cut from, are in use",
+        "extents": "how many extents, the groups of stripes that blocks may lie in, are open",
         "sessions": "how many sessions of clients there are",
         "findings": "how many lines or blocks are damaged",
     }

@@ -115,6 +115,7 @@ class Collector:
 
     def _of_index(self) -> None:
         stat = self._server.meta_stat()
+        retired = stat.retired_stripe_count * _STRIPE
         self._all(
             (
                 ("blocks", stat.block_count),
@@ -132,11 +133,11 @@ class Collector:
                 ("pool_bytes", stat.data_bytes),
                 ("pool_used_bytes", stat.used_bytes),
                 ("pool_payload_bytes", stat.block_bytes),
-                ("pool_free_bytes", stat.free_stripe_count * _STRIPE),
+                ("pool_free_bytes", stat.data_bytes - stat.used_bytes - stat.held_bytes - retired),
                 ("pool_quarantined_bytes", stat.held_bytes),
-                ("pool_retired_bytes", stat.retired_stripe_count * _STRIPE),
+                ("pool_retired_bytes", retired),
                 ("pool_extents", stat.extent_count),
-                ("pool_classes", stat.class_count),
+                ("pool_free_run_bytes", stat.free_run_bytes),
             )
         )
         for reason, count in self._server.refusals().items():

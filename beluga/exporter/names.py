@@ -77,13 +77,15 @@ METRICS: dict[str, Metric] = {
     "beluga_pool_bytes": Metric("gauge", "Space for blocks."),
     "beluga_pool_used_bytes": Metric("gauge", "Space of committed and granted blocks."),
     "beluga_pool_payload_bytes": Metric("gauge", "Payload of the committed blocks."),
-    "beluga_pool_free_bytes": Metric("gauge", "Space that no class of block sizes has taken."),
+    "beluga_pool_free_bytes": Metric("gauge", "Space that is free."),
     "beluga_pool_quarantined_bytes": Metric(
         "gauge", "Space that is given to nobody: a writer may be alive."
     ),
     "beluga_pool_retired_bytes": Metric("gauge", "Space never used again: its memory failed."),
-    "beluga_pool_extents": Metric("gauge", "Extents in use."),
-    "beluga_pool_classes": Metric("gauge", "Classes of block sizes in use."),
+    "beluga_pool_extents": Metric("gauge", "Extents: groups of stripes that are open."),
+    "beluga_pool_free_run_bytes": Metric(
+        "gauge", "The longest free run: the largest block that needs no eviction, up to 1 GiB."
+    ),
     "beluga_device_bytes": Metric("gauge", "Size of each device.", ("device",)),
     # Tenants and layouts.
     "beluga_tenant_blocks": Metric(

@@ -57,7 +57,7 @@ Digests: TypeAlias = "Sequence[bytes] | NDArray[np.uint8] | NDArray[np.uint64]"
 
 CHUNK_SIZE: int = lib.BL_CHUNK_SIZE
 _LINE_SIZE: int = lib.BL_LINE_SIZE
-BLOCK_SIZE_MAX: int = lib.BL_EXTENT_STRIPES_MAX * lib.BL_STRIPE_SIZE
+BLOCK_SIZE_MAX: int = lib.BL_BLOCK_SIZE_MAX
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

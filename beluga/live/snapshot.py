@@ -57,7 +57,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
-    """The pool's space for blocks. ``free_bytes`` is what no class of block sizes has taken."""
+    """The pool's space for blocks. ``free_bytes`` is what no block has and nothing holds."""
 
     bytes: int
     used_bytes: int

@@ -55,7 +55,7 @@ EVICTIONS = {
 REFUSALS = {
     "no space": lib.BL_ERROR_NO_SPACE,
     "table full": lib.BL_ERROR_TABLE_FULL,
-    "class limit": lib.BL_ERROR_CLASS_LIMIT,
+    "too large": lib.BL_ERROR_TOO_LARGE,
     "quarantine": lib.BL_ERROR_QUARANTINE,
     "quota": lib.BL_ERROR_QUOTA,
     "queue full": lib.BL_ERROR_QUEUE_FULL,

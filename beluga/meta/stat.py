@@ -33,7 +33,7 @@ class MetaStat:
     stripe_count: int
     free_stripe_count: int
     extent_count: int
-    class_count: int
+    free_run_bytes: int
     used_bytes: int
     held_bytes: int
     data_bytes: int

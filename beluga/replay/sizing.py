@@ -17,7 +17,6 @@ _PAGE_SIZE = 4096
 _LANE_COUNT = 16
 _LANE_SIZE = 512 << 10  # more than the default size of a lane's slots and bulk areas
 _TABLE_LINES_SIZE = 2 * 64  # one entry in each half
-_WASTE = 1.04  # space that extents may waste at their ends, rounded up
 _SPARE_STRIPES = 4
 
 
@@ -53,6 +52,6 @@ def pool_size_for(
         return PoolSize(device_size, block_count)
     chunks_size = block_size // 4096  # an upper bound for the checksums
     stored_size = -(-(block_size + chunks_size) // _PAGE_SIZE) * _PAGE_SIZE
-    size = block_count * (stored_size * _WASTE + _TABLE_LINES_SIZE) + _LANE_COUNT * _LANE_SIZE
+    size = block_count * (stored_size + _TABLE_LINES_SIZE) + _LANE_COUNT * _LANE_SIZE
     stripe_count = int(size / DEVICE_COUNT) // STRIPE_SIZE + 1 + _SPARE_STRIPES
     return PoolSize(stripe_count * STRIPE_SIZE, block_count)

@@ -15,9 +15,6 @@ _DEVICE_SIZE_MAX = 1 << 47  # of a pool
 _PAGE_SIZE, _LINE_SIZE = 4096, 64
 _CHUNK_SIZE = 16 << 10  # payload bytes of a checksum
 _CHECKSUM_SIZE = 4
-_EXTENT_STRIPES_MAX = 64
-_EXTENT_BLOCKS_MAX = STRIPE_SIZE // _PAGE_SIZE
-_WASTE_IDEAL = 100
 _SMALLEST_BLOCK = 16 << 10
 """A disk's index is made for blocks of this size, unless they are smaller."""
 _SPARE_SHARE = 50
@@ -146,17 +143,5 @@ def _too_small(tier: TierSize, length: int) -> TierError:
 
 
 def _fitting(size: int, stored: int) -> int:
-    """Return how many blocks fit into stripes, by the rules of csrc/space/fit.h."""
-    pages, stripe_pages = -(-stored // _PAGE_SIZE), STRIPE_SIZE // _PAGE_SIZE
-
-    def part(stripes: int) -> tuple[int, int]:
-        blocks = min(stripes * stripe_pages // pages, _EXTENT_BLOCKS_MAX)
-        return blocks, stripes * stripe_pages - blocks * pages
-
-    extents = [(count, *part(count)) for count in range(1, _EXTENT_STRIPES_MAX + 1)]
-    ideal = next(
-        (one for one in extents if one[2] * _WASTE_IDEAL <= one[0] * stripe_pages),
-        min(extents, key=lambda one: one[2] / one[0]),
-    )
-    whole, rest = divmod(size // STRIPE_SIZE, ideal[0])
-    return whole * ideal[1] + (part(rest)[0] if rest else 0)
+    """Return how many blocks fit: each takes whole pages, side by side."""
+    return size // (-(-stored // _PAGE_SIZE) * _PAGE_SIZE)

@@ -47,7 +47,6 @@ enum bl_finding_kind {
     BL_FINDING_EXTENT_BEYOND,
     BL_FINDING_EXTENT_FIT,               /* not the blocks that fit into it */
     BL_FINDING_EXTENT_OVERLAP,           /* detail: the other extent's first stripe */
-    BL_FINDING_EXTENT_CLASSES,           /* one class too many */
     BL_FINDING_EXTENT_FUTURE,
     BL_FINDING_ENTRY_DAMAGED,            /* place: block */
     BL_FINDING_ENTRY_STATE,
@@ -56,7 +55,7 @@ enum bl_finding_kind {
     BL_FINDING_ENTRY_UNALIGNED,
     BL_FINDING_ENTRY_BEYOND,
     BL_FINDING_ENTRY_FUTURE,
-    BL_FINDING_ENTRY_HOMELESS,           /* not at a block of an open extent of its class */
+    BL_FINDING_ENTRY_HOMELESS,           /* not in open extents */
     BL_FINDING_ENTRY_OVERLAP,            /* two entries, one space; detail: the newer */
     BL_FINDING_ENTRY_TWICE,              /* two entries, one key */
     BL_FINDING_ENTRY_GENERATION,         /* two entries, one generation */

@@ -24,7 +24,7 @@ enum bl_error {
     BL_ERROR_HANDLER,           /* a Python handler raised */
     BL_ERROR_NO_SPACE,          /* nothing could be evicted for the block */
     BL_ERROR_TABLE_FULL,        /* max_blocks blocks, none can be evicted */
-    BL_ERROR_CLASS_LIMIT,       /* too many different block sizes */
+    BL_ERROR_TOO_LARGE,         /* the pool, empty, would have no room for such a block */
     BL_ERROR_NO_GRANT,          /* the session does not hold that grant (any more) */
     BL_ERROR_PIN_LIMIT,         /* the session has too many blocks pinned */
     BL_ERROR_QUARANTINE,        /* this host's dead writers hold too much space */

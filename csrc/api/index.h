@@ -42,10 +42,10 @@ typedef struct bl_map_cell {
     uint64_t used_bytes;        /* of committed and granted blocks */
     uint64_t held_bytes;        /* quarantined */
     uint32_t stripe_count;
-    uint32_t free_count;        /* stripes that no class of block sizes has */
+    uint32_t free_count;        /* stripes without blocks */
     uint32_t table_count;       /* stripes of the pool's tables and lanes */
     uint32_t retired_count;     /* stripes of extents that failed */
-    uint32_t kept_count;        /* stripes of extents with blocks that are never evicted */
+    uint32_t kept_count;        /* stripes that blocks lie in which are never evicted */
     uint32_t reserved;
 } bl_map_cell;
 

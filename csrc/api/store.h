@@ -5,8 +5,8 @@
  * requests that move blocks between memory and the file (bl_disk). beluga/tiers/disk joins the two.
  *
  * The file has a header, the index, and the data. The index is a table of slots of 64 bytes, which
- * store/entry.h draws; a slot has the entry of one block, or zeros. The data are stripes, which
- * space/extent.h gives to size classes.
+ * store/entry.h draws; a slot has the entry of one block, or zeros. The data are stripes, and
+ * space/pages.h gives their pages to blocks.
  *
  * The life of a block: reserve gives it a slot and space; its bytes are written; fill makes its
  * entry, which the next written sector of the index has; commit lets readers find it. abort gives

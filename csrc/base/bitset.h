@@ -104,18 +104,4 @@ static inline uint64_t bl_bitset_next(const bl_bitset *set, uint64_t from)
     return BL_BITSET_NONE;
 }
 
-/* Return the end of the run of members that begins at from, but at most limit. */
-static inline uint64_t bl_bitset_row_end(const bl_bitset *set, uint64_t from, uint64_t limit)
-{
-    while (from < limit) {
-        uint64_t gaps = ~set->level[0][from / 64] & (UINT64_MAX << (from % 64));
-        if (gaps) {
-            from = from / 64 * 64 + (uint64_t)__builtin_ctzll(gaps);
-            return from < limit ? from : limit;
-        }
-        from = (from / 64 + 1) * 64;
-    }
-    return limit;
-}
-
 #endif

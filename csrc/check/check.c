@@ -28,11 +28,11 @@ static int bl_check_round(bl_check *check)
     bl_check_sessions(check);
     bl_check_lobby(check);
     bl_check_lanes(check);
-    int status = bl_extents_create(&check->extents, g->data_offset, g->stripe_count);
+    int status = bl_extents_create(&check->extents, g->stripe_count);
     if (status == 0)
         status = bl_index_create(&check->keys, g->block_count_max);
     if (status == 0)
-        status = bl_index_create(&check->places, g->block_count_max);
+        status = bl_places_create(&check->places, g);
     if (status == 0)
         status = bl_index_create(&check->generations, g->block_count_max);
     if (status == 0) {
@@ -42,10 +42,11 @@ static int bl_check_round(bl_check *check)
     }
     bl_extents_destroy(check->extents);
     bl_index_destroy(check->keys);
-    bl_index_destroy(check->places);
+    bl_places_destroy(check->places);
     bl_index_destroy(check->generations);
     check->extents = NULL;
-    check->keys = check->places = check->generations = NULL;
+    check->places = NULL;
+    check->keys = check->generations = NULL;
     bl_check_same_server(check);
     return status;
 }

@@ -19,6 +19,7 @@
 #define BL_CHECK_H
 
 #include "api/check.h"
+#include "check/places.h"
 #include "index/blocks.h"
 #include "iosched/throttle.h"
 
@@ -41,7 +42,8 @@ typedef struct bl_check {
     int moved;                      /* another server speaks: nothing found so far counts */
     bl_session_line *sessions;      /* as read, per lane; not whole: zeros */
     bl_extents *extents;            /* as read */
-    bl_index *keys, *places, *generations; /* of the entries that are right by themselves */
+    bl_places *places;              /* space of the entries that are right by themselves */
+    bl_index *keys, *generations;   /* of the same */
     bl_throttle throttle;       /* for payload */
     uint8_t *chunk;                 /* room for a chunk of payload */
     uint32_t chunk_size;

@@ -5,15 +5,13 @@
  *
  * Marks are read first, entries after them; on a live pool an entry may lie in an extent that was
  * opened in between, so the earlier look at the marks is only a shortcut: an entry is homeless when
- * no mark that is read anew has it. Two entries contradict each other when both stay for a while.
- * The older of the two is the one in error: recovery keeps the newer.
+ * no marks that are read anew have it. Two entries contradict each other when both stay for a
+ * while. The older of the two is the one in error: recovery keeps the newer.
  */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "check/line.h"
-#include "format/payload.h"
-#include "space/fit.h"
 
 enum { BL_CHECK_BATCH = 1024 };     /* lines invalidated together */
 
@@ -51,13 +49,12 @@ static uint32_t bl_judge_mark(bl_check *check, const bl_check_line *line)
     if (mark.state != BL_EXTENT_OPEN && mark.state != BL_EXTENT_RETIRED)
         return BL_FINDING_EXTENT_STATE;
     if (mark.stripe_count == 0 || mark.stripe_count > BL_EXTENT_STRIPES_MAX ||
-        mark.block_size == 0 || bl_block_size(mark.block_size) != mark.block_size)
+        mark.block_size == 0 || mark.block_size % BL_PAGE_SIZE != 0)
         return BL_FINDING_EXTENT_SIZE;
     if (line->number + mark.stripe_count > check->pool->geometry.stripe_count)
         return BL_FINDING_EXTENT_BEYOND;
-    bl_fit_part part = bl_fit_of(mark.block_size / BL_PAGE_SIZE, mark.stripe_count);
-    return part.block_count == 0 || part.block_count != mark.block_count ? BL_FINDING_EXTENT_FIT
-                                                                          : 0;
+    uint32_t blocks = bl_mark_blocks(mark.block_size, mark.stripe_count);
+    return blocks == 0 || blocks != mark.block_count ? BL_FINDING_EXTENT_FIT : 0;
 }
 
 static bl_check_line bl_check_mark_line(const bl_check *check, uint64_t stripe)
@@ -73,8 +70,7 @@ static void bl_check_overlap(bl_check *check, bl_check_line *line, const bl_exte
     for (uint64_t stripe = view->first_stripe; stripe < view->first_stripe + view->stripe_count;
          stripe++) {
         bl_extent_view other;
-        uint64_t offset = check->pool->geometry.data_offset + stripe * BL_STRIPE_SIZE;
-        if (bl_extents_at(check->extents, offset, &other) < 0)
+        if (bl_extents_at(check->extents, stripe, &other) < 0)
             continue;
         bl_extent_line mark;
         bl_check_line lines[2] = {*line, bl_check_mark_line(check, other.first_stripe)};
@@ -89,17 +85,6 @@ static void bl_check_overlap(bl_check *check, bl_check_line *line, const bl_exte
         bl_extents_close(check->extents, other.first_stripe); /* it went away meanwhile */
     }
     bl_extents_adopt(check->extents, view);
-}
-
-/* Do the marks still say that there are more classes than there may be? */
-static void bl_check_classes(bl_check *check, uint64_t stripe)
-{
-    bl_check_line line = bl_check_mark_line(check, stripe);
-    bl_check_refetch(check, line.offset, BL_LINE_SIZE);
-    bl_check_look(check, &line);
-    if (bl_check_used(&line) && bl_check_stands(check, &line, 1) &&
-        bl_check_stands(check, &line, 1))
-        bl_found(check, BL_FINDING_EXTENT_CLASSES, stripe, line.offset);
 }
 
 void bl_check_extents(bl_check *check)
@@ -117,11 +102,8 @@ void bl_check_extents(bl_check *check)
             continue;
         bl_extent_view view = bl_extent_of(&mark);
         check->report->extent_count++;
-        int status = bl_extents_adopt(check->extents, &view);
-        if (status == -EEXIST)
+        if (bl_extents_adopt(check->extents, &view) == -EEXIST)
             bl_check_overlap(check, &line, &view);
-        else if (status == -E2BIG)
-            bl_check_classes(check, stripe);
     }
     bl_check_stray(check, bl_extent_line_offset(g, 0, BL_HALF_COUNT), g->data_offset);
 }
@@ -165,40 +147,36 @@ static bl_check_line bl_check_entry_line(const bl_check *check, uint64_t number)
                            .number = number};
 }
 
-/* Does a block of this size start at offset in this extent? A retired extent has none. */
-static int bl_extent_contains(const bl_geometry *g, const bl_extent_view *view,
-                              const bl_entry *entry)
+static uint32_t bl_check_size(const bl_entry *entry)
 {
-    uint64_t first = g->data_offset + (uint64_t)view->first_stripe * BL_STRIPE_SIZE;
-    if (entry->offset < first || view->retired ||
-        view->block_size != bl_block_size(bl_stored_size(entry->length, entry->chunk_size)))
-        return 0;
-    uint64_t inside = entry->offset - first;
-    return inside % view->block_size == 0 && inside / view->block_size < view->block_count;
+    return bl_block_size(bl_stored_size(entry->length, entry->chunk_size));
 }
 
-/* Is there an extent for the block, by the marks as they were or as they are now? */
-static int bl_check_contained(bl_check *check, const bl_entry *entry)
+/* Is this stripe in an extent that is not retired, by the marks as they are now? */
+static int bl_check_open(bl_check *check, uint64_t stripe)
 {
-    const bl_geometry *g = &check->pool->geometry;
-    bl_extent_view view;
-    if (bl_extents_at(check->extents, entry->offset, &view) == 0 &&
-        bl_extent_contains(g, &view, entry))
-        return 1;
-    uint64_t stripe = (entry->offset - g->data_offset) / BL_STRIPE_SIZE;
     for (uint64_t back = 0; back < BL_EXTENT_STRIPES_MAX && back <= stripe; back++) {
         bl_check_line line = bl_check_mark_line(check, stripe - back);
         bl_extent_line mark;
         bl_check_refetch(check, line.offset, BL_LINE_SIZE);
         bl_check_look(check, &line);
         memcpy(&mark, line.word, sizeof mark);
-        if (!bl_check_used(&line) || bl_judge_mark(check, &line) || mark.state == BL_EXTENT_FREE)
-            continue;
-        view = bl_extent_of(&mark);
-        if (bl_extent_contains(g, &view, entry))
+        if (bl_check_used(&line) && !bl_judge_mark(check, &line) &&
+            mark.state == BL_EXTENT_OPEN && back < mark.stripe_count)
             return 1;
     }
     return 0;
+}
+
+/* Are there extents for all of the block, by the marks as they were or as they are now? */
+static int bl_check_contained(bl_check *check, const bl_entry *entry)
+{
+    uint64_t inside = entry->offset - check->pool->geometry.data_offset;
+    uint64_t last = (inside + bl_check_size(entry) - 1) / BL_STRIPE_SIZE;
+    for (uint64_t stripe = inside / BL_STRIPE_SIZE; stripe <= last; stripe++)
+        if (!bl_extents_cover(check->extents, stripe, 1) && !bl_check_open(check, stripe))
+            return 0;
+    return 1;
 }
 
 static uint32_t bl_judge_home(bl_check *check, const bl_check_line *line)
@@ -210,35 +188,60 @@ static uint32_t bl_judge_home(bl_check *check, const bl_check_line *line)
     return bl_check_contained(check, &entry) ? 0 : BL_FINDING_ENTRY_HOMELESS;
 }
 
-/* Put an entry into a set by one of its properties: 1 if it is alone there, 0 if it, or an entry
- * found before it, is reported. */
+/* Do two entries contradict each other in this way? */
+static int bl_check_clash(const bl_entry *own, const bl_entry *other, uint32_t kind)
+{
+    if (kind == BL_FINDING_ENTRY_TWICE)
+        return other->key[0] == own->key[0] && other->key[1] == own->key[1];
+    if (kind == BL_FINDING_ENTRY_OVERLAP)
+        return other->offset < own->offset + bl_check_size(own) &&
+               own->offset < other->offset + bl_check_size(other);
+    return other->generation == own->generation;
+}
+
+/* Look again at an entry that contradicts one seen before it: 1 if that one is in error or went
+ * away; 0 if this one is, or did, or another server speaks. */
+static int bl_check_prevails(bl_check *check, const bl_check_line *line, uint64_t number,
+                             uint32_t kind)
+{
+    bl_check_line lines[2] = {*line, bl_check_entry_line(check, number)};
+    bl_entry own, other;
+    bl_check_refetch(check, lines[1].offset, BL_LINE_SIZE);
+    bl_check_look(check, &lines[1]);
+    memcpy(&own, lines[0].word, sizeof own);
+    memcpy(&other, lines[1].word, sizeof other);
+    int same = other.state == BL_ENTRY_COMMITTED && bl_table_whole(&other, number) &&
+               bl_check_clash(&own, &other, kind);
+    if (same && bl_check_stands(check, lines, 2) && bl_check_stands(check, lines, 2)) {
+        int older = own.generation <= other.generation;
+        bl_found(check, kind, lines[older ? 0 : 1].number, lines[older ? 1 : 0].number);
+        if (older)
+            return 0;
+    }
+    return !check->moved && memcmp(lines[0].word, line->word, BL_LINE_SIZE) == 0;
+}
+
+/* Put an entry into a set by one of its properties: 1 if it is alone there, 0 if it is in error. */
 static int bl_check_alone(bl_check *check, bl_index *set, const uint64_t property[2],
-                          bl_check_line *line, uint32_t kind)
+                          const bl_check_line *line, uint32_t kind)
 {
     while (bl_index_add(set, property, (uint32_t)line->number) == -EEXIST) {
-        bl_check_line lines[2] = {
-            *line, bl_check_entry_line(check, (uint64_t)bl_index_find(set, property))};
-        bl_entry own, other;
-        bl_check_refetch(check, lines[1].offset, BL_LINE_SIZE);
-        bl_check_look(check, &lines[1]);
-        memcpy(&own, lines[0].word, sizeof own);
-        memcpy(&other, lines[1].word, sizeof other);
-        int same = other.state == BL_ENTRY_COMMITTED && bl_table_whole(&other, lines[1].number) &&
-                   (kind == BL_FINDING_ENTRY_TWICE
-                        ? other.key[0] == own.key[0] && other.key[1] == own.key[1]
-                    : kind == BL_FINDING_ENTRY_OVERLAP ? other.offset == own.offset
-                                                       : other.generation == own.generation);
-        if (same && bl_check_stands(check, lines, 2) && bl_check_stands(check, lines, 2)) {
-            int older = own.generation <= other.generation;
-            bl_found(check, kind, lines[older ? 0 : 1].number, lines[older ? 1 : 0].number);
-            if (older)
-                return 0;
-        }
-        if (check->moved)
+        if (!bl_check_prevails(check, line, (uint64_t)bl_index_find(set, property), kind))
             return 0;
-        if (memcmp(lines[0].word, line->word, BL_LINE_SIZE) != 0)
-            return 0; /* this entry went away */
-        bl_index_remove(set, property); /* the other entry went away, or is in error */
+        bl_index_remove(set, property);
+    }
+    return 1;
+}
+
+/* Give an entry its space: 1, or 0 if it is in error. */
+static int bl_check_placed(bl_check *check, const bl_entry *entry, const bl_check_line *line)
+{
+    uint32_t other;
+    while (bl_places_add(check->places, (uint32_t)line->number, entry->offset,
+                         bl_check_size(entry), &other) == -EEXIST) {
+        if (!bl_check_prevails(check, line, other, BL_FINDING_ENTRY_OVERLAP))
+            return 0;
+        bl_places_remove(check->places, other);
     }
     return 1;
 }
@@ -279,12 +282,11 @@ static int bl_check_entry(bl_check *check, bl_check_line *line)
 {
     bl_entry entry;
     memcpy(&entry, line->word, sizeof entry);
-    const uint64_t place[2] = {entry.offset, ~entry.offset};
     const uint64_t generation[2] = {entry.generation, ~entry.generation};
     bl_believe(&check->pool->memory, line->offset);
     if (entry.state != BL_ENTRY_COMMITTED || bl_check_judged(check, line, bl_judge_home) ||
         !bl_check_alone(check, check->keys, entry.key, line, BL_FINDING_ENTRY_TWICE) ||
-        !bl_check_alone(check, check->places, place, line, BL_FINDING_ENTRY_OVERLAP) ||
+        !bl_check_placed(check, &entry, line) ||
         !bl_check_alone(check, check->generations, generation, line,
                         BL_FINDING_ENTRY_GENERATION))
         return 0;

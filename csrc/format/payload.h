@@ -6,6 +6,7 @@
 #ifndef BL_PAYLOAD_H
 #define BL_PAYLOAD_H
 
+#include "format/block_limit.h"
 #include "format/pool_format.h"
 
 /* Return the bytes that a block takes in the pool: payload, then its checksums. A single checksum
@@ -24,7 +25,7 @@ static inline int bl_block_within(const bl_geometry *g, uint64_t offset, uint32_
     uint64_t end = g->data_offset + g->stripe_count * BL_STRIPE_SIZE;
     uint64_t size = bl_stored_size(length, chunk_size); /* no overflow: two times 32 bits */
     return length > 0 && offset >= g->data_offset && offset < end && offset % BL_PAGE_SIZE == 0 &&
-           size <= end - offset && size <= BL_EXTENT_STRIPES_MAX * BL_STRIPE_SIZE;
+           size <= end - offset && size <= BL_BLOCK_SIZE_MAX;
 }
 
 /* Return where the checksums lie: on the first line behind the payload. */

@@ -55,7 +55,6 @@ enum bl_format_constant {
     BL_HALF_COUNT = 2,
     BL_MESSAGE_INLINE_SIZE = 40, /* payload bytes of a one-line message */
     BL_EXTENT_STRIPES_MAX = 64,
-    BL_CLASS_COUNT_MAX = 64,
     BL_CHUNK_SIZE = 16 << 10,   /* bytes per checksum where a layout names no chunk of its own */
     BL_SERVER_STRIDE = 256,     /* epoch line and its twin, then heartbeat line at BL_POLL_STRIDE */
     BL_CANDIDATE_OFFSET = 4096,
@@ -452,9 +451,9 @@ typedef struct bl_meta_stat {
     uint64_t refuse_count;      /* grants refused */
     uint64_t damaged_count;     /* entries dropped at takeover */
     uint64_t stripe_count;
-    uint64_t free_stripe_count;
+    uint64_t free_stripe_count; /* free as a whole */
     uint64_t extent_count;
-    uint64_t class_count;
+    uint64_t free_run_bytes;    /* the longest free run, at most BL_BLOCK_SIZE_MAX */
     uint64_t used_bytes;        /* bytes of committed and granted blocks */
     uint64_t held_bytes;        /* bytes in quarantine */
     uint64_t data_bytes;        /* bytes for blocks in all */
@@ -498,7 +497,9 @@ typedef struct bl_name_line {
     uint32_t check;
 } bl_name_line;
 
-/* An extent is a run of stripes given to one size class; its line stands at its first stripe.
+/* An extent is a run of stripes that is open: blocks may lie there, at any page. Its line stands at
+ * its first stripe. Servers of earlier releases cut an extent into blocks of one size, 512 at most;
+ * a line says the same to them: blocks of a page.
  *
  *   FREE --open, before the first grant--> OPEN --emptied--> FREE
  *                                          OPEN --its memory fails--> RETIRED, forever
@@ -512,8 +513,8 @@ typedef struct bl_extent_line {
     uint64_t generation;
     uint32_t first_stripe;
     uint32_t stripe_count;
-    uint32_t block_size;        /* block size of the class: a multiple of a page */
-    uint32_t block_count;
+    uint32_t block_size;        /* a page; in lines of earlier releases, any multiple of it */
+    uint32_t block_count;       /* as many as fit, 512 at most */
     uint32_t state;             /* bl_extent_state */
     uint32_t reserved[6];
     uint32_t check;

@@ -259,7 +259,7 @@ BL_FIELD(bl_meta_stat, damaged_count, 96);
 BL_FIELD(bl_meta_stat, stripe_count, 104);
 BL_FIELD(bl_meta_stat, free_stripe_count, 112);
 BL_FIELD(bl_meta_stat, extent_count, 120);
-BL_FIELD(bl_meta_stat, class_count, 128);
+BL_FIELD(bl_meta_stat, free_run_bytes, 128);
 BL_FIELD(bl_meta_stat, used_bytes, 136);
 BL_FIELD(bl_meta_stat, held_bytes, 144);
 BL_FIELD(bl_meta_stat, data_bytes, 152);

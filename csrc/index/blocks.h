@@ -12,15 +12,17 @@
  *
  * A block number is a line of the block table. DRAM holds all that is asked for often; the pool
  * holds what a successor needs: an entry for every committed block, a mark for every extent that
- * may hold grants (index/table.c). What the handlers stream is fenced by the round before any
+ * may have grants (index/table.c). What the handlers stream is fenced by the round before any
  * reply.
  */
 #ifndef BL_META_H
 #define BL_META_H
 
 #include "api/index.h"
+#include "format/payload.h"
 #include "index/evict.h"
 #include "space/extent.h"
+#include "space/victims.h"
 #include "index/hash.h"
 #include "index/pins.h"
 #include "rpc/server_state.h"
@@ -45,9 +47,9 @@ enum bl_number_state {
     BL_NUMBER_REMOVED           /* a tombstone, no block (index/tombs.c) */
 };
 
-/* A block is in its extent's list; while granted or held, in its lane's; and until it was offered
- * to a lower tier, in one of index/lower.c. */
-enum bl_list { BL_LIST_EXTENT = 0, BL_LIST_LANE = 1, BL_LIST_LOWER = 2, BL_LIST_COUNT = 3 };
+/* A block is in the list of the stripe that it begins in; while granted or held, in its lane's; and
+ * until it was offered to a lower tier, in one of index/lower.c. */
+enum bl_list { BL_LIST_STRIPE = 0, BL_LIST_LANE = 1, BL_LIST_LOWER = 2, BL_LIST_COUNT = 3 };
 
 /* Whether a block waits to be offered to a lower tier. */
 enum bl_offload { BL_OFFLOAD_NONE = 0, BL_OFFLOAD_WAITING = 1, BL_OFFLOAD_TAKEN = 2 };
@@ -102,7 +104,9 @@ struct bl_meta {
     bl_block *blocks;
     bl_index *index;
     bl_evict *order;
+    bl_pages *pages;
     bl_extents *extents;
+    bl_victims *victims;
     bl_pins **pins;             /* per lane */
     bl_hold *holds;             /* per lane */
     uint32_t *lane_blocks;      /* per lane: the first of its granted and held blocks */
@@ -111,9 +115,9 @@ struct bl_meta {
     bl_tombs *tombs;
     bl_journal *journal;        /* NULL: nobody follows the changes */
     uint32_t lower_waits;       /* a block is evicted only after it was offered to them */
-    uint32_t *kept;             /* per stripe: kept blocks of the extent that starts there */
-    uint64_t kept_stripes;      /* stripes of extents that have kept blocks */
-    uint32_t *extent_blocks;    /* per stripe: first block of the extent that starts there */
+    uint32_t *kept;             /* per stripe: kept blocks that reach into it */
+    uint64_t kept_bytes;        /* space of kept blocks */
+    uint32_t *stripe_blocks;    /* per stripe: first of the blocks that begin in it */
     uint32_t free_number;       /* the first of the numbers given back */
     uint32_t rest_first, rest_last; /* numbers of blocks that have left, if there are any */
     uint32_t rest_count;
@@ -150,22 +154,25 @@ void bl_number_rest(bl_meta *meta, uint32_t number);
 
 /* ---- index/reclaim.c: space and numbers, by evicting what is coldest. */
 
-/* Take a block of space for stored bytes: 0, -BL_ERROR_NO_SPACE, _CLASS_LIMIT, _BAD_REQUEST,
- * _DEPOSED. */
+/* Take space for a block of stored bytes: 0, -BL_ERROR_NO_SPACE, _TOO_LARGE, _DEPOSED. */
 int bl_space_take(bl_meta *meta, uint64_t stored, uint64_t *offset);
 
 /* Take an unused number, by evicting the coldest block if there is none: the number, or
  * -BL_ERROR_TABLE_FULL. */
 int64_t bl_number_take(bl_meta *meta);
 
-/* Return the list of the extent that a block lies in. */
-uint32_t *bl_extent_list(bl_meta *meta, uint64_t offset);
+/* Return the blocks of this index as a search for victims sees them. */
+bl_residents bl_meta_residents(bl_meta *meta);
 
-/* Free the stripes of an extent that has neither blocks nor held space; else do nothing. */
-void bl_extent_return(bl_meta *meta, uint64_t offset);
+/* Add a block that has space to the list of its stripe. */
+void bl_block_place(bl_meta *meta, uint32_t number);
+
+/* Close the extents at a block's former place that have neither used nor held space; or all such
+ * extents. */
+void bl_extents_return(bl_meta *meta, uint64_t offset, uint32_t size);
 void bl_extents_return_all(bl_meta *meta);
 
-/* Free a used block's space, and remove the block from its extent's list. */
+/* Free a used block's space, and remove the block from its stripe's list. */
 void bl_space_give(bl_meta *meta, uint32_t number);
 
 /* Remove a committed block without pins from the index, the table and its space. */
@@ -180,11 +187,13 @@ void bl_block_drop(bl_meta *meta, uint32_t number, enum bl_left why);
 /* Return the most tasks that a pool's server keeps. */
 uint32_t bl_tasks_max(const bl_pool *pool);
 
+/* May another block of stored bytes be kept? Asked before anything is evicted for it. */
+int bl_keep_full(const bl_meta *meta, uint64_t stored);
+
 /* Keep a block that has space from eviction until it is removed: 0, or -BL_ERROR_QUEUE_FULL. */
 int bl_block_keep(bl_meta *meta, uint32_t number);
 
-/* Note that a block is being removed; if it is not kept, nothing happens. Call it while its extent
- * is known. */
+/* Note that a block is being removed; if it is not kept, nothing happens. */
 void bl_block_unkeep(bl_meta *meta, uint32_t number);
 
 /* Let the task of a committed kept block wait in its queue: 0, or -BL_ERROR_QUEUE_FULL: too many
@@ -325,6 +334,18 @@ static inline void bl_block_touch(bl_meta *meta, uint32_t number)
         bl_evict_touch(meta->order, number);
 }
 
+/* Return the space that a block has. */
+static inline uint32_t bl_space_size(const bl_block *block)
+{
+    return bl_block_size(bl_stored_size(block->length, block->chunk_size));
+}
+
+/* Return the data stripe of an offset. */
+static inline uint64_t bl_stripe_of(const bl_meta *meta, uint64_t offset)
+{
+    return (offset - meta->pool->geometry.data_offset) / BL_STRIPE_SIZE;
+}
+
 /* Return what a mark says of its extent; only bl_extents_adopt() may believe it. */
 static inline bl_extent_view bl_extent_of(const bl_extent_line *line)
 {
@@ -332,10 +353,16 @@ static inline bl_extent_view bl_extent_of(const bl_extent_line *line)
         .generation = line->generation,
         .first_stripe = line->first_stripe,
         .stripe_count = line->stripe_count,
-        .block_size = line->block_size,
-        .block_count = line->block_count,
         .retired = line->state == BL_EXTENT_RETIRED,
     };
+}
+
+/* Return the block count that a mark has. A server of an earlier release cut extents into blocks of
+ * one size, 512 at most; it believes a mark that says what it would have made of it. */
+static inline uint32_t bl_mark_blocks(uint32_t block_size, uint32_t stripe_count)
+{
+    uint64_t blocks = block_size ? (uint64_t)stripe_count * BL_STRIPE_SIZE / block_size : 0;
+    return (uint32_t)(blocks < BL_STRIPE_PAGES ? blocks : BL_STRIPE_PAGES);
 }
 
 /* Add to or remove from a list; list is the head of numbers linked through bl_block.links[kind]. */

@@ -38,19 +38,28 @@ static void bl_grant_leave(bl_meta *meta, const bl_block *block)
     meta->stat.grant_count--;
 }
 
+/* Give back space that no block has yet. */
+static void bl_space_untake(bl_meta *meta, uint64_t offset, uint32_t size)
+{
+    bl_pages_give(meta->pages, offset, size);
+    bl_extents_return(meta, offset, size);
+}
+
 /* Grant the place-th new block of a call: return its number, or an error. */
 static int64_t bl_grant(bl_meta *meta, uint32_t lane, const uint64_t key[2],
                         const bl_block_request *head, uint32_t place)
 {
-    uint64_t offset;
-    int64_t number = bl_number_take(meta);
-    if (number < 0)
-        return bl_lower_excuse(meta, (int)number);
-    bl_crash_point("grant.number_taken");
-    int status = bl_space_take(meta, bl_stored_size(head->length, head->chunk_size), &offset);
-    if (status < 0) {
-        bl_number_give(meta, (uint32_t)number);
+    uint64_t offset, stored = bl_stored_size(head->length, head->chunk_size);
+    if (head->flags & BL_RESERVE_KEPT && bl_keep_full(meta, stored))
+        return -BL_ERROR_QUEUE_FULL;
+    int status = bl_space_take(meta, stored, &offset);
+    if (status < 0)
         return bl_lower_excuse(meta, status);
+    bl_crash_point("grant.space_taken");
+    int64_t number = bl_number_take(meta);
+    if (number < 0) {
+        bl_space_untake(meta, offset, bl_block_size(stored));
+        return bl_lower_excuse(meta, (int)number);
     }
     meta->blocks[number] = (bl_block){
         .key = {key[0], key[1]},
@@ -69,12 +78,11 @@ static int64_t bl_grant(bl_meta *meta, uint32_t lane, const uint64_t key[2],
         status = -BL_ERROR_TABLE_FULL;
     if (status < 0) {
         bl_block_unkeep(meta, (uint32_t)number);
-        bl_extents_give(meta->extents, offset);
-        bl_extent_return(meta, offset);
+        bl_space_untake(meta, offset, bl_block_size(stored));
         bl_number_give(meta, (uint32_t)number);
         return status;
     }
-    bl_list_add(meta, bl_extent_list(meta, offset), BL_LIST_EXTENT, (uint32_t)number);
+    bl_block_place(meta, (uint32_t)number);
     bl_list_add(meta, &meta->lane_blocks[lane], BL_LIST_LANE, (uint32_t)number);
     bl_block_assign(meta, (uint32_t)number, place);
     meta->holds[lane].bytes += head->length;
@@ -204,6 +212,7 @@ static int bl_commit_one(bl_meta *meta, uint32_t lane, const bl_commit *commit,
 void bl_grant_end(bl_meta *meta, uint32_t number, enum bl_end end)
 {
     bl_block *block = &meta->blocks[number];
+    uint32_t size = bl_space_size(block);
     if (block->state == BL_NUMBER_GRANTED) {
         bl_index_remove(meta->index, block->key);
         bl_block_unkeep(meta, number);
@@ -211,22 +220,23 @@ void bl_grant_end(bl_meta *meta, uint32_t number, enum bl_end end)
         bl_grant_leave(meta, block);
         meta->stat.abort_count++;
     } else { /* HELD */
-        bl_extents_unhold(meta->extents, block->offset);
+        bl_pages_unhold(meta->pages, block->offset, size);
         meta->held_bytes[meta->server->lanes[block->lane].host] -= block->length;
         meta->holds[block->lane].held_bytes -= block->length;
     }
     if (end == BL_END_SUSPECT) {
-        bl_extents_hold(meta->extents, block->offset);
+        bl_pages_hold(meta->pages, block->offset, size);
         meta->held_bytes[meta->server->lanes[block->lane].host] += block->length;
         meta->holds[block->lane].held_bytes += block->length;
         block->state = BL_NUMBER_HELD;
         return;
     }
     bl_list_remove(meta, &meta->lane_blocks[block->lane], BL_LIST_LANE, number);
-    bl_list_remove(meta, bl_extent_list(meta, block->offset), BL_LIST_EXTENT, number);
+    bl_list_remove(meta, &meta->stripe_blocks[bl_stripe_of(meta, block->offset)], BL_LIST_STRIPE,
+                   number);
     if (block->state == BL_NUMBER_GRANTED)
-        bl_extents_give(meta->extents, block->offset);
-    bl_extent_return(meta, block->offset);
+        bl_pages_give(meta->pages, block->offset, size);
+    bl_extents_return(meta, block->offset, size);
     bl_number_give(meta, number);
     bl_crash_point("abort.given");
 }

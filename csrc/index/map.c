@@ -7,23 +7,18 @@
 #include "format/interleave.h"
 #include "index/blocks.h"
 
-/* Add a data stripe, counted from the first one. A used block of an extent counts for all of the
- * extent's stripes equally. */
+/* Add a data stripe, counted from the first one. */
 static void bl_map_data(const bl_meta *meta, uint64_t stripe, bl_map_cell *cell)
 {
     bl_extent_view view;
-    uint64_t offset = meta->pool->geometry.data_offset + stripe * BL_STRIPE_SIZE;
-    if (bl_extents_at(meta->extents, offset, &view) < 0 || view.stripe_count == 0 ||
-        view.first_stripe > stripe) { /* the last two: it changes just now */
-        cell->free_count++;
-        return;
-    }
-    uint32_t idle = view.free_count + view.held_count;
-    uint64_t used = view.block_count > idle ? view.block_count - idle : 0;
-    cell->used_bytes += used * view.block_size / view.stripe_count;
-    cell->held_bytes += (uint64_t)view.held_count * view.block_size / view.stripe_count;
-    cell->retired_count += view.retired != 0;
-    cell->kept_count += meta->kept[view.first_stripe] != 0;
+    uint32_t used, held;
+    int retired = bl_extents_at(meta->extents, stripe, &view) == 0 && view.retired;
+    bl_pages_of_stripe(meta->pages, stripe, &used, &held);
+    cell->used_bytes += used;
+    cell->held_bytes += held;
+    cell->free_count += used + held == 0 && !retired;
+    cell->retired_count += (uint32_t)retired;
+    cell->kept_count += meta->kept[stripe] != 0;
 }
 
 void bl_meta_map(const bl_meta *meta, uint32_t cell_count, bl_map_cell *out)

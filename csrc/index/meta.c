@@ -10,7 +10,6 @@
 #include <stdlib.h>
 
 #include "base/lazy.h"
-#include "format/payload.h"
 #include "index/tombs.h"
 
 /* Flush, as bl_device_written() does, all that a session was granted. The session and its devices
@@ -34,7 +33,7 @@ static void bl_meta_flush_held(const bl_meta *meta)
     uint64_t offset = meta->pool->geometry.data_offset;
     uint32_t size;
     bl_fence_full(memory); /* no flush before the proof of death */
-    for (; bl_extents_next_held(meta->extents, &offset, &size) == 0; offset += size)
+    for (; bl_pages_next_held(meta->pages, &offset, &size) == 0; offset += size)
         bl_invalidate(memory, offset, size);
     bl_fence_full(memory); /* the flushes are done before the space is granted */
 }
@@ -67,15 +66,14 @@ static void bl_meta_settled(void *context)
     bl_meta *meta = context;
     if (meta->server->inherited_devices)
         bl_meta_flush_held(meta);
-    bl_extents_unhold_all(meta->extents);
+    bl_pages_unhold_all(meta->pages);
     for (uint32_t lane = 0; lane < meta->pool->geometry.lane_count; lane++)
         for (uint32_t n = meta->lane_blocks[lane]; n != BL_NO_NUMBER;
              n = meta->blocks[n].links[BL_LIST_LANE].next)
             if (meta->blocks[n].state == BL_NUMBER_HELD) { /* held by a session of this epoch */
                 const bl_block *block = &meta->blocks[n];
-                bl_extents_claim(meta->extents, block->offset,
-                                 bl_block_size(bl_stored_size(block->length, block->chunk_size)));
-                bl_extents_hold(meta->extents, block->offset);
+                bl_pages_take(meta->pages, block->offset, bl_space_size(block));
+                bl_pages_hold(meta->pages, block->offset, bl_space_size(block));
             }
     bl_extents_return_all(meta);
 }
@@ -116,10 +114,10 @@ int bl_meta_create(bl_server *server, uint32_t eviction, bl_meta **out)
     meta->pins = calloc(g->lane_count, sizeof *meta->pins);
     meta->holds = calloc(g->lane_count, sizeof *meta->holds);
     meta->lane_blocks = malloc(g->lane_count * sizeof *meta->lane_blocks);
-    meta->extent_blocks = bl_lazy_map_dense(g->stripe_count * sizeof *meta->extent_blocks);
+    meta->stripe_blocks = bl_lazy_map_dense(g->stripe_count * sizeof *meta->stripe_blocks);
     meta->kept = bl_lazy_map_dense(g->stripe_count * sizeof *meta->kept);
     int status = -ENOMEM;
-    if (meta->blocks && meta->pins && meta->holds && meta->lane_blocks && meta->extent_blocks &&
+    if (meta->blocks && meta->pins && meta->holds && meta->lane_blocks && meta->stripe_blocks &&
         meta->kept)
         status = bl_index_create(&meta->index, g->block_count_max);
     if (status == 0)
@@ -131,7 +129,11 @@ int bl_meta_create(bl_server *server, uint32_t eviction, bl_meta **out)
     if (status == 0)
         status = bl_tasks_create(&meta->tasks, bl_tasks_max(meta->pool));
     if (status == 0)
-        status = bl_extents_create(&meta->extents, g->data_offset, g->stripe_count);
+        status = bl_pages_create(&meta->pages, g->data_offset, g->stripe_count);
+    if (status == 0)
+        status = bl_extents_create(&meta->extents, g->stripe_count);
+    if (status == 0)
+        status = bl_victims_create(&meta->victims, g->block_count_max);
     for (uint32_t lane = 0; status == 0 && lane < g->lane_count; lane++)
         status = bl_pins_create(&meta->pins[lane], BL_PINS_PER_SESSION);
     if (status < 0) {
@@ -141,7 +143,7 @@ int bl_meta_create(bl_server *server, uint32_t eviction, bl_meta **out)
     for (uint32_t lane = 0; lane < g->lane_count; lane++)
         meta->lane_blocks[lane] = BL_NO_NUMBER;
     for (uint64_t stripe = 0; stripe < g->stripe_count; stripe++)
-        meta->extent_blocks[stripe] = BL_NO_NUMBER;
+        meta->stripe_blocks[stripe] = BL_NO_NUMBER;
     *out = meta;
     return 0;
 }
@@ -155,8 +157,9 @@ void bl_meta_destroy(bl_meta *meta)
         bl_index_destroy(meta->index);
     if (meta->order)
         bl_evict_destroy(meta->order);
-    if (meta->extents)
-        bl_extents_destroy(meta->extents);
+    bl_pages_destroy(meta->pages);
+    bl_extents_destroy(meta->extents);
+    bl_victims_destroy(meta->victims);
     bl_lazy_unmap(meta->blocks, meta->pool->geometry.block_count_max * sizeof *meta->blocks);
     free(meta->pins);
     free(meta->holds);
@@ -167,7 +170,7 @@ void bl_meta_destroy(bl_meta *meta)
     bl_journal_destroy(meta);
     bl_lazy_unmap(meta->kept, meta->pool->geometry.stripe_count * sizeof *meta->kept);
     bl_left_destroy(meta);
-    bl_lazy_unmap(meta->extent_blocks,
-                  meta->pool->geometry.stripe_count * sizeof *meta->extent_blocks);
+    bl_lazy_unmap(meta->stripe_blocks,
+                  meta->pool->geometry.stripe_count * sizeof *meta->stripe_blocks);
     free(meta);
 }

@@ -68,6 +68,8 @@ static uint32_t bl_recover_mark(bl_meta *meta, uint64_t offset, uint64_t stripe,
         bl_believe(memory, offset);
     int held = whole && (line.state == BL_EXTENT_OPEN || line.state == BL_EXTENT_RETIRED) &&
                line.first_stripe == stripe && bl_extents_adopt(meta->extents, view) == 0;
+    if (held && view->retired)
+        bl_pages_lose(meta->pages, stripe, view->stripe_count);
     return held ? line.state : 0;
 }
 
@@ -190,19 +192,22 @@ static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
 static void bl_recover_block(bl_meta *meta, uint32_t number)
 {
     bl_block *block = &meta->blocks[number];
-    uint32_t block_size = bl_block_size(bl_stored_size(block->length, block->chunk_size));
-    uint32_t kept = block->task;
+    uint32_t size = bl_space_size(block), kept = block->task;
+    uint64_t first = bl_stripe_of(meta, block->offset);
     block->task = 0;
-    int claimed = bl_extents_claim(meta->extents, block->offset, block_size) == 0;
+    int claimed = size != 0 && /* it is in the pool, so its last stripe is one */
+                  bl_extents_cover(meta->extents, first,
+                                   bl_stripe_of(meta, block->offset + size - 1) - first + 1) &&
+                  bl_pages_claim(meta->pages, block->offset, size) == 0;
     if (!claimed || bl_index_add(meta->index, block->key, number) < 0) {
         if (claimed)
-            bl_extents_give(meta->extents, block->offset);
+            bl_pages_give(meta->pages, block->offset, size);
         bl_entry_clear(meta, number);
         block->state = BL_NUMBER_FREE;
         meta->stat.damaged_count++;
         return;
     }
-    bl_list_add(meta, bl_extent_list(meta, block->offset), BL_LIST_EXTENT, number);
+    bl_block_place(meta, number);
     bl_block_assign(meta, number, 0);
     int stays = kept && bl_block_keep(meta, number) == 0;
     if (stays && bl_task_enqueue(meta, number) < 0) {
@@ -239,10 +244,20 @@ static void bl_recover_blocks(bl_meta *meta, const bl_recovered *recovered, uint
         if (i >= BL_AHEAD) {
             const bl_block *next = &meta->blocks[recovered[i - BL_AHEAD].number];
             bl_index_prefetch(meta->index, next->key);
-            bl_extents_prefetch(meta->extents, next->offset);
+            bl_pages_prefetch(meta->pages, next->offset);
         }
         bl_recover_block(meta, recovered[i].number);
     }
+    bl_pages_settle(meta->pages);
+}
+
+/* Hold what is open and not committed: a session of an earlier epoch may still write there. */
+static void bl_recover_hold(bl_meta *meta)
+{
+    bl_extent_view view;
+    for (uint64_t stripe = 0; bl_extents_next(meta->extents, stripe, &view) == 0;
+         stripe = (uint64_t)view.first_stripe + view.stripe_count)
+        bl_pages_hold_free(meta->pages, view.first_stripe, view.stripe_count);
 }
 
 int bl_recover(void *context, uint64_t old_epoch, int suspect)
@@ -272,7 +287,7 @@ int bl_recover(void *context, uint64_t old_epoch, int suspect)
         }
     bl_crash_point("recover.numbers_done");
     if (suspect)
-        bl_extents_hold_free(meta->extents);
+        bl_recover_hold(meta);
     else
         bl_extents_return_all(meta);
     return 0;

@@ -3,11 +3,12 @@
  *
  * Retires memory that failed under a copy: it is never granted again. A client that met a fault
  * (coherence/guard.h) says where; the server touches that page itself before it believes the
- * client, so that false reports retire nothing. Then the extent there gives no more blocks, its
- * blocks leave the index, and its mark tells every successor. A fault that this host does not see
- * retires nothing.
+ * client, so that false reports retire nothing. Then the extent there has no free pages any more,
+ * the blocks that reach into it leave the index, and its mark tells every successor. A fault that
+ * this host does not see retires nothing.
  *
- * A writer whose grant ends here may still write, which does no harm: the space has no next owner.
+ * A writer whose grant ends here may still write. In the extent that does no harm, as it has no
+ * next owner; if the grant reaches beyond it, its space is held until its session is proven gone.
  * A stripe of no extent is left alone: the next session that is granted it meets the fault and
  * reports it.
  */
@@ -29,18 +30,38 @@ static int bl_page_touch(void *context)
     return 0;
 }
 
+/* Remove a block that reaches into a retired extent. */
+static void bl_block_retire(bl_meta *meta, const bl_extent_view *view, uint32_t number)
+{
+    const bl_block *block = &meta->blocks[number];
+    uint64_t first = bl_stripe_of(meta, block->offset);
+    uint64_t last = bl_stripe_of(meta, block->offset + bl_space_size(block) - 1);
+    int inside = first >= view->first_stripe &&
+                 last < (uint64_t)view->first_stripe + view->stripe_count;
+    if (block->state == BL_NUMBER_COMMITTED)
+        bl_block_drop(meta, number, BL_LEFT_RETIRED);
+    else if (block->state != BL_NUMBER_DOOMED && inside)
+        bl_grant_end(meta, number, BL_END_GONE);
+    else if (block->state == BL_NUMBER_GRANTED)
+        bl_grant_end(meta, number, BL_END_SUSPECT);
+}
+
 /* Nothing is granted or found there from now on; the mark comes last. */
 static void bl_extent_retire(bl_meta *meta, const bl_extent_view *view)
 {
-    uint32_t next, number = meta->extent_blocks[view->first_stripe];
-    bl_extents_retire(meta->extents, view->first_stripe);
-    for (; number != BL_NO_NUMBER; number = next) {
-        uint32_t state = meta->blocks[number].state;
-        next = meta->blocks[number].links[BL_LIST_EXTENT].next;
-        if (state == BL_NUMBER_COMMITTED)
-            bl_block_drop(meta, number, BL_LEFT_RETIRED);
-        else if (state != BL_NUMBER_DOOMED)
-            bl_grant_end(meta, number, BL_END_GONE);
+    uint64_t first = view->first_stripe, end = first + view->stripe_count;
+    bl_residents residents = bl_meta_residents(meta);
+    int64_t across = bl_resident_across(&residents, residents.data_offset + first * BL_STRIPE_SIZE);
+    bl_extents_retire(meta->extents, first);
+    bl_pages_lose(meta->pages, first, view->stripe_count);
+    if (across >= 0)
+        bl_block_retire(meta, view, (uint32_t)across);
+    for (uint64_t stripe = first; stripe < end; stripe++) {
+        uint32_t next, number = meta->stripe_blocks[stripe];
+        for (; number != BL_NO_NUMBER; number = next) {
+            next = meta->blocks[number].links[BL_LIST_STRIPE].next;
+            bl_block_retire(meta, view, number);
+        }
     }
     bl_fence_store(&meta->pool->memory);
     bl_extent_write(meta, view, BL_EXTENT_RETIRED);
@@ -56,10 +77,12 @@ int bl_handle_retire(void *context, bl_call *call)
     if (call->request_size != sizeof request)
         return -BL_ERROR_BAD_REQUEST;
     memcpy(&request, call->request, sizeof request);
-    if (request.offset < g->data_offset || request.offset >= g->size)
+    uint64_t end = g->data_offset + g->stripe_count * BL_STRIPE_SIZE;
+    if (request.offset < g->data_offset || request.offset >= end)
         return -BL_ERROR_BAD_REQUEST;
     bl_page page = {&meta->pool->memory, request.offset / BL_PAGE_SIZE * BL_PAGE_SIZE};
-    if (bl_extents_at(meta->extents, page.offset, &view) == 0 && !view.retired &&
+    uint64_t stripe = bl_stripe_of(meta, page.offset);
+    if (bl_extents_at(meta->extents, stripe, &view) == 0 && !view.retired &&
         bl_guarded(page.memory, bl_page_touch, &page) == -BL_ERROR_DEVICE_FAULT) {
         bl_extent_retire(meta, &view);
         count = view.stripe_count;

@@ -7,18 +7,18 @@
 
 void bl_meta_describe(const bl_meta *meta, bl_meta_stat *out)
 {
-    bl_extents_stat space;
-    bl_extents_count(meta->extents, &space);
+    bl_pages_stat space;
+    bl_pages_count(meta->pages, &space);
     *out = meta->stat;
     out->block_count_max = meta->pool->geometry.block_count_max;
     out->stripe_count = space.stripe_count;
     out->free_stripe_count = space.free_stripe_count;
-    out->extent_count = space.extent_count;
-    out->class_count = space.class_count;
+    out->extent_count = bl_extents_count(meta->extents);
     out->used_bytes = space.used_bytes;
     out->held_bytes = space.held_bytes;
     out->data_bytes = space.stripe_count * BL_STRIPE_SIZE;
-    out->retired_stripe_count = space.retired_stripe_count;
+    out->free_run_bytes = space.free_run_bytes;
+    out->retired_stripe_count = space.lost_stripe_count;
 }
 
 int bl_handle_stat(void *context, bl_call *call)

@@ -84,8 +84,8 @@ void bl_extent_write(bl_meta *meta, const bl_extent_view *view, uint32_t state)
         .generation = view->generation,
         .first_stripe = view->first_stripe,
         .stripe_count = view->stripe_count,
-        .block_size = view->block_size,
-        .block_count = view->block_count,
+        .block_size = BL_PAGE_SIZE,
+        .block_count = bl_mark_blocks(BL_PAGE_SIZE, view->stripe_count),
         .state = state,
     };
     bl_table_seal(&line, view->first_stripe);

@@ -14,8 +14,8 @@
  * while this server speaks for the pool, because a successor may have read the table before the
  * entry was written.
  *
- * Kept blocks lie in at most an eighth of the stripes, extents counted whole, so that room for
- * other blocks can always be made in the rest. A task that nobody has claimed for BL_TASK_AGE_NS is
+ * Kept blocks have at most an eighth of the space, so that room for other blocks can be made in the
+ * rest. A task that nobody has claimed for BL_TASK_AGE_NS is
  * dropped.
  */
 #include "index/call.h"

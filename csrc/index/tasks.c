@@ -119,6 +119,11 @@ static void bl_task_return(bl_tasks *tasks, uint32_t place)
     bl_task_wait(tasks, place);
 }
 
+int bl_tasks_full(const bl_tasks *tasks)
+{
+    return tasks->free_place == BL_NO_PLACE && tasks->fresh_place >= tasks->count_max;
+}
+
 int64_t bl_tasks_take(bl_tasks *tasks, uint32_t block)
 {
     uint32_t place = tasks->free_place;

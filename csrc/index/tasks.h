@@ -23,6 +23,9 @@ typedef struct bl_tasks bl_tasks;
 int bl_tasks_create(bl_tasks **out, uint32_t count_max);
 void bl_tasks_destroy(bl_tasks *tasks);
 
+/* Are all slots taken? */
+int bl_tasks_full(const bl_tasks *tasks);
+
 /* Take a slot for a task that is being written: the slot, or -ENOSPC. */
 int64_t bl_tasks_take(bl_tasks *tasks, uint32_t block);
 

@@ -63,16 +63,14 @@ static int bl_entry_is_blank(const bl_store_entry *entry)
 static int bl_entry_is_whole(const bl_store *store, const bl_store_entry *entry, uint32_t crc)
 {
     return entry->entry_crc == crc && entry->sequence && bl_block_size(entry->length) &&
-           entry->stripe_count &&
-           (uint64_t)entry->first_stripe + entry->stripe_count <= store->stripe_count;
+           entry->stripe < store->stripe_count;
 }
 
 /* Claim a block's space: 1, or 0 if another block has some of it. */
 static inline int bl_slot_claim_space(bl_store *store, uint32_t number)
 {
-    const bl_store_entry *entry = &store->entry[number];
-    if (bl_extents_restore(store->extents, entry->first_stripe, entry->stripe_count,
-                           bl_block_size(entry->length), entry->block_index) < 0)
+    if (bl_pages_claim(store->pages, bl_slot_offset(store, number),
+                       bl_block_size(store->entry[number].length)) < 0)
         return 0;
     bl_slot_link(store, number);
     return 1;
@@ -194,12 +192,12 @@ static void bl_store_enter_direct(bl_store *store)
 /* Undo all claims: 0 or -ENOMEM. */
 static int bl_store_claim_none(bl_store *store)
 {
-    memset(store->extent_slots, 0, (store->stripe_count + 1) * sizeof *store->extent_slots);
+    memset(store->stripe_slots, 0, (store->stripe_count + 1) * sizeof *store->stripe_slots);
     bl_bitset_fill(&store->free, store->slot_count);
     bl_keys_clear(&store->keys);
-    bl_extents_destroy(store->extents);
-    store->extents = NULL;
-    return bl_extents_create(&store->extents, store->data_offset, store->stripe_count);
+    bl_pages_destroy(store->pages);
+    store->pages = NULL;
+    return bl_pages_create(&store->pages, store->data_offset, store->stripe_count);
 }
 
 /* Claim with the newest first: blocks that claim what a newer one has are dropped. Returns how many
@@ -263,6 +261,7 @@ int bl_store_recover(bl_store *store)
         else
             bl_store_enter_direct(store);
     }
+    bl_pages_settle(store->pages);
     bl_lazy_unmap(recovery->by_sequence, bl_recovery_size(recovery));
     *recovery = (bl_recovery){0};
     return rc;

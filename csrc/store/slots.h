@@ -3,7 +3,7 @@
  *
  * The slots of a store: what store/store.c and store/recover.c share.
  *
- * Invariants: a slot that is not free owns one block of an extent; a key is among the keys from
+ * Invariants: a slot that is not free owns a run of pages; a key is among the keys from
  * reserve to the end; the eviction order has the live blocks, and eviction passes over those that
  * are read now. A sector is dirty while its bytes in the file may differ from bl_store_take's.
  */
@@ -15,7 +15,7 @@
 
 #include "base/bitset.h"
 #include "index/evict.h"
-#include "space/extent.h"
+#include "space/victims.h"
 #include "store/entry.h"
 #include "store/keys.h"
 
@@ -30,7 +30,7 @@ enum bl_slot_state {
 
 typedef struct bl_slot {
     uint32_t pins;
-    uint32_t next;              /* in the list of its extent, as slot + 1; 0: none */
+    uint32_t next;              /* in the list of its stripe, as slot + 1; 0: none */
     uint32_t previous;
     uint32_t state;
 } bl_slot;
@@ -54,14 +54,15 @@ struct bl_store {
     bl_recovery recovery;
     bl_store_entry *entry;      /* by slot; what the index in the file has, at the same offsets */
     bl_slot *slot;
-    uint32_t *extent_slots;     /* by first stripe: slot + 1 of one of its blocks */
+    uint32_t *stripe_slots;     /* by stripe: slot + 1 of a block that begins in it */
     uint64_t *bits;             /* the memory of the sets */
     bl_bitset free;             /* slots */
     bl_bitset dirty;            /* sectors */
     uint64_t *whole;            /* recovery, by sector: a bit for each whole entry */
     bl_keys keys;
     bl_evict *order;
-    bl_extents *extents;
+    bl_pages *pages;
+    bl_victims *victims;
     uint64_t (*evicted)[2];     /* keys that nobody has taken yet */
     uint32_t evicted_count;
     uint32_t evicted_room;
@@ -69,19 +70,25 @@ struct bl_store {
 };
 
 /* Return where a slot's block lies in the file. */
-uint64_t bl_slot_offset(const bl_store *store, uint32_t number);
+static inline uint64_t bl_slot_offset(const bl_store *store, uint32_t number)
+{
+    const bl_store_entry *entry = &store->entry[number];
+    uint64_t unit = entry->extent_stripes ? bl_block_size(entry->length) : BL_PAGE_SIZE;
+    return store->data_offset + (uint64_t)entry->stripe * BL_STRIPE_SIZE + entry->place * unit;
+}
 
 /* Note that the sector of a slot must be written. */
 void bl_sector_spoil(bl_store *store, uint32_t slot);
 
-/* Give back a slot with its space, and the stripes of an extent that becomes empty. */
+/* Give back a slot with its space. */
 void bl_slot_free(bl_store *store, uint32_t number);
 
-/* Link a slot into the list of its extent. */
+/* Link a slot into the list of its stripe. */
 static inline void bl_slot_link(bl_store *store, uint32_t number)
 {
     bl_slot *slot = &store->slot[number];
-    uint32_t *head = &store->extent_slots[store->entry[number].first_stripe];
+    uint64_t inside = bl_slot_offset(store, number) - store->data_offset;
+    uint32_t *head = &store->stripe_slots[inside / BL_STRIPE_SIZE];
     slot->previous = 0;
     slot->next = *head;
     if (slot->next)

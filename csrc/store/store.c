@@ -10,10 +10,7 @@
 
 #include "base/lazy.h"
 #include "base/minmax.h"
-#include "space/fit.h"
 #include "store/slots.h"
-
-enum { BL_STORE_LOOK_MAX = 1024 };  /* cold blocks looked at to make room for one block */
 
 /* ---- Life */
 
@@ -29,13 +26,14 @@ void bl_store_destroy(bl_store *store)
     if (!store)
         return;
     free(store->evicted);
-    bl_extents_destroy(store->extents);
+    bl_pages_destroy(store->pages);
+    bl_victims_destroy(store->victims);
     bl_evict_destroy(store->order);
     bl_keys_destroy(&store->keys);
     bl_lazy_unmap(store->recovery.by_sequence,
                   (store->recovery.mask + 1) * sizeof *store->recovery.by_sequence);
     bl_lazy_unmap(store->bits, bl_store_bits_size(store));
-    bl_lazy_unmap(store->extent_slots, (store->stripe_count + 1) * sizeof *store->extent_slots);
+    bl_lazy_unmap(store->stripe_slots, (store->stripe_count + 1) * sizeof *store->stripe_slots);
     bl_lazy_unmap(store->slot, store->slot_count * sizeof *store->slot);
     bl_lazy_unmap(store->entry, store->slot_count * sizeof *store->entry);
     pthread_mutex_destroy(&store->lock);
@@ -55,13 +53,15 @@ int bl_store_create(bl_store **out, uint64_t id, uint32_t slot_count, uint64_t d
     pthread_mutex_init(&store->lock, NULL);
     store->entry = bl_lazy_map_dense(slot_count * sizeof *store->entry);
     store->slot = bl_lazy_map_dense(slot_count * sizeof *store->slot);
-    store->extent_slots = bl_lazy_map((stripe_count + 1) * sizeof *store->extent_slots);
+    store->stripe_slots = bl_lazy_map((stripe_count + 1) * sizeof *store->stripe_slots);
     store->bits = bl_lazy_map(bl_store_bits_size(store));
-    int rc = !store->entry || !store->slot || !store->extent_slots || !store->bits ? -ENOMEM : 0;
+    int rc = !store->entry || !store->slot || !store->stripe_slots || !store->bits ? -ENOMEM : 0;
     if (!rc)
         rc = bl_keys_create(&store->keys, store->entry, slot_count);
     if (!rc)
-        rc = bl_extents_create(&store->extents, data_offset, stripe_count);
+        rc = bl_pages_create(&store->pages, data_offset, stripe_count);
+    if (!rc)
+        rc = bl_victims_create(&store->victims, slot_count);
     if (!rc)
         rc = bl_evict_create(&store->order, slot_count, policy);
     if (rc) {
@@ -82,13 +82,6 @@ int bl_store_create(bl_store **out, uint64_t id, uint32_t slot_count, uint64_t d
 
 /* ---- Slots and their space */
 
-uint64_t bl_slot_offset(const bl_store *store, uint32_t number)
-{
-    const bl_store_entry *entry = &store->entry[number];
-    return store->data_offset + (uint64_t)entry->first_stripe * BL_STRIPE_SIZE +
-           (uint64_t)entry->block_index * bl_block_size(entry->length);
-}
-
 void bl_sector_spoil(bl_store *store, uint32_t slot)
 {
     bl_bitset_add(&store->dirty, slot / BL_STORE_SECTOR_SLOTS);
@@ -97,16 +90,14 @@ void bl_sector_spoil(bl_store *store, uint32_t slot)
 void bl_slot_free(bl_store *store, uint32_t number)
 {
     bl_slot *slot = &store->slot[number];
-    uint32_t first = store->entry[number].first_stripe;
+    uint64_t offset = bl_slot_offset(store, number);
     if (slot->previous)
         store->slot[slot->previous - 1].next = slot->next;
     else
-        store->extent_slots[first] = slot->next;
+        store->stripe_slots[(offset - store->data_offset) / BL_STRIPE_SIZE] = slot->next;
     if (slot->next)
         store->slot[slot->next - 1].previous = slot->previous;
-    bl_extents_give(store->extents, bl_slot_offset(store, number));
-    if (!store->extent_slots[first])
-        bl_extents_close(store->extents, first);
+    bl_pages_give(store->pages, offset, bl_block_size(store->entry[number].length));
     slot->state = BL_SLOT_FREE;
     slot->pins = 0;
     bl_bitset_add(&store->free, number);
@@ -155,95 +146,47 @@ static int bl_slot_may_go(const bl_store *store, uint32_t number)
     return store->slot[number].state == BL_SLOT_LIVE && store->slot[number].pins == 0;
 }
 
-static int bl_extent_may_empty(const bl_store *store, uint32_t first)
+static int64_t bl_slot_coldest(void *store)
 {
-    for (uint32_t next = store->extent_slots[first]; next; next = store->slot[next - 1].next)
-        if (!bl_slot_may_go(store, next - 1))
-            return 0;
-    return 1;
+    return bl_evict_coldest(((bl_store *)store)->order);
 }
 
-/* Find the next extent that reaches into the stripes [first, end), at or after from. */
-static int bl_cell_walk(const bl_store *store, uint64_t first, uint64_t end, uint64_t from,
-                        bl_extent_view *view)
+static int64_t bl_slot_warmer(void *store, uint32_t number)
 {
-    if (from + BL_EXTENT_STRIPES_MAX <= first)
-        from = first + 1 - BL_EXTENT_STRIPES_MAX;
-    while (bl_extents_next(store->extents, from, view) == 0 && view->first_stripe < end) {
-        if ((uint64_t)view->first_stripe + view->stripe_count > first)
-            return 1;
-        from = (uint64_t)view->first_stripe + 1;
-    }
-    return 0;
+    return bl_evict_warmer(((bl_store *)store)->order, number);
 }
 
-/* Empty all extents that reach into the cell of a class at this offset, so that an extent of the
- * class fits there: 1; or 0, with nothing done, because a block must stay or no block fits. */
-static int bl_cell_clear(bl_store *store, uint32_t size, uint64_t offset)
+static int64_t bl_slot_first(void *store, uint64_t stripe)
 {
-    uint32_t first, count;
-    bl_extent_view view;
-    if (bl_extents_cell(store->extents, size, offset, &first, &count) < 0 ||
-        bl_fit_of(size / BL_PAGE_SIZE, count).block_count == 0)
-        return 0;
-    uint64_t end = (uint64_t)first + count;
-    for (uint64_t at = 0; bl_cell_walk(store, first, end, at, &view); at = view.first_stripe + 1ull)
-        if (view.block_size == size || !bl_extent_may_empty(store, view.first_stripe))
-            return 0;
-    for (uint64_t at = 0; bl_cell_walk(store, first, end, at, &view); at = view.first_stripe + 1ull)
-        while (store->extent_slots[view.first_stripe])
-            bl_slot_evict(store, store->extent_slots[view.first_stripe] - 1);
-    return 1;
+    return (int64_t)((bl_store *)store)->stripe_slots[stripe] - 1;
 }
 
-/* Evict the coldest block of this class, or empty a cell for it at the coldest block of another:
- * 1, or 0 if nothing can go. */
-static int bl_room_make(bl_store *store, uint32_t size)
+static int64_t bl_slot_next(void *store, uint32_t number)
 {
-    int64_t number = bl_evict_coldest(store->order);
-    for (int looks = 0; number >= 0 && looks < BL_STORE_LOOK_MAX; looks++) {
-        if (bl_slot_may_go(store, (uint32_t)number)) {
-            if (bl_block_size(store->entry[number].length) == size) {
-                bl_slot_evict(store, (uint32_t)number);
-                return 1;
-            }
-            if (bl_cell_clear(store, size, bl_slot_offset(store, (uint32_t)number)))
-                return 1;
-        }
-        number = bl_evict_warmer(store->order, (uint32_t)number);
-    }
-    return 0;
+    return (int64_t)((bl_store *)store)->slot[number].next - 1;
 }
 
-/* Open an extent anywhere, if it wastes at most a quarter of its stripes: 1 or 0. */
-static int bl_extent_open_fair(bl_store *store, uint32_t size)
+static bl_resident bl_slot_look(void *context, uint32_t number)
 {
-    bl_extent_view view;
-    if (bl_extents_open(store->extents, size, BL_FIT_ANY, 0, &view) < 0)
-        return 0;
-    uint64_t used = (uint64_t)view.block_count * size;
-    if (used * 4 >= (uint64_t)view.stripe_count * BL_STRIPE_SIZE * 3)
-        return 1;
-    bl_extents_close(store->extents, view.first_stripe);
-    return 0;
+    const bl_store *store = context;
+    return (bl_resident){bl_slot_offset(store, number), bl_block_size(store->entry[number].length),
+                         (uint32_t)bl_slot_may_go(store, number)};
 }
 
-/* Take a block of space: 1 or 0. Nothing is evicted while free stripes serve well enough: a small
- * store has few cells of a class, and all of them may have a block of another one. */
+/* Find space for a block, after evicting the coldest blocks that are in the way, if there is none:
+ * 1; or 0, with nothing done. */
 static int bl_space_find(bl_store *store, uint32_t size, uint64_t *offset)
 {
-    bl_extent_view view;
-    for (;;) {
-        if (bl_extents_take(store->extents, size, offset) == 0)
-            return 1;
-        if (bl_extents_open(store->extents, size, BL_FIT_GOOD, 0, &view) == 0)
-            continue;
-        if (bl_extent_open_fair(store, size))
-            continue;
-        if (!bl_room_make(store, size) &&
-            bl_extents_open(store->extents, size, BL_FIT_ANY, 0, &view) < 0)
-            return 0;
-    }
+    bl_residents residents = {store,         store->data_offset, bl_slot_coldest, bl_slot_warmer,
+                              bl_slot_first, bl_slot_next,       bl_slot_look};
+    const uint32_t *slots;
+    if (bl_pages_find(store->pages, size, offset) == 0)
+        return 1;
+    uint32_t count =
+        bl_victims_choose(store->victims, store->pages, &residents, size, &slots, offset);
+    for (uint32_t i = 0; i < count; i++)
+        bl_slot_evict(store, slots[i]);
+    return count > 0;
 }
 
 /* Take a free slot, the lowest, so that the index in the file stays short; or -1. */
@@ -263,29 +206,26 @@ static int64_t bl_slot_take(bl_store *store)
     return (int64_t)number;
 }
 
-/* Give a new block a slot and space: the slot, or -1. */
+/* Give a new block a slot and space: the slot, or -1. Space comes first: if blocks are evicted for
+ * it, a slot is free, too. */
 static int64_t bl_slot_reserve(bl_store *store, const bl_store_record *record)
 {
     uint32_t size = bl_block_size(record->length);
     uint64_t offset;
-    bl_extent_view view;
-    int64_t number = size ? bl_slot_take(store) : -1;
+    if (!size || !bl_space_find(store, size, &offset))
+        return -1;
+    int64_t number = bl_slot_take(store);
     if (number < 0)
         return -1;
-    if (!bl_space_find(store, size, &offset) ||
-        bl_extents_at(store->extents, offset, &view) < 0) {
-        bl_bitset_add(&store->free, (uint64_t)number);
-        return -1;
-    }
-    uint64_t start = store->data_offset + (uint64_t)view.first_stripe * BL_STRIPE_SIZE;
+    bl_pages_take(store->pages, offset, size);
+    uint64_t inside = offset - store->data_offset;
     store->entry[number] = (bl_store_entry){
         .key = {record->key[0], record->key[1]},
         .fingerprint = record->fingerprint,
         .length = record->length,
         .chunk_size = record->chunk_size,
-        .first_stripe = view.first_stripe,
-        .stripe_count = (uint16_t)view.stripe_count,
-        .block_index = (uint16_t)((offset - start) / size),
+        .stripe = (uint32_t)(inside / BL_STRIPE_SIZE),
+        .place = (uint16_t)(inside % BL_STRIPE_SIZE / BL_PAGE_SIZE),
     };
     store->slot[number] = (bl_slot){.state = BL_SLOT_WRITING};
     bl_slot_link(store, (uint32_t)number);
@@ -524,10 +464,10 @@ void bl_store_spoil(bl_store *store, const uint32_t *sectors, uint32_t count)
 
 void bl_store_stat_read(bl_store *store, bl_store_stat *out)
 {
-    bl_extents_stat space;
+    bl_pages_stat space;
     pthread_mutex_lock(&store->lock);
     *out = store->stat;
-    bl_extents_count(store->extents, &space);
+    bl_pages_count(store->pages, &space);
     out->used_bytes = space.used_bytes;
     for (uint64_t sector = 0; (sector = bl_bitset_next(&store->dirty, sector)) != BL_BITSET_NONE;
          sector++)

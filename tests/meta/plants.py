@@ -96,11 +96,6 @@ class Plant:
     payload: bool = False
 
 
-def _classes(g: Ground) -> None:
-    for number in range(64):
-        g.open_mark(g.free_stripe + number, 64 * 4096 + number * 4096, 1, 512 // (64 + number))
-
-
 def _overlap_extents(g: Ground) -> None:
     for stripe in (g.free_stripe, g.free_stripe + 1):
         g.open_mark(stripe, 2 * STRIPE, 2, 1)
@@ -111,6 +106,11 @@ def _alike(g: Ground, *names: str) -> None:
     eight = g.read("bl_entry", g.entry(8))
     values = {"key": list(eight.key), "offset": eight.offset, "generation": eight.generation}
     g.forge_entry(9, **{name: values[name] for name in names})
+
+
+def _beside(g: Ground, by: int) -> None:
+    """Move block 8 over a part of its neighbor's space."""
+    g.forge_entry(8, offset=g.read("bl_entry", g.entry(8)).offset + by)
 
 
 def _session_twice(g: Ground) -> None:
@@ -250,7 +250,6 @@ PLANTS = (
     Plant("extent-fit", lambda g: g.open_mark(g.free_stripe, STRIPE, 2, 3)),
     Plant("extent-fit", lambda g: g.open_mark(g.free_stripe, 3 * STRIPE, 2, 0)),
     Plant("extent-overlap", _overlap_extents),
-    Plant("extent-classes", _classes),
     Plant("extent-future", _mark(epoch=99), HOMELESS),
     Plant("extent-future", _mark(generation=99 << 40), HOMELESS),
     *(Plant("entry-damaged", lambda g, b=b: g.flip(g.entry(8), b)) for b in (0, 17, 25, 40, 60)),
@@ -265,9 +264,9 @@ PLANTS = (
     Plant("entry-beyond", _entry(offset=(1 << 64) - 4096)),
     Plant("entry-future", _entry(generation=3 << 40)),
     Plant("entry-homeless", lambda g: g.forge_entry(8, offset=g.data + g.free_stripe * STRIPE)),
-    Plant("entry-homeless", _entry(length=50_000)),
     Plant("entry-homeless", _mark(state=2)),  # a retired extent has no blocks
     Plant("entry-overlap", lambda g: _alike(g, "offset")),
+    *(Plant("entry-overlap", lambda g, by=by: _beside(g, by)) for by in (-PAGE, PAGE)),
     Plant("entry-twice", lambda g: _alike(g, "key")),
     Plant("entry-generation", lambda g: _alike(g, "generation")),
     Plant("checksums-damaged", _payload(VECTOR + 2), payload=True),

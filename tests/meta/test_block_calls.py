@@ -225,7 +225,7 @@ def test_the_table_takes_as_many_blocks_as_it_has_lines(meta: MetaClient, pool: 
 
 @pytest.fixture
 def roomy(tmp_path: Path) -> Iterator[MetaClient]:
-    """A pool with more stripes than there can be classes."""
+    """A pool with room for many sizes."""
     paths = [tmp_path / "roomy"]
     with (
         Pool.create(paths, device_size=512 * MIB, sparse=True) as pool,
@@ -235,15 +235,11 @@ def roomy(tmp_path: Path) -> Iterator[MetaClient]:
         yield MetaClient(client)
 
 
-def test_a_65th_size_is_refused_while_the_others_are_in_use(roomy: MetaClient) -> None:
-    for number in range(64):
-        put(roomy, [number], length=4096 * (number + 1))
-    pinned = roomy.lookup(keys(range(64)), pin=True).hits
-    (refused,) = roomy.reserve(keys([99]), length=4096 * 65)
-    assert refused.status == -lib.BL_ERROR_CLASS_LIMIT
-    roomy.release(pinned[7:8])
-    put(roomy, [99], length=4096 * 65)
-    assert held(roomy, range(64)) == set(range(64)) - {7}
+def test_any_number_of_sizes_share_a_pool(roomy: MetaClient) -> None:
+    for number in range(1000):
+        put(roomy, [number], length=4096 * (number % 120) + number + 1)
+    assert held(roomy, range(1000)) == set(range(1000))
+    assert roomy.stat().evict_count == 0
 
 
 @pytest.mark.parametrize(("length", "chunk_size"), [(0, 0), (4096, 1), (4096, 63), (0, 16384)])
@@ -252,10 +248,14 @@ def test_nonsense_sizes_are_refused(meta: MetaClient, length: int, chunk_size: i
         meta.reserve(keys([1]), length=length, chunk_size=chunk_size)
 
 
-@pytest.mark.parametrize("length", [128 * MIB + 1, 0xFFFFFFFF])
-def test_a_block_larger_than_an_extent_is_refused(meta: MetaClient, length: int) -> None:
-    (refused,) = meta.reserve(keys([1]), length=length)
-    assert refused.status == -lib.BL_ERROR_BAD_REQUEST
+@pytest.mark.parametrize("length", [64 * MIB, 1024 * MIB, 1024 * MIB + 1, 0xFFFFFFFF])
+def test_a_block_larger_than_the_pool_is_refused_and_costs_nobody(
+    meta: MetaClient, length: int
+) -> None:
+    put(meta, range(DATA_BLOCKS))
+    (refused,) = meta.reserve(keys([99]), length=length)
+    assert refused.status == -lib.BL_ERROR_TOO_LARGE
+    assert held(meta, range(DATA_BLOCKS)) == set(range(DATA_BLOCKS))
 
 
 def test_space_given_back_serves_every_other_size(meta: MetaClient) -> None:

@@ -248,11 +248,11 @@ def test_tasks_cannot_fill_the_pool(pool: Pool, queues: tuple[Queue, Queue]) -> 
     queue, _ = queues
     with pytest.raises(QueueFullError, match="full"):
         for number in range(30):
-            queue.put(str(number), size=1 << 20)  # two in an extent
+            queue.put(str(number), size=1 << 20)
     with pytest.raises(QueueFullError, match="full"):  # nothing of the refused one is left
         queue.put(str(number), size=1 << 20)
     waiting, _ = queue.count()
-    assert waiting == pool.geometry.stripe_count // 8 * 2
+    assert waiting == pool.geometry.stripe_count * 2 // 8
     queue.cache.remove(queue.key("0"))
     with pytest.raises(QueueFullError, match="full"):
         for number in range(1000):
@@ -265,9 +265,9 @@ def test_tasks_cannot_fill_the_pool(pool: Pool, queues: tuple[Queue, Queue]) -> 
 
 def test_tasks_that_are_done_make_room_for_others(pool: Pool, queues: tuple[Queue, Queue]) -> None:
     queue, _ = queues
-    names = [str(n) for n in range(pool.geometry.stripe_count // 8 * 2)]
+    names = [str(n) for n in range(pool.geometry.stripe_count * 2 // 8)]
     for name in names:
-        queue.put(name, size=1 << 20)  # two in an extent: as many as there may be
+        queue.put(name, size=1 << 20)  # as many as there may be
     for name in names:
         queue.cache.remove(queue.key(name))
     with KVCache(pool, namespace="blocks") as blocks:

@@ -59,16 +59,6 @@ static int bl_system_run(bl_system *system, bl_server *server, uint32_t self)
     return status;
 }
 
-static uint64_t bl_system_extents(const bl_meta *meta)
-{
-    bl_extent_view view;
-    uint64_t count = 0;
-    for (uint64_t stripe = 0; bl_extents_next(meta->extents, stripe, &view) == 0;
-         stripe = (uint64_t)view.first_stripe + view.stripe_count)
-        count++;
-    return count;
-}
-
 static int bl_system_serve_once(bl_pool *pool, bl_system *system, uint32_t self)
 {
     bl_server *server;
@@ -85,7 +75,7 @@ static int bl_system_serve_once(bl_pool *pool, bl_system *system, uint32_t self)
         if (status == 0 && server->epoch > system->epoch) {
             system->epoch = server->epoch;
             system->block_count = meta->stat.block_count;
-            system->extent_count = bl_system_extents(meta);
+            system->extent_count = bl_extents_count(meta->extents);
         }
         bl_meta_destroy(meta);
     }

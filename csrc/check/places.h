@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Which space the entries claim that a check has seen: blocks of any size at any page, no two of
+ * which overlap.
+ */
+#ifndef BL_PLACES_H
+#define BL_PLACES_H
+
+#include <stdint.h>
+
+#include "format/pool_format.h"
+
+typedef struct bl_places bl_places;
+
+/* Create the places of a pool's blocks: 0 or -ENOMEM. */
+int bl_places_create(bl_places **out, const bl_geometry *g);
+void bl_places_destroy(bl_places *places);
+
+/* Give a block its space: 0, or -EEXIST with *other, a block that has some of it. */
+int bl_places_add(bl_places *places, uint32_t number, uint64_t offset, uint32_t size,
+                  uint32_t *other);
+
+/* Take a block's space back. */
+void bl_places_remove(bl_places *places, uint32_t number);
+
+#endif

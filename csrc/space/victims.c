@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The search for victims. Imagined runs are kept as a table of their ends: a run that grows over a
+ * neighbor only needs the place where that one begins or ends. Ends that came to lie inside a run
+ * stay in the table, and nobody asks for them: the block at that place is already gone.
+ */
+#include "space/victims.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/lazy.h"
+#include "base/minmax.h"
+
+enum {
+    BL_WALK = 4096,             /* blocks that are imagined gone in the first walk */
+    BL_WALK_FAR = 65536,        /* in the second one, when the first did not help */
+    BL_GUESSES = 64,            /* windows that are looked at after a walk */
+    BL_STREAK = 4               /* after so many requests of one size, places are on a grid */
+};
+
+typedef struct bl_victim {
+    uint64_t offset;
+    uint64_t before;            /* sorted: bytes of the victims with lower offsets */
+    uint64_t score[2];          /* victims' bytes in the window that begins, or ends, at this one */
+    uint32_t size;
+    uint32_t block;
+} bl_victim;
+
+/* An end of an imagined run. */
+typedef struct bl_run_end {
+    uint64_t place;
+    uint64_t other;             /* the run's other end */
+    uint64_t round;             /* the walk that it belongs to; else the slot is free */
+} bl_run_end;
+
+typedef struct bl_window {
+    uint64_t start, end;
+} bl_window;
+
+struct bl_victims {
+    bl_victim *seen;            /* in the order of the walk, then by offset */
+    bl_run_end *ends;
+    uint32_t *chosen;
+    uint32_t seen_count;
+    uint32_t chosen_count;
+    uint32_t bound;             /* blocks of the longest walk */
+    uint32_t block_count;
+    uint32_t complete;          /* the walk saw all blocks */
+    uint32_t grid;              /* places are on a grid of the size asked for */
+    uint32_t size;              /* asked for last, */
+    uint32_t streak;            /* and how often in a row before */
+    uint64_t mask;              /* slots of this walk's table, less one */
+    uint64_t round;
+};
+
+static uint64_t bl_ends_size(uint32_t bound)
+{
+    uint64_t slots = 4;
+    while (slots < 4ull * bound) /* two ends of each block: half full */
+        slots *= 2;
+    return slots;
+}
+
+int bl_victims_create(bl_victims **out, uint32_t block_count)
+{
+    bl_victims *victims = calloc(1, sizeof *victims);
+    if (!victims)
+        return -ENOMEM;
+    victims->block_count = block_count;
+    victims->bound = (uint32_t)bl_least(block_count, BL_WALK_FAR);
+    victims->seen = bl_lazy_map((victims->bound + 1ull) * sizeof *victims->seen);
+    victims->ends = bl_lazy_map(bl_ends_size(victims->bound) * sizeof *victims->ends);
+    victims->chosen = bl_lazy_map((block_count + 1ull) * sizeof *victims->chosen);
+    *out = victims;
+    if (victims->seen && victims->ends && victims->chosen)
+        return 0;
+    bl_victims_destroy(victims);
+    return -ENOMEM;
+}
+
+void bl_victims_destroy(bl_victims *victims)
+{
+    if (!victims)
+        return;
+    bl_lazy_unmap(victims->seen, (victims->bound + 1ull) * sizeof *victims->seen);
+    bl_lazy_unmap(victims->ends, bl_ends_size(victims->bound) * sizeof *victims->ends);
+    bl_lazy_unmap(victims->chosen, (victims->block_count + 1ull) * sizeof *victims->chosen);
+    free(victims);
+}
+
+int64_t bl_resident_across(const bl_residents *residents, uint64_t offset)
+{
+    uint64_t stripe = (offset - residents->data_offset) / BL_STRIPE_SIZE;
+    uint64_t last = stripe < BL_BLOCK_SIZE_MAX / BL_STRIPE_SIZE
+                        ? 0
+                        : stripe - BL_BLOCK_SIZE_MAX / BL_STRIPE_SIZE;
+    int64_t found = -1;
+    bl_resident nearest = {0};
+    for (;; stripe--) {
+        for (int64_t block = residents->first(residents->owner, stripe); block >= 0;
+             block = residents->next(residents->owner, (uint32_t)block)) {
+            bl_resident resident = residents->look(residents->owner, (uint32_t)block);
+            if (resident.offset >= offset || (found >= 0 && resident.offset < nearest.offset))
+                continue;
+            found = block;
+            nearest = resident;
+        }
+        if (found >= 0 || stripe == last)
+            break;
+    }
+    return found >= 0 && nearest.offset + nearest.size > offset ? found : -1;
+}
+
+/* ---- The walk */
+
+/* Return the slot of an end in the table, or the free one where it belongs. */
+static bl_run_end *bl_end_slot(const bl_victims *victims, uint64_t place)
+{
+    uint64_t slot = place / BL_PAGE_SIZE * 0x9e3779b97f4a7c15ull >> 32;
+    for (;; slot++) {
+        bl_run_end *end = &victims->ends[slot & victims->mask];
+        if (end->round != victims->round || end->place == place)
+            return end;
+    }
+}
+
+/* Return the other end of the imagined run that ends here, or here again if there is none. */
+static uint64_t bl_end_other(const bl_victims *victims, uint64_t place)
+{
+    const bl_run_end *end = bl_end_slot(victims, place);
+    return end->round == victims->round ? end->other : place;
+}
+
+static void bl_end_put(bl_victims *victims, uint64_t place, uint64_t other)
+{
+    *bl_end_slot(victims, place) = (bl_run_end){place, other, victims->round};
+}
+
+/* Imagine a block gone: return the run of free and imagined space that has it then. */
+static bl_window bl_victims_imagine(bl_victims *victims, const bl_pages *pages,
+                                    const bl_resident *resident)
+{
+    uint64_t start = resident->offset, end = start + resident->size;
+    bl_window run = {bl_end_other(victims, start), bl_end_other(victims, end)};
+    if (run.start == start)
+        run.start -= bl_pages_free_before(pages, start);
+    if (run.end == end)
+        run.end += bl_pages_free_after(pages, end);
+    bl_end_put(victims, run.start, run.end);
+    bl_end_put(victims, run.end, run.start);
+    return run;
+}
+
+/* Return the first place of the grid of a size at or behind a place. */
+static uint64_t bl_grid_place(const bl_residents *residents, uint64_t place, uint32_t size)
+{
+    uint64_t inside = place - residents->data_offset;
+    return residents->data_offset + (inside + size - 1) / size * size;
+}
+
+/* Is there room in a run that appeared when this block was gone? 1, with the place. A block of the
+ * same size that is not on the grid is no reason to leave it: the new one takes its place. */
+static int bl_run_serves(const bl_victims *victims, const bl_residents *residents, bl_window run,
+                         const bl_resident *resident, uint32_t size, uint64_t *place)
+{
+    *place = run.start;
+    if (run.end - run.start < size)
+        return 0;
+    if (!victims->grid)
+        return 1;
+    uint64_t cell = bl_grid_place(residents, run.start, size);
+    if (cell <= run.end - size)
+        *place = cell;
+    return *place == cell || resident->size == size;
+}
+
+/* Imagine up to bound blocks gone, the coldest first, until there is room: 1 or 0. */
+static int bl_victims_walk(bl_victims *victims, const bl_pages *pages,
+                           const bl_residents *residents, uint32_t size, uint32_t bound,
+                           uint64_t *place)
+{
+    uint32_t looks = 0;
+    int64_t block = residents->coldest(residents->owner);
+    victims->seen_count = 0;
+    victims->round++;
+    victims->mask = bl_ends_size(bound) - 1;
+    for (; block >= 0 && looks < bound;
+         block = residents->warmer(residents->owner, (uint32_t)block), looks++) {
+        bl_resident resident = residents->look(residents->owner, (uint32_t)block);
+        if (!resident.may_go)
+            continue;
+        victims->seen[victims->seen_count++] = (bl_victim){
+            .offset = resident.offset, .size = resident.size, .block = (uint32_t)block};
+        bl_window run = bl_victims_imagine(victims, pages, &resident);
+        if (bl_run_serves(victims, residents, run, &resident, size, place))
+            return 1;
+    }
+    victims->complete = block < 0;
+    return 0;
+}
+
+/* Choose, of the blocks seen, those that reach into a window. */
+static void bl_victims_take(bl_victims *victims, bl_window window)
+{
+    for (uint32_t i = 0; i < victims->seen_count; i++) {
+        const bl_victim *victim = &victims->seen[i];
+        if (victim->offset < window.end && victim->offset + victim->size > window.start)
+            victims->chosen[victims->chosen_count++] = victim->block;
+    }
+}
+
+/* ---- Windows with blocks that were not seen */
+
+static int bl_victim_compare(const void *a, const void *b)
+{
+    const bl_victim *one = a, *other = b;
+    return one->offset < other->offset ? -1 : one->offset > other->offset;
+}
+
+/* Sort the blocks seen by offset. */
+static void bl_victims_sort(bl_victims *victims)
+{
+    uint64_t before = 0;
+    qsort(victims->seen, victims->seen_count, sizeof *victims->seen, bl_victim_compare);
+    for (uint32_t i = 0; i < victims->seen_count; i++) {
+        victims->seen[i].before = before;
+        before += victims->seen[i].size;
+    }
+    victims->seen[victims->seen_count] = (bl_victim){.offset = UINT64_MAX, .before = before};
+}
+
+/* Return the first block seen that begins at or behind a place, as its number in the list. */
+static uint32_t bl_victims_from(const bl_victims *victims, uint64_t place)
+{
+    uint32_t low = 0, high = victims->seen_count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (victims->seen[middle].offset < place)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Return the bytes of the blocks seen that reach into a window. */
+static uint64_t bl_victims_inside(const bl_victims *victims, bl_window window)
+{
+    uint32_t first = bl_victims_from(victims, window.start);
+    if (first > 0 &&
+        victims->seen[first - 1].offset + victims->seen[first - 1].size > window.start)
+        first--;
+    return victims->seen[bl_victims_from(victims, window.end)].before -
+           victims->seen[first].before;
+}
+
+/* Choose a block of a window: its bytes in there, or 0 if it must stay. */
+static uint64_t bl_window_choose(bl_victims *victims, const bl_residents *residents,
+                                 bl_window window, uint32_t block)
+{
+    bl_resident resident = residents->look(residents->owner, block);
+    if (!resident.may_go)
+        return 0;
+    uint64_t start = resident.offset > window.start ? resident.offset : window.start;
+    victims->chosen[victims->chosen_count++] = block;
+    return bl_least(resident.offset + resident.size, window.end) - start;
+}
+
+/* Choose all blocks of a window: 1, or 0 if something there must stay. */
+static int bl_window_clear(bl_victims *victims, const bl_pages *pages,
+                           const bl_residents *residents, bl_window window)
+{
+    uint64_t size = window.end - window.start, data = residents->data_offset;
+    uint64_t bytes = bl_pages_free_within(pages, window.start, size), own = 0;
+    int64_t block = bl_resident_across(residents, window.start);
+    victims->chosen_count = 0;
+    if (block >= 0) {
+        bytes += own = bl_window_choose(victims, residents, window, (uint32_t)block);
+        if (!own)
+            return 0;
+    }
+    for (uint64_t stripe = (window.start - data) / BL_STRIPE_SIZE;
+         stripe <= (window.end - 1 - data) / BL_STRIPE_SIZE; stripe++)
+        for (block = residents->first(residents->owner, stripe); block >= 0;
+             block = residents->next(residents->owner, (uint32_t)block)) {
+            uint64_t offset = residents->look(residents->owner, (uint32_t)block).offset;
+            if (offset < window.start || offset >= window.end)
+                continue;
+            bytes += own = bl_window_choose(victims, residents, window, (uint32_t)block);
+            if (!own)
+                return 0;
+        }
+    return bytes == size; /* else some of it is held, lost, or no block's */
+}
+
+/* Return one of two windows of size bytes at a block seen: it begins with the free space before the
+ * block, or ends with that behind it; or the two cells of the grid that its ends lie in. */
+static bl_window bl_window_at(const bl_victims *victims, const bl_pages *pages,
+                              const bl_residents *residents, const bl_victim *victim,
+                              uint32_t size, int ends)
+{
+    uint64_t place = victim->offset + (ends ? victim->size : 0);
+    if (victims->grid)
+        place = bl_grid_place(residents, place + !ends, size) - size;
+    else if (ends)
+        place += bl_pages_free_after(pages, place) - size;
+    else
+        place -= bl_pages_free_before(pages, place);
+    return (bl_window){place, place + size};
+}
+
+/* Choose the window that has most of what was seen and can be cleared: 1 or 0. */
+static int bl_victims_guess(bl_victims *victims, const bl_pages *pages,
+                            const bl_residents *residents, uint32_t size, uint64_t *place)
+{
+    bl_pages_stat space;
+    bl_pages_count(pages, &space);
+    uint64_t data = residents->data_offset, end = data + space.stripe_count * BL_STRIPE_SIZE;
+    bl_victims_sort(victims);
+    for (uint32_t i = 0; i < 2 * victims->seen_count; i++) {
+        bl_victim *victim = &victims->seen[i / 2];
+        bl_window window = bl_window_at(victims, pages, residents, victim, size, i % 2);
+        int is_inside = window.start >= data && window.start < end && window.end <= end;
+        victim->score[i % 2] = is_inside ? bl_victims_inside(victims, window) : 0;
+    }
+    for (int guess = 0; guess < BL_GUESSES; guess++) {
+        uint32_t best = 0;
+        for (uint32_t i = 1; i < 2 * victims->seen_count; i++)
+            if (victims->seen[i / 2].score[i % 2] > victims->seen[best / 2].score[best % 2])
+                best = i;
+        bl_victim *victim = &victims->seen[best / 2];
+        if (victim->score[best % 2] == 0)
+            return 0;
+        victim->score[best % 2] = 0;
+        bl_window window = bl_window_at(victims, pages, residents, victim, size, best % 2);
+        *place = window.start;
+        if (bl_window_clear(victims, pages, residents, window))
+            return 1;
+    }
+    return 0;
+}
+
+/* Choose blocks, with places on the grid or anywhere: how many, or 0. */
+static uint32_t bl_victims_search(bl_victims *victims, const bl_pages *pages,
+                                  const bl_residents *residents, uint32_t size, uint32_t grid,
+                                  uint64_t *place)
+{
+    static const uint32_t bounds[] = {BL_WALK, BL_WALK_FAR};
+    victims->grid = grid;
+    victims->complete = 0;
+    for (int walk = 0; walk < 2 && !victims->complete; walk++) {
+        uint32_t bound = (uint32_t)bl_least(bounds[walk], victims->bound);
+        victims->chosen_count = 0;
+        if (bl_victims_walk(victims, pages, residents, size, bound, place)) {
+            bl_victims_take(victims, (bl_window){*place, *place + size});
+            return victims->chosen_count;
+        }
+        if (!victims->complete && bl_victims_guess(victims, pages, residents, size, place))
+            return victims->chosen_count;
+    }
+    return 0;
+}
+
+uint32_t bl_victims_choose(bl_victims *victims, const bl_pages *pages,
+                           const bl_residents *residents, uint32_t size, const uint32_t **blocks,
+                           uint64_t *place)
+{
+    uint32_t count = 0;
+    *blocks = victims->chosen;
+    victims->streak = victims->size == size ? victims->streak + 1 : 0;
+    victims->size = size;
+    if (victims->streak >= BL_STREAK)
+        count = bl_victims_search(victims, pages, residents, size, 1, place);
+    return count ? count : bl_victims_search(victims, pages, residents, size, 0, place);
+}

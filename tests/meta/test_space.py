@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A pool is full when it is full, and who must go then is the oldest."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from blocks import eventually, held, keys, put, states
+from emulation import fewer
+from forge import line_hash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from beluga._ffi import ffi, lib
+from beluga.kvcache import KVCache, hash_keys
+from beluga.meta import MetaClient, MetaServer
+from beluga.pool import Pool
+from beluga.rpc import Client
+
+KIB, MIB = 1 << 10, 1 << 20
+PAGE, STRIPE = 4096, 2 << 20
+
+Place = tuple[int, int]  # where a block begins, and where it ends
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Iterator[Pool]:
+    """The pool of the quick start."""
+    paths = [tmp_path / "a", tmp_path / "b"]
+    with Pool.create(paths, device_size=256 * MIB, sparse=True) as pool:
+        yield pool
+
+
+@pytest.fixture
+def meta(quick: Pool) -> Iterator[MetaClient]:
+    with MetaServer(quick), Client(quick) as client:
+        yield MetaClient(client)
+
+
+def rounded(length: int) -> int:
+    return -(-length // PAGE) * PAGE
+
+
+def put_one(meta: MetaClient, number: int, length: int) -> Place | None:
+    """Put a block without checksums: its place, or None if it was refused."""
+    (grant,) = meta.reserve(keys([number]), length=length)
+    if states([grant]) != ["GRANTED"]:
+        return None
+    assert meta.commit([grant]) == [0]
+    return grant.offset, grant.offset + rounded(length)
+
+
+def fill(meta: MetaClient, lengths: Iterable[int], first: int = 0) -> dict[int, Place]:
+    """Put blocks until one is evicted for another; return the places of those that are there."""
+    there: dict[int, Place] = {}
+    for number, length in enumerate(lengths, first):
+        place = put_one(meta, number, length)
+        assert place is not None
+        there[number] = place
+        if meta.stat().evict_count:
+            break
+    return {number: there[number] for number in held(meta, there)}
+
+
+def test_twelve_files_of_any_size_are_kept_in_the_pool_of_the_quick_start(
+    meta: MetaClient,
+) -> None:
+    for number in range(12):
+        put(meta, [number], length=(number + 1) * 512 * KIB, chunk_size=16 * KIB)
+    assert held(meta, range(12)) == set(range(12))
+
+
+def lengths_of(kind: str, rng: random.Random) -> Iterator[int]:
+    count, top = rng.randrange(1, 1000), rng.choice([64 * KIB, MIB, 4 * MIB])
+    sizes = [rng.randrange(1, top) for _ in range(count)]
+    turn = 0
+    while True:
+        turn += 1
+        yield {
+            "some sizes": sizes[rng.randrange(count)],
+            "growing": min(1 + turn * 1999, top),
+            "shrinking": max(top - turn * 1999, 1),
+            "mostly small": rng.choice(sizes) if rng.random() < 0.05 else 1 + sizes[0] // 50,
+            "tenants": sizes[turn // 50 % min(count, 3)],
+        }[kind]
+
+
+@pytest.mark.parametrize("kind", ["some sizes", "growing", "shrinking", "mostly small", "tenants"])
+@settings(max_examples=fewer(3), deadline=None)
+@given(seed=st.integers(0, 1 << 30), removes=st.booleans())
+def test_any_mix_of_sizes_fills_the_pool_before_anything_is_evicted(
+    kind: str, tmp_path_factory: pytest.TempPathFactory, seed: int, *, removes: bool
+) -> None:
+    rng = random.Random(seed)
+    path = tmp_path_factory.mktemp("pool") / "a"
+    with (
+        Pool.create([path], device_size=256 * MIB, sparse=True, max_blocks=100_000) as pool,
+        MetaServer(pool),
+        Client(pool) as client,
+    ):
+        meta = MetaClient(client)
+        for number, length in enumerate(lengths_of(kind, rng)):
+            used = meta.stat().used_bytes
+            assert put_one(meta, number, length) is not None
+            stat = meta.stat()
+            if stat.evict_count:
+                break
+            if removes and rng.random() < 0.4:
+                meta.remove(keys([rng.randrange(number + 1)]))
+        fuller = used + rounded(length)
+        assert used / stat.data_bytes >= 0.85 or fuller > stat.data_bytes
+        assert stat.table_evict_count == 0
+
+
+@pytest.mark.parametrize("length", [4 * KIB, 68 * KIB, 300 * KIB, MIB + PAGE, 5 * MIB // 2])
+def test_blocks_of_one_size_fill_the_pool(meta: MetaClient, length: int) -> None:
+    count = meta.stat().data_bytes // length
+    count = min(count, meta.stat().block_count_max)
+    put(meta, range(count), length=length)
+    stat = meta.stat()
+    assert stat.evict_count == 0
+    assert stat.data_bytes - count * length < length or count == stat.block_count_max
+
+
+def test_a_large_block_takes_the_place_of_the_oldest_small_ones(meta: MetaClient) -> None:
+    numbers = fill(meta, iter(lambda: 68 * KIB, 0))
+    numbers = [number for number in sorted(numbers) if number]  # all but the one that is gone
+    before = meta.stat().evict_count
+    assert put_one(meta, 1 << 20, MIB) is not None
+    gone = set(numbers) - held(meta, numbers)
+    assert gone == set(numbers[: len(gone)])
+    assert len(gone) <= -(-MIB // (68 * KIB))
+    assert meta.stat().evict_count == before + len(gone)
+
+
+def gaps(taken: list[Place], space: Place) -> Iterator[Place]:
+    end = space[0]
+    for first, last in [*taken, (space[1], space[1])]:
+        yield end, first
+        end = last
+
+
+def youngest_needed(ages: list[Place], fixed: list[Place], size: int, space: Place) -> int:
+    """Return how many blocks, the oldest first, must be imagined gone until size bytes are free
+    in a row; 0: never.
+    """
+    for count in range(1, len(ages) + 1):
+        left = sorted(ages[count:] + fixed)
+        if any(end - first >= size for first, end in gaps(left, space)):
+            return count
+    return 0
+
+
+@settings(max_examples=fewer(30), deadline=None)
+@given(seed=st.integers(0, 1 << 30))
+def test_no_other_choice_of_victims_would_have_an_older_youngest(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    """A full pool of many sizes whose blocks were used in an order that is unrelated to place."""
+    rng = random.Random(seed)
+    path = tmp_path_factory.mktemp("pool") / "a"
+    with (
+        Pool.create([path], device_size=32 * MIB, sparse=True) as pool,
+        MetaServer(pool),
+        Client(pool) as client,
+    ):
+        meta, g = MetaClient(client), pool.geometry
+        space = (g.data_offset, g.data_offset + g.stripe_count * STRIPE)
+        sizes = [rng.randrange(1, MIB) for _ in range(rng.choice([2, 5, 100]))]
+        there = fill(meta, iter(lambda: rng.choice(sizes), 0))
+        order = rng.sample(sorted(there), len(there))
+        for number in order:
+            meta.lookup(keys([number]))
+        kept = order[:: rng.choice([3, 7, 1000])]
+        pins = [meta.lookup(keys([number]), pin=True).hits for number in kept]
+        movable = [number for number in order if number not in set(kept)]
+        ages = [there[number] for number in movable]
+        fixed = [there[number] for number in kept]
+        widest = max(end - first for first, end in gaps(sorted(ages + fixed), space))
+        size = widest + PAGE * rng.choice([1, 5, 50, 300, 5000])
+        needed = youngest_needed(ages, fixed, size, space)
+        placed = put_one(meta, 1 << 20, size)
+        gone = [number for number in movable if not meta.lookup(keys([number])).hits]
+        assert (placed is None) == (needed == 0) == (gone == [])
+        assert not gone or movable.index(gone[-1]) == needed - 1
+        for hits in pins:
+            meta.release(hits)
+
+
+def test_nothing_is_evicted_for_a_block_that_pins_leave_no_room_for(meta: MetaClient) -> None:
+    there = sorted(fill(meta, iter(lambda: MIB, 0)))
+    places = {number: meta.lookup(keys([number])).hits[0].offset for number in there}
+    by_place = sorted(there, key=places.__getitem__)
+    pins = [meta.lookup(keys([number]), pin=True).hits for number in by_place[::4]]
+    (refused,) = meta.reserve(keys([1 << 20]), length=4 * MIB)
+    assert refused.status == -lib.BL_ERROR_NO_SPACE
+    assert held(meta, there) == set(there)
+    (granted,) = meta.reserve(keys([1 << 20]), length=3 * MIB)
+    assert states([granted]) == ["GRANTED"]
+    for hits in pins:
+        meta.release(hits)
+
+
+def test_more_blocks_than_a_walk_sees_make_room_at_once(tmp_path: Path) -> None:
+    """The coldest thousands lie between blocks that are pinned; room is made elsewhere."""
+    with (
+        Pool.create(
+            [tmp_path / "a"], device_size=256 * MIB, sparse=True, max_blocks=70_000
+        ) as pool,
+        MetaServer(pool),
+        Client(pool) as client,
+    ):
+        meta, count = MetaClient(client), 60_000
+        for first in range(0, count, 1000):
+            meta.commit(meta.reserve(keys(range(first, first + 1000)), length=PAGE))
+        pinned = [n for first in range(0, 9000, 1000) for n in range(first, first + 1000, 2)]
+        pins = [meta.lookup(keys([number]), pin=True).hits for number in pinned]
+        left = meta.stat()
+        free = (left.data_bytes - left.used_bytes) // PAGE - 1
+        put(meta, range(count, count + free), length=PAGE)
+        (granted,) = meta.reserve(keys([1 << 20]), length=MIB)
+        assert states([granted]) == ["GRANTED"]
+        assert meta.stat().evict_count <= 2 * MIB // PAGE
+        for hits in pins:
+            meta.release(hits)
+
+
+def test_a_task_that_is_refused_evicts_nothing(meta: MetaClient, quick: Pool) -> None:
+    there = fill(meta, iter(lambda: MIB, 0))
+    task = np.zeros((1, meta.stat().data_bytes // 8 + PAGE), np.uint8)
+    with KVCache(quick, namespace="tasks", kept=True) as tasks:
+        assert tasks.put(tasks.keys(hash_keys(["task"])), task).stored == 0
+    assert held(meta, there) == set(there)
+
+
+def old_mark(stripe: int, count: int, block_size: int, epoch: int, state: int = 1) -> bytes:
+    """A mark as servers of earlier releases wrote it: an extent of blocks of one size."""
+    blocks = min(count * STRIPE // block_size, 512)
+    fields = [epoch, epoch << 40 | 1 << 30 | stripe]
+    line = b"".join(value.to_bytes(8, "little") for value in fields)
+    for value in (stripe, count, block_size, blocks, state):
+        line += value.to_bytes(4, "little")
+    line += bytes(60 - len(line))
+    return line + line_hash(line + bytes(4), stripe).to_bytes(4, "little")
+
+
+def write_line(pool: Pool, offset: int, line: bytes) -> None:
+    lib.bl_ntstore_copy(lib.bl_pool_address(pool.handle, offset), line, 64)
+
+
+def former(pool: Pool) -> dict[int, int]:
+    """Arrange a pool's tables, of epoch 1, as a server of an earlier release would have: extents of
+    4, 1 and 2 stripes for blocks of 2.5 MiB, 64 KiB and 3 MiB. Returns the blocks and their places.
+    """
+    g, half = pool.geometry, 1
+    shapes = [(0, 5, 5 * MIB // 2), (5, 1, 64 * KIB), (6, 3, 3 * MIB)]
+    with MetaServer(pool), Client(pool) as client:
+        for number in range(8):
+            put(MetaClient(client), [number], length=shapes[number % 3][2])
+    for stripe in range(g.stripe_count):
+        write_line(pool, g.extent_offset + (half * g.stripe_count + stripe) * 64, bytes(64))
+    for shape in shapes:
+        mark = old_mark(*shape, epoch=1)
+        write_line(pool, g.extent_offset + (half * g.stripe_count + shape[0]) * 64, mark)
+    places = {}
+    for number in range(8):
+        first, count, size = shapes[number % 3]
+        index = number // 3 % (count * STRIPE // size)
+        offset = g.data_offset + first * STRIPE + index * size
+        if offset in places.values():
+            continue
+        places[number] = offset
+        at = g.table_offset + (half * g.block_count_max + number) * 64
+        address = lib.bl_pool_address(pool.handle, at)
+        entry = ffi.new("bl_entry *")
+        ffi.memmove(entry, ffi.cast("char *", address), 64)
+        entry.offset, entry.check = offset, 0
+        line = bytes(ffi.buffer(entry))
+        write_line(pool, at, line[:60] + line_hash(line, number).to_bytes(4, "little"))
+    return places
+
+
+def test_a_pool_of_an_earlier_release_is_taken_over(quick: Pool) -> None:
+    places = former(quick)
+    with MetaServer(quick), Client(quick) as client:
+        meta = MetaClient(client)
+        found = {number: meta.lookup(keys([number])).hits for number in places}
+        assert {number: hits[0].offset for number, hits in found.items() if hits} == places
+        assert eventually(lambda: meta.stat().held_bytes == 0)
+        there = fill(meta, iter(lambda: MIB, 0), first=100)
+        stat = meta.stat()
+        assert stat.used_bytes / stat.data_bytes > 0.97
+        assert len(there) > 400
+    with MetaServer(quick), Client(quick) as client:
+        assert held(MetaClient(client), there) == set(there)
+
+
+def test_a_mark_is_one_that_earlier_releases_believe(meta: MetaClient, quick: Pool) -> None:
+    """They hold what it opens, and take it for an extent of blocks of a page."""
+    put(meta, range(40), length=MIB)
+    g = quick.geometry
+    opened = 0
+    for stripe in range(g.stripe_count):
+        address = lib.bl_pool_address(
+            quick.handle, g.extent_offset + (g.stripe_count + stripe) * 64
+        )
+        mark = ffi.cast("bl_extent_line *", address)
+        if mark.state == lib.BL_EXTENT_OPEN:
+            opened += mark.stripe_count
+            assert (mark.block_size, mark.block_count) == (PAGE, min(512 * mark.stripe_count, 512))
+            assert 1 <= mark.stripe_count <= 64
+    assert opened >= 20
