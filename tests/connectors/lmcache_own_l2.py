@@ -23,6 +23,7 @@ class MockL2Adapter(BelugaL2Adapter):
             {
                 "pool": os.environ["BELUGA_TEST_POOL"],
                 "timeout_ms": 20_000,
+                "identity": "a test",
                 "salt": uuid.uuid4().hex,
             }
         )
