@@ -154,3 +154,14 @@ def test_sglang_never_finds_kv_of_other_weights_adapters_or_salts(
         "updated without a flush": [0, 0],
         "known again": [0, 4, 4],
     }
+
+
+def test_our_tables_name_fields_that_sglang_and_lmcache_have(
+    start: Callable[..., Role],
+) -> None:
+    role = start("adapter_fields.py")
+    found = role.hear()
+    role.end()
+    assert found["unknown"] == []
+    assert found["counted"] == ["chunk_size", "use_mla"]
+    assert found["alike"] and found["apart"]
