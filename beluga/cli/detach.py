@@ -15,6 +15,7 @@ import fcntl
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -42,10 +43,10 @@ def detached(paths: list[str] | None, json: bool) -> None:
         directory = pool.runtime_dir
     log, lock = directory / "serve.log", directory / "serve.pid"
     arguments = [word for word in sys.argv[1:] if word != "--detach"]
-    with tempfile.TemporaryDirectory(prefix="beluga-") as folder, log.open("ab") as said:
+    with tempfile.TemporaryDirectory(prefix="beluga-") as folder, _open(log) as said:
         address = f"{folder}/ready"
         begin = said.tell()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready, lock.open("ab") as held:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready, _open(lock) as held:
             _take(held)
             held.truncate(0)  # the number of a process that was killed, which another may have now
             ready.bind(address)
@@ -66,6 +67,24 @@ def detached(paths: list[str] | None, json: bool) -> None:
         print_json({"pid": child.pid, "status": status, "log": str(log)})
     else:
         say(f"{status}, in the background as process {child.pid}; stop it with 'beluga stop'")
+
+
+def _open(path: Path) -> IO[bytes]:
+    """Open a file of the runtime directory to append to it. If the directory is for a group, the
+    whole group may write it, whatever the umask. One that a colleague made for himself alone is
+    replaced, unless a server holds it locked.
+    """
+    shared = path.parent.stat().st_mode & stat.S_IWGRP
+    try:
+        file = path.open("ab")
+    except PermissionError:
+        if not shared or _holder(path) is not None:
+            raise
+        path.unlink()
+        file = path.open("ab")
+    if shared and os.fstat(file.fileno()).st_uid == os.geteuid():
+        os.fchmod(file.fileno(), 0o660)
+    return file
 
 
 def _take(lock: IO[bytes]) -> None:
@@ -149,7 +168,7 @@ def _end_by_number(lock: Path, pid: int) -> None:
             try:
                 os.kill(pid, number)
             except PermissionError:
-                owner = lock.stat().st_uid
+                owner = Path(f"/proc/{pid}").stat().st_uid
                 raise RpcError(
                     f"process {pid} is user {owner}'s; stop it as that user or as root"
                 ) from None

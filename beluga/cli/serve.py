@@ -347,7 +347,7 @@ def serve_until_told(
         else:
             text = "standing by; stop with Ctrl-C"
             announce(text, "standing by", json=json, pid=os.getpid())
-            waits = partial(_say_waiting, manager, health)
+            waits = partial(_say_waiting, server, manager, health)
             if not stand_by(server, told, silent_s=silent_s, lease=lease, waits=waits):
                 return
             health.begins()
@@ -367,8 +367,9 @@ def serve_until_told(
         server.stop()
 
 
-def _say_waiting(manager: Manager, health: Health, why: str) -> None:
+def _say_waiting(server: Server, manager: Manager, health: Health, why: str) -> None:
     """A server is ready when it stands by: after its first look at the server that serves."""
+    server.pool.refuse_removed()
     health.moved(serves=False)
     manager.ready(f"standing by: {why}" if why else "standing by")
     manager.alive()
@@ -385,6 +386,7 @@ def _look_after(
     while not told.wait(manager.look_s):
         if server.failure is not None:
             raise server.failure
+        server.pool.refuse_removed()
         moved = server.stat().housekeeping_count
         if moved != seen:
             manager.alive()

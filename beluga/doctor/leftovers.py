@@ -15,11 +15,14 @@ from beluga import config
 from beluga.doctor.finding import CannotTellError, Verdict, error, ok, unknown, warning, worst
 from beluga.doctor.machine import Machine
 from beluga.errors import DeviceBusyError, PoolError
-from beluga.pool import FoundFile, dax_nodes, find_pools, refuse_in_use, show_size
+from beluga.pool import STRIPE_SIZE, FoundFile, dax_nodes, find_pools, refuse_in_use, show_size
 
 _SHOWN = 5  # names in one line
 _SHARE = "export BELUGA_RUNTIME_DIR=/run/beluga-shared"
 _POOL_ID = re.compile(r"[0-9a-f]{32}")
+_REMOVED = re.compile(  # the same line, of a file without a name
+    r"^([0-9a-f]{1,16})-([0-9a-f]{1,16}) .* (/dev/shm/.*) \(deleted\)$", re.MULTILINE
+)
 _MAPPED = re.compile(  # a line of /proc/PID/maps: addresses, rights, offset, device, inode
     r"^\S+ \S+ \S+ ([0-9a-f]{1,3}):([0-9a-f]{1,5}) (\d{1,20})", re.MULTILINE
 )
@@ -139,6 +142,10 @@ def check_stale_pools(machine: Machine) -> Verdict:
         text = f"runtime directories of files that are gone: {_list([str(path) for path in gone])}"
         shown = " ".join(shlex.quote(str(path)) for path in gone[:_SHOWN])
         verdicts.append(warning(text, f"rm -r {shown}"))
+    if lost := _serving_removed(machine):
+        names = _list([f"process {pid} of {path}" for pid, path in lost])
+        text = f"the files of pools in use were removed, their memory is not free: {names}"
+        verdicts.append(warning(text, "kill " + " ".join(str(pid) for pid, _ in lost[:_SHOWN])))
     if closed := [path for path in closed if _may_be_ours(path)]:
         names = _list([str(path) for path in closed])
         verdicts.append(unknown(f"this user may not look at {names}", "sudo beluga doctor"))
@@ -203,6 +210,22 @@ def _orphans(shm: Path) -> list[Path]:
         return [path for path in found if path.is_dir() and not _device_of(path).exists()]
     except OSError:
         return []  # a folder that this user may list, but not enter
+
+
+def _serving_removed(machine: Machine) -> list[tuple[int, str]]:
+    """Return the processes that map the memory of a pool whose file was removed, and the file."""
+    found = []
+    for name in machine.names("proc"):
+        if not name.isdecimal():
+            continue
+        try:
+            maps = machine.read(f"proc/{name}/maps")
+        except CannotTellError:
+            continue
+        removed = _REMOVED.findall(maps) if "/beluga/_core." in maps else []
+        paths = {path for low, high, path in removed if int(high, 16) - int(low, 16) >= STRIPE_SIZE}
+        found += [(int(name), path) for path in sorted(paths)]
+    return found
 
 
 def _mapped(machine: Machine) -> set[tuple[int, int]]:

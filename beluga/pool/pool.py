@@ -7,13 +7,20 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from beluga._ffi import core, lib
 from beluga._shared import OfThisProcess, SharedHandle, when_forked
 from beluga.arguments import short
-from beluga.errors import BadValueError, DeviceSpecError, RuntimeDirError, raise_for_status
+from beluga.errors import (
+    BadValueError,
+    DeviceMissingError,
+    DeviceSpecError,
+    RuntimeDirError,
+    raise_for_status,
+)
 from beluga.pool.attach import attach
 from beluga.pool.create import Progress, create
 from beluga.pool.default import default_specs
@@ -23,6 +30,7 @@ from beluga.pool.mapping import Mapping
 from beluga.pool.near import run_near
 from beluga.pool.runtime import (
     make_runtime_dir,
+    mapped_and_removed,
     refuse_in_use,
     runtime_path,
     unreadable_host,
@@ -75,6 +83,12 @@ class Pool(OfThisProcess):
             )
             for index, member in enumerate(mapping.members)
         )
+        self._files: dict[Path, tuple[int, int]] = {}  # device and inode of a path
+        for device in self.devices:
+            with suppress(OSError):
+                found = device.path.stat()
+                if device.kind == "file":
+                    self._files[device.path] = found.st_dev, found.st_ino
 
     @classmethod
     def create(  # noqa: PLR0913  all of them named
@@ -195,6 +209,23 @@ class Pool(OfThisProcess):
     def refuse_in_use(self) -> None:
         """Raise DeviceBusyError if a process of this host serves the pool or has a session."""
         refuse_in_use(self.runtime_dir)
+
+    def refuse_removed(self) -> None:
+        """Raise DeviceMissingError if the file of a device was removed: this process has its memory
+        still, but no other can open it.
+        """
+        for path, identity in self._files.items():
+            try:
+                found = path.stat()
+                if (found.st_dev, found.st_ino) == identity:
+                    continue
+            except OSError:
+                pass
+            if mapped_and_removed(identity[1], path.name):
+                raise DeviceMissingError(
+                    f"{path} was removed while it was in use; make a new pool and start a server "
+                    "on that"
+                )
 
     def run_near(self) -> set[int]:
         """Keep the calling thread on CPUs near the devices, if their node is known. Returns those

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -69,6 +70,14 @@ def unreadable_host(doing: str) -> RuntimeDirError | None:
     return RuntimeDirError(
         f"{doing}: {_BOOT_ID} cannot be read ({why}); show it in this container or sandbox"
     )
+
+
+def mapped_and_removed(inode: int, name: str) -> bool:
+    """Return whether this process maps a file of this inode and name that has no name any more; a
+    file that was renamed still has one.
+    """
+    line = re.compile(rf" {inode} +.*/{re.escape(name)} \(deleted\)$", re.MULTILINE)
+    return line.search(Path("/proc/self/maps").read_text(errors="replace")) is not None
 
 
 def refuse_in_use(path: Path) -> None:

@@ -221,6 +221,11 @@ class Server(OfThisProcess):
         self._quota = quota
 
     @property
+    def pool(self) -> Pool:
+        """The pool that it serves, or is made for."""
+        return self._pool
+
+    @property
     def quota(self) -> Quota:
         """The limits of each session, as :meth:`limit` set them last."""
         return self._quota
