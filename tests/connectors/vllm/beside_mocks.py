@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A pytest plugin for vLLM's own tests: our connector follows every call of their mock connector.
+
+Those tests run vLLM's real scheduler with a mock that reports loads and their failures. With this
+plugin, ours gets the same calls, as the second one in ``MultiConnector`` would, and may not save
+what a failed load has left.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from tests.v1.kv_connector.unit import utils  # vLLM's
+
+from beluga.connectors.vllm import plugin
+from beluga.connectors.vllm.connector import BelugaConnector
+
+plugin.register()
+
+_made: list[BelugaConnector] = []
+_wrong: set[int] = set()  # blocks that were reported, and not computed since
+_saved: list[int] = []
+
+
+class Hook(Mock):
+    """One hook of the mock. Ours gets the call after it."""
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        found = super().__call__(*given, **named)
+        ours = _made[-1]
+        hook = self._mock_name or self._mock_new_name
+        if hook == "get_num_new_matched_tokens":
+            ours.get_num_new_matched_tokens(*given, **named)
+        elif hook == "update_state_after_alloc":
+            request, blocks, _ = given
+            ours.update_state_after_alloc(request, blocks, 0)
+        elif hook == "build_connector_meta":
+            (output,) = given
+            orders = ours.build_connector_meta(output).orders  # type: ignore[attr-defined]
+            saves = {block for one in orders.saves for block in one.block_ids}
+            assert not saves & _wrong, f"blocks that failed to load are saved: {saves & _wrong}"
+            _saved.extend(saves)
+            for name in output.num_scheduled_tokens:
+                first = ours._schedule._requests[name].request.num_computed_tokens
+                ids = ours._block_ids_of(name)
+                _wrong.difference_update(ids[first // ours._group.block_size :])
+        elif hook == "update_connector_output":
+            (output,) = given
+            _wrong.update(output.invalid_block_ids)
+            output.kv_connector_worker_meta = None
+            ours.update_connector_output(output)
+        elif hook == "request_finished":
+            ours.request_finished(*given)  # without workers nobody would let go of the blocks
+        return found
+
+
+HOOKS = (
+    "get_num_new_matched_tokens",
+    "update_state_after_alloc",
+    "build_connector_meta",
+    "update_connector_output",
+    "request_finished",
+)
+_mock, _config, _scheduler = (
+    utils.create_mock_connector,
+    utils.create_vllm_config,
+    utils.create_scheduler,
+)
+
+
+def create_mock_connector() -> Mock:
+    mock = _mock()
+    for hook in HOOKS:
+        setattr(mock, hook, Hook(name=hook))
+    mock.has_pending_push_work.return_value = False
+    return mock
+
+
+def create_vllm_config(**given: Any) -> Any:
+    """Make a configuration of a model that is here, with our connector."""
+    return _config(
+        **{
+            "model": os.environ["BELUGA_TEST_MODEL"],
+            "kv_connector": "BelugaConnector",
+            "kv_connector_extra_config": {"pool": "/nowhere", "timeout_ms": 10},
+            "kv_role": "kv_both",
+        }
+        | given
+    )
+
+
+def create_scheduler(vllm_config: Any, *given: Any, **named: Any) -> Any:
+    """Make a scheduler with the policy of the test, which ours would replace."""
+    transfer = vllm_config.kv_transfer_config
+    policy = transfer.kv_load_failure_policy
+    scheduler = _scheduler(vllm_config, *given, **named)
+    _made.append(scheduler.connector)
+    scheduler.recompute_kv_load_failures = policy == "recompute"
+    return scheduler
+
+
+for one in (create_mock_connector, create_vllm_config, create_scheduler):
+    setattr(utils, one.__name__, one)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_wrong_before() -> None:
+    _wrong.clear()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say what ours has done, and end it."""
+    terminalreporter.write_line(f"beside: {len(_made)} schedulers, {len(_saved)} blocks saved")
+    for connector in _made:
+        connector.shutdown()

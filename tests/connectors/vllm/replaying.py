@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Replays hooks that a real vLLM has called (``recording.py``), against a fake engine's memory.
+
+The memory has a value for each token's KV, which is right only if the KV of all tokens before it
+was right when a step computed it, and the token was no draft that was rejected later.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections import Counter, deque
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fake_vllm
+import numpy as np
+from blocks import eventually
+from vllm_parts import cache_config, config, layer_major, spec
+
+LONG_S = 60.0
+WORDS = 4  # of 16 bits, for each token
+WRONG = 0xBAD
+
+
+class Replay:
+    """One recording, replayed on a pool."""
+
+    def __init__(self, path: Path, pool_name: str, **settings: Any) -> None:
+        head, *self._lines = map(json.loads, path.read_text().splitlines())
+        self._size: int = head["block_tokens"]
+        module = importlib.import_module("beluga.connectors.vllm.connector")
+        engine = config(block_size=self._size)
+        engine.kv_transfer_config = SimpleNamespace(
+            kv_load_failure_policy="fail",
+            kv_connector_extra_config={"pool": pool_name, "timeout_ms": 5000} | settings,
+        )
+        engine.kv_events_config = None
+        tensors, self._memory = layer_major(1, head["blocks"], self._size, WORDS)
+        page = self._memory[0, 0].nbytes
+        caches = cache_config(spec(page_size_bytes=page), num_blocks=head["blocks"], layers=1)
+        caches.hash_block_size = self._size
+        role = fake_vllm.Role
+        self.scheduler: Any = module.BelugaConnector(engine, role.SCHEDULER, caches)
+        self.worker: Any = module.BelugaConnector(engine, role.WORKER, caches)
+        self._requests: dict[str, Any] = {}
+        self.scheduler._kv_cache_manager = SimpleNamespace(
+            get_block_ids=lambda name: (self._requests[name].table,)
+        )
+        self.worker.register_kv_caches(tensors)
+        self.scheduler.set_xfer_handshake_metadata_pp_aware(
+            {(0, 0): self.worker.get_handshake_metadata()}
+        )
+        sides = self.worker._worker.load_connection, self.worker._worker.save_connection
+        assert all(one.wait(LONG_S) for one in (self.scheduler._connection, *sides))
+        self._hash_of = self._watch(self.scheduler._lookups)
+        self._steps: deque[Any] = deque()
+        self._step: Any = None
+        self._reports: deque[Any] = deque()
+        self._drafts: list[tuple[Any, int, int]] = []
+        self._held: list[str] = []
+        self._sent: list[str] = []
+        self._loaded: Counter[str] = Counter()
+        self._final = self._last_hashes()
+        self.hooks: Counter[str] = Counter()
+
+    def run(self) -> None:
+        """Make all calls. Raises AssertionError where the connector answers otherwise."""
+        for line in self._lines:
+            for name, changes in line.get("requests", {}).items():
+                self._change(name, changes)
+            self.hooks[line["hook"]] += 1
+            getattr(self, f"_{line['hook']}")(line)
+        assert sorted(self._sent) == sorted(self._held), "each request is let go once"
+
+    def check(self) -> int:
+        """Check that each block in the pool is right. Returns how many there are."""
+        worker = self.worker._worker
+        attachment = worker.load_connection._attachment
+        cache, found = attachment.cache(self.scheduler._lookups.ranks[0]), 0
+        for digest, name in self._hash_of.items():
+            content = np.zeros((1, self._size, WORDS), dtype=np.uint16)
+            if cache.get([digest], content.view(np.uint8).reshape(1, -1)).hits:
+                found += 1
+                assert (content[0] == self._right(name)).all(), name.hex()
+        return found
+
+    def close(self) -> None:
+        self.scheduler.shutdown()
+        self.worker.shutdown()
+
+    # ---- the hooks, by their names in a recording
+
+    def _matched(self, line: Any) -> None:
+        found = self.scheduler.get_num_new_matched_tokens(self._of(line), line["tokens"])
+        assert list(found) == line["found"], line
+
+    def _allocated(self, line: Any) -> None:
+        blocks = SimpleNamespace(get_block_ids=lambda: (line["blocks"],))
+        self.scheduler.update_state_after_alloc(self._of(line), blocks, line["tokens"])
+
+    def _schedule(self, line: Any) -> None:
+        output = SimpleNamespace(
+            num_scheduled_tokens=line["scheduled"], preempted_req_ids=set(line["preempted"])
+        )
+        parts = [
+            (self._requests[name], self._requests[name].num_computed_tokens, tokens)
+            for name, tokens in line["scheduled"].items()
+        ]
+        tables = [list(one.table) for one, _, _ in parts]
+        self._steps.append((self.scheduler.build_connector_meta(output), parts, tables))
+
+    def _preempt(self, line: Any) -> None:
+        self._step = self._steps.popleft()
+        self.worker.handle_preemptions(self._step[0])
+
+    def _bind(self, line: Any) -> None:
+        self.worker.bind_connector_metadata(self._step[0])
+        self._idle()  # what a save reads is what the engine has at this moment
+
+    def _load(self, line: Any) -> None:
+        self.worker.start_load_kv(None)
+
+    def _other(self, line: Any) -> None:
+        for block, name, right in line["blocks"]:
+            self._memory[0, block] = self._right(_long(name)) if right else WRONG
+
+    def _save(self, line: Any) -> None:
+        _, parts, tables = self._step
+        for (request, first, tokens), table in zip(parts, tables, strict=True):
+            known = min(first + tokens, request.num_tokens)
+            self._compute(request, table, first, known)
+            for position in range(known, first + tokens):
+                self._memory[0, table[position // self._size], position % self._size] = WRONG
+            if known < first + tokens:
+                self._drafts.append((request, known, first + tokens))
+        self.worker.wait_for_save()
+
+    def _ended(self, line: Any) -> None:
+        def ended() -> bool:
+            sent, loaded = self.worker.get_finished(set(line["requests_ended"]))
+            self._sent += sent or ()
+            self._loaded.update(loaded or ())
+            return set(line["sent"]) <= set(self._sent) and set(line["loaded"]) <= set(self._loaded)
+
+        assert eventually(ended, LONG_S), line
+
+    def _errors(self, line: Any) -> None:
+        assert sorted(self.worker.get_block_ids_with_load_errors()) == line["found"]
+
+    def _report(self, line: Any) -> None:
+        self._reports.append(self.worker.build_connector_worker_meta())
+
+    def _output(self, line: Any) -> None:
+        for request, first, last in self._drafts:  # those that were accepted
+            settled = min(last, request.num_computed_tokens - request.num_in_flight_tokens)
+            self._compute(request, request.table, first, settled)
+        self._drafts = []
+        self.scheduler.update_connector_output(
+            SimpleNamespace(
+                kv_connector_worker_meta=self._reports.popleft(),
+                invalid_block_ids=set(line["invalid"]),
+            )
+        )
+
+    def _finished(self, line: Any) -> None:
+        held, _ = self.scheduler.request_finished(self._of(line), line["blocks"])
+        assert held == line["held"], line
+        if held:
+            self._held.append(line["request"])
+
+    def _reset(self, line: Any) -> None:
+        self.scheduler.reset_cache()
+
+    def _end(self, line: Any) -> None:
+        self._idle()
+        assert self.worker.get_kv_connector_stats().data["save_blocks"] >= line["saved"]
+
+    # ---- the engine
+
+    def _of(self, line: Any) -> Any:
+        return self._requests[line["request"]]
+
+    def _change(self, name: str, changes: Any) -> None:
+        if name not in self._requests:
+            self._requests[name] = SimpleNamespace(
+                request_id=name, table=[], block_hashes=[], lora_request=None, cache_salt=None
+            )
+            self._requests[name].mm_features = []
+        request = self._requests[name]
+        for part, field in (
+            ("computed", "num_computed_tokens"),
+            ("in_flight", "num_in_flight_tokens"),
+            ("nans", "num_nans_in_logits"),
+            ("tokens", "num_tokens"),
+        ):
+            setattr(request, field, changes.get(part, getattr(request, field, 0)))
+        request.all_token_ids = [0] * request.num_tokens
+        request.table = _changed(request.table, changes.get("table"))
+        if "hashes" in changes:
+            new = changes["hashes"]
+            names = _changed([None] * len(request.block_hashes), new)
+            request.block_hashes = [
+                _long(one) if one else request.block_hashes[place]
+                for place, one in enumerate(names)
+            ]
+
+    def _compute(self, request: Any, table: list[int], first: int, last: int) -> None:
+        """Compute tokens [first, last) on what is there of those before."""
+        right = all(
+            (self._token(table, at) == self._wanted(request, at)).all() for at in range(first)
+        )
+        for at in range(first, last):
+            self._token(table, at)[:] = self._wanted(request, at) if right else WRONG
+
+    def _token(self, table: list[int], at: int) -> Any:
+        return self._memory[0, table[at // self._size], at % self._size]
+
+    def _wanted(self, request: Any, at: int) -> Any:
+        hashes = self._final[request.request_id]
+        block = at // self._size
+        if block >= len(hashes):  # it is never full
+            return np.full(WORDS, 1, dtype=np.uint16)
+        return self._right(hashes[block])[at % self._size]
+
+    def _right(self, name: bytes) -> Any:
+        words = np.frombuffer(name[: 2 * WORDS], dtype=np.uint16)
+        return words + np.arange(self._size, dtype=np.uint16)[:, None]
+
+    def _last_hashes(self) -> dict[str, list[bytes]]:
+        found: dict[str, list[Any]] = {}
+        for line in self._lines:
+            for name, changes in line.get("requests", {}).items():
+                found[name] = _changed(found.get(name, []), changes.get("hashes"))
+        return {name: list(map(_long, hashes)) for name, hashes in found.items()}
+
+    def _idle(self) -> None:
+        saves = self.worker._worker.saves
+        assert eventually(lambda: not sum(saves._waiting.values()), LONG_S)
+
+    def _watch(self, lookups: Any) -> dict[bytes, bytes]:
+        """Return the digests that a scheduler makes, with vLLM's hashes, from now on."""
+        named, found = lookups.named, dict[bytes, bytes]()
+
+        def watched(hashes: Any, *given: Any, **named_: Any) -> Any:
+            digests = named(hashes, *given, **named_)
+            found.update(zip(digests, hashes, strict=True))
+            return digests
+
+        lookups.named = watched
+        return found
+
+
+def _changed(before: list[Any], change: Any) -> list[Any]:
+    """Return a list after a change in the form of a recording."""
+    if change is None:
+        return before
+    if isinstance(change, dict):
+        return before[: change["after"]] + change["new"]
+    return list(change)
+
+
+def _long(name: str) -> bytes:
+    """Return a hash of the usual length from the eight bytes that were recorded."""
+    return bytes.fromhex(name) * 4

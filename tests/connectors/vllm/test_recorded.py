@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The hooks of real engines, in the order in which vLLM has called them.
+
+``BELUGA_RENEW_RECORDED=1 pytest -m slow tests/connectors/vllm/test_recorded.py`` renews the files
+in ``recorded``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import fake_vllm
+import pytest
+from beluga_bench.vllm.model import SIZES
+from beluga_bench.vllm.process import environment_of, options_of
+from replaying import Replay
+
+from beluga import MetaServer, Pool
+from tests.connectors.vllm.conftest import Site
+
+HERE = Path(__file__).parent
+RECORDED = HERE / "recorded"
+KINDS: dict[str, dict[str, Any]] = {
+    "sync": {},
+    "async": {"load": "async"},
+    "drafts": {},
+    "multi-other": {},
+    "multi-ours": {},
+    "multi-async": {"load": "async"},
+}
+
+
+def options(kind: str, folder: Path, model: Path, pool: str) -> dict[str, Any]:
+    """Return options of an engine whose memory and steps are too small for its requests."""
+    both = {"kv_role": "kv_both", "kv_connector_module_path": "recording"}
+    settings = {"pool": pool, "timeout_ms": 5000, "retry_s": 0.2} | KINDS[kind]
+    ours = both | {
+        "kv_connector": "RecordingConnector",
+        "kv_connector_extra_config": settings,
+    }
+    connector: dict[str, Any] = ours
+    if kind.startswith("multi"):
+        other = both | {"kv_connector": "RecordedFaults"}
+        children = [ours, other] if kind == "multi-ours" else [other, ours]
+        connector = {
+            "kv_connector": "MultiConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"connectors": children},
+        }
+    given = options_of(
+        model, SIZES["tiny"], tokens=448, connector=connector, dtype="float32", block_tokens=32
+    )
+    # a block is 2 * 4 layers * 4 heads * 32 * 4 bytes * 32 tokens
+    size = SIZES["tiny"].token_bytes(4) * 32
+    small = {"max_num_batched_tokens": 128, "max_num_seqs": 4, "kv_cache_memory_bytes": 20 * size}
+    if kind == "drafts":
+        small["speculative_config"] = {
+            "method": "ngram",
+            "num_speculative_tokens": 3,
+            "prompt_lookup_max": 3,
+            "prompt_lookup_min": 1,
+        }
+    return given | small
+
+
+@pytest.fixture
+def pool(shm: Path) -> Any:
+    """A pool with a block size that no recording evicts from."""
+    paths = [shm / "a", shm / "b"]
+    with Pool.create(paths, device_size=64 << 20, sparse=True, lane_count=24) as pool:
+        yield pool
+
+
+def replayed(path: Path, kind: str, pool_name: str) -> Replay:
+    replay = Replay(path, pool_name, **KINDS[kind])
+    try:
+        replay.run()
+        assert replay.check() > 0
+    finally:
+        replay.close()
+    return replay
+
+
+@pytest.mark.parametrize("kind", sorted(path.stem for path in RECORDED.glob("*.jsonl")))
+def test_what_real_engines_call_leaves_only_right_blocks_in_the_pool(
+    server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    fake_vllm.installed(monkeypatch)
+    try:
+        replay = replayed(RECORDED / f"{kind}.jsonl", kind, pool_name)
+    finally:
+        for name in fake_vllm.OURS:
+            sys.modules.pop(f"beluga.connectors.vllm.{name}", None)
+    assert replay.hooks["reset"] == 1
+    assert ("other" in replay.hooks) is kind.startswith("multi")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_real_engine_calls_what_was_recorded(
+    site: Site, tmp_path: Path, tiny_model: Path, kind: str
+) -> None:
+    """The same hooks, in the same pairs one after the other; how often depends on the moment."""
+    made = tmp_path / f"{kind}.jsonl"
+    given = options(kind, tmp_path, tiny_model, ":".join(map(str, site.paths)))
+    environment = environment_of(tmp_path) | {
+        "PYTHONPATH": str(HERE),
+        "BELUGA_TEST_FAULTS": str(tmp_path / "faults"),
+    }
+    command = [site.python, str(HERE / "recording.py"), kind, json.dumps(given), str(made)]
+    ran = subprocess.run(
+        command, env=environment, check=False, capture_output=True, text=True, timeout=800
+    )
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    if os.environ.get("BELUGA_RENEW_RECORDED"):
+        RECORDED.mkdir(exist_ok=True)
+        (RECORDED / made.name).write_bytes(made.read_bytes())
+    if not (RECORDED / made.name).exists():
+        pytest.skip(f"nothing to compare with: recorded/{made.name} is not made yet")
+    assert pairs(made) == pairs(RECORDED / made.name)
+
+
+def pairs(path: Path) -> set[tuple[str, str]]:
+    """Return which hook was called after which."""
+    hooks = [json.loads(line)["hook"] for line in path.read_text().splitlines()[1:]]
+    return set(itertools.pairwise(hooks))
