@@ -15,7 +15,6 @@ Conditions = dict[tuple[str, str], dict[tuple[str, int, str], str]]
 
 _ANN = "decides what the simulator's oracle is told, which can only make it miss something here"
 _ASK = "a server that does not serve is asked, and does not answer, which costs time"
-_CELL = "only which blocks make room differs, which costs misses or a refusal"
 _CHECKED = "checks bytes though the caller does without, which costs time"
 _CLOCK = "reads a clock for latencies that nobody asked for"
 _CLOSED = "unlocks and closes no descriptor, which the kernel refuses"
@@ -410,25 +409,6 @@ REASONED: Conditions = {
     ("index/meta.c", "bl_meta_settled"): {
         ("meta->server->inherited_devices", 0, "true"): _FLUSH,
     },
-    ("index/reclaim.c", "bl_cell_empty"): {
-        ("!bl_extent_may_go(meta, &view)", 0, "false"): _CELL,
-        ("view.block_size == block_size", 0, "false"): _CELL,
-    },
-    ("index/reclaim.c", "bl_cell_next"): {
-        ("view->first_stripe + view->stripe_count > first", 0, "false"): _CELL,
-        ("view->first_stripe < first + count", 0, "true"): _CELL,
-    },
-    ("index/reclaim.c", "bl_space_evict"): {
-        ("bl_space_open(meta, block_size, BL_FIT_ANY) == 0", 0, "false"): _CELL,
-        ("own", 0, "false"): _CELL,
-        ("own", 1, "false"): _CELL,
-        ("stripes", 0, "false"): _CELL,
-    },
-    ("index/reclaim.c", "bl_space_take"): {
-        ("status == -BL_ERROR_DEPOSED", 0, "false"): (
-            "the check before the reply (bl_reuse_check) says so, too, and again at every later one"
-        ),
-    },
     ("index/recover.c", "bl_recover"): {
         ("old_epoch == 0", 0, "false"): (
             "the half of a pool that nobody served is empty: nothing is recovered from it"
@@ -763,7 +743,8 @@ TESTED: Conditions = {
             "tests/meta/test_quota.py::test_grants_beyond_the_quota_are_refused_until_some_end"
         ),
         ("most == 0", 0, "false"): (
-            "tests/meta/test_block_calls.py::test_a_block_larger_than_an_extent_is_refused"
+            "tests/meta/test_block_calls.py::test_a_block_larger_than_the_pool_is_refused_"
+            "and_costs_nobody"
         ),
         ("meta->server->stat.draining", 0, "false"): (
             "tests/meta/test_operate.py::test_a_drained_pool_stores_nothing_new_and_lets_all_else_"
@@ -803,7 +784,8 @@ TESTED: Conditions = {
             "tests/meta/test_block_calls.py::test_lookup_gives_the_leading_hits"
         ),
         ("number < 0", 2, "false"): (
-            "tests/meta/test_block_calls.py::test_a_block_larger_than_an_extent_is_refused"
+            "tests/meta/test_block_calls.py::test_a_block_larger_than_the_pool_is_refused_"
+            "and_costs_nobody"
         ),
     },
     ("rpc/housekeeping.c", "bl_housekeeping_reap"): {
@@ -946,7 +928,8 @@ TESTED: Conditions = {
             "tests/rpc/test_session.py::test_without_a_server_a_client_is_told_at_once"
         ),
         ("epoch.epoch != asked", 0, "true"): (
-            "tests/meta/test_block_calls.py::test_a_block_larger_than_an_extent_is_refused"
+            "tests/meta/test_block_calls.py::test_a_block_larger_than_the_pool_is_refused_"
+            "and_costs_nobody"
         ),
         ("epoch.epoch == 0", 0, "false"): (
             "tests/rpc/test_session.py::test_without_a_server_a_client_is_told_at_once"
@@ -1099,7 +1082,8 @@ TESTED: Conditions = {
     },
     ("index/client.c", "bl_reserve"): {
         ("done > 0", 0, "true"): (
-            "tests/meta/test_block_calls.py::test_a_block_larger_than_an_extent_is_refused"
+            "tests/meta/test_block_calls.py::test_a_block_larger_than_the_pool_is_refused_"
+            "and_costs_nobody"
         ),
         ("session->nonce == nonce", 0, "true"): (
             "tests/hostile/test_replies.py::test_records_of_anything_lie_in_the_pool_or_are_a"
@@ -1116,47 +1100,9 @@ TESTED: Conditions = {
             "n_error"
         ),
     },
-    ("index/reclaim.c", "bl_cell_next"): {
-        ("from + BL_EXTENT_STRIPES_MAX <= first", 0, "true"): (
-            "tests/meta/test_fill.py::test_blocks_of_one_size_and_then_of_another_fill_the_pool"
-        ),
-    },
-    ("index/reclaim.c", "bl_extent_empty"): {
-        ("!bl_extent_may_go(meta, view)", 0, "false"): (
-            "tests/meta/test_check_live.py::test_a_pool_whose_server_changes_has_no_findings"
-        ),
-    },
     ("index/reclaim.c", "bl_number_take"): {
         ("coldest < 0", 0, "false"): (
             "tests/meta/test_block_calls.py::test_the_table_takes_as_many_blocks_as_it_has_lines"
-        ),
-        ("meta->free_number == BL_NO_NUMBER", 0, "true"): (
-            "tests/meta/test_repair.py::test_other_hosts_must_be_declared_gone"
-        ),
-    },
-    ("index/reclaim.c", "bl_space_evict"): {
-        ("number >= 0", 0, "true"): "tests/meta/test_tasks.py::test_tasks_cannot_fill_the_pool",
-    },
-    ("index/reclaim.c", "bl_space_take"): {
-        ("!bl_space_evict(meta, block_size, &emptied)", 0, "false"): (
-            "tests/meta/test_block_calls.py::test_a_65th_size_is_refused_while_the_others_are"
-            "_in_use"
-        ),
-        ("bl_extents_take(meta->extents, block_size, offset) == 0", 0, "false"): (
-            "tests/meta/test_block_calls.py::test_lookup_gives_the_leading_hits"
-        ),
-        ("block_size == 0", 0, "false"): (
-            "tests/meta/test_block_calls.py::test_a_block_larger_than_an_extent_is_refused"
-        ),
-        ("status == -E2BIG", 0, "false"): (
-            "tests/meta/test_block_calls.py::test_a_65th_size_is_refused_while_the_others_are"
-            "_in_use"
-        ),
-        ("status == -E2BIG", 0, "true"): (
-            "tests/meta/test_block_calls.py::test_when_everything_is_pinned_a_grant_is_refused"
-        ),
-        ("status == 0", 0, "false"): (
-            "tests/meta/test_block_calls.py::test_space_given_back_serves_every_other_size"
         ),
     },
     ("index/recover.c", "bl_entry_invalid"): {
@@ -1231,7 +1177,8 @@ TESTED: Conditions = {
             "tests/rpc/test_host_clash.py::test_a_host_number_out_of_range_is_refused"
         ),
         ("madvise(session->parent, BL_PAGE_SIZE, MADV_WIPEONFORK) < 0", 0, "true"): (
-            "tests/meta/test_block_calls.py::test_a_block_larger_than_an_extent_is_refused"
+            "tests/meta/test_block_calls.py::test_a_block_larger_than_the_pool_is_refused_"
+            "and_costs_nobody"
         ),
     },
     ("rpc/standby.c", "bl_watch_look_guarded"): {
@@ -1283,12 +1230,6 @@ TESTED: Conditions = {
             "tests/meta/test_repair.py::test_other_hosts_must_be_declared_gone"
         ),
     },
-    ("index/kept.c", "bl_block_keep"): {
-        ("meta->kept_stripes <= (most ? most : 1)", 0, "false"): (
-            "tests/meta/test_tasks.py::test_a_claim_is_its_sessions"
-        ),
-        ("most", 0, "false"): "tests/meta/test_tasks.py::test_tasks_cannot_fill_the_pool",
-    },
     ("index/task_call.c", "bl_handle_task_claim"): {
         ("status < 0", 0, "false"): "tests/meta/test_tasks.py::test_foreign_requests_are_refused",
     },
@@ -1315,9 +1256,6 @@ TESTED: Conditions = {
             "tests/meta/test_tasks.py::test_tasks_that_are_done_make_room_for_others"
         ),
         ("step > 0", 0, "false"): "tests/meta/test_tasks.py::test_a_claim_is_its_sessions",
-        ("step > 0 ? (*kept)++ == 0 : --*kept == 0", 0, "true"): (
-            "tests/meta/test_tasks.py::test_tasks_cannot_fill_the_pool"
-        ),
     },
     ("index/task_call.c", "bl_task_enqueue"): {
         ("status < 0", 0, "true"): "tests/meta/test_tasks.py::test_a_claim_is_its_sessions",
