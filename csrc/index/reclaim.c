@@ -142,7 +142,7 @@ void bl_block_leave(bl_meta *meta, uint32_t number, enum bl_left why)
 /* Close again what was opened in a run since a generation: nobody may take it for published. */
 static void bl_space_unopen(bl_meta *meta, uint64_t offset, uint32_t size, uint64_t since)
 {
-    bl_extent_view view;
+    bl_extent_view view = {0};
     for (uint64_t stripe = bl_stripe_of(meta, offset);
          stripe <= bl_stripe_of(meta, offset + size - 1); stripe++)
         if (bl_extents_at(meta->extents, stripe, &view) == 0 && view.generation > since)
