@@ -490,6 +490,11 @@ CODES: tuple[tuple[type[BelugaError], str], ...] = (
         "not all blocks were removed: the pool remembers as many removals as it may that its lower "
         "tiers have not executed; mend the tier that fails ('beluga stat'), then remove them again",
     ),
+    (
+        NoRoomError,
+        "the file system of a sparse pool is full: no space is left for a page of the pool; free "
+        "some there, or create the pool without --sparse",
+    ),
 )
 
 

@@ -49,6 +49,7 @@ NUMBERS = {
     "BL_ERROR_CACHE_LINE": (1028, errors.CacheLineError),
     "BL_ERROR_DRAINING": (1029, errors.DrainingError),
     "BL_ERROR_REMOVALS_FULL": (1030, errors.RemovalsFullError),
+    "BL_ERROR_NO_ROOM": (1031, errors.NoRoomError),
 }
 
 

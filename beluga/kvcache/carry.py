@@ -21,6 +21,7 @@ from beluga._ffi import core, ffi, lib
 from beluga.errors import (
     ChecksumError,
     DeviceFaultError,
+    NoRoomError,
     TransferCancelledError,
     UnsettledError,
 )
@@ -87,6 +88,8 @@ class EngineBatch:
         except DeviceFaultError:
             written = -lib.BL_ERROR_DEVICE_FAULT  # the server learns which memory failed
             raise
+        except NoRoomError:
+            written = -lib.BL_ERROR_NO_ROOM  # the blocks are refused
         except UnsettledError:
             written = -errno.EINPROGRESS  # the grants stay
             raise

@@ -53,11 +53,12 @@ class _Memory:
         self.device_size = members[0].superblock.geometry.device_size
         self.superblocks = ffi.new("bl_superblock[]", len(members))
         self.addresses = ffi.new("void *[]", len(members))
+        self._files = ffi.new("int32_t[]", [-1] * len(members))  # of sparse devices
         self._pid = os.getpid()
         try:
             for index, member in enumerate(members):
                 ffi.memmove(self.superblocks + index, member.superblock.raw, SUPERBLOCK_SIZE)
-                self._map(index, member.device)
+                self._map(index, member)
             handle = ffi.new("bl_pool **")
             raise_for_status(
                 lib.bl_pool_open(self.superblocks, self.addresses, handle), "opening the pool"
@@ -66,14 +67,21 @@ class _Memory:
             self._unmap()
             raise
         self.handle = handle[0]
+        offsets = ffi.new("uint64_t[]", [member.device.spec.offset for member in members])
+        lib.bl_pool_back(self.handle, self._files, offsets)
 
-    def _map(self, index: int, device: Device) -> None:
+    def _map(self, index: int, member: Member) -> None:
+        """Map one device. The file of a sparse one stays open: only it shows why a page fails."""
+        device = member.device
         fd = open_device(device)
         try:
             place = self.addresses + index
             code = lib.bl_device_map(fd, device.spec.offset, self.device_size, place)
+            if member.superblock.sparse and code == 0:
+                self._files[index], fd = fd, -1
         finally:
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
         if code == -errno.ENOMEM:
             raise NoRoomError(f"{device}: no address space to map it; is 'ulimit -v' set?")
         raise_for_status(code, f"mapping {device}")
@@ -88,18 +96,29 @@ class _Memory:
                 if self._pid == os.getpid():
                     lib.bl_device_unmap(address, self.device_size)
                 self.addresses[index] = ffi.NULL
+        self.close_files()
+
+    def close_files(self) -> None:
+        """Close the files of sparse devices."""
+        for index, fd in enumerate(self._files):
+            self._files[index] = -1
+            if fd >= 0:
+                os.close(fd)
 
 
 class _Mapped:
     """What this process has mapped. A forked child has nothing mapped."""
 
     def __init__(self) -> None:
+        self._found: dict[_Key, _Memory] = {}
         self._forget()
         when_forked(self)
 
     def _forget(self) -> None:
         self._lock = threading.Lock()
-        self._found: dict[_Key, _Memory] = {}
+        for memory in self._found.values():
+            memory.close_files()  # the child's descriptors of them
+        self._found = {}
 
     def take(self, members: Sequence[Member]) -> _Memory:
         """Return the memory of these devices, mapped if it is not yet. Its user gives it back."""

@@ -155,7 +155,7 @@ def _first_stripe(device: Device, fd: int) -> Iterator[core.void_p]:
         lib.bl_device_map(fd, device.spec.offset, STRIPE_SIZE, address), f"mapping {device}"
     )
     try:
-        code = lib.bl_device_populate(address[0], STRIPE_SIZE)
+        code = lib.bl_device_populate(address[0], SUPERBLOCK_SIZE)  # a full file system has no more
         if code < 0:
             raise DeviceBusyError(
                 f"{device} can be mapped but not touched ({os.strerror(-code)}); is its driver "

@@ -39,7 +39,8 @@ enum bl_error {
     BL_ERROR_OFFLOADING,        /* the blocks that could be evicted wait for a lower tier */
     BL_ERROR_CACHE_LINE,        /* this CPU writes back more than a line of the pool at once */
     BL_ERROR_DRAINING,          /* an operator drains the pool: nothing new is stored */
-    BL_ERROR_REMOVALS_FULL      /* lower tiers have not executed as many removals as may wait */
+    BL_ERROR_REMOVALS_FULL,     /* lower tiers have not executed as many removals as may wait */
+    BL_ERROR_NO_ROOM            /* a full file system has no memory for a page of a sparse pool */
 };
 
 #endif

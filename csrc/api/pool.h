@@ -62,6 +62,15 @@ int bl_device_write(void *address, const void *source, uint64_t size);
 int bl_pool_open(const bl_superblock *superblocks, void *const *devices, bl_pool **out);
 void bl_pool_close(bl_pool *pool);
 
+/* Name the files behind the devices of a sparse pool: a descriptor (-1: none) and the offset of
+ * each device in its file. Descriptors stay the caller's, and open as long as the pool. */
+void bl_pool_back(bl_pool *pool, const int32_t *fds, const uint64_t *offsets);
+
+/* Allocate the memory of all that lies before the data, where files are sparse: the server and its
+ * sessions touch it, and could not go on if a page were missing. Bytes that are there stay. 0 or
+ * -errno (-ENOSPC: the file system is full). */
+int bl_pool_reserve(const bl_pool *pool);
+
 /* Map a range's pages all at once: a fault for each costs more than what is done with it. */
 void bl_pool_prefault(const bl_pool *pool, uint64_t offset, uint64_t size);
 

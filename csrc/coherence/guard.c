@@ -18,8 +18,6 @@
  * the process.
  */
 #include "coherence/guard.h"
-#include "api/error.h"
-
 
 #ifdef BL_SIM
 
@@ -41,11 +39,19 @@ void bl_guard_adopt(const void *address) { (void)address; }
 
 void bl_guard_look(void) {}
 
+int bl_fault_judge(const bl_memory *memory, const void *address)
+{
+    (void)memory, (void)address;
+    return -BL_ERROR_DEVICE_FAULT;
+}
+
 #else
 
+#include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/host_atomic.h"
@@ -67,6 +73,7 @@ typedef struct bl_bus_layer {
 
 static __thread bl_region *bl_region_here;
 static __thread const void *bl_bus_address;
+static __thread int bl_bus_code;        /* si_code of the fault at bl_bus_address */
 static __thread uint64_t bl_bus_looked; /* bl_ticks() at this thread's last look; 0: never */
 static __thread uint32_t bl_bus_depth;  /* layers that the fault at hand was passed on to */
 static uint64_t bl_bus_top;             /* const bl_bus_layer *: the newest */
@@ -131,6 +138,7 @@ static void bl_bus_handle(int number, siginfo_t *info, void *context)
             if (bl_region_has(region, info->si_addr)) {
                 bl_region_here = region->outer;
                 bl_bus_address = info->si_addr;
+                bl_bus_code = info->si_code;
                 siglongjmp(region->out, 1);
             }
     } else if (here != NULL && !here->raised && bl_bus_depth == 0 && info->si_code == SI_TKILL &&
@@ -170,6 +178,25 @@ void bl_guard_look(void)
     bl_bus_install();
 }
 
+/* The kernel reports a file that was cut short and a file system that is full with the same signal
+ * and code, but only the second file is as long as it was mapped, with a hole where its page is
+ * missing. */
+int bl_fault_judge(const bl_memory *memory, const void *address)
+{
+    bl_place place = bl_bus_place(memory, address);
+    struct stat file;
+    if (memory->backing == NULL || place.device >= memory->map.device_count)
+        return -BL_ERROR_DEVICE_FAULT;
+    const bl_backing *backing = memory->backing + place.device;
+    off_t page = (off_t)((backing->offset + place.device_offset) / BL_PAGE_SIZE * BL_PAGE_SIZE);
+    off_t end = page + BL_PAGE_SIZE;
+    if (backing->fd < 0 || fstat(backing->fd, &file) < 0 || file.st_size < end)
+        return -BL_ERROR_DEVICE_FAULT;
+    off_t data = lseek(backing->fd, page, SEEK_DATA);
+    int hole = data < 0 ? errno == ENXIO : data >= end; /* ENXIO: there is a hole up to the end */
+    return hole ? -BL_ERROR_NO_ROOM : -BL_ERROR_DEVICE_FAULT;
+}
+
 int bl_guarded(const bl_memory *memory, bl_guarded_run run, void *context)
 {
     bl_region region = {.memory = memory, .outer = bl_region_here};
@@ -178,7 +205,8 @@ int bl_guarded(const bl_memory *memory, bl_guarded_run run, void *context)
         bl_guard_look();
     }
     if (sigsetjmp(region.out, 0) != 0)
-        return -BL_ERROR_DEVICE_FAULT;
+        return bl_bus_code == BUS_ADRERR ? bl_fault_judge(memory, bl_bus_address)
+                                         : -BL_ERROR_DEVICE_FAULT; /* poisoned */
     bl_region_here = &region;
     int status = run(context);
     bl_region_here = region.outer;

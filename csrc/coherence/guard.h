@@ -14,12 +14,24 @@
 #ifndef BL_GUARD_H
 #define BL_GUARD_H
 
+#include "api/error.h"
 #include "coherence/memory.h"
 
 typedef int (*bl_guarded_run)(void *context);
 
-/* Execute run in a guarded region: its result, or -BL_ERROR_DEVICE_FAULT. */
+/* Execute run in a guarded region. Returns its result; -BL_ERROR_DEVICE_FAULT; or -BL_ERROR_NO_ROOM
+ * if a page of a sparse file is missing and its file system has no memory for it: the device is
+ * sound, and the access works when there is room again. */
 int bl_guarded(const bl_memory *memory, bl_guarded_run run, void *context);
+
+/* Did a region end with a fault, of either kind? */
+static inline int bl_is_fault(int status)
+{
+    return status == -BL_ERROR_DEVICE_FAULT || status == -BL_ERROR_NO_ROOM;
+}
+
+/* Judge a fault of an access to this address: which of the two errors it is. */
+int bl_fault_judge(const bl_memory *memory, const void *address);
 
 /* Check whether another handler has been installed. Entering a region does this; a region that
  * lasts must call it. */

@@ -11,6 +11,12 @@
 
 struct bl_sim_world;
 
+/* The file behind a device whose pages may be missing, since it is sparse. */
+typedef struct bl_backing {
+    int fd;                                 /* -1: no page can be missing */
+    uint64_t offset;                        /* in the file, of the device's first byte */
+} bl_backing;
+
 typedef struct bl_memory {
     bl_interleave map;
     uint64_t size;                          /* of the linear range: offsets are below */
@@ -18,6 +24,7 @@ typedef struct bl_memory {
     uint8_t coherent[BL_DEVICE_COUNT_MAX];  /* 1: flush and invalidate do nothing (D2) */
     uint32_t flush_choice;                  /* bl_flush_choice(), when the pool was opened */
     uint32_t host;                          /* the host whose cache the simulator uses */
+    const bl_backing *backing;              /* of each device; NULL: of none */
     struct bl_sim_world *world;             /* simulator only */
 } bl_memory;
 

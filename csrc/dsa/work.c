@@ -198,7 +198,7 @@ static int bl_dsa_mend(const bl_dsa_engine *engine, const bl_dsa_descriptor *des
     for (uint32_t i = 0; i < engine->memory->map.device_count; i++) {
         uint64_t size = (engine->memory->map.device_stripes + 1) * BL_STRIPE_SIZE;
         if (page - (uintptr_t)engine->memory->base[i] < size)
-            return -BL_ERROR_DEVICE_FAULT;
+            return bl_fault_judge(engine->memory, (const void *)page);
     }
     return -EFAULT;
 }

@@ -120,7 +120,7 @@ static int bl_kv_read(const bl_session *session, const bl_kv_batch *batch, uint3
     bl_kv_copy copy = {session, batch, work, NULL, throttle != NULL ? throttle : &own, i};
     int status = bl_guarded(&session->pool->memory, bl_kv_read_guarded, &copy);
     bl_throttle_end(&own);
-    if (status == -BL_ERROR_DEVICE_FAULT || status == -ECANCELED)
+    if (bl_is_fault(status) || status == -ECANCELED)
         work->fault = status;
     work->status = status;
     return status;

@@ -90,17 +90,38 @@ static int bl_kv_reserve(bl_session *session, const bl_kv_batch *batch, bl_kv_wo
     return 0;
 }
 
-/* Write the granted blocks. Returns 0 or an error. */
-static int bl_kv_store(const bl_session *session, const bl_kv_batch *batch, bl_kv_work *work)
+/* Give back the grant of a block for which there was no memory: it alone is refused. Returns 0 or
+ * an error. */
+static int bl_kv_refuse(bl_session *session, const bl_kv_batch *batch, const bl_kv_work *work,
+                        uint32_t k, uint8_t *states, int32_t *statuses)
+{
+    states[work->index[k]] = BL_BLOCK_REFUSED;
+    statuses[work->index[k]] = -BL_ERROR_NO_ROOM;
+    int64_t status = bl_abort_blocks(session, work->commits + k, 1, batch->timeout_ns);
+    return status < 0 ? (int)status : 0;
+}
+
+/* Write the granted blocks; only those that are not refused stay in work. Returns 0 or an error. */
+static int bl_kv_store(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
+                       uint8_t *states, int32_t *statuses)
 {
     int status = 0;
+    uint32_t count = 0;
     bl_throttle throttle = bl_throttle_make(batch->io_queue, 1, batch->transfer_class,
                                             (uint64_t)work->count * batch->length, 1);
-    for (uint32_t k = 0; k < work->count && status == 0; k++) {
+    for (uint32_t k = 0; k < work->count; k++) {
         bl_kv_copy copy = {session, batch, work, &work->commits[k].checksums_crc, &throttle,
                            work->index[k]};
-        status = bl_guarded(&session->pool->memory, bl_kv_write_guarded, &copy);
+        if (status == 0)
+            status = bl_guarded(&session->pool->memory, bl_kv_write_guarded, &copy);
+        if (status == -BL_ERROR_NO_ROOM) {
+            status = bl_kv_refuse(session, batch, work, k, states, statuses);
+        } else {
+            work->commits[count] = work->commits[k];
+            work->index[count++] = work->index[k];
+        }
     }
+    work->count = count;
     bl_throttle_end(&throttle);
     return status;
 }
@@ -128,7 +149,7 @@ static int bl_kv_commit(bl_session *session, const bl_kv_batch *batch, bl_kv_wor
 }
 
 /* End a put whose payload is written, or that failed with -error: commit, or give back the
- * grants. */
+ * grants. If an engine met a page without memory, its blocks are refused. */
 static int bl_kv_publish(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
                          int written, uint8_t *states, int32_t *statuses)
 {
@@ -142,6 +163,11 @@ static int bl_kv_publish(bl_session *session, const bl_kv_batch *batch, bl_kv_wo
     if (status < 0 && work->count > 0 && session->attached && session->nonce == work->nonce) {
         bl_kv_retire(session, batch, status);
         bl_abort_blocks(session, work->commits, work->count, batch->timeout_ns);
+        for (uint32_t k = 0; status == -BL_ERROR_NO_ROOM && k < work->count; k++) {
+            states[work->index[k]] = BL_BLOCK_REFUSED;
+            statuses[work->index[k]] = status;
+        }
+        status = status == -BL_ERROR_NO_ROOM ? 0 : status;
     }
     return status;
 }
@@ -154,7 +180,8 @@ int bl_kv_put(bl_session *session, const bl_kv_batch *batch, uint8_t *states, in
         return status;
     status = bl_kv_reserve(session, batch, &work, states, statuses);
     if (status == 0)
-        status = bl_kv_publish(session, batch, &work, bl_kv_store(session, batch, &work), states,
+        status = bl_kv_publish(session, batch, &work,
+                               bl_kv_store(session, batch, &work, states, statuses), states,
                                statuses);
     bl_kv_work_free(&work);
     return status;
@@ -179,26 +206,36 @@ int bl_kv_put_begin(bl_session *session, const bl_kv_batch *batch, uint8_t *stat
     return status;
 }
 
-/* Grants, and the memory that they are of. */
-typedef struct bl_kv_grants {
+/* A page of the pool, or less. */
+typedef struct bl_kv_page {
     const bl_memory *memory;
-    const bl_kv_pending *pending;
-} bl_kv_grants;
+    uint64_t offset;
+    uint64_t size;
+} bl_kv_page;
+
+static int bl_kv_flush_guarded(void *context)
+{
+    const bl_kv_page *page = context;
+    bl_invalidate(page->memory, page->offset, page->size);
+    return 0;
+}
 
 /* Flush all blocks of the batch as bl_device_written() does. The engine has failed or was
  * interrupted, and none of its copies is under way. What its device has written so far must leave
  * this host's cache before the space is given back: later it would overwrite what the next owner
- * has written. */
-static int bl_kv_flush_guarded(void *context)
+ * has written. A page that cannot be touched keeps no other from that. */
+static void bl_kv_flush(const bl_memory *memory, const bl_kv_pending *pending)
 {
-    const bl_kv_grants *grants = context;
-    const bl_kv_work *work = &grants->pending->work;
-    bl_fence_full(grants->memory); /* no flush before the load that saw the device's end */
+    const bl_kv_work *work = &pending->work;
+    uint64_t size = bl_checksums_offset(0, pending->batch.length);
+    bl_fence_full(memory); /* no flush before the load that saw the device's end */
     for (uint32_t k = 0; k < work->count; k++)
-        bl_invalidate(grants->memory, work->records[work->index[k]].offset,
-                      bl_checksums_offset(0, grants->pending->batch.length));
-    bl_fence_full(grants->memory); /* the flushes are done before the abort is asked for */
-    return 0;
+        for (uint64_t at = 0; at < size; at += BL_PAGE_SIZE) {
+            uint64_t rest = size - at < BL_PAGE_SIZE ? size - at : BL_PAGE_SIZE;
+            bl_kv_page page = {memory, work->records[work->index[k]].offset + at, rest};
+            bl_guarded(memory, bl_kv_flush_guarded, &page);
+        }
+    bl_fence_full(memory); /* the flushes are done before the abort is asked for */
 }
 
 /* Stream the checksums of all granted blocks. */
@@ -228,13 +265,12 @@ int bl_kv_put_end(bl_session *session, bl_kv_pending *pending, const uint32_t *c
                   uint8_t *states, int32_t *statuses)
 {
     bl_kv_checksums all = {session, pending, checksums};
-    bl_kv_grants grants = {&session->pool->memory, pending};
     int held = bl_kv_held(session, &pending->work);
     int status = written < 0 ? written : held;
     if (written == -EINPROGRESS && held == 0)
         bl_session_leave(session); /* the grants are neither committed nor given back (D15) */
     else if (written < 0)
-        bl_guarded(grants.memory, bl_kv_flush_guarded, &grants);
+        bl_kv_flush(&session->pool->memory, pending);
     if (status == 0)
         status = bl_guarded(&session->pool->memory, bl_kv_checksums_guarded, &all);
     status = bl_kv_publish(session, &pending->batch, &pending->work, status, states, statuses);

@@ -6,6 +6,7 @@
  * before what may be mapped (kind, size, permission).
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -75,9 +76,10 @@ static int bl_device_touch_guarded(void *context)
     return 0;
 }
 
+enum { POPULATE_READ = 22, POPULATE_WRITE = 23 }; /* Linux 5.14, and newer than many headers */
+
 int bl_device_populate(void *address, uint64_t size)
 {
-    enum { POPULATE_WRITE = 23 }; /* MADV_POPULATE_WRITE: Linux 5.14, and newer than many headers */
     if (madvise(address, size, POPULATE_WRITE) == 0)
         return 0;
     if (errno != EINVAL && errno != ENOSYS && errno != EPERM)
@@ -118,11 +120,10 @@ int bl_device_write(void *address, const void *source, uint64_t size)
 void bl_pool_prefault(const bl_pool *pool, uint64_t offset, uint64_t size)
 {
 #ifndef BL_SIM
-    enum { POPULATE_READ = 22 }; /* MADV_POPULATE_READ; it maps pages for writing, too */
     uint64_t end = offset + size;
     for (uint64_t at = offset / BL_PAGE_SIZE * BL_PAGE_SIZE; at < end;) {
         uint64_t piece = bl_stripe_rest(at) < end - at ? bl_stripe_rest(at) : end - at;
-        if (madvise(bl_pool_address(pool, at), piece, POPULATE_READ) < 0)
+        if (madvise(bl_pool_address(pool, at), piece, POPULATE_READ) < 0) /* for writing, too */
             return; /* only a hint: without it each page is mapped when it is touched */
         at += piece;
     }
@@ -130,6 +131,57 @@ void bl_pool_prefault(const bl_pool *pool, uint64_t offset, uint64_t size)
     (void)pool, (void)offset, (void)size;
 #endif
 }
+
+void bl_pool_back(bl_pool *pool, const int32_t *fds, const uint64_t *offsets)
+{
+    for (uint32_t i = 0; i < pool->geometry.device_count; i++)
+        pool->backing[i] = (bl_backing){fds[i], offsets[i]};
+    pool->memory.backing = pool->backing;
+}
+
+#ifndef BL_SIM
+
+/* Allocate one stripe of a sparse file. Others may be writing to it: it is not touched. */
+static int bl_stripe_reserve(const bl_pool *pool, bl_place place)
+{
+    const bl_backing *backing = pool->backing + place.device;
+    off_t at = (off_t)(backing->offset + place.device_offset);
+    int status;
+    do
+        status = fallocate(backing->fd, FALLOC_FL_KEEP_SIZE, at, BL_STRIPE_SIZE);
+    while (status < 0 && errno == EINTR);
+    if (status == 0 || errno == ENOSPC || errno == EDQUOT || errno == ENOMEM)
+        return status == 0 ? 0 : -errno;
+    /* The file system cannot, or a sandbox denies the call: populate, which may do nothing, too. */
+    uint8_t *address = pool->memory.base[place.device] + place.device_offset;
+    return madvise(address, BL_STRIPE_SIZE, POPULATE_WRITE) < 0 && errno == EFAULT ? -ENOSPC : 0;
+}
+
+int bl_pool_reserve(const bl_pool *pool)
+{
+    const bl_memory *memory = &pool->memory;
+    int status = 0;
+    for (uint32_t i = 0; memory->backing && status == 0 && i < memory->map.device_count; i++)
+        if (memory->backing[i].fd >= 0)
+            status = bl_stripe_reserve(pool, (bl_place){i, 0}); /* the superblock's */
+    for (uint64_t at = 0; memory->backing && status == 0 && at < pool->geometry.data_offset;
+         at += BL_STRIPE_SIZE) {
+        bl_place place = bl_interleave_place(&memory->map, at);
+        if (memory->backing[place.device].fd >= 0)
+            status = bl_stripe_reserve(pool, place);
+    }
+    return status;
+}
+
+#else
+
+int bl_pool_reserve(const bl_pool *pool)
+{
+    (void)pool;
+    return 0;
+}
+
+#endif
 
 /* Does this superblock not name the same pool, with this device at its place? */
 static int bl_superblock_strange(const bl_superblock *first, const bl_superblock *superblock,

@@ -15,6 +15,7 @@ struct bl_pool {
     bl_memory memory;           /* first, since a pool is where its verbs look */
     bl_geometry geometry;
     uint8_t pool_id[16];
+    bl_backing backing[BL_DEVICE_COUNT_MAX];
     int one_host;               /* a device is one host's own memory: no other host may use it */
 };
 

@@ -319,7 +319,7 @@ int bl_server_run(bl_server *server)
     int status;
     do
         status = bl_guarded(memory, bl_server_loop, server);
-    while (status == -BL_ERROR_DEVICE_FAULT && bl_lane_breaks(server, bl_guard_offset(memory)));
+    while (bl_is_fault(status) && bl_lane_breaks(server, bl_guard_offset(memory)));
     bl_heartbeat_stop(&server->heartbeat);
     return status;
 }

@@ -134,7 +134,7 @@ typedef struct bl_session_task {
 static int bl_session_run(bl_session *session, bl_guarded_run run, bl_session_task *task)
 {
     int status = bl_guarded(&session->pool->memory, run, task);
-    if (status == -BL_ERROR_DEVICE_FAULT && session->attached)
+    if (bl_is_fault(status) && session->attached)
         bl_session_drop(session);
     return status;
 }

@@ -181,10 +181,11 @@ def _finding(scene: Scene, pool: Any) -> Call:
 
 def _opened(scene: Scene) -> Call:
     members = scene.pool._mapping
-    out = ffi.new("bl_pool **")
+    out, count = ffi.new("bl_pool **"), len(members.addresses)
 
     def open_and_close() -> int:
         status = lib.bl_pool_open(members.superblocks, members.addresses, out)
+        lib.bl_pool_back(out[0], _a("int32_t[]", [-1] * count), _a("uint64_t[]", count))
         lib.bl_pool_close(out[0])
         return int(status)
 
@@ -339,9 +340,10 @@ FAULTS: dict[str, Ready] = {
     ),
     "bl_task_withdraw": _keyed(lambda s, key: lib.bl_task_withdraw(s, key, T)),
     "bl_onboard": _keyed(lambda s, key: lib.bl_onboard(s, key, 1, 1, T)),
+    "bl_removing": _keyed(lambda s, key: lib.bl_removing(s, key, 1, _a("uint8_t[1]"), T)),
     "bl_tiers": _keyed(lambda s, key: lib.bl_tiers(s, key, 1, _a("uint8_t[1]"), T)),
     "bl_lower_take": _session(
-        _no_word(lambda s: lib.bl_lower_take(s, 1, 0, _a("bl_lower_record[1]"), 1, T))
+        _no_word(lambda s: lib.bl_lower_take(s, 1, 0, 0, _a("bl_lower_record[1]"), 1, T))
     ),
     "bl_lower_tell": _session(
         _no_word(lambda s: lib.bl_lower_tell(s, 1, _a("bl_lower_note[1]"), 1, T))
@@ -390,6 +392,8 @@ FAULTS: dict[str, Ready] = {
 SURVIVES: dict[str, Ready] = {
     "bl_pool_open": _opened,
     "bl_pool_close": _opened,
+    "bl_pool_back": _opened,
+    "bl_pool_reserve": _pool(_no_word(lib.bl_pool_reserve)),
     "bl_pool_prefault": _pool(_no_word(lambda pool: lib.bl_pool_prefault(pool, 0, 2 * SIZE))),
     "bl_pool_address": _pool(_no_word(lambda pool: lib.bl_pool_address(pool, AT) and None)),
     "bl_plan_check": _planned(lib.bl_plan_check),
@@ -435,6 +439,7 @@ SURVIVES: dict[str, Ready] = {
     "bl_journal_take": _meta(
         _no_word(lambda m: lib.bl_journal_take(m, _a("bl_change[1]"), 1, _a("uint64_t *")))
     ),
+    "bl_lower_name_tiers": _meta(_no_word(lambda m: lib.bl_lower_name_tiers(m, _a("uint64_t[8]")))),
     "bl_lower_told": _meta(_no_word(lib.bl_lower_told)),
     "bl_lower_wait": _meta(_no_word(lambda m: lib.bl_lower_wait(m, 1, 0))),
     "bl_lower_describe": _meta(_no_word(lambda m: lib.bl_lower_describe(m, _a("bl_lower_stat *")))),
