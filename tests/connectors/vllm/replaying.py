@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,11 +25,17 @@ WORDS = 4  # of 16 bits, for each token
 WRONG = 0xBAD
 
 
+def calls(path: Path) -> list[Any]:
+    """Return the lines of a recording. What is left out of one is an empty list."""
+    lines = map(json.loads, path.read_text().splitlines())
+    return [defaultdict(list, {"hook": one} if isinstance(one, str) else one) for one in lines]
+
+
 class Replay:
     """One recording, replayed on a pool."""
 
     def __init__(self, path: Path, pool_name: str, **settings: Any) -> None:
-        head, *self._lines = map(json.loads, path.read_text().splitlines())
+        head, *self._lines = calls(path)
         self._size: int = head["block_tokens"]
         module = importlib.import_module("beluga.connectors.vllm.connector")
         engine = config(block_size=self._size)
@@ -69,7 +75,7 @@ class Replay:
     def run(self) -> None:
         """Make all calls. Raises AssertionError where the connector answers otherwise."""
         for line in self._lines:
-            for name, changes in line.get("requests", {}).items():
+            for name, changes in dict(line["requests"]).items():
                 self._change(name, changes)
             self.hooks[line["hook"]] += 1
             getattr(self, f"_{line['hook']}")(line)
@@ -102,12 +108,13 @@ class Replay:
         self.scheduler.update_state_after_alloc(self._of(line), blocks, line["tokens"])
 
     def _schedule(self, line: Any) -> None:
+        scheduled = dict(line["scheduled"])
         output = SimpleNamespace(
-            num_scheduled_tokens=line["scheduled"], preempted_req_ids=set(line["preempted"])
+            num_scheduled_tokens=scheduled, preempted_req_ids=set(line["preempted"])
         )
         parts = [
             (self._requests[name], self._requests[name].num_computed_tokens, tokens)
-            for name, tokens in line["scheduled"].items()
+            for name, tokens in scheduled.items()
         ]
         tables = [list(one.table) for one, _, _ in parts]
         self._steps.append((self.scheduler.build_connector_meta(output), parts, tables))
@@ -232,7 +239,7 @@ class Replay:
     def _last_hashes(self) -> dict[str, list[bytes]]:
         found: dict[str, list[Any]] = {}
         for line in self._lines:
-            for name, changes in line.get("requests", {}).items():
+            for name, changes in dict(line["requests"]).items():
                 found[name] = _changed(found.get(name, []), changes.get("hashes"))
         return {name: list(map(_long, hashes)) for name, hashes in found.items()}
 

@@ -20,7 +20,7 @@ import fake_vllm
 import pytest
 from beluga_bench.vllm.model import SIZES
 from beluga_bench.vllm.process import environment_of, options_of
-from replaying import Replay
+from replaying import Replay, calls
 
 from beluga import MetaServer, Pool
 from tests.connectors.vllm.conftest import Site
@@ -130,5 +130,5 @@ def test_a_real_engine_calls_what_was_recorded(
 
 def pairs(path: Path) -> set[tuple[str, str]]:
     """Return which hook was called after which."""
-    hooks = [json.loads(line)["hook"] for line in path.read_text().splitlines()[1:]]
+    hooks = [one["hook"] for one in calls(path)[1:]]
     return set(itertools.pairwise(hooks))

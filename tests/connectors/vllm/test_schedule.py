@@ -274,9 +274,11 @@ def test_what_was_computed_on_a_failed_load_is_not_saved_for_later_requests_eith
         engine.schedule.finished(made, engine.blocks["r"])
         assert not engine.schedule.pending
     late = request("late", TOKENS)
-    engine.blocks["late"] = [10, 11, 12, 13, 90, 91]
+    engine.blocks["late"] = [10, 11, 12, 13]
     engine.start(late, computed=4 * BLOCK_TOKENS)
-    assert engine.saves(late, 5) == [("late", [10])]
+    assert engine.saves(late, 1) == [("late", [10])]
+    engine.blocks["late"] += [90, 91]  # more blocks with a later step
+    assert engine.saves(late, 4) == []
     after = request("after", TOKENS)
     engine.blocks["after"] = [10, 11, 12, 13, 90, 99]  # a block of the late one, too
     engine.start(after, computed=5 * BLOCK_TOKENS)
@@ -289,16 +291,18 @@ def test_what_was_computed_on_a_failed_load_is_not_saved_for_later_requests_eith
 
 def test_a_doubt_follows_blocks_through_requests_that_share_only_some(engine: Engine) -> None:
     """Two blocks may have one hash. Then a request finds one block here and the next one there."""
-    made, sharer = request("r", TOKENS), request("s", TOKENS)
+    made, sharer, third = (request(name, TOKENS) for name in ("r", "s", "t"))
     engine.start(made, computed=BLOCK_TOKENS)
     engine.blocks["s"] = [70, 11, 72, 73, 74, 75]
     engine.start(sharer, computed=2 * BLOCK_TOKENS)
-    engine.schedule.orders({"r": 4, "s": 4}, [])
-    made.num_computed_tokens += 4
-    sharer.num_computed_tokens += 4
+    engine.blocks["t"] = [80, 81, 72, 83, 84, 85]
+    engine.start(third, computed=3 * BLOCK_TOKENS)
+    engine.schedule.orders({"r": 4, "s": 4, "t": 4}, [])
+    for one in (made, sharer, third):
+        one.num_computed_tokens += 4
     engine.schedule.reported(None, {10})
     made.num_computed_tokens = 0
-    assert engine.saves() == [("s", [70])]
+    assert engine.saves() == [("s", [70]), ("t", [80, 81])]
 
 
 def test_a_request_that_ends_with_the_step_of_a_failed_load_saves_nothing(engine: Engine) -> None:
