@@ -27,6 +27,17 @@ from beluga.meta import MetaClient
 
 pytestmark = pytest.mark.slow
 
+
+class PretrainedConfig:
+    """A model's configuration as transformers keeps it."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self._fields = fields
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self._fields)
+
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
 Server = subprocess.Popen
@@ -52,7 +63,7 @@ def engine(
         model_config=SimpleNamespace(
             model=model,
             revision="main",
-            hf_config=SimpleNamespace(to_dict=lambda: {"hidden_size": 4096, "dtype": dtype}),
+            hf_config=PretrainedConfig({"hidden_size": 4096, "dtype": dtype}),
             quantization=None,
             dtype=dtype,
             seed=0,

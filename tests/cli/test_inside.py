@@ -75,6 +75,7 @@ class Server:
     def __init__(self, fails_after: int | None = None) -> None:
         self.did: list[str] = []
         self.looks = 0
+        self.pool = SimpleNamespace(refuse_removed=lambda: None)
         self.fails_after = fails_after
 
     def start(self) -> None:
@@ -239,6 +240,7 @@ def test_tiers_reach_their_service(
     served: list[Served], opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serve, "TierService", lambda *parts, **more: (parts[2], more))
+    monkeypatch.setattr(TierSettings, "check_owner", lambda *_: None)
     beluga("serve", "--disk", "/a", "--disk", "/b", "--disk-bytes", "4G", "--remote", "file:///c",
            "--offload", "wait", "--admission", "sketch", "--host", 3)  # fmt: skip
     [(settings, more)] = served[0].how["services"]
@@ -589,7 +591,9 @@ def test_a_router_is_set_up_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_router_says_where_it_is(
     capsys: pytest.CaptureFixture[str], admin: Any, text: str
 ) -> None:
-    service: Any = SimpleNamespace(address=Address("a", 1), admin_address=admin)
+    service: Any = SimpleNamespace(
+        address=Address("a", 1), admin_address=admin, url_of=lambda address: address.url
+    )
     gateway._say_where(service, json=False)
     assert capsys.readouterr() == ("", f"routing on http://a:1{text}; stop with Ctrl-C\n")
     gateway._say_where(service, json=True)

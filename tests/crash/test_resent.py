@@ -65,7 +65,7 @@ class Bereaved:
         self.client.close()
 
 
-@pytest.mark.parametrize("point", ["grant.number_taken", "grant.made", "reserve.checked", *UNHEARD])
+@pytest.mark.parametrize("point", ["grant.space_taken", "grant.made", "reserve.checked", *UNHEARD])
 def test_a_reserve_grants_once(
     pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:

@@ -102,7 +102,10 @@ HARMLESS = (
     "fewer pins than none",
     "flush of nothing",
 )
-KINDS = {"BadValueError", "LayoutError", "ValueError", "TypeError", "OverflowError", "RpcError"}
+KINDS = {
+    *("BadTypeError", "BadValueError", "LayoutError", "RpcError"),
+    *("ValueError", "TypeError", "OverflowError"),
+}
 
 
 def test_nothing_that_python_hands_to_c_ends_the_interpreter(shm: Path) -> None:

@@ -171,7 +171,7 @@ def test_no_side_runs_if_not_all_could_be_started(
             if len(threads) == 2:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr("beluga.verify.run.threading.Thread", Interrupted)
+    monkeypatch.setattr("beluga.verify.run.Thread", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         verify_pool(pool)
     for thread in threads:
