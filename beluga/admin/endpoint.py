@@ -62,6 +62,12 @@ class Admin:
             routes
         )
         self._tcp = self._listen(*address) if address else None
+        if self._tcp is not None and token is None and not is_loopback(self._tcp.host):
+            log.warning(
+                "other machines reach the admin port at %s, and need no token to read; "
+                "give --admin-token FILE",
+                self.url,
+            )
         self._local = self._bind(directory) if directory else None
         self._listeners: list[_Listener] = [*filter(None, [self._tcp])]
         if self._local is not None:
@@ -141,7 +147,7 @@ class _Listener(ThreadingHTTPServer):
     shut them down, which ends every wait in such a thread.
     """
 
-    request_queue_size = 128
+    request_queue_size = 1024  # the kernel drops those that do not fit, which costs them seconds
 
     def __init__(
         self,

@@ -185,9 +185,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def _body(self, method: str) -> bytes | Answer:
         """Return the request's body, or the answer to a body that cannot be read."""
-        said = self.headers.get("Content-Length", "0")
-        if "Transfer-Encoding" in self.headers or not (said.isascii() and said.isdecimal()):
-            return _refusal(HTTPStatus.LENGTH_REQUIRED, "give Content-Length")
+        said, *more = self.headers.get_all("Content-Length", ["0"])
+        chunked = "Transfer-Encoding" in self.headers
+        if more or chunked or not (said.isascii() and said.isdecimal()):
+            return _refusal(HTTPStatus.LENGTH_REQUIRED, "give one Content-Length")
         most = BODY_MAX if method == "POST" else 0
         if len(said) > len(str(BODY_MAX)) or int(said) > most:
             return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {most} bytes")

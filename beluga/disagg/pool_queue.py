@@ -209,11 +209,18 @@ class PoolQueue:
             await asyncio.sleep(_WATCH_S)
 
     def _gone(self, keys: tuple[bytes, ...]) -> list[bytes]:
-        def there(key: bytes) -> bool:
-            words = np.frombuffer(key, np.uint64).reshape(1, 2)
-            return self._meta.lookup(words).state is not BlockState.MISS
-
-        return [key for key in keys if not there(key)]
+        """Return the tasks that have left, with one call for all that are left, and one for each
+        that is not: claims and new tasks wait for this thread.
+        """
+        gone = []
+        while keys:
+            words = np.frombuffer(b"".join(keys), np.uint64).reshape(-1, 2)
+            found = self._meta.lookup(words)
+            keys = keys[len(found.hits) :]
+            if keys and found.state is BlockState.MISS:
+                gone.append(keys[0])
+            keys = keys[1:]
+        return gone
 
     async def _read(self, record: TaskRecord) -> PoolClaim | None:
         """Read the task that was claimed. Returns None if it is already done or cannot be read."""

@@ -20,6 +20,8 @@ import logging
 import resource
 import socket
 import ssl
+import struct
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,9 @@ _PAUSE_S = 0.2  # after an error of the system
 _TURNS = 4  # of the event loop, from the arrival of a request's bytes to its handler
 _LAG_MIN_S = 0.25  # of a client that may be closed for another: its request may be on its way
 _BACKLOG = 1024
+# Fields of Linux' struct tcp_info, each 32 bits.
+_INFO_UNACKED = 24  # of a listening socket: how many connections wait to be accepted
+_INFO_LAST_DATA_RECV = 52  # milliseconds
 _HANDSHAKE_S = 10.0  # of TLS
 PATIENCE_S = 75.0
 """How many seconds a client may lag while nobody needs its place."""
@@ -91,6 +96,15 @@ def is_own_shortage(error: BaseException) -> bool:
     or port for it, so that the other side is not to blame.
     """
     return isinstance(error, OSError) and error.errno in _SHORTAGES
+
+
+def _info(one: Any, field: int) -> int:
+    """Return a field of a socket's ``tcp_info``; 0 where the system has none."""
+    try:
+        info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, field + 4)
+        return int(struct.unpack_from("=I", info, field)[0])
+    except (OSError, struct.error):
+        return 0
 
 
 class Share:
@@ -154,6 +168,7 @@ class Connection(web.RequestHandler):
         peer = transport.get_extra_info("peername") or ("",)
         self.place = self._share.places.take(self, str(peer[0]))
         super().connection_made(transport)
+        self.wait()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._share.places.leave(self)
@@ -192,6 +207,15 @@ class Connection(web.RequestHandler):
         self._asking = True
         self.place.wait()
 
+    def wait(self) -> None:
+        """Wait for the client since its last bytes came, or since it connected: that may be long
+        before the connection was accepted.
+        """
+        self.place.wait()
+        if self.transport is not None:
+            silent_ms = _info(self.transport.get_extra_info("socket"), _INFO_LAST_DATA_RECV)
+            self.place.since = time.monotonic() - silent_ms / 1000
+
     def abort(self) -> None:
         """End the connection at once, with what it has not sent yet."""
         if self.transport is not None:
@@ -227,7 +251,7 @@ class Acceptor:
         self._share = share
         self._options = options
         self._context = context
-        self._shaking: set[asyncio.Task[None]] = set()  # handshakes of TLS
+        self._shaking: dict[asyncio.Task[None], float] = {}  # handshakes of TLS, and their begin
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._accept(one)) for one in sockets]
         self._tasks.append(loop.create_task(self._end_overdue()))
@@ -275,7 +299,7 @@ class Acceptor:
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await self._room()
+            await self._room(listening)
             try:
                 client, _ = await loop.sock_accept(listening)
             except OSError as error:
@@ -287,8 +311,8 @@ class Acceptor:
                 await self._connect(client)
             else:  # a handshake waits for its client, and others do not
                 task = loop.create_task(self._connect(client))
-                self._shaking.add(task)
-                task.add_done_callback(self._shaking.discard)
+                self._shaking[task] = time.monotonic()
+                task.add_done_callback(self._shaking.pop)
 
     async def _connect(self, client: socket.socket) -> None:
         more = {} if self._context is None else {"ssl_handshake_timeout": _HANDSHAKE_S}
@@ -307,7 +331,7 @@ class Acceptor:
             for place in self._share.places.overdue():
                 place.connection.abort()
 
-    async def _room(self) -> None:
+    async def _room(self, listening: socket.socket) -> None:
         """Wait until one more client may be connected."""
         told, places, loop = False, self._share.places, asyncio.get_running_loop()
         while (count := len(places) + len(self._shaking)) >= self._share.connections_max:
@@ -319,10 +343,16 @@ class Acceptor:
                     file_limit(),
                 )
             told = True
-            slowest = places.slowest(1 + count // 32, _LAG_MIN_S)
+            # As many as wait, since a client without harm may be the last of them.
+            most = 1 + min(_info(listening, _INFO_UNACKED), count // 2)
+            slowest = places.slowest(most, _LAG_MIN_S)
             await asyncio.sleep(_LOOK_S)
             for _ in range(_TURNS):  # what has come meanwhile is read, and its request begins
                 await asyncio.sleep(0)
             for place in slowest:
                 if place.lag_s(loop.time()) >= _LAG_MIN_S:
                     place.connection.abort()
+            late = time.monotonic() - _LAG_MIN_S
+            for task, begin in [*self._shaking.items()][: most - len(slowest)]:
+                if begin <= late:
+                    task.cancel()

@@ -21,6 +21,7 @@ import msgspec
 from aiohttp import web
 
 from beluga.errors import RouterError
+from beluga.gateway.acceptor import connection_of
 from beluga.gateway.alerts import ALERTS
 from beluga.gateway.answers import Refusal
 from beluga.gateway.cache import Cache
@@ -57,8 +58,12 @@ class Admin:
         return _json([described(engine) for engine in self._fleet])
 
     async def _add(self, request: web.Request) -> web.Response:
+        connection = connection_of(request)
+        connection.wait()  # a client whose body does not come gives its place up
+        body = await request.read()
+        connection.place.work()
         try:
-            asked = msgspec.json.decode(await request.read(), type=_NewWorker)
+            asked = msgspec.json.decode(body, type=_NewWorker)
             spec = EngineSpec(
                 *(read_url(asked.url), tuple(asked.models), asked.events, asked.replay),
                 other_ranks=tuple(asked.other_ranks),

@@ -91,16 +91,16 @@ class Bodies:
             raise asyncio.CancelledError from None
 
     async def _pieces(self, request: web.Request, held: Held) -> bytes:
-        place, most = connection_of(request).place, self._limits.body_size_max
+        connection, most = connection_of(request), self._limits.body_size_max
         pieces: list[bytes] = []
         size = 0
-        place.wait()
+        connection.wait()
         while piece := await request.content.readany():
             size += len(piece)
             if size > most:
                 raise Refusal(413, f"the request's body has more than {most} bytes")
             held.grow(size)
-            place.move(len(piece))
+            connection.place.move(len(piece))
             pieces.append(piece)
-        place.work()
+        connection.place.work()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)

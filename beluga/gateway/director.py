@@ -89,12 +89,12 @@ class Placement:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Past:
+class Past:
     """Who sends a request, and what became of it so far; see :meth:`Director.place`."""
 
-    client: str
-    tried: Set[int]
-    without: frozenset[int]
+    client: str = ""
+    tried: Set[int] = frozenset()
+    without: frozenset[int] = frozenset()
 
 
 class Director:
@@ -153,7 +153,7 @@ class Director:
         no other, and so are those that ``client`` had better avoid. Those in ``without`` are not
         used.
         """
-        past = _Past(client, tried, frozenset(without))
+        past = Past(client, tried, frozenset(without))
         if len(parsed.body) > SLOW_SIZE:
             query = await in_prompt_thread(partial(self._cache.query_of, parsed))
         else:
@@ -180,7 +180,7 @@ class Director:
         maker = self._maker(parsed)
         return parsed.model, maker[0].worker.worker_id if maker else None
 
-    def _try(self, parsed: ParsedRequest, query: Query, past: _Past) -> Placement | None:
+    def _try(self, parsed: ParsedRequest, query: Query, past: Past) -> Placement | None:
         """Try to place a request. Returns None if it must wait. Raises Refusal."""
         engines = self._maker(parsed) or self._known(parsed)
         allowed = self._allowed(engines, past)
@@ -238,7 +238,7 @@ class Director:
             raise Refusal(503, "no worker is up yet", retry_after_s=1)
         raise Refusal(404, f"The model `{model}` does not exist.", param="model")
 
-    def _allowed(self, engines: list[Engine], past: _Past) -> frozenset[int]:
+    def _allowed(self, engines: list[Engine], past: Past) -> frozenset[int]:
         most = self._limits.inflight_max
         free = {
             engine.worker.worker_id: engine

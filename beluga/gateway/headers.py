@@ -86,6 +86,6 @@ def retry_after_s(headers: Mapping[str, str], most: float) -> float:
         return min(float(text), most)
     try:
         wait_s = parsedate_to_datetime(text).timestamp() - time.time()
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         wait_s = 1.0
     return min(max(wait_s, 0.0), most)

@@ -17,6 +17,7 @@ import pytest
 from beluga.admin import Admin, Answer, Request, ask, ask_json, json_answer, read_address
 from beluga.admin import standing_by as names_of_standbys
 from beluga.errors import AdminError, CacheError, NoServerError
+from beluga.listening import Token
 
 
 def echo(request: Request) -> Answer:
@@ -134,6 +135,7 @@ def test_no_other_site_may_read_an_answer(make: Make) -> None:
     ("headers", "status"),
     [
         ("Content-Length: x", HTTPStatus.LENGTH_REQUIRED),
+        ("Content-Length: 0\r\nContent-Length: 9", HTTPStatus.LENGTH_REQUIRED),
         ("Transfer-Encoding: chunked", HTTPStatus.LENGTH_REQUIRED),
         ("Content-Length: 9999999999", HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     ],
@@ -239,6 +241,22 @@ def test_an_end_closes_connections(make: Make, tmp_path: Path) -> None:
         assert peer.recv(10000)
         admin.stop()
         assert peer.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("host", "token", "warned"),
+    [
+        *[("127.0.0.1", False, False), ("::1", False, False)],
+        *[("0.0.0.0", False, True), ("0.0.0.0", True, False)],  # noqa: S104  it is closed at once
+    ],
+)
+def test_a_port_that_other_machines_read_without_a_token_is_logged(
+    host: str, token: bool, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = Token("of-the-operators") if token else None
+    Admin(ROUTES, address=(host, 0), token=secret).stop()
+    assert [one.levelname for one in caplog.records] == ["WARNING"] * warned
+    assert ("give --admin-token FILE" in caplog.text) is warned
 
 
 def test_a_taken_port_is_one_clear_line(make: Make) -> None:

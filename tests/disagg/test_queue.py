@@ -15,14 +15,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from beluga.disagg import Claim, PrefillTask, TaskQueue, open_queue, pool_queue
 from beluga.errors import QueueError, QueueFullError
+from beluga.meta import Lookup, MetaClient
 from beluga.pool import Pool
 
 if TYPE_CHECKING:
     from conftest import Backend
+    from numpy.typing import NDArray
 
 LONG_S = 60.0  # for what must come
 
@@ -97,6 +100,37 @@ def test_a_ticket_tells_of_the_end(backend: Backend) -> None:
             assert not await other.done(0.2)
             await claim.ack()
             assert await waiting
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("backend", ["pool"], indirect=True)
+def test_a_queues_thread_looks_for_all_senders_at_once(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their number delays no claim, which waits for that thread."""
+    looks: list[int] = []
+    lookup = MetaClient.lookup
+
+    def counted(self: MetaClient, keys: NDArray[np.uint64], *, pin: bool = False) -> Lookup:
+        looks.append(len(keys))
+        return lookup(self, keys, pin=pin)
+
+    async def play() -> None:
+        async with opened(backend) as queue:
+            tickets = [await queue.enqueue_task(task(str(number))) for number in range(30)]
+            claims = [await claimed(queue) for _ in tickets]
+            monkeypatch.setattr(MetaClient, "lookup", counted)
+            waiting = [asyncio.create_task(ticket.done(LONG_S)) for ticket in tickets]
+            while looks[-2:] != [30, 30]:
+                await asyncio.sleep(0)
+            for number in (0, 7, 8, 29):
+                await claims[number].ack()
+            done = [waiting.pop(number) for number in (29, 8, 7, 0)]
+            assert all(await asyncio.gather(*done))
+            assert not any(one.done() for one in waiting)
+            for one in waiting:
+                one.cancel()
 
     asyncio.run(play())
 

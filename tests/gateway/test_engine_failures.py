@@ -7,7 +7,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import socket
 import time
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 from fake_engine import FakeEngine
 from routed import QUICK, routed, run, until
 
+from beluga.gateway import EngineSpec
 from beluga.gateway.engine import Health
 
 
@@ -268,5 +271,32 @@ def test_a_check_that_began_before_a_failure_does_not_count() -> None:
             assert not engine.passed(before)
             assert engine.health is Health.DOWN
             await site.up()  # the next check succeeds
+
+    run(scenario)
+
+
+def test_a_request_goes_on_if_an_engines_machine_does_not_answer_the_connection() -> None:
+    """No request was sent there, so another engine may get it."""
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            silent = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+            for _ in range(8):  # more than wait to be accepted: the kernel answers no further one
+                waits = stack.enter_context(socket.socket())
+                waits.setblocking(False)
+                waits.connect_ex(silent.getsockname())
+            there = FakeEngine()
+            await stack.enter_async_context(there)
+            gone = "http://{}:{}".format(*silent.getsockname())
+            limits = dataclasses.replace(QUICK, connect_s=0.2, health_timeout_s=60)
+            engines = [EngineSpec(url, ("fake",)) for url in (gone, there.url)]
+            site = await stack.enter_async_context(routed(limits=limits, engines=tuple(engines)))
+            await site.up(1)
+            (dead,) = (one for one in site.service.fleet if one.url == gone)
+            for _ in range(2):
+                assert dead.passed(dead.failures)  # it was up a moment ago
+                assert (await site.completed())[0] == 200
+            assert dead.failures > 0
+            assert len(there.seen) == 2
 
     run(scenario)

@@ -164,23 +164,18 @@ def test_a_long_prompt_is_tokenized_beside_the_loop(size: int, aside: bool) -> N
         frame = b'{"prompt": ""}'
         body = frame[:-2] + b"a" * (size - len(frame)) + frame[-2:]
         assert len(body) == size
-
-        async def read() -> bytes:
-            return body
-
         request = SimpleNamespace(
-            read=read,
             method="POST",
             path="/v1/completions",
+            rel_url=SimpleNamespace(raw_path="/v1/completions"),
             content_type="application/json",
-            content=SimpleNamespace(is_eof=lambda: True),
             headers={},
         )
         no: Any = None
         proxy = Proxy(
             director=no, client=no, metrics=no, limits=Limits(), tokenizer=Words(), remote=no
         )
-        await proxy._read(cast("Any", request))
+        await proxy._parsed(cast("Any", request), body)
 
     asyncio.run(play())
     assert seen == [aside]

@@ -61,7 +61,11 @@ class Clock:
 
 @pytest.mark.parametrize(
     ("text", "wait_s"),
-    [("7", 7.0), ("61", 60.0), ("", 1.0), ("soon", 1.0), ("-3", 1.0), (" 5 ", 5.0)],
+    [
+        *[("7", 7.0), ("61", 60.0), ("", 1.0), ("soon", 1.0), ("-3", 1.0), (" 5 ", 5.0)],
+        *[("9" * 5000, 60.0), ("1e9", 1.0), ("inf", 1.0), ("nan", 1.0)],
+        ("Wed, 21 Oct 2015 07:28:00 +" + "9" * 30, 1.0),  # no offset of any clock
+    ],
 )
 def test_an_engine_is_left_alone_as_it_asks_up_to_a_limit(text: str, wait_s: float) -> None:
     assert retry_after_s({"Retry-After": text}, 60.0) == wait_s

@@ -18,6 +18,7 @@ from routed import ANY_PORT, run
 
 from beluga.errors import RouterError
 from beluga.gateway import EngineSpec, Limits, Service, Settings
+from beluga.gateway.director import Past
 from beluga.gateway.engine import Health
 from beluga.gateway.parsed_request import ParsedRequest
 from beluga.router import (
@@ -128,7 +129,7 @@ class Replayed:
             self.announce(tokens, found)
         ids = np.asarray(tokens, np.uint32)
         parsed = ParsedRequest("/v1/completions", b"", "m", query.isl, ids)
-        placed = self.service._director._try(parsed, self.service._cache.query_of(parsed), set())
+        placed = self.service._director._try(parsed, self.service._cache.query_of(parsed), Past())
         assert placed is not None
         self.names[request] = placed._name
         return Worker(placed.choice.worker.worker_id - 1)

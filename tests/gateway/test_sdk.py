@@ -48,7 +48,9 @@ def test_cases_behave_as_straight_to_the_engine() -> None:
                     different[name] = expected, found
             for name, (expected, found) in different.items():
                 print(f"{name}\n  straight {expected}\n  gateway  {found}")
-            assert sorted(different) == []
+            # Forms are refused before an engine sees them, by 415; vLLM answers 400.
+            assert sorted(different) == ["raw_other_kind", "raw_text_kind"]
+            assert "say Content-Type: application/json" in str(different)
             await until(lambda: engine.under_way == 0)
             await until(lambda: site.inflight() == 0 and site.loads() == [(0, 0)])
 
@@ -136,7 +138,9 @@ def test_an_engine_that_is_always_busy_is_not_waited_for_without_end() -> None:
     run(play)
 
 
-def test_an_engine_that_always_breaks_off_is_not_asked_without_end() -> None:
+def test_an_engine_that_breaks_off_and_lives_is_not_asked_again() -> None:
+    """It may have done the request."""
+
     async def play() -> None:
         engine = FakeEngine()
         engine.faults.drop_first = 1000
@@ -144,7 +148,7 @@ def test_an_engine_that_always_breaks_off_is_not_asked_without_end() -> None:
             seen = await observe(CASES["chat_plain"], *caller)
             assert seen["error"][0] == "InternalServerError"
             assert seen["error"][1]["type"] == "BadGatewayError"
-            assert len(engine.seen) == 1 + QUICK.retries
+            assert len(engine.seen) == 1
 
     run(play)
 

@@ -63,7 +63,10 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         Cell("64 KiB: 413", f"{_SIZES}::test_a_body_that_is_too_large_is_refused"),
         Cell("none: 413 or 403", f"{_SIZES}::test_a_body_that_is_too_large_is_refused"),
         Cell("64 KiB: 413", f"{_SIZES}::test_a_body_that_is_too_large_is_refused"),
-        Cell("frames of 1 KiB", f"{_SIZES}::test_a_router_that_sends_much_is_cut_off"),
+        Cell(
+            "frames of 1 KiB; subscriptions have no bound",
+            f"{_SIZES}::test_a_router_that_sends_much_is_cut_off",
+        ),
         Cell("1 MiB and 1,024 tasks", "../disagg/test_task.py::test_a_task_is_bounded"),
     ),
     "headers": (

@@ -7,15 +7,18 @@ refused by each listener that they can reach.
 from __future__ import annotations
 
 import json
+import resource
+import socket
 import ssl
 import subprocess
 import urllib.error
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from attacked import Engine, Listener, Site, Start
+from attacked import FILES, Engine, Listener, Site, Start
 
 TCP = ("clients", "operators", "admin port")
 CHAT = b'{"model": "m", "messages": []}'
@@ -197,21 +200,27 @@ def test_a_token_is_asked_for_and_shown_nowhere(start: Start, shm: Path) -> None
             assert SECRET not in "".join(child.communicate())
 
 
-def test_both_servers_speak_tls(start: Start, shm: Path) -> None:
-    from beluga.pool import Pool
-
+def certificate(folder: Path) -> tuple[str, ssl.SSLContext]:
+    """Return the setting of a server's new certificate, and the context of its clients."""
     made = subprocess.run(
         [
             *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
-            *("-keyout", shm / "key", "-out", shm / "cert", "-subj", "/CN=localhost"),
+            *("-keyout", folder / "key", "-out", folder / "cert", "-subj", "/CN=localhost"),
             *("-addext", "subjectAltName=IP:127.0.0.1"),
         ],
         capture_output=True,
         check=False,
     )
     assert made.returncode == 0
+    pair = f"{folder / 'cert'},{folder / 'key'}"
+    return pair, ssl.create_default_context(cafile=str(folder / "cert"))
+
+
+def test_both_servers_speak_tls(start: Start, shm: Path) -> None:
+    from beluga.pool import Pool
+
+    pair, context = certificate(shm)
     Pool.create([shm / "a"], device_size=64 << 20, sparse=True).close()
-    pair = f"{shm / 'cert'},{shm / 'key'}"
     with Engine().running() as engine:
         gateway = start(
             *("gateway", "--worker", engine.url, "--port", 0, "--admin", "127.0.0.1:0", "--json"),
@@ -219,7 +228,6 @@ def test_both_servers_speak_tls(start: Start, shm: Path) -> None:
         )
         server = start(*("serve", "--pool", shm / "a", "--admin", 0, "--json", "--admin-tls", pair))
         said, where = json.loads(gateway.stdout.readline()), json.loads(server.stdout.readline())
-        context = ssl.create_default_context(cafile=str(shm / "cert"))
         for url in (f"{said['url']}/health", f"{said['admin']}/workers", f"{where['url']}healthz"):
             assert url.startswith("https://127.0.0.1:")
             silent = Listener("", ("127.0.0.1", int(url.split(":")[2].split("/")[0])), server, "")
@@ -228,3 +236,19 @@ def test_both_servers_speak_tls(start: Start, shm: Path) -> None:
                 assert answer.status == 200  # a handshake that does not go on keeps nobody out
             with pytest.raises((urllib.error.URLError, OSError)):
                 urlopen(url.replace("https", "http"), timeout=30)  # noqa: S310
+
+
+def test_handshakes_that_do_not_go_on_keep_nobody_out(start: Start, shm: Path) -> None:
+    """They have no place yet, and end by themselves after 10 s only."""
+    pair, context = certificate(shm)
+    gateway = start(
+        *("gateway", "--worker", "http://127.0.0.1:9", "--port", 0, "--json", "--tls", pair),
+    )
+    resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
+    url = json.loads(gateway.stdout.readline())["url"]
+    port = int(url.rpartition(":")[2])
+    with ExitStack() as stack:
+        for _ in range(2 * FILES):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), 30))
+        with urlopen(f"{url}/health", timeout=8, context=context) as answer:  # noqa: S310
+            assert answer.status == 200

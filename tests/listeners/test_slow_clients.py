@@ -7,6 +7,7 @@ Each attack goes on while a client without harm asks.
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 import time
@@ -16,39 +17,48 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 from attacked import Listener, Site
 
-COUNT = 300
+COUNT = 150
+PLACES_MAX = 70  # of one listener: no more connections have a place at once
 JSON = "Content-Type: application/json"
 
 
 @contextmanager
 def many(listener: Listener, sent: bytes, count: int = COUNT) -> Iterator[list[socket.socket]]:
-    """Have connections that have sent this and wait. Those that are ended are opened again."""
+    """Have connections that have sent this and wait. None of them ends by itself; those that the
+    listener ends are opened again.
+    """
     ending = threading.Event()
     peers: list[socket.socket] = []
 
     def open_again() -> None:
         while not ending.wait(0.002):
-            if len(peers) >= count:
-                peers.pop(0).close()
+            for peer in [one for one in list(peers) if is_ended(one)]:
+                peers.remove(peer)
+                peer.close()
             with suppress(OSError):
-                made = listener.connect()
-                made.sendall(sent)
-                peers.append(made)
+                if len(peers) < count:
+                    peers.append(listener.connect())
+                    peers[-1].sendall(sent)
 
-    threads = [threading.Thread(target=open_again) for _ in range(2)]
+    thread = threading.Thread(target=open_again)
     with ExitStack() as stack:
-        for thread in threads:
-            thread.start()
+        thread.start()
         try:
-            while len(peers) < min(count, 70):
+            while len(peers) < min(count, PLACES_MAX):
                 time.sleep(0.01)
             yield peers
         finally:
             ending.set()
-            for thread in threads:
-                thread.join()
+            thread.join()
             for peer in peers:
                 stack.enter_context(peer)
+
+
+def is_ended(peer: socket.socket) -> bool:
+    """Return whether the listener has ended a connection, whatever it has sent before."""
+    look = select.poll()
+    look.register(peer, select.POLLRDHUP)
+    return bool(look.poll(0))
 
 
 def answers_meanwhile(listener: Listener) -> None:

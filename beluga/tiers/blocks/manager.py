@@ -197,14 +197,17 @@ class BlockManager:
         return self._step_up() or self._step_down()
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until nothing is left to move. Return False if ``timeout_s`` was too short."""
+        """Wait until nothing is left to move. Return False if that takes longer than ``timeout_s``,
+        by default :data:`WAIT_S`.
+        """
         if not self._threads:
             while self.step():
                 pass
             return not self._has_work()
         with self._changed:
             return self._changed.wait_for(
-                lambda: not (self._busy or self._has_work()) or self._closed, timeout_s
+                lambda: not (self._busy or self._has_work()) or self._closed,
+                WAIT_S if timeout_s is None else timeout_s,
             )
 
     def close(self) -> None:
