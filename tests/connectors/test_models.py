@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -267,6 +268,13 @@ CHANGES: dict[str, Callable[[Path], object]] = {
         (path.parent / "new").replace(path),
     ),
 }
+
+
+def test_each_part_of_a_state_is_in_its_name() -> None:
+    parts = [field.name for field in dataclasses.fields(files.FileState)]
+    state = files.FileState(*range(len(parts)))
+    others = {dataclasses.replace(state, **{part: 99}).key for part in parts}
+    assert len(others - {state.key}) == len(parts)
 
 
 @pytest.mark.parametrize("name", CHANGES)

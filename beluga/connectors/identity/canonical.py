@@ -117,10 +117,10 @@ class _Form:
         return ["object", kind.__name__, sorted(named.items())]
 
     def _left_out(self, kind: type) -> set[str]:
-        found: set[str] = set()
-        for one in kind.__mro__:
-            found |= self._table.get(one.__name__, {}).keys()
-        return found
+        names = {one.__name__ for one in kind.__mro__}
+        if names & set(_TRANSFORMERS):  # the table has one of its names
+            names |= set(_TRANSFORMERS)
+        return {field for name in names for field in self._table.get(name, {})}
 
     def _refused(self, path: str, why: str) -> Any:
         if self._vouched:

@@ -20,13 +20,19 @@ from beluga.connectors.vllm.fields import LEFT_OUT
 from beluga.connectors.vllm.identity import check_hashing, identify, namespace
 from beluga.connectors.vllm.layout import BlockLayout
 from beluga.errors import ConnectorError
+from beluga.kvcache import Namespace
 
 LOGGER = logging.getLogger("test")
 LONG_S = 60.0
 
 
 def digest(**changes: Any) -> bytes:
-    """Return the digest of an engine that differs from the usual one in ``changes``."""
+    """Return the digest of :func:`space`."""
+    return space(**changes).digest
+
+
+def space(**changes: Any) -> Namespace:
+    """Return the namespace of an engine that differs from the usual one in ``changes``."""
     page = changes.pop("page", (2, 4, 16))
     given = {
         "version": changes.pop("version", "0.32.0"),
@@ -38,7 +44,7 @@ def digest(**changes: Any) -> bytes:
     }
     tensors, _ = layer_major(2, 8, *page)
     layout = BlockLayout(tensors, block_count=8, page_sizes={})
-    return namespace(config(**changes), layout=layout, **given).digest
+    return namespace(config(**changes), layout=layout, **given)
 
 
 DIFFERENCES: dict[str, dict[str, Any]] = {
@@ -77,6 +83,38 @@ def test_engines_that_differ_do_not(name: str) -> None:
 def test_all_those_differences_differ_from_each_other() -> None:
     found = {digest(**change) for change in DIFFERENCES.values()}
     assert len(found) == len(DIFFERENCES)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("model configuration", "dtype", "kv dtype", "quantization", "load format", "block size"),
+        *("hash", "tp size", "pp size", "context parallel"),
+    ],
+)
+def test_the_configuration_alone_distinguishes_engines(name: str) -> None:
+    """Some fields of a namespace repeat what is in the configuration, for operators to read."""
+    changes = {key: value for key, value in DIFFERENCES[name].items() if not key.endswith("_rank")}
+    assert config_fields(config(**changes), LEFT_OUT) != config_fields(config(), LEFT_OUT)
+
+
+@pytest.mark.parametrize(
+    ("field", "changes", "shown"),
+    [
+        ("dtype", {"dtype": "torch.float16"}, "torch.float16"),
+        ("kv_dtype", {"cache_dtype": "fp8"}, "fp8"),
+        ("quantization", {"quantization": "awq"}, "awq"),
+        ("block_size", {"block_size": 8}, 8),
+        ("hash", {"prefix_caching_hash_algo": "sha256_cbor"}, "sha256_cbor"),
+        ("tp", {"tp_rank": 1, "tensor_parallel_size": 2}, "1/2"),
+        ("pp", {"pp_rank": 1, "pipeline_parallel_size": 2}, "1/2"),
+        ("cp", {"decode_context_parallel_size": 2}, "2/1"),
+    ],
+)
+def test_operators_read_in_a_field_what_engines_differ_in(
+    field: str, changes: dict[str, Any], shown: Any
+) -> None:
+    assert space(**changes).fields[field] == shown
 
 
 def identity(**changes: Any) -> str:

@@ -130,6 +130,22 @@ def test_blocks_on_old_kv_of_the_engine_s_own_cache_are_neither_hit_nor_saved(
     assert one.hits() == ALL
 
 
+def test_a_request_that_began_on_old_kv_is_not_saved_after_a_reset(
+    server: MetaServer, make: Make
+) -> None:
+    """vLLM may empty its cache while requests run (``reset_running_requests``)."""
+    one = make()
+    one.fill_own_cache()
+    one.call("reload_weights")
+    made = request("running", TOKENS)
+    one.start(made, 0)
+    made.num_computed_tokens = 2 * BLOCK_TOKENS  # by the old weights
+    one.manager.reset_prefix_cache()
+    one.step(made, fill=1)
+    one.finish(made)
+    assert one.hits() == 0
+
+
 def test_a_reset_of_another_engine_does_not_count(server: MetaServer, make: Make) -> None:
     one, other = make(), make()
     one.fill_own_cache()
@@ -158,6 +174,24 @@ def test_a_lookup_from_before_an_update_is_not_loaded(server: MetaServer, make: 
     one.call("reload_weights")
     assert one.scheduler.get_num_new_matched_tokens(made, 0)[0] == 0
     assert server.meta_stat().pinned_count == 0
+
+
+def test_what_is_computed_during_an_update_is_shared_neither_before_nor_after(
+    server: MetaServer, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of the workers may return before they are done."""
+    one, during = make(), []
+    one.saves()
+
+    class Running:
+        def append(self, _: Any) -> None:
+            during.append(one.hits())
+            one.saves(fill=2)
+
+    monkeypatch.setattr(one.core.model_executor, "called", Running())
+    one.call("reload_weights")
+    assert during == [0]
+    assert one.hits() == 0
 
 
 def test_engines_that_were_updated_to_one_version_share(server: MetaServer, make: Make) -> None:

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Real engines that differ in one thing: those whose KV bytes differ never share a block, those
+whose bytes are equal do, and every part of the identity is needed for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+from identity_cases import CASES, NOT_SHOWN, TOKENS
+
+from beluga import MetaServer, Pool
+from beluga.connectors.identity.models import WEIGHTS
+
+HERE = Path(__file__).parent
+DIFFERENT = [name for name, case in CASES.items() if case.drop is not None]
+ALIKE = [name for name, case in CASES.items() if case.drop is None and name != case.base]
+WHOLE = ""  # the identity without a drop
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+Engines: TypeAlias = "dict[str, dict[str, Any]]"
+
+
+@pytest.fixture(scope="module")
+def engines(
+    vllm_python: str, memory_root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engines]:
+    """What each engine computed, and under which names."""
+    folder = tmp_path_factory.mktemp("identity")
+    device = memory_root / f"beluga-{folder.parent.name}-{folder.name}"
+    try:
+        with Pool.create([device], device_size=64 << 20, lane_count=32) as pool, MetaServer(pool):
+            done = subprocess.run(
+                [vllm_python, str(HERE / "identity_role.py"), str(device), str(folder)],
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=1200,
+            )
+        assert done.returncode == 0, done.stderr[-4000:]
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        yield {line["case"]: line for line in lines}
+    finally:
+        device.unlink(missing_ok=True)
+
+
+def wrong(engines: Engines, drop: str = WHOLE) -> set[tuple[str, str]]:
+    """Return the engines that would give each other a block with other bytes, if the identity
+    lacked what the case ``drop`` leaves out.
+    """
+    return {
+        (one, other)
+        for one, other in itertools.combinations(engines, 2)
+        for mine, name, theirs, their_name in zip(
+            engines[one]["bytes"],
+            engines[one]["names"][drop],
+            engines[other]["bytes"],
+            engines[other]["names"][drop],
+            strict=True,
+        )
+        if name == their_name and mine != theirs
+    }
+
+
+def test_all_engines_have_run(engines: Engines) -> None:
+    assert list(engines) == list(CASES)
+
+
+def test_no_name_has_two_contents(engines: Engines) -> None:
+    assert wrong(engines) == set()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_engine_uses_the_bytes_that_it_computes_itself(engines: Engines, name: str) -> None:
+    """Whatever the pool has of the engines before it."""
+    assert engines[name]["used"] == engines[name]["bytes"]
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_an_engine_that_differs_computes_other_bytes_and_finds_nothing(
+    engines: Engines, name: str
+) -> None:
+    assert engines[name]["bytes"] != engines[CASES[name].base]["bytes"]
+    assert engines[name]["hits"] == 0
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_an_engine_that_is_alike_computes_the_same_bytes_and_finds_all(
+    engines: Engines, name: str
+) -> None:
+    assert engines[name]["bytes"] == engines[CASES[name].base]["bytes"]
+    assert engines[name]["hits"] == TOKENS
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_without_a_part_of_the_identity_an_engine_would_find_wrong_bytes(
+    engines: Engines, name: str
+) -> None:
+    assert (CASES[name].base, name) in wrong(engines, name)
+
+
+def test_every_field_of_a_namespace_is_dropped_or_cannot_be_shown(engines: Engines) -> None:
+    """Parts of the configuration are walked field by field in test_config_fields.py."""
+    dropped = {field for case in CASES.values() if case.drop for field in case.drop.fields}
+    assert not dropped & NOT_SHOWN.keys()
+    fields = {one for one in engines["usual"]["fields"] if not one.startswith("config ")}
+    assert fields | {WEIGHTS} == {one for one in dropped if " " not in one} | NOT_SHOWN.keys()
