@@ -22,6 +22,7 @@ from pathlib import Path
 from beluga import config
 from beluga.errors import DeviceBusyError, DevicePermissionError, RuntimeDirError
 from beluga.pool.device import Device, explain
+from beluga.pool.spec import DeviceSpec
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -30,8 +31,13 @@ def runtime_path(first: Device, pool_id: str) -> Path:
     """Return the directory's path, which may not exist. ``first`` is the pool's first device."""
     if first.kind == "devdax" or config.told_runtime_root() is not None:
         return config.runtime_root() / pool_id
-    file = first.spec.path.resolve()
-    place = f"@{first.spec.offset:#x}" if first.spec.offset else ""
+    return runtime_beside(first.spec)
+
+
+def runtime_beside(first: DeviceSpec) -> Path:
+    """Return the directory beside a file, or beside where it was."""
+    file = first.path.resolve()
+    place = f"@{first.offset:#x}" if first.offset else ""
     return file.with_name(f"{file.name}{place}.run")
 
 

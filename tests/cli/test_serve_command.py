@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -232,6 +234,43 @@ def test_a_server_that_starts_in_the_background_is_stopped_and_nobody_else(
             assert other.poll() is None
         finally:
             other.kill()
+
+
+def replaced(path: Path) -> None:
+    path.unlink()
+    path.write_bytes(b"no pool " * 1024)
+
+
+SPOILT: dict[str, Callable[[Path], object]] = {
+    "removed": Path.unlink,
+    "cut short": lambda path: os.truncate(path, 0),
+    "another's": replaced,
+}
+
+
+@pytest.mark.parametrize("how", SPOILT)
+@pytest.mark.parametrize("root", [None, "told"])
+def test_a_server_whose_device_cannot_be_opened_is_stopped(
+    request: pytest.FixtureRequest, pool: list[str], how: str, root: str | None
+) -> None:
+    if root is not None:
+        directory = request.getfixturevalue("tmp_path")
+        request.getfixturevalue("monkeypatch").setenv("BELUGA_RUNTIME_DIR", str(directory))
+    run: Run = request.getfixturevalue("run")
+    pid = json.loads(run("serve", *pool, "--detach", "--json").stdout)["pid"]
+    try:
+        os.kill(pid, signal.SIGSTOP)  # it would end by itself
+        SPOILT[how](Path(pool[1]))
+        assert run("ping", *pool).returncode == 1
+        stopped = run("stop", *pool, "--json")
+        assert stopped.returncode == 0, stopped.stderr
+        assert json.loads(stopped.stdout) == {"stopped": pid}
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    again = run("stop", *pool)  # nothing runs: the device's error
+    assert (again.returncode, again.stderr.count("\n")) == (1, 1)
+    assert pool[1] in again.stderr
 
 
 def test_a_lock_that_is_taken_during_a_stop_stays_taken(run: Run, pool: list[str]) -> None:
