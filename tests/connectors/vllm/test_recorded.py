@@ -40,7 +40,8 @@ KINDS: dict[str, dict[str, Any]] = {
 def options(kind: str, folder: Path, model: Path, pool: str) -> dict[str, Any]:
     """Return options of an engine whose memory and steps are too small for its requests."""
     both = {"kv_role": "kv_both", "kv_connector_module_path": "recording"}
-    settings = {"pool": pool, "timeout_ms": 5000, "retry_s": 0.2} | KINDS[kind]
+    # The kinds share a pool. An engine must not find what that of another kind has saved.
+    settings = {"pool": pool, "salt": kind, "timeout_ms": 5000, "retry_s": 0.2} | KINDS[kind]
     ours = both | {
         "kv_connector": "RecordingConnector",
         "kv_connector_extra_config": settings,

@@ -200,7 +200,9 @@ def test_blocks_are_saved_with_the_step_after_the_one_that_completes_them(engine
     assert engine.step(made, 6).saves == []
     assert names(engine.step(made, 3).saves) == [("r", [10])]
     assert names(engine.step(made, 12).saves) == [("r", [11])]
+    assert engine.schedule.pending  # so that vLLM runs one more step
     assert engine.saves() == [("r", [12, 13, 14])]
+    assert not engine.schedule.pending
     assert engine.saves(made, 1) == []
 
 
@@ -358,6 +360,18 @@ def test_what_has_nans_is_not_saved(engine: Engine) -> None:
     assert engine.saves(sharer, 9) == [("s", [10])]
 
 
+def test_what_a_request_with_nans_leaves_behind_is_not_saved_for_others(engine: Engine) -> None:
+    made, sharer = request("r", TOKENS), request("s", TOKENS)
+    engine.start(made)
+    engine.step(made, 21)
+    made.num_nans_in_logits = 3
+    assert engine.schedule.finished(made, engine.blocks["r"])
+    assert engine.saves() == [("r", [])]
+    engine.blocks["s"] = [10, 11, 12, 77, 78, 79]
+    engine.start(sharer, computed=3 * BLOCK_TOKENS)
+    assert engine.saves(sharer, 9) == []
+
+
 def test_the_last_blocks_are_saved_when_a_request_ends(
     engine: Engine, caches: list[KVCache]
 ) -> None:
@@ -383,6 +397,9 @@ def test_tokens_in_flight_are_not_saved_when_a_request_ends(engine: Engine) -> N
     made.num_in_flight_tokens = 5
     assert engine.schedule.finished(made, engine.blocks["r"])
     assert engine.saves() == [("r", [10])]
+    assert not engine.schedule.pending
+    made.num_in_flight_tokens = 0
+    assert engine.saves() == []
 
 
 def test_blocks_are_given_back_at_once_if_nothing_was_to_be_saved(engine: Engine) -> None:
