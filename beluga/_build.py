@@ -49,6 +49,7 @@ SIM_HEADERS = (
     *QUEUE_HEADERS,
     "dsa/faults.h",
     "space/pages.h",
+    "space/victims.h",
     "space/extent.h",
     "index/evict.h",
     "index/pins.h",

@@ -66,10 +66,14 @@ class PutResult:
 
     ``states`` has GRANTED (this call stored the block), HIT (the block was there), PENDING (another
     session writes it) or REFUSED. ``statuses`` has a negative error for each refused block.
+    ``largest_bytes`` is the length of the call's longest block, and ``space_bytes`` what the pool
+    has for blocks.
     """
 
     states: NDArray[np.uint8]
     statuses: NDArray[np.int32]
+    largest_bytes: int = 0
+    space_bytes: int = 0
 
     def _count(self, state: BlockState) -> int:
         return int(np.count_nonzero(self.states == state))
@@ -97,7 +101,10 @@ class PutResult:
     def raise_for_refused(self) -> None:
         """Raise the error of the first block that was refused, if one was."""
         for code in self.statuses[self.states == BlockState.REFUSED]:
-            raise_for_status(int(code), "storing a block")
+            doing = "storing a block"
+            if code == -lib.BL_ERROR_TOO_LARGE:
+                doing += f" of {self.largest_bytes} bytes in a pool of {self.space_bytes} bytes"
+            raise_for_status(int(code), doing)
             raise CacheError("a block was refused without a reason")
 
 
@@ -190,6 +197,7 @@ class KVCache(OfThisProcess):
         self._meta = MetaClient(self.client)
         devices = self.client.pool.devices
         self._flushes = any(device.coherence == "software" for device in devices)
+        self._space_bytes = self.client.pool.geometry.stripe_count * int(lib.BL_STRIPE_SIZE)
         self._threads = threads
         self._kept = kept
         self._onboards = onboard
@@ -244,8 +252,10 @@ class KVCache(OfThisProcess):
         told = _names(names, len(keys))
         states = np.zeros(len(keys), dtype=np.uint8)
         statuses = np.zeros(len(keys), dtype=np.int32)
+        largest = 0
         for run in runs(sources, writable=False):
             _refuse_long(run)
+            largest = max(largest, run.length)
             part = slice(run.start, run.start + run.count)
             raise_for_status(
                 self._put(
@@ -258,7 +268,7 @@ class KVCache(OfThisProcess):
                 "storing blocks",
             )
             self._report.add(Figure.WRITTEN_BYTES, _granted(states[part]) * run.length)
-        result = PutResult(states, statuses)
+        result = PutResult(states, statuses, largest, self._space_bytes)
         self._report.add(Figure.STORED_BLOCKS, result.stored)
         self._report.add(Figure.PRESENT_BLOCKS, result.present)
         self._report.add(Figure.REFUSED_BLOCKS, result.refused)

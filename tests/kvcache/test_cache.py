@@ -217,8 +217,14 @@ def test_a_full_pool_evicts_what_was_not_asked_for(cache: KVCache) -> None:
 def test_a_block_that_cannot_fit_is_refused_with_its_reason(cache: KVCache) -> None:
     result = cache.put(digests(1), np.zeros((1, 8 * DEVICE_SIZE), dtype=np.uint8))
     assert result.refused == 1
-    with pytest.raises(TooLargeError, match="larger"):
+    space = MetaClient(cache.client).stat().data_bytes
+    with pytest.raises(TooLargeError, match=rf"{8 * DEVICE_SIZE} bytes in a pool of {space} bytes"):
         result.raise_for_refused()
+
+
+def test_a_block_larger_than_any_pool_takes_is_not_asked_for(cache: KVCache) -> None:
+    with pytest.raises(LayoutError, match=r"takes up to 1073741824"):
+        cache.put(digests(1), np.zeros((1, (1 << 30) + 1), dtype=np.uint8))
 
 
 def test_two_sessions_share_blocks(cache: KVCache, pool: Pool) -> None:

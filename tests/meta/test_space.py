@@ -96,7 +96,9 @@ def lengths_of(kind: str, rng: random.Random) -> Iterator[int]:
 def test_any_mix_of_sizes_fills_the_pool_before_anything_is_evicted(
     kind: str, tmp_path_factory: pytest.TempPathFactory, seed: int, *, removes: bool
 ) -> None:
+    """Blocks are up to 1/64 of the pool. Where sizes only grow, what was removed is too short."""
     rng = random.Random(seed)
+    least = 0.75 if removes and kind == "growing" else 0.85
     path = tmp_path_factory.mktemp("pool") / "a"
     with (
         Pool.create([path], device_size=256 * MIB, sparse=True, max_blocks=100_000) as pool,
@@ -113,7 +115,7 @@ def test_any_mix_of_sizes_fills_the_pool_before_anything_is_evicted(
             if removes and rng.random() < 0.4:
                 meta.remove(keys([rng.randrange(number + 1)]))
         fuller = used + rounded(length)
-        assert used / stat.data_bytes >= 0.85 or fuller > stat.data_bytes
+        assert used / stat.data_bytes >= least or fuller > stat.data_bytes
         assert stat.table_evict_count == 0
 
 

@@ -1019,7 +1019,7 @@ TESTED: Conditions = {
         ),
     },
     ("index/lookup.c", "bl_remove_one"): {
-        ("flags & BL_REMOVE_UNCLAIMED", 0, "true"): (
+        ("flags & BL_REMOVE_UNCLAIMED", 1, "true"): (
             "tests/meta/test_block_calls.py::test_removed_blocks_are_missed_and_their_space_is_free"
         ),
         ("number < 0", 0, "false"): (

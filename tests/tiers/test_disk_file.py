@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from disk_tiers import MIB, is_block, keys_of, payload_of, records_of
 
 from beluga.errors import TierError
+from beluga.primitives import crc32c
 from beluga.tiers.disk import DiskTier, SpreadTier
 from beluga.tiers.disk import file as disk_file
 
@@ -293,3 +295,50 @@ def test_one_more_disk_keeps_the_blocks_of_the_others(tmp_path: Path) -> None:
         tier = disks(count)
         assert found(tier) == list(NUMBERS)
         tier.close()
+
+
+# ---- Files of earlier servers
+
+
+ENTRY = struct.Struct("<16sQQIIIHHI8xI")  # csrc/store/entry.h
+
+
+def as_extents(file: Path) -> int:
+    """Rewrite the index as a server wrote it before November 2026: each entry with the extent of
+    blocks of one size that has it, and its place among these. Returns how many entries there are.
+    """
+    whole = bytearray(file.read_bytes())
+    (ident,) = struct.unpack_from("<Q", whole, 16)
+    (slots,) = struct.unpack_from("<I", whole, 12)
+    block = -(-LENGTH // disk_file.PAGE) * disk_file.PAGE
+    count = 0
+    for slot in range(slots):
+        at = disk_file.PAGE + slot * ENTRY.size
+        *head, stripe, extent_stripes, place, crc, _ = ENTRY.unpack_from(whole, at)
+        if head[2] == 0:  # its sequence: there is no entry
+            continue
+        assert extent_stripes == 0
+        index, rest = divmod(stripe * 2 * MIB + place * disk_file.PAGE, block)
+        assert rest == 0
+        entry = ENTRY.pack(*head, 0, 5, index, crc, 0)
+        check = crc32c(entry[:-4], crc32c(struct.pack("<QQ", ident, slot)))
+        whole[at : at + ENTRY.size] = entry[:-4] + struct.pack("<I", check)
+        count += 1
+    file.write_bytes(whole)
+    return count
+
+
+def test_blocks_that_an_earlier_server_wrote_are_found(tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path / "disk", SIZE)
+    fill(tier)
+    tier.close()
+    assert as_extents(tmp_path / "disk" / "blocks") == len(NUMBERS)
+    more = range(1000, 1020)
+    tier = DiskTier(tmp_path / "disk", SIZE)
+    assert found(tier) == list(NUMBERS)
+    assert tier.save(records_of(more, 2 * LENGTH), payload_of(more, 2 * LENGTH)).all()
+    tier.close()
+    tier = DiskTier(tmp_path / "disk", SIZE)
+    assert found(tier) == list(NUMBERS)
+    assert all(map(is_block, tier.load(keys_of(more)), more))
+    tier.close()
