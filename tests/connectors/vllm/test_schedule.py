@@ -282,9 +282,9 @@ def test_what_was_computed_on_a_failed_load_is_not_saved_for_later_requests_eith
     engine.blocks["late"] += [90, 91]  # more blocks with a later step
     assert engine.saves(late, 4) == []
     after = request("after", TOKENS)
-    engine.blocks["after"] = [10, 11, 12, 13, 90, 99]  # a block of the late one, too
+    engine.blocks["after"] = [50, 51, 52, 53, 90, 99]  # only this one is of the late request
     engine.start(after, computed=5 * BLOCK_TOKENS)
-    assert engine.saves(after, 1) == [("after", [10])]
+    assert engine.saves(after, 1) == [("after", [50, 51, 52, 53])]
     anew = request("anew", TOKENS)
     engine.blocks["anew"] = [20, 11, 12, 13, 90, 99]  # blocks that were given to it are its own
     engine.start(anew)
