@@ -498,7 +498,7 @@ REASONED: Conditions = {
         ),
     },
     ("rpc/server.c", "bl_server_run"): {
-        ("status == -BL_ERROR_DEVICE_FAULT", 0, "true"): (
+        ("bl_is_fault(status)", 0, "true"): (
             "where no device failed just now, the last fault is in no lane, or in one that "
             "broke before"
         ),

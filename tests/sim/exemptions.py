@@ -183,7 +183,7 @@ _DEFERRED: dict[Name, str] = {
         "comes behind its own fence, but before the store fence of bl_bulk_send(), which every "
         "abort passes: a CPU orders a flush with that, the simulator does not"
     ),
-    ("kv/put.c", "bl_kv_flush_guarded", "fence_full", 1): (
+    ("kv/put.c", "bl_kv_flush", "fence_full", 1): (
         "comes behind the stream of the abort's bulk, which nobody reads before its line is out"
     ),
     ("liveness/heartbeat.c", "bl_heartbeat_farewell", "stream_line", 0): _BEHIND,
