@@ -73,14 +73,12 @@ static int64_t bl_grant(bl_meta *meta, uint32_t lane, const uint64_t key[2],
         .brought = head->flags & BL_RESERVE_BROUGHT ? BL_BROUGHT_WANTED : BL_BROUGHT_NOT,
     };
     if (head->flags & BL_RESERVE_KEPT)
-        status = bl_block_keep(meta, (uint32_t)number);
-    if (status == 0 && bl_index_add(meta->index, key, (uint32_t)number) < 0)
-        status = -BL_ERROR_TABLE_FULL;
-    if (status < 0) {
+        bl_block_keep(meta, (uint32_t)number); /* there is room: bl_keep_full() looked */
+    if (bl_index_add(meta->index, key, (uint32_t)number) < 0) {
         bl_block_unkeep(meta, (uint32_t)number);
         bl_space_untake(meta, offset, bl_block_size(stored));
         bl_number_give(meta, (uint32_t)number);
-        return status;
+        return -BL_ERROR_TABLE_FULL;
     }
     bl_block_place(meta, (uint32_t)number);
     bl_list_add(meta, &meta->lane_blocks[lane], BL_LIST_LANE, (uint32_t)number);
