@@ -730,9 +730,6 @@ TESTED: Conditions = {
         ("head->flags & BL_RESERVE_KEPT", 0, "true"): (
             "tests/meta/test_tasks.py::test_tasks_cannot_fill_the_pool"
         ),
-        ("bl_index_add(meta->index, key, (uint32_t)number) < 0", 0, "true"): (
-            "tests/meta/test_block_calls.py::test_lookup_gives_the_leading_hits"
-        ),
         ("number < 0", 0, "false"): (
             "tests/meta/test_block_calls.py::test_the_table_takes_as_many_blocks_as_it_has_lines"
         ),
