@@ -27,13 +27,10 @@ static void bl_kept_count(bl_meta *meta, const bl_block *block, int step)
 int bl_block_keep(bl_meta *meta, uint32_t number)
 {
     bl_block *block = &meta->blocks[number];
-    int64_t place = -1;
-    if (!bl_keep_full(meta, bl_stored_size(block->length, block->chunk_size)))
-        place = bl_tasks_take(meta->tasks, number);
-    if (place < 0)
+    if (bl_keep_full(meta, bl_stored_size(block->length, block->chunk_size)))
         return -BL_ERROR_QUEUE_FULL;
     bl_kept_count(meta, block, 1);
-    block->task = (uint32_t)place + 1;
+    block->task = (uint32_t)bl_tasks_take(meta->tasks, number) + 1;
     return 0;
 }
 

@@ -141,6 +141,19 @@ def test_an_entry_that_changes_while_it_is_read_gives_right_bytes_or_a_miss(
     assert target.get(0)
 
 
+@pytest.mark.parametrize("name", ["generation", "fingerprint"])
+def test_an_entry_of_another_block_is_a_miss(target: Target, name: str) -> None:
+    place, geometry = target.entry(0), target.pool.geometry
+    block = (place - geometry.table_offset) // LINE % geometry.block_count_max
+    entry = read(target.pool, place)
+    struct = ffi.new("bl_entry *")
+    ffi.memmove(struct, entry, LINE)
+    write(target.pool, place, forged(entry, block, {name: getattr(struct, name) + 1}))
+    assert not target.get(0)
+    write(target.pool, place, entry)
+    assert target.get(0)
+
+
 @settings(max_examples=fewer(150), deadline=None)
 @given(
     sequence=HALF_WORD,

@@ -685,6 +685,17 @@ REASONED: Conditions = {
 
 # Each condition has the test of Python that fails.
 TESTED: Conditions = {
+    ("index/recover.c", "bl_recover_block"): {
+        ("!claimed", 0, "false"): (
+            "tests/meta/test_takeover.py::test_a_damaged_mark_costs_its_own_extent_alone"
+        ),
+        ("!stays", 0, "true"): "tests/meta/test_tasks.py::test_tasks_stay_over_servers",
+    },
+    ("kv/get.c", "bl_entry_agrees"): {
+        ("entry->generation == record->generation", 0, "true"): (
+            "tests/hostile/test_lines.py::test_an_entry_of_another_block_is_a_miss"
+        ),
+    },
     ("index/grant.c", "bl_abort_one"): {
         ("block->lane != lane", 0, "false"): (
             "tests/meta/test_block_calls.py::test_what_is_not_a_sessions_own_grant_can_not_be"
