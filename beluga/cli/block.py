@@ -26,6 +26,7 @@ from beluga.cli.output import print_json, say
 from beluga.errors import CacheError
 from beluga.kvcache import BLOCK_SIZE_MAX, KVCache
 from beluga.meta import MetaClient
+from beluga.pool import STRIPE_SIZE
 
 _DIGEST = re.compile(r"(?:[0-9a-fA-F]{2}){16,64}")
 
@@ -58,11 +59,13 @@ def put(
     """Store a file's bytes as a block. Other bytes under an existing key are refused, unless
     --force replaces them.
     """
-    data = read_at_most(BLOCK_SIZE_MAX, file, "a block")
-    if not data:
-        raise CacheError(f"{file} is empty; a block has at least one byte")
-    with open_pool(pool) as opened, KVCache(opened, namespace=namespace, host=host) as cache:
-        state = _put(cache, key, data, force=force)
+    with open_pool(pool) as opened:
+        room = opened.geometry.stripe_count * STRIPE_SIZE
+        data = read_at_most(min(BLOCK_SIZE_MAX, room), file, "a block of this pool")
+        if not data:
+            raise CacheError(f"{file} is empty; a block has at least one byte")
+        with KVCache(opened, namespace=namespace, host=host) as cache:
+            state = _put(cache, key, data, force=force)
     if json:
         print_json({"key": digest(key).hex(), "bytes": len(data), "state": state})
     else:

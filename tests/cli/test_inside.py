@@ -188,7 +188,7 @@ def test_a_lease_is_kept_while_it_serves(told: Told, monkeypatch: pytest.MonkeyP
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
     """The pool that every command opens, with the paths of its devices."""
-    pool = Opened(paths=[], geometry=SimpleNamespace(bulk_size=8))
+    pool = Opened(paths=[], geometry=SimpleNamespace(bulk_size=8, stripe_count=8))
     for module in (serve, ping, stat, block, lanes, verify_command):
         monkeypatch.setattr(module, "open_pool", lambda paths: pool.paths.append(paths) or pool)
     return pool

@@ -29,6 +29,7 @@ def many(listener: Listener, sent: bytes, count: int = COUNT) -> Iterator[list[s
     """
     ending = threading.Event()
     peers: list[socket.socket] = []
+    opened: list[float] = []  # when; a listener may refuse and end each at once
 
     def open_again() -> None:
         while not ending.wait(0.002):
@@ -38,13 +39,14 @@ def many(listener: Listener, sent: bytes, count: int = COUNT) -> Iterator[list[s
             with suppress(OSError):
                 if len(peers) < count:
                     peers.append(listener.connect())
+                    opened.append(time.monotonic())
                     peers[-1].sendall(sent)
 
     thread = threading.Thread(target=open_again)
     with ExitStack() as stack:
         thread.start()
         try:
-            while len(peers) < min(count, PLACES_MAX):
+            while len(opened) < min(count, PLACES_MAX):
                 time.sleep(0.01)
             yield peers
         finally:

@@ -135,7 +135,7 @@ def test_a_lease_that_cannot_be_asked_is_asked_again(caplog: pytest.LogCaptureFi
 def test_who_finds_the_server_alive_gives_the_lease_back() -> None:
     server, lease = FakeServer(starts=[ServerAliveError("it lives")]), FakeLease()
     assert waits(server, lease)
-    assert lease.calls == ["acquire", "release", "acquire"]
+    assert [call for call in lease.calls if call != "renew"] == ["acquire", "release", "acquire"]
     assert server.started == 1
 
 

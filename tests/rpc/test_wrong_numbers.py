@@ -29,9 +29,9 @@ def test_what_is_no_host_number_is_refused(pool: Pool, host: Any) -> None:
     assert issubclass(BadValueError, ValueError)
     with pool, Server(pool):
         for kind in (Client, Server, MetaServer):
-            with pytest.raises(BadValueError, match="from 0 to 63, not"):
+            with pytest.raises(BadValueError, match=r"from 0 to 63; .* is not"):
                 kind(pool, host=host)
-        with pytest.raises(BadValueError, match="from 0 to 63, not"):
+        with pytest.raises(BadValueError, match=r"from 0 to 63; .* is not"):
             KVCache(pool, namespace="hosts", host=host)
 
 
