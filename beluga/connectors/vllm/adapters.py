@@ -8,9 +8,9 @@ files is taken before the load, and compared at each use: as long as nothing has
 workers have loaded these bytes. An adapter whose files have changed is not shared until vLLM loads
 it again (``load_inplace``, or unload and load).
 
-vLLM's own prefix cache knows an adapter by its name alone. After other bytes came under a name, it
-still has blocks of the former ones, and what is computed on those is not shared either, until that
-cache is reset.
+vLLM's prefix cache identifies an adapter by its name and path. After other bytes came under both,
+it still has blocks of the former ones, and what is computed on those is not shared either, until
+that cache is reset.
 """
 
 from __future__ import annotations
