@@ -201,7 +201,9 @@ class Connection:
         """Return what ``call`` returns, or None if the pool is not available or ``call`` failed.
 
         ``doing`` appears in the warning, which is logged at most once a minute with the reason and
-        the time that the call took.
+        the time that the call took. Only an error of the pool detaches. No other one leaves here
+        either, such as torch's for an accelerator without free memory: the engine can compute what
+        it does not get, but not go on without the thread that asks.
         """
         attachment = self._attachment
         if attachment is None:
@@ -209,8 +211,8 @@ class Connection:
         started_s = time.monotonic()
         try:
             return call(attachment)
-        except (BelugaError, OSError) as error:
-            if not is_of_request(error):
+        except Exception as error:
+            if isinstance(error, (BelugaError, OSError)) and not is_of_request(error):
                 with self._changed:
                     if self._attachment is attachment:
                         self._attachment = None
@@ -264,7 +266,11 @@ class Connection:
             return
         took = f"after {1000 * (now - started_s):.0f} ms"
         more = f", and {self._unsaid} more since the last warning" if self._unsaid else ""
-        self._logger.warning("beluga %s: %s: %s (%s%s)", self._name, doing, error, took, more)
+        expected = isinstance(error, (BelugaError, OSError))
+        self._logger.warning(
+            "beluga %s: %s: %s (%s%s)", self._name, doing, error if expected else repr(error), took,
+            more, exc_info=None if expected else error,
+        )  # fmt: skip
         self._warned_s, self._unsaid = now, 0
 
     def _keep(self) -> None:

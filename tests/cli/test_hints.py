@@ -37,9 +37,19 @@ OF_OTHERS = {
     "--threshold",
     "--max-batch-size",
     "--priority",
+    "--revision",
     "--std",
 }
-VERBS = {"can", "does", "finds", "knows", "needs", "serves", "stores"}  # "beluga needs ..."
+VERBS = {
+    "can",
+    "cannot",
+    "does",
+    "finds",
+    "knows",
+    "needs",
+    "serves",
+    "stores",
+}  # "beluga needs ..."
 GENERATED = {"_core.c", "_sim.c", "html.py"}  # the last one has CSS, whose variables begin with --
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9](?!-)")
 # A command, its options and the values of these, up to the end of the quotation or of the part.

@@ -46,7 +46,8 @@ def test_people_get_a_table_bars_and_a_page(run: Run, trace: Path, tmp_path: Pat
     report = tmp_path / "report.html"
     options = ("--policy", "least-cost,min-ttft", "--speed", "4,8", "--report", report)
     done = run("simulate", hostile, *options, "--plot", "--json")
-    assert done.stderr == ""
+    assert done.stderr.startswith(f"read {hostile.name}: format mooncake (guessed; --format)")
+    assert done.stderr.count("\n") == 1
     read = Page(report.read_text())
     assert hostile.name in read.texts["h1"][0]
     assert any(f"simulate '{hostile.parent}" in text or hostile.name.split("'")[0] in text

@@ -187,13 +187,19 @@ def test_warnings_come_once_a_minute(
     assert re.fullmatch(r"beluga test: putting: no room \(after \d+ ms\)", record.message)
 
 
-def test_a_mistake_of_ours_is_not_hidden(server: MetaServer, connection: Connection) -> None:
-    def wrong(_: Attachment) -> int:
-        raise ZeroDivisionError
+def test_an_engine_outlives_an_error_of_another_library(
+    server: MetaServer, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    def out_of_memory(_: Attachment) -> int:
+        raise RuntimeError("the accelerator has no memory left")
 
     assert connection.wait(LONG_S)
-    with pytest.raises(ZeroDivisionError):
-        connection.attempt("dividing", wrong)
+    assert connection.attempt("staging", out_of_memory) is None
+    assert connection.attached, "the pool is not at fault"
+    assert connection.failure_count == 1
+    (record,) = caplog.records
+    assert "staging: RuntimeError('the accelerator has no memory left')" in record.message
+    assert record.exc_info is not None, "the log has no place in the code"
 
 
 def test_settings_are_checked() -> None:

@@ -81,6 +81,12 @@ class Bytes:
     def data_ptr(self) -> int:
         return int(self.array.ctypes.data)
 
+    def stride(self) -> tuple[int, ...]:
+        return tuple(step // self.array.itemsize for step in self.array.strides)
+
+    def element_size(self) -> int:
+        return int(self.array.itemsize)
+
     def set_(self, storage: Any) -> Bytes:
         return Bytes(self._machine, storage.array.reshape(-1).view(np.uint8))
 
