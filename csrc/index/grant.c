@@ -140,6 +140,7 @@ int bl_handle_reserve(void *context, bl_call *call)
         return -BL_ERROR_BAD_REQUEST;
     if (head.flags & BL_RESERVE_KEPT)
         bl_tasks_age(meta);
+    bl_pages_defer(meta->pages);
     for (uint32_t i = 0; i < head.count; i++) {
         uint64_t key[2];
         bl_block_record record;
@@ -147,6 +148,7 @@ int bl_handle_reserve(void *context, bl_call *call)
         bl_reserve_one(meta, call->lane, key, &head, i, &record);
         bl_meta_record(call, i, &record);
     }
+    bl_pages_settle(meta->pages);
     bl_crash_point("reserve.granted");
     int status = bl_reuse_check(meta);
     bl_crash_point("reserve.checked");

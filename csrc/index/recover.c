@@ -198,7 +198,7 @@ static void bl_recover_block(bl_meta *meta, uint32_t number)
     int claimed = size != 0 && /* it is in the pool, so its last stripe is one */
                   bl_extents_cover(meta->extents, first,
                                    bl_stripe_of(meta, block->offset + size - 1) - first + 1) &&
-                  bl_pages_claim(meta->pages, block->offset, size) == 0;
+                  bl_pages_take(meta->pages, block->offset, size) == 0;
     if (!claimed || bl_index_add(meta->index, block->key, number) < 0) {
         if (claimed)
             bl_pages_give(meta->pages, block->offset, size);
@@ -235,6 +235,7 @@ static void bl_recover_prefault(const bl_meta *meta)
  * overlap. */
 static void bl_recover_blocks(bl_meta *meta, const bl_recovered *recovered, uint32_t count)
 {
+    bl_pages_defer(meta->pages);
     for (uint32_t i = count; i-- > 0;) {
         if (i >= 2 * BL_AHEAD) {
             const bl_block *later = &meta->blocks[recovered[i - 2 * BL_AHEAD].number];

@@ -25,6 +25,8 @@ enum {
     BL_RUN_MAX = BL_BLOCK_SIZE_MAX / BL_PAGE_SIZE   /* longer runs count as this */
 };
 
+static const uint64_t BL_NO_PAGE = UINT64_MAX;
+
 /* Free runs in a node, in pages. In the tree: how much less they are than the whole node. */
 typedef struct bl_runs {
     uint32_t first;             /* the one that begins at its start */
@@ -38,10 +40,13 @@ struct bl_pages {
     uint64_t *taken;            /* a bit per page: it is not free */
     uint64_t *held;             /* a bit per page */
     bl_bitset lost;             /* stripes */
-    bl_bitset stale;            /* stripes that bl_pages_settle looks at */
+    bl_bitset stale;            /* stripes that the tree has not seen since they changed */
     bl_runs *level[BL_LEVELS];  /* level 0: the stripes */
     uint64_t span[BL_LEVELS];   /* pages of a node */
     uint32_t top;               /* the level that has one node */
+    uint32_t deferred;          /* bl_pages_defer: changed stripes become stale */
+    uint64_t low_page;          /* no run of low_need pages begins before this page, and the page */
+    uint64_t low_need;          /* before it is not free */
     void *table;
     size_t table_size;
     uint64_t free_stripe_count;
@@ -168,6 +173,37 @@ static void bl_pages_refresh(bl_pages *pages, uint64_t first, uint64_t last)
     }
 }
 
+/* These stripes have changed, up to last. */
+static void bl_pages_touch(bl_pages *pages, uint64_t first, uint64_t last)
+{
+    if (!pages->deferred) {
+        bl_pages_refresh(pages, first, last);
+        return;
+    }
+    for (uint64_t stripe = first; stripe <= last; stripe++)
+        bl_bitset_add(&pages->stale, stripe);
+}
+
+/* Look at all stale stripes: neighbors together, because they have the same nodes above them. */
+static void bl_pages_catch_up(bl_pages *pages)
+{
+    uint64_t first = bl_bitset_next(&pages->stale, 0), next;
+    for (uint64_t last = first; first != BL_BITSET_NONE; first = last = next) {
+        bl_bitset_remove(&pages->stale, first);
+        while ((next = bl_bitset_next(&pages->stale, last + 1)) == last + 1)
+            bl_bitset_remove(&pages->stale, last = next);
+        bl_pages_refresh(pages, first, last);
+    }
+}
+
+void bl_pages_defer(bl_pages *pages) { pages->deferred = 1; }
+
+void bl_pages_settle(bl_pages *pages)
+{
+    bl_pages_catch_up(pages);
+    pages->deferred = 0;
+}
+
 /* ---- Life */
 
 /* Return the nodes of a level, those that only fill the last parent included. */
@@ -235,68 +271,7 @@ void bl_pages_destroy(bl_pages *pages)
     free(pages);
 }
 
-/* ---- Search */
-
-int bl_pages_find(const bl_pages *pages, uint32_t size, uint64_t *offset)
-{
-    uint32_t level = pages->top, need = size / BL_PAGE_SIZE;
-    uint64_t node = 0;
-    if (need == 0 || bl_runs_get(pages, level, 0).most < need)
-        return -EAGAIN;
-    for (; level > 0; level--) {
-        uint64_t run = 0, span = pages->span[level - 1];
-        for (node *= BL_FAN;; node++) { /* one child, or two together, has it */
-            bl_runs runs = bl_runs_get(pages, level - 1, node);
-            if (run + runs.first >= need) {
-                *offset = pages->data_offset + (node * span - run) * BL_PAGE_SIZE;
-                return 0;
-            }
-            if (runs.most >= need)
-                break;
-            run = runs.first == span ? run + span : runs.last;
-        }
-    }
-    const uint64_t *taken = &pages->taken[node * BL_STRIPE_WORDS];
-    uint32_t start = bl_stripe_next(taken, 0, 0), end = bl_stripe_next(taken, start, 1);
-    while (end - start < need) {
-        start = bl_stripe_next(taken, end, 0);
-        end = bl_stripe_next(taken, start, 1);
-    }
-    *offset = pages->data_offset + (node * BL_STRIPE_PAGES + start) * BL_PAGE_SIZE;
-    return 0;
-}
-
-uint64_t bl_pages_free_before(const bl_pages *pages, uint64_t offset)
-{
-    uint64_t end = (offset - pages->data_offset) / BL_PAGE_SIZE, page = end;
-    while (page > 0 && !bl_stripe_lost(pages, (page - 1) / BL_STRIPE_PAGES)) {
-        uint64_t word = (page - 1) / 64, below = page - word * 64; /* bits of the word, 1 to 64 */
-        uint64_t bits = pages->taken[word] << (64 - below);
-        if (bits) {
-            page -= (uint64_t)__builtin_clzll(bits);
-            break;
-        }
-        page = word * 64;
-    }
-    return (end - page) * BL_PAGE_SIZE;
-}
-
-uint64_t bl_pages_free_after(const bl_pages *pages, uint64_t offset)
-{
-    uint64_t first = (offset - pages->data_offset) / BL_PAGE_SIZE, page = first;
-    uint64_t end = pages->stripe_count * BL_STRIPE_PAGES;
-    while (page < end && !bl_stripe_lost(pages, page / BL_STRIPE_PAGES)) {
-        uint64_t bits = pages->taken[page / 64] >> (page % 64);
-        if (bits) {
-            page += (uint64_t)__builtin_ctzll(bits);
-            break;
-        }
-        page = (page / 64 + 1) * 64;
-    }
-    return (page - first) * BL_PAGE_SIZE;
-}
-
-/* ---- Changes: runs of pages, a word of bits at a time */
+/* ---- Runs of pages, a word of bits at a time */
 
 /* A run of pages, counted from the first stripe. */
 typedef struct bl_run {
@@ -332,6 +307,86 @@ static int bl_run_is_free(const bl_pages *pages, bl_run run)
     return !taken && (!pages->lost_stripe_count || bl_bitset_next(&pages->lost, first) > last);
 }
 
+/* ---- Search */
+
+/* Return the first page of the lowest free run of need pages, by the tree; or BL_NO_PAGE. */
+static uint64_t bl_tree_find(const bl_pages *pages, uint32_t need)
+{
+    uint32_t level = pages->top;
+    uint64_t node = 0;
+    if (bl_runs_get(pages, level, 0).most < need)
+        return BL_NO_PAGE;
+    for (; level > 0; level--) {
+        uint64_t run = 0, span = pages->span[level - 1];
+        for (node *= BL_FAN;; node++) { /* one child, or two together, has it */
+            bl_runs runs = bl_runs_get(pages, level - 1, node);
+            if (run + runs.first >= need)
+                return node * span - run;
+            if (runs.most >= need)
+                break;
+            run = runs.first == span ? run + span : runs.last;
+        }
+    }
+    const uint64_t *taken = &pages->taken[node * BL_STRIPE_WORDS];
+    uint32_t start = bl_stripe_next(taken, 0, 0), end = bl_stripe_next(taken, start, 1);
+    while (end - start < need) {
+        start = bl_stripe_next(taken, end, 0);
+        end = bl_stripe_next(taken, start, 1);
+    }
+    return node * BL_STRIPE_PAGES + start;
+}
+
+int bl_pages_find(bl_pages *pages, uint32_t size, uint64_t *offset)
+{
+    uint32_t need = size / BL_PAGE_SIZE;
+    bl_run low = {pages->low_page, pages->low_page + need};
+    if (need == 0)
+        return -EAGAIN;
+    if (need < pages->low_need || low.end > pages->stripe_count * BL_STRIPE_PAGES ||
+        !bl_run_is_free(pages, low)) {
+        bl_pages_catch_up(pages);
+        uint64_t page = bl_tree_find(pages, need);
+        if (page == BL_NO_PAGE)
+            return -EAGAIN;
+        pages->low_page = page;
+        pages->low_need = need;
+    }
+    *offset = pages->data_offset + pages->low_page * BL_PAGE_SIZE;
+    return 0;
+}
+
+uint64_t bl_pages_free_before(const bl_pages *pages, uint64_t offset)
+{
+    uint64_t end = (offset - pages->data_offset) / BL_PAGE_SIZE, page = end;
+    while (page > 0 && !bl_stripe_lost(pages, (page - 1) / BL_STRIPE_PAGES)) {
+        uint64_t word = (page - 1) / 64, below = page - word * 64; /* bits of the word, 1 to 64 */
+        uint64_t bits = pages->taken[word] << (64 - below);
+        if (bits) {
+            page -= (uint64_t)__builtin_clzll(bits);
+            break;
+        }
+        page = word * 64;
+    }
+    return (end - page) * BL_PAGE_SIZE;
+}
+
+uint64_t bl_pages_free_after(const bl_pages *pages, uint64_t offset)
+{
+    uint64_t first = (offset - pages->data_offset) / BL_PAGE_SIZE, page = first;
+    uint64_t end = pages->stripe_count * BL_STRIPE_PAGES;
+    while (page < end && !bl_stripe_lost(pages, page / BL_STRIPE_PAGES)) {
+        uint64_t bits = pages->taken[page / 64] >> (page % 64);
+        if (bits) {
+            page += (uint64_t)__builtin_ctzll(bits);
+            break;
+        }
+        page = (page / 64 + 1) * 64;
+    }
+    return (page - first) * BL_PAGE_SIZE;
+}
+
+/* ---- Changes */
+
 /* Are all of these pages taken, and all or none of them held? */
 static int bl_run_is_taken(const bl_pages *pages, bl_run run, int held)
 {
@@ -354,32 +409,14 @@ static void bl_run_mark(uint64_t *bits, bl_run run, int on)
     }
 }
 
-static void bl_run_refresh(bl_pages *pages, bl_run run)
+/* A run is used or free from now on. */
+static void bl_run_turned(bl_pages *pages, bl_run run, int taken)
 {
-    bl_pages_refresh(pages, run.first / BL_STRIPE_PAGES, (run.end - 1) / BL_STRIPE_PAGES);
-}
-
-int bl_pages_claim(bl_pages *pages, uint64_t offset, uint32_t size)
-{
-    bl_run run;
-    if (!bl_run_of(pages, offset, size, &run))
-        return -EINVAL;
-    if (!bl_run_is_free(pages, run))
-        return -EEXIST;
-    bl_run_mark(pages->taken, run, 1);
-    pages->used_bytes += size;
-    for (uint64_t at = run.first / BL_STRIPE_PAGES; at <= (run.end - 1) / BL_STRIPE_PAGES; at++)
-        bl_bitset_add(&pages->stale, at);
-    return 0;
-}
-
-void bl_pages_settle(bl_pages *pages)
-{
-    uint64_t stripe = 0;
-    for (; (stripe = bl_bitset_next(&pages->stale, stripe)) != BL_BITSET_NONE; stripe++) {
-        bl_bitset_remove(&pages->stale, stripe);
-        bl_pages_refresh(pages, stripe, stripe);
-    }
+    if (taken && run.first == pages->low_page)
+        pages->low_page = run.end;
+    else if (!taken && run.first < pages->low_page)
+        pages->low_page = pages->low_need = 0;
+    bl_pages_touch(pages, run.first / BL_STRIPE_PAGES, (run.end - 1) / BL_STRIPE_PAGES);
 }
 
 void bl_pages_prefetch(const bl_pages *pages, uint64_t offset)
@@ -398,7 +435,7 @@ int bl_pages_take(bl_pages *pages, uint64_t offset, uint32_t size)
         return -EEXIST;
     bl_run_mark(pages->taken, run, 1);
     pages->used_bytes += size;
-    bl_run_refresh(pages, run);
+    bl_run_turned(pages, run, 1);
     return 0;
 }
 
@@ -409,7 +446,7 @@ int bl_pages_give(bl_pages *pages, uint64_t offset, uint32_t size)
         return -EINVAL;
     bl_run_mark(pages->taken, run, 0);
     pages->used_bytes -= size;
-    bl_run_refresh(pages, run);
+    bl_run_turned(pages, run, 0);
     return 0;
 }
 
@@ -432,7 +469,7 @@ int bl_pages_unhold(bl_pages *pages, uint64_t offset, uint32_t size)
     bl_run_mark(pages->held, run, 0);
     bl_run_mark(pages->taken, run, 0);
     pages->held_bytes -= size;
-    bl_run_refresh(pages, run);
+    bl_run_turned(pages, run, 0);
     return 0;
 }
 
@@ -443,7 +480,7 @@ void bl_pages_lose(bl_pages *pages, uint64_t first_stripe, uint64_t stripe_count
     for (uint64_t stripe = first_stripe; stripe < first_stripe + stripe_count; stripe++) {
         pages->lost_stripe_count += !bl_stripe_lost(pages, stripe);
         bl_bitset_add(&pages->lost, stripe);
-        bl_pages_refresh(pages, stripe, stripe);
+        bl_pages_touch(pages, stripe, stripe);
     }
 }
 
@@ -459,7 +496,7 @@ void bl_pages_hold_free(bl_pages *pages, uint64_t first_stripe, uint64_t stripe_
             pages->taken[word] = UINT64_MAX;
             pages->held_bytes += (uint64_t)__builtin_popcountll(free) * BL_PAGE_SIZE;
         }
-        bl_pages_refresh(pages, stripe, stripe);
+        bl_pages_touch(pages, stripe, stripe);
     }
 }
 

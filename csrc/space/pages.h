@@ -42,7 +42,7 @@ int bl_pages_create(bl_pages **out, uint64_t data_offset, uint64_t stripe_count)
 void bl_pages_destroy(bl_pages *pages);
 
 /* Find the lowest free run of size bytes: 0, or -EAGAIN. */
-int bl_pages_find(const bl_pages *pages, uint32_t size, uint64_t *offset);
+int bl_pages_find(bl_pages *pages, uint32_t size, uint64_t *offset);
 
 /* Turn free pages into used ones: 0, -EEXIST (one of them is not free), -EINVAL (not of these
  * stripes). */
@@ -53,12 +53,12 @@ int bl_pages_give(bl_pages *pages, uint64_t offset, uint32_t size);
 int bl_pages_hold(bl_pages *pages, uint64_t offset, uint32_t size);
 int bl_pages_unhold(bl_pages *pages, uint64_t offset, uint32_t size);
 
-/* Recovery: as bl_pages_take, but the tree learns of all such calls in bl_pages_settle: there may
- * be millions. */
-int bl_pages_claim(bl_pages *pages, uint64_t offset, uint32_t size);
+/* Around many changes: the tree learns of all of them in bl_pages_settle, or when a search needs it.
+ * Until then only bl_pages_count may be behind. */
+void bl_pages_defer(bl_pages *pages);
 void bl_pages_settle(bl_pages *pages);
 
-/* Prefetch what bl_pages_claim needs. */
+/* Prefetch what bl_pages_take needs. */
 void bl_pages_prefetch(const bl_pages *pages, uint64_t offset);
 
 /* Take the free pages of these stripes away for ever. */

@@ -138,18 +138,19 @@ static void bl_end_put(bl_victims *victims, uint64_t place, uint64_t other)
     *bl_end_slot(victims, place) = (bl_run_end){place, other, victims->round};
 }
 
-/* Imagine a block gone: return the run of free and imagined space that has it then. */
-static bl_window bl_victims_imagine(bl_victims *victims, const bl_pages *pages,
+/* Imagine a block gone: return the run of free and imagined space that has it then. The first block
+ * of a walk has no imagined neighbors. */
+static bl_window bl_victims_imagine(const bl_victims *victims, const bl_pages *pages,
                                     const bl_resident *resident)
 {
     uint64_t start = resident->offset, end = start + resident->size;
-    bl_window run = {bl_end_other(victims, start), bl_end_other(victims, end)};
+    bl_window run = {start, end};
+    if (victims->seen_count > 1)
+        run = (bl_window){bl_end_other(victims, start), bl_end_other(victims, end)};
     if (run.start == start)
         run.start -= bl_pages_free_before(pages, start);
     if (run.end == end)
         run.end += bl_pages_free_after(pages, end);
-    bl_end_put(victims, run.start, run.end);
-    bl_end_put(victims, run.end, run.start);
     return run;
 }
 
@@ -196,6 +197,8 @@ static int bl_victims_walk(bl_victims *victims, const bl_pages *pages,
         bl_window run = bl_victims_imagine(victims, pages, &resident);
         if (bl_run_serves(victims, residents, run, &resident, size, place))
             return 1;
+        bl_end_put(victims, run.start, run.end);
+        bl_end_put(victims, run.end, run.start);
     }
     victims->complete = block < 0;
     return 0;

@@ -69,7 +69,7 @@ static int bl_entry_is_whole(const bl_store *store, const bl_store_entry *entry,
 /* Claim a block's space: 1, or 0 if another block has some of it. */
 static inline int bl_slot_claim_space(bl_store *store, uint32_t number)
 {
-    if (bl_pages_claim(store->pages, bl_slot_offset(store, number),
+    if (bl_pages_take(store->pages, bl_slot_offset(store, number),
                        bl_block_size(store->entry[number].length)) < 0)
         return 0;
     bl_slot_link(store, number);
@@ -197,7 +197,10 @@ static int bl_store_claim_none(bl_store *store)
     bl_keys_clear(&store->keys);
     bl_pages_destroy(store->pages);
     store->pages = NULL;
-    return bl_pages_create(&store->pages, store->data_offset, store->stripe_count);
+    int rc = bl_pages_create(&store->pages, store->data_offset, store->stripe_count);
+    if (rc == 0)
+        bl_pages_defer(store->pages);
+    return rc;
 }
 
 /* Claim with the newest first: blocks that claim what a newer one has are dropped. Returns how many

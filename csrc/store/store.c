@@ -68,6 +68,7 @@ int bl_store_create(bl_store **out, uint64_t id, uint32_t slot_count, uint64_t d
         bl_store_destroy(store);
         return rc;
     }
+    bl_pages_defer(store->pages); /* until bl_store_recover() */
     bl_bitset_make(&store->free, store->bits, slot_count);
     bl_bitset_make(&store->dirty, store->bits + bl_bitset_words(slot_count),
                    slot_count / BL_STORE_SECTOR_SLOTS);
