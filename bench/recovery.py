@@ -36,9 +36,10 @@ BLOCK_SIZE = 4 << 20
 BLOCK_COUNT = 2_000_000
 SMOKE_COUNT = 10_000
 LINE = 64
+MARK_BLOCKS = 512  # what the mark of an extent of several stripes counts
 EPOCH = 1  # the epoch of the server whose table is recovered, which uses half 1
 
-_METADATA_PER_BLOCK = 2 * LINE * (1 + BLOCK_SIZE // STRIPE_SIZE)
+_METADATA_PER_BLOCK = 2 * LINE * (2 + BLOCK_SIZE // STRIPE_SIZE)  # entry, name, marks
 _ADD = (
     *(0x243F6A8885A308D3, 0x13198A2E03707344, 0xA4093822299F31D0, 0x082EFA98EC4E6C89),
     *(0x452821E638D01377, 0xBE5466CF34E90C6C, 0xC0AC29B7C97C50DD, 0x3F84D5B5B5470917),
@@ -177,7 +178,7 @@ def _fill(pool: Pool, count: int, seed: int) -> None:
     marks[::2, 0] = EPOCH
     marks[::2, 1] = generations
     marks[::2, 2] = stripes + np.uint64((BLOCK_SIZE // STRIPE_SIZE) << 32)
-    marks[::2, 3] = BLOCK_SIZE + (1 << 32)
+    marks[::2, 3] = core_lib.BL_PAGE_SIZE + (MARK_BLOCKS << 32)
     marks[::2, 4] = core_lib.BL_EXTENT_OPEN
     _seal(marks[::2], stripes)
     _write(pool, geometry.extent_offset + geometry.stripe_count * LINE, marks, None)

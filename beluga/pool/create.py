@@ -81,7 +81,9 @@ def create(
         ]
         mapping = Mapping(members)
         undo.callback(mapping.close)
-        if not wishes.sparse:
+        if wishes.sparse:
+            _reserve_tables(mapping)
+        else:
             _fault_in(mapping, progress)
         new = not any(device.exists for device in devices)
         with mapping.using() as pool:
@@ -231,6 +233,18 @@ def _make_file(device: Device, size: int, sparse: bool, undo: ExitStack) -> Devi
     finally:
         os.close(fd)
     return replace(device, size=max(size, device.size), identity=identity)
+
+
+def _reserve_tables(mapping: Mapping) -> None:
+    """Allocate the superblocks and tables of sparse files, without which no server can go on."""
+    with mapping.using() as pool:
+        code = lib.bl_pool_reserve(pool)
+    if code < 0:
+        superblock = mapping.members[0].superblock
+        raise NoRoomError(
+            f"{mapping.members[0].device}: no space left for the tables of a sparse pool, "
+            f"{show_size(superblock.geometry.data_offset)} ({os.strerror(-code)}); free some there"
+        )
 
 
 def _fault_in(mapping: Mapping, progress: Progress | None) -> None:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,7 +18,6 @@ from beluga.errors import (
     BadValueError,
     DeviceMissingError,
     DeviceSpecError,
-    NoRoomError,
     RuntimeDirError,
     raise_for_status,
 )
@@ -37,7 +35,7 @@ from beluga.pool.runtime import (
     runtime_path,
     unreadable_host,
 )
-from beluga.pool.spec import STRIPE_SIZE, SpecLike, listed, show_size
+from beluga.pool.spec import STRIPE_SIZE, SpecLike, listed
 from beluga.pool.superblock import Geometry
 
 
@@ -118,9 +116,9 @@ class Pool(OfThisProcess):
         nodes. A pool with a device of hardware coherence is for one host. ``block_bytes`` is the
         smallest block that will be stored, 256 KiB if it is None: the block table gets an entry for
         each that fits, or ``max_blocks`` entries. If smaller blocks are stored, the table is full
-        before the space is. ``sparse`` reserves no space for files (for tests). ``force`` destroys
-        what is on the devices. ``progress`` is called with the bytes pre-faulted and the bytes in
-        all.
+        before the space is. ``sparse`` reserves space in files for the tables alone (for tests).
+        ``force`` destroys what is on the devices. ``progress`` is called with the bytes pre-faulted
+        and the bytes in all.
 
         Raises a :class:`~beluga.errors.PoolError`; then nothing is changed or left behind.
         """
@@ -252,19 +250,6 @@ class Pool(OfThisProcess):
                 f"host numbers are whole, from 0 to {lib.BL_HOST_COUNT - 1}; {short(host)} is not"
             )
         return number
-
-    def reserve(self) -> None:
-        """Allocate the server's own part of sparse files, since no server can go on if a page of
-        that is missing. Raises NoRoomError if the file system is full.
-        """
-        with self.using() as handle:
-            code = lib.bl_pool_reserve(handle)
-        if code < 0:
-            folder = next(device.path.parent for device in self.devices if device.sparse)
-            raise NoRoomError(
-                f"{folder}: no space left for the server's part of a sparse pool, "
-                f"{show_size(self.geometry.data_offset)} ({os.strerror(-code)}); free some there"
-            )
 
     def prefault(self) -> None:
         """Map every page now, so that the first copy of each page is as fast as later ones.

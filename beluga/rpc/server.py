@@ -154,9 +154,6 @@ class Server(OfThisProcess):
 
     ``quota`` limits every session.
 
-    Raises :class:`~beluga.errors.NoRoomError` if the pool is sparse and the file system has no room
-    for the server's own part of it.
-
     Raises :class:`~beluga.errors.ServerAliveError` from :meth:`start` if the pool has a server, and
     :class:`~beluga.errors.HostClashError` if that server runs on another machine that uses this
     host number.
@@ -185,7 +182,6 @@ class Server(OfThisProcess):
         with self._ending:  # A thread that closes the pool waits for this lock.
             pool.before_close(self.stop)
             directory, number = os.fsencode(pool.runtime_dir), pool.host_number(host)
-            pool.reserve()
             with pool.using() as handle:
                 code = lib.bl_server_create(handle, directory, number, out)
             pool.raise_for_status(code, "starting a server")

@@ -105,12 +105,14 @@ with MetaServer(pool) as server, KVCache(pool, namespace="full") as cache:
     assert cache.stat().grant_count == 0
 """
 
-# The server's own part has its memory before the server serves.
+# The tables have their memory from the pool's creation on.
 START = """
+fill(keep=MIB)
+assert no_room(make)
+assert not any(path.exists() for path in paths)
+free()
 pool = make()
 fill()
-assert no_room(lambda: MetaServer(pool))
-free()
 with MetaServer(pool) as server:
     fill()
     with KVCache(pool, namespace="full") as cache:
