@@ -487,16 +487,20 @@ void bl_pages_lose(bl_pages *pages, uint64_t first_stripe, uint64_t stripe_count
 void bl_pages_hold_free(bl_pages *pages, uint64_t first_stripe, uint64_t stripe_count)
 {
     for (uint64_t stripe = first_stripe; stripe < first_stripe + stripe_count; stripe++) {
+        uint64_t held_bytes = pages->held_bytes;
         if (bl_stripe_lost(pages, stripe))
             continue;
         for (uint64_t word = stripe * BL_STRIPE_WORDS; word < (stripe + 1) * BL_STRIPE_WORDS;
              word++) {
             uint64_t free = ~pages->taken[word];
+            if (!free)
+                continue; /* memory of a full pool that nobody needs stays untouched */
             pages->held[word] |= free;
             pages->taken[word] = UINT64_MAX;
             pages->held_bytes += (uint64_t)__builtin_popcountll(free) * BL_PAGE_SIZE;
         }
-        bl_pages_touch(pages, stripe, stripe);
+        if (pages->held_bytes != held_bytes)
+            bl_pages_touch(pages, stripe, stripe);
     }
 }
 
