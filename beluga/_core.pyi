@@ -606,6 +606,18 @@ class bl_call_init(TypedDict, total=False):
 
 class bl_server(CStruct): ...
 
+class bl_followed(CStruct):
+    epoch: int
+    silent_ns: int
+    host: int
+    reason: int
+
+class bl_followed_init(TypedDict, total=False):
+    epoch: int
+    silent_ns: int
+    host: int
+    reason: int
+
 class bl_server_stat(CStruct):
     epoch: int
     call_count: int
@@ -627,6 +639,7 @@ class bl_server_stat(CStruct):
     housekeeping_count: int
     draining: int
     trace_status: int
+    followed: bl_followed
 
 class bl_server_stat_init(TypedDict, total=False):
     epoch: int
@@ -649,6 +662,7 @@ class bl_server_stat_init(TypedDict, total=False):
     housekeeping_count: int
     draining: int
     trace_status: int
+    followed: bl_followed | bl_followed_init
 
 class bl_quota(CStruct):
     bytes: int
@@ -755,6 +769,7 @@ class bl_trace_head(CStruct):
     epoch: int
     pid: int
     ended: int
+    followed: bl_followed
     first: bl_trace_clocks
     last: bl_trace_clocks
 
@@ -765,6 +780,7 @@ class bl_trace_head_init(TypedDict, total=False):
     epoch: int
     pid: int
     ended: int
+    followed: bl_followed | bl_followed_init
     first: bl_trace_clocks | bl_trace_clocks_init
     last: bl_trace_clocks | bl_trace_clocks_init
 
@@ -1599,6 +1615,7 @@ _Type = Literal[
     "bl_extent_line",
     "bl_pool_config",
     "bl_call",
+    "bl_followed",
     "bl_server_stat",
     "bl_quota",
     "bl_session_stat",
@@ -1749,6 +1766,8 @@ class Ffi:
     def from_buffer(self, of: Literal["bl_pool_config[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_pool_config: ...
     @overload
     def from_buffer(self, of: Literal["bl_call[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_call: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_followed[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_followed: ...
     @overload
     def from_buffer(self, of: Literal["bl_server_stat[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_server_stat: ...
     @overload
@@ -2001,6 +2020,10 @@ class Ffi:
     def new(self, of: Literal["bl_call *"], init: bl_call | bl_call_init = ..., /) -> bl_call: ...
     @overload
     def new(self, of: Literal["bl_call[]"], init: int | Sequence[bl_call | bl_call_init] = ..., /) -> bl_call: ...
+    @overload
+    def new(self, of: Literal["bl_followed *"], init: bl_followed | bl_followed_init = ..., /) -> bl_followed: ...
+    @overload
+    def new(self, of: Literal["bl_followed[]"], init: int | Sequence[bl_followed | bl_followed_init] = ..., /) -> bl_followed: ...
     @overload
     def new(self, of: Literal["bl_server_stat *"], init: bl_server_stat | bl_server_stat_init = ..., /) -> bl_server_stat: ...
     @overload
@@ -2362,6 +2385,10 @@ class Ffi:
     @overload
     def new(self, of: Literal["bl_server *[]"], init: int | Sequence[bl_server | Null] = ..., /) -> CPointer[bl_server]: ...
     @overload
+    def new(self, of: Literal["bl_followed **"], init: bl_followed | Null = ..., /) -> CPointer[bl_followed]: ...
+    @overload
+    def new(self, of: Literal["bl_followed *[]"], init: int | Sequence[bl_followed | Null] = ..., /) -> CPointer[bl_followed]: ...
+    @overload
     def new(self, of: Literal["bl_server_stat **"], init: bl_server_stat | Null = ..., /) -> CPointer[bl_server_stat]: ...
     @overload
     def new(self, of: Literal["bl_server_stat *[]"], init: int | Sequence[bl_server_stat | Null] = ..., /) -> CPointer[bl_server_stat]: ...
@@ -2706,6 +2733,8 @@ class Ffi:
     @overload
     def cast(self, to: Literal["bl_server *", "volatile bl_server *"], what: CData | int, /) -> bl_server: ...
     @overload
+    def cast(self, to: Literal["bl_followed *", "volatile bl_followed *"], what: CData | int, /) -> bl_followed: ...
+    @overload
     def cast(self, to: Literal["bl_server_stat *", "volatile bl_server_stat *"], what: CData | int, /) -> bl_server_stat: ...
     @overload
     def cast(self, to: Literal["bl_quota *", "volatile bl_quota *"], what: CData | int, /) -> bl_quota: ...
@@ -2993,6 +3022,13 @@ class Lib:
     BL_SUPERBLOCK_FORMAT: Final[int]
     BL_SUPERBLOCK_GEOMETRY: Final[int]
     BL_CALL_KEYS_MAX: Final[int]
+    BL_REASON_NONE: Final[int]
+    BL_REASON_FIRST: Final[int]
+    BL_REASON_STOPPED: Final[int]
+    BL_REASON_DECLARED: Final[int]
+    BL_REASON_GONE: Final[int]
+    BL_REASON_STUCK: Final[int]
+    BL_REASON_SILENT: Final[int]
     BL_REPORT_KINDS: Final[int]
     BL_REPORT_FIGURES: Final[int]
     BL_TRACE_ENTRIES: Final[int]

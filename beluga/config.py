@@ -16,6 +16,7 @@ BELUGA_MEMORY       how the pool's memory is mapped: write-back or uncacheable
 BELUGA_TUNING       off: copy as on a machine that was never measured; else on
 BELUGA_DDIO         whether devices write into this host's cache: on, off or unknown
 BELUGA_RUNTIME_DIR  where lock files of all pools lie; else beside a file, or as below
+ETCDCTL_            CACERT, CERT, KEY, USER and PASSWORD: as etcdctl reads them, for a lease in etcd
 KUBERNETES_SERVICE_  HOST and _PORT: the API server, as a pod is told by its cluster
 NOTIFY_SOCKET       where a server says that it is ready, as systemd sets it for services
 WATCHDOG_USEC       how often, in microseconds, systemd wants to hear that WATCHDOG_PID lives
@@ -173,6 +174,11 @@ def watchdog_s() -> float | None:
     if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None  # a parent process is meant
     return int(time_us) / 1e6 if time_us.isdecimal() and int(time_us) > 0 else None
+
+
+def etcdctl(name: str) -> str:
+    """Return a variable of etcdctl, such as CACERT; "" if it is not set."""
+    return os.environ.get(f"ETCDCTL_{name}", "")
 
 
 def kubernetes_api() -> str:

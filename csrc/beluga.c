@@ -58,6 +58,7 @@
 #include "rpc/standby.c"
 #include "rpc/elect.c"
 #include "rpc/declare.c"
+#include "rpc/reason.c"
 #include "rpc/takeover.c"
 
 #include "transfer/thread_pool.c"

@@ -68,6 +68,7 @@ ADVICE: dict[str, dict[str, tuple[str, ...]]] = {
             "… does not answer*",
         ),
         "Write the lease as the message shows it.": ("…: a lease is*",),
+        "Look whether the files are there, may be read, and are PEM.": ("no TLS to etcd*",),
     },
     "CacheError": {
         "Run one version of Beluga in clients and servers; else this is a bug to report.": (

@@ -273,6 +273,36 @@ ALERTS = (
         "a machine is off, say so with `beluga serve --declare-gone`.",
     ),
     Alert(
+        "BelugaServerDied",
+        'sum by (instance) (increase(beluga_takeovers_total{reason="gone"}[15m])) > 0',
+        0,
+        "warning",
+        "{{ $labels.instance }} took over from a server that died",
+        "The pool is served. Find out why the other one died: its log, `beluga trace --before`, "
+        "`journalctl -k` (out of memory?). Start it again as a standby.",
+    ),
+    Alert(
+        "BelugaServerStoodStill",
+        'sum by (instance, reason) (increase(beluga_takeovers_total{reason=~"stuck|silent"}'
+        "[15m])) > 0",
+        0,
+        "warning",
+        "{{ $labels.instance }} took over from a server whose heartbeat stood still "
+        "({{ $labels.reason }})",
+        "stuck: a process of the same host was stopped, hung or had no processor; `beluga trace "
+        "--before` has its last calls. silent: another host is off, hangs, or is overloaded. If it "
+        "was overloaded, give the server cores of its own, or raise `--silent`.",
+    ),
+    Alert(
+        "BelugaFlaps",
+        "sum by (job) (increase(beluga_takeovers_total[15m])) > 3",
+        0,
+        "critical",
+        "The pool's server changed {{ $value | humanize }} times in 15 minutes",
+        "Each takeover costs clients a moment. `beluga_takeovers_total` and the logs (`took over`) "
+        "have the reasons; `beluga_demotions_total` counts lost leases, whose service is slow.",
+    ),
+    Alert(
         "BelugaHitRateZero",
         "rate(beluga_lookup_keys_total[5m]) > 0 and rate(beluga_lookup_hits_total[5m]) == 0",
         15,

@@ -22,8 +22,9 @@ EXPORTS: dict[str, str] = {
         "refuse_gone refuse_in_use runtime_dirs_of_gone"
     ),
     "beluga.rpc": (
-        "Calls Client ClientStat Figure KINDS Keeper METHOD_COUNTERS METHOD_USER Operation Quota "
-        "Report Reported SECONDS SILENT_S Server ServerStat Trace TracedCall method_names "
+        "Calls Client ClientStat DEMOTIONS Figure Followed KINDS Keeper LOST METHOD_COUNTERS "
+        "METHOD_USER Operation Quota REASONS Report Reported SECONDS SILENT_S Server ServerStat "
+        "TAKEN Trace TracedCall method_names "
         "nanoseconds read_trace stand_by"
     ),
     "beluga.meta": (

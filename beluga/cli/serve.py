@@ -42,11 +42,11 @@ from beluga.cli.tiers import (
     Remotes,
     refuse_without_tier,
 )
-from beluga.errors import DeposedError, RouterError, TierError
+from beluga.errors import BelugaError, DeposedError, LeaseError, RouterError, TierError
 from beluga.lease import Lease, open_lease
 from beluga.listening import read_tls, read_token
 from beluga.meta import EVICTIONS, MetaServer
-from beluga.rpc import SILENT_S, Keeper, Quota, Server, stand_by
+from beluga.rpc import LOST, SILENT_S, Keeper, Quota, Server, stand_by
 from beluga.tiers import TierService, TierSettings
 
 if TYPE_CHECKING:
@@ -120,14 +120,15 @@ Silent = Annotated[
     typer.Option(
         min=0.5,
         max=86400,
-        help="After how many seconds without a heartbeat another machine's server counts as lost.",
+        help="After how many seconds without a heartbeat another machine's server counts as lost; "
+        "later if its heartbeat was slow before.",
     ),
 ]
 LeaseUrl = Annotated[
     str,
     typer.Option(
-        help="Stand by, and serve only while this lock is held: etcd://HOST:PORT/NAME or "
-        "k8s://NAMESPACE/NAME."
+        help="Stand by, and serve only while this lock is held: etcd://HOST:PORT/NAME (or "
+        "HOST,HOST,HOST; etcds:// for TLS) or k8s://NAMESPACE/NAME."
     ),
 ]
 Events = Annotated[
@@ -200,6 +201,7 @@ def serve(
         detached(pool, json)
         return
     logs.begin(log_level, log_format)
+    held, told = open_lease(lease) if lease else None, threading.Event()
     with open_pool(pool) as opened:
         while True:
             server = MetaServer(
@@ -212,19 +214,32 @@ def serve(
                 with _answering(secured, routes, opened, json) as endpoint:
                     serve_until_told(
                         server,
+                        told=told,
                         json=json,
                         admin=endpoint,
                         health=health,
                         services=services,
                         silent_s=silent_s,
-                        lease=open_lease(lease) if lease else None,
+                        lease=held,
                     )
                 return
-            except DeposedError as error:
-                if not watch:
-                    raise
+            except (DeposedError, LeaseError) as error:
+                _stand_by_again(error, server, watch=watch, json=json)
                 declare_gone = False  # the one that deposed this server was not declared gone
-                announce(str(error), "deposed", json=json)
+
+
+def _stand_by_again(error: BelugaError, server: Server, *, watch: bool, json: bool) -> None:
+    """Report that the server lost its pool. Raises the error if the command ends with it: nobody
+    asked for a server that stands by.
+    """
+    if isinstance(error, DeposedError) and watch:
+        reason = "deposed"
+    elif isinstance(error, LeaseError) and error is server.failure:
+        reason = "lease"
+    else:
+        raise error
+    LOST.add(reason=reason)
+    announce(f"{error}; standing by again", reason, json=json)
 
 
 def _silence(silent_s: float, *, stands_by: bool, watch: bool) -> float | None:
@@ -319,6 +334,7 @@ def _answering(
 def serve_until_told(
     server: Server,
     *,
+    told: threading.Event | None = None,
     json: bool = False,
     services: Sequence[Service] = (),
     admin: Admin | None = None,
@@ -332,10 +348,10 @@ def serve_until_told(
 
     With ``silent_s`` the server first stands by, and follows a server whose heartbeat has not moved
     for so many seconds, and waits for services that it cannot start yet. With ``lease`` it serves
-    only while the lease is held.
+    only while the lease is held. A signal sets ``told``, which may be set before.
     """
     beside = Services(services, patient=silent_s is not None)
-    told, manager, health = threading.Event(), Manager(_LOOK_INTERVAL_S), health or Health()
+    manager, health, told = Manager(_LOOK_INTERVAL_S), health or Health(), told or threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told.set())
     try:
@@ -351,9 +367,10 @@ def serve_until_told(
             if not stand_by(server, told, silent_s=silent_s, lease=lease, waits=waits):
                 return
             health.begins()
-            epoch = server.stat().epoch
-            text = f"took over, epoch {epoch}"
-            announce(text, "serving", json=json, epoch=epoch, pid=os.getpid())
+            stat = server.stat()
+            epoch, why = stat.epoch, stat.followed
+            text = f"took over, epoch {epoch}: {why}"
+            announce(text, "serving", json=json, epoch=epoch, pid=os.getpid(), reason=why.reason)
         with nullcontext() if lease is None else Keeper(server, lease):
             beside.start()
             if admin is not None:

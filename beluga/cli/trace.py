@@ -95,6 +95,7 @@ def trace(
                 "pid": found.pid,
                 "ended": found.ended,
                 "alive": found.alive,
+                "followed": asdict(found.followed),
                 "calls": [asdict(call) for call in calls],
             }
         )
@@ -111,7 +112,8 @@ def _headline(found: Trace) -> str:
         state = f"ended in order at {_clock(found.seen_s)}"
     else:
         state = f"was killed, or hangs: its last sign of life was at {_clock(found.seen_s)}"
-    return f"server {found.pid}, epoch {found.epoch}: it {state}; {found.count:,} calls"
+    server = f"server {found.pid}, epoch {found.epoch}: it {state}; {found.count:,} calls"
+    return f"{server}\nit took over because {found.followed}"
 
 
 def _follow(

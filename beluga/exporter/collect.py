@@ -14,7 +14,7 @@ import beluga
 from beluga.errors import BelugaError
 from beluga.exporter.names import METRICS, TIER_PREFIXES
 from beluga.metrics import REGISTRY, Distribution, Sample
-from beluga.rpc import KINDS, SECONDS, Figure, Operation
+from beluga.rpc import DEMOTIONS, KINDS, LOST, REASONS, SECONDS, TAKEN, Figure, Operation
 from beluga.transfer import Direction, Link, TransferClass, host_link_now
 
 if TYPE_CHECKING:
@@ -223,6 +223,10 @@ class Collector:
         self._put("process_cpu_seconds_total", used.ru_utime + used.ru_stime)
         self._put("process_resident_memory_bytes", memory)
         self._put("process_start_time_seconds", self._started_s)
+        for reason in REASONS:
+            self._put("beluga_takeovers_total", TAKEN.value(reason=reason), reason)
+        for reason in DEMOTIONS:
+            self._put("beluga_demotions_total", LOST.value(reason=reason), reason)
         self._put("process_open_fds", sum(1 for _ in Path("/proc/self/fd").iterdir()))
 
     def _of_tiers(self) -> None:

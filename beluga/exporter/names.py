@@ -29,6 +29,20 @@ METRICS: dict[str, Metric] = {
     ),
     "beluga_server_serving": Metric("gauge", "1 if this server serves; 0 if it stands by."),
     "beluga_server_epoch": Metric("gauge", "Number of this server among those of its pool."),
+    "beluga_takeovers_total": Metric(
+        "counter",
+        "How often this process took the pool over, by why: first (nobody had served it), stopped "
+        "(the server before stopped in order), declared (an operator declared it gone), gone (it "
+        "ended otherwise), stuck (its process lives, but stands still), silent (the heartbeat of "
+        "another host stood still).",
+        ("reason",),
+    ),
+    "beluga_demotions_total": Metric(
+        "counter",
+        "How often this process lost the pool, by why: deposed (another server took over), lease "
+        "(its lease was lost).",
+        ("reason",),
+    ),
     "process_cpu_seconds_total": Metric("counter", "Processor time of the server's process."),
     "process_resident_memory_bytes": Metric("gauge", "Memory of the server's process."),
     "process_start_time_seconds": Metric("gauge", "When the process started, in Unix time."),

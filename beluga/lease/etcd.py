@@ -1,31 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A lease in etcd, over its JSON gateway: a key that exists as long as its etcd lease."""
+"""A lease in etcd, over its JSON gateway: a key that exists as long as its etcd lease.
+
+A cluster has several endpoints: the one that answered last is asked, and the next ones if it does
+not answer. They share one deadline, so that a renewal ends before its lease does. With a user, etcd
+wants a token, which ends after some minutes: a refused one is asked for again.
+"""
 
 from __future__ import annotations
 
 import base64
+import ssl
 import time
+from collections.abc import Sequence
 from typing import Any
 
+from beluga.config import etcdctl
 from beluga.errors import LeaseError
 from beluga.lease.http import JsonService
 
 TTL_S = 5
 CALL_TIMEOUT_S = 2.0
 _RETRY_S = 0.2
-_OK = 200
+_OK, _UNAUTHENTICATED = 200, 401
+_UNAVAILABLE = (500, 502, 503, 504)  # a member without a leader, or a proxy before it
 
 
 class EtcdLease:
     """A lease that belongs to the process that created the key ``name``, while its etcd lease
     lives.
+
+    ``bases`` are the endpoints of one cluster, such as ``http://10.0.0.1:2379``. ``timeout_s`` is
+    the time for a call, to whichever of them answers. Certificates and the user are those of
+    etcdctl's environment. Raises :class:`~beluga.errors.LeaseError` if a certificate cannot be
+    read.
     """
 
     def __init__(
-        self, base: str, name: str, *, ttl_s: int = TTL_S, timeout_s: float = CALL_TIMEOUT_S
+        self,
+        bases: str | Sequence[str],
+        name: str,
+        *,
+        ttl_s: int = TTL_S,
+        timeout_s: float = CALL_TIMEOUT_S,
     ) -> None:
-        self._service = JsonService(base, timeout_s=timeout_s)
+        bases = (bases,) if isinstance(bases, str) else tuple(bases)
+        context = _context() if any(base.startswith("https:") for base in bases) else None
+        each_s = timeout_s / len(bases)
+        self._services = [JsonService(base, timeout_s=each_s, context=context) for base in bases]
+        self._user, self._password = _user()
+        self._token = ""
         self._key = _text(f"beluga/{name}")
         self._ttl_s = ttl_s
         self._lease = ""  # the etcd lease's ID; "" for none
@@ -90,10 +114,74 @@ class EtcdLease:
         return self._ask("/v3/kv/txn", body).get("succeeded") is True
 
     def _ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        status, answer = self._service.ask("POST", path, body)
+        if self._user and not self._token:
+            self._token = self._authenticated()
+        status, answer = self._any(path, body)
+        if self._user and (status == _UNAUTHENTICATED or "token" in _error(answer)):
+            self._token = self._authenticated()  # it has ended
+            status, answer = self._any(path, body)
         if status != _OK:
-            raise LeaseError(f"etcd refuses {path}: {status} {answer.get('error', '')}".rstrip())
+            advice = _advice(_error(answer))
+            raise LeaseError(f"etcd refuses {path}: {status} {_error(answer)}".rstrip() + advice)
         return answer
+
+    def _authenticated(self) -> str:
+        body = {"name": self._user, "password": self._password}
+        self._token = ""
+        status, answer = self._any("/v3/auth/authenticate", body)
+        if status != _OK or not answer.get("token"):
+            raise LeaseError(
+                f"etcd refuses the user {self._user}: {status} {_error(answer)}".rstrip()
+                + "; set ETCDCTL_USER and ETCDCTL_PASSWORD"
+            )
+        return str(answer["token"])
+
+    def _any(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Ask the endpoint that answered last, then the others. Raises LeaseError, with all
+        reasons, if none answers.
+        """
+        reasons = []
+        for _ in range(len(self._services)):
+            try:
+                status, answer = self._services[0].ask("POST", path, body, token=self._token)
+                if status not in _UNAVAILABLE or len(self._services) == 1:
+                    return status, answer
+                reasons.append(f"{self._services[0].base}: {status} {_error(answer)}".rstrip())
+            except LeaseError as error:
+                reasons.append(str(error))
+            self._services.append(self._services.pop(0))
+        raise LeaseError("; ".join(reasons))
+
+
+def _error(answer: dict[str, Any]) -> str:
+    return str(answer.get("error") or answer.get("message") or "")
+
+
+def _advice(error: str) -> str:
+    if "user name is empty" in error:
+        return "; set ETCDCTL_USER and ETCDCTL_PASSWORD"
+    return ""
+
+
+def _user() -> tuple[str, str]:
+    """Return the user of etcdctl's environment and the password; "" for none."""
+    user, colon, password = etcdctl("USER").partition(":")
+    return user, password if colon else etcdctl("PASSWORD")
+
+
+def _context() -> ssl.SSLContext:
+    """Return how to check the servers, and this client's certificate, by etcdctl's environment."""
+    authority, certificate, key = (etcdctl(name) for name in ("CACERT", "CERT", "KEY"))
+    if bool(certificate) != bool(key):
+        raise LeaseError("ETCDCTL_CERT and ETCDCTL_KEY belong together; set both")
+    try:
+        context = ssl.create_default_context(cafile=authority or None)
+        if certificate:
+            context.load_cert_chain(certificate, key)
+    except OSError as error:  # ssl's errors are of this kind
+        files = " ".join(filter(None, (authority, certificate, key)))
+        raise LeaseError(f"no TLS to etcd with {files}: {error}") from None
+    return context
 
 
 def _text(text: str) -> str:

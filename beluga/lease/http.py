@@ -33,7 +33,7 @@ class JsonService:
         timeout_s: float,
         context: ssl.SSLContext | None = None,
     ) -> None:
-        self._base = base
+        self.base = base
         self._timeout_s = timeout_s
         self._opener = urllib.request.build_opener(
             _NO_PROXY, _NoRedirect, urllib.request.HTTPSHandler(context=context)
@@ -43,15 +43,15 @@ class JsonService:
         self, method: str, path: str, body: dict[str, Any] | None = None, *, token: str = ""
     ) -> tuple[int, dict[str, Any]]:
         """Return the status and the answer. An answer that is not a JSON object becomes an empty
-        object.
+        object. ``token`` is the value of the Authorization header.
 
         Raises :class:`~beluga.errors.LeaseError` if there is no answer in time.
         """
         headers = {"Content-Type": "application/json"}
         if token:
-            headers["Authorization"] = f"Bearer {token}"
+            headers["Authorization"] = token
         request = urllib.request.Request(  # noqa: S310
-            self._base + path,
+            self.base + path,
             data=None if body is None else json.dumps(body).encode(),
             headers=headers,
             method=method,
@@ -64,7 +64,7 @@ class JsonService:
                 with error:
                     return error.code, _object(error.read(ANSWER_SIZE_MAX))
         except (OSError, http.client.HTTPException) as error:
-            raise LeaseError(f"{self._base} does not answer: {error}") from None
+            raise LeaseError(f"{self.base} does not answer: {error}") from None
 
 
 def _object(text: bytes) -> dict[str, Any]:

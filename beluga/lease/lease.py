@@ -12,6 +12,7 @@ from beluga.lease.etcd import EtcdLease
 from beluga.lease.kubernetes import KubernetesLease
 
 ETCD_PORT = 2379
+_ETCD = {"etcd": "http", "etcds": "https"}
 
 
 class Lease(Protocol):
@@ -35,15 +36,26 @@ def open_lease(url: str) -> Lease:
 
     Raises :class:`~beluga.errors.LeaseError` for a URL that is not valid, or outside of a pod.
     """
-    parts = urlsplit(url)
-    name = parts.path.strip("/")
     try:
-        host, port = parts.hostname or "127.0.0.1", parts.port or ETCD_PORT
+        parts = urlsplit(url)
+        name = parts.path.strip("/")
+        if parts.scheme in _ETCD and name:
+            places = [_place(place) for place in parts.netloc.split(",")]
+            return EtcdLease([f"{_ETCD[parts.scheme]}://{place}" for place in places], name)
     except ValueError as error:
         raise LeaseError(f"{url}: {error}") from None
-    if parts.scheme == "etcd" and name:
-        place = f"[{host}]" if ":" in host else host
-        return EtcdLease(f"http://{place}:{port}", name)
     if parts.scheme == "k8s" and parts.netloc and name and "/" not in name:
         return KubernetesLease(f"{parts.netloc}/{name}")
-    raise LeaseError(f"{url}: a lease is etcd://host:port/name or k8s://namespace/name")
+    raise LeaseError(
+        f"{url}: a lease is etcd://host:port/name, etcd://host,host,host/name, etcds://... (TLS) "
+        "or k8s://namespace/name"
+    )
+
+
+def _place(text: str) -> str:
+    """Return the host and port of one endpoint. Raises ValueError for bad ones."""
+    if "@" in text:
+        raise ValueError("a user does not belong into the URL; set ETCDCTL_USER, ETCDCTL_PASSWORD")
+    parts = urlsplit(f"//{text}")
+    host, port = parts.hostname or "127.0.0.1", parts.port or ETCD_PORT
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

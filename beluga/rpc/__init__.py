@@ -23,19 +23,25 @@ from beluga.rpc.server import (
     method_names,
 )
 from beluga.rpc.standby import SILENT_S, Keeper, stand_by
+from beluga.rpc.takeovers import DEMOTIONS, LOST, REASONS, TAKEN, Followed
 from beluga.rpc.times import nanoseconds
 from beluga.rpc.trace import Trace, TracedCall, read_trace
 
 __all__ = [
+    "DEMOTIONS",
     "KINDS",
+    "LOST",
     "METHOD_COUNTERS",
     "METHOD_USER",
+    "REASONS",
     "SECONDS",
     "SILENT_S",
+    "TAKEN",
     "Calls",
     "Client",
     "ClientStat",
     "Figure",
+    "Followed",
     "Keeper",
     "Operation",
     "Quota",

@@ -25,6 +25,7 @@ from beluga.errors import (
     raise_for_status,
 )
 from beluga.rpc.report import Reported
+from beluga.rpc.takeovers import TAKEN, Followed, followed
 from beluga.rpc.times import nanoseconds
 from beluga.threads import Thread, refuse_green_threads
 
@@ -93,7 +94,8 @@ class ServerStat:
     ``quantum_*_max`` is the most that one session has done in one quantum. ``wait_*_max`` is the
     most that other sessions have done while one session's oldest request waited. ``draining`` is 1
     while no grant is made, and none that was asked for before is being made. ``trace_status`` is 0,
-    or a negative errno: why this server has no trace.
+    or a negative errno: why this server has no trace. ``followed`` is the server before, and why
+    this one took over.
     ``housekeeping_count`` moves, many times a second, while the poll loop lives; it wraps at 2^32.
     """
 
@@ -117,6 +119,7 @@ class ServerStat:
     housekeeping_count: int
     draining: int
     trace_status: int
+    followed: Followed
 
 
 class Calls(NamedTuple):
@@ -355,7 +358,8 @@ class Server(OfThisProcess):
         out = ffi.new("bl_server_stat *")
         with self._running() as server:
             lib.bl_server_describe(server, out)
-        return ServerStat(**{f.name: getattr(out, f.name) for f in dataclasses.fields(ServerStat)})
+        counts = {f.name: getattr(out, f.name) for f in dataclasses.fields(ServerStat)}
+        return ServerStat(**counts | {"followed": followed(out.followed)})
 
     def calls(self) -> dict[str, Calls]:
         """Return the calls of each method that was called, by name; methods of programs are
@@ -408,8 +412,10 @@ class Server(OfThisProcess):
         except BaseException:
             self._serves = False
             raise
-        if (status := self.stat().trace_status) < 0:
-            log.warning("there is no trace of calls: %s", os.strerror(-status))
+        stat = self.stat()
+        TAKEN.add(reason=stat.followed.reason)
+        if stat.trace_status < 0:
+            log.warning("there is no trace of calls: %s", os.strerror(-stat.trace_status))
 
     def _take(self, server: core.bl_server) -> None:
         self._pool.raise_for_status(lib.bl_server_serve_lanes(server), "taking the pool over")

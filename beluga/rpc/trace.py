@@ -19,6 +19,7 @@ import numpy as np
 from beluga._ffi import core, ffi, lib
 from beluga.errors import BadValueError, NoTraceError, status_name
 from beluga.rpc.server import method_name
+from beluga.rpc.takeovers import followed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,7 +47,7 @@ _ENTRY: np.dtype[np.void] = np.dtype(
 if _ENTRY.itemsize != ffi.sizeof("bl_trace_entry"):
     raise ImportError("beluga/rpc/trace.py contradicts csrc/api/rpc.h")
 
-_MAGIC = b"BLTRACE1"
+_MAGIC = b"BLTRACE2"
 _ENTRIES_MAX = 1 << 20  # of a file that is worth reading
 _RATE_NS = 1_000_000  # two clocks that are closer tell no rate
 _ALIVE_S = 2.0  # a server marks its trace every 20 ms
@@ -78,11 +79,13 @@ class Trace:
     """The calls of a ring, and the server that handled them.
 
     ``ended`` says that the server ended in order. It was last seen alive at ``seen_s``. ``count``
-    is the number of calls that the ring has.
+    is the number of calls that the ring has. ``followed`` is the server before it, and why it took
+    over.
     """
 
     def __init__(self, head: core.bl_trace_head, entries: NDArray[np.void]) -> None:
         self.epoch, self.pid, self.ended = int(head.epoch), int(head.pid), bool(head.ended)
+        self.followed = followed(head.followed)
         self.seen_s = head.last.realtime_ns / 1e9
         self._ticks, self._now_ns = int(head.last.ticks), int(head.last.realtime_ns)
         ticks = self._ticks - int(head.first.ticks)

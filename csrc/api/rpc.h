@@ -27,6 +27,25 @@ typedef int (*bl_handler)(void *context, bl_call *call);
 
 typedef struct bl_server bl_server;
 
+/* Why a server took its pool over. */
+enum bl_reason {
+    BL_REASON_NONE,             /* it has not */
+    BL_REASON_FIRST,            /* nobody ever served the pool */
+    BL_REASON_STOPPED,          /* the server before stopped in order */
+    BL_REASON_DECLARED,         /* an operator declared that one gone */
+    BL_REASON_GONE,             /* its process, or the boot of its host, is proven over */
+    BL_REASON_STUCK,            /* its process lives on this host, but its heartbeat stood still */
+    BL_REASON_SILENT            /* another host's heartbeat stood still */
+};
+
+/* The server that was followed, and why. */
+typedef struct bl_followed {
+    uint64_t epoch;
+    uint64_t silent_ns;         /* how long a standby saw its heartbeat stand still */
+    uint32_t host;
+    uint32_t reason;            /* enum bl_reason */
+} bl_followed;
+
 typedef struct bl_server_stat {
     uint64_t epoch;
     uint64_t call_count;
@@ -50,6 +69,7 @@ typedef struct bl_server_stat {
     uint32_t draining;          /* 1: no grant is made; none that was asked for before is being
                                  * made */
     int32_t trace_status;       /* 0, or -errno: why there is no trace */
+    bl_followed followed;
 } bl_server_stat;
 
 int bl_server_create(const bl_pool *pool, const char *directory, uint32_t host, bl_server **out);
@@ -92,7 +112,7 @@ int bl_server_serve_lanes(bl_server *server);
 
 /* Stand by: look at the pool's server every few milliseconds, for timeout_ns. 1: it is time to try
  * to take over (nobody serves, the server stopped, it is proven gone, or its heartbeat stood still
- * for lost_ns, or much longer if its process is proven alive); 0: it lives; or
+ * for lost_ns, or longer as rpc/standby.c measures); 0: it lives; or
  * -BL_ERROR_EPOCH_DAMAGED, _HOST_CLASH. Call it before the server serves; if taking over is
  * refused, the server may stand by again. */
 int bl_server_watch(bl_server *server, uint64_t lost_ns, uint64_t timeout_ns);
@@ -196,12 +216,13 @@ typedef struct bl_trace_clocks {
 } bl_trace_clocks;
 
 typedef struct bl_trace_head {
-    char magic[8];              /* "BLTRACE1" */
+    char magic[8];              /* "BLTRACE2" */
     uint32_t entry_size;
     uint32_t entry_count;
     uint64_t epoch;
     uint64_t pid;               /* of the server */
     uint64_t ended;             /* 1: the server ended in order */
+    bl_followed followed;       /* why it took over */
     bl_trace_clocks first, last; /* when it began, and a moment ago */
 } bl_trace_head;
 

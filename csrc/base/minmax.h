@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The lesser of two numbers.
+ * The lesser and the greater of two numbers.
  */
 #ifndef BL_MINMAX_H
 #define BL_MINMAX_H
@@ -9,5 +9,7 @@
 #include <stdint.h>
 
 static inline uint64_t bl_least(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+static inline uint64_t bl_most(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
 #endif

@@ -84,8 +84,16 @@ typedef struct bl_watch {
     uint64_t count;             /* count of its heartbeat */
     uint64_t looked_ns;         /* of the last look */
     uint64_t silent_ns;         /* for which its heartbeat has stood still */
+    uint64_t gap_ns;            /* the longest silence of this pool's servers that ended, fading */
     int liveness_lock;          /* descriptor, or negative: this host cannot prove anything */
 } bl_watch;
+
+/* A silence that a standby may follow (rpc/standby.c). */
+typedef struct bl_silence {
+    uint64_t nonce;             /* of the silent server; 0: there is none */
+    uint64_t ns;
+    int alive;                  /* 1: its process is proven alive */
+} bl_silence;
 
 struct bl_server {
     const bl_pool *pool;
@@ -99,7 +107,7 @@ struct bl_server {
     int lock;                   /* of one server of a pool on this host; or negative */
     int liveness_lock;          /* the server's own */
     struct bl_declared *declared; /* what an operator declared gone; NULL: nothing */
-    uint64_t silent;            /* nonce of the server whose silence a standby has seen; or 0 */
+    bl_silence silence;         /* that a standby has seen */
     bl_watch watch;
     bl_pidfds *pidfds;          /* the pidfd watch of this host; NULL: not available */
     bl_heartbeat heartbeat;
@@ -181,6 +189,10 @@ int bl_server_take(bl_server *server, const bl_server_hooks *hooks);
 
 /* Return the error for another machine that uses this host number. */
 int bl_server_clash(const bl_server *server);
+
+/* Note in the server's figures whom it follows, and why: line is the newest epoch line before its
+ * own (rpc/reason.c). */
+void bl_reason_note(bl_server *server, const bl_epoch_line *line);
 
 /* Did an operator declare the server or session of this nonce gone? (rpc/declare.c) */
 int bl_declared(const bl_server *server, uint64_t nonce);

@@ -10,10 +10,13 @@
  * time that the caller named.
  *
  * A heartbeat also stands still where the cores are overloaded, and to depose a server that lives
- * costs more than to wait for it. So two kinds of silence count less:
+ * costs more than to wait for it. So three kinds of silence count less:
  *   - that of a process of this host that is proven alive: it may be stopped or stuck, and is
  *     followed after BL_STANDBY_ALIVE times as long;
- *   - silence while this standby did not run: a look counts BL_STANDBY_LATE_NS at most.
+ *   - silence while this standby did not run: a look counts BL_STANDBY_LATE_NS at most;
+ *   - silence that other servers of this pool have come back from: another host's server is
+ *     followed after BL_STANDBY_GAPS times the longest one that was measured lately, and no later
+ *     than a process that is proven alive.
  *
  * A stopped process of this host still holds this host's server lock: a standby that finds it
  * silent goes on without that lock.
@@ -26,7 +29,9 @@
 enum {
     BL_STANDBY_LOOK_NS = 2 * 1000 * 1000,
     BL_STANDBY_LATE_NS = 20 * 1000 * 1000,
-    BL_STANDBY_ALIVE = 15       /* 30 s where another host's server has 2 s */
+    BL_STANDBY_ALIVE = 15,      /* 30 s where another host's server has 2 s */
+    BL_STANDBY_GAPS = 4,
+    BL_STANDBY_FADE = 16384     /* a gap counts half after ten minutes of heartbeats */
 };
 
 void bl_watch_end(bl_server *server)
@@ -34,7 +39,7 @@ void bl_watch_end(bl_server *server)
     bl_watch *watch = &server->watch;
     bl_liveness_end(&server->pool->memory, server->directory, watch->nonce, watch->liveness_lock,
                     0);
-    *watch = (bl_watch){.liveness_lock = -1};
+    *watch = (bl_watch){.gap_ns = watch->gap_ns, .liveness_lock = -1};
 }
 
 /* Watch a server that was not there at the last look. */
@@ -46,6 +51,15 @@ static void bl_watch_begin(bl_server *server, const bl_epoch_line *line, uint64_
     if (bl_boot_same(line->boot_id, server->boot_id))
         server->watch.liveness_lock = bl_liveness_watch(&server->pool->memory, server->directory,
                                                         line->nonce);
+}
+
+/* Return how long the heartbeat of the watched server may stand still. */
+static uint64_t bl_watch_bound_ns(const bl_watch *watch, uint64_t lost_ns)
+{
+    uint64_t most_ns = bl_least(lost_ns, UINT64_MAX / BL_STANDBY_ALIVE) * BL_STANDBY_ALIVE;
+    if (watch->liveness_lock >= 0) /* alive: one that is gone was noticed before */
+        return most_ns;
+    return bl_least(bl_most(lost_ns, watch->gap_ns * BL_STANDBY_GAPS), most_ns);
 }
 
 /* Return whether a server's heartbeat has stood still for too long, or an error: the heartbeat
@@ -62,12 +76,12 @@ static int bl_watch_silent(bl_server *server, const bl_epoch_line *line, uint64_
     watch->looked_ns = now_ns;
     if (count == watch->count) {
         watch->silent_ns += bl_least(passed_ns, BL_STANDBY_LATE_NS);
-        int alive = watch->liveness_lock >= 0; /* one that is gone was noticed before */
-        return watch->silent_ns / (alive ? BL_STANDBY_ALIVE : 1) > lost_ns;
+        return watch->silent_ns > bl_watch_bound_ns(watch, lost_ns);
     }
     if (watch->count != 0 && count > watch->count && line->host == server->host &&
         !bl_boot_same(line->boot_id, server->boot_id))
         return bl_server_clash(server);
+    watch->gap_ns = bl_most(watch->silent_ns, watch->gap_ns - watch->gap_ns / BL_STANDBY_FADE);
     watch->count = count;
     watch->silent_ns = 0;
     return 0;
@@ -102,7 +116,11 @@ static int bl_watch_look_guarded(void *context)
     if (server->watch.liveness_lock >= 0 && bl_liveness_gone(memory, server->watch.liveness_lock))
         return 1;
     status = bl_watch_silent(server, &line, lost_ns, now_ns);
-    server->silent = status == 1 ? line.nonce : 0;
+    server->silence = (bl_silence){
+        .nonce = status == 1 ? line.nonce : 0,
+        .ns = server->watch.silent_ns,
+        .alive = server->watch.liveness_lock >= 0,
+    };
     return status;
 }
 

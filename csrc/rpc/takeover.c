@@ -38,6 +38,7 @@ typedef struct bl_takeover {
     bl_epoch_line before;       /* the last writer of the own half: proven gone */
     bl_epoch_line source;       /* the server whose half holds the truth; epoch 0: none ever
                                  * served */
+    bl_epoch_line newest;       /* the server that is followed, or tried to become one */
     int asked;                  /* an election may name this server, whatever its result */
 } bl_takeover;
 
@@ -97,7 +98,8 @@ static int bl_takeover_follow(const bl_server *server, const bl_epoch_line *line
     if (bl_epoch_second_host(server->pool, line, server->host, server->boot_id) &&
         !bl_epoch_last_word(line))
         return -BL_ERROR_SECOND_HOST;
-    if (line->nonce != server->silent && bl_server_heartbeats(server, line->epoch, line->nonce))
+    if (line->nonce != server->silence.nonce &&
+        bl_server_heartbeats(server, line->epoch, line->nonce))
         return -BL_ERROR_SERVER_ALIVE;
     return 0;
 }
@@ -113,6 +115,7 @@ static int bl_takeover_plan(const bl_server *server, bl_takeover *plan)
             return status;
     }
     uint32_t newest = line[1].epoch > line[0].epoch;
+    plan->newest = line[newest];
     int served = line[newest].epoch == 0 || bl_epoch_served(&line[newest]);
     plan->source = line[served ? newest : 1 - newest];
     plan->before = line[served ? 1 - newest : newest];
@@ -261,7 +264,7 @@ static int bl_takeover_enter(bl_server *server)
 {
     const bl_memory *memory = &server->pool->memory;
     server->lock = bl_host_lock(memory, server->directory, "server");
-    if (server->lock == -EAGAIN && server->silent == 0)
+    if (server->lock == -EAGAIN && server->silence.nonce == 0)
         return -BL_ERROR_SERVER_ALIVE;
     if (server->lock < 0 && server->lock != -EAGAIN)
         return server->lock;
@@ -318,7 +321,9 @@ static int bl_take_guarded(void *context)
     bl_crash_point("take.elected");
     server->epoch = plan.epoch;
     server->half = plan.epoch % BL_HALF_COUNT;
-    server->stat.trace_status = bl_trace_open(&server->trace, server->directory, plan.epoch);
+    bl_reason_note(server, &plan.newest);
+    server->stat.trace_status = bl_trace_open(&server->trace, server->directory, plan.epoch,
+                                              &server->stat.followed);
     return bl_takeover_pass(server, &plan);
 }
 

@@ -43,7 +43,8 @@ static int bl_trace_file(const char *path)
     return -error;
 }
 
-int bl_trace_open(bl_trace *trace, const char *directory, uint64_t epoch)
+int bl_trace_open(bl_trace *trace, const char *directory, uint64_t epoch,
+                  const bl_followed *followed)
 {
     char path[BL_PATH_SIZE + 16], made[BL_PATH_SIZE + 16], old[BL_PATH_SIZE + 16];
     snprintf(path, sizeof path, "%.*s/trace", BL_PATH_SIZE, directory);
@@ -61,11 +62,12 @@ int bl_trace_open(bl_trace *trace, const char *directory, uint64_t epoch)
         trace->head = memory;
         trace->entries = (bl_trace_entry *)((uint8_t *)memory + BL_TRACE_HEAD_SIZE);
         *trace->head = (bl_trace_head){
-            .magic = {'B', 'L', 'T', 'R', 'A', 'C', 'E', '1'},
+            .magic = {'B', 'L', 'T', 'R', 'A', 'C', 'E', '2'},
             .entry_size = sizeof(bl_trace_entry),
             .entry_count = BL_TRACE_ENTRIES,
             .epoch = epoch,
             .pid = (uint64_t)getpid(),
+            .followed = *followed,
         };
         bl_trace_mark(trace);
         trace->head->first = trace->head->last;
@@ -104,9 +106,10 @@ void bl_trace_close(bl_trace *trace)
 #else
 
 /* The simulator's servers have no trace: their worlds are repeated instead. */
-int bl_trace_open(bl_trace *trace, const char *directory, uint64_t epoch)
+int bl_trace_open(bl_trace *trace, const char *directory, uint64_t epoch,
+                  const bl_followed *followed)
 {
-    (void)trace, (void)directory, (void)epoch;
+    (void)trace, (void)directory, (void)epoch, (void)followed;
     return 0;
 }
 

@@ -28,7 +28,8 @@ typedef struct bl_trace {
 
 /* Begin a new ring in this directory, and keep the last one as "trace.1": 0, or -errno: there is no
  * ring, which nothing depends on. */
-int bl_trace_open(bl_trace *trace, const char *directory, uint64_t epoch);
+int bl_trace_open(bl_trace *trace, const char *directory, uint64_t epoch,
+                  const bl_followed *followed);
 
 /* Note what clocks of the kernel say of the ticks; called every few milliseconds. */
 void bl_trace_mark(const bl_trace *trace);

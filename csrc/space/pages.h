@@ -53,8 +53,8 @@ int bl_pages_give(bl_pages *pages, uint64_t offset, uint32_t size);
 int bl_pages_hold(bl_pages *pages, uint64_t offset, uint32_t size);
 int bl_pages_unhold(bl_pages *pages, uint64_t offset, uint32_t size);
 
-/* Around many changes: the tree learns of all of them in bl_pages_settle, or when a search needs it.
- * Until then only bl_pages_count may be behind. */
+/* Around many changes: the tree learns of all of them in bl_pages_settle, or when a search needs
+ * it. Until then only bl_pages_count may be behind. */
 void bl_pages_defer(bl_pages *pages);
 void bl_pages_settle(bl_pages *pages);
 

@@ -47,8 +47,10 @@ from beluga.meta import MetaStat, Sessions
 from beluga.replay import Conversations, make_workload, write_trace
 from beluga.replay.result import Result as ReplayResult
 from beluga.replay.run import Options as ReplayOptions
-from beluga.rpc import METHOD_USER, SILENT_S, Quota
+from beluga.rpc import METHOD_USER, SILENT_S, Followed, Quota
 from beluga.tiers import TierSettings
+
+TOOK = "took over, epoch 7: the server of epoch 6 on host 0 ended without stopping in order"
 
 
 def beluga(*arguments: object) -> Result:
@@ -85,7 +87,8 @@ class Server:
         self.did.append("stop")
 
     def stat(self) -> Any:
-        return SimpleNamespace(epoch=7, housekeeping_count=1)
+        why = Followed(6, 0, "gone", 0.0)
+        return SimpleNamespace(epoch=7, housekeeping_count=1, followed=why)
 
     @property
     def failure(self) -> Exception | None:
@@ -167,7 +170,7 @@ def test_a_standby_serves_if_its_turn_comes(
     assert asked == [((server, told), {"silent_s": 3.0, "lease": None})]
     assert server.did == ["stop"]
     shown = capsys.readouterr().err.splitlines()
-    assert shown == ["standing by; stop with Ctrl-C"] + ["took over, epoch 7"] * elected
+    assert shown == ["standing by; stop with Ctrl-C"] + [TOOK] * elected
     assert len(told.waited) == 3 * elected
 
 
@@ -211,7 +214,7 @@ def served(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> list[Served]:
     monkeypatch.setattr(
         serve,
         "serve_until_told",
-        lambda server, admin, health, **how: found.append(Served(server, how)),
+        lambda server, told, admin, health, **how: found.append(Served(server, how)),
     )
     return found
 

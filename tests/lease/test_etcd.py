@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import base64
 import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from blocks import eventually
@@ -33,9 +35,9 @@ def free_port() -> int:
 class Etcd:
     """An etcd with its own port."""
 
-    def __init__(self, directory: Path) -> None:
-        self.port = free_port()
-        client, peer = (f"http://127.0.0.1:{port}" for port in (self.port, free_port()))
+    def __init__(self, directory: Path, scheme: str = "http", *options: str) -> None:
+        self.scheme, self.port = scheme, free_port()
+        client, peer = f"{scheme}://127.0.0.1:{self.port}", f"http://127.0.0.1:{free_port()}"
         self._log = (directory / "log").open("w")
         self.process = subprocess.Popen(
             [
@@ -46,16 +48,27 @@ class Etcd:
                 f"--listen-peer-urls={peer}",
                 f"--initial-advertise-peer-urls={peer}",
                 f"--initial-cluster=default={peer}",
+                *options,
             ],
             stdout=self._log,
             stderr=self._log,
         )
 
     def url(self, name: str) -> str:
-        return f"etcd://127.0.0.1:{self.port}/{name}"
+        return f"{self.scheme.replace('http', 'etcd')}://127.0.0.1:{self.port}/{name}"
 
     def lease(self, name: str, *, ttl_s: int = 30) -> EtcdLease:
-        return EtcdLease(f"http://127.0.0.1:{self.port}", name, ttl_s=ttl_s, timeout_s=20)
+        base = f"{self.scheme}://127.0.0.1:{self.port}"
+        return EtcdLease(base, name, ttl_s=ttl_s, timeout_s=20)
+
+    def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        return self.lease("any")._ask(path, body)
+
+    def revoke(self, name: str) -> None:
+        """End the etcd lease of whoever holds this one."""
+        key = base64.b64encode(f"beluga/{name}".encode()).decode()
+        held = self.ask("/v3/kv/range", {"key": key})["kvs"][0]["lease"]
+        self.ask("/v3/lease/revoke", {"ID": held})
 
     def answers(self) -> bool:
         lease = self.lease("probe")
@@ -152,6 +165,60 @@ def test_a_standby_with_a_lock_follows_a_server_that_dies_with_it(
     assert says(second, "took over, epoch 2")  # etcd must notice the end of the first one
     assert not etcd.lease("standby").acquire(0)
     assert run("get", "key", *pool).stdout == "some bytes"
+
+
+def test_server_that_loses_its_lease_stands_by_again_however_often(
+    etcd: Etcd, pool: list[str], start: Callable[..., Command]
+) -> None:
+    stand_by = ("serve", "--lease", etcd.url("losses"), *pool)
+    one = start(*stand_by)
+    assert says(one, "took over, epoch 1")
+    other = start(*stand_by)
+    assert says(other, "standing by")
+    for epoch in (2, 3, 4):
+        etcd.revoke("losses")
+        assert says(one, "the lease is lost; this server has stopped; standing by again")
+        assert says(other, f"took over, epoch {epoch}")
+        one, other = other, one
+
+
+def test_lease_over_tls_for_a_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, etcd: Etcd
+) -> None:
+    assert etcd.process.poll() is None  # it is installed
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    made = subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-addext", "extendedKeyUsage=serverAuth,clientAuth"),
+            *("-keyout", key, "-out", certificate),
+        ],
+        check=False,
+        capture_output=True,
+    )
+    assert made.returncode == 0, made.stderr
+    monkeypatch.setenv("ETCDCTL_CACERT", str(certificate))
+    secure = Etcd(tmp_path, "https", f"--cert-file={certificate}", f"--key-file={key}")
+    try:
+        assert eventually(secure.answers, 60)
+        secure.ask("/v3/auth/user/add", {"name": "root", "password": "secret"})
+        secure.ask("/v3/auth/user/grant", {"user": "root", "role": "root"})
+        secure.ask("/v3/auth/enable", {})
+        with pytest.raises(LeaseError, match="ETCDCTL_USER"):
+            secure.lease("pool").acquire(0)
+        monkeypatch.setenv("ETCDCTL_USER", "root:wrong")
+        with pytest.raises(LeaseError, match="refuses the user root"):
+            secure.lease("pool").acquire(0)
+        monkeypatch.setenv("ETCDCTL_USER", "root:secret")
+        lease = open_lease(secure.url("pool"))
+        assert lease.acquire(20)
+        assert lease.renew()
+        monkeypatch.delenv("ETCDCTL_CACERT")
+        with pytest.raises(LeaseError, match="certificate"):
+            open_lease(secure.url("pool")).acquire(0)
+    finally:
+        secure.end()
 
 
 def test_a_standby_waits_for_a_lock_that_is_away(

@@ -210,6 +210,76 @@ def test_an_etcd_that_grants_nothing_is_an_error(etcd: Etcd, answer: object) -> 
         lease(etcd).acquire(0)
 
 
+class Guarded(Etcd):
+    """An etcd with users: a token is good for a number of calls."""
+
+    good_for = 2
+
+    def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if path == "/v3/auth/authenticate":
+            if body != {"name": "beluga", "password": "secret"}:
+                return 400, {"error": "etcdserver: authentication failed, invalid user ID"}
+            self.left = self.good_for
+            return 200, {"token": "token-1"}
+        if getattr(self, "left", 0) <= 0:
+            return 401, {"error": "etcdserver: invalid auth token"}
+        self.left -= 1
+        return super().answer(method, path, body)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"ETCDCTL_USER": "beluga:secret"},
+        {"ETCDCTL_USER": "beluga", "ETCDCTL_PASSWORD": "secret"},
+    ],
+)
+def test_user_is_authenticated_again_when_the_token_has_ended(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with running(Guarded(clock)) as guarded:
+        one = EtcdLease(guarded.url, "pool", ttl_s=30)
+        assert one.acquire(0)
+        assert all(one.renew() for _ in range(2 * Guarded.good_for))
+        assert "token-1" in guarded.tokens
+
+
+@pytest.mark.parametrize(
+    ("user", "says"),
+    [("beluga:wrong", "etcd refuses the user beluga: 400 .*; set ETCDCTL_USER"), ("", "401")],
+)
+def test_wrong_user_is_told_what_to_set(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, user: str, says: str
+) -> None:
+    monkeypatch.setenv("ETCDCTL_USER", user)
+    with (
+        running(Guarded(clock)) as guarded,
+        pytest.raises(LeaseError, match=says) as refused,
+    ):
+        EtcdLease(guarded.url, "pool").acquire(0)
+    assert "wrong" not in str(refused.value)
+
+
+def test_members_that_do_not_answer_are_passed_over(etcd: Etcd) -> None:
+    one = EtcdLease(["http://127.0.0.1:9", etcd.url, "http://127.0.0.1:9"], "pool", ttl_s=30)
+    assert one.acquire(0)
+    assert one.renew()
+    assert one._services[0].base == etcd.url  # it is asked first from now on
+
+
+def test_member_without_a_leader_is_passed_over(etcd: Etcd) -> None:
+    class Alone(JsonServer):
+        def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+            return 503, {"error": "etcdserver: no leader"}
+
+    with running(Alone()) as alone:
+        assert EtcdLease([alone.url, etcd.url], "pool").acquire(0)
+        with pytest.raises(LeaseError, match=r"no leader.*no leader"):
+            EtcdLease([alone.url, alone.url], "pool").acquire(0)
+
+
 def test_no_redirection_is_followed(etcd: Etcd) -> None:
     etcd.answer = lambda *_: (307, {"error": "over there"})  # type: ignore[method-assign]
     with pytest.raises(LeaseError, match="307 over there"):
@@ -234,12 +304,41 @@ def test_a_url_names_host_port_and_name(etcd: Etcd) -> None:
         ("etcd://somewhere/pool", "http://somewhere:2379"),
         ("etcd://[::1]:4000/pool", "http://[::1]:4000"),
         ("etcd:///pool", "http://127.0.0.1:2379"),
+        ("etcds://somewhere/pool", "https://somewhere:2379"),
     ],
 )
 def test_what_a_url_leaves_out(url: str, base: str) -> None:
     one = open_lease(url)
     assert isinstance(one, EtcdLease)
-    assert one._service._base == base
+    assert [service.base for service in one._services] == [base]
+
+
+def test_url_names_all_members_of_a_cluster() -> None:
+    one = open_lease("etcd://a,b:4000,[::1]/pool")
+    assert isinstance(one, EtcdLease)
+    assert [service.base for service in one._services] == [
+        "http://a:2379",
+        "http://b:4000",
+        "http://[::1]:2379",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("url", "environment", "says"),
+    [
+        ("etcd://a:port/pool", {}, "a:port"),
+        ("etcd://me:secret@a/pool", {}, "ETCDCTL_USER"),
+        ("etcds://a/pool", {"ETCDCTL_CACERT": "/nowhere/ca.pem"}, "/nowhere/ca.pem"),
+        ("etcds://a/pool", {"ETCDCTL_CERT": "/nowhere/me.pem"}, "ETCDCTL_KEY"),
+    ],
+)
+def test_url_or_certificate_that_cannot_be_used_is_refused_at_once(
+    url: str, environment: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LeaseError, match=says):
+        open_lease(url)
 
 
 def test_a_url_of_kubernetes_names_namespace_and_lease(

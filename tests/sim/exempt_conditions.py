@@ -584,7 +584,7 @@ REASONED: Conditions = {
         ),
     },
     ("rpc/takeover.c", "bl_takeover_follow"): {
-        ("line->nonce != server->silent", 0, "true"): (
+        ("line->nonce != server->silence.nonce", 0, "true"): (
             "the heartbeat of a server that was found silent is watched once more, which costs time"
         ),
         ("gone < 0", 0, "true"): _NEGATIVE,

@@ -28,7 +28,9 @@ enum {
     BL_SWEEP_NAP_NS = 100 * 1000 * 1000, /* the server does its housekeeping in this time */
     BL_VIGIL_HEARTBEAT_NS = 1000 * 1000,
     BL_VIGIL_SILENT_NS = 40 * 1000 * 1000,
-    BL_VIGIL_NS = 200 * 1000 * 1000,
+    BL_VIGIL_NS = 400 * 1000 * 1000,
+    BL_VIGIL_EVEN = 10,         /* heartbeats before the server becomes slower, */
+    BL_VIGIL_SLOW = 14,         /* and before it becomes slower than a standby waits at first */
     BL_ZOMBIE_LOST_NS = 8 * 1000 * 1000,
     BL_ZOMBIE_SLEEP_NS = 30 * 1000 * 1000,
     BL_ZOMBIE_TIMEOUT_NS = 20 * 1000 * 1000,
@@ -143,7 +145,8 @@ int bl_takeover_sweep(bl_sim_world *world)
     return bl_sim_world_run(world);
 }
 
-/* ---- watch: a standby of another host sees a server's heartbeat move, and does not take over. */
+/* ---- watch: a standby of another host sees a server's heartbeat move, and does not take over,
+ * also when the heartbeat becomes slower bit by bit, as on a machine that is overloaded. */
 
 typedef struct bl_vigil {
     bl_sim_world *world;
@@ -158,9 +161,11 @@ static int bl_vigil_serve(bl_pool *pool, void *argument)
     if (status < 0)
         return status;
     status = bl_server_serve_lanes(server);
-    while (status == 0 && !vigil->over) {
+    for (uint64_t beat = 0; status == 0 && !vigil->over; beat++) {
         bl_heartbeat_once(&server->heartbeat);
-        bl_nap(&pool->memory, BL_VIGIL_HEARTBEAT_NS);
+        bl_nap(&pool->memory, beat < BL_VIGIL_EVEN || beat % 2 ? BL_VIGIL_HEARTBEAT_NS
+                              : beat < BL_VIGIL_SLOW           ? BL_VIGIL_SILENT_NS / 2
+                                                               : BL_VIGIL_SILENT_NS * 3 / 2);
     }
     bl_server_destroy(server);
     return status;

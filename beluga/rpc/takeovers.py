@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Why servers take pools over, and why they lose them (``csrc/rpc/reason.c``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from beluga._ffi import core, lib
+from beluga.metrics import REGISTRY
+
+_TEXTS = {
+    lib.BL_REASON_NONE: ("none", "it has not taken the pool over"),
+    lib.BL_REASON_FIRST: ("first", "nobody had served the pool"),
+    lib.BL_REASON_STOPPED: ("stopped", "{server} stopped in order"),
+    lib.BL_REASON_DECLARED: ("declared", "{server} was declared gone"),
+    lib.BL_REASON_GONE: ("gone", "{server} ended without stopping in order"),
+    lib.BL_REASON_STUCK: (
+        "stuck",
+        "{server} lives, but its heartbeat stood still for {silent_s:.1f} s",
+    ),
+    lib.BL_REASON_SILENT: ("silent", "the heartbeat of {server} stood still{silence}"),
+}
+
+REASONS = tuple(name for name, _ in _TEXTS.values() if name != "none")
+"""The reasons of takeovers, as metrics name them."""
+
+DEMOTIONS = ("deposed", "lease")
+"""Why a server lost its pool: another server took it over, or the lease was lost."""
+
+TAKEN = REGISTRY.counter("beluga_takeovers_total", "How often this process took the pool over.")
+LOST = REGISTRY.counter("beluga_demotions_total", "How often this process lost the pool.")
+for _reason in REASONS:
+    TAKEN.add(0, reason=_reason)
+for _reason in DEMOTIONS:
+    LOST.add(0, reason=_reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """The server that another one followed, and why.
+
+    ``reason`` is one of :data:`REASONS`, or "none" before the takeover. ``epoch`` and ``host`` are
+    those of the server that was followed; ``epoch`` is 0 if there was none. ``silent_s`` is how
+    many seconds a standby saw its heartbeat stand still.
+    """
+
+    epoch: int
+    host: int
+    reason: str
+    silent_s: float
+
+    def __str__(self) -> str:
+        text = next(text for name, text in _TEXTS.values() if name == self.reason)
+        return text.format(
+            server=f"the server of epoch {self.epoch} on host {self.host}",
+            silent_s=self.silent_s,
+            silence=f" for {self.silent_s:.1f} s" if self.silent_s else "",
+        )
+
+
+def followed(found: core.bl_followed) -> Followed:
+    """Return what C noted. A reason of a damaged trace is "none"."""
+    name = _TEXTS.get(found.reason, _TEXTS[lib.BL_REASON_NONE])[0]
+    return Followed(int(found.epoch), int(found.host), name, found.silent_ns / 1e9)

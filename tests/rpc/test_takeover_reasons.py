@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Why a server took the pool over is in its figures, in the trace and in the metrics."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from elsewhere import imitate
+from other_machine import rewrite
+from processes import Process
+
+from beluga._ffi import lib
+from beluga.cli.trace import _headline
+from beluga.exporter import Collector
+from beluga.meta import MetaServer
+from beluga.pool import Pool
+from beluga.rpc import REASONS, Server, read_trace
+
+pytestmark = pytest.mark.parametrize("coherence", ["software"], indirect=True)
+
+OTHER = (1, 2)
+TURN_S = 60.0
+
+
+def reason(server: Server) -> str:
+    """Return the reason, which is the same wherever it is shown."""
+    followed = server.stat().followed
+    trace = read_trace(server.pool.runtime_dir)
+    assert trace.followed == followed
+    assert str(followed) in _headline(trace)
+    return followed.reason
+
+
+def test_first_server_follows_nobody_and_the_next_one_who_stopped(pool: Pool) -> None:
+    first = Server(pool)
+    assert first.stat().followed.reason == "none"
+    with first:
+        assert reason(first) == "first"
+    with Server(pool) as second:
+        assert reason(second) == "stopped"
+        assert second.stat().followed.epoch == 1
+
+
+def test_server_follows_one_that_was_killed(pool: Pool, paths: list[Path]) -> None:
+    Process("serve_index", paths).kill()
+    with Server(pool) as server:
+        assert reason(server) == "gone"
+        assert str(server.stat().followed) == (
+            "the server of epoch 1 on host 0 ended without stopping in order"
+        )
+
+
+def test_standby_follows_one_that_lives_and_stands_still(pool: Pool, paths: list[Path]) -> None:
+    with Process("serve_index", paths) as first:
+        standby = Server(pool)
+        first.signal(signal.SIGSTOP)
+        while not standby.watch(TURN_S, silent_s=0.05):
+            pass
+        with standby:
+            assert reason(standby) == "stuck"
+            assert standby.stat().followed.silent_s > 15 * 0.05
+        first.kill()
+
+
+def serve_as_other_host(pool: Pool) -> None:
+    """Make the server of epoch 1, which has stopped, one of another host that was switched off."""
+    half = 1 * lib.BL_SERVER_STRIDE
+    for copy in (0, lib.BL_LINE_SIZE):
+        rewrite(
+            pool,
+            "bl_epoch_line",
+            half + copy,
+            1,
+            host=7,
+            boot_id=OTHER,
+            state=lib.BL_SERVER_SERVING,
+        )
+
+
+def test_standby_follows_a_silent_host(pool: Pool, tmp_path: Path) -> None:
+    Server(pool).__enter__().stop()
+    serve_as_other_host(pool)
+    imitate(pool.runtime_dir, tmp_path / "elsewhere")
+    standby = Server(pool)
+    while not standby.watch(TURN_S, silent_s=0.1):
+        pass
+    with standby:
+        assert reason(standby) == "silent"
+        assert standby.stat().followed.silent_s > 0.1
+        assert "host 7 stood still for" in str(standby.stat().followed)
+
+
+def test_server_follows_one_that_was_declared_gone(pool: Pool) -> None:
+    Server(pool).__enter__().stop()
+    serve_as_other_host(pool)
+    with Server(pool, declared_gone=True) as server:
+        assert reason(server) == "declared"
+
+
+def test_metrics_count_takeovers_by_reason_from_zero(pool: Pool, paths: list[Path]) -> None:
+    server = MetaServer(pool)
+    collector = Collector(server, pool)
+
+    def taken() -> dict[str, float]:
+        series = collector.collect()["beluga_takeovers_total"].series
+        return {labels[0][1]: float(str(value)) for labels, value in series.items()}
+
+    before = taken()
+    assert set(before) == set(REASONS)  # a rate needs the zero before the first one
+    Process("serve_index", paths).kill()
+    with server:
+        after = taken()
+    assert {name: after[name] - before[name] for name in REASONS} == {
+        name: float(name == "gone") for name in REASONS
+    }
