@@ -216,7 +216,7 @@ class PoolQueue:
         while keys:
             words = np.frombuffer(b"".join(keys), np.uint64).reshape(-1, 2)
             found = self._meta.lookup(words)
-            keys = keys[len(found.hits) :]
+            keys = keys[found.count :]
             if keys and found.state is BlockState.MISS:
                 gone.append(keys[0])
             keys = keys[1:]

@@ -349,7 +349,7 @@ class KVCache(OfThisProcess):
         keys = self.keys(digests)
         lookup = self._meta.lookup(keys)
         self._looked_up(started)
-        hits = len(lookup.hits)
+        hits = lookup.count
         tiers = np.ones(len(keys), np.uint8)
         if hits < len(keys):
             tiers[hits:] = fastest(self._meta.tiers(keys[hits:]))
@@ -369,8 +369,8 @@ class KVCache(OfThisProcess):
         hits, onboarding = 0, Onboarding(self._meta, wait_s)
         while hits < len(keys):
             found = self._meta.lookup(keys[hits:])
-            hits += len(found.hits)
-            progress = len(found.hits) > 0
+            hits += found.count
+            progress = found.count > 0
             if wait_s <= 0 or not onboarding.more(keys[hits:], found.state, progress=progress):
                 break
         return hits

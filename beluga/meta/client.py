@@ -63,15 +63,33 @@ class Grant:
     key: tuple[int, int]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class Lookup:
-    """The leading hits of a lookup, and the state of the next key (HIT if there is none).
+    """The leading hits of a lookup: ``count`` of them, and the ``state`` of the next key (HIT if
+    there is none).
 
     BELOW is a miss in the pool, but a lower tier has the block, or may have it.
     """
 
-    hits: tuple[Grant, ...]
-    state: BlockState
+    __slots__ = ("_keys", "_records", "count", "state")
+
+    def __init__(
+        self, count: int, state: BlockState, records: NDArray[np.void], keys: NDArray[np.uint64]
+    ) -> None:
+        self.count, self.state = count, state
+        self._records, self._keys = records, keys
+
+    @property
+    def hits(self) -> tuple[Grant, ...]:
+        """The hits one by one, made anew at each use; ``count`` costs nothing."""
+        records = ffi.from_buffer("bl_block_record[]", self._records)
+        return tuple(_grant(records[i], self._keys[i]) for i in range(self.count))
+
+    def pins(self) -> Pins:
+        """The hits of a lookup with ``pin``, for their release in one call."""
+        commits = np.zeros(self.count, dtype=_COMMIT)
+        for name in ("generation", "block"):
+            commits[name] = self._records[name][: self.count]
+        return Pins(self.count, ffi.from_buffer("bl_commit[]", commits), self.state)
 
 
 @dataclasses.dataclass(slots=True)
@@ -100,44 +118,24 @@ class MetaClient:
         """Find the leading keys that are committed. With ``pin`` they stay until
         :meth:`release`.
         """
-        words = _words(keys)
-        records = ffi.new("bl_block_record[]", len(keys))
+        records = np.empty(len(keys), dtype=_RECORD)
         state = ffi.new("uint32_t *")
-        flags = lib.BL_LOOKUP_PIN if pin else 0
         with self._client.lock:
-            hits = raise_for_status(
-                lib.bl_lookup(
-                    self._client.session, words, len(keys), flags, records, state, self._timeout_ns
-                ),
-                "looking blocks up",
+            count = lib.bl_lookup(
+                self._client.session,
+                _words(keys),
+                len(keys),
+                lib.BL_LOOKUP_PIN if pin else 0,
+                ffi.from_buffer("bl_block_record[]", records, require_writable=True),
+                state,
+                self._timeout_ns,
             )
-        grants = tuple(_grant(records[i], keys[i]) for i in range(hits))
-        return Lookup(grants, BlockState(state[0]))
+        raise_for_status(count, "looking blocks up")
+        return Lookup(count, BlockState(state[0]), records, keys)
 
     def pin(self, keys: NDArray[np.uint64]) -> Pins:
-        """Pin the leading keys that are committed. Unlike a lookup it makes no object for each
-        block.
-        """
-        words = _words(keys)
-        records = np.zeros(len(keys), dtype=_RECORD)
-        state = ffi.new("uint32_t *")
-        with self._client.lock:
-            hits = raise_for_status(
-                lib.bl_lookup(
-                    self._client.session,
-                    words,
-                    len(keys),
-                    lib.BL_LOOKUP_PIN,
-                    ffi.from_buffer("bl_block_record[]", records, require_writable=True),
-                    state,
-                    self._timeout_ns,
-                ),
-                "looking blocks up",
-            )
-        commits = np.zeros(hits, dtype=_COMMIT)
-        for name in ("generation", "block"):
-            commits[name] = records[name][:hits]
-        return Pins(hits, ffi.from_buffer("bl_commit[]", commits), BlockState(state[0]))
+        """Pin the leading keys that are committed."""
+        return self.lookup(keys, pin=True).pins()
 
     def unpin(self, pins: Pins) -> int:
         """Drop these pins, once. Returns how many were dropped."""
