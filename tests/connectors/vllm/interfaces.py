@@ -96,6 +96,7 @@ def not_refused() -> list[str]:
         {"kv_load_failure_policy": "fail"},
         {"prefix_caching_hash_algo": "xxhash"},
         {"lora_config": object()},
+        {"is_multimodal_model": True},
     ):
         try:
             offloading.check_engine(_engine(**change))
@@ -134,8 +135,10 @@ def _engine(
     kv_load_failure_policy: str = "recompute",
     prefix_caching_hash_algo: str = "sha256",
     lora_config: Any = None,
+    is_multimodal_model: bool = False,
 ) -> Any:
     return SimpleNamespace(
+        model_config=SimpleNamespace(is_multimodal_model=is_multimodal_model),
         cache_config=SimpleNamespace(prefix_caching_hash_algo=prefix_caching_hash_algo),
         kv_transfer_config=SimpleNamespace(kv_load_failure_policy=kv_load_failure_policy),
         lora_config=lora_config,
