@@ -42,7 +42,14 @@ from beluga.cli.tiers import (
     Remotes,
     refuse_without_tier,
 )
-from beluga.errors import BelugaError, DeposedError, LeaseError, RouterError, TierError
+from beluga.errors import (
+    BelugaError,
+    DeposedError,
+    LeaseError,
+    RouterError,
+    RpcError,
+    TierError,
+)
 from beluga.lease import Lease, open_lease
 from beluga.listening import read_tls, read_token
 from beluga.meta import EVICTIONS, MetaServer
@@ -401,10 +408,13 @@ def _look_after(
     health.moved(serves=True)
     seen = -1
     while not told.wait(manager.look_s):
+        try:
+            moved = server.stat().housekeeping_count
+        except RpcError:  # it has stopped
+            if server.failure is None:
+                raise
         if server.failure is not None:
             raise server.failure
-        server.pool.refuse_removed()
-        moved = server.stat().housekeeping_count
         if moved != seen:
             manager.alive()
             health.moved(serves=True)

@@ -25,6 +25,7 @@ from beluga.pool.device import Device, explain
 from beluga.pool.spec import DeviceSpec
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_MAPS = Path("/proc/self/maps")
 
 
 def runtime_path(first: Device, pool_id: str) -> Path:
@@ -80,10 +81,13 @@ def unreadable_host(doing: str) -> RuntimeDirError | None:
 
 def mapped_and_removed(inode: int, name: str) -> bool:
     """Return whether this process maps a file of this inode and name that has no name any more; a
-    file that was renamed still has one.
+    file that was renamed still has one. Where /proc is hidden, it counts as not removed.
     """
     line = re.compile(rf" {inode} +.*/{re.escape(name)} \(deleted\)$", re.MULTILINE)
-    return line.search(Path("/proc/self/maps").read_text(errors="replace")) is not None
+    try:
+        return line.search(_MAPS.read_text(errors="replace")) is not None
+    except OSError:
+        return False
 
 
 def refuse_in_use(path: Path) -> None:

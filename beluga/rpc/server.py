@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from beluga._ffi import core, ffi, lib
@@ -20,6 +20,7 @@ from beluga.errors import (
     BadTypeError,
     BadValueError,
     BelugaError,
+    DeviceMissingError,
     NoServerError,
     RpcError,
     raise_for_status,
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 Handler = Callable[[bytes], bytes]
 
 _made: weakref.WeakSet[Server] = weakref.WeakSet()
+_FILES_LOOK_S = 0.5  # between two looks at whether the devices' files are still there
 
 METHOD_USER: int = lib.BL_METHOD_USER
 """Methods below this number belong to Beluga itself."""
@@ -160,6 +162,9 @@ class Server(OfThisProcess):
     Raises :class:`~beluga.errors.ServerAliveError` from :meth:`start` if the pool has a server, and
     :class:`~beluga.errors.HostClashError` if that server runs on another machine that uses this
     host number.
+
+    A server ends itself once the file of a device was removed, since no process can come to it any
+    more: :attr:`failure` is a :class:`~beluga.errors.DeviceMissingError` then.
     """
 
     def __init__(
@@ -248,6 +253,7 @@ class Server(OfThisProcess):
         self._lock = threading.Lock()  # unlike a Condition, it is entered and left in C
         self._life = threading.Condition(self._lock)
         self._users: dict[object, int] = {}  # the threads that are inside C calls with the server
+        self._over = threading.Event()  # set when it has stopped
 
     @contextmanager
     def _running(self) -> Iterator[core.bl_server]:
@@ -319,12 +325,14 @@ class Server(OfThisProcess):
 
         The call returns after :meth:`request_stop`, after :meth:`stop` from another thread, or when
         another thread closes the pool. Raises :class:`~beluga.errors.DeposedError` if another
-        server takes over.
+        server takes over, and the error of :meth:`fail`.
         """
         with self._running() as server:
             self._begin()
             self._pool.run_near()
             raise_for_status(lib.bl_server_run(server), "serving")
+        if self._failure is not None:
+            raise self._failure
 
     def stop(self) -> None:
         """Stop serving and note it in the pool, so that a successor needs no further proof.
@@ -337,6 +345,7 @@ class Server(OfThisProcess):
         with self._ending:
             with self._lock:
                 self._stopped = True
+            self._over.set()
             if self._server is None:
                 return
             lib.bl_server_stop(self._server)
@@ -390,8 +399,9 @@ class Server(OfThisProcess):
         """Stop serving because of ``failure``, which :attr:`failure` then returns. Any thread may
         call this.
         """
-        self._failure = failure
-        self.request_stop()
+        with self._running() as server:
+            self._failure = failure
+            lib.bl_server_stop(server)
 
     def request_stop(self) -> None:
         """Ask the loop to end. This is safe in a signal handler and from another thread."""
@@ -416,9 +426,23 @@ class Server(OfThisProcess):
         TAKEN.add(reason=stat.followed.reason)
         if stat.trace_status < 0:
             log.warning("there is no trace of calls: %s", os.strerror(-stat.trace_status))
+        Thread(target=self._watch_files, name="beluga-files", daemon=True).start()
 
     def _take(self, server: core.bl_server) -> None:
         self._pool.raise_for_status(lib.bl_server_serve_lanes(server), "taking the pool over")
+
+    def _watch_files(self) -> None:
+        """Fail and stop once the file of a device was removed. The poll loop makes no call that may
+        block, and a removed file stays mapped, so the loop itself sees no difference.
+        """
+        while self._failure is None and not self._over.wait(_FILES_LOOK_S):
+            try:
+                self._pool.refuse_removed()
+            except DeviceMissingError as error:
+                with suppress(RpcError):  # it has stopped meanwhile
+                    self.fail(error)
+                    log.error("%s", error)
+                self.stop()  # so that clients find no server, and wait for no answer
 
     def _serve(self) -> None:
         """Serve on this thread, which counts itself as a user of the C server: nobody may know it,
