@@ -32,7 +32,7 @@ def ground(
 ) -> Iterator[Pool]:
     """Yield a pool that may be overwritten.
 
-    Raises PoolError if the user's pool has blocks or another coherence, and NoRoomError.
+    Raises PoolError if the user's pool has blocks, processes or another coherence, and NoRoomError.
     """
     wanted = coherence or options.coherence or SOFTWARE
     if options.pool:
@@ -67,10 +67,11 @@ def place(wanted: int) -> tuple[Path, int]:
 
 
 def _refuse(pool: Pool, coherence: str | None) -> None:
-    """Raise PoolError if the user's pool has another coherence or holds blocks."""
+    """Raise PoolError if the user's pool has another coherence, is in use, or holds blocks."""
     for device in pool.devices:
         if coherence not in (None, device.coherence):
             raise PoolError(f"{device.path} was created {device.coherence}; leave --coherence out")
+    pool.refuse_in_use()
     geometry = pool.geometry
     for line in range(lib.BL_HALF_COUNT * geometry.stripe_count):
         address = lib.bl_pool_address(pool.handle, geometry.extent_offset + line * lib.BL_LINE_SIZE)

@@ -19,7 +19,7 @@ EXPORTS: dict[str, str] = {
         "STRIPE_SIZE SpecLike default_specs "
         "emulated_paths filesystem forget geometry_for parse_size remembered remembering room "
         "scratch_folder show_size survey DaxNode FoundFile dax_nodes examine find_pools limits "
-        "refuse_gone refuse_in_use runtime_dirs_of_gone"
+        "refuse_gone refuse_in_use runtime_dir_of_gone"
     ),
     "beluga.rpc": (
         "Calls Client ClientStat DEMOTIONS Figure Followed KINDS Keeper LOST METHOD_COUNTERS "

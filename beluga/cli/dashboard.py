@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from beluga.admin import Admin, Answer, Request, ask_json, ask_someone, page_routes
-from beluga.cli.options import Json, PoolPaths, open_pool
+from beluga.cli.options import Json, PoolPaths, runtime_dir_of
 from beluga.cli.output import print_json, say
 from beluga.errors import BelugaError
 
@@ -32,8 +32,7 @@ def dashboard(
     A server that was started with --admin has the page. Otherwise this command serves it on
     127.0.0.1 until Ctrl-C, also while nobody serves the pool.
     """
-    with open_pool(pool) as opened:
-        directory = opened.runtime_dir
+    directory = runtime_dir_of(pool)
     url = _servers_url(directory)
     if url and not port:
         _tell(url, open_page, json)

@@ -27,10 +27,9 @@ from typing import IO
 from beluga import config
 from beluga.child import command
 from beluga.cli import logs
-from beluga.cli.options import Json, PoolPaths, open_pool
+from beluga.cli.options import Json, PoolPaths, open_pool, runtime_dir_of
 from beluga.cli.output import print_json, say
-from beluga.errors import NoServerError, PoolError, RpcError, ServerAliveError
-from beluga.pool import runtime_dirs_of_gone
+from beluga.errors import NoServerError, RpcError, ServerAliveError
 
 _LOOK_S = 0.2
 _STOP_S = 60.0
@@ -118,7 +117,7 @@ def _wait(child: subprocess.Popen[bytes], ready: socket.socket, log: Path, begin
 
 def stop(pool: PoolPaths = None, json: Json = False) -> None:
     """Stop the server that `beluga serve --detach` started on this host."""
-    lock = _lock_of(pool)
+    lock = runtime_dir_of(pool) / "serve.pid"
     pid = _holder(lock)
     if pid is None:
         raise NoServerError(
@@ -135,20 +134,6 @@ def stop(pool: PoolPaths = None, json: Json = False) -> None:
         print_json({"stopped": pid})
     else:
         say(f"stopped: process {pid}")
-
-
-def _lock_of(paths: list[str] | None) -> Path:
-    """Return the file that the pool's server holds locked. A server whose devices cannot be opened
-    any more is found, too.
-    """
-    try:
-        with open_pool(paths) as pool:
-            return pool.runtime_dir / "serve.pid"
-    except PoolError:
-        for directory in runtime_dirs_of_gone(paths):
-            if _holder(directory / "serve.pid") is not None:
-                return directory / "serve.pid"
-        raise
 
 
 def _end(lock: Path, pid: int) -> None:

@@ -14,7 +14,7 @@ import typer
 
 from beluga.admin import ask_json
 from beluga.cli.legend import Legend, explains
-from beluga.cli.options import Host, Json, PoolPaths, open_pool, size
+from beluga.cli.options import Host, Json, PoolPaths, open_pool, runtime_dir_of, size
 from beluga.cli.output import print_facts, print_json, print_table, say
 from beluga.errors import CallTimeoutError, NoServerError
 from beluga.meta import SessionView, ask_sessions
@@ -80,21 +80,20 @@ def quota(
     pins end as they would have. Limits are changed on the server's host.
     """
     changes = dict(_change(text) for text in change or ())
-    with open_pool(pool) as opened:
+    if changes:
+        now = ask_json(runtime_dir_of(pool), "/quota", dict, changes)
+        if json:
+            print_json({"quota": now})
+        else:
+            print_facts(_limits(Quota(**now)))
+            say(
+                "this holds until the server ends; give 'beluga serve' --quota-grants, "
+                "--quota-pins, --quota-bytes or --quota-calls, too"
+            )
+        return
+    with open_pool(pool) as opened, Client(opened, host=host) as client:
         directory = opened.runtime_dir
-        if changes:
-            now = ask_json(directory, "/quota", dict, changes)
-            if json:
-                print_json({"quota": now})
-            else:
-                print_facts(_limits(Quota(**now)))
-                say(
-                    "this holds until the server ends; give 'beluga serve' --quota-grants, "
-                    "--quota-pins, --quota-bytes or --quota-calls, too"
-                )
-            return
-        with Client(opened, host=host) as client:
-            found, own = ask_sessions(client), f"{client.stat().nonce:016x}"
+        found, own = ask_sessions(client), f"{client.stat().nonce:016x}"
     others = [one for one in found.sessions if one.nonce != own]
     tenants = _tenants(directory)
     if json:
@@ -173,8 +172,7 @@ def drain(
     a lower tier, if the server has such tiers. What a server drains ends with that server. Run this
     on the server's host.
     """
-    with open_pool(pool) as opened:
-        directory = opened.runtime_dir
+    directory = runtime_dir_of(pool)
     state = ask_json(directory, "/drain", dict, {"draining": not undo})
     if undo:
         if json:

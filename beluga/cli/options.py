@@ -16,8 +16,8 @@ from typing import Annotated
 import typer
 
 from beluga.cli.logs import FORMATS, LEVELS
-from beluga.errors import AdminError, BelugaError, DeviceSpecError
-from beluga.pool import Pool, parse_size
+from beluga.errors import AdminError, BelugaError, DeviceSpecError, PoolError
+from beluga.pool import Pool, parse_size, runtime_dir_of_gone
 
 HELP = {"help_option_names": ["-h", "--help"]}  # settings of both programs
 
@@ -199,3 +199,17 @@ def write_whole(path: Path, data: bytes | bytearray) -> None:
 def open_pool(paths: list[str] | None) -> Pool:
     """Open the pool on these devices, or the default pool."""
     return Pool.open(paths) if paths else Pool.mount()
+
+
+def runtime_dir_of(paths: list[str] | None) -> Path:
+    """Return the runtime directory of the pool on these devices, or of the default pool, for a
+    command that needs nothing but the pool's server. Devices that cannot be opened any more do not
+    matter while a process has the pool. Raises the error of :func:`open_pool` otherwise.
+    """
+    try:
+        with open_pool(paths) as pool:
+            return pool.runtime_dir
+    except PoolError:
+        if (directory := runtime_dir_of_gone(paths)) is None:
+            raise
+        return directory

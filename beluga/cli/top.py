@@ -23,7 +23,7 @@ from rich.live import Live
 from beluga.admin import ask_someone
 from beluga.cli.help import width
 from beluga.cli.legend import explains
-from beluga.cli.options import PoolPaths, open_pool
+from beluga.cli.options import PoolPaths, runtime_dir_of
 from beluga.cli.output import say
 from beluga.cli.top_frame import LEGENDS, draw_frame
 from beluga.errors import AdminError, NoServerError
@@ -48,8 +48,7 @@ def top(
     Run it on the server's host. It waits for a server that is not there, and goes on with the next
     one.
     """
-    with open_pool(pool) as opened:
-        directory = opened.runtime_dir
+    directory = runtime_dir_of(pool)
     if once:
         _ask(directory)
         time.sleep(_MEASURE_S)

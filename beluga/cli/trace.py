@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from beluga.cli.legend import Legend, explains
-from beluga.cli.options import Json, PoolPaths, as_bad_value, open_pool
+from beluga.cli.options import Json, PoolPaths, as_bad_value, runtime_dir_of
 from beluga.cli.output import print_json, print_row, say
 from beluga.errors import BadValueError, NoTraceError
 from beluga.rpc import Trace, TracedCall, method_names, read_trace
@@ -76,8 +76,7 @@ def trace(
         )
     if follow and (before or slowest):
         raise typer.BadParameter("--follow goes with neither --before nor --slowest")
-    with open_pool(pool) as opened:
-        directory = opened.runtime_dir
+    directory = runtime_dir_of(pool)
     found = read_trace(directory, before=before)
     if slowest:
         calls = found.slowest(last)

@@ -25,7 +25,7 @@ def quoted_command(failure: Exception) -> str | None:
 
 
 def _in_pool(machine: Machine, name: str) -> bool:
-    return any(spec.path.resolve().name == name for spec in machine.pool.specs)
+    return any(spec.real_path.name == name for spec in machine.pool.specs)
 
 
 def check_devdax(machine: Machine) -> Verdict:

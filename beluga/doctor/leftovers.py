@@ -132,7 +132,7 @@ def check_stale_pools(machine: Machine) -> Verdict:
     """
     shm = machine.root / "dev/shm"
     pools, closed = find_pools(shm) if shm.is_dir() else ([], [])
-    named = {spec.path.resolve() for spec in machine.pool.specs}
+    named = {spec.real_path for spec in machine.pool.specs}
     others = [pool for pool in pools if not any(file.path.resolve() in named for file in pool)]
     mapped = _mapped(machine) if others else set()
     verdicts = []

@@ -188,7 +188,7 @@ def _missing_bytes(machine: Machine) -> int:
     shm, grow = machine.root / "dev/shm", 0
     for spec in machine.pool.specs:
         try:
-            if shm in spec.path.resolve().parents:
+            if shm in spec.real_path.parents:
                 found = spec.path.stat()
                 grow += max(0, found.st_size - found.st_blocks * 512)
         except OSError:

@@ -57,13 +57,13 @@ def _mend_device(machine: Machine, path: str, failure: BelugaError) -> str:
     if (command := quoted_command(failure)) is not None:
         return command
     if isinstance(failure, DevicePermissionError):
-        return f"sudo setfacl -m u:{machine.uid}:rw {path}"
+        return f"sudo setfacl -m u:{machine.uid}:rw {shlex.quote(path)}"
     if isinstance(failure, DeviceSpecError):
         return "write PATH or PATH@OFFSET+SIZE, in steps of 2 MiB"
     file = DeviceSpec.parse(path).path
     if "/dev/dax" in path:
         return "daxctl list -u"
-    if isinstance(failure, DeviceMissingError) and not file.exists():
+    if isinstance(failure, DeviceMissingError) and not os.path.lexists(file):
         make = "" if file.parent.is_dir() else f"mkdir -p {shlex.quote(str(file.parent))} && "
         return f"{make}beluga pool create {machine.pool.operands}"
     return "name a devdax device or a file: --pool PATH"
@@ -87,7 +87,9 @@ def check_superblocks(machine: Machine) -> Verdict:
     try:
         findings = survey(paths)
     except (BelugaError, OSError) as failure:
-        return unknown(str(failure), _FIRST)
+        if check_devices(machine).level == "error":
+            return unknown(str(failure), _FIRST)
+        return error(f"a device cannot be read: {failure}", "sudo dmesg")
     return worst(
         [error(finding, _mend_superblock(finding, machine)) for finding in findings],
         f"{len(paths)} superblocks of this Beluga's format, of one pool",

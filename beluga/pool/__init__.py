@@ -15,7 +15,7 @@ from beluga.pool.default import (
 from beluga.pool.devdax import DaxNode, dax_nodes
 from beluga.pool.device import examine
 from beluga.pool.found import FoundFile, find_pools
-from beluga.pool.gone import runtime_dirs_of_gone
+from beluga.pool.gone import runtime_dir_of_gone
 from beluga.pool.layout import BLOCK_COUNT_MAX, LANE_COUNT_MAX, geometry_for
 from beluga.pool.pool import DeviceView, Pool
 from beluga.pool.room import filesystem, limits, room
@@ -52,7 +52,7 @@ __all__ = [
     "remembered",
     "remembering",
     "room",
-    "runtime_dirs_of_gone",
+    "runtime_dir_of_gone",
     "scratch_folder",
     "show_size",
     "survey",

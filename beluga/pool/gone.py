@@ -10,24 +10,42 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from beluga import config
+from beluga.errors import DeviceBusyError, PoolError
 from beluga.pool.default import emulated_paths, remembered
-from beluga.pool.runtime import runtime_beside
+from beluga.pool.runtime import refuse_in_use, runtime_beside
 from beluga.pool.spec import DeviceSpec, SpecLike
 
 
-def runtime_dirs_of_gone(paths: Sequence[SpecLike] | None) -> list[Path]:
-    """Return the directories of this user that may be a pool's with one of these devices, or the
-    default pool's. The one beside a file is certainly the file's.
+def runtime_dir_of_gone(paths: Sequence[SpecLike] | None) -> Path | None:
+    """Return the directory that processes of a pool with one of these devices, or of the default
+    pool, hold locks in; None if there is no such process that this user can see.
+    """
+    return next((directory for directory in _candidates(paths) if _is_used(directory)), None)
+
+
+def _candidates(paths: Sequence[SpecLike] | None) -> list[Path]:
+    """Return the directories that may be the pool's. The one beside a file is certainly the
+    file's.
     """
     found = paths or config.pool_paths() or remembered() or emulated_paths()
     specs = [DeviceSpec.parse(path) for path in found]
     if config.told_runtime_root() is None:
-        return [beside for spec in specs if (beside := runtime_beside(spec)).is_dir()]
+        return [runtime_beside(spec) for spec in specs]
     return [
         directory
         for directory in _children(config.runtime_root())
         if any(_is_mapped(spec.path, directory / "serve.pid") for spec in specs)
     ]
+
+
+def _is_used(directory: Path) -> bool:
+    try:
+        refuse_in_use(directory)
+    except DeviceBusyError:
+        return True
+    except PoolError:  # another user's
+        pass
+    return False
 
 
 def _children(directory: Path) -> list[Path]:

@@ -37,7 +37,7 @@ def runtime_path(first: Device, pool_id: str) -> Path:
 
 def runtime_beside(first: DeviceSpec) -> Path:
     """Return the directory beside a file, or beside where it was."""
-    file = first.path.resolve()
+    file = first.real_path
     place = f"@{first.offset:#x}" if first.offset else ""
     return file.with_name(f"{file.name}{place}.run")
 

@@ -63,6 +63,13 @@ class DeviceSpec:
     link: str | None = None  # the adapter that connects it
     node: int | None = None  # the NUMA node near that adapter
 
+    @property
+    def real_path(self) -> Path:
+        """The path without symbolic links. Links that lead in a circle stay: ``Path.resolve``
+        raises for these up to Python 3.12.
+        """
+        return Path(os.path.realpath(self.path))
+
     @classmethod
     def parse(cls, text: SpecLike) -> DeviceSpec:
         """Read a specification. Raises DeviceSpecError."""
@@ -89,7 +96,7 @@ class DeviceSpec:
             _judge_slice(whole, offset, size)
         elif _SLICE_MEANT.fullmatch(rest):
             raise DeviceSpecError(f"{whole}: a slice is PATH@OFFSET+SIZE, such as PATH@2M+16M")
-        if not rest:
+        if not rest or "\0" in rest:
             raise DeviceSpecError("a device needs a path: PATH or PATH@OFFSET+SIZE")
         path = Path(rest).absolute()
         return cls(path, offset, size, options.get("link"), None if node is None else int(node))

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Every command of both programs on a pool that it cannot use: it ends soon with one line that
+names the device or the remedy, and an exit status other than 0. A command that needs the server
+alone works although a device cannot be opened.
+
+Commands run in forked children, which takes a tenth of a process's start.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import typer
+from emulation import PATIENCE
+
+from beluga import MetaServer, Pool
+from beluga.cli import app, cxl_rpc, lazy, main
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+SIZE = 16 << 20
+LIMIT_S = 30 * PATIENCE
+
+# What a command is given besides the pool. {file} is a file with a block.
+ARGUMENTS = {
+    "beluga put": ["key", "{file}"],
+    "beluga get": ["key"],
+    "beluga explain": ["key"],
+    "beluga rm": ["key"],
+    "beluga bench": ["rpc", "--smoke"],
+    "beluga top": ["--once"],
+    "beluga pool create": ["--size", "16M"],
+    "beluga pool destroy": ["--yes"],
+    "beluga quota": ["--set", "pins=4"],
+}
+# These take no pool, or make the memory that they need.
+WITHOUT = {
+    f"beluga {name}"
+    for name in ("umount", "config", "size", "simulate", "gateway", "prefill-worker", "replay")
+} | {"beluga disk adopt"}
+# These report what they find of a pool, on stdout or stderr, before the last line.
+REPORTS = {"beluga doctor", "beluga pool check"}
+# These begin with the pool that they make; nothing is wrong without a pool.
+MAKES = {"beluga pool create", "beluga bench", "cxl-rpc bench", "beluga doctor"}
+PROGRAMS = {"beluga": app.app, "cxl-rpc": cxl_rpc.app}
+
+
+class Taken(NamedTuple):
+    """How a command takes a pool: after --pool, or as operands."""
+
+    option: bool
+
+    def words(self, paths: list[Path]) -> list[str]:
+        return [word for path in paths for word in (["--pool"] * self.option + [str(path)])]
+
+
+def commands() -> Iterator[tuple[str, Taken | None]]:
+    for program, found in PROGRAMS.items():
+        group = typer.main.get_command(found)
+        for words in lazy.leaves(group):
+            command: Any = lazy.command_at(group, words)
+            options = {option for one in command.params for option in one.opts}
+            operands = {one.name for one in command.params} & {"paths"}
+            name = " ".join([program, *words])
+            yield name, Taken("--pool" in options) if "--pool" in options or operands else None
+
+
+ALL = dict(commands())
+WITH = {name: taken for name, taken in ALL.items() if taken is not None}
+
+
+class Ended(NamedTuple):
+    """How a command ended; the status is 255 after a traceback, and negative after a signal."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+def ran(name: str, arguments: list[str], home: Path, *, without: tuple[int, ...] = ()) -> Ended:
+    """Run a command in a forked child, without these capabilities."""
+    program, *words = name.split()
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        if (child := os.fork()) == 0:
+            status = 255
+            try:
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                os.dup2(out.fileno(), 1)
+                os.dup2(err.fileno(), 2)
+                sys.stdin, sys.stdout, sys.stderr = (
+                    os.fdopen(place, mode) for place, mode in enumerate("rww")
+                )
+                os.environ |= {"HOME": str(home), "XDG_STATE_HOME": str(home)}
+                drop(without)
+                signal.alarm(int(LIMIT_S))
+                sys.argv = [program, *words, *arguments]
+                {"beluga": main.main, "cxl-rpc": main.cxl_rpc}[program]()
+            except SystemExit as error:
+                if isinstance(error.code, str):
+                    print(error.code, file=sys.stderr)
+                status = error.code if isinstance(error.code, int) else 1
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        out.seek(0)
+        err.seek(0)
+        return Ended(status, out.read().decode(), err.read().decode())
+
+
+def drop(capabilities: tuple[int, ...]) -> None:
+    """Give these capabilities up, by which root may do what others may not."""
+    if os.geteuid() != 0 or not capabilities:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3, this thread
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable: two words of each
+    assert libc.capget(header, sets) == 0
+    for capability in capabilities:
+        sets[0] &= ~(1 << capability)
+        sets[1] &= ~(1 << capability)
+    assert libc.capset(header, sets) == 0, os.strerror(ctypes.get_errno())
+
+
+DAC_OVERRIDE, DAC_READ_SEARCH = 1, 2
+
+
+def loop(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+
+def directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+# What happens to one of the devices, while no process has the pool.
+SPOILT: dict[str, Callable[[Path], object]] = {
+    "deleted": Path.unlink,
+    "emptied": lambda path: os.truncate(path, 0),
+    "cut short": lambda path: os.truncate(path, SIZE // 2),
+    "unreadable": lambda path: path.chmod(0),
+    "a directory": directory,
+    "a pipe": pipe,
+    "a loop of links": loop,
+    "of another program": lambda path: path.write_bytes(os.urandom(SIZE)),
+}
+
+
+@pytest.fixture
+def paths(shm: Path) -> list[Path]:
+    paths = [shm / "a", shm / "b"]
+    Pool.create(paths, device_size=SIZE, sparse=True).close()
+    return paths
+
+
+def given(name: str, folder: Path) -> list[str]:
+    file = folder / "file"
+    file.write_bytes(bytes(100))
+    return [word.format(file=file) for word in ARGUMENTS.get(name, ())]
+
+
+def refused(name: str, ended: Ended, *named: str) -> None:
+    """Check that a command has ended with one line that has one of these words."""
+    lines = ended.stderr.splitlines()
+    assert ended.status in (1, 2), ended
+    assert "Traceback" not in ended.stderr
+    assert name in REPORTS or len(lines) == 1, ended
+    said = ended.stdout + ended.stderr if name in REPORTS else ended.stderr
+    assert any(word in said for word in named), ended
+
+
+def test_each_command_is_walked_or_takes_no_pool() -> None:
+    assert set(ALL) - set(WITH) == WITHOUT
+    assert set(ARGUMENTS) | REPORTS | MAKES <= set(WITH)
+
+
+@pytest.mark.parametrize(("place", "how"), [(n % 2, how) for n, how in enumerate(SPOILT)])
+def test_a_spoilt_device_is_one_line(
+    paths: list[Path], tmp_path: Path, how: str, place: int
+) -> None:
+    kept = {path: path.stat().st_ino for path in paths}
+    SPOILT[how](paths[place])
+    for name, taken in WITH.items():
+        if name == "beluga pool destroy" and how == "cut short":
+            continue  # it works: what is left is a device of the pool
+        arguments = [*given(name, tmp_path), *taken.words(paths)]
+        ended = ran(name, arguments, tmp_path, without=(DAC_OVERRIDE, DAC_READ_SEARCH))
+        # Making a pool may stop at the other device, which has one.
+        refused(name, ended, *map(str, paths if name == "beluga pool create" else [paths[place]]))
+        whole = paths[1 - place]
+        assert whole.stat().st_ino == kept[whole], name
+
+
+def test_no_pool_is_one_line_that_names_the_option(tmp_path: Path) -> None:
+    for name in WITH:
+        if name not in MAKES:
+            ended = ran(name, given(name, tmp_path), tmp_path)
+            refused(name, ended, "--pool PATH", "beluga mount")
+
+
+@pytest.mark.parametrize("path", ["", "x" * 300, "/proc/self/mem", "file/a"])
+def test_a_path_that_cannot_be_a_device_is_one_line(tmp_path: Path, path: str) -> None:
+    named = path.replace("file", str(tmp_path / "file"))
+    for name, taken in WITH.items():
+        arguments = given(name, tmp_path)
+        arguments += ["--pool", named] if taken.option else [named]
+        refused(name, ran(name, arguments, tmp_path), named or "a device needs a path", "device")
+
+
+# Commands that would change a pool, or need it to be idle.
+EXCLUSIVE = {
+    "beluga mount": ["--create", "--force", "--size", "16M"],
+    "beluga serve": [],
+    "cxl-rpc serve": [],
+    "beluga verify": ["--seconds", "0.01"],
+    "beluga bench": ["rpc", "--smoke"],
+    "cxl-rpc bench": ["--smoke"],
+    "beluga pool create": ["--force", "--size", "16M"],
+    "beluga pool check": ["--repair"],
+    "beluga pool destroy": ["--yes"],
+}
+
+
+@pytest.mark.parametrize("name", EXCLUSIVE)
+def test_a_busy_pool_is_one_line(paths: list[Path], tmp_path: Path, name: str) -> None:
+    with Pool.open(paths) as pool, MetaServer(pool) as server:
+        ended = ran(name, [*EXCLUSIVE[name], *WITH[name].words(paths)], tmp_path)
+        refused(name, ended, "server", "process")
+        assert server.failure is None
+
+
+def test_commands_that_need_the_server_alone_work_with_a_device_cut_short(
+    run: Run, paths: list[Path]
+) -> None:
+    pool = Taken(option=True).words(paths)
+    assert run("serve", *pool, "--detach").returncode == 0
+    try:
+        os.truncate(paths[1], SIZE // 2)  # behind what the server itself needs
+        assert run("ping", *pool).returncode == 1
+        assert json.loads(run("top", "--once", "--json", *pool).stdout)
+        assert json.loads(run("trace", "--json", *pool).stdout)["alive"]
+        changed = run("quota", "--set", "pins=4", "--json", *pool)
+        assert json.loads(changed.stdout)["quota"]["pins"] == 4
+        assert run("drain", *pool).returncode == 0
+        assert run("drain", "--undo", *pool).returncode == 0
+        assert run("doctor", *pool).returncode == 1
+    finally:
+        stopped = run("stop", *pool)
+    assert stopped.returncode == 0, stopped.stderr
