@@ -6,6 +6,7 @@ result.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +29,7 @@ from beluga.errors import ReplayError, TierError
 from beluga.pool import show_size
 from beluga.replay import Conversations, Options, Request, Result, make_workload
 from beluga.replay import replay as run_replay
-from beluga.simulate import SPEED_MAX, SPEED_MIN, trace_requests
+from beluga.simulate import SPEED_MAX, SPEED_MIN, Reading, trace_requests
 from beluga.tiers import TierSettings
 
 _MADE_UP_BLOCK_SIZE = 128 << 10
@@ -127,7 +128,7 @@ def replay(
     if not (disk or remote):
         refuse_without_tier(offload, admission, usual=(_OFFLOAD, _ADMISSION))
     reading = {"rate": rate, "time_unit": time_unit, "block_tokens": block_tokens}
-    requests = _requests(trace, form, **reading)
+    requests, how = _requests(trace, form, **reading)
     options = Options(
         client_count=clients,
         block_size=_block_size(trace) if block_bytes is None else block_bytes,
@@ -144,7 +145,7 @@ def replay(
     with progress("replaying", shown=not json) as advance:
         result = run_replay(requests, options, say=say, advance=advance)
     if json:
-        print_json(result)
+        print_json(asdict(result) | {"read": None if how is None else how.facts()})
     else:
         print_facts(_facts(result, clients, compare), _LEGEND)
     if result.verify_errors:
@@ -160,14 +161,18 @@ def _check_tiers(disks: list[str] | None, disk_bytes: int, remotes: list[str] | 
     tiers.check()
 
 
-def _requests(trace: Path | None, form: str | None, **reading: Any) -> list[Request]:
-    """Return the requests of a trace, or of made-up conversations, and show what was assumed."""
+def _requests(
+    trace: Path | None, form: str | None, **reading: Any
+) -> tuple[list[Request], Reading | None]:
+    """Return the requests of a trace and how it was read, which is shown, or made-up
+    conversations.
+    """
     if trace is None:
-        return make_workload(Conversations())
+        return make_workload(Conversations()), None
     requests, how = trace_requests(trace, form, **reading)
     if how is not None:
         say(f"read {how}")
-    return requests
+    return requests, how
 
 
 def _block_size(trace: Path | None) -> int:

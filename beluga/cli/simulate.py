@@ -266,7 +266,7 @@ def simulate(
     if report is not None:
         write_whole(report, make_report(report, loaded, options, rows, origin()))
     if json:
-        print_json(rows)
+        print_json(_with_reading(loaded, rows))
         return
     _show(loaded, rows, options, speeds, seeds)
     if plot:
@@ -328,6 +328,12 @@ def _rows(
 
             rows += run_simulation(trace, case, advance=further, **runs)
     return rows
+
+
+def _with_reading(trace: Trace, rows: Sequence[Row]) -> list[dict[str, object]]:
+    """Return the rows for JSON, each with how the trace was read."""
+    read = None if trace.reading is None else trace.reading.facts()
+    return [dataclasses.asdict(row) | {"read": read} for row in rows]
 
 
 def _show(

@@ -54,6 +54,21 @@ class Reading:
             return error
         return f"{error}; the format was guessed as {self.form}, --format names another"
 
+    def facts(self) -> dict[str, object]:
+        """Return what ``str()`` shows, as JSON has it: each value, and whether it was guessed."""
+        return {
+            "file": self.path.name,
+            "format": self.form,
+            "format_guessed": not self.form_given,
+            "time_unit": self.time_unit,
+            "time_unit_guessed": self.time_guessed,
+            "block_tokens": self.block_tokens,
+            "block_tokens_guessed": not self.block_given,
+            "block_tokens_note": "" if self.block_given else self.block_note,
+            "left_out": self.left_out,
+            "skipped": self.bad,
+        }
+
     def __str__(self) -> str:
         parts = [f"format {self.form}{'' if self.form_given else ' (guessed; --format)'}"]
         if self.time_unit is not None:

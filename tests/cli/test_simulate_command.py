@@ -40,6 +40,35 @@ def test_rows_have_both_memories_each_seed_and_the_mean(run: Run, trace: Path) -
         assert row["ttft_mean_s"] > 0
 
 
+@pytest.mark.parametrize("command", ["simulate", "replay"])
+@pytest.mark.parametrize("given", [False, True])
+def test_json_has_what_was_guessed_as_the_line_on_stderr(
+    run: Run, tmp_path: Path, command: str, given: bool
+) -> None:
+    trace = tmp_path / "t.jsonl"
+    lines = [
+        {"timestamp": n, "input_length": 32, "output_length": 1, "hash_ids": [n, n + 1]}
+        for n in range(4)
+    ]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = ["--policy", "random", "--memory", "pool"] if command == "simulate" else []
+    if given:
+        options += ["--format", "mooncake", "--time-unit", "s", "--block-tokens", "16"]
+    done = run(command, trace, *options, "--json")
+    found = json.loads(done.stdout)
+    read = found[0]["read"] if command == "simulate" else found["read"]
+    assert {name: read[name] for name in ("file", "format", "time_unit", "block_tokens")} == {
+        "file": "t.jsonl", "format": "mooncake", "time_unit": "s" if given else "ms",
+        "block_tokens": 16,
+    }  # fmt: skip
+    for name, option in (("format", "format"), ("time_unit", "time-unit")):
+        assert read[f"{name}_guessed"] is not given
+        assert (f"(guessed; --{option})" in done.stderr) is not given
+    assert read["block_tokens_guessed"] is not given
+    assert ("hash_ids" in read["block_tokens_note"]) is not given
+    assert (read["skipped"], read["left_out"]) == ([], {})
+
+
 def test_people_get_a_table_bars_and_a_page(run: Run, trace: Path, tmp_path: Path) -> None:
     hostile = tmp_path / "<img src=x>&'.jsonl"
     hostile.write_bytes(trace.read_bytes())
