@@ -18,6 +18,8 @@ with the environment, though it is looked at when the C core is loaded.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from beluga import _checkout
+
 if TYPE_CHECKING:
     from beluga.errors import BelugaError
     from beluga.kvcache import KVCache, Namespace
@@ -43,6 +45,8 @@ _HOMES = {
 def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
 
+
+_checkout.give_way()
 
 if not TYPE_CHECKING:  # a type checker would take every name for one of beluga's
 

@@ -12,10 +12,21 @@ names, before any pool is open.
 from __future__ import annotations
 
 import platform
+from importlib.util import find_spec
+from pathlib import Path
 
-from beluga import _core as core
 from beluga import config
-from beluga.errors import InstructionError
+from beluga.errors import CoreMissingError, InstructionError
+
+try:
+    from beluga import _core as core
+except ImportError as error:
+    if find_spec("beluga._core") is not None:
+        raise CoreMissingError(f"the C core cannot be loaded: {error}; build it again") from None
+    folder = Path(__file__).parent.parent
+    raise CoreMissingError(
+        f"{folder} has no C core; run 'pip install .' or scripts/setup-env there"
+    ) from None
 
 __all__ = ["core", "ffi", "lib"]
 

@@ -10,6 +10,7 @@ BelugaError
 ├── BadTypeError                  a value is of a type that cannot be meant; a TypeError, too
 ├── GreenThreadsError             gevent or eventlet made greenlets of the threads
 ├── SettingsError                 beluga.toml cannot be read, or has a setting that makes no sense
+├── CoreMissingError              the C core is not built, or cannot be loaded
 ├── InstructionError              BELUGA_ISA or BELUGA_FLUSH asks for what this CPU lacks
 ├── PoolError                     the devices, or what is on them
 │   ├── DeviceSpecError           PATH@OFFSET+SIZE cannot be read, or is not in 2 MiB steps
@@ -114,6 +115,10 @@ class GreenThreadsError(BelugaError):
 
 class SettingsError(BelugaError):
     """Mend the line of beluga.toml that the message names; 'beluga config' shows what is read."""
+
+
+class CoreMissingError(BelugaError, ImportError):
+    """Build the C core: run 'pip install .' in the checkout, or scripts/setup-env."""
 
 
 class InstructionError(BelugaError):
