@@ -10,6 +10,7 @@ differ from those that it was compiled from.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import shutil
 import subprocess
@@ -81,9 +82,14 @@ def compile_all(tree: Path, headers: Path, root: Path) -> None:
 
 def main() -> None:
     """Bring the tree up to date."""
-    tree, headers, root = map(Path, sys.argv[1:4])
-    copy(tree)
-    compile_all(tree, headers, root)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name in ("tree", "headers", "root"):
+        parser.add_argument(name, type=Path)
+    given = parser.parse_args()
+    copy(given.tree)
+    compile_all(given.tree, given.headers, given.root)
 
 
 if __name__ == "__main__":

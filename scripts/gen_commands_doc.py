@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from check_option import is_check
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
 
 from beluga.cli import legend  # noqa: E402  not installed where this runs
 from beluga.cli.app import app  # noqa: E402
@@ -133,8 +135,9 @@ def _default_of(option: Any) -> str:
 
 
 def main() -> int:
+    check = is_check(__doc__)
     page = document()
-    if "--check" not in sys.argv[1:]:
+    if not check:
         TARGET.write_text(page)
     elif not TARGET.exists() or TARGET.read_text() != page:
         print(f"{TARGET.name} is stale; run scripts/gen_commands_doc.py", file=sys.stderr)

@@ -15,6 +15,8 @@ import re
 import sys
 from pathlib import Path
 
+from check_option import is_check
+
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 TARGET = CSRC / "README.md"
@@ -67,10 +69,11 @@ def document() -> str:
 
 
 def main() -> int:
+    check = is_check(__doc__)
     old = TARGET.read_text()
     before, _, rest = old.partition(BEGIN)
     page = f"{before}{BEGIN}\n{document()}\n{END}{rest.partition(END)[2]}"
-    if "--check" not in sys.argv[1:]:
+    if not check:
         TARGET.write_text(page)
     elif old != page:
         print("csrc/README.md is stale; run scripts/gen_core_list.py", file=sys.stderr)

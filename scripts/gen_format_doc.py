@@ -13,9 +13,11 @@ import sys
 from pathlib import Path
 
 from cffi import FFI
+from check_option import is_check
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
 
 from beluga import _build  # noqa: E402  not installed where this runs
 
@@ -78,8 +80,9 @@ def _fenced(text: str) -> list[str]:
 
 def main() -> int:
     """Write the page, or compare it."""
+    check = is_check(__doc__)
     page = document()
-    if "--check" not in sys.argv[1:]:
+    if not check:
         TARGET.write_text(page)
         return 0
     if TARGET.exists() and TARGET.read_text() == page:

@@ -9,6 +9,7 @@ library in the package helm-python-sdk (extra ``helm``). The exit status is 77 i
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import subprocess
@@ -92,7 +93,11 @@ def manifests() -> dict[str, str]:
 
 def main() -> None:
     """Write the files."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else MANIFESTS
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, nargs="?", default=MANIFESTS)
+    folder = parser.parse_args().folder
     try:
         files = manifests()
     except (NoHelmError, ImportError) as error:

@@ -15,8 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from check_option import is_check
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
 
 from beluga import tiers  # noqa: E402, F401  its metrics are in the registry
 from beluga.exporter import METRICS, TIER_PREFIXES  # noqa: E402
@@ -562,8 +565,9 @@ def page() -> str:
 
 def main() -> int:
     """Write the files, or with ``--check`` compare them."""
+    check = is_check(__doc__)
     made = {PAGE: page(), DASHBOARD: dashboard(), ALERTS_FILE: alerts()}
-    if "--check" in sys.argv[1:]:
+    if check:
         stale = [path for path, text in made.items() if path.read_text() != text]
         for path in stale:
             sys.stderr.write(f"{path} is stale: run scripts/gen_monitoring.py\n")

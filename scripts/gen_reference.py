@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from check_option import is_check
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -175,12 +176,13 @@ def pages() -> Iterator[tuple[Path, str]]:
 
 
 def main() -> int:
+    check = is_check(__doc__)
     lacking = unadvised()
     for line in lacking:
         print(line, file=sys.stderr)
     stale = int(bool(lacking))
     for path, text in pages():
-        if "--check" not in sys.argv[1:]:
+        if not check:
             path.write_text(text)
         elif path.read_text() != text:
             print(f"{path.name} is stale; run scripts/gen_reference.py", file=sys.stderr)

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from check_option import is_check
 from pycparser import c_ast, c_parser
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -282,8 +283,9 @@ def stub(text: str) -> str:
 
 def main() -> int:
     """Write the stubs, or compare them."""
+    check = is_check(__doc__)
     stale = [path for path, text in TARGETS.items() if path.read_text() != stub(text)]
-    if "--check" not in sys.argv[1:]:
+    if not check:
         for path in stale:
             path.write_text(stub(TARGETS[path]))
         return 0

@@ -85,8 +85,8 @@ EXPORTS: dict[str, str] = {
     "beluga.simulate": (
         "COUNT_MAX Course ENGINES FORMATS MEMORIES ORDERS Options PRESETS Prompt Reading Row "
         "SPEED_MAX SPEED_MIN Scale Spread TIME_UNITS Trace "
-        "check_report goodput load_trace make_report make_trace simulate trace_requests "
-        "unequal_memory"
+        "check_report found_shares goodput load_trace make_report make_trace simulate "
+        "trace_requests unequal_memory"
     ),
     "beluga.events": "EventService EventSettings NameTable",
     "beluga.gateway": (
@@ -94,8 +94,8 @@ EXPORTS: dict[str, str] = {
         "read_workers_file serve"
     ),
     "beluga.replay": (
-        "Conversations Options Request Result ideal_hit_rate make_workload read_trace replay "
-        "write_trace"
+        "BUNDLED Conversations Options Request Result ideal_hit_rate make_workload read_trace "
+        "replay write_trace"
     ),
 }
 

@@ -2,7 +2,8 @@
 # Copyright The Beluga Authors
 """``scripts/check`` with stand-ins for all it calls: what it runs, says, and ends with.
 
-Also that ``scripts/test-aarch64`` runs, or leaves out with a reason, every test.
+Also that ``scripts/test-aarch64`` runs, or leaves out with a reason, every test; and that a script
+that is asked for help does nothing else.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,8 @@ def tree(tmp_path: Path) -> Path:
     (tmp_path / "scripts").mkdir()
     for name in CALLED:
         stand_in(tmp_path / "scripts" / name)
-    shutil.copy(ROOT / "scripts/check", tmp_path / "scripts/check")
+    for name in ("check", "help.sh"):
+        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts" / name)
     (tmp_path / ".venv/bin").mkdir(parents=True)
     stand_in(tmp_path / ".venv/bin/python")
     stand_in(tmp_path / ".venv/bin/beluga")
@@ -89,6 +92,71 @@ def test_a_newcomer_waits_for_no_long_step(tree: Path) -> None:
     _, lines = check(tree)
     assert "ran docs " in lines
     assert not any(line.startswith(("ran soak", "ran mutants", "ran test-")) for line in lines)
+
+
+SCRIPTS = [
+    path for path in sorted((ROOT / "scripts").iterdir()) if path.read_text().startswith("#!")
+]
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """The sources that a script may write to."""
+    for name in ("scripts", "beluga", "csrc", "docs"):
+        passing = shutil.ignore_patterns("__pycache__", "images")
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=passing)
+    shutil.copytree(ROOT / "bench", tmp_path / "bench", ignore=shutil.ignore_patterns("results"))
+    for name in ("setup.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def state(folder: Path) -> dict[Path, tuple[int, int]]:
+    found = {path: path.stat() for path in folder.rglob("*") if "__pycache__" not in path.parts}
+    return {path: (one.st_mtime_ns, one.st_size) for path, one in found.items() if path.is_file()}
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help_is_all_that_a_script_does_when_it_is_asked_for_it(sources: Path, option: str) -> None:
+    """No script starts another program than the few that print its help, nor changes a file."""
+    assert len(SCRIPTS) > 40
+    programs = sources / "programs"
+    programs.mkdir()
+    for name in ("bash", "env", "dirname", "awk"):
+        (programs / name).symlink_to(shutil.which(name) or name)
+    (programs / "python3").symlink_to(sys.executable)
+    before = state(sources)
+    for script in SCRIPTS:
+        python = script.suffix == ".py"
+        command = [sys.executable] if python else [programs / "bash"]
+        ended = subprocess.run(
+            [*command, sources / "scripts" / script.name, option],
+            cwd=sources,
+            env={"PATH": str(programs), "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (ended.returncode, ended.stderr) == (0, ""), script.name
+        name = "usage" if python else script.name
+        assert ended.stdout.startswith(name), f"{script.name}: its help begins with its name"
+        assert len(ended.stdout.splitlines()) >= 2, script.name
+    assert state(sources) == before
+
+
+def test_help_is_found_behind_other_arguments(tmp_path: Path) -> None:
+    (tmp_path / "made").write_text(
+        f"#!/usr/bin/env bash\n# made: it is.\n\n. {ROOT}/scripts/help.sh\necho done\n"
+    )
+    for arguments, told in (
+        ([], "done\n"),
+        (["-a", "1", "-h"], "made: it is.\n"),
+        (["--", "-h"], "done\n"),
+    ):
+        ended = subprocess.run(
+            ["/bin/bash", tmp_path / "made", *arguments], capture_output=True, text=True, check=True
+        )
+        assert ended.stdout == told
 
 
 def test_every_test_runs_for_aarch64_or_is_left_out_with_a_reason() -> None:

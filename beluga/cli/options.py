@@ -61,6 +61,10 @@ def admin_address(text: str) -> str:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+Wide = Annotated[
+    bool,
+    typer.Option("--wide", help="Show every column, however narrow the terminal is."),
+]
 JsonLines = Annotated[
     bool,
     typer.Option(

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # rich is slow to import, and machines read JSON
     from rich.table import Table
 
 _PIPE_WIDTH = 200  # columns
+_TEXT_MIN = 16  # columns to which longer text is folded
 _INDENT = 2  # of the further lines of a row
 
 # The arguments are the bytes or requests done, and those in all.
@@ -65,46 +67,94 @@ def print_table(
     *,
     columns: Sequence[str] | None = None,
     title: str | None = None,
+    spare: Sequence[str] = (),
+    wide: bool = False,
 ) -> None:
     """Print a table with the headings of a legend, or with some of them: ``columns``. Columns
     without text are aligned right, and None is a dash.
 
-    The legend itself is shown in the command's help (:func:`beluga.cli.legend.explains`). On a
-    terminal that is too narrow for a row, each row is a table of names and values.
+    On a terminal that is too narrow, text is folded, and ``spare`` columns are left out, the first
+    of them first, unless the table is asked for ``wide``. If that does not suffice, each row is a
+    table of names and values. The legend is shown in the command's help
+    (:func:`beluga.cli.legend.explains`).
     """
-    columns = list(legend) if columns is None else columns
-    if unknown := set(columns) - set(legend):
+    columns = list(legend) if columns is None else list(columns)
+    if unknown := {*columns, *spare} - set(legend):
         raise KeyError(f"the legend lacks {', '.join(sorted(unknown))}")
-    console = _console()
-    widths = [max(len(_cell(row[at])) for row in [columns, *rows]) for at in range(len(columns))]
-    if sum(widths) + 3 * len(widths) + 1 > console.width:
+    room, shown = _room(), columns
+    if not wide:
+        shown = _fitting(columns, rows, spare, room)
+    width = _least_width(columns, shown, rows)
+    if width > room and not wide:
         if title is not None:
-            console.print(title)
+            _console().print(title)
         for row in rows:
             print_facts(dict(zip(columns, row, strict=True)))
         return
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
-    for index, column in enumerate(columns):
-        is_text = any(isinstance(row[index], str) for row in rows)
-        table.add_column(column, justify="left" if is_text else "right", overflow="fold")
+    for index in map(columns.index, shown):
+        is_text = _is_text(rows, index)
+        table.add_column(
+            columns[index],
+            justify="left" if is_text else "right",
+            overflow="fold",
+            no_wrap=not is_text,
+            min_width=min(_longest(columns, rows, index), _TEXT_MIN) if is_text else None,
+        )
     for row in rows:
-        table.add_row(*map(_cell, row))
-    _print(table)
+        table.add_row(*(_cell(row[columns.index(name)]) for name in shown))
+    _print(table, max(width, int(min(room, _PIPE_WIDTH))))
+    if left_out := [name for name in columns if name not in shown]:
+        say(f"not shown in {room} columns: {', '.join(left_out)} (--wide)")
 
 
-def _print(table: Table) -> None:
-    _console().print(table)
+def _fitting(
+    columns: list[str], rows: Sequence[Sequence[object]], spare: Sequence[str], room: float
+) -> list[str]:
+    """Return the columns without as many of the spare ones as do not fit."""
+    shown = list(columns)
+    for name in spare:
+        if _least_width(columns, shown, rows) <= room:
+            break
+        if name in shown:
+            shown.remove(name)
+    return shown
 
 
-def _console() -> Console:
-    """Return a console of the terminal's width, or of what COLUMNS says. Without either, as in a
-    pipe, it has enough for every column.
-    """
+def _least_width(columns: list[str], shown: list[str], rows: Sequence[Sequence[object]]) -> int:
+    """Return how wide a table of the columns that are shown has to be, with its text folded."""
+    widths = [
+        min(width, _TEXT_MIN) if _is_text(rows, index) else width
+        for index in map(columns.index, shown)
+        for width in [_longest(columns, rows, index)]
+    ]
+    return sum(widths) + 3 * len(widths) + 1
+
+
+def _longest(columns: list[str], rows: Sequence[Sequence[object]], index: int) -> int:
+    return max(len(_cell(row[index])) for row in [columns, *rows])
+
+
+def _is_text(rows: Sequence[Sequence[object]], index: int) -> bool:
+    return any(isinstance(row[index], str) for row in rows)
+
+
+def _print(table: Table, width: int | None = None) -> None:
+    _console(width).print(table)
+
+
+def _console(width: int | None = None) -> Console:
+    """Return a console of this width, or of the terminal's."""
     from rich.console import Console
 
-    return Console(width=_width(), markup=False)
+    return Console(width=width or _width(), markup=False)
+
+
+def _room() -> float:
+    """Return the columns of the terminal, or what COLUMNS says. A pipe has no end."""
+    return shutil.get_terminal_size((0, 0)).columns or math.inf
 
 
 def _width() -> int:
@@ -161,7 +211,7 @@ def progress(what: str, *, shown: bool = True) -> Iterator[Advance]:
         rich_progress.TextColumn("{task.description}"),
         rich_progress.BarColumn(),
         rich_progress.TaskProgressColumn(),
-        rich_progress.TimeElapsedColumn(),
+        rich_progress.TimeRemainingColumn(elapsed_when_finished=True),
     )
     bar = rich_progress.Progress(*columns, console=Console(stderr=True))
     task = bar.add_task(what, total=None)

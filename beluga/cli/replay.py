@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -24,15 +24,15 @@ from beluga.cli.tiers import (
     Remotes,
     refuse_without_tier,
 )
-from beluga.cli.trace_options import BlockTokens, Format, Rate, TimeUnit
+from beluga.cli.trace_options import RATE, BlockTokens, Format, Rate, Read, TimeUnit, named
 from beluga.errors import ReplayError, TierError
 from beluga.pool import show_size
-from beluga.replay import Conversations, Options, Request, Result, make_workload
+from beluga.replay import Options, Request, Result
 from beluga.replay import replay as run_replay
 from beluga.simulate import SPEED_MAX, SPEED_MIN, Reading, trace_requests
 from beluga.tiers import TierSettings
 
-_MADE_UP_BLOCK_SIZE = 128 << 10
+_BUNDLED_BLOCK_SIZE = 128 << 10
 _POOL_SIZE_MAX = 1 << 48  # of a pool's two devices
 _OFFLOAD, _ADMISSION = "wait", "always"
 
@@ -48,8 +48,8 @@ def _pool_size(text: str | int) -> int:
 TraceFile = Annotated[
     Path | None,
     typer.Argument(
-        help="A trace, in any format that `beluga simulate` reads. Without one, conversations "
-        "are generated."
+        help="A trace, in any format that `beluga simulate` reads. By default it is the bundled "
+        "one, made-up conversations."
     ),
 ]
 
@@ -59,7 +59,7 @@ BlockBytes = Annotated[
     typer.Option(
         parser=size,
         metavar="SIZE",
-        help="The size of a block: 4096 by default, or 128K for generated conversations.",
+        help="The size of a block: 4096 by default, or 128K for the bundled trace.",
     ),
 ]
 
@@ -113,7 +113,7 @@ def replay(
     offload: Offload = _OFFLOAD,
     admission: AdmissionName = _ADMISSION,
     form: Format = None,
-    rate: Rate = 1.0,
+    rate: Rate = RATE,
     time_unit: TimeUnit = None,
     block_tokens: BlockTokens = None,
     admin: AdminAddress = "",
@@ -127,8 +127,7 @@ def replay(
     _check_tiers(disk, disk_bytes, remote)
     if not (disk or remote):
         refuse_without_tier(offload, admission, usual=(_OFFLOAD, _ADMISSION))
-    reading = {"rate": rate, "time_unit": time_unit, "block_tokens": block_tokens}
-    requests, how = _requests(trace, form, **reading)
+    requests, how = _requests(named(trace, form, rate, time_unit, block_tokens))
     options = Options(
         client_count=clients,
         block_size=_block_size(trace) if block_bytes is None else block_bytes,
@@ -142,7 +141,7 @@ def replay(
         admission=admission,
         admin=read_address(admin) if admin else None,
     )
-    with progress("replaying", shown=not json) as advance:
+    with progress(f"replaying {len(requests):,} requests", shown=not json) as advance:
         result = run_replay(requests, options, say=say, advance=advance)
     if json:
         print_json(asdict(result) | {"read": None if how is None else how.facts()})
@@ -161,22 +160,16 @@ def _check_tiers(disks: list[str] | None, disk_bytes: int, remotes: list[str] | 
     tiers.check()
 
 
-def _requests(
-    trace: Path | None, form: str | None, **reading: Any
-) -> tuple[list[Request], Reading | None]:
-    """Return the requests of a trace and how it was read, which is shown, or made-up
-    conversations.
-    """
-    if trace is None:
-        return make_workload(Conversations()), None
-    requests, how = trace_requests(trace, form, **reading)
+def _requests(given: Read) -> tuple[list[Request], Reading | None]:
+    """Return the requests of a trace and how it was read, which is shown."""
+    requests, how = trace_requests(**given)
     if how is not None:
         say(f"read {how}")
     return requests, how
 
 
 def _block_size(trace: Path | None) -> int:
-    return 4096 if trace else _MADE_UP_BLOCK_SIZE
+    return 4096 if trace else _BUNDLED_BLOCK_SIZE
 
 
 def _facts(result: Result, clients: int, compare: bool) -> dict[str, object]:

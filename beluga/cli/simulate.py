@@ -21,11 +21,11 @@ from beluga.cli.cost_options import (
     StepTokens,
 )
 from beluga.cli.legend import Legend, explains
-from beluga.cli.options import Json, as_bad_value, check_output, need, size, write_whole
+from beluga.cli.options import Json, Wide, as_bad_value, check_output, need, size, write_whole
 from beluga.cli.origin import origin
 from beluga.cli.output import print_json, print_table, progress, say
 from beluga.cli.policy_options import with_policy_settings
-from beluga.cli.trace_options import BlockTokens, Format, Rate, TimeUnit
+from beluga.cli.trace_options import RATE, BlockTokens, Format, Rate, TimeUnit, read_named
 from beluga.errors import RouterError, SimulateError
 from beluga.router import POLICIES, Goals, PolicySettings, costs, policy_name
 from beluga.simulate import (
@@ -41,7 +41,6 @@ from beluga.simulate import (
     Scale,
     Trace,
     check_report,
-    load_trace,
     make_report,
     unequal_memory,
 )
@@ -81,6 +80,11 @@ _PLANNED = {
     "worker_hours": ("worker hours", "the time of all workers together, in hours"),
 }
 _LEGEND = Legend((_RUN | _COLUMNS | _SCALED | _PLANNED).values())
+# What a narrow table leaves out, the first of them first.
+_SPARE = (
+    *("queue ms", "link", "imbalance", "DRAM", "pool", "HBM", "rejects", "p50", "TPOT ms", "p99"),
+    *("p90", "hits", "worker hours"),
+)
 _BAR_WIDTH = 60  # characters
 
 
@@ -100,7 +104,11 @@ def _policies(text: str) -> list[str]:
 
 
 TraceFile = Annotated[
-    Path, typer.Argument(help="The trace: a file, or a directory of weka's sessions.")
+    Path | None,
+    typer.Argument(
+        help="The trace: a file, or a directory of weka's sessions. By default it is the bundled "
+        "one, made-up conversations."
+    ),
 ]
 Policies = Annotated[
     str,
@@ -202,7 +210,7 @@ Report = Annotated[
 @explains(_LEGEND)
 @with_policy_settings
 def simulate(
-    trace: TraceFile,
+    trace: TraceFile = None,
     policy: Policies = "all",
     workers: Workers = 8,
     pool: PoolBytes = None,
@@ -223,12 +231,13 @@ def simulate(
     scale_at: ScaleAt = None,
     planner: PlannerOption = None,
     form: Format = None,
-    rate: Rate = 1.0,
+    rate: Rate = RATE,
     time_unit: TimeUnit = None,
     block_tokens: BlockTokens = None,
     preset: Preset = None,
     plot: Plot = False,
     report: Report = None,
+    wide: Wide = False,
     json: Json = False,
     *,
     settings: PolicySettings,
@@ -260,17 +269,14 @@ def simulate(
     cases = [dataclasses.replace(options, speed=one) for one in speeds]
     _check(report)
     _warn(options)
-    loaded = load_trace(trace, form, rate=rate, time_unit=time_unit, block_tokens=block_tokens)
-    say(f"read {loaded.reading}")
+    loaded = read_named(trace, form, rate, time_unit, block_tokens)
     rows = _rows(loaded, cases, {**asked, "courses": bool(report)}, quiet=json)
     if report is not None:
         write_whole(report, make_report(report, loaded, options, rows, origin()))
     if json:
         print_json(_with_reading(loaded, rows))
-        return
-    _show(loaded, rows, options, speeds, seeds)
-    if plot:
-        _plot(rows)
+    else:
+        _show(loaded, rows, options, speeds, seeds, wide=wide, plot=plot)
 
 
 def _options(*, model: str, **values: Any) -> Options:
@@ -320,7 +326,9 @@ def _rows(
     trace: Trace, cases: Sequence[Options], runs: dict[str, Any], *, quiet: bool
 ) -> list[Row]:
     rows: list[Row] = []
-    with progress("simulating", shown=not quiet) as advance:
+    runs_in_all = len(cases) * len(runs["policies"]) * len(runs["memories"]) * runs["seeds"]
+    what = f"simulating {runs_in_all} runs of {len(trace):,} requests"
+    with progress(what, shown=not quiet) as advance:
         for before, case in enumerate(cases):
 
             def further(done: int, total: int, before: int = before) -> None:
@@ -337,11 +345,19 @@ def _with_reading(trace: Trace, rows: Sequence[Row]) -> list[dict[str, object]]:
 
 
 def _show(
-    trace: Trace, rows: Sequence[Row], options: Options, speeds: Sequence[float], seeds: int
+    trace: Trace,
+    rows: Sequence[Row],
+    options: Options,
+    speeds: Sequence[float],
+    seeds: int,
+    *,
+    wide: bool,
+    plot: bool,
 ) -> None:
     rows = [row for row in rows if row.seed is None]
     loads = ", ".join(f"{speed:g}x" for speed in speeds)
-    title = f"{trace.name}: {len(trace)} requests at {loads}, {seeds} seed(s)"
+    runs = "1 seed" if seeds == 1 else f"{seeds} seeds"
+    title = f"{trace.name}: {len(trace):,} requests at {loads}, {runs}"
     shown = {
         **{name: _RUN[name] for name in _RUN if name != "speed" or len(speeds) > 1},
         **_COLUMNS,
@@ -353,8 +369,12 @@ def _show(
         [[getattr(row, name) for name in shown] for row in rows],
         columns=[heading for heading, _ in shown.values()],
         title=title,
+        spare=_SPARE,
+        wide=wide,
     )
     _warn_of_queues(trace, rows)
+    if plot:
+        _plot(rows)
 
 
 def _memories(text: str) -> Sequence[str]:

@@ -1,33 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The command ``beluga size``: it advises on the capacities of tiers for a model."""
+"""The command ``beluga size``: it advises on the capacities of tiers for a model, and says how much
+of a trace they find.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from beluga.cli.legend import Legend, explains
-from beluga.cli.options import Json, as_bad_value, size
-from beluga.cli.output import print_facts, print_json, print_table
+from beluga.cli.options import Json, Wide, as_bad_value, size
+from beluga.cli.output import print_facts, print_json, print_table, say
+from beluga.cli.trace_options import read_named
 from beluga.errors import TierError
 from beluga.pool import show_size
 from beluga.router import costs
+from beluga.simulate import Trace, found_shares
 from beluga.tiers import Advice, KvShape, TierSize, advise, read_model
 
 _GB = 1e9
-
+_GIB = 1 << 30
+_QWEN3_32B = KvShape(64, "BF16", 8, 128)  # the model of beluga simulate's default
 
 Model = Annotated[
     Path | None,
-    typer.Argument(help="A model's folder or its config.json. Or give --layers and the rest."),
+    typer.Argument(
+        help="A model's folder or its config.json. Or give --layers and the rest. By default it is "
+        "Qwen3-32B."
+    ),
 ]
 Memory = Annotated[
     int | None,
-    typer.Option("--memory", parser=size, metavar="SIZE", help="The size of the pool."),
+    typer.Option(
+        "--memory",
+        parser=size,
+        metavar="SIZE",
+        help="The size of the pool. Without --memory and --disk, it is what the trace needs.",
+    ),
 ]
 Disk = Annotated[
     list[int] | None,
@@ -67,6 +82,15 @@ ModelCosts = Annotated[
     str | None,
     typer.Option(metavar="NAME", help=f"Known costs instead: {', '.join(costs.MODELS)}."),
 ]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        metavar="FILE",
+        help="A trace, in any format that `beluga simulate` reads. By default it is the bundled "
+        "one, made-up conversations.",
+    ),
+]
 Position = Annotated[
     int,
     typer.Option(min=0, max=10**9, help="The position in the prompt, for --model-costs."),
@@ -83,6 +107,7 @@ _LEGEND = Legend(
         "GB/s": "how fast blocks come from the tier, as it was given",
         "ms per token": "how long it takes to bring one token back",
         "pays": "whether that is less than computing the token again",
+        "found": "the share of the trace's blocks that this tier and those above it find (LRU)",
     }
 )
 
@@ -103,10 +128,12 @@ def size_tiers(
     recompute_ms: RecomputeMs = None,
     model_costs: ModelCosts = None,
     position: Position = 0,
+    trace: TraceFile = None,
+    wide: Wide = False,
     json: Json = False,
 ) -> None:
-    """Advise how many blocks and tokens of a model's KV cache each tier holds, and how fast a tier
-    must be so that bringing a token back beats computing it again.
+    """Advise how many blocks and tokens of a model's KV cache each tier holds, how fast a tier must
+    be so that bringing a token back beats computing it again, and how much of a trace is found.
     """
     if model is not None and (layers or kv_heads or head_dim or latent_dim):
         raise typer.BadParameter("give a model, or its numbers")
@@ -117,23 +144,52 @@ def size_tiers(
     elif layers:
         with as_bad_value(TierError):
             shape = KvShape(layers, dtype or "BF16", kv_heads, head_dim, latent_dim)
+    elif kv_heads or head_dim or latent_dim:
+        raise typer.BadParameter("give --layers, too")
     else:
-        raise typer.BadParameter("name a model's folder, or give --layers and the rest")
+        say("no model is named; these are the numbers of Qwen3-32B")
+        shape = _QWEN3_32B if dtype is None else KvShape(64, dtype, 8, 128)
     if model_costs is not None:
         recompute_ms = _recompute_ms(model_costs, position)
+    loaded = read_named(trace)
+    need = loaded.id_count * loaded.block_tokens * shape.bytes_per_token
+    if memory is None and not disk:
+        memory = max(-(-need // _GIB), 1) * _GIB
     tiers = [] if memory is None else [TierSize("memory", memory, memory_bandwidth * _GB)]
     speed = None if disk_bandwidth is None else disk_bandwidth * _GB
     tiers += [TierSize("disk", each, speed) for each in disk or []]
-    if not tiers:
-        raise typer.BadParameter("give --memory, --disk, or both")
     advice = advise(shape, tiers, block_tokens=block_tokens, recompute_ms_per_token=recompute_ms)
+    found = _found(advice, loaded)
     if json:
-        print_json({"model": asdict(shape), **asdict(advice)})
+        told = asdict(advice)
+        for tier, share in zip(told["tiers"], found, strict=True):
+            tier["found"] = share
+        traced = {
+            "name": loaded.name,
+            "requests": len(loaded),
+            "bytes": need,
+            "ideal_hit_rate": loaded.ideal_hit_rate,
+        }
+        print_json({"model": asdict(shape), **told, "trace": traced})
         return
-    _show(advice, shape)
+    _show(advice, shape, loaded, need, found, wide=wide)
 
 
-def _show(advice: Advice, shape: KvShape) -> None:
+def _found(advice: Advice, trace: Trace) -> list[float]:
+    """Return what each tier finds of a trace, together with those above it."""
+    tokens = accumulate(tier.tokens for tier in advice.tiers)
+    return found_shares(trace, [min(one // trace.block_tokens, trace.id_count) for one in tokens])
+
+
+def _show(
+    advice: Advice,
+    shape: KvShape,
+    trace: Trace,
+    need: int,
+    found: Sequence[float],
+    *,
+    wide: bool,
+) -> None:
     facts: dict[str, object] = {
         "KV per token": show_size(advice.bytes_per_token),
         "block": f"{advice.block_tokens} tokens, {show_size(advice.block_bytes)}",
@@ -145,6 +201,8 @@ def _show(advice: Advice, shape: KvShape) -> None:
     else:
         facts["compute one token"] = f"{advice.recompute_ms_per_token:.4g} ms"
         facts["break-even"] = f"{advice.break_even_bytes_per_s / _GB:.3g} GB/s"
+    facts["the trace needs"] = f"{show_size(need)} for all its blocks"
+    facts["could be found"] = f"{trace.ideal_hit_rate:.1%} of the blocks of {len(trace):,} prompts"
     print_facts(facts)
     print_table(
         _LEGEND,
@@ -158,9 +216,12 @@ def _show(advice: Advice, shape: KvShape) -> None:
                 None if tier.bytes_per_s is None else tier.bytes_per_s / _GB,
                 tier.onboard_ms_per_token,
                 None if tier.pays is None else "yes" if tier.pays else "no",
+                f"{share:.1%}",
             ]
-            for tier in advice.tiers
+            for tier, share in zip(advice.tiers, found, strict=True)
         ],
+        spare=("size", "ms per token"),
+        wide=wide,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from beluga.cli.help import width
 from beluga.cli.legend import Legend, explains
-from beluga.cli.options import Host, Json, PoolPaths, open_pool
+from beluga.cli.options import Host, Json, PoolPaths, Wide, open_pool
 from beluga.cli.output import print_facts, print_json, print_line, print_table
 from beluga.meta import (
     MetaClient,
@@ -63,7 +63,7 @@ _SUMMARY = Legend(
 
 
 @explains(_SUMMARY, _CLIENTS)
-def stat(pool: PoolPaths = None, host: Host = None, json: Json = False) -> None:
+def stat(pool: PoolPaths = None, host: Host = None, wide: Wide = False, json: Json = False) -> None:
     """Show how well the pool does, its clients, and what is quarantined and why.
 
     --json has every counter.
@@ -89,7 +89,7 @@ def stat(pool: PoolPaths = None, host: Host = None, json: Json = False) -> None:
     print_facts(_summary(found, sessions, others, own.epoch) | _tiers(lower))
     live = [one for one in others if one.state == "live"]
     if live:
-        print_table(_CLIENTS, _clients(live, directory))
+        print_table(_CLIENTS, _clients(live, directory), spare=("puts", "pins", "age"), wide=wide)
     for one in held:
         print_line(_told(one))
 

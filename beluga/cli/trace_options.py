@@ -4,14 +4,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, TypedDict
 
 import typer
 
 from beluga.cli.options import one_of
-from beluga.simulate import FORMATS, TIME_UNITS
+from beluga.cli.output import say
+from beluga.replay import BUNDLED
+from beluga.simulate import FORMATS, TIME_UNITS, Trace, load_trace
 
-_RATE_MIN, _RATE_MAX = 1e-6, 1e9  # requests per second
+RATE = 1.0  # requests per second
+_RATE_MIN, _RATE_MAX = 1e-6, 1e9
 
 
 def rate(text: str | float) -> float:
@@ -55,3 +59,51 @@ Rate = Annotated[
     float,
     typer.Option(parser=rate, metavar="N", help="Requests per second, for traces without times."),
 ]
+
+
+class Read(TypedDict):
+    """How a trace is read: the arguments of load_trace and of trace_requests."""
+
+    path: Path
+    form: str | None
+    rate: float
+    time_unit: str | None
+    block_tokens: int | None
+
+
+def named(
+    trace: Path | None,
+    form: str | None,
+    rate: float,
+    time_unit: str | None,
+    block_tokens: int | None,
+) -> Read:
+    """Return how to read the trace that the command line names, or else the bundled one."""
+    if trace is None:
+        given = (form, time_unit, block_tokens) != (None, None, None)
+        if given or rate != RATE:
+            raise typer.BadParameter("name a trace: the bundled one is read in one way only")
+        say(f"no trace is named; {BUNDLED.name}, which is bundled, has made-up conversations")
+        form, time_unit, block_tokens = "mooncake", "ms", 512
+    return {
+        "path": trace or BUNDLED,
+        "form": form,
+        "rate": rate,
+        "time_unit": time_unit,
+        "block_tokens": block_tokens,
+    }
+
+
+def read_named(
+    trace: Path | None,
+    form: str | None = None,
+    rate: float = RATE,
+    time_unit: str | None = None,
+    block_tokens: int | None = None,
+) -> Trace:
+    """Read the trace that the command line names, or else the bundled one, and show what was
+    assumed.
+    """
+    loaded = load_trace(**named(trace, form, rate, time_unit, block_tokens))
+    say(f"read {loaded.reading}")
+    return loaded

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from beluga.cli.legend import Legend, explains
-from beluga.cli.options import Json, PoolPaths, open_pool
+from beluga.cli.options import Json, PoolPaths, Wide, open_pool
 from beluga.cli.output import print_facts, print_json, print_table, say
 from beluga.errors import VerifyError
 from beluga.verify import Finding, Report, verify_pool
@@ -46,6 +46,7 @@ def verify(
     timeout: Annotated[
         float, typer.Option(min=0.1, help="How many seconds the other side may be silent.")
     ] = 60.0,
+    wide: Wide = False,
     json: Json = False,
 ) -> None:
     """Test an idle pool's memory against what its superblock promises. The exit status is 1 if it
@@ -66,14 +67,14 @@ def verify(
     if json:
         print_json(asdict(report) | {"good": report.good})
     else:
-        _show(report)
+        _show(report, wide=wide)
     if not report.good:
         raise VerifyError(
             f"this does not hold although it is promised: {', '.join(report.broken())}"
         )
 
 
-def _show(report: Report) -> None:
+def _show(report: Report, *, wide: bool) -> None:
     machine = report.machine
     started = datetime.fromtimestamp(report.started_s, timezone.utc)
     print_facts(
@@ -98,6 +99,8 @@ def _show(report: Report) -> None:
             _row(list(same))
             for _, same in groupby(report.findings, lambda f: (f.test, f.initiator, f.mode))
         ],
+        spare=("torn, rejected", "trials"),
+        wide=wide,
     )
     say("all that is promised holds" if report.good else "NOT all that is promised holds")
 

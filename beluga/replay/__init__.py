@@ -5,9 +5,10 @@
 from beluga.replay.result import Result
 from beluga.replay.run import Options, replay
 from beluga.replay.trace import Request, ideal_hit_rate, read_trace, write_trace
-from beluga.replay.workload import Conversations, make_workload
+from beluga.replay.workload import BUNDLED, Conversations, make_workload
 
 __all__ = [
+    "BUNDLED",
     "Conversations",
     "Options",
     "Request",

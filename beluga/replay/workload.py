@@ -11,15 +11,17 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 
 from beluga.replay.trace import Request
 
-_BLOCK_TOKENS = 16
+BUNDLED = Path(__file__).with_name("conversations.jsonl")
+"""The trace that commands read if none is named; scripts/gen_trace.py makes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversations:
-    """The shape of a workload. Lengths are in blocks."""
+    """The shape of a workload. Lengths are in blocks of ``block_tokens`` tokens."""
 
     conversation_count: int = 120
     turn_count: int = 10
@@ -27,6 +29,7 @@ class Conversations:
     system_prompt_length: int = 12
     turn_length_max: int = 8
     turn_interval_ms: float = 500.0
+    block_tokens: int = 16
     seed: int = 1
 
 
@@ -48,8 +51,8 @@ def make_workload(shape: Conversations) -> list[Request]:
             requests.append(
                 Request(
                     timestamp=round(time),  # whole milliseconds, as Mooncake's are
-                    input_length=len(blocks) * _BLOCK_TOKENS,
-                    output_length=answer_length * _BLOCK_TOKENS,
+                    input_length=len(blocks) * shape.block_tokens,
+                    output_length=answer_length * shape.block_tokens,
                     hash_ids=blocks,
                 )
             )

@@ -24,6 +24,7 @@ from beluga.simulate.options import (
 from beluga.simulate.reading import TIME_UNITS, Reading
 from beluga.simulate.report import check_report, make_report
 from beluga.simulate.result import Row, Spread
+from beluga.simulate.reuse import found_shares
 from beluga.simulate.run import simulate
 from beluga.simulate.tier import ORDERS
 from beluga.simulate.trace import Prompt, Trace, make_trace
@@ -47,6 +48,7 @@ __all__ = [
     "Spread",
     "Trace",
     "check_report",
+    "found_shares",
     "goodput",
     "load_trace",
     "make_report",

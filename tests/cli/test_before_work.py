@@ -20,7 +20,7 @@ import sys
 import beluga.cli.simulate, beluga.cli.bench, beluga.cli.gateway, beluga.cli.prefill_worker
 def begun(*arguments, **options):
     sys.exit("it has begun")
-beluga.cli.simulate.load_trace = beluga.cli.simulate.run_simulation = begun
+beluga.cli.simulate.read_named = beluga.cli.simulate.run_simulation = begun
 beluga.cli.bench.beluga_bench.BENCHES = {"rpc": begun}
 beluga.cli.gateway.asyncio.run = beluga.cli.prefill_worker.asyncio.run = begun
 """

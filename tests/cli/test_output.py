@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 import typer
-from rich.console import Console
 
 from beluga.cli import options, output
 from beluga.cli.legend import Legend
@@ -53,13 +52,50 @@ def test_numbers_have_the_digits_that_say_enough(value: object, text: str) -> No
 def test_a_table_fits_a_narrow_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
-    monkeypatch.setattr(output, "_console", lambda: Console(width=width))
+    monkeypatch.setenv("COLUMNS", str(width))
     columns = Legend({f"column {number}": "" for number in range(9)})
     output.print_table(columns, [[f"cell {row}.{at}" for at in range(9)] for row in range(2)])
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
     cells = [line.split() for line in lines if line.startswith("│")]
     assert cells[10] == ["│", "column", "1", "│", "cell", "1.1", "│"]
+
+
+def lines_of_rows(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line[0] in "│┃"]
+
+
+def test_a_narrow_table_stays_one_table_and_leaves_out_spare_columns_in_order(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    legend = Legend(name="", first="", second="", third="")
+    rows = [["a", 10_000_000, 20_000_000, 30_000_000], ["b", 1, 2, None]]
+    output.print_table(legend, rows, spare=("third", "first", "second"))
+    told = capsys.readouterr()
+    assert [
+        line.replace("┃", " ").replace("│", " ").split() for line in lines_of_rows(told.out)
+    ] == [
+        ["name", "first", "second"],
+        ["a", "10,000,000", "20,000,000"],
+        ["b", "1", "2"],
+    ]
+    assert told.err == "not shown in 40 columns: third (--wide)\n"
+    assert max(map(len, told.out.splitlines())) <= 40
+    output.print_table(legend, rows, spare=("third",), wide=True)
+    told = capsys.readouterr()
+    assert "30,000,000" in told.out and told.err == ""
+
+
+def test_long_text_is_folded_before_a_column_goes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    legend = Legend(case="", figure="")
+    output.print_table(legend, [["many words of a case " * 3, 12_345]], spare=("figure",))
+    told = capsys.readouterr()
+    assert "12,345" in told.out and told.err == ""
+    assert max(map(len, told.out.splitlines())) <= 40
 
 
 def test_a_pipe_has_room_for_every_column(

@@ -252,8 +252,8 @@ def test_the_command_shows_the_advice_and_prints_it_as_json(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        ((), 2, "name a model's folder, or give --layers"),
-        (NUMBERS, 2, "give --memory, --disk, or both"),
+        (("--kv-heads", 8, "--memory", "4G"), 2, "give --layers, too"),
+        (("--trace", "/nowhere"), 1, "/nowhere: No such file or directory; name a trace"),
         (("x", "--layers", 2), 2, "give a model, or its numbers"),
         ((*NUMBERS, "--memory", "1x"), 2, "1x"),
         ((*NUMBERS, "--recompute-ms", 1, "--model-costs", "x"), 2, "or --model-costs"),

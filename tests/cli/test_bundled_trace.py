@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The bundled trace is what commands read if no trace is named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from beluga.replay import BUNDLED
+from beluga.simulate import found_shares, load_trace
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def test_it_is_small_and_names_its_origin() -> None:
+    assert BUNDLED.stat().st_size < 300_000
+    with BUNDLED.open() as lines:
+        assert "scripts/gen_trace.py" in json.loads(lines.readline())["origin"]
+
+
+def test_its_format_is_recognized() -> None:
+    reading = load_trace(BUNDLED).reading
+    assert reading is not None
+    assert (reading.form, reading.time_unit, reading.block_tokens) == ("mooncake", "ms", 512)
+
+
+@pytest.mark.parametrize(
+    ("command", "requests"),
+    [
+        (("simulate", "--policy", "least-tokens", "--memory", "pool"), 1200),
+        (("replay", "--block-bytes", "4K"), 1200),
+        (("size",), 1200),
+    ],
+)
+def test_commands_read_it_and_say_so(run: Run, command: tuple[str, ...], requests: int) -> None:
+    done = run(*command, "--json")
+    assert done.returncode == 0, done.stderr
+    assert f"no trace is named; {BUNDLED.name}, which is bundled, has" in done.stderr
+    told = json.loads(done.stdout)
+    row = told[0] if isinstance(told, list) else told.get("trace", told)
+    assert row["requests"] == requests
+
+
+@pytest.mark.parametrize("command", ["simulate", "replay"])
+@pytest.mark.parametrize(
+    "option", ["--format=azure", "--time-unit=s", "--block-tokens=16", "--rate=2"]
+)
+def test_options_that_read_a_trace_need_one(run: Run, command: str, option: str) -> None:
+    refused = run(command, option)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "name a trace" in refused.stderr
+
+
+def test_size_needs_no_argument_and_finds_what_could_be_found(run: Run) -> None:
+    told = json.loads(run("size", "--json").stdout)
+    assert told["bytes_per_token"] == 256 << 10  # Qwen3-32B
+    (pool,) = told["tiers"]
+    assert pool["found"] == pytest.approx(told["trace"]["ideal_hit_rate"])
+    assert pool["size_bytes"] >= told["trace"]["bytes"]
+
+
+def test_size_says_what_each_tier_finds_with_those_above_it(run: Run) -> None:
+    told = json.loads(run("size", "--json", "--memory", "100G", "--disk", "200G").stdout)
+    memory, disk = (tier["found"] for tier in told["tiers"])
+    assert 0.3 < memory < disk < told["trace"]["ideal_hit_rate"]
+
+
+def test_a_cache_finds_leading_blocks_that_it_still_has(tmp_path: Path) -> None:
+    lines = [[1, 2], [3, 4], [1, 2], [5, 2]]
+    text = "".join(
+        json.dumps({"timestamp": at, "input_length": 32, "output_length": 1, "hash_ids": ids})
+        + "\n"
+        for at, ids in enumerate(lines)
+    )
+    (tmp_path / "trace").write_text(text)
+    trace = load_trace(tmp_path / "trace", block_tokens=16)
+    # With room for 4, [1, 2] is found again; with 2, [3, 4] has evicted it. 2 after 5 is no prefix.
+    assert found_shares(trace, [2, 4]) == [0, 2 / 8]
+
+
+def test_size_takes_a_trace_without_blocks(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00,100,10\n")
+    told = json.loads(run("size", "--json", "--trace", path).stdout)
+    assert [tier["found"] for tier in told["tiers"]] == [0]
