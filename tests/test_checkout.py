@@ -52,7 +52,8 @@ def python(checkout: Path, *arguments: str, path: tuple[Path, ...] = ()) -> tupl
 def test_the_installed_package_is_imported(checkout: Path, installed: Path) -> None:
     code = "import beluga, beluga.pool as pool; print(beluga.__file__, pool.__file__, sep='\\n')"
     status, told, _ = python(checkout, "-c", code, path=(installed,))
-    files = [installed.joinpath("beluga", name) for name in ("__init__.py", "pool/__init__.py")]
+    names = ("beluga/__init__.py", "beluga/pool/__init__.py")
+    files = [installed / name for name in names]
     assert (status, told.splitlines()) == (0, list(map(str, files)))
 
 
