@@ -5,7 +5,7 @@
 calls with an errno, as an older kernel (ENOSYS) or a container's profile (EPERM) does.
 
 A seccomp filter of x86-64, which children inherit. ``populate`` is madvise() with an advice of
-Linux 5.14 or later.
+Linux 5.14 or later, ``hugepage`` one that kernels without transparent huge pages lack.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CALLS = {
     "sched_setaffinity": 203, "membarrier": 324, "openat2": 437, "close_range": 436, "statx": 332,
     "copy_file_range": 326, "memfd_create": 319, "mbind": 237, "clone3": 435, "faccessat2": 439,
 }  # fmt: skip
-_MADVISE, _POPULATE_READ = 28, 22
+_MADVISE, _HUGEPAGE, _POPULATE_READ = 28, 14, 22
 _LOAD, _EQUAL, _GREATER, _RETURN = 0x20, 0x15, 0x35, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _NUMBER_AT, _ARGUMENT_AT = 0, 32  # in struct seccomp_data: nr, and the low half of args[2]
@@ -32,13 +32,21 @@ def program(number: int, names: list[str]) -> bytes:
     refuse = (_RETURN, 0, 0, _ERRNO | number)
     steps = [(_LOAD, 0, 0, _NUMBER_AT)]
     for name in names:
-        if name != "populate":
+        if name in CALLS:
             steps += [(_EQUAL, 0, 1, CALLS[name]), refuse]
     if "populate" in names:
         steps += [
             (_EQUAL, 0, 3, _MADVISE),
             (_LOAD, 0, 0, _ARGUMENT_AT),
             (_GREATER, 0, 1, _POPULATE_READ),
+            refuse,
+        ]
+    if "hugepage" in names:
+        steps += [
+            (_LOAD, 0, 0, _NUMBER_AT),
+            (_EQUAL, 0, 3, _MADVISE),
+            (_LOAD, 0, 0, _ARGUMENT_AT),
+            (_EQUAL, 0, 1, _HUGEPAGE),
             refuse,
         ]
     steps.append((_RETURN, 0, 0, _ALLOW))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import mmap
 from collections import deque
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +44,8 @@ class Arena:
         except (KeyError, IndexError):
             memory = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if whole >= _HUGE:
-                memory.madvise(mmap.MADV_HUGEPAGE)
+                with suppress(OSError):  # a kernel or a sandbox without transparent huge pages
+                    memory.madvise(mmap.MADV_HUGEPAGE)
         return np.asarray(_Lease(self, memory, size))
 
     def give(self, memory: mmap.mmap) -> None:

@@ -44,13 +44,14 @@ def ran(
         (errno.ENOSYS, [*OLD, "populate", "statx", "getrandom", "memfd_create"]),
         (errno.EPERM, [*OLD[:3], "populate", "sched_setaffinity", "membarrier", "mbind"]),
         (errno.EPERM, ["pidfd_send_signal"]),
+        (errno.EINVAL, ["populate", "hugepage"]),
     ],
     ids=str,
 )
 def test_a_server_starts_serves_and_stops_without_newer_system_calls(
     shm: Path, tmp_path: Path, deny: tuple[int, list[str]]
 ) -> None:
-    assert set(deny[1]) <= {*CALLS, "populate"}
+    assert set(deny[1]) <= {*CALLS, "populate", "hugepage"}
     pool, value = ("--pool", shm / "a"), tmp_path / "value"
     value.write_bytes(os.urandom(100_000))
     assert ran("pool", "create", shm / "a", "--size", "16M", deny=deny).returncode == 0
@@ -64,6 +65,13 @@ def test_a_server_starts_serves_and_stops_without_newer_system_calls(
     assert stopped.returncode == 0, stopped.stderr
     assert b"stopped" in stopped.stderr
     assert ran("ping", *pool).returncode == 1
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the filter is for x86-64")
+def test_large_buffers_need_no_huge_pages() -> None:
+    code = "from beluga.tiers.arena import Arena; assert Arena(0).take(8 << 20).nbytes == 8 << 20"
+    deny = [sys.executable, DENY, str(errno.EINVAL), "hugepage"]
+    subprocess.run([*deny, sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_every_command_draws_what_the_output_can_show(shm: Path) -> None:
