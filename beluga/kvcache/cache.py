@@ -103,7 +103,10 @@ class PutResult:
         for code in self.statuses[self.states == BlockState.REFUSED]:
             doing = "storing a block"
             if code == -lib.BL_ERROR_TOO_LARGE:
-                doing += f" of {self.largest_bytes} bytes in a pool of {self.space_bytes} bytes"
+                doing += (
+                    f" of {self.largest_bytes} bytes and its checksums in a pool of "
+                    f"{self.space_bytes} bytes"
+                )
             raise_for_status(int(code), doing)
             raise CacheError("a block was refused without a reason")
 

@@ -218,7 +218,8 @@ def test_a_block_that_cannot_fit_is_refused_with_its_reason(cache: KVCache) -> N
     result = cache.put(digests(1), np.zeros((1, 8 * DEVICE_SIZE), dtype=np.uint8))
     assert result.refused == 1
     space = MetaClient(cache.client).stat().data_bytes
-    with pytest.raises(TooLargeError, match=rf"{8 * DEVICE_SIZE} bytes in a pool of {space} bytes"):
+    words = rf"{8 * DEVICE_SIZE} bytes and its checksums in a pool of {space} bytes"
+    with pytest.raises(TooLargeError, match=words):
         result.raise_for_refused()
 
 

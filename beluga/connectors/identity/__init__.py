@@ -13,7 +13,13 @@ identified is refused, unless the operator vouches for it by the setting ``ident
 
 from __future__ import annotations
 
-from beluga.connectors.identity.canonical import Table, canonical, config_fields, digest_of
+from beluga.connectors.identity.canonical import (
+    Table,
+    canonical,
+    config_fields,
+    digest_of,
+    values_under,
+)
 from beluga.connectors.identity.files import FileDigests, FileState, Signature, signature
 from beluga.connectors.identity.models import (
     Identified,
@@ -38,5 +44,6 @@ __all__ = [
     "signature",
     "source_of",
     "start_identifying",
+    "values_under",
     "with_weights",
 ]

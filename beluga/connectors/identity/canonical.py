@@ -14,7 +14,7 @@ import enum
 import hashlib
 import json
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, TypeAlias
 
@@ -146,6 +146,18 @@ def _fields_of(value: Any) -> Iterable[tuple[str, Any]]:
     else:
         raise TypeError(type(value))
     return ((name, getattr(value, name, None)) for name in names)
+
+
+def values_under(tree: Any, name: str) -> Iterator[Any]:
+    """Yield all values under a key of nested dictionaries and lists, except None."""
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            if key == name and value is not None:
+                yield value
+            yield from values_under(value, name)
+    elif isinstance(tree, (list, tuple)):
+        for value in tree:
+            yield from values_under(value, name)
 
 
 def _without(plain: Any, out: set[str]) -> Any:

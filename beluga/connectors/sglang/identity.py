@@ -9,7 +9,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from beluga.connectors.identity import Model, ModelIdentity, digest_of, source_of
+from beluga.connectors.identity import (
+    Model,
+    ModelIdentity,
+    digest_of,
+    source_of,
+    values_under,
+)
 from beluga.connectors.identity.models import VOUCH, Several, Source, Told
 from beluga.connectors.naming import Fields
 from beluga.connectors.process import engine_start_ns
@@ -125,19 +131,8 @@ def _length(found: Mapping[str, Any]) -> str:
         kind
         for tree in trees
         for name in ("rope_parameters", "rope_scaling")
-        for rope in _values(tree, name)
+        for rope in values_under(tree, name)
         for key in ("rope_type", "type")
-        for kind in _values(rope, key)
+        for kind in values_under(rope, key)
     }
     return length if kinds - ROPES_OF_ANY_LENGTH else "any"
-
-
-def _values(tree: Any, name: str) -> Iterator[Any]:
-    if isinstance(tree, Mapping):
-        for key, value in tree.items():
-            if key == name and value is not None:
-                yield value
-            yield from _values(value, name)
-    elif isinstance(tree, (list, tuple)):
-        for value in tree:
-            yield from _values(value, name)

@@ -15,7 +15,14 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from beluga.connectors.identity import Model, ModelIdentity, config_fields, digest_of, source_of
+from beluga.connectors.identity import (
+    Model,
+    ModelIdentity,
+    config_fields,
+    digest_of,
+    source_of,
+    values_under,
+)
 from beluga.connectors.identity.models import VOUCH, Several, Source, Told
 from beluga.connectors.naming import major
 from beluga.connectors.process import engine_start_ns
@@ -104,12 +111,12 @@ def length_matters(model: Any) -> bool:
     if getattr(model, "trust_remote_code", False):  # the model's own code may use it
         return True
     found = model.hf_config.to_dict()
-    kinds = set(_values(found, "model_type"))
+    kinds = set(values_under(found, "model_type"))
     ropes = {
         kind
         for name in ("rope_parameters", "rope_scaling")
-        for rope in _values(found, name)
-        for kind in (*_values(rope, "rope_type"), *_values(rope, "type"))
+        for rope in values_under(found, name)
+        for kind in (*values_under(rope, "rope_type"), *values_under(rope, "type"))
     }
     return bool(ropes - ROPES_OF_ANY_LENGTH) or bool(kinds & MODELS_BY_LENGTH)
 
@@ -173,7 +180,7 @@ def _check_code(model: Any) -> None:
     """Refuse a model whose code comes from another repository, whose commit vLLM does not keep."""
     if not getattr(model, "trust_remote_code", False):
         return
-    code = _values(model.hf_config.to_dict(), "auto_map")
+    code = values_under(model.hf_config.to_dict(), "auto_map")
     names = [name for one in code for name in _leaves(one) if "--" in name]
     if names:
         raise ConnectorError(
@@ -191,18 +198,6 @@ def _began_ns(config: Any) -> int:
     if made.isdecimal() and now - (1 << 53) < int(made) <= now:  # at most 104 days ago
         return int(made)
     return engine_start_ns()
-
-
-def _values(tree: Any, name: str) -> Iterator[Any]:
-    """Yield all values under a key of nested dictionaries."""
-    if isinstance(tree, Mapping):
-        for key, value in tree.items():
-            if key == name and value is not None:
-                yield value
-            yield from _values(value, name)
-    elif isinstance(tree, (list, tuple)):
-        for value in tree:
-            yield from _values(value, name)
 
 
 def _leaves(tree: Any) -> Iterator[str]:
