@@ -25,15 +25,27 @@ if TYPE_CHECKING:
     from beluga.kvcache import KVCache, Namespace
     from beluga.meta import MetaServer
     from beluga.pool import Pool
-    from beluga.rpc import Client, Server
+    from beluga.rpc import AsyncClient, Client, Handlers, Server
 
 __version__ = "0.1.0"  # said here alone; pyproject.toml reads it
 
-__all__ = ["BelugaError", "Client", "KVCache", "MetaServer", "Namespace", "Pool", "Server"]
+__all__ = [
+    "AsyncClient",
+    "BelugaError",
+    "Client",
+    "Handlers",
+    "KVCache",
+    "MetaServer",
+    "Namespace",
+    "Pool",
+    "Server",
+]
 
 _HOMES = {
+    "AsyncClient": "beluga.rpc",
     "BelugaError": "beluga.errors",
     "Client": "beluga.rpc",
+    "Handlers": "beluga.rpc",
     "KVCache": "beluga.kvcache",
     "MetaServer": "beluga.meta",
     "Namespace": "beluga.kvcache",

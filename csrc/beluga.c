@@ -51,6 +51,7 @@
 #include "rpc/lane.c"
 #include "rpc/session.c"
 #include "rpc/trace.c"
+#include "rpc/jobs.c"
 #include "rpc/operate.c"
 #include "rpc/housekeeping.c"
 #include "rpc/report.c"

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import beluga
-from beluga import Client, KVCache, MetaServer, Pool
+from beluga import Client, Handlers, KVCache, MetaServer, Pool
 from beluga._ffi import ffi
 from beluga.errors import RpcError
 from beluga.kvcache import Run
@@ -62,6 +62,7 @@ ELSEWHERE = {
     "beluga.gateway": "tests/gateway: on an event loop, without C",
     "beluga.replay": "tests/replay: processes, without C",
     "beluga.disagg": "tests/disagg: on an event loop; a queue in the pool has one cache",
+    "beluga.rpc.async_client": "tests/rpc/test_async_client.py: on an event loop",
     "beluga.tiers.disk": "tests/tiers/test_disk.py",
     "beluga.tiers.late": "tests/tiers/test_late.py",
     "beluga.tiers.service": "tests/tiers/test_tier_service.py: it has sessions of its own",
@@ -164,7 +165,7 @@ class Scene:
             "visible_s": 1,
             "task": TaskRecord(word, 1, 1, 4096, 1),
             "method": 0 if isinstance(owner, Client) else 70,
-            "handler": bytes,
+            **{"handler": bytes, "handlers": Handlers()},
             "timeout_s": 0.01,
             "count_max": 1,
             "quota": Quota(),
@@ -229,6 +230,8 @@ class Scene:
         arguments, named = [], {}
         for parameter in inspect.signature(method).parameters.values():
             if parameter.default is not parameter.empty and parameter.name != "timeout_s":
+                continue
+            if parameter.kind is parameter.VAR_POSITIONAL:
                 continue
             if parameter.kind is parameter.KEYWORD_ONLY:
                 named[parameter.name] = told[parameter.name]

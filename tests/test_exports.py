@@ -11,7 +11,7 @@ import importlib
 import pytest
 
 EXPORTS: dict[str, str] = {
-    "beluga": "BelugaError Client KVCache MetaServer Namespace Pool Server",
+    "beluga": "AsyncClient BelugaError Client Handlers KVCache MetaServer Namespace Pool Server",
     "beluga._ffi": "core ffi lib",
     "beluga.primitives": "crc32c features fence flush invalidate isa ntstore_copy",
     "beluga.pool": (
@@ -22,9 +22,9 @@ EXPORTS: dict[str, str] = {
         "refuse_gone refuse_in_use runtime_dir_of_gone"
     ),
     "beluga.rpc": (
-        "Calls Client ClientStat DEMOTIONS Figure Followed KINDS Keeper LOST METHOD_COUNTERS "
-        "METHOD_USER Operation Quota REASONS Report Reported SECONDS SILENT_S Server ServerStat "
-        "TAKEN Trace TracedCall method_names "
+        "AsyncClient Buffer Calls Client ClientStat DEMOTIONS Figure Followed HandlerInfo Handlers "
+        "KINDS Keeper LOST METHOD_COUNTERS METHOD_USER Operation Quota REASONS Report Reported "
+        "SECONDS SILENT_S Server ServerStat TAKEN Trace TracedCall load_handlers method_names "
         "nanoseconds read_trace stand_by"
     ),
     "beluga.meta": (

@@ -11,6 +11,7 @@ COMMANDS: lazy.Places = {
     "bench": "bench:rpc",
     "serve": "lanes:serve_lanes",
     "call": "lanes:call",
+    "list": "lanes:list_handlers",
 }
 
 app = lazy.program("Make calls over shared memory: a server, a client, and a benchmark.", COMMANDS)

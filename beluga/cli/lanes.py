@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The commands ``cxl-rpc serve`` and ``call``: the lanes of a pool without the block index."""
+"""The commands ``cxl-rpc serve``, ``call`` and ``list``: handlers without the block index, and
+calls of handlers, whoever serves them.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json as json_library
 import sys
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 
 from beluga.cli import logs, serve
@@ -22,47 +27,125 @@ from beluga.cli.options import (
     open_pool,
     read_at_most,
 )
-from beluga.cli.output import print_json
-from beluga.rpc import METHOD_USER, Client, Server
+from beluga.cli.output import plain, print_json, print_row
+from beluga.rpc import METHOD_USER, Client, HandlerInfo, Server, load_handlers
+
+_INPUT_MAX = 64 << 20  # bytes of standard input as an argument
 
 
 def serve_lanes(
+    handlers: Annotated[
+        str,
+        typer.Argument(
+            metavar="[MODULE:NAME]",
+            help="The functions to call for clients: a beluga.Handlers of a module that Python "
+            "finds, or of MODULE.py in the current folder.",
+        ),
+    ] = "",
     pool: PoolPaths = None,
     host: Host = None,
     declare_gone: serve.DeclaredGone = False,
+    handler_threads: serve.HandlerThreads = 1,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
     json: JsonLines = False,
 ) -> None:
-    """Serve the pool's lanes. The first free method returns the request."""
+    """Serve handlers over the pool, without the block index. Method 64 returns its request.
+
+    `beluga serve --handlers` serves handlers and the block index. See docs/rpc.md.
+    """
+    registered = load_handlers(handlers) if handlers else None
     logs.begin(log_level, log_format)
     with open_pool(pool) as opened:
         server = Server(opened, host=host, declared_gone=declare_gone)
         server.handle(METHOD_USER, bytes)
+        if registered is not None:
+            server.register(registered, threads=handler_threads)
         serve.serve_until_told(server, json=json)
 
 
 def call(
-    request: Annotated[
-        str, typer.Argument(help="The text of the request; - is standard input.")
-    ] = "",
-    method: Annotated[
-        int, typer.Option(min=0, max=255, help="The number of the method.")
-    ] = METHOD_USER,
+    handler: Annotated[
+        str, typer.Argument(help="The handler's name, or the number of a method: 0 to 254.")
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[ARGUMENT]...",
+            help="The arguments: text and bytes as they are, other types in JSON; - is standard "
+            "input. A method takes one, the request.",
+        ),
+    ] = None,
     pool: PoolPaths = None,
     host: Host = None,
     timeout: Timeout = 5.0,
     json: Json = False,
 ) -> None:
-    """Call a method of the server and print its reply."""
+    """Call a handler of the server and print its result, or a method and print its reply."""
+    given = arguments or []
     with open_pool(pool) as opened:
-        data = request.encode()
-        if request == "-":
-            data = read_at_most(opened.geometry.bulk_size, Path("-"), "a request")
+        if handler.isdecimal():
+            if len(given) > 1:
+                raise typer.BadParameter("a method takes one argument, the request")
+            data = _bytes(given[0] if given else "", opened.geometry.bulk_size)
+            with Client(opened, host=host, timeout_s=timeout) as client:
+                reply = client.call(int(handler), data)
+            _print({"method": int(handler)}, "reply", reply, json)
+            return
         with Client(opened, host=host, timeout_s=timeout) as client:
-            reply = client.call(method, data)
+            kinds = _kinds(handler, client.handlers())
+            values = [
+                _value(text, kinds[at] if at < len(kinds) else "") for at, text in enumerate(given)
+            ]
+            result = client.call(handler, *values)
+    _print({"handler": handler}, "result", result, json)
+
+
+def list_handlers(
+    pool: PoolPaths = None, host: Host = None, timeout: Timeout = 5.0, json: Json = False
+) -> None:
+    """List the handlers of the server: their parameters, results and what they do."""
+    with open_pool(pool) as opened, Client(opened, host=host, timeout_s=timeout) as client:
+        found = client.handlers()
     if json:
-        print_json({"method": method, "reply": reply.decode(errors="backslashreplace")})
-    else:
-        sys.stdout.buffer.write(reply + b"\n")
+        print_json([dataclasses.asdict(one) for one in found])
+        return
+    for one in found:
+        print_row(plain(f"{one}  {one.help}".strip()))
+
+
+def _kinds(handler: str, found: list[HandlerInfo]) -> list[str]:
+    """Return the types of a handler's parameters; an unknown one is the server's to refuse."""
+    return next((list(one.parameters.values()) for one in found if one.name == handler), [])
+
+
+def _bytes(text: str, limit: int) -> bytes:
+    return read_at_most(limit, Path("-"), "an argument") if text == "-" else text.encode()
+
+
+def _value(text: str, kind: str) -> object:
+    """Return an argument of the command line as a parameter of this type takes it."""
+    kinds = kind.split(" | ")
+    if "bytes" in kinds:
+        return _bytes(text, _INPUT_MAX)
+    if text == "-":
+        text = _bytes(text, _INPUT_MAX).decode()
+    if "str" in kinds or not kind:
+        return text
+    try:
+        return json_library.loads(text)
+    except (ValueError, RecursionError):
+        raise typer.BadParameter(f"'{text:.40}' is no {kind} in JSON") from None
+
+
+def _print(named: dict[str, object], what: str, value: object, json: bool) -> None:
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if json:
+        text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
+        print_json({**named, what: text})
+    elif isinstance(value, bytes | str):
+        sys.stdout.buffer.write((value.encode() if isinstance(value, str) else value) + b"\n")
         sys.stdout.buffer.flush()
+    else:
+        print_json(value, lines=True)

@@ -100,6 +100,15 @@ Lanes = Annotated[
     int | None,
     typer.Option(min=1, max=LANE_COUNT_MAX, help="How many clients can attach at once."),
 ]
+BulkSize = Annotated[
+    int | None,
+    typer.Option(
+        parser=size,
+        metavar="SIZE",
+        help="The most bytes of one call, or of one part of a longer message: 4K to 64M. Each lane "
+        "takes three times as much. By default 32K, or 64K in pools of 512M and more.",
+    ),
+]
 
 
 _DEVICES = Legend(
@@ -134,6 +143,7 @@ def create(
     max_blocks: MaxBlocks = None,
     block_bytes: BlockBytes = None,
     lanes: Lanes = None,
+    bulk_size: BulkSize = None,
     json: Json = False,
 ) -> None:
     """Format devices as a new, empty pool. Files that do not exist are created."""
@@ -151,6 +161,7 @@ def create(
             max_blocks=max_blocks,
             block_bytes=block_bytes,
             lane_count=lanes,
+            bulk_size=bulk_size,
             progress=advance,
         )
     with pool:

@@ -53,7 +53,7 @@ from beluga.errors import (
 from beluga.lease import Lease, open_lease
 from beluga.listening import read_tls, read_token
 from beluga.meta import EVICTIONS, MetaServer
-from beluga.rpc import LOST, SILENT_S, Keeper, Quota, Server, stand_by
+from beluga.rpc import LOST, SILENT_S, Keeper, Quota, Server, load_handlers, stand_by
 from beluga.tiers import TierService, TierSettings
 
 if TYPE_CHECKING:
@@ -152,6 +152,17 @@ EventsReplay = Annotated[
     ),
 ]
 EventsForm = Annotated[str, typer.Option(help="The form of the events: vllm or dynamo.")]
+HandlersPlace = Annotated[
+    str,
+    typer.Option(
+        "--handlers",
+        metavar="MODULE:NAME",
+        help="Call these functions for clients (beluga.Handlers); see docs/rpc.md.",
+    ),
+]
+HandlerThreads = Annotated[
+    int, typer.Option(min=1, max=64, help="How many handlers may run at a time.")
+]
 Detach = Annotated[
     bool,
     typer.Option(
@@ -189,6 +200,8 @@ def serve(
     admin: AdminAddress = "",
     admin_token: AdminToken = None,
     admin_tls: AdminTls = "",
+    handlers: HandlersPlace = "",
+    handler_threads: HandlerThreads = 1,
     detach: Detach = False,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
@@ -198,41 +211,44 @@ def serve(
 
     With --disk or --remote, blocks that the pool evicts sink to these tiers, and come back. With
     --events, routers follow which blocks the pool has. With --admin, browsers show what it does.
+    With --handlers, clients call functions of yours.
     """
     silent_s = _silence(silent, stands_by=standby or bool(lease), watch=watch)
     tiers = _tier_settings(disk, disk_bytes, disk_owner, remote, offload, admission, eviction)
     secured = _secured(admin, admin_token, admin_tls)
     published = _event_settings(events, events_replay, events_form)
     quota = Quota(grants=quota_grants, pins=quota_pins, bytes=quota_bytes, calls_per_s=quota_calls)
+    register = _registering(handlers, handler_threads)
     if detach:
         detached(pool, json)
         return
     logs.begin(log_level, log_format)
     held, told = open_lease(lease) if lease else None, threading.Event()
+    run = partial(serve_until_told, told=told, json=json, silent_s=silent_s, lease=held)
     with open_pool(pool) as opened:
         while True:
             server = MetaServer(
                 opened, host=host, declared_gone=declare_gone, quota=quota, eviction=eviction
             )
+            register(server)
             patient, health = silent_s is not None, Health()
             services = _services(server, opened, tiers, published, host, patient=patient)
             routes = {**server_routes(server, opened, _saving(services)), **health.routes()}
             try:
                 with _answering(secured, routes, opened, json) as endpoint:
-                    serve_until_told(
-                        server,
-                        told=told,
-                        json=json,
-                        admin=endpoint,
-                        health=health,
-                        services=services,
-                        silent_s=silent_s,
-                        lease=held,
-                    )
+                    run(server, admin=endpoint, health=health, services=services)
                 return
             except (DeposedError, LeaseError) as error:
                 _stand_by_again(error, server, watch=watch, json=json)
                 declare_gone = False  # the one that deposed this server was not declared gone
+
+
+def _registering(place: str, threads: int) -> Callable[[Server], None]:
+    """Load handlers and return what registers them at a server. Without a place it does nothing."""
+    if not place:
+        return lambda server: None
+    handlers = load_handlers(place)
+    return lambda server: server.register(handlers, threads=threads)
 
 
 def _stand_by_again(error: BelugaError, server: Server, *, watch: bool, json: bool) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,8 @@ Buffer: TypeAlias = "typing_extensions.Buffer | NDArray[np.generic] | Tensor"
 Fragments: TypeAlias = "Buffer | Sequence[Buffer]"
 """One block's bytes: a buffer, or a list or tuple of them that stand end to end in the pool."""
 
-Blocks: TypeAlias = "Sequence[Fragments] | NDArray[np.generic] | Run"
-"""A batch: a list of :data:`Fragments`, an array of blocks, or a :class:`Run`."""
+Blocks: TypeAlias = "Sequence[Fragments] | NDArray[np.generic] | Tensor | Run"
+"""A batch: a list of :data:`Fragments`, an array or tensor of blocks, or a :class:`Run`."""
 
 
 _ADDRESS_MAX = 2**64 - 1
@@ -154,10 +154,11 @@ def runs(blocks: Blocks, *, writable: bool) -> list[Run]:
         return [_matrix_run(blocks, writable=writable)]
     if is_tensor(blocks):  # a batch of its rows, which torch may be unable to make
         tensor_start(blocks)
+    items = cast("Sequence[Fragments]", blocks)
     found: list[Run] = []
     shape: tuple[int, int] | None = None
     start, rows, owners = 0, list[tuple[int, int]](), list[object]()
-    for index, block in enumerate(blocks):
+    for index, block in enumerate(items):
         parts = block if isinstance(block, (list, tuple)) else (block,)
         places = [_place(part, writable=writable) for part in parts]
         this = (sum(size for _, size, _ in places), len(places))
@@ -170,7 +171,7 @@ def runs(blocks: Blocks, *, writable: bool) -> list[Run]:
         rows.extend((address, size) for address, size, _ in places)
         owners.extend(owner for _, _, owner in places)
     assert shape is not None  # noqa: S101  # there was at least one block
-    found.append(_list_run(start, len(blocks), shape, rows, owners))
+    found.append(_list_run(start, len(items), shape, rows, owners))
     return found
 
 

@@ -135,7 +135,7 @@ def _judge(wishes: Wishes, device_size: int) -> None:
         "--max-blocks (max_blocks)": (wishes.max_blocks, 1, BLOCK_COUNT_MAX),
         "--block-bytes (block_bytes)": (wishes.block_bytes, BLOCK_SIZE_MIN, device_size),
         "slot_count": (wishes.slot_count, 4, 1024),
-        "bulk_size": (wishes.bulk_size, _PAGE_SIZE, 64 * _MIB),
+        "--bulk-size (bulk_size)": (wishes.bulk_size, _PAGE_SIZE, 64 * _MIB),
     }
     for name, (value, least, most) in ranges.items():
         if value is not None and not least <= value <= most:
@@ -143,7 +143,9 @@ def _judge(wishes: Wishes, device_size: int) -> None:
     if wishes.slot_count is not None and wishes.slot_count & (wishes.slot_count - 1):
         raise PoolError(f"slot_count is a power of two, not {wishes.slot_count}")
     if wishes.bulk_size is not None and wishes.bulk_size % _PAGE_SIZE:
-        raise PoolError(f"bulk_size is a multiple of {_PAGE_SIZE}, not {wishes.bulk_size}")
+        raise PoolError(
+            f"--bulk-size (bulk_size) is a multiple of {_PAGE_SIZE}, not {wishes.bulk_size}"
+        )
 
 
 def geometry_for(device_count: int, device_size: int, max_blocks: int | None = None) -> Geometry:

@@ -28,6 +28,7 @@ class Constraints:
     preferred_taints: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def admit(self, worker: Worker, taints: frozenset[str]) -> bool:
+        """Return whether the request may go to a worker with these taints."""
         return (
             (self.pin is None or worker == self.pin)
             and (self.allowed is None or worker.worker_id in self.allowed)
@@ -54,6 +55,7 @@ class BusyThresholds:
     max_num_batched_tokens: int = 8192
 
     def overloaded(self, load: Load) -> bool:
+        """Return whether a worker of this load is over any of the thresholds."""
         tokens = load.active_prefill_tokens
         total = load.kv_total_blocks
         return (

@@ -76,6 +76,7 @@ class Router:
             self._suspended.add(worker)
 
     def resume(self, worker: Worker) -> None:
+        """Send a suspended worker requests again."""
         self._suspended.discard(worker)
 
     def candidates(

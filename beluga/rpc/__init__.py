@@ -5,13 +5,18 @@
 :class:`Server` serves registered handlers, :class:`Client` calls them. The block index
 (:mod:`beluga.meta`) is one user of it; yours may be another::
 
+    def shout(text: str) -> str:
+        return text.upper()
+
     with Pool.open(["a", "b"]) as pool, Server(pool) as server:
-        server.handle(64, lambda request: request.upper())
+        server.register(Handlers(shout))
         with Client(pool) as client:
-            client.call(64, b"hello")      # b'HELLO'
+            client.call("shout", "hello", returns=str)  # 'HELLO'
 """
 
-from beluga.rpc.client import Client, ClientStat
+from beluga.rpc.async_client import AsyncClient
+from beluga.rpc.client import Buffer, Client, ClientStat
+from beluga.rpc.handlers import HandlerInfo, Handlers, load_handlers
 from beluga.rpc.report import KINDS, SECONDS, Figure, Operation, Report, Reported
 from beluga.rpc.server import (
     METHOD_COUNTERS,
@@ -37,11 +42,15 @@ __all__ = [
     "SECONDS",
     "SILENT_S",
     "TAKEN",
+    "AsyncClient",
+    "Buffer",
     "Calls",
     "Client",
     "ClientStat",
     "Figure",
     "Followed",
+    "HandlerInfo",
+    "Handlers",
     "Keeper",
     "Operation",
     "Quota",
@@ -51,6 +60,7 @@ __all__ = [
     "ServerStat",
     "Trace",
     "TracedCall",
+    "load_handlers",
     "method_names",
     "nanoseconds",
     "read_trace",

@@ -11,11 +11,11 @@ import threading
 import time
 import weakref
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 from beluga._ffi import core, ffi, lib
 from beluga._shared import OfThisProcess, when_forked
-from beluga.arguments import of_type, short, whole
+from beluga.arguments import short, whole
 from beluga.errors import (
     BadRequestError,
     BadTypeError,
@@ -26,14 +26,31 @@ from beluga.errors import (
     RpcError,
     raise_for_status,
 )
+from beluga.rpc.encoding import converted
+from beluga.rpc.handlers import LIST, HandlerInfo, Handlers
+from beluga.rpc.parts import exchange
 from beluga.rpc.report import Figure, Report
 from beluga.rpc.server import refuse_unstarted
 from beluga.rpc.times import nanoseconds
+from beluga.rpc.workers import request as request_of
+from beluga.rpc.workers import result_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
     from beluga.pool import Pool
 
 log = logging.getLogger(__name__)
+
+Buffer: TypeAlias = "bytes | bytearray | memoryview | NDArray[np.generic]"
+"""What a request may be; other objects that have a contiguous buffer are taken, too."""
+
+_NUMBER_MAX = (1 << 32) - 1
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 # The limit of the wait for a daemon thread's call at exit. After it the kernel frees the liveness
 # lock, which ends the session.
@@ -58,8 +75,8 @@ class ClientStat:
 
 
 class Client(OfThisProcess):
-    """A session with the pool's server. It has one lane, which one thread uses at a time (the
-    client has a lock).
+    """A session with the pool's server. Threads may share a client: it has one lane and a lock, so
+    their calls are made one after the other. Threads that call at the same time have a client each.
 
     If the server is replaced, the session attaches to the new one by itself and repeats a call that
     was not answered. After :func:`os.fork` the child's copy raises
@@ -80,6 +97,7 @@ class Client(OfThisProcess):
         self.report = Report()
         """What this session counts for the server's exporter; see :meth:`tell`."""
         self._mismatches = 0, 0
+        self._exchanging, self._number = threading.Lock(), 0
         self._held = _Held()
         self._size = ffi.new("uint32_t *")
         self._reply = ffi.new("uint8_t[]", pool.geometry.bulk_size)
@@ -102,21 +120,130 @@ class Client(OfThisProcess):
             self.close()
             raise
 
-    def call(self, method: int, request: bytes = b"", *, timeout_s: float | None = None) -> bytes:
-        """Send ``request`` and return the handler's reply. Each has at most ``bulk_size`` bytes.
+    @overload
+    def call(
+        self, method: int, request: Buffer | str = b"", /, *, timeout_s: float | None = None
+    ) -> bytes: ...
+
+    @overload
+    def call(
+        self,
+        method: str,
+        /,
+        *arguments: object,
+        returns: type[_T],
+        timeout_s: float | None = None,
+    ) -> _T: ...
+
+    @overload
+    def call(
+        self, method: str, /, *arguments: object, timeout_s: float | None = None
+    ) -> object: ...
+
+    def call(
+        self,
+        method: int | str,
+        /,
+        *arguments: object,
+        returns: object = object,
+        timeout_s: float | None = None,
+    ) -> object:
+        """Call a handler by its name, or a method by its number.
+
+        By name, ``arguments`` are what the handler is annotated with, of up to 1 GiB in all, and
+        the result is checked to be of the type ``returns``. If the server is replaced, the call is
+        made again, so a handler may run twice.
+
+        By number, the one argument is the request: bytes, a contiguous buffer, or text, which is
+        sent as UTF-8. Request and reply have at most ``bulk_size`` bytes.
 
         Raises :class:`~beluga.errors.CallTimeoutError` when no server answers within ``timeout_s``
-        seconds, :class:`~beluga.errors.BadRequestError` for a request that is too large, and the
-        error that the handler answered with.
+        seconds (that of the client by default), :class:`~beluga.errors.NoMethodError` if the server
+        has no such handler, :class:`~beluga.errors.BadTypeError` for arguments that it does not
+        take, :class:`~beluga.errors.HandlerError` if it raised,
+        :class:`~beluga.errors.BadRequestError` for a request that is too large, and
+        :class:`~beluga.errors.QuotaError` for more calls than the server's quota allows.
         """
-        of_type("request", request, bytes, bytearray, memoryview)
-        method = whole("method", method)
+        return self._call(method, arguments, returns, timeout_s)
+
+    def _call(
+        self,
+        method: int | str,
+        arguments: tuple[object, ...],
+        returns: object,
+        timeout_s: float | None,
+    ) -> object:
+        if isinstance(method, str):
+            return self._call_handler(method, arguments, {}, returns, timeout_s)
+        if len(arguments) > 1:
+            raise BadTypeError(
+                f"method {short(method)} takes one request, not {len(arguments)} arguments; give "
+                "bytes, or call a handler by its name"
+            )
+        data = _bytes_of(arguments[0] if arguments else b"")
+        return self._call_method(method, data, timeout_s)
+
+    def remote(
+        self, handler: Callable[_P, _T], *, timeout_s: float | None = None
+    ) -> Callable[_P, _T]:
+        """Return a function that calls the server's handler of the name of ``handler``, and has its
+        parameters and result for a type checker::
+
+            scale = client.remote(jobs.scale)
+            scale(values, by=3.0)
+
+        Its calls raise as :meth:`call` does.
+        """
+        returns = Handlers(handler).returns(handler.__name__)
+
+        def call(*arguments: _P.args, **named: _P.kwargs) -> _T:
+            found = self._call_handler(handler.__name__, arguments, named, returns, timeout_s)
+            return cast("_T", found)
+
+        return call
+
+    def handlers(self, *, timeout_s: float | None = None) -> list[HandlerInfo]:
+        """Ask the server for its handlers. Raises as :meth:`call` does; a server without handlers
+        raises :class:`~beluga.errors.NoMethodError`.
+        """
+        return self.call(LIST, returns=list[HandlerInfo], timeout_s=timeout_s)
+
+    def _call_handler(
+        self,
+        name: str,
+        arguments: tuple[object, ...],
+        named: dict[str, object],
+        returns: object,
+        timeout_s: float | None,
+    ) -> object:
+        message = request_of(name, arguments, named)
+        limit_s = nanoseconds(self.timeout_s if timeout_s is None else timeout_s) / 1e9
+        with self._exchanging:  # the parts of a message are the session's only calls of handlers
+            self._number = self._number % _NUMBER_MAX + 1
+            number, method = self._number, int(lib.BL_METHOD_FUNCTION)
+
+            def call(part: bytes, left_s: float) -> bytes:
+                return self._call_method(method, part, left_s, f"the handler {name}")
+
+            try:
+                reply = exchange(call, message, number, len(self._reply), limit_s)
+            except NoMethodError:
+                raise NoMethodError(
+                    f"the server has no handlers, so not {name} either; start it with handlers: "
+                    "'cxl-rpc serve MODULE:NAME', or 'beluga serve --handlers MODULE:NAME'"
+                ) from None
+        return converted(result_of(reply), returns, f"the result of {name}")
+
+    def _call_method(
+        self, number: int, request: bytes, timeout_s: float | None, what: str = ""
+    ) -> bytes:
+        method = whole("method", number)
         if not 0 <= method < 1 << 32:
             raise BadValueError(f"method {method} is no number of a call; give 0 to 254")
         if len(request) > len(self._reply):
             raise BadRequestError(
                 f"a request has {len(request)} bytes, {len(self._reply)} is the most; create the "
-                "pool with a larger bulk_size"
+                "pool with a larger --bulk-size, or call a handler by its name"
             )
         with self.lock:
             session, message = self.session, self._message
@@ -127,7 +254,8 @@ class Client(OfThisProcess):
             message.reply_size = self._size
             timeout_ns = nanoseconds(self.timeout_s if timeout_s is None else timeout_s)
             raise_for_status(
-                lib.bl_session_call(session, message, timeout_ns), f"calling method {method}"
+                lib.bl_session_call(session, message, timeout_ns),
+                f"calling {what or f'method {method}'}",
             )
             return bytes(ffi.buffer(self._reply, self._size[0]))
 
@@ -202,6 +330,7 @@ class Client(OfThisProcess):
         if self._held.out[0] != ffi.NULL:
             lib.bl_session_forked(self._held.out[0])
         self._held = _Held()
+        self._exchanging = threading.Lock()
         self._end.detach()
 
     def __enter__(self) -> Client:
@@ -209,6 +338,21 @@ class Client(OfThisProcess):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _bytes_of(request: object) -> bytes:
+    """Return the bytes of a request by number. Raises BadTypeError."""
+    if isinstance(request, str):
+        return request.encode()
+    try:
+        view = memoryview(request)  # type: ignore[arg-type]
+        if "O" in view.format:
+            raise TypeError
+    except (TypeError, ValueError, BufferError):
+        raise BadTypeError(
+            f"request is {short(request)}; give bytes, a buffer such as a numpy array, or text"
+        ) from None
+    return view.tobytes()
 
 
 class _Held:

@@ -25,9 +25,11 @@ from beluga.errors import (
     RpcError,
     raise_for_status,
 )
+from beluga.rpc.handlers import Handlers
 from beluga.rpc.report import Reported
 from beluga.rpc.takeovers import TAKEN, Followed, followed
 from beluga.rpc.times import nanoseconds
+from beluga.rpc.workers import Workers
 from beluga.threads import Thread, refuse_green_threads
 
 if TYPE_CHECKING:
@@ -184,6 +186,7 @@ class Server(OfThisProcess):
         # The handles keep the handlers alive while C may call them.
         self._contexts: list[core.void_p] = []
         self._server: core.bl_server | None = None
+        self._workers: Workers | None = None
         self._serves = self._stopped = False
         self._unlock()
         out = ffi.new("bl_server **")
@@ -278,9 +281,9 @@ class Server(OfThisProcess):
 
         255 is the method of the lower tiers' counters (:data:`METHOD_COUNTERS`).
 
-        The handler runs on the server's thread, so a slow handler delays every client. If it
-        raises, the caller gets :class:`~beluga.errors.HandlerError` and the traceback goes to the
-        server's log.
+        The handler runs in the poll loop, so a slow one delays every client; :meth:`register` has
+        functions of any length, with types. If it raises, the caller gets
+        :class:`~beluga.errors.HandlerError` and the traceback goes to the server's log.
         """
         if not callable(handler):
             raise BadTypeError(f"a handler of method {method} is called; give a function of bytes")
@@ -292,6 +295,31 @@ class Server(OfThisProcess):
             raise_for_status(
                 lib.bl_server_handle_method(server, method, lib.bl_python_handler, context),
                 f"registering method {method}",
+            )
+
+    def register(self, handlers: Handlers, *, threads: int = 1) -> None:
+        """Call these functions for clients, on ``threads`` threads (1 to 64) of this process.
+
+        A slow handler delays its caller, and those that wait for a free thread; the poll loop and
+        the block index go on. A server has one set of handlers, registered before or after
+        :meth:`start`. Its threads end with it; a handler that runs then is not waited for.
+
+        Raises :class:`~beluga.errors.RpcError` if handlers are registered already.
+        """
+        of_type("handlers", handlers, Handlers)
+        if not 1 <= whole("threads", threads) <= lib.BL_FUNCTION_THREADS_MAX:
+            most = lib.BL_FUNCTION_THREADS_MAX
+            raise BadValueError(f"{threads} threads are too few or too many; give 1 to {most}")
+        refuse_green_threads()
+        with self._running() as server:
+            if self._workers is not None:
+                raise RpcError("this server has handlers already; add yours to them")
+            raise_for_status(lib.bl_function_open(server), "registering handlers")
+            room = self._pool.geometry.bulk_size
+            self._workers = Workers(handlers, self._running, room, threads)
+            handler = lib.bl_function_handler
+            raise_for_status(
+                lib.bl_server_handle_method(server, lib.BL_METHOD_FUNCTION, handler, server)
             )
 
     def _unstarted_for(self, pool: Pool) -> bool:

@@ -176,6 +176,38 @@ int bl_session_pump(bl_session *session, const bl_pump *pump, uint64_t timeout_n
 /* A handler that sends the request back. */
 int bl_echo_handler(void *context, bl_call *call);
 
+/* ---- Functions of a program: threads of the server's process answer these calls, so that a slow
+ * function delays its caller alone. */
+
+enum bl_function_method { BL_METHOD_FUNCTION = 20 };
+
+enum { BL_FUNCTION_THREADS_MAX = 64 };
+
+/* A call that a thread has taken, until it answers. */
+typedef struct bl_function_call {
+    const uint8_t *request;
+    uint64_t nonce;             /* of the session that called */
+    uint32_t request_size;
+    uint32_t lane;
+    uint32_t number;            /* names the call in the answer */
+    uint32_t reserved;
+} bl_function_call;
+
+/* Let threads answer calls; it comes before the handler below: 0 or -errno. */
+int bl_function_open(bl_server *server);
+
+/* A handler that leaves the request for a thread; its context is the server. */
+int bl_function_handler(void *server, bl_call *call);
+
+/* Wait for a call: 1; 0: the server was asked to stop; or -errno. At most BL_FUNCTION_THREADS_MAX
+ * threads may do so, and each answers a call before it takes another. */
+int bl_function_take(bl_server *server, bl_function_call *out);
+
+/* Answer a call that was taken: 0, or -EINVAL: the reply is larger than bulk_size, or no such call
+ * is. If the caller is gone, nothing is sent. */
+int bl_function_answer(bl_server *server, uint32_t number, const uint8_t *reply, uint32_t size,
+                       int32_t status);
+
 /* ---- What the exporter shows of a server. Any thread may ask while the server exists; the figures
  * are not all of one instant. */
 

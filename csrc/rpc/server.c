@@ -13,7 +13,7 @@
  *   4  the replies are streamed; one fence sends them off
  * A lane's window doubles while all its lines had arrived and follows what was found otherwise.
  */
-#include "rpc/server_state.h"
+#include "rpc/jobs.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -110,7 +110,38 @@ static void bl_bulk_answer(bl_server *server, uint32_t lane, const bl_call *call
     memcpy(reply->payload, &bulk, sizeof bulk);
 }
 
-/* Run one request's handler and make its reply. */
+/* Make the reply to a call that has its status. */
+static void bl_call_answer(bl_server *server, bl_call *call, int status, bl_reply *reply)
+{
+    bl_trace_end(&server->trace, call, status);
+    if (status < 0)
+        server->stat.error_count++;
+    bl_server_count(server, call->method, status);
+    *reply = (bl_reply){.epoch = (uint32_t)server->epoch, .status = status};
+    if (call->reply_size > BL_MESSAGE_INLINE_SIZE) {
+        bl_bulk_answer(server, call->lane, call, reply);
+    } else {
+        reply->size = (uint8_t)call->reply_size;
+        memcpy(reply->payload, call->reply, call->reply_size);
+    }
+}
+
+/* Begin the trace of a call. */
+static void bl_call_begin(bl_server *server, uint32_t lane, uint32_t method, uint32_t request_size)
+{
+    const bl_lane *caller = &server->lanes[lane];
+    const bl_trace_entry known = {
+        .nonce = caller->nonce,
+        .request_size = request_size,
+        .pid = caller->pid,
+        .method = (uint16_t)method,
+        .lane = (uint16_t)lane,
+        .host = (uint16_t)caller->host,
+    };
+    bl_trace_begin(&server->trace, &known);
+}
+
+/* Run one request's handler and make its reply, unless the lane has a job then. */
 static void bl_server_handle(bl_server *server, uint32_t lane, const bl_request *request,
                              bl_reply *reply)
 {
@@ -122,16 +153,7 @@ static void bl_server_handle(bl_server *server, uint32_t lane, const bl_request 
         .lane = lane,
         .method = request->method,
     };
-    const bl_lane *caller = &server->lanes[lane];
-    const bl_trace_entry known = {
-        .nonce = caller->nonce,
-        .request_size = request->size,
-        .pid = caller->pid,
-        .method = request->method,
-        .lane = (uint16_t)lane,
-        .host = (uint16_t)caller->host,
-    };
-    bl_trace_begin(&server->trace, &known);
+    bl_call_begin(server, lane, request->method, request->size);
     int status = 0;
     uint32_t calls_per_s = server->quota.calls_per_s;
     if (calls_per_s &&
@@ -152,31 +174,18 @@ static void bl_server_handle(bl_server *server, uint32_t lane, const bl_request 
         if (call.reply_size > call.reply_capacity)
             status = -BL_ERROR_HANDLER, call.reply_size = 0;
     }
-    bl_trace_end(&server->trace, &call, status);
-    if (status < 0)
-        server->stat.error_count++;
-    bl_server_count(server, request->method, status);
-    *reply = (bl_reply){.epoch = (uint32_t)server->epoch, .status = status};
-    if (call.reply_size > BL_MESSAGE_INLINE_SIZE) {
-        bl_bulk_answer(server, lane, &call, reply);
-    } else {
-        reply->size = (uint8_t)call.reply_size;
-        memcpy(reply->payload, call.reply, call.reply_size);
-    }
+    if (server->lanes[lane].job)
+        bl_trace_undo(&server->trace);
+    else
+        bl_call_answer(server, &call, status, reply);
 }
 
-/* Serve what bl_lane_gather() found. */
-static void bl_lane_answer(bl_server *server, uint32_t number, bl_work turn)
+/* Send the first replies to a lane's next requests. */
+static void bl_lane_reply(bl_server *server, uint32_t number, uint32_t ready)
 {
     const bl_memory *memory = &server->pool->memory;
     bl_lane *lane = &server->lanes[number];
     uint64_t key = bl_message_key(lane->nonce, server->epoch);
-    uint32_t ready = (uint32_t)turn.requests;
-    if (server->quota.calls_per_s)
-        bl_allowance_fill(&lane->allowance, server->quota.calls_per_s, bl_now_ns(memory));
-    bl_trace_found(&server->trace);
-    for (uint32_t i = 0; i < ready; i++)
-        bl_server_handle(server, number, &server->requests[i], &server->replies[i]);
     bl_crash_point("serve.handled");
     for (uint32_t i = 0; i < ready; i++) /* apart from what fills a line: see bl_lane_send() */
         bl_message_seal(&server->replies[i], lane->next + i, key);
@@ -196,9 +205,48 @@ static void bl_lane_answer(bl_server *server, uint32_t number, bl_work turn)
     bl_crash_point("serve.replied");
     lane->next += ready;
     lane->call_count += ready;
-    server->done.requests += turn.requests;
+}
+
+/* Serve what bl_lane_gather() found. A request that becomes a job ends the turn: what follows it in
+ * the lane is looked at when it is answered. */
+static void bl_lane_answer(bl_server *server, uint32_t number, bl_work turn)
+{
+    bl_lane *lane = &server->lanes[number];
+    uint32_t ready = 0;
+    if (server->quota.calls_per_s)
+        bl_allowance_fill(&lane->allowance, server->quota.calls_per_s,
+                          bl_now_ns(&server->pool->memory));
+    bl_trace_found(&server->trace);
+    while (ready < turn.requests && !lane->job) {
+        bl_server_handle(server, number, &server->requests[ready], &server->replies[ready]);
+        ready += !lane->job;
+    }
+    bl_lane_reply(server, number, ready);
+    server->done.requests += ready + !!lane->job; /* what became a job was work, too */
     server->done.keys += turn.keys;
     lane->answered = server->done;
+}
+
+/* Answer a call that a thread has done: 1, or 0: it is not done yet. */
+static uint64_t bl_lane_finish(bl_server *server, uint32_t number)
+{
+    bl_lane *lane = &server->lanes[number];
+    bl_job *job = bl_job_done(server, lane);
+    if (job == NULL)
+        return 0;
+    bl_call call = {
+        .reply = job->bytes,
+        .request_size = job->request_size,
+        .reply_size = job->reply_size,
+        .lane = number,
+        .method = BL_METHOD_FUNCTION,
+    };
+    server->trace.ticks = job->ticks; /* the trace shows the time from the request to the reply */
+    bl_call_begin(server, number, BL_METHOD_FUNCTION, job->request_size);
+    bl_call_answer(server, &call, job->status, &server->replies[0]);
+    bl_lane_reply(server, number, 1);
+    bl_job_end(server, lane);
+    return 1;
 }
 
 /* Count how much others have had done since this lane may have begun to wait: its request was not
@@ -210,6 +258,21 @@ static void bl_lane_waited(bl_server *server, const bl_lane *lane, bl_work turn)
     bl_work_raise(&server->most_waited, server->done.requests - since.requests,
                   server->done.keys - since.keys);
     bl_work_raise(&server->most_taken, turn.requests, turn.keys);
+}
+
+/* Look at a lane: return the number of requests that were taken, or answered. */
+static uint64_t bl_lane_turn(bl_server *server, uint32_t number)
+{
+    bl_lane *lane = &server->lanes[number];
+    if (lane->job)
+        return bl_lane_finish(server, number);
+    bl_work turn = bl_lane_gather(server, number);
+    if (turn.requests == 0)
+        return 0;
+    bl_crash_point("serve.gathered");
+    bl_lane_waited(server, lane, turn);
+    bl_lane_answer(server, number, turn);
+    return turn.requests;
 }
 
 uint32_t bl_server_round(bl_server *server)
@@ -231,15 +294,10 @@ uint32_t bl_server_round(bl_server *server)
     bl_fence_full(memory); /* the loads below must not be older than the invalidations */
     for (uint32_t i = 0; i < server->live_count; i++) {
         uint32_t number = server->live[i];
-        bl_work turn = bl_lane_gather(server, number);
-        if (turn.requests == 0) {
+        if (bl_lane_turn(server, number))
+            server->served[served_count++] = number;
+        else
             server->live[kept_count++] = number;
-            continue;
-        }
-        bl_crash_point("serve.gathered");
-        bl_lane_waited(server, &server->lanes[number], turn);
-        bl_lane_answer(server, number, turn);
-        server->served[served_count++] = number;
     }
     bl_quantum_order(server->live, kept_count, server->served, served_count);
     return (uint32_t)(server->done.requests - before);
@@ -324,7 +382,11 @@ int bl_server_run(bl_server *server)
     return status;
 }
 
-void bl_server_stop(bl_server *server) { bl_shared_store(&server->stop, 1); }
+void bl_server_stop(bl_server *server)
+{
+    bl_shared_store(&server->stop, 1);
+    bl_jobs_wake(server);
+}
 
 int bl_server_handle_method(bl_server *server, uint32_t method, bl_handler handler, void *context)
 {

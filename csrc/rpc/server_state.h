@@ -45,6 +45,7 @@ typedef struct bl_lane {
     uint32_t broken;            /* 1: its memory failed: nobody looks there, nobody gets it */
     uint32_t pid;               /* as this host sees it; 0: not known */
     uint32_t kind;              /* that of its last report */
+    uint32_t job;               /* 1 + the number of its job (rpc/jobs.h); 0: it has none */
     uint64_t since_ns;          /* when it got its state */
     uint64_t call_count;        /* calls that were answered */
     bl_work answered;           /* what the server had done when its last turn ended */
@@ -141,6 +142,7 @@ struct bl_server {
     uint64_t liveness_ns;       /* when liveness locks were last looked at */
     uint64_t sweep_ns;          /* when liveness locks that nobody needs were last removed */
     uint64_t heartbeat_lost_ns; /* a heartbeat that stands still for so long is lost; 0: default */
+    struct bl_jobs *jobs;       /* calls that threads answer (rpc/jobs.h); NULL: none can be */
     uint64_t stop;              /* shared with the thread that stops the server */
     bl_server_stat stat;
     uint64_t reported[BL_REPORT_KINDS][BL_REPORT_FIGURES];

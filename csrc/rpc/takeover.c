@@ -23,7 +23,7 @@
  * A server that dies before SERVING has changed nothing but its own half. Its successor takes N+2,
  * into the same half once N is proven gone, and reads the half that N read.
  */
-#include "rpc/server_state.h"
+#include "rpc/jobs.h"
 
 #include <errno.h>
 #include <unistd.h>
@@ -395,6 +395,7 @@ void bl_server_forked(bl_server *server)
             close(held[i]);
     if (server->pidfds)
         bl_pidfds_close(server->pidfds);
+    bl_jobs_forked(server);
 }
 
 /* Write the server's last word, that it writes nothing more, into the line that is still its own
@@ -426,6 +427,7 @@ void bl_server_destroy(bl_server *server)
         bl_crash_point("stop.liveness_ended");
     }
     bl_trace_close(&server->trace);
+    bl_jobs_free(server);
     free(server->declared);
     free(server->lanes);
     free(server->live);

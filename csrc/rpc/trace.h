@@ -67,6 +67,15 @@ static inline void bl_trace_begin(bl_trace *trace, const bl_trace_entry *known)
     bl_host_store(&entry->sequence, sequence);
 }
 
+/* The call that began last is not answered now: forget it. */
+static inline void bl_trace_undo(bl_trace *trace)
+{
+    if (!trace->head)
+        return;
+    bl_host_store(&trace->entries[trace->sequence % BL_TRACE_ENTRIES].sequence, 0);
+    trace->sequence--;
+}
+
 /* Return how many keys a request has: those of other methods have none. */
 static inline uint16_t bl_trace_keys(const bl_call *call)
 {

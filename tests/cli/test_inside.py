@@ -425,7 +425,7 @@ def test_a_block_that_goes_while_it_is_fetched_is_not_there(
     assert (tmp_path / "old").read_bytes() == b"kept"
 
 
-def test_a_call_has_a_method_and_may_come_from_stdin(
+def test_a_call_by_number_has_one_request_that_may_come_from_stdin(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Any] = []
@@ -435,15 +435,15 @@ def test_a_call_has_a_method_and_may_come_from_stdin(
 
     monkeypatch.setattr(lanes, "Client", client)
     runner = CliRunner()
-    shown = runner.invoke(cxl_rpc.app, ["call", "-", "--method", "7"], input="12345678")
+    shown = runner.invoke(cxl_rpc.app, ["call", "7", "-"], input="12345678")
     assert shown.stdout == "reply\n"
-    runner.invoke(cxl_rpc.app, ["call", "--host", "1", "--timeout", "2"])
+    runner.invoke(cxl_rpc.app, ["call", "64", "--host", "1", "--timeout", "2"])
     assert calls == [
         (7, b"12345678", {"host": None, "timeout_s": 5.0}),
         (METHOD_USER, b"", {"host": 1, "timeout_s": 2.0}),
     ]
-    refused = runner.invoke(cxl_rpc.app, ["call", "-"], input="123456789")
-    assert "more than the 8 bytes that a request may have" in str(refused.exception)
+    refused = runner.invoke(cxl_rpc.app, ["call", "7", "-"], input="123456789")
+    assert "more than the 8 bytes that an argument may have" in str(refused.exception)
 
 
 # ---- replay

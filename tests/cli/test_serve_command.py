@@ -96,8 +96,10 @@ def test_cxl_rpc_carries_calls_without_the_index(start: Start, pool: list[str]) 
     server = start("serve", *pool, entry="cxl_rpc")
     assert server.stderr
     assert server.stderr.readline().startswith("serving")
-    assert start("call", "hello", *pool, entry="cxl_rpc").communicate(timeout=60)[0] == "hello\n"
-    wrong = start("call", "--method", "200", *pool, entry="cxl_rpc")
+    assert (
+        start("call", "64", "hello", *pool, entry="cxl_rpc").communicate(timeout=60)[0] == "hello\n"
+    )
+    wrong = start("call", "200", *pool, entry="cxl_rpc")
     assert "the server has no handler for this method" in wrong.communicate(timeout=60)[1]
     assert wrong.returncode == 1
 

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Calls that threads of the server's process answer. The poll loop takes such a call, copies its
+ * request into a job, and goes on with other lanes; a thread takes the job, runs the function of a
+ * program, and leaves the reply, which the poll loop sends in a later round. So a slow function
+ * delays nobody but its caller, and the loop never waits for a lock.
+ *
+ *   FREE --post, loop--> WAITING --take, thread--> RUNNING --answer, thread--> DONE --sent--> FREE
+ *   the session ends meanwhile: WAITING, DONE --loop--> FREE;
+ *                               RUNNING --loop--> DROPPED --answer, thread--> FREE
+ *
+ * A lane has at most one job, and its later requests wait for it: replies are in order. So there
+ * are never more jobs than lanes and threads together, and as many are made at the start.
+ */
+#ifndef BL_JOBS_H
+#define BL_JOBS_H
+
+#include "rpc/server_state.h"
+
+enum bl_job_state {
+    BL_JOB_FREE = 0,
+    BL_JOB_WAITING = 1,
+    BL_JOB_RUNNING = 2,
+    BL_JOB_DONE = 3,
+    BL_JOB_DROPPED = 4
+};
+
+typedef struct bl_job {
+    uint64_t state;             /* shared; what follows is its owner's: see above */
+    uint64_t ticket;            /* the oldest job is taken first */
+    uint64_t nonce;             /* of the session */
+    uint64_t ticks;             /* when the request was found in its lane */
+    uint8_t *bytes;             /* of the request, then of the reply; whole lines */
+    uint32_t request_size;
+    uint32_t reply_size;
+    uint32_t lane;
+    int32_t status;
+} bl_job;
+
+typedef struct bl_jobs {
+    uint64_t posted;            /* tickets so far */
+    uint32_t count;
+    uint32_t last;              /* where the last free job was found */
+    int wake;                   /* an eventfd that counts the jobs that wait */
+    bl_job list[];
+} bl_jobs;
+
+/* Return the lane's job if it is done, else NULL. */
+bl_job *bl_job_done(const bl_server *server, const bl_lane *lane);
+
+/* The lane's job is over: its reply was sent, or its session has ended. */
+void bl_job_end(const bl_server *server, bl_lane *lane);
+
+/* Wake every thread that waits for a job; a signal handler may call it. */
+void bl_jobs_wake(const bl_server *server);
+
+/* Close in a forked child what it has of the parent's. */
+void bl_jobs_forked(const bl_server *server);
+
+void bl_jobs_free(bl_server *server);
+
+#endif

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The commands that serve, list and call a program's handlers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from emulation import PATIENCE
+
+from beluga import Client, KVCache, Pool
+
+Begin = Callable[..., "subprocess.Popen[str]"]
+Ask = Callable[..., "subprocess.CompletedProcess[str]"]
+
+MODULE = '''
+from dataclasses import dataclass
+import numpy as np
+from beluga import Handlers
+
+handlers = Handlers()
+
+@dataclass
+class Order:
+    item: str
+    count: int = 1
+
+@handlers.add
+def add(a: int, b: int = 1) -> int:
+    """Add two numbers."""
+    return a + b
+
+@handlers.add
+def shout(text: str) -> str:
+    return text.upper()
+
+@handlers.add
+def reverse(data: bytes) -> bytes:
+    return data[::-1]
+
+@handlers.add
+def norm(values: np.ndarray) -> float:
+    return float(np.linalg.norm(values))
+
+@handlers.add
+def price(order: Order) -> dict[str, float]:
+    return {order.item: 2.5 * order.count}
+
+def plain(n: int) -> int:
+    return n
+
+several = [plain, shout]
+named = {"first": plain}
+nothing = 3
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "program"
+    made.mkdir()
+    (made / "jobs.py").write_text(MODULE)
+    (made / "numpy.py").write_text("raise SystemExit('a file of the current folder was imported')")
+    return made
+
+
+@pytest.fixture
+def begin(folder: Path, tmp_path: Path) -> Iterator[Begin]:
+    """Start a command in the folder of the program. Python does not search that folder: -I."""
+    started: list[subprocess.Popen[str]] = []
+    environment = {key: value for key, value in os.environ.items() if key != "BELUGA_POOL"}
+    environment |= {"XDG_STATE_HOME": str(tmp_path / "state"), "COLUMNS": "200"}
+
+    def begin(*words: str, program: str = "cxl_rpc") -> subprocess.Popen[str]:
+        code = f"from beluga.cli.main import {program}; {program}()"
+        child = subprocess.Popen(
+            [sys.executable, "-I", "-c", code, *words],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(child)
+        return child
+
+    yield begin
+    for child in started:
+        child.kill()
+        child.communicate()
+
+
+@pytest.fixture
+def ask(begin: Begin) -> Ask:
+    """Run a command to its end."""
+
+    def ask(
+        *words: str, program: str = "cxl_rpc", stdin: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        child = begin(*words, program=program)
+        stdout, stderr = child.communicate(stdin, timeout=120 * PATIENCE)
+        return subprocess.CompletedProcess(child.args, child.returncode, stdout, stderr)
+
+    return ask
+
+
+def serves(child: subprocess.Popen[str]) -> None:
+    assert child.stderr is not None
+    assert child.stderr.readline().startswith("serving, epoch 1")
+
+
+def test_handlers_of_a_module_are_served_listed_and_called(
+    begin: Begin, ask: Ask, pool: list[str]
+) -> None:
+    serves(begin("serve", "jobs:handlers", *pool, "--handler-threads", "2"))
+    assert ask("list", *pool).stdout.splitlines() == [
+        "add(a: int, b: int = ...) -> int  Add two numbers.",
+        "norm(values: numpy.ndarray) -> float",
+        "price(order: Order) -> dict[str, float]",
+        "reverse(data: bytes) -> bytes",
+        "shout(text: str) -> str",
+    ]
+    listed = json.loads(ask("list", *pool, "--json").stdout)
+    assert listed[0] == {
+        "name": "add",
+        "parameters": {"a": "int", "b": "int"},
+        "optional": ["b"],
+        "returns": "int",
+        "help": "Add two numbers.",
+    }
+    for words, result in (
+        (("add", "2", "40"), "42"),
+        (("add", "2"), "3"),
+        (("shout", "3"), "3"),
+        (("shout", "Grüße"), "GRÜSSE"),
+        (("norm", "[3, 4]"), "5.0"),
+        (("price", '{"item": "tea", "count": 2}'), '{"tea":5.0}'),
+        (("64", "raw"), "raw"),
+    ):
+        assert ask("call", *words, *pool).stdout == result + "\n", words
+    assert ask("call", "reverse", "-", *pool, stdin="abc").stdout == "cba\n"
+    whole = json.loads(ask("call", "add", "1", *pool, "--json").stdout)
+    assert whole == {"handler": "add", "result": 2}
+
+
+def test_a_wrong_call_is_one_line_and_a_status(begin: Begin, ask: Ask, pool: list[str]) -> None:
+    serves(begin("serve", "jobs:handlers", *pool))
+    for words, code, text in (
+        (("nothing",), 1, "no handler 'nothing'; it has add, norm"),
+        (("add", "two"), 2, "'two' is no int in JSON"),
+        (("add", "1.5"), 1, "add: a is 1.5; give int"),
+        (("add", "1", "2", "3"), 1, "too many positional arguments; it is add(a: int"),
+        (("price", '{"count": 1}'), 1, "is no Order"),
+        (("200",), 1, "no handler for this method"),
+        (("64", "a", "b"), 2, "a method takes one argument"),
+    ):
+        ended = ask("call", *words, *pool)
+        assert ended.returncode == code, words
+        assert text in " ".join(ended.stderr.split()), words
+        assert "Traceback" not in ended.stderr
+
+
+def test_beluga_serve_has_handlers_beside_the_index(
+    begin: Begin, ask: Ask, pool: list[str]
+) -> None:
+    serves(begin("serve", "--handlers", "jobs:several", *pool, program="main"))
+    with Pool.open(pool[1::2]) as opened, Client(opened) as client:
+        assert client.call("shout", "a", returns=str) == "A"
+        with KVCache(client, namespace="x") as cache:
+            cache.put([b"k" * 16], [b"bytes"])
+            assert int(cache.lookup([b"k" * 16])) == 1
+    assert ask("call", "plain", "7", *pool).stdout == "7\n"
+
+
+def test_a_server_in_the_background_has_handlers(ask: Ask, pool: list[str]) -> None:
+    detached = ask("serve", "--detach", "--handlers", "jobs:named", *pool, program="main")
+    assert detached.returncode == 0, detached.stderr
+    try:
+        assert ask("call", "first", "7", *pool).stdout == "7\n"
+    finally:
+        ask("stop", *pool, program="main")
+
+
+def test_a_server_without_handlers_says_how_they_are_given(
+    begin: Begin, ask: Ask, pool: list[str]
+) -> None:
+    serves(begin("serve", *pool))
+    for words in (("list",), ("call", "add", "1")):
+        ended = ask(*words, *pool)
+        assert ended.returncode == 1
+        assert "'cxl-rpc serve MODULE:NAME'" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ("jobs", "'jobs' names no handlers; give MODULE:NAME, such as jobs:handlers"),
+        ("../jobs:handlers", "names no handlers; give MODULE:NAME"),
+        ("none:handlers", "there is no module none, nor "),
+        ("jobs:other", "the module jobs has no other"),
+        ("jobs:nothing", "jobs:nothing is 3; give a Handlers or a list of functions"),
+        ("broken:handlers", "the module broken imports absent_package, which is not installed"),
+    ],
+)
+def test_handlers_that_cannot_be_loaded_are_named_before_anything_serves(
+    folder: Path, ask: Ask, pool: list[str], place: str, text: str
+) -> None:
+    (folder / "broken.py").write_text("import absent_package\n")
+    for words, program in (
+        (("serve", place), "cxl_rpc"),
+        (("serve", "--handlers", place), "main"),
+        (("serve", "--detach", "--handlers", place), "main"),
+    ):
+        ended = ask(*words, *pool, program=program)
+        assert ended.returncode == 1
+        assert text in ended.stderr
+        assert "Traceback" not in ended.stderr
+
+
+def test_a_pool_is_made_with_room_for_long_calls(ask: Ask, shm: Path) -> None:
+    path = str(shm / "wide")
+    made = ask(
+        *("pool", "create", path, "--size", "64M", "--lanes", "2", "--bulk-size", "1M"),
+        program="main",
+    )
+    assert made.returncode == 0, made.stderr
+    with Pool.open([path]) as opened:
+        assert opened.geometry.bulk_size == 1 << 20
+    refused = ask("pool", "create", path, "--force", "--bulk-size", "100", program="main")
+    assert refused.returncode == 1
+    assert "--bulk-size (bulk_size) is from 4096 to 67108864, not 100" in refused.stderr

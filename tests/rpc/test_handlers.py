@@ -1,0 +1,604 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Handlers: functions of a program that clients call by name, with types, on threads beside the
+poll loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sizes import BULK
+
+from beluga import Client, Handlers, MetaServer, Pool, Server
+from beluga._ffi import ffi, lib
+from beluga.errors import (
+    BadRequestError,
+    BadTypeError,
+    BadValueError,
+    BelugaError,
+    CallTimeoutError,
+    ForkedSessionError,
+    HandlerError,
+    NoMethodError,
+    QuotaError,
+    RpcError,
+)
+from beluga.rpc import Quota, parts, read_trace
+
+FUNCTION = int(lib.BL_METHOD_FUNCTION)
+
+
+@dataclass
+class Point:
+    x: int
+    y: float = 0.0
+
+
+@dataclass
+class Line:
+    points: list[Point]
+    name: str | None = None
+    marks: dict[str, bytes] = field(default_factory=dict)
+
+
+def echo(value: object) -> object:
+    return value
+
+
+def twice(line: Line) -> Line:
+    return Line(line.points * 2, line.name, line.marks)
+
+
+def scale(values: NDArray[np.float32], by: float = 2.0) -> NDArray[np.float32]:
+    """Multiply. More text."""
+    return values * np.float32(by)
+
+
+def total(values: np.ndarray) -> float:  # type: ignore[type-arg]
+    return values.sum()  # type: ignore[no-any-return]
+
+
+def pair(a: int, b: tuple[str, ...] = ()) -> tuple[int, str]:
+    return a, "".join(b)
+
+
+def fails(how: str) -> int:
+    if how == "exit":
+        sys.exit(3)
+    if how == "type":
+        return "text"  # type: ignore[return-value]
+    if how == "bad":
+        raise BadTypeError("raised by the handler")
+    raise ValueError("two\nlines")
+
+
+def length(data: bytes) -> int:
+    return len(data)
+
+
+def filled(size: int) -> bytes:
+    return bytes(range(256)) * (size // 256) + bytes(range(size % 256))
+
+
+PLAIN = Handlers(echo, twice, scale, total, pair, fails, length, filled)
+
+
+@pytest.fixture
+def client(pool: Pool) -> Iterator[Client]:
+    with Server(pool) as server, Client(pool) as client:
+        server.register(PLAIN)
+        yield client
+
+
+class Held:
+    """A handler that waits until the test lets it go on."""
+
+    def __init__(self) -> None:
+        self.entered, self.go = threading.Semaphore(0), threading.Event()
+
+    def hold(self, word: str) -> str:
+        self.entered.release()
+        assert self.go.wait(60)
+        return word
+
+
+def on_thread(client: Client, word: str, answers: list[object]) -> threading.Thread:
+    def call() -> None:
+        try:
+            answers.append(client.call("hold", word, timeout_s=60))
+        except BelugaError as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, True, 0, -(1 << 70), 1.5, float("inf"), "", "Grüße \U0001f40b", b"", b"\0\xff"),
+        *([], [1, [2.5, ["x", None]]], {}, {"a": {"b": b"c"}}),
+        *(np.float32(2.5), np.int64(7)),
+    ],
+    ids=repr,
+)
+def test_a_value_comes_back_as_it_was(client: Client, value: object) -> None:
+    found = client.call("echo", value)
+    assert found == value
+    assert type(found) is type(value) or isinstance(value, np.generic)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(12, dtype=np.int16).reshape(3, 4),
+        np.asfortranarray(np.arange(12.0).reshape(3, 4)),
+        np.arange(10)[::3],
+        np.array(3.5, np.float16),
+        np.zeros((0, 5), np.complex64),
+        np.array([True, False]),
+        np.arange(4, dtype=">u8"),
+    ],
+    ids=lambda array: f"{array.dtype}{array.shape}",
+)
+def test_an_array_comes_back_as_it_was(client: Client, array: NDArray[np.generic]) -> None:
+    found = client.call("echo", array, returns=np.ndarray)
+    assert (found.dtype, found.shape) == (array.dtype, array.shape)
+    np.testing.assert_array_equal(found, array)
+    found += found.dtype.type(1)  # it is the caller's own
+
+
+def test_a_nan_stays_one(client: Client) -> None:
+    found = client.call("echo", float("nan"), returns=float)
+    assert math.isnan(found)
+
+
+def test_a_dataclass_is_made_anew_on_both_sides(client: Client) -> None:
+    line = Line([Point(1, 2.5), Point(3)], "a", {"m": b"\1"})
+    assert client.remote(twice)(line) == twice(line)
+    assert client.call("twice", line, returns=Line) == twice(line)
+    assert client.call("twice", {"points": [{"x": 1}]}, returns=Line) == Line([Point(1)] * 2)
+
+
+def test_a_remote_function_takes_what_the_function_takes(client: Client) -> None:
+    values = np.ones(3, np.float32)
+    np.testing.assert_array_equal(client.remote(scale)(values, by=4), values * 4)
+    np.testing.assert_array_equal(client.remote(scale)(values), values * 2)
+    assert client.remote(pair)(1, ("a", "b")) == (1, "ab")
+    assert client.call("total", np.full(3, 2, np.uint8), returns=float) == 6.0
+    assert client.call("pair", 1, ["x"], returns=tuple[int, str]) == (1, "x")
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "text"),
+    [
+        (("nothing",), NoMethodError, "no handler 'nothing'; it has echo, fails, filled"),
+        (("length", 3), BadTypeError, "length: data is 3; give bytes"),
+        (("length",), BadTypeError, r"missing a required argument.*length\(data: bytes\) -> int"),
+        (("length", b"", b""), BadTypeError, "too many positional"),
+        (("scale", np.ones(2)), BadTypeError, r"give numpy.ndarray\[float32\]"),
+        (("pair", True), BadTypeError, "pair: a is True; give int"),
+        (("twice", {"points": [{"z": 1}]}), BadTypeError, "no field 'z'; Point has x, y"),
+        (("twice", {"points": [{"y": 1}]}), BadTypeError, r"line.points\[0\] is no Point"),
+        (("echo", {1, 2}), BadTypeError, "a type that no message carries"),
+        (("echo", np.array([None])), BadTypeError, "an array of object is in no message"),
+        (("echo", {1: 2}), BadTypeError, "give a dict of str"),
+        (("fails", "raise"), HandlerError, "fails raised ValueError: two lines; see the server"),
+        (("fails", "exit"), HandlerError, "fails raised SystemExit: 3"),
+        (("fails", "bad"), HandlerError, "fails raised BadTypeError: raised by the handler"),
+        (("fails", "type"), HandlerError, "the result of fails is 'text'; give int"),
+    ],
+)
+def test_a_call_that_fails_raises_one_line_and_nothing_ends(
+    client: Client, call: tuple[str, object], kind: type[BelugaError], text: str
+) -> None:
+    with pytest.raises(kind, match=text) as raised:
+        client.call(*call)
+    assert "\n" not in str(raised.value)
+    assert client.call("length", b"next") == 4
+
+
+def test_a_list_in_itself_is_refused(client: Client) -> None:
+    endless: list[object] = []
+    endless.append(endless)
+    with pytest.raises(BadTypeError, match="lists in lists"):
+        client.call("echo", endless)
+
+
+def test_a_result_is_checked_by_the_caller(client: Client) -> None:
+    with pytest.raises(BadTypeError, match="the result of echo is 'text'; give int"):
+        client.call("echo", "text", returns=int)
+
+
+ROOM = BULK - 24  # bytes of a message in one call
+
+
+@pytest.mark.parametrize("size", [0, 1, ROOM // 2, *range(ROOM - 140, ROOM + 20, 7), 10 * BULK + 3])
+def test_messages_of_any_size_pass_in_both_directions(client: Client, size: int) -> None:
+    assert client.call("length", bytes(size)) == size
+    assert client.call("filled", size) == filled(size)
+
+
+def test_a_message_above_the_bound_is_refused_at_once(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "MESSAGE_MAX", 1000)
+    with pytest.raises(BadRequestError, match="1000 is the most"):
+        client.call("length", bytes(2000))
+
+
+def test_the_server_bounds_what_is_incomplete(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "_HELD_MAX", BULK)
+    with pytest.raises(QuotaError):
+        client.call("length", bytes(10 * BULK))
+    assert client.call("length", bytes(BULK // 2)) == BULK // 2
+
+
+def test_a_message_nobody_completes_gives_its_room_to_others(
+    pool: Pool, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "_HELD_MAX", 3 * BULK)
+    begun = parts._HEAD.pack(parts.SEND, 1, 0, 5 * BULK) + bytes(ROOM)
+    clients = [Client(pool) for _ in range(2)]
+    for one in clients:
+        one.call(FUNCTION, begun)
+    with pytest.raises(QuotaError):
+        client.call("length", bytes(3 * BULK))
+    monkeypatch.setattr(parts, "_IDLE_S", -1.0)
+    assert client.call("length", bytes(2 * BULK)) == 2 * BULK
+    for one in clients:
+        one.close()
+
+
+def test_a_part_without_those_before_it_is_asked_for_anew(client: Client) -> None:
+    for kind, at in ((parts.SEND, 100), (parts.MORE, 0)):
+        reply = client.call(FUNCTION, parts._HEAD.pack(kind, 9, at, 200) + b"x")
+        assert parts._HEAD.unpack(reply) == (parts.AGAIN, 9, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        b"",
+        b"short",
+        parts._HEAD.pack(77, 1, 0, 0),
+        parts._HEAD.pack(parts.SEND, 1, 0, 1 << 40) + b"x",
+        parts._HEAD.pack(parts.SEND, 1, (1 << 64) - 1, 1) + b"x",
+        parts._HEAD.pack(parts.SEND, 1, 0, 1) + b"xx",
+    ],
+)
+def test_a_call_that_is_no_part_of_a_message_is_refused(client: Client, call: bytes) -> None:
+    with pytest.raises(BadRequestError):
+        client.call(FUNCTION, call)
+    assert client.call("length", b"ab") == 2
+
+
+def test_a_slow_handler_holds_up_neither_the_index_nor_others(pool: Pool) -> None:
+    held, answers = Held(), list[object]()
+    with MetaServer(pool) as server, Client(pool) as slow, Client(pool) as other:
+        server.register(Handlers(held.hold, length), threads=2)
+        thread = on_thread(slow, "a", answers)
+        assert held.entered.acquire(timeout=60)
+        for _ in range(100):
+            other.ping()
+        assert other.call("length", b"abc") == 3
+        assert answers == []
+        held.go.set()
+        thread.join()
+    assert answers == ["a"]
+
+
+def test_calls_wait_for_a_free_thread_in_their_order(pool: Pool) -> None:
+    held, answers = Held(), list[object]()
+    with Server(pool) as server:
+        server.register(Handlers(held.hold))
+        clients = [Client(pool) for _ in range(3)]
+        threads = []
+        for number, one in enumerate(clients):
+            threads.append(on_thread(one, str(number), answers))
+            if number == 0:
+                assert held.entered.acquire(timeout=60)
+        held.go.set()
+        for thread in threads:
+            thread.join()
+        assert sorted(map(str, answers)) == ["0", "1", "2"]
+        for one in clients:
+            one.close()
+
+
+def test_the_reply_to_a_caller_that_went_reaches_nobody(pool: Pool) -> None:
+    held = Held()
+    with Server(pool) as server, Client(pool) as client:
+        server.register(Handlers(held.hold, length))
+        for _ in range(6):  # more than there are lanes
+            with pytest.raises(CallTimeoutError, match="calling the handler hold"):
+                client.call("hold", "late", timeout_s=0.05)
+        held.go.set()
+        for size in range(20):
+            assert client.call("length", bytes(size)) == size
+        assert client.stat().reattach_count == 6
+
+
+def test_a_handler_that_runs_does_not_hold_up_the_end_of_its_server(pool: Pool) -> None:
+    held, answers = Held(), list[object]()
+    first = Server(pool)
+    first.register(Handlers(held.hold))
+    first.start()
+    with Client(pool) as client:
+        thread = on_thread(client, "a", answers)
+        assert held.entered.acquire(timeout=60)
+        first.stop()
+        second = Server(pool)
+        second.register(Handlers(held.hold))
+        second.start()  # the client calls again
+        assert held.entered.acquire(timeout=60)
+        held.go.set()
+        thread.join()
+        assert answers == ["a"]
+        second.stop()
+
+
+def test_a_handler_may_stop_its_server(pool: Pool) -> None:
+    server = Server(pool)
+    server.register(Handlers(server.stop))
+    server.start()
+    with Client(pool) as client, pytest.raises(RpcError):
+        client.call("stop", timeout_s=0.2)
+    assert threading.active_count() >= 1
+    with Server(pool):
+        pass
+
+
+def test_threads_share_a_client(client: Client) -> None:
+    wrong: list[object] = []
+
+    def call(number: int) -> None:
+        for turn in range(20):
+            size = number * 1000 + turn * 777
+            if client.call("filled", size) != filled(size):
+                wrong.append(size)
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_many_sessions_get_each_its_own_results(pool: Pool) -> None:
+    wrong: list[object] = []
+    with Server(pool) as server:
+        server.register(PLAIN, threads=4)
+
+        def call(number: int) -> None:
+            with Client(pool) as client:
+                for turn in range(30):
+                    size = number * 5000 + turn * 333
+                    if client.call("filled", size, timeout_s=60) != filled(size):
+                        wrong.append(size)
+
+        threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+
+
+def test_requests_behind_one_that_a_thread_answers_wait_for_it(client: Client) -> None:
+    """Of a lane: replies are in order, whoever makes them."""
+    size, count = 32, 100
+    heads = [parts._HEAD.pack(parts.MORE, number, 0, 0) for number in range(count)]
+    replies = ffi.new("uint8_t[]", size * count)
+    requests = ffi.from_buffer("uint8_t[]", b"".join(head.ljust(size) for head in heads))
+    pump = ffi.new("bl_pump *", {"requests": requests, "replies": replies, "count": count})
+    pump.size, pump.depth, pump.method = size, 8, FUNCTION
+    with client.lock:
+        assert lib.bl_session_pump(client.session, pump, 20 * 10**9) == 0
+    found = bytes(ffi.buffer(replies))
+    numbers = [parts._HEAD.unpack_from(found, at * size)[1] for at in range(count)]
+    assert numbers == list(range(count))
+
+
+def test_the_quota_of_calls_counts_handlers(pool: Pool) -> None:
+    with Server(pool, quota=Quota(calls_per_s=1)) as server, Client(pool) as client:
+        server.register(PLAIN)
+        with pytest.raises(QuotaError):
+            for _ in range(50):
+                client.call("length", b"")
+
+
+def test_the_trace_has_the_time_that_a_handler_took(pool: Pool) -> None:
+    held, answers = Held(), list[object]()
+    with Server(pool) as server, Client(pool) as client, Client(pool) as other:
+        server.register(Handlers(held.hold))
+        thread = on_thread(client, "a", answers)
+        assert held.entered.acquire(timeout=60)
+        other.ping()
+        held.go.set()
+        thread.join()
+        ping, function = read_trace(pool.runtime_dir).calls()
+        assert (ping.method, function.method) == ("ping", "function")
+        assert ping.seconds is not None
+        assert function.seconds is not None
+        assert function.seconds > ping.seconds
+        assert function.nonce == f"{client.stat().nonce:016x}"
+        assert server.calls()["function"].calls == 1
+
+
+def test_handlers_are_described(client: Client) -> None:
+    found = {one.name: one for one in client.handlers()}
+    names = ["echo", "twice", "scale", "total", "pair", "fails", "length", "filled"]
+    assert list(found) == sorted(names)
+    assert str(found["scale"]) == (
+        "scale(values: numpy.ndarray[float32], by: float = ...) -> numpy.ndarray[float32]"
+    )
+    assert found["scale"].help == "Multiply. More text."
+    assert str(found["pair"]) == "pair(a: int, b: tuple[str, ...] = ...) -> tuple[int, str]"
+
+
+def test_a_server_without_handlers_says_how_to_start_one(pool: Pool) -> None:
+    with Server(pool), Client(pool) as client:
+        with pytest.raises(NoMethodError, match=r"no handlers.*--handlers MODULE:NAME"):
+            client.call("length", b"")
+        with pytest.raises(NoMethodError, match="no handlers"):
+            client.handlers()
+
+
+def test_a_server_has_one_set_of_handlers(pool: Pool) -> None:
+    with Server(pool) as server:
+        server.register(PLAIN)
+        with pytest.raises(RpcError, match="handlers already"):
+            server.register(PLAIN)
+        for wrong in (0, 65):
+            with pytest.raises(BadValueError, match="give 1 to 64"):
+                server.register(PLAIN, threads=wrong)
+        with pytest.raises(BadTypeError):
+            server.register([length])  # type: ignore[arg-type]
+
+
+def untyped(a, b: int) -> int:  # type: ignore[no-untyped-def]
+    return b
+
+
+def unreturned(a: int):  # type: ignore[no-untyped-def]
+    return a
+
+
+def starred(*many: int) -> int:
+    return len(many)
+
+
+def strange(a: set[int]) -> None:
+    pass
+
+
+async def later() -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (untyped, "untyped has no type for 'a'; annotate it"),
+        (unreturned, "no type for 'return'"),
+        (starred, r"\*many; a handler names all"),
+        (strange, r"set\[int\], which no message carries"),
+        (later, "a handler is a plain function"),
+    ],
+)
+def test_a_function_that_no_message_can_call_is_refused(function: object, text: str) -> None:
+    with pytest.raises(BadTypeError, match=text):
+        Handlers().add(function)  # type: ignore[type-var]
+
+
+def test_names_of_handlers_are_names_and_differ() -> None:
+    handlers = Handlers(length)
+    handlers.add(length, name="other.length-2")
+    assert list(handlers) == ["length", "other.length-2"]
+    assert len(handlers) == 2
+    for wrong in ("length", "", "a b", "x" * 101, "beluga.handlers", 3):
+        with pytest.raises(BadValueError):
+            handlers.add(length, name=wrong)  # type: ignore[arg-type]
+    with pytest.raises(BadValueError, match="no name of a handler"):
+        handlers.add(lambda: None)
+
+
+def test_a_forked_child_makes_a_client_of_its_own(paths: list[Path], client: Client) -> None:
+    assert client.call("length", b"a") == 1
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = b"wrong"
+        try:
+            client.call("length", b"a")
+        except ForkedSessionError:
+            with Pool.open(paths) as opened, Client(opened) as own:
+                said = b"%d" % own.call("length", b"abc", returns=int)
+        finally:
+            os.write(write, said)
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as stream:
+        assert stream.read() == b"3"
+    os.waitpid(child, 0)
+    assert client.call("length", b"ab") == 2
+
+
+def test_a_request_by_number_is_a_buffer_or_text(pool: Pool) -> None:
+    with Server(pool) as server, Client(pool) as client:
+        server.handle(64, bytes)
+        words = np.arange(6, dtype="<u2")
+        for request, expected in (
+            ("Grüße", "Grüße".encode()),
+            (bytearray(b"ab"), b"ab"),
+            (memoryview(b"abcd")[::2], b"ac"),
+            (words, words.tobytes()),
+            (words.reshape(2, 3).T, words.reshape(2, 3).T.tobytes()),
+        ):
+            assert client.call(64, request) == expected
+        for wrong in (None, 3, [b"a"], np.array([None])):
+            with pytest.raises(BadTypeError, match="give bytes, a buffer"):
+                client.call(64, wrong)  # type: ignore[call-overload]
+        with pytest.raises(BadTypeError, match="takes one request, not 2"):
+            client.call(64, b"", b"")  # type: ignore[call-overload]
+
+
+def test_every_message_that_is_cut_or_changed_is_refused_or_read() -> None:
+    """What another process sends is foreign input: it never raises anything else."""
+    from beluga.rpc.encoding import pack, unpack
+
+    whole = pack({"handler": "h", "arguments": [np.arange(3), b"xyz", {"a": [1]}], "named": {}})
+    assert set(unpack(whole)) == {"handler", "arguments", "named"}
+    changed = (
+        [whole[:size] for size in range(len(whole))]
+        + [bytearray(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
+           for at, bit in itertools.product(range(len(whole)), (1, 4, 0x80))]
+        + [bytearray(b"\x10\0\0\0" + text.ljust(16))
+           for text in (b"[]", b"{}", b'{"sizes": 3}', b'{"sizes": [-1]}', b"[" * 16)]
+    )  # fmt: skip
+    for message in changed:
+        with contextlib.suppress(BadRequestError):
+            unpack(message)
+    with pytest.raises(BadRequestError):
+        unpack(bytearray(b"\xff\xff\0\0") + b"[" * 65535)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b'{"array": 0, "dtype": "O", "shape": [1]}',
+        b'{"array": 0, "dtype": "<f8", "shape": [2]}',
+        b'{"array": 0, "dtype": "<f8", "shape": [-1]}',
+        b'{"array": 1, "dtype": "<f8", "shape": [1]}',
+        b'{"array": 0, "dtype": "no dtype", "shape": [1]}',
+        b'{"array": 0, "dtype": "V8", "shape": [1]}',
+        b'{"bytes": -1}',
+        b'{"bytes": true}',
+        b'{"strange": 1}',
+    ],
+)
+def test_an_array_that_its_bytes_do_not_fit_is_refused(header: bytes) -> None:
+    from beluga.rpc.encoding import unpack
+
+    text = b'{"a": ' + header + b', "sizes": [8]}'
+    message = bytearray(len(text).to_bytes(4, "little") + text)
+    message.extend(bytes(-len(message) % 64 + 8))
+    with pytest.raises(BadRequestError):
+        unpack(message)
