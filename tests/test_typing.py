@@ -96,10 +96,10 @@ def all_public() -> list[str]:
     return [*found, *public(errors, own_names(errors))]
 
 
-# Types that are numpy's own, and what a coroutine yields and is sent.
+# Types that are numpy's own, what a coroutine yields and is sent, and a function of any parameters.
 UNSAID = (
     r"ndarray\[(tuple\[Any, \.\.\.\]|Any), |numpy\.generic\[Any\]"
-    r"|_SupportsArray\[numpy\.dtype\[Any\]\]|Coroutine\[Any, Any, "
+    r"|_SupportsArray\[numpy\.dtype\[Any\]\]|Coroutine\[Any, Any, |def \(\*Any, \*\*Any\)"
 )
 
 

@@ -171,7 +171,7 @@ class Handlers:
             raise NoMethodError(f"the server has no handler {short(name)}; it has {there}")
         return handler.bind(arguments, named)
 
-    def returns(self, name: str) -> Any:
+    def returns(self, name: str) -> object:
         """Return the annotated type of a function's result."""
         return self._handlers[name].returns
 
