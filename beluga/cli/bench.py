@@ -16,7 +16,7 @@ import typer
 
 from beluga.cli.bench_report import REPORT, report_files, report_run
 from beluga.cli.legend import Legend, explains
-from beluga.cli.options import Json, check_output, need
+from beluga.cli.options import Json, among, check_output, need
 from beluga.cli.output import print_json, print_table, say
 
 Smoke = Annotated[
@@ -33,7 +33,12 @@ Scratch = Annotated[
         help="A device of a pool to overwrite. Repeat the option for each device.",
     ),
 ]
-Coherence = Annotated[str | None, typer.Option(help="software (the default) or hardware.")]
+Coherence = Annotated[
+    str | None,
+    typer.Option(
+        autocompletion=among("software", "hardware"), help="software (the default) or hardware."
+    ),
+]
 Pace = Annotated[
     str | None,
     typer.Option(help="Slow devices down, such as device=22.5GB/s,latency=650ns."),
@@ -89,6 +94,7 @@ def bench(
         list[str],
         typer.Argument(
             metavar="NAME...",
+            autocompletion=among(*beluga_bench.BENCHES, "all", REPORT),
             help="The benchmarks, or all; see docs/benchmarks.md. report (alone, or before the "
             "names of some) runs them and writes one HTML page.",
         ),

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from beluga.cli.options import among
 from beluga.errors import RouterError
 from beluga.router import CostEstimator, costs
 
@@ -22,6 +23,7 @@ Costs = Annotated[
     typer.Option(
         "--costs",
         metavar="MODEL",
+        autocompletion=among(*costs.MODELS),
         help="The model and its GPU, by which min-ttft and least-cost estimate times, and how long "
         "a prompt waits for a prefill worker (--model of `beluga simulate`): "
         f"{', '.join(costs.MODELS)}.",
@@ -40,7 +42,8 @@ LocalBandwidth = Annotated[
 GpuPath = Annotated[
     str,
     typer.Option(
-        help="Where GPUs are attached: root-complex (26 GB/s) or switch (55 GB/s), the paper's O7."
+        autocompletion=among(*costs.GPU_PATHS),
+        help="Where GPUs are attached: root-complex (26 GB/s) or switch (55 GB/s), the paper's O7.",
     ),
 ]
 StepTokens = Annotated[

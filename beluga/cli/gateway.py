@@ -15,7 +15,7 @@ from beluga.cli import logs
 from beluga.cli.caller_options import CallerOptions, with_callers
 from beluga.cli.cost_options import with_estimator
 from beluga.cli.notify import Manager
-from beluga.cli.options import JsonLines, LogFormat, LogLevel, need, size
+from beluga.cli.options import JsonLines, LogFormat, LogLevel, among, need, size
 from beluga.cli.output import announce
 from beluga.cli.policy_options import with_settings_and_their_names
 from beluga.router import (
@@ -71,7 +71,12 @@ Queues = Annotated[
     ),
 ]
 
-RuleName = Annotated[str, typer.Option(help=f"The rule for remote prefill: {', '.join(RULES)}.")]
+RuleName = Annotated[
+    str,
+    typer.Option(
+        autocompletion=among(*RULES), help=f"The rule for remote prefill: {', '.join(RULES)}."
+    ),
+]
 Admin = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="The address for operators; empty for none.")
 ]
@@ -93,7 +98,10 @@ TrustTemplates = Annotated[
 ]
 PolicyName = Annotated[
     str,
-    typer.Option(help=f"The policy: {', '.join(POLICIES)}; default is {DEFAULT_POLICY}."),
+    typer.Option(
+        autocompletion=among(*POLICIES, "default"),
+        help=f"The policy: {', '.join(POLICIES)}; default is {DEFAULT_POLICY}.",
+    ),
 ]
 ListenHost = Annotated[str, typer.Option(help="The address for clients.")]
 ListenPort = Annotated[
@@ -117,7 +125,10 @@ IndexRanks = Annotated[
     ),
 ]
 QueueOrder = Annotated[
-    str, typer.Option(help=f"The order of waiting requests: {', '.join(ORDERS)}.")
+    str,
+    typer.Option(
+        autocompletion=among(*ORDERS), help=f"The order of waiting requests: {', '.join(ORDERS)}."
+    ),
 ]
 QueueThreshold = Annotated[
     float,

@@ -50,6 +50,18 @@ def one_of(*known: str) -> Callable[[str], str]:
     return word
 
 
+def among(*known: str) -> Callable[[str], list[str]]:
+    """Return a shell completion for an option that takes one of these words, or several of them
+    with commas between.
+    """
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [f"{before}{comma}{one}" for one in known if one.startswith(last)]
+
+    return complete
+
+
 def admin_address(text: str) -> str:
     """Check an address of an admin endpoint as a parameter of the command line."""
     if text:
@@ -134,6 +146,7 @@ LogLevel = Annotated[
     typer.Option(
         "--log-level",
         parser=log_level_name,
+        autocompletion=among(*LEVELS),
         metavar="|".join(LEVELS),
         help="The least level that is logged. Servers log from info, other commands from warning.",
     ),
@@ -143,6 +156,7 @@ LogFormat = Annotated[
     typer.Option(
         "--log-format",
         parser=log_format_name,
+        autocompletion=among(*FORMATS),
         metavar="|".join(FORMATS),
         help="How it is logged: text, or json for one JSON object on each line of stderr.",
     ),

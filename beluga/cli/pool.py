@@ -14,7 +14,7 @@ import typer
 
 from beluga import config
 from beluga.cli.legend import Legend, explains
-from beluga.cli.options import Json, PoolPaths, one_of, open_pool, size
+from beluga.cli.options import Json, PoolPaths, among, one_of, open_pool, size
 from beluga.cli.output import print_facts, print_json, print_table, progress, say
 from beluga.cli.scrub import scrub_admission
 from beluga.errors import DeviceMissingError, NoDefaultPoolError, PoolError
@@ -68,6 +68,7 @@ Coherence = Annotated[
     list[str] | None,
     typer.Option(
         parser=one_of(*COHERENCE_MODES),
+        autocompletion=among(*COHERENCE_MODES),
         metavar="|".join(COHERENCE_MODES),
         help="hardware (one host's own memory) or software; repeat to give each device its "
         "own. By default files have hardware, devdax nodes software coherence.",

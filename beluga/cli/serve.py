@@ -26,6 +26,7 @@ from beluga.cli.options import (
     LogFormat,
     LogLevel,
     PoolPaths,
+    among,
     as_bad_value,
     one_of,
     open_pool,
@@ -108,6 +109,7 @@ Eviction = Annotated[
     str,
     typer.Option(
         parser=one_of(*EVICTIONS),
+        autocompletion=among(*EVICTIONS),
         metavar="|".join(EVICTIONS),
         help=f"The policy by which blocks are evicted: {', '.join(EVICTIONS)}.",
     ),

@@ -21,7 +21,16 @@ from beluga.cli.cost_options import (
     StepTokens,
 )
 from beluga.cli.legend import Legend, explains
-from beluga.cli.options import Json, Wide, as_bad_value, check_output, need, size, write_whole
+from beluga.cli.options import (
+    Json,
+    Wide,
+    among,
+    as_bad_value,
+    check_output,
+    need,
+    size,
+    write_whole,
+)
 from beluga.cli.origin import origin
 from beluga.cli.output import print_json, print_table, progress, say
 from beluga.cli.policy_options import with_policy_settings
@@ -114,6 +123,7 @@ Policies = Annotated[
     str,
     typer.Option(
         metavar="P[,P...]",
+        autocompletion=among(*POLICIES, "default", "all"),
         help=f"The policies to run: {', '.join(POLICIES)}; default for the gateway's; or all.",
     ),
 ]
@@ -143,7 +153,11 @@ HbmBytes = Annotated[
     typer.Option(parser=_capacity, metavar="BYTES", help="Each worker's HBM for KV data."),
 ]
 Memory = Annotated[
-    str, typer.Option(help="Run with a shared pool (pool), with split DRAM (split), or both.")
+    str,
+    typer.Option(
+        autocompletion=among(*MEMORIES, "both"),
+        help="Run with a shared pool (pool), with split DRAM (split), or both.",
+    ),
 ]
 Adapters = Annotated[
     int | None,
@@ -169,12 +183,24 @@ Speed = Annotated[
         "Several speeds are run one after another.",
     ),
 ]
-Model = Annotated[str, typer.Option(help=f"The model and its GPU: {', '.join(costs.MODELS)}.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        autocompletion=among(*costs.MODELS),
+        help=f"The model and its GPU: {', '.join(costs.MODELS)}.",
+    ),
+]
 Engine = Annotated[
     str,
-    typer.Option(help=f"How engines batch: {' or '.join(ENGINES)}. Serial engines only prefill."),
+    typer.Option(
+        autocompletion=among(*ENGINES),
+        help=f"How engines batch: {' or '.join(ENGINES)}. Serial engines only prefill.",
+    ),
 ]
-Eviction = Annotated[str, typer.Option(help=f"The eviction order: {' or '.join(ORDERS)}.")]
+Eviction = Annotated[
+    str,
+    typer.Option(autocompletion=among(*ORDERS), help=f"The eviction order: {' or '.join(ORDERS)}."),
+]
 Seeds = Annotated[
     int,
     typer.Option(min=1, max=1000, help="How many runs of each case; --json has their spread."),
@@ -195,7 +221,8 @@ PlannerOption = Annotated[
 Preset = Annotated[
     str | None,
     typer.Option(
-        help="feasibility is the set-up of the reference replay; it overrides other options."
+        autocompletion=among(*PRESETS),
+        help="feasibility is the set-up of the reference replay; it overrides other options.",
     ),
 ]
 Plot = Annotated[bool, typer.Option("--plot", help="Draw bars of the mean TTFT, too.")]

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from beluga.cli.legend import Legend, explains
-from beluga.cli.options import Json, Wide, as_bad_value, size
+from beluga.cli.options import Json, Wide, among, as_bad_value, size
 from beluga.cli.output import print_facts, print_json, print_table, say
 from beluga.cli.trace_options import read_named
 from beluga.errors import TierError
@@ -24,6 +24,7 @@ from beluga.router import costs
 from beluga.simulate import Trace, found_shares
 from beluga.tiers import Advice, KvShape, TierSize, advise, read_model
 
+_DTYPES = ("F32", "F16", "BF16", "FP8", "U8")
 _GB = 1e9
 _GIB = 1 << 30
 _QWEN3_32B = KvShape(64, "BF16", 8, 128)  # the model of beluga simulate's default
@@ -64,7 +65,11 @@ LatentDim = Annotated[
 ]
 Dtype = Annotated[
     str | None,
-    typer.Option(metavar="F32|F16|BF16|FP8|U8", help="The type of the KV cache's elements."),
+    typer.Option(
+        autocompletion=among(*_DTYPES),
+        metavar="|".join(_DTYPES),
+        help="The type of the KV cache's elements.",
+    ),
 ]
 MemoryBandwidth = Annotated[
     float, typer.Option(min=0.001, max=1e6, help="GB/s from the pool to the engine.")
@@ -80,7 +85,11 @@ RecomputeMs = Annotated[
 ]
 ModelCosts = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help=f"Known costs instead: {', '.join(costs.MODELS)}."),
+    typer.Option(
+        autocompletion=among(*costs.MODELS),
+        metavar="NAME",
+        help=f"Known costs instead: {', '.join(costs.MODELS)}.",
+    ),
 ]
 TraceFile = Annotated[
     Path | None,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from beluga.cli.options import one_of, size
+from beluga.cli.options import among, one_of, size
 from beluga.tiers import ADMISSIONS, OFFLOADS
 
 Disks = Annotated[
@@ -47,6 +47,7 @@ Offload = Annotated[
     str,
     typer.Option(
         parser=one_of(*OFFLOADS),
+        autocompletion=among(*OFFLOADS),
         metavar="|".join(OFFLOADS),
         help="What becomes of a block that would be evicted from the pool before it was offered to "
         "these tiers: drop it, or wait.",
@@ -57,6 +58,7 @@ AdmissionName = Annotated[
     typer.Option(
         "--admission",
         parser=one_of(*ADMISSIONS),
+        autocompletion=among(*ADMISSIONS),
         metavar="NAME",
         help="Which blocks the tiers save: always, second-touch, sketch or adaptive.",
     ),

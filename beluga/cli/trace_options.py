@@ -9,7 +9,7 @@ from typing import Annotated, TypedDict
 
 import typer
 
-from beluga.cli.options import one_of
+from beluga.cli.options import among, one_of
 from beluga.cli.output import say
 from beluga.replay import BUNDLED
 from beluga.simulate import FORMATS, TIME_UNITS, Trace, load_trace
@@ -34,6 +34,7 @@ Format = Annotated[
     typer.Option(
         "--format",
         parser=one_of(*FORMATS),
+        autocompletion=among(*FORMATS),
         metavar="NAME",
         help=f"The format of the trace: {', '.join(FORMATS)}. By default its content tells.",
     ),
@@ -42,6 +43,7 @@ TimeUnit = Annotated[
     str | None,
     typer.Option(
         parser=one_of(*TIME_UNITS),
+        autocompletion=among(*TIME_UNITS),
         metavar="|".join(TIME_UNITS),
         help="The unit of the trace's times. By default the format fixes it, or its times tell.",
     ),

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from beluga.cli.legend import Legend, explains
-from beluga.cli.options import Json, PoolPaths, Wide, open_pool
+from beluga.cli.options import Json, PoolPaths, Wide, among, open_pool
 from beluga.cli.output import print_facts, print_json, print_table, say
 from beluga.errors import VerifyError
 from beluga.verify import Finding, Report, verify_pool
@@ -40,7 +40,11 @@ def verify(
     ] = False,
     role: Annotated[
         str | None,
-        typer.Option(metavar="a|b", help="Which side this is. Side a determines the duration."),
+        typer.Option(
+            autocompletion=among("a", "b"),
+            metavar="a|b",
+            help="Which side this is. Side a determines the duration.",
+        ),
     ] = None,
     seconds: Annotated[float, typer.Option(min=0, help="How many seconds the tests run.")] = 3.0,
     timeout: Annotated[
