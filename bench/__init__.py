@@ -30,6 +30,7 @@ from .recovery import bench_recovery
 from .report import Results, report
 from .row import FIELDS, Bench, Row
 from .rpc import bench_rpc
+from .run import Outcome, run
 from .scheduler import bench_scheduler
 from .tiers_disk import bench_tiers_disk
 from .tiers_pool import bench_tiers_pool
@@ -57,6 +58,7 @@ __all__ = [
     "FIELDS",
     "Bench",
     "Options",
+    "Outcome",
     "Recorded",
     "Results",
     "Row",
@@ -66,5 +68,6 @@ __all__ = [
     "peers",
     "plot",
     "report",
+    "run",
     "version",
 ]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 SOFTWARE = "software"
 
@@ -20,7 +21,8 @@ class Options:
     software, because the paper's memory has it. ``pace`` slows devices down, as in
     "device=22.5GB/s,latency=650ns" (see ``pace.py``). ``threads`` is the most that bandwidth and
     copy use. ``disk`` is a folder on the disk for the disk tier of tiers-disk and tiers-pool; the
-    default is the current folder. ``progress`` gets a line about each measurement before it begins.
+    default is the current folder. ``progress`` gets a line about each measurement before it begins,
+    and ``keep`` gets each row when it is finished.
     """
 
     smoke: bool = False
@@ -31,6 +33,7 @@ class Options:
     disk: str | None = None
     seed: int = 0
     progress: Callable[[str], None] | None = None
+    keep: Callable[[dict[str, Any]], None] | None = None
 
     @property
     def pair_count(self) -> int:

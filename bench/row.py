@@ -89,7 +89,10 @@ class Recorder:
             "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
             "command": self.options.command(self.bench),
         }
-        return {**dict.fromkeys(FIELDS), **given, **run}
+        row = {**dict.fromkeys(FIELDS), **given, **run}
+        if self.options.keep is not None:
+            self.options.keep(row)
+        return row
 
     def skipped(self, case: str, why: str, **values: object) -> Row:
         """Make a row that says why it has no figures."""

@@ -26,7 +26,7 @@ from beluga.connectors.vllm.settings import VllmSettings
 README_LINES_MAX = 150
 PROGRAMS = {"beluga": app, "cxl-rpc": cxl_rpc_app}
 # Programs of others; only the parts of their arguments that are ours are checked.
-OTHERS = {"pip", "echo", "curl", "vllm", "lmcache", "python"}
+OTHERS = {"pip", "echo", "curl", "kill", "vllm", "lmcache", "python"}
 
 
 def leaves(name: str, command: Any) -> dict[str, Any]:
@@ -242,3 +242,81 @@ def test_the_glossary_has_each_word_once() -> None:
     words = [word for row in rows if row not in ("word", "---") for word in row.split(", ")]
     assert len(words) > 60
     assert sorted(words) == sorted(set(words))
+
+
+# What the README claims of routing: trace, load, memory, policies, and the seconds it names.
+IGNORES_CACHES = {"least-tokens", "two-choices", "round-robin", "random"}
+
+
+def best(trace: str, load: float, memory: str, policies: set[str] | None = None) -> str:
+    """Return the least mean time to first token of the recorded simulations, as a text."""
+    rows = json.loads((ROOT / "bench/results/policies.json").read_text())["rows"]
+    found = [
+        row["ttft_mean_s"]
+        for row in rows
+        if (row["trace"], row["load"], row["memory"]) == (trace, load, memory)
+        and (policies is None or row["policy"] in policies)
+    ]
+    return f"{min(found):.2f}"
+
+
+def test_the_readme_says_what_ignoring_caches_brings_and_what_not() -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    conversations, sessions = "conversation_trace", "weka"
+    for trace, load in ((conversations, 1), (sessions, 1), (conversations, 1.2)):
+        ignoring = best(trace, load, "pool", IGNORES_CACHES)
+        split = best(trace, load, "split")
+        assert re.search(rf"\b{ignoring} s (on the pool )?against {split} s\b", text), (trace, load)
+        assert best(trace, load, "pool", {"least-cost"}) in text
+    assert best(conversations, 1, "pool", IGNORES_CACHES) > best(conversations, 1, "split")
+    assert best(sessions, 1, "pool", IGNORES_CACHES) > best(sessions, 1, "split")
+    assert "does not beat the best policy on split memory" in text
+
+
+def test_experiments_have_the_numbers_of_the_paper() -> None:
+    """In docs/paper.md's titles, in the table of benchmarks, and where code names an experiment."""
+    titles = re.findall(r"^### (Exp .*)$", (ROOT / "docs/paper.md").read_text(), re.MULTILINE)
+    about = {
+        1: "ways to write", 2: "latency", 3: "skewed", 4: "background load", 5: "hits it",
+        6: "rates", 7: "lengths", 8: "settings", 9: "dense", 10: "sparse", 11: "calls",
+    }  # fmt: skip
+    told = " ".join(titles)
+    assert [int(n) for n in re.findall(r"Exp (\d+)", told)] == sorted(about)
+    for number, words in about.items():
+        assert re.search(rf"Exp {number}: [^E]*{words}", told), number
+    cited = {
+        "bench/copy.py": {9, 10}, "bench/bandwidth.py": {3, 4}, "bench/vllm/load.py": {5, 6},
+        "bench/latency.py": {2}, "bench/rpc.py": {11}, "bench/vllm/variants.py": {8},
+    }  # fmt: skip
+    for path, numbers in cited.items():
+        text = " ".join((ROOT / path).read_text().partition('"""\n\n')[0].split())
+        found = re.findall(r"\bExp ?(\d+)(?:,? and (?:Exp )?(\d+))?", text)
+        assert {int(n) for pair in found for n in pair if n} == numbers, path
+    rows = (ROOT / "docs/benchmarks.md").read_text()
+    assert "| `copy` (Exp 9, 10) |" in rows and "| `bandwidth` (Exp 3, 4, Fig. 6) |" in rows
+
+
+def test_documents_agree_with_the_code_and_cite_files_that_exist() -> None:
+    assumed = set(re.findall(r"\bA(\d)\b", (ROOT / "csrc/coherence/coherence.h").read_text()))
+    told = re.search(r"\(A1 to A(\d) in", (ROOT / "docs/correctness.md").read_text())
+    assert told and told[1] == max(assumed)
+    sources = [path for name in ("beluga", "bench", "csrc") for path in (ROOT / name).rglob("*")]
+    texts = [path for path in sources if path.suffix in (".py", ".c", ".h", ".cu", ".cuh")]
+    pages = {path.name for path in DOCUMENTS}
+    cited = {
+        (path.name, name)
+        for path in texts
+        for name in re.findall(r"\b([a-z][\w-]*\.md)\b", path.read_text())
+        if name != "kv-events-custom-engines.md"  # Dynamo's
+    }
+    assert len(cited) > 3
+    assert {(path, name) for path, name in cited if name not in pages} == set()
+
+
+def test_the_readme_names_what_is_left_out_on_purpose() -> None:
+    for page in ("README.md", "docs/comparison.md"):
+        text = " ".join((ROOT / page).read_text().split())
+        part = text[text.index("Left out on purpose") :]
+        for word in ("cost", "switch", "directory coherence", "vector and graph databases",
+                     "CacheBlend", "CacheGen", "encryption at rest"):  # fmt: skip
+            assert word in part, (page, word)

@@ -58,6 +58,10 @@ class Session:
         line = re.sub(r"^scripts/demo\b", "beluga replay", line)  # which also makes the environment
         if line.endswith("&"):
             return self._begin(line.rstrip("& "))
+        if job := re.match(r"kill %(\d+) && wait$", line):
+            self._behind[int(job[1]) - 1].terminate()
+            self._behind[int(job[1]) - 1].communicate(timeout=TIMEOUT_S)
+            return ""
         return self._run(["/bin/bash", "-c", line])
 
     def run_python(self, text: str) -> str:

@@ -22,7 +22,7 @@ def tree(tmp_path: Path) -> Path:
         pytest.skip("scripts/docs uses .venv")
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     (tmp_path / "scripts").mkdir()
-    for name in ("docs", "docs_pages.py"):
+    for name in ("docs", "docs_pages.py", "help.sh"):
         shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts" / name)
     for name in ("setup-env", "setup-extra"):  # what it would install is here
         (tmp_path / "scripts" / name).write_text("#!/bin/sh\n")
@@ -44,6 +44,9 @@ def test_the_site_has_every_page_and_fails_on_dead_links(tree: Path) -> None:
     assert pages | {"index", "core", "format", "changes"} <= {
         path.stem for path in (tree / "site").glob("*.html")
     }
+    style = (tree / "site/stylesheets/site.css").read_text()  # code in tables keeps its words whole
+    assert "word-break: normal" in style and "overflow-wrap: normal" in style
+    assert "stylesheets/site.css" in (tree / "site/commands.html").read_text()
     with (tree / "docs/concepts.md").open("a") as page:
         page.write("[a](nowhere.md) [b](vllm.md#nothing) [c](../csrc/gone.c)\n")
     (tree / "docs/unlisted.md").write_text("# Nobody leads here\n")

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated
@@ -16,8 +17,9 @@ import typer
 
 from beluga.cli.bench_report import REPORT, report_files, report_run
 from beluga.cli.legend import Legend, explains
-from beluga.cli.options import Json, among, check_output, need
+from beluga.cli.options import Json, Wide, among, check_output, need
 from beluga.cli.output import print_json, print_table, say
+from beluga.errors import BelugaError
 
 Smoke = Annotated[
     bool, typer.Option("--smoke", help="Run for seconds only, to see that everything works.")
@@ -86,6 +88,9 @@ _COLUMNS = {
     "paper": ("paper", "the paper's figure for a real CXL switch"),
 }
 LEGEND = Legend(_COLUMNS.values())
+_SHARED = ("engine", "crc", "fragment_bytes", "fragments", "bytes", "depth", "threads")
+# What a narrow table leaves out, the first of them first.
+_SPARE = ("paper", "p99_ns", "limit", "ratio_to_peer", "ops_per_s", "p50_ns")
 
 
 @explains(LEGEND)
@@ -108,6 +113,7 @@ def bench(
     disk: Disk = None,
     out: Out = None,
     sources: From = None,
+    wide: Wide = False,
     json: Json = False,
 ) -> None:
     """Measure this machine's memory and a pool in it, compared with the machine's own limit."""
@@ -135,14 +141,9 @@ def bench(
         disk=disk,
         progress=say,
     )
-    if page:
-        rows = report_run(chosen, options, out)
-    else:
-        rows = [row for name in chosen for row in beluga_bench.BENCHES[name](options)]
-    if json:
+    rows = report_run(chosen, options, out) if page else _run(chosen, options, wide, json=json)
+    if page and json:
         print_json(rows)
-    elif not page:
-        _show(rows)
     if plot is not None:
         beluga_bench.plot(rows, plot)
 
@@ -153,24 +154,58 @@ def rpc(
     plot: Plot = None,
     pool: Scratch = None,
     coherence: Coherence = None,
+    wide: Wide = False,
     json: Json = False,
 ) -> None:
     """Measure calls, compared with a bare exchange of lines."""
-    bench(["rpc"], smoke, plot, pool, coherence, json=json)
+    bench(["rpc"], smoke, plot, pool, coherence, wide=wide, json=json)
 
 
-def _show(rows: Sequence[Mapping[str, object]]) -> None:
+def _run(
+    names: Sequence[str], options: beluga_bench.Options, wide: bool, *, json: bool
+) -> list[beluga_bench.Row]:
+    """Run benchmarks, and print the rows of each when it ends, or all as JSON at the end. What was
+    finished is printed whatever ends the run.
+
+    Raises BelugaError if a benchmark failed.
+    """
+    show = partial(_show, wide=wide)
+    done = beluga_bench.run(beluga_bench.BENCHES, names, options, finished=None if json else show)
+    if json:
+        print_json(done.rows)
+    if done.ended is not None:
+        say(f"interrupted: these are the {len(done.rows)} rows that were finished")
+        raise done.ended
+    if done.missing:
+        raise BelugaError(
+            f"{', '.join(done.missing)} failed; the {len(done.rows)} rows that were finished are "
+            "printed"
+        )
+    return done.rows
+
+
+def _show(rows: Sequence[Mapping[str, object]], *, wide: bool) -> None:
     """Print a table for each benchmark and kind of memory, with the fields that any row has, then
-    the notes.
+    the notes. What all rows have in common is in the title.
     """
     for name, group in groupby(rows, lambda row: (row["bench"], row["memory"], row["coherence"])):
         table = list(group)
         fields = [field for field in _COLUMNS if any(row[field] is not None for row in table)]
+        common = [
+            field
+            for field in fields
+            if field in _SHARED and len(table) > 1 and len({row[field] for row in table}) == 1
+        ]
+        title = [str(part) for part in name if part is not None]
+        title += [f"{_COLUMNS[field][0]} {table[0][field]}" for field in common]
+        shown = [field for field in fields if field not in common]
         print_table(
             LEGEND,
-            [[row[field] for field in fields] for row in table],
-            columns=[_COLUMNS[field][0] for field in fields],
-            title=", ".join(str(part) for part in name if part is not None),
+            [[row[field] for field in shown] for row in table],
+            columns=[_COLUMNS[field][0] for field in shown],
+            title=", ".join(title),
+            spare=[_COLUMNS[field][0] for field in _SPARE],
+            wide=wide,
         )
         for row in table:
             if row["note"] is not None:

@@ -54,19 +54,8 @@ def report_run(
     """
     target = _target(out)
     machine = beluga_bench.facts()
-    rows: list[beluga_bench.Row] = []
-    missing: dict[str, str] = {}
-    ended: BaseException | None = None
-    for at, name in enumerate(names):
-        try:
-            rows += beluga_bench.BENCHES[name](options)
-        except (BelugaError, OSError) as error:
-            missing[name] = f"it failed: {error}"
-            say(f"{name} failed: {error}")
-        except (KeyboardInterrupt, SystemExit) as error:
-            ended = error
-            missing |= dict.fromkeys(names[at:], "the run was interrupted")
-            break
+    done = beluga_bench.run(beluga_bench.BENCHES, names, options)
+    rows, missing, ended = done.rows, done.missing, done.ended
     if rows or ended is None:
         made = origin()
         facts = {**machine, "Command": made["Command"], "Date": made["Date"]}

@@ -72,9 +72,14 @@ class Past:
 
     def before(self, now: Figures, window_s: float) -> Figures | None:
         """Return the oldest figures of the window before ``now``, or the ones before it if there
-        are none.
+        are none. Figures from before a pause in which nobody looked are not returned: a rate over
+        the pause is none of this moment.
         """
-        others = [one for one in self._figures if one is not now]
+        others = [
+            one
+            for one in self._figures
+            if one is not now and now.at_s - one.at_s <= max(window_s, REPORTED_WINDOW_S)
+        ]
         inside = [one for one in others if now.at_s - one.at_s <= window_s]
         return inside[0] if inside else others[-1] if others else None
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _INTERVAL_S = 0.9  # less than a second: somebody who asks every second gets a new one each time
 _HISTORY = 300
+_REPORTS_S = 5.0  # clients report their bytes every 5 s: a rate over less is often 0
 
 
 class Observer:
@@ -140,12 +141,13 @@ def _point(server: ServerFacts, pool: PoolFacts, rates: Rates | None) -> tuple[f
     at_s = round(time.time(), 2)
     if rates is None or server.state != "serving":
         return at_s, None, None, None, None, used, None
+    told = rates.reported_over_s >= _REPORTS_S
     return (
         at_s,
         round(rates.calls, 1),
         None if rates.hit_rate is None else round(rates.hit_rate, 4),
-        round(rates.read_bytes),
-        round(rates.written_bytes),
+        round(rates.read_bytes) if told else None,
+        round(rates.written_bytes) if told else None,
         used,
         round(rates.evictions, 1),
     )

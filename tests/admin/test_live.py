@@ -15,7 +15,7 @@ import pytest
 
 from beluga import KVCache, MetaServer, Pool
 from beluga.admin import Admin, ask, server_routes
-from beluga.live import CellState, Observer, Snapshot, calls, observer, space_map
+from beluga.live import CellState, Observer, Snapshot, calls, figures, observer, space_map
 from beluga.pool import STRIPE_SIZE
 from beluga.rpc import report
 from tests.rpc.other_machine import OtherMachine
@@ -57,6 +57,42 @@ def names(count: int, *, start: int = 0) -> list[bytes]:
 
 def payload(count: int, length: int = LENGTH) -> np.ndarray:
     return np.ones((count, length), np.uint8)
+
+
+class At(figures.Figures):
+    """Figures of a moment, on a virtual clock."""
+
+    def __init__(self, at_s: float) -> None:
+        super().__init__({})
+        self.at_s = at_s
+
+
+def test_a_rate_is_not_over_a_pause_in_which_nobody_looked() -> None:
+    past = figures.Past()
+    for at_s in (100.0, 101.0, 102.0):
+        past.add(At(at_s))
+    now = At(103.0)
+    past.add(now)
+    found = past.before(now, figures.WINDOW_S)
+    assert found is not None and found.at_s == 100.0
+    later = At(1000.0)
+    past.add(later)
+    assert past.before(later, figures.WINDOW_S) is None
+    slow = At(1009.0)  # somebody looks every nine seconds
+    past.add(slow)
+    found = past.before(slow, figures.WINDOW_S)
+    assert found is not None and found.at_s == 1000.0
+
+
+def test_the_curves_of_bytes_begin_when_clients_have_reported(
+    look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rate over less than an interval of reports is 0 in most cases, which looks like a drop."""
+    look()
+    bytes_of = [point[3:5] for point in look().history]
+    assert bytes_of == [(None, None), (None, None)]
+    monkeypatch.setattr(observer, "_REPORTS_S", 0.0)
+    assert look().history[-1][3:5] == (0, 0)
 
 
 def test_figures_and_rates_are_those_of_the_server(pool: Pool, look: Look) -> None:

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A run of several benchmarks, which keeps every row that was finished when one fails or the run
+is interrupted, and reports how much is left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from beluga.errors import BelugaError
+
+from .options import Options
+from .row import Bench, Row
+
+# About how many measurements each benchmark reports, on two cores without a GPU or a DSA. One that
+# reports more raises its own count.
+STEPS = {
+    "coherence": 6,
+    "latency": 12,
+    "bandwidth": 20,
+    "rpc": 12,
+    "recovery": 1,
+    "copy": 53,
+    "scheduler": 17,
+    "gateway": 10,
+    "indexer": 4,
+    "blocks": 2,
+    "events": 4,
+    "tiers-disk": 15,
+    "tiers-pool": 4,
+    "tiers-remote": 8,
+}
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a run has: the rows that were finished, the reason for each benchmark that is not whole,
+    and the interruption that ended the run, if one did.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+    ended: BaseException | None = None
+
+
+class _Steps:
+    """Adds to each line of progress its number, how many there are, and the time that is left."""
+
+    def __init__(self, names: Sequence[str], tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._counts = {name: STEPS.get(name, 1) for name in names}
+        self._done, self._before, self._began_s = 0, 0, time.monotonic()
+        self._name = ""
+
+    def begin(self, name: str) -> None:
+        """Begin a benchmark."""
+        self._name = name
+
+    def end(self) -> None:
+        """End a benchmark: it had as many steps as were reported."""
+        self._counts[self._name] = self._done - self._before
+        self._before = self._done
+
+    def say(self, text: str) -> None:
+        """Report the measurement that begins."""
+        spent_s = time.monotonic() - self._began_s
+        own = self._done - self._before + 1
+        self._counts[self._name] = max(self._counts[self._name], own)
+        total = sum(self._counts.values())
+        left = ""
+        if self._done:
+            left = f", about {_span(spent_s / self._done * (total - self._done))} left"
+        self._done += 1
+        self._tell(f"{text} ({self._done} of about {total}{left})")
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def run(
+    benches: Mapping[str, Bench],
+    names: Sequence[str],
+    options: Options,
+    *,
+    finished: Callable[[Sequence[Row]], None] | None = None,
+) -> Outcome:
+    """Run benchmarks one after another. One that fails does not end the run; Ctrl-C and SIGTERM do.
+    Either way the rows that a benchmark had finished are kept. ``finished`` is called with the rows
+    of each benchmark when it ends.
+    """
+    outcome = Outcome()
+    steps = None if options.progress is None else _Steps(names, options.progress)
+    for at, name in enumerate(names):
+        kept: list[Row] = []
+        asked = replace(options, keep=kept.append)
+        if steps is not None:
+            asked = replace(asked, progress=steps.say)
+            steps.begin(name)
+        try:
+            kept = benches[name](asked)
+        except (BelugaError, OSError) as error:
+            outcome.missing[name] = f"it failed{_after(kept)}: {error}"
+            options.say(f"{name} failed{_after(kept)}: {error}")
+        except (KeyboardInterrupt, SystemExit) as error:
+            outcome.ended = error
+            outcome.missing |= dict.fromkeys(names[at:], "the run was interrupted")
+        if steps is not None:
+            steps.end()
+        outcome.rows += kept
+        if finished is not None and kept:
+            finished(kept)
+        if outcome.ended is not None:
+            break
+    return outcome
+
+
+def _after(kept: Sequence[Row]) -> str:
+    return f" after {len(kept)} rows" if kept else ""
