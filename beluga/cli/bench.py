@@ -171,17 +171,17 @@ def _run(
     """
     show = partial(_show, wide=wide)
     done = beluga_bench.run(beluga_bench.BENCHES, names, options, finished=None if json else show)
+    rows: list[beluga_bench.Row] = done.rows
     if json:
-        print_json(done.rows)
+        print_json(rows)
     if done.ended is not None:
-        say(f"interrupted: these are the {len(done.rows)} rows that were finished")
+        say(f"interrupted: these are the {len(rows)} rows that were finished")
         raise done.ended
     if done.missing:
         raise BelugaError(
-            f"{', '.join(done.missing)} failed; the {len(done.rows)} rows that were finished are "
-            "printed"
+            f"{', '.join(done.missing)} failed; the {len(rows)} rows that were finished are printed"
         )
-    return done.rows
+    return rows
 
 
 def _show(rows: Sequence[Mapping[str, object]], *, wide: bool) -> None:

@@ -55,7 +55,8 @@ def report_run(
     target = _target(out)
     machine = beluga_bench.facts()
     done = beluga_bench.run(beluga_bench.BENCHES, names, options)
-    rows, missing, ended = done.rows, done.missing, done.ended
+    rows: list[beluga_bench.Row] = done.rows
+    missing, ended = done.missing, done.ended
     if rows or ended is None:
         made = origin()
         facts = {**machine, "Command": made["Command"], "Date": made["Date"]}
