@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""vLLM's own tests of loads that fail, from its source distribution, with ours beside their mock.
+"""vLLM's own tests of loads that fail, and of preemption, from its source distribution, with ours
+beside their mocks.
 
 The distribution is fetched from the package index and not kept.
 """
@@ -15,6 +16,7 @@ import subprocess
 import tarfile
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -60,9 +62,12 @@ def sources(tmp_path: Path) -> Path:
     return tmp_path / f"vllm-{VERSION}"
 
 
-def test_vllm_s_tests_of_failed_loads_pass_with_ours_beside(
-    sources: Path, tmp_path: Path, vllm_python: str, tiny_model: Path
-) -> None:
+Ours = Callable[..., str]
+
+
+@pytest.fixture
+def ours(sources: Path, tmp_path: Path, vllm_python: str, tiny_model: Path) -> Ours:
+    """Runs files of vLLM's tests with a plugin of this folder, and returns what pytest prints."""
     borrowed = tmp_path / "borrowed"
     borrowed.mkdir()
     home = Path(pytest.__file__).parent.parent
@@ -75,30 +80,38 @@ def test_vllm_s_tests_of_failed_loads_pass_with_ours_beside(
         "BELUGA_TEST_MODEL": str(tiny_model),
         "HF_HUB_OFFLINE": "1",
     }
-    options = [
-        "-q",
-        "-k",
-        f"not {LEFT_OUT}",
-        "-p",
-        "beside_mocks",
-        "-p",
-        "no:cacheprovider",
-        "-c",
-        os.devnull,
-    ]
-    places = [f"--confcutdir={UNIT}", f"--rootdir={sources}"]
-    command = [vllm_python, "-m", "pytest", *options, *places, *(f"{UNIT}/{one}" for one in FILES)]
-    ran = subprocess.run(
-        command,
-        env=environment,
-        cwd=sources,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-    assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
-    counts = re.search(r"beside: (\d+) schedulers, (\d+) blocks saved", ran.stdout)
+
+    def run(plugin: str, chosen: str, folder: str, *files: str) -> str:
+        options = ["-q", "-k", chosen, "-p", plugin, "-p", "no:cacheprovider", "-c", os.devnull]
+        places = [f"--confcutdir={folder}", f"--rootdir={sources}"]
+        command = [vllm_python, "-m", "pytest", *options, *places]
+        ran = subprocess.run(
+            [*command, *(f"{folder}/{one}" for one in files)],
+            env=environment,
+            cwd=sources,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=1200,
+        )
+        assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
+        return ran.stdout
+
+    return run
+
+
+def test_vllm_s_tests_of_failed_loads_pass_with_ours_beside(ours: Ours) -> None:
+    printed = ours("beside_mocks", f"not {LEFT_OUT}", UNIT, *FILES)
+    counts = re.search(r"beside: (\d+) schedulers, (\d+) blocks saved", printed)
     assert counts is not None
     assert int(counts[1]) >= len(FILES)
     assert int(counts[2]) > 0
+
+
+def test_vllm_s_tests_of_preemption_pass_and_ours_saves_only_what_requests_hold(
+    ours: Ours,
+) -> None:
+    printed = ours("beside_scheduler", "test_kv_connector_", "tests/v1/core", "test_scheduler.py")
+    counts = re.search(r"beside: (\d+) schedulers, (\d+) preemptions, (\d+) blocks", printed)
+    assert counts is not None
+    assert all(int(count) > 0 for count in counts.groups()), counts[0]
