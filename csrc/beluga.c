@@ -162,6 +162,8 @@
 #include "sim/scenarios/takeover.c"
 #include "sim/scenarios/machines.c"
 #include "sim/scenarios/tasks.c"
+#include "sim/scenarios/names.c"
+#include "sim/scenarios/below.c"
 #include "sim/scenarios/range.c"
 #include "sim/scenarios/plan.c"
 #include "sim/scenarios/engine.c"

@@ -2,19 +2,21 @@
  * Copyright The Beluga Authors
  *
  * The features of this CPU. They are read once, when the library is loaded, because the instruction
- * traps under a hypervisor. A feature may be taken away (tests, BELUGA_ISA) but never added.
+ * traps under a hypervisor. A feature may be taken away (tests, BELUGA_ISA) but never added. The
+ * simulator's CPU has none, so that its runs are the same on each machine.
  */
 #include "coherence/cpu_isa.h"
 
 #include "api/coherence.h"
-
 
 static struct {
     uint32_t found;
     uint32_t allowed;
 } bl_cpu = {0, ~0u};
 
+#ifndef BL_SIM
 __attribute__((constructor)) static void bl_cpu_find(void) { bl_cpu.found = bl_cpu_read(); }
+#endif
 
 uint32_t bl_cpu_features(void) { return bl_cpu.found & bl_cpu.allowed; }
 

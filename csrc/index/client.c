@@ -81,8 +81,9 @@ static int bl_reserved_sane(const bl_geometry *g, const bl_block_request *what,
                             const bl_block_record *record)
 {
     switch (record->state) {
-    case BL_BLOCK_HIT:
-    case BL_BLOCK_PENDING: return bl_record_sane(g, record);
+    case BL_BLOCK_HIT: return bl_record_sane(g, record);
+    case BL_BLOCK_PENDING: /* no bytes: nobody wants what comes from a lower tier any more */
+        return record->length == 0 || bl_record_sane(g, record);
     case BL_BLOCK_GRANTED:
         return record->length == what->length && bl_record_sane(g, record) &&
                bl_block_within(g, record->offset, what->length, what->chunk_size);

@@ -32,13 +32,14 @@ CSRC = ROOT / "csrc"
 BUILD = ROOT / "build" / "conditions"
 
 # The files by which the hosts of a pool talk to each other, and those that they rely on: lines,
-# lanes, the lobby, servers, elections; the block index, pins, grants, recovery, tasks; puts and
-# gets; what a device left in caches.
+# lanes, the lobby, servers, elections; the block index, pins, grants, removals, names, recovery,
+# tasks; puts and gets; what a device left in caches.
 PROTOCOL = (
     *("format/line.h", "pool/message.h", "pool/register.h", "pool/epoch.h", "rpc/lobby.c"),
     *("rpc/lane.c", "rpc/session.c", "rpc/housekeeping.c", "rpc/server.c", "rpc/quantum.h"),
     *("rpc/standby.c", "rpc/elect.c", "rpc/takeover.c", "index/table.c", "index/kept.c"),
     *("index/pins.c", "index/reclaim.c", "index/lookup.c", "index/grant.c"),
+    *("index/numbers.c", "index/tombs.c", "index/journal.c"),
     *("index/task_call.c", "index/retire.c", "index/recover_sort.h", "index/recover.c"),
     *("index/stat.c", "index/meta.c", "index/client.c", "index/task_client.c"),
     *("transfer/device_range.h", "transfer/cache_maintenance.c", "kv/batch.h", "kv/batch.c"),

@@ -96,6 +96,47 @@ REASONED: Conditions = {
             "successor serves"
         ),
     },
+    ("index/journal.c", "bl_journal_place"): {
+        ("journal->added - journal->seen >= journal->room", 0, "true"): (
+            "asks what the reader has taken for every change, which costs time"
+        ),
+        ("ahead < journal->room", 0, "true"): "only which line is fetched early differs",
+        ("ahead < journal->room", 0, "false"): "only which line is fetched early differs",
+    },
+    ("index/journal.c", "bl_journal_removed"): {
+        ("block->named", 0, "true"): "readers look for a generation that they do not have",
+    },
+    ("index/journal.c", "bl_journal_take"): {
+        ("first < part", 0, "false"): "the sum modulo the room is the same place",
+    },
+    ("index/journal.c", "bl_names_look"): {
+        ("entry.flags & BL_ENTRY_NAMED", 0, "true"): (
+            "the line of a block without a name has another generation"
+        ),
+        ("entry.state != BL_ENTRY_COMMITTED", 0, "false"): (
+            "no entry of another state has the flag of a name"
+        ),
+    },
+    ("index/journal.c", "bl_names_guarded"): {
+        ("(number - names->first) % BL_NAMES_BATCH == 0", 0, "true"): (
+            "reads the lines behind this one from memory once more, which costs time"
+        ),
+    },
+    ("index/tombs.c", "bl_tombs_recover"): {
+        ("tombs->id[tier] != 0", 0, "true"): "a tombstone has the id of its tier, which is not 0",
+    },
+    ("index/tombs.c", "bl_tombs_of"): {
+        (
+            "bl_tombs_count(meta) == 0",
+            0,
+            "false",
+        ): "looks for a tombstone in vain, which costs time",
+    },
+    ("index/tombs.c", "bl_tombs_tried"): {
+        ("tomb->state != BL_NUMBER_REMOVED", 0, "false"): (
+            "a block has another generation, and what is left of a tombstone is not TAKEN"
+        ),
+    },
     ("index/table.c", "bl_entry_write"): {
         ("block->named", 0, "true"): "the line of a block without a name has another generation",
     },
@@ -558,11 +599,6 @@ REASONED: Conditions = {
         ),
         ("line.nonce != server->watch.nonce", 0, "true"): (
             "the same server is watched anew at every look: it seems to have moved just now"
-        ),
-    },
-    ("rpc/standby.c", "bl_watch_silent"): {
-        ("alive", 0, "true"): (
-            "only when to try a takeover differs: whether it may is decided in takeover.c"
         ),
     },
     ("rpc/takeover.c", "bl_epoch_gone"): {

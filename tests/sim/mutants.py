@@ -18,7 +18,7 @@ sites, too. Where a change could make a difference is what runs without a mutant
 was caught is remembered in known_catches.json and tried first, so that most mutants take one run;
 after a change of the protocol, which gives each seed other schedules, the others are hunted for:
 seed after seed in the scenarios in which the change would matter, those first in which it does so
-most often for their time.
+most often for their steps.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Field:
-    """A scenario on a kind of memory; for each site number and change, in how many runs a second
-    the change would have made a difference.
+    """A scenario on a kind of memory; for each site number and change, in how many runs the change
+    would have made a difference, per step of the simulator.
     """
 
     scenario: str
@@ -151,7 +151,6 @@ def exempt(mutant: Mutant) -> bool:
 def survey_one(where: tuple[str, str]) -> Field:
     """Find out what a scenario reaches, by runs without a mutant, which have to come out right."""
     scenario, kind = where
-    start = time.process_time()
     runs = []
     for seed in range(COVERAGE_FIRST, COVERAGE_FIRST + COVERAGE_SEEDS):
         still_alive()
@@ -159,7 +158,7 @@ def survey_one(where: tuple[str, str]) -> Field:
     wrong = [f"{scenario}:{run.seed}:{kind} {told(run.result)}" for run in runs if run.result]
     if wrong:
         raise RuntimeError(f"fails without a mutant: {', '.join(wrong)}")
-    spent = time.process_time() - start
+    spent = sum(run.stat["steps"] for run in runs)
     reached = (sum(map(bool, counts)) for counts in zip(*(r.matters for r in runs), strict=True))
     return Field(scenario, kind, tuple(count / spent for count in reached))
 

@@ -19,9 +19,6 @@ build: ModuleType = _sim  # the build whose scenarios and sites these are
 
 WRONG_BYTES = -errno.EBADMSG
 STUCK = -errno.ETIME
-# Runs decide their conditions alike on each machine: without features that only some CPUs have.
-_SOME = ("AVX512", "VPCLMUL", "MOVDIR64B", "ENQCMD", "WAITPKG")
-EVERY_CPU = 0xFFFFFFFF & ~sum(getattr(lib, f"BL_CPU_{name}") for name in _SOME)
 
 COHERENCE = -lib.BL_SIM_COHERENCE
 OWNERSHIP = -lib.BL_SIM_OWNERSHIP
@@ -160,7 +157,6 @@ def play(
 ) -> Run:
     """Run a scenario once, with the site ``skip`` changed; ``kind`` is one of ``KINDS``."""
     ffi, lib = build.ffi, build.lib
-    lib.bl_cpu_limit(EVERY_CPU)
     kind = kind or ("hardware" if coherent else "software")
     config = ffi.new("bl_sim_config *", {"seed": seed, "skip_site": skip, **KINDS[kind]})
     config.change = CHANGES[change]

@@ -5,7 +5,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import conditions
 import mutants
 import pytest
 import simulator
+from beluga._sim import lib
 from exempt_conditions import TESTED
 from exemptions import EXEMPTIONS
 from mutants import NO_PROTOCOL, main, name_of, protocol_sites
@@ -72,6 +76,56 @@ def test_the_tests_that_stand_for_conditions_are_there() -> None:
     for test in named:
         path, _, function = test.partition("::")
         assert f"def {function}(" in (CSRC.parent / path).read_text(), test
+
+
+# What tells one machine from another: an empty environment is this one as it is.
+MACHINES = {
+    "as it is": {},
+    "few instructions": {"BELUGA_ISA": "sse2", "BELUGA_FLUSH": "clflush"},
+    "another libc": {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-AVX512F,-ERMS"},
+    "another heap": {
+        "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=134217728:glibc.malloc.perturb=165"
+    },
+}
+ENUMERATION = """
+import hashlib, sys
+sys.path.insert(0, sys.argv[1])
+import conditions, mutants, simulator
+mutants.COVERAGE_SEEDS = 1
+with simulator.using(conditions.build()):
+    assert simulator.build.lib.bl_cpu_features() == 0
+    found = mutants.mutants(mutants.survey(1))
+    print(hashlib.sha256("".join(sorted(m.name for m in found)).encode()).hexdigest())
+    for name in sorted(mutants.known_catches())[::40]:
+        run = mutants.known_catches()[name]
+        mutant = next(m for m in found if m.name == name)
+        site, change = mutant.site.number, mutant.change
+        print(name, simulator.play(run[0], run[2], skip=site, change=change, kind=run[1]).result)
+"""
+
+
+def test_mutants_and_their_catches_are_the_same_on_each_machine() -> None:
+    conditions.build()
+    seen = {}
+    for machine, variables in MACHINES.items():
+        command = [sys.executable, "-c", ENUMERATION, str(Path(__file__).parent)]
+        done = subprocess.run(
+            command,
+            env=os.environ | variables,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        seen[machine] = done.stdout
+    assert len(seen["as it is"].splitlines()) > 10
+    assert set(seen.values()) == {seen["as it is"]}, seen
+
+
+def test_a_simulated_cpu_has_no_features_whatever_this_one_has() -> None:
+    lib.bl_cpu_limit(0xFFFFFFFF)
+    assert lib.bl_cpu_features() == 0
 
 
 CONDITIONS = """

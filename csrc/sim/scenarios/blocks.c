@@ -6,8 +6,8 @@
  *
  * The scenarios judge that the bytes of a read are those of its key and generation, or it is a
  * miss; that a block whose commit was answered is found again, where nothing may evict it; that a
- * block whose removal was answered is found no more, whoever serves; and that no space is granted
- * while a process may still write to it.
+ * block whose removal was answered is found no more, whoever serves, and that a removal takes one
+ * call and ends no grant; and that no space is granted while a process may still write to it.
  */
 #include <errno.h>
 
@@ -75,6 +75,7 @@ static int bl_blocks_write(bl_blocks_client *client, uint64_t key, const bl_bloc
                         .block = record->block};
     int32_t committed = 0;
     uint32_t removals = blocks->removals[key] - blocks->removing[key];
+    uint64_t nonce = client->session->nonce;
     int status = bl_blocks_claim(client, record);
     if (status < 0)
         return status;
@@ -90,8 +91,8 @@ static int bl_blocks_write(bl_blocks_client *client, uint64_t key, const bl_bloc
     status = bl_commit_blocks(client->session, &commit, 1, &committed, BL_PATH_TIMEOUT_NS);
     if (status < 0)
         return bl_path_bear(&blocks->path, status);
-    if (committed < 0) /* only a takeover ends a grant */
-        return committed == -BL_ERROR_NO_GRANT && blocks->path.server_verbs ? 0 : -EBADMSG;
+    if (committed < 0) /* only the end of its session ends a grant, and no removal */
+        return committed == -BL_ERROR_NO_GRANT && client->session->nonce != nonce ? 0 : -EBADMSG;
     if (removals == blocks->removals[key]) /* no removal was under way meanwhile */
         blocks->committed[key] = record->generation;
     return 0;
@@ -129,27 +130,35 @@ static int bl_blocks_same(bl_blocks_client *client, uint64_t key, const bl_block
                                  entry.generation == record->generation);
 }
 
-int bl_blocks_read(bl_blocks_client *client, uint64_t key, const bl_block_record *record)
+int bl_blocks_copy(bl_blocks_client *client, uint64_t key, const bl_block_record *record,
+                   void *payload)
 {
     const bl_memory *memory = &client->pool->memory;
-    uint8_t payload[BL_BLOCKS_LINES_MAX * BL_LINE_SIZE], right[sizeof payload];
     uint32_t length = bl_blocks_length(key);
     bl_session_stat stat;
     bl_session_describe(client->session, &stat);
-    if (record->length != bl_blocks_room(client->blocks, key))
-        return -EBADMSG;
     bl_blocks_dawdle(client);
     bl_refetch(memory, record->offset, length);
     bl_fetch(memory, record->offset, payload, length);
     if (!bl_blocks_same(client, key, record, stat.epoch))
         return 0;
-    bl_blocks_fill(right, key, record->generation);
-    if (memcmp(payload, right, length) != 0)
-        return -EBADMSG;
     bl_confirm(memory, bl_entry_offset(&client->pool->geometry, record->block,
                                        stat.epoch % BL_HALF_COUNT),
                record->offset, length);
     bl_epoch_confirm(client->pool, record->offset, length);
+    return 1;
+}
+
+int bl_blocks_read(bl_blocks_client *client, uint64_t key, const bl_block_record *record)
+{
+    uint8_t payload[BL_BLOCKS_LINES_MAX * BL_LINE_SIZE], right[sizeof payload];
+    if (record->length != bl_blocks_room(client->blocks, key))
+        return -EBADMSG;
+    if (!bl_blocks_copy(client, key, record, payload))
+        return 0;
+    bl_blocks_fill(right, key, record->generation);
+    if (memcmp(payload, right, bl_blocks_length(key)) != 0)
+        return -EBADMSG;
     client->blocks->path.world->stat.results++;
     return 0;
 }
@@ -203,13 +212,18 @@ static int bl_blocks_remove(bl_blocks_client *client, uint64_t key)
     const uint64_t keys[2] = {key, key};
     bl_blocks *blocks = client->blocks;
     uint64_t generation = blocks->committed[key];
+    bl_session_stat before, after;
     blocks->removals[key]++;
     blocks->removing[key]++;
     blocks->committed[key] = 0;
+    bl_session_describe(client->session, &before);
     int64_t count = bl_remove_blocks(client->session, keys, 1, BL_PATH_TIMEOUT_NS);
+    bl_session_describe(client->session, &after);
     blocks->removing[key]--;
     if (count < 0)
         return bl_path_bear(&blocks->path, (int)count);
+    if (after.nonce == before.nonce && after.call_count != before.call_count + 1)
+        return -EBADMSG; /* there is no disk to wait for */
     blocks->buried[key] = 1;
     if (generation)
         blocks->removed[key] = generation;
@@ -278,9 +292,10 @@ static int bl_blocks_sums(const bl_meta *meta)
     return same ? 0 : -EBADMSG;
 }
 
-/* Attach a store that may have any key. */
-static int bl_blocks_below(bl_meta *meta)
+/* Attach a store that may have any key, and executes no removal. */
+static int bl_blocks_below(bl_path *path, bl_meta *meta)
 {
+    (void)path;
     static const uint64_t id[8] = {0, 1};
     int status = bl_lower_attach(meta, 0, 0, 1u << 1, 1);
     bl_lower_name_tiers(meta, id);
@@ -297,8 +312,8 @@ int bl_blocks_serve(bl_pool *pool, void *argument)
         return status;
     bl_server_heartbeat_lost(server, path->heartbeat_lost_ns);
     status = bl_meta_create(server, BL_EVICT_LRU, &meta);
-    if (status == 0 && path->below)
-        status = bl_blocks_below(meta);
+    if (status == 0 && path->prepare)
+        status = path->prepare(path, meta);
     if (status == 0) {
         status = bl_meta_serve(meta);
         path->world->stat.takeovers += status == 0;
@@ -349,8 +364,9 @@ int bl_path_recovery(bl_sim_world *world)
 
 int bl_path_removal(bl_sim_world *world)
 {
-    bl_blocks blocks = {.path = {.world = world, .serve = bl_blocks_serve, .below = 1,
-                                 .server_host_count = 2, .server_deaths = 3,
+    bl_blocks blocks = {.path = {.world = world, .serve = bl_blocks_serve,
+                                 .prepare = bl_blocks_below, .server_host_count = 2,
+                                 .server_deaths = 3,
                                  .server_verbs = BL_BLOCKS_SERVER_VERBS},
                         .key_count = 4};
     for (uint32_t host = 0; host < 3; host++)

@@ -54,6 +54,9 @@ uint8_t *bl_blocks_writer(bl_blocks_client *client, const bl_block_record *recor
 int bl_blocks_claim(bl_blocks_client *client, const bl_block_record *record);
 
 int bl_blocks_put(bl_blocks_client *client, uint64_t key);
+/* Copy a block that a lookup found: 1; 0: it was replaced meanwhile. */
+int bl_blocks_copy(bl_blocks_client *client, uint64_t key, const bl_block_record *record,
+                   void *payload);
 /* Read a block that a lookup found: 0 (right bytes, or a miss after all) or -EBADMSG. */
 int bl_blocks_read(bl_blocks_client *client, uint64_t key, const bl_block_record *record);
 

@@ -59,7 +59,9 @@ static int bl_damage_work(bl_pool *pool, void *argument)
         }
         bl_kv_prepare(kv, &buffers);
         uint64_t what = bl_sim_below(world, 4);
-        if (what == 0)
+        if (kv->named && what == 3)
+            status = bl_kv_try_names(kv, pool, session);
+        else if (what == 0)
             status = bl_path_call(&kv->path, session,
                                   (uint32_t)bl_sim_below(world, BL_DAMAGE_MESSAGE_SIZE_MAX));
         else if (what == 1)
@@ -83,18 +85,24 @@ static int bl_damage_serve(bl_pool *pool, void *argument)
 
 /* ---- damage */
 
-int bl_path_damage(bl_sim_world *world)
+static int bl_damage_play(bl_sim_world *world, uint32_t named)
 {
     bl_kv kv = {.path = {.world = world, .serve = bl_damage_serve, .server_host_count = 1,
                          .server_deaths = 2, .server_verbs = BL_DAMAGE_SERVER_VERBS,
                          .timeout_ns = BL_DAMAGE_TIMEOUT_NS},
-                .shape_keys = BL_KV_SHAPE_KEYS, .summed = 1};
+                .shape_keys = BL_KV_SHAPE_KEYS, .summed = 1, .named = named};
     world->lawless = 1; /* a session's damaged line lets its lane go to another */
     for (uint32_t host = 0; host < 3; host++)
         bl_path_client(&kv.path, host, bl_damage_work);
     bl_path_spawn(&kv.path, 3, bl_damage_ray);
     return bl_path_run(&kv.path);
 }
+
+int bl_path_damage(bl_sim_world *world) { return bl_damage_play(world, 0); }
+
+/* ---- damage_names: the same with names, of which none is read that is damaged. */
+
+int bl_path_damage_names(bl_sim_world *world) { return bl_damage_play(world, 1); }
 
 /* ---- torn_sessions: when a server has died, every line of a session says FREE, every line of a
  * free lane says LIVE, and none is whole, as if the server had died in the middle of all of them.

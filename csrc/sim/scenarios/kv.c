@@ -168,8 +168,7 @@ static int bl_kv_name_right(const bl_pool *pool, uint32_t half, const bl_change 
     return name.block_tokens != 0 && memcmp(&name, &found->name, sizeof name) == 0;
 }
 
-/* Read all names, and compare them with the entries and with what puts were told. */
-static int bl_kv_try_names(bl_kv *kv, bl_pool *pool, const bl_session *session)
+int bl_kv_try_names(bl_kv *kv, const bl_pool *pool, const bl_session *session)
 {
     uint8_t due[sizeof kv->told], found[sizeof kv->told] = {0};
     bl_change names[BL_KV_NAMES_MAX];

@@ -67,4 +67,7 @@ void bl_kv_prepare(const bl_kv *kv, bl_kv_buffers *buffers);
 int bl_kv_try_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers);
 int bl_kv_try_get(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers);
 
+/* Read all names, and compare them with the entries and with what puts were told. */
+int bl_kv_try_names(bl_kv *kv, const bl_pool *pool, const bl_session *session);
+
 #endif

@@ -19,8 +19,10 @@ enum {
 
 #define BL_PATH_TIMEOUT_NS 10000000000ull
 
+typedef struct bl_path bl_path;
+
 /* The start of every scenario's own struct, which is the argument of all its processes. */
-typedef struct bl_path {
+struct bl_path {
     bl_sim_world *world;
     bl_sim_body *serve;         /* the body of every server */
     bl_server *server;          /* the server that runs now, or NULL */
@@ -31,14 +33,14 @@ typedef struct bl_path {
     uint32_t server_verbs;      /* a doomed server dies within so many verbs */
     uint64_t timeout_ns;        /* for attachments and calls; 0: BL_PATH_TIMEOUT_NS */
     uint64_t heartbeat_lost_ns; /* a session silent for so long is suspect; 0: as always */
-    uint32_t below;             /* 1: the server has a lower tier, which executes no removal */
+    int (*prepare)(bl_path *path, bl_meta *meta); /* a server before it serves; NULL: nothing */
     uint32_t bears_timeouts;    /* 1: clocks jump, so a call may time out */
     uint32_t bears_clashes;     /* 1: two machines have one host number, so one may be refused */
     uint32_t server_host_count; /* 2: servers of hosts 0 and 1 take turns */
     uint32_t client[BL_PATH_CLIENT_COUNT];
     uint32_t client_count;
     uint32_t holder[BL_PATH_CLIENT_COUNT]; /* the holder of each lane: process + 1, or 0 */
-} bl_path;
+};
 
 static inline uint64_t bl_path_timeout_ns(const bl_path *path)
 {

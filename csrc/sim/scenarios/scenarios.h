@@ -80,6 +80,12 @@ int bl_path_kv_silent(bl_sim_world *world);
 int bl_path_kv_calm(bl_sim_world *world);
 int bl_path_kv_names(bl_sim_world *world);
 
+/* sim/scenarios/names.c */
+int bl_path_followed(bl_sim_world *world);
+
+/* sim/scenarios/below.c */
+int bl_path_below(bl_sim_world *world);
+
 /* sim/scenarios/range.c */
 int bl_path_range(bl_sim_world *world);
 
@@ -109,6 +115,7 @@ int bl_path_last_word(bl_sim_world *world);
 
 /* sim/scenarios/damage.c */
 int bl_path_damage(bl_sim_world *world);
+int bl_path_damage_names(bl_sim_world *world);
 int bl_path_torn_sessions(bl_sim_world *world);
 
 /* sim/scenarios/heartbeats.c */

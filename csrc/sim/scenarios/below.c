@@ -1,0 +1,543 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * A scenario of removals over a disk and a store. Clients put, get and remove a few keys; servers
+ * die, and not each of them has both tiers, or has them under the same numbers. The tiers' service,
+ * which is a client here, saves blocks, brings them back, and executes removals, of which many fail
+ * at first; it reports late, and now and then it loses its session and with it the work that it has
+ * taken.
+ *
+ * Each put has a version of its own, which its bytes name. The scenario judges that once a removal
+ * was answered, no get that begins returns a version that had been stored before the removal began,
+ * wherever that version still lies; that a removal is answered only after the disk has tried it;
+ * that a save in place of what was removed ends the removal; that the server's tombstones agree
+ * with each other; and that in the end the tiers have executed all removals.
+ */
+#include <errno.h>
+
+#include "api/index.h"
+#include "rpc/session_state.h"
+#include "sim/scenarios/blocks.h"
+#include "sim/scenarios/kv.h"
+#include "sim/scenarios/paths.h"
+#include "sim/scenarios/scenarios.h"
+
+enum {
+    BL_BELOW_KEYS = 4,
+    BL_BELOW_ROUNDS = 12,
+    BL_BELOW_VERSIONS = 1024,
+    BL_BELOW_LOOKS = 3,         /* at a key that a tier may have */
+    BL_BELOW_TAKEN = 6,         /* pieces of work that the service has at a time */
+    BL_BELOW_DEATHS = 2,
+    BL_BELOW_CLIENTS = 2,
+    BL_BELOW_REPORT = BL_LOWER_KINDS, /* a kind of work: tell what became of a removal */
+    BL_BELOW_NAP_NS = 40 * 1000,
+    BL_BELOW_LOOKS_MAX = 4000,  /* of the service, until all removals are executed */
+    BL_BELOW_STEPS = 20000000   /* clients wait for tiers, and look for replies meanwhile */
+};
+
+#define BL_BELOW_PATIENCE_NS 900000000ull /* a removal waits longer for a disk before it goes on */
+
+enum bl_below_tier { BL_BELOW_DISK, BL_BELOW_REMOTE, BL_BELOW_COUNT };
+
+enum bl_below_version { BL_VERSION_BEGUN, BL_VERSION_STORED, BL_VERSION_DEAD };
+
+/* What the service has to do. */
+typedef struct bl_below_work {
+    bl_lower_record record;
+    bl_lower_note note;         /* of a report */
+    uint32_t kind;              /* bl_lower_kind, or BL_BELOW_REPORT */
+} bl_below_work;
+
+typedef struct bl_below {
+    bl_blocks blocks;           /* its path is that of the scenario */
+    uint32_t version_count;
+    uint32_t key_of[BL_BELOW_VERSIONS];
+    uint8_t state[BL_BELOW_VERSIONS]; /* bl_below_version */
+    uint32_t since[BL_BELOW_VERSIONS]; /* removals of its key before it was put; UINT32_MAX: one
+                                        * was under way */
+    uint32_t there[BL_BELOW_COUNT][BL_BELOW_KEYS]; /* the version that a tier has, or 0 */
+    uint32_t tries[BL_BELOW_KEYS]; /* of the disk, to remove or replace a key */
+    uint32_t removals[BL_BELOW_KEYS]; /* begun */
+    uint32_t removing[BL_BELOW_KEYS]; /* not yet answered */
+    uint32_t calm;              /* 1: no removal fails */
+    /* the server that was started last: */
+    bl_meta *meta;
+    uint64_t token;
+    uint32_t number[BL_BELOW_COUNT]; /* of each tier; 0: it does not have it */
+    uint32_t lacking[BL_BELOW_COUNT]; /* servers that did not have it */
+} bl_below;
+
+typedef struct bl_below_service {
+    bl_blocks_client client;
+    uint64_t token;
+    uint32_t number[BL_BELOW_COUNT];
+    bl_below_work taken[BL_BELOW_TAKEN];
+    uint32_t taken_count;
+} bl_below_service;
+
+static bl_below *bl_below_of(const bl_blocks_client *client)
+{
+    return (bl_below *)client->blocks;
+}
+
+/* ---- Servers. */
+
+/* Attach a disk, or a store, or both, or none, under any numbers. */
+static int bl_below_attach(bl_path *path, bl_meta *meta)
+{
+    bl_below *tiers = (bl_below *)path;
+    uint64_t id[8] = {0}, random = bl_sim_random(path->world);
+    uint32_t disk = 1 + (random & 1), remote = 3 - disk;
+    if (!tiers->calm && (random >> 8) % 4 == 0) {
+        disk *= random >> 16 & 1;
+        remote *= disk == 0 && random >> 24 & 1;
+    }
+    tiers->number[BL_BELOW_DISK] = disk, tiers->number[BL_BELOW_REMOTE] = remote;
+    for (uint32_t tier = 0; tier < BL_BELOW_COUNT; tier++) {
+        if (tiers->number[tier] != 0)
+            id[tiers->number[tier]] = 1 + tier;
+        tiers->lacking[tier] += tiers->number[tier] == 0;
+    }
+    uint8_t unknown = remote ? (uint8_t)(1u << remote) : 0;
+    int status = bl_lower_attach(meta, BL_BELOW_KEYS, 0, unknown, ++tiers->token);
+    bl_lower_name_tiers(meta, id);
+    tiers->meta = meta;
+    return status;
+}
+
+/* Do the tombstones agree with their number, and is there one for a key and a tier at most? They
+ * do whenever the server comes to a verb. */
+static int bl_below_sane(const bl_meta *meta)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; meta != NULL && i < meta->pool->geometry.block_count_max; i++) {
+        const bl_block *tomb = &meta->blocks[i];
+        if (tomb->state != BL_NUMBER_REMOVED)
+            continue;
+        count++;
+        for (uint32_t k = 0; k < i; k++)
+            if (meta->blocks[k].state == BL_NUMBER_REMOVED && tomb->lane != 0 &&
+                meta->blocks[k].lane == tomb->lane && meta->blocks[k].key[0] == tomb->key[0])
+                return 0;
+    }
+    return meta == NULL || (count == bl_tombs_count(meta) && count <= bl_tombs_max(meta));
+}
+
+/* ---- Blocks and their versions. */
+
+/* Write a granted block and commit it: the commit's status, or an error. */
+static int bl_below_write(bl_blocks_client *client, uint64_t key, const bl_block_record *record,
+                          uint32_t version)
+{
+    uint64_t payload[BL_BLOCKS_LINES_MAX * BL_LINE_SIZE / sizeof(uint64_t)];
+    bl_commit commit = {.key = {key, key}, .generation = record->generation,
+                        .block = record->block};
+    int32_t committed = 0;
+    int status = bl_blocks_claim(client, record);
+    if (status < 0)
+        return status;
+    bl_kv_fill(payload, key, version, bl_blocks_length(key));
+    bl_blocks_dawdle(client);
+    bl_stream(&client->pool->memory, record->offset, payload, bl_blocks_length(key));
+    bl_fence_store(&client->pool->memory); /* the payload is out before the server hears of it */
+    *bl_blocks_writer(client, record) = 0;
+    status = bl_commit_blocks(client->session, &commit, 1, &committed, BL_PATH_TIMEOUT_NS);
+    return status < 0 ? status : committed;
+}
+
+/* Read a block: its version; 0 if it has gone meanwhile; -EBADMSG. */
+static int bl_below_read(bl_blocks_client *client, uint64_t key, const bl_block_record *record)
+{
+    uint64_t right[BL_BLOCKS_LINES_MAX * BL_LINE_SIZE / sizeof(uint64_t)], payload[64];
+    const bl_below *tiers = bl_below_of(client);
+    uint32_t length = bl_blocks_length(key);
+    if (record->length != length)
+        return -EBADMSG;
+    if (!bl_blocks_copy(client, key, record, payload))
+        return 0;
+    if (payload[0] == 0 || payload[0] > tiers->version_count)
+        return -EBADMSG;
+    bl_kv_fill(right, key, payload[0], length);
+    if (memcmp(right, payload, length) != 0 || tiers->key_of[payload[0]] != key)
+        return -EBADMSG;
+    return (int)payload[0];
+}
+
+/* Reserve a key and write it. */
+static int bl_below_store(bl_blocks_client *client, uint64_t key, uint32_t flags, uint32_t version)
+{
+    const uint64_t keys[2] = {key, key};
+    bl_block_request what = {.fingerprint = BL_BLOCKS_FINGERPRINT,
+                             .length = bl_blocks_length(key), .flags = flags};
+    bl_block_record record;
+    int status = bl_reserve(client->session, keys, 1, &what, &record, BL_PATH_TIMEOUT_NS);
+    if (status < 0)
+        return status;
+    return record.state == BL_BLOCK_GRANTED ? bl_below_write(client, key, &record, version)
+                                            : (int)record.state;
+}
+
+/* ---- Clients. */
+
+static int bl_below_put(bl_blocks_client *client, uint64_t key)
+{
+    bl_below *tiers = bl_below_of(client);
+    uint32_t version = ++tiers->version_count;
+    uint64_t nonce = client->session->nonce;
+    if (version >= BL_BELOW_VERSIONS)
+        return -ENOSPC;
+    tiers->key_of[version] = (uint32_t)key;
+    tiers->since[version] = tiers->removing[key] ? UINT32_MAX : tiers->removals[key];
+    int status = bl_below_store(client, key, 0, version);
+    tiers->state[version] = BL_VERSION_STORED;
+    if (status == -BL_ERROR_NO_GRANT) /* a removal ends no grant of a client */
+        return client->session->nonce != nonce ? 0 : -EBADMSG;
+    return status < 0 ? bl_path_bear(&tiers->blocks.path, status) : 0;
+}
+
+static int bl_below_get(bl_blocks_client *client, uint64_t key)
+{
+    const bl_below *tiers = bl_below_of(client);
+    const uint64_t keys[2] = {key, key};
+    const bl_path *path = &tiers->blocks.path;
+    for (uint32_t looks = 0; looks < BL_BELOW_LOOKS; looks++) {
+        uint8_t state[sizeof tiers->state];
+        bl_block_record record;
+        uint32_t found;
+        memcpy(state, tiers->state, sizeof state);
+        int64_t hits = bl_lookup(client->session, keys, 1, 0, &record, &found, BL_PATH_TIMEOUT_NS);
+        if (hits < 0)
+            return bl_path_bear(path, (int)hits);
+        if (hits == 1) {
+            int version = bl_below_read(client, key, &record);
+            path->world->stat.results += version > 0;
+            return version > 0 && state[version] == BL_VERSION_DEAD ? -EBADMSG
+                                                                    : (version < 0 ? version : 0);
+        }
+        if (found == BL_BLOCK_MISS)
+            return 0;
+        uint32_t kind = bl_sim_below(path->world, 2) ? BL_LOWER_ONBOARD : BL_LOWER_PREFETCH;
+        hits = bl_onboard(client->session, keys, 1, kind, BL_PATH_TIMEOUT_NS);
+        if (hits < 0)
+            return bl_path_bear(path, (int)hits);
+        bl_nap(&client->pool->memory, bl_sim_below(path->world, 8 * BL_BELOW_NAP_NS));
+    }
+    return 0;
+}
+
+/* A server that does not have a tier removes nothing there: before it is given back, the operator
+ * takes what was removed meanwhile out of it. What was removed before has its tombstone. */
+static void bl_below_purge(bl_below *tiers, uint64_t key, const uint8_t *before,
+                           const uint32_t *lacking)
+{
+    for (uint32_t tier = 0; tier < BL_BELOW_COUNT; tier++) {
+        uint32_t *version = &tiers->there[tier][key];
+        int lacked = tiers->lacking[tier] != lacking[tier];
+        if (lacked && before[*version] == BL_VERSION_STORED)
+            *version = 0;
+    }
+}
+
+static int bl_below_remove(bl_blocks_client *client, uint64_t key)
+{
+    bl_below *tiers = bl_below_of(client);
+    const bl_path *path = &tiers->blocks.path;
+    const uint64_t keys[2] = {key, key};
+    uint8_t before[sizeof tiers->state];
+    uint32_t lacking[BL_BELOW_COUNT];
+    uint32_t tries = tiers->tries[key], disk = tiers->number[BL_BELOW_DISK];
+    uint64_t nonce = client->session->nonce, begun_ns = path->world->now_ns, token = tiers->token;
+    memcpy(before, tiers->state, sizeof before);
+    for (uint32_t tier = 0; tier < BL_BELOW_COUNT; tier++) /* also the server that serves now */
+        lacking[tier] = tiers->lacking[tier] - (tiers->number[tier] == 0);
+    tiers->removals[key]++, tiers->removing[key]++;
+    int64_t count = bl_remove_blocks(client->session, keys, 1, BL_PATH_TIMEOUT_NS);
+    tiers->removing[key]--;
+    if (count < 0)
+        return bl_path_bear(path, (int)count);
+    for (uint32_t version = 1; version <= tiers->version_count; version++)
+        if (tiers->key_of[version] == key && before[version] == BL_VERSION_STORED)
+            tiers->state[version] = BL_VERSION_DEAD;
+    bl_below_purge(tiers, key, before, lacking);
+    int waited = tiers->tries[key] != tries ||
+                 path->world->now_ns - begun_ns >= BL_BELOW_PATIENCE_NS;
+    if (disk && !waited && client->session->nonce == nonce && tiers->token == token)
+        return -EBADMSG;
+    return 0;
+}
+
+static int bl_below_work_on(bl_pool *pool, void *argument)
+{
+    bl_below *tiers = argument;
+    bl_sim_world *world = tiers->blocks.path.world;
+    bl_blocks_client client = {.blocks = &tiers->blocks, .pool = pool,
+                               .self = (uint8_t)(bl_sim_self(world) + 1)};
+    int status = bl_path_attach(&tiers->blocks.path, pool, &client.session);
+    if (status < 0)
+        return status;
+    for (uint32_t i = 0; status == 0 && i < BL_BELOW_ROUNDS; i++) {
+        uint64_t key = bl_sim_below(world, BL_BELOW_KEYS), what = bl_sim_below(world, 8);
+        if (what < 4)
+            status = bl_below_put(&client, key);
+        if (status == 0 && what % 4 == 1) /* perhaps what was put just now */
+            status = bl_below_remove(&client, key);
+        if (status == 0 && what != 0)
+            status = bl_below_get(&client, key);
+        if (status == 0 && !bl_below_sane(tiers->meta))
+            status = -EBADMSG;
+    }
+    bl_session_close(client.session);
+    return status;
+}
+
+/* ---- The service. */
+
+/* Return the tier of a number of the service's server. */
+static uint32_t bl_below_at(const bl_below_service *service, uint8_t bits)
+{
+    uint32_t tier = 0;
+    while (tier < BL_BELOW_COUNT &&
+           (service->number[tier] == 0 || !(bits >> service->number[tier] & 1)))
+        tier++;
+    return tier;
+}
+
+static int bl_below_tell(const bl_below_service *service, bl_lower_note note)
+{
+    int64_t told = bl_lower_tell(service->client.session, service->token, &note, 1,
+                                 BL_PATH_TIMEOUT_NS);
+    return told < 0 ? (int)told : 0;
+}
+
+static bl_lower_note bl_below_note(uint64_t key)
+{
+    return (bl_lower_note){.key = {key, key}, .block = BL_LOWER_NO_BLOCK};
+}
+
+/* Begin with the server that serves: what was taken from another one is forgotten. */
+static int bl_below_begin(bl_below_service *service, bl_pool *pool)
+{
+    bl_below *tiers = bl_below_of(&service->client);
+    service->taken_count = 0;
+    int status = bl_path_attach(&tiers->blocks.path, pool, &service->client.session);
+    bl_meta *meta = tiers->meta;
+    service->token = tiers->token;
+    memcpy(service->number, tiers->number, sizeof service->number);
+    for (uint64_t key = 0; status == 0 && key < BL_BELOW_KEYS; key++) {
+        bl_lower_note note = bl_below_note(key);
+        note.stored = (uint8_t)(1u << service->number[BL_BELOW_DISK]);
+        if (service->number[BL_BELOW_DISK] != 0 && tiers->there[BL_BELOW_DISK][key] != 0)
+            status = bl_below_tell(service, note);
+    }
+    if (status == 0 && service->token == tiers->token)
+        bl_lower_told(meta);
+    return status;
+}
+
+/* Save a block in some tiers, and tell of it. What was removed there is replaced. */
+static int bl_below_save(bl_below_service *service, const bl_lower_record *record)
+{
+    bl_below *tiers = bl_below_of(&service->client);
+    uint64_t key = record->key[0];
+    bl_block_record block = {.offset = record->offset, .generation = record->generation,
+                             .block = record->block, .length = record->length};
+    bl_lower_note note = bl_below_note(key);
+    int version = bl_below_read(&service->client, key, &block);
+    if (version < 0)
+        return version;
+    for (uint32_t tier = 0; version > 0 && tier < BL_BELOW_COUNT; tier++)
+        if (service->number[tier] != 0 && bl_sim_below(tiers->blocks.path.world, 3)) {
+            note.stored |= (uint8_t)(1u << service->number[tier]);
+            tiers->there[tier][key] = (uint32_t)version;
+            tiers->tries[key] += tier == BL_BELOW_DISK;
+        }
+    uint8_t replaced = note.stored & record->stale;
+    note.generation = record->generation;
+    note.block = record->block;
+    int status = bl_below_tell(service, note);
+    if (status < 0 || replaced == 0)
+        return status;
+    note.block = BL_LOWER_NO_BLOCK;
+    note.stored = replaced;
+    note.removal = BL_REMOVAL_REPLACED;
+    status = bl_below_tell(service, note);
+    const uint64_t keys[2] = {key, key};
+    uint8_t left = 0;
+    if (status == 0)
+        status = bl_removing(service->client.session, keys, 1, &left, BL_PATH_TIMEOUT_NS);
+    int newer = tiers->since[version] == tiers->removals[key] && service->token == tiers->token;
+    return status == 0 && left & replaced && newer ? -EBADMSG : status;
+}
+
+/* Execute a removal, or fail; the report is work of its own. */
+static int bl_below_execute(bl_below_service *service, const bl_lower_record *record)
+{
+    bl_below *tiers = bl_below_of(&service->client);
+    bl_below_work *report = &service->taken[service->taken_count++];
+    uint64_t key = record->key[0];
+    uint32_t tier = bl_below_at(service, record->tiers);
+    bl_lower_note note = bl_below_note(key);
+    if (tier == BL_BELOW_COUNT)
+        return -EBADMSG; /* the server does not have this tier */
+    note.generation = record->generation;
+    note.block = record->block;
+    note.removal = BL_REMOVAL_FAILED;
+    if (tiers->calm || bl_sim_below(tiers->blocks.path.world, 3) == 0) {
+        tiers->there[tier][key] = 0;
+        note.removal = BL_REMOVAL_DONE;
+    }
+    tiers->tries[key] += tier == BL_BELOW_DISK;
+    *report = (bl_below_work){.note = note, .kind = BL_BELOW_REPORT};
+    return 0;
+}
+
+/* Bring a key from the first tier that has it, unless what that has was removed. */
+static int bl_below_bring(bl_below_service *service, const bl_lower_record *record)
+{
+    const bl_below *tiers = bl_below_of(&service->client);
+    uint64_t key = record->key[0];
+    bl_lower_note note = bl_below_note(key);
+    note.ended = 1;
+    for (uint32_t tier = 0; tier < BL_BELOW_COUNT && note.stored == 0; tier++) {
+        uint8_t bit = service->number[tier] ? (uint8_t)(1u << service->number[tier]) : 0;
+        if (tiers->there[tier][key] == 0 || (bit & ~record->stale) == 0)
+            continue;
+        note.stored = bit;
+        int status = bl_below_store(&service->client, key, BL_RESERVE_BROUGHT,
+                                    tiers->there[tier][key]);
+        if (status < 0 && status != -BL_ERROR_NO_GRANT)
+            return status;
+    }
+    return bl_below_tell(service, note);
+}
+
+/* Do one piece of work that was taken. */
+static int bl_below_do(bl_below_service *service)
+{
+    const bl_below *tiers = bl_below_of(&service->client);
+    uint32_t place = (uint32_t)bl_sim_below(tiers->blocks.path.world, service->taken_count);
+    bl_below_work work = service->taken[place];
+    service->taken[place] = service->taken[--service->taken_count];
+    if (work.kind == BL_LOWER_OFFLOAD)
+        return bl_below_save(service, &work.record);
+    if (work.kind == BL_LOWER_REMOVE || work.kind == BL_LOWER_RETRY)
+        return bl_below_execute(service, &work.record);
+    if (work.kind == BL_BELOW_REPORT)
+        return bl_below_tell(service, work.note);
+    return bl_below_bring(service, &work.record);
+}
+
+/* Take a piece of work, or do one. */
+static int bl_below_step(bl_below_service *service)
+{
+    bl_sim_world *world = bl_below_of(&service->client)->blocks.path.world;
+    bl_below_work *work = &service->taken[service->taken_count];
+    if (service->taken_count == BL_BELOW_TAKEN ||
+        (service->taken_count > 0 && bl_sim_below(world, 2)))
+        return bl_below_do(service);
+    work->kind = (uint32_t)bl_sim_below(world, BL_LOWER_KINDS);
+    uint32_t tier = work->kind == BL_LOWER_RETRY ? 1 + (uint32_t)bl_sim_below(world, 2) : 0;
+    int64_t count = bl_lower_take(service->client.session, service->token, work->kind, tier,
+                                  &work->record, 1, BL_PATH_TIMEOUT_NS);
+    service->taken_count += count > 0;
+    if (count > 0 && tier != 0 && work->record.tiers != 1u << tier)
+        return -EBADMSG;
+    return count < 0 ? (int)count : 0;
+}
+
+/* Are the clients gone, but for the service, which is the last? */
+static int bl_below_over(const bl_path *path)
+{
+    for (uint32_t i = 0; i + 1 < path->client_count; i++)
+        if (bl_sim_alive(path->world, path->client[i]))
+            return 0;
+    return 1;
+}
+
+/* Are all removals executed? Nothing that was removed is left then: 1, 0, or an error. */
+static int bl_below_clean(bl_below_service *service)
+{
+    const bl_below *tiers = bl_below_of(&service->client);
+    uint64_t keys[2 * BL_BELOW_KEYS];
+    uint8_t left[BL_BELOW_KEYS];
+    for (uint64_t key = 0; key < BL_BELOW_KEYS; key++)
+        keys[2 * key] = keys[2 * key + 1] = key;
+    int status = bl_removing(service->client.session, keys, BL_BELOW_KEYS, left,
+                             BL_PATH_TIMEOUT_NS);
+    if (status < 0 || service->taken_count > 0 || service->token != tiers->token)
+        return status;
+    for (uint32_t tier = 0; tier < BL_BELOW_COUNT; tier++)
+        for (uint32_t key = 0; key < BL_BELOW_KEYS; key++) {
+            uint32_t version = tiers->there[tier][key];
+            if (service->number[tier] == 0 || left[key] >> service->number[tier] & 1)
+                return 0;
+            if (version && tiers->state[version] == BL_VERSION_DEAD)
+                return -EBADMSG;
+        }
+    return 1;
+}
+
+/* A call of the service may end as any client's; one of a server that it did not begin with is
+ * refused. */
+static int bl_below_bear(const bl_below *tiers, const bl_below_service *service, int status)
+{
+    if (status == -BL_ERROR_BAD_REQUEST && service->token != tiers->token)
+        return 0;
+    return bl_path_bear(&tiers->blocks.path, status);
+}
+
+static int bl_below_serve(bl_pool *pool, void *argument)
+{
+    bl_below *tiers = argument;
+    bl_path *path = &tiers->blocks.path;
+    bl_below_service service = {.client = {.blocks = &tiers->blocks, .pool = pool,
+                                           .self = (uint8_t)(bl_sim_self(path->world) + 1)}};
+    bl_session **session = &service.client.session;
+    int status = 0;
+    for (uint32_t looks = 0; status == 0 && looks < BL_BELOW_LOOKS_MAX;) {
+        uint64_t nonce = *session ? (*session)->nonce : 0;
+        int leaves = !tiers->calm && bl_sim_below(path->world, 64) == 0;
+        if (*session && (leaves || service.token != tiers->token))
+            bl_session_close(*session), *session = NULL;
+        status = *session ? bl_below_step(&service) : bl_below_begin(&service, pool);
+        if (*session && nonce && (*session)->nonce != nonce)
+            service.taken_count = 0; /* the server gives that work to another session */
+        if (status < 0)
+            status = bl_below_bear(tiers, &service, status);
+        bl_nap(&pool->memory, bl_sim_below(path->world, BL_BELOW_NAP_NS));
+        if (status < 0 || !bl_below_over(path))
+            continue;
+        tiers->calm = 1; /* also that the next server has both tiers */
+        path->server_deaths = path->doomed = 0;
+        if (*session && service.token == tiers->token &&
+            (service.number[BL_BELOW_DISK] == 0 || service.number[BL_BELOW_REMOTE] == 0))
+            bl_sim_kill(path->world, path->server_process);
+        looks++;
+        int clean = *session ? bl_below_clean(&service) : 0;
+        if (clean == 1)
+            looks = BL_BELOW_LOOKS_MAX + 1;
+        else
+            status = clean < 0 ? bl_below_bear(tiers, &service, clean) : 0;
+        if (looks == BL_BELOW_LOOKS_MAX)
+            status = -EBUSY; /* some removal is executed by nobody */
+    }
+    if (*session)
+        bl_session_close(*session);
+    return status;
+}
+
+/* ---- below */
+
+int bl_path_below(bl_sim_world *world)
+{
+    bl_below tiers = {.blocks = {.path = {.world = world, .serve = bl_blocks_serve,
+                                          .prepare = bl_below_attach, .server_host_count = 2,
+                                          .server_deaths = BL_BELOW_DEATHS,
+                                          .server_verbs = BL_BLOCKS_SERVER_VERBS}}};
+    world->config.step_limit = BL_BELOW_STEPS;
+    for (uint32_t host = 0; host < BL_BELOW_CLIENTS; host++)
+        bl_path_client(&tiers.blocks.path, host, bl_below_work_on);
+    bl_path_client(&tiers.blocks.path, 3, bl_below_serve);
+    return bl_path_run(&tiers.blocks.path);
+}
