@@ -33,6 +33,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from beluga import conventions
+
 _preferred_pool: list[str] = []
 
 
@@ -61,7 +63,7 @@ def settings_places() -> tuple[Path, ...]:
     """Return where beluga.toml may lie if nobody names one; the first that exists counts."""
     home = os.environ.get("XDG_CONFIG_HOME")
     mine = (Path(home) if home else _home() / ".config") / "beluga/beluga.toml"
-    return (mine, Path("/etc/beluga/beluga.toml"))
+    return (mine, conventions.SETTINGS / "beluga.toml")
 
 
 def log_level() -> str | None:
@@ -147,7 +149,7 @@ def runtime_root() -> Path:
     """Return where lock files lie that have no device file to lie beside; it may not exist."""
     if (told := told_runtime_root()) is not None:
         return told
-    shared = Path("/run/beluga")
+    shared = conventions.RUNTIME_ROOT
     if os.access(shared if shared.exists() else shared.parent, os.W_OK):
         return shared
     mine = os.environ.get("XDG_RUNTIME_DIR")

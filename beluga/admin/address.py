@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ipaddress
 
+from beluga.conventions import ADMIN_PORT
 from beluga.errors import AdminError
 
 LOOPBACK = "127.0.0.1"
@@ -18,7 +19,7 @@ def read_address(text: str) -> tuple[str, int]:
     """
     host, _, port = text.rpartition(":")
     if not (port.isdecimal() and port.isascii()) or int(port) > 65535:
-        raise AdminError(f"{text!r} names no port; give [HOST:]PORT, such as 9466")
+        raise AdminError(f"{text!r} names no port; give [HOST:]PORT, such as {ADMIN_PORT}")
     return host.removeprefix("[").removesuffix("]") or LOOPBACK, int(port)
 
 

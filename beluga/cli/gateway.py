@@ -18,6 +18,7 @@ from beluga.cli.notify import Manager
 from beluga.cli.options import JsonLines, LogFormat, LogLevel, among, need, size
 from beluga.cli.output import announce
 from beluga.cli.policy_options import with_settings_and_their_names
+from beluga.conventions import GATEWAY_ADMIN_PORT, GATEWAY_PORT
 from beluga.router import (
     DEFAULT_POLICY,
     ORDERS,
@@ -192,8 +193,8 @@ def gateway(
     pool_events: PoolEvents = "",
     policy: PolicyName = "default",
     host: ListenHost = "127.0.0.1",
-    port: ListenPort = 8080,
-    admin: Admin = "127.0.0.1:8081",
+    port: ListenPort = GATEWAY_PORT,
+    admin: Admin = f"127.0.0.1:{GATEWAY_ADMIN_PORT}",
     workers_file: WorkersFile = None,
     tokenizer: TokenizerPath = None,
     chat_template: ChatTemplate = None,

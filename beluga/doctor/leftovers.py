@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from beluga import config
+from beluga.conventions import RUNTIME_ROOT
 from beluga.doctor.finding import CannotTellError, Verdict, error, ok, unknown, warning, worst
 from beluga.doctor.machine import Machine
 from beluga.errors import DeviceBusyError, PoolError
 from beluga.pool import STRIPE_SIZE, FoundFile, dax_nodes, find_pools, refuse_in_use, show_size
 
 _SHOWN = 5  # names in one line
-_SHARE = "export BELUGA_RUNTIME_DIR=/run/beluga-shared"
 _POOL_ID = re.compile(r"[0-9a-f]{32}")
 _REMOVED = re.compile(  # the same line, of a file without a name
     r"^([0-9a-f]{1,16})-([0-9a-f]{1,16}) .* (/dev/shm/.*) \(deleted\)$", re.MULTILINE
@@ -26,6 +26,14 @@ _REMOVED = re.compile(  # the same line, of a file without a name
 _MAPPED = re.compile(  # a line of /proc/PID/maps: addresses, rights, offset, device, inode
     r"^\S+ \S+ \S+ ([0-9a-f]{1,3}):([0-9a-f]{1,5}) (\d{1,20})", re.MULTILINE
 )
+
+
+def share_runtime_dir(root: Path = Path("/")) -> str:
+    """Return how the processes of several users come to one runtime directory."""
+    told = f"export BELUGA_RUNTIME_DIR={RUNTIME_ROOT}"
+    if (root / RUNTIME_ROOT.relative_to("/")).is_dir():
+        return told
+    return f"sudo install -d -m 2770 -g GROUP {RUNTIME_ROOT} && {told}"
 
 
 def _own(machine: Machine) -> Iterator[Path]:
@@ -80,7 +88,7 @@ def check_runtime_dirs(machine: Machine) -> Verdict:
             warning(
                 f"other users' processes keep lock files in {shown}; they and this user's do not "
                 "find each other in one pool",
-                _SHARE,
+                share_runtime_dir(machine.root),
             )
         )
     return worst(verdicts, "no directory of another user is in the way")
@@ -109,7 +117,8 @@ def _judge_own(machine: Machine, path: Path) -> Verdict:
         return error(text, f"sudo rm -r {name}")
     if not closed and not _may_enter(machine, found):
         return warning(
-            f"{path} is user {found.st_uid}'s: this user's processes cannot use that pool", _SHARE
+            f"{path} is user {found.st_uid}'s: this user's processes cannot use that pool",
+            share_runtime_dir(machine.root),
         )
     return ok(str(path))
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from beluga.doctor.devices import quoted_command
 from beluga.doctor.finding import Verdict, error, ok, unknown, warning, worst
+from beluga.doctor.leftovers import share_runtime_dir
 from beluga.doctor.machine import Machine
 from beluga.doctor.pool_look import PoolFacts
 from beluga.errors import (
@@ -159,7 +160,7 @@ _OF_SERVER = (
         "the pool names a server that does not answer: it died, or hangs; another can take over",
         "beluga serve {options}",
     ),
-    _Judgment(RuntimeDirError, error, "{failure}", "export BELUGA_RUNTIME_DIR=/run/beluga-shared"),
+    _Judgment(RuntimeDirError, error, "{failure}", "{share}"),
     _Judgment(BelugaError, unknown, "{failure}", "beluga doctor {options} --host N"),
 )
 _OF_HOST = (
@@ -183,6 +184,7 @@ def _judge(machine: Machine, facts: PoolFacts, judgments: Sequence[_Judgment]) -
         "paths": machine.pool.operands,
         "lanes": facts.lane_count,
         "more": 2 * facts.lane_count,
+        "share": share_runtime_dir(),
     }
     for judgment in judgments:
         if isinstance(facts.failure, judgment.failure):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from beluga.conventions import GATEWAY_ADMIN_PORT, GATEWAY_PORT
 from beluga.errors import RouterError
 from beluga.listening import Token, read_tls, read_token
 from beluga.router import DEFAULT_POLICY, CostEstimator, Goals, Indexer, PolicySettings
@@ -42,8 +43,8 @@ class Address(NamedTuple):
         return f"http://{host}:{self.port}"
 
 
-_LISTEN = Address("127.0.0.1", 8080)
-_ADMIN = Address("127.0.0.1", 8081)
+_LISTEN = Address("127.0.0.1", GATEWAY_PORT)
+_ADMIN = Address("127.0.0.1", GATEWAY_ADMIN_PORT)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -41,10 +41,15 @@ def leave_namespace(directory: Path, namespace: Namespace) -> None:
     try:
         if file.exists():
             return
+        rights = directory.stat().st_mode  # they say who may read, not this process's umask
         file.parent.mkdir(exist_ok=True)
+        if file.parent.stat().st_uid == os.geteuid():
+            file.parent.chmod(rights & 0o2770)
         if len(list(file.parent.iterdir())) >= _FILES_MAX:
             return
         draft = file.with_suffix(f".{os.getpid()}")
+        draft.touch(mode=0o600)
+        draft.chmod(rights & 0o660)
         draft.write_text(json.dumps({"fields": shown, "secret": secret}))
         draft.replace(file)
     except (OSError, ValueError):  # a full or read-only place, or a name that is not text

@@ -160,12 +160,21 @@ class Booted:
             check=False,
         )
 
-    def as_engine(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def python(self, code: str) -> subprocess.CompletedProcess[str]:
+        """Run Python in there, as root."""
+        return self.run(
+            *("env", "LD_LIBRARY_PATH=/opt/python/lib", "/opt/python/bin/python3", "-c", code)
+        )
+
+    def as_engine(
+        self, *words: str, user: int = 1234, umask: str = "022"
+    ) -> subprocess.CompletedProcess[str]:
         """Run ``beluga`` in there as another user who is in the group beluga."""
         settings = ["BELUGA_RUNTIME_DIR=/run/beluga", "XDG_STATE_HOME=/tmp", "HOME=/tmp"]
         settings += re.findall(r"BELUGA_POOL=.*", (UNITS / "beluga.env").read_text())
-        engine = ["setpriv", "--reuid=1234", "--regid=1234", "--groups=beluga"]
-        return self.run("env", *settings, *engine, "/opt/beluga/bin/beluga", *words)
+        engine = ["setpriv", f"--reuid={user}", f"--regid={user}", "--groups=beluga"]
+        masked = ["sh", "-c", f'umask {umask}; exec "$@"', "sh"]
+        return self.run("env", *settings, *engine, *masked, "/opt/beluga/bin/beluga", *words)
 
     def show(self, unit: str, name: str) -> str:
         """Return a property of a unit."""

@@ -6,6 +6,7 @@ them.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -114,6 +115,71 @@ def test_a_standby_follows_and_the_killed_server_stands_by(booted: Booted) -> No
     assert booted.run("systemctl", "restart", "beluga-pool").returncode == 0  # the pool is there
     assert booted.run("systemctl", "start", "beluga-serve").returncode == 0
     assert booted.show("beluga-serve", "StatusText").startswith("serving, epoch ")
+    assert booted.as_engine("get", "key").stdout.startswith("root:")
+
+
+SCRAPE = """
+import urllib.request
+for target in {targets}:
+    with urllib.request.urlopen("http://" + target + "/metrics", timeout=20) as answer:
+        text = answer.read().decode()
+    found = [line for line in text.splitlines() if line.startswith(("beluga_server_serving ",
+             "beluga_takeovers_total", "beluga_server_info"))]
+    print(*found, sep="\\n")
+"""
+
+
+def scraped(machine: Booted) -> list[str]:
+    """Return the series of all servers, as the documented configuration scrapes them."""
+    page = (UNITS.parents[1] / "monitoring.md").read_text()
+    [targets] = re.findall(r"targets: (\[.*?\])", page)
+    answer = machine.python(SCRAPE.format(targets=targets))
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout.splitlines()
+
+
+def judged(said: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
+    """Return what doctor found, by check."""
+    return {one["name"]: one for one in json.loads(said.stdout)}
+
+
+@pytest.mark.slow
+def test_units_monitoring_and_doctor_agree_for_two_users_after_a_failover(booted: Booted) -> None:
+    for unit in ("beluga-pool", "beluga-serve", "beluga-standby"):
+        assert booted.run("systemctl", "start", unit).returncode == 0, booted.log()
+    assert sorted(line for line in scraped(booted) if "serving" in line) == [
+        "beluga_server_serving 0",
+        "beluga_server_serving 1",
+    ]
+
+    # One of the group stores under a strict umask; a colleague sees what it is, and reads it.
+    assert booted.as_engine("put", "key", "/etc/passwd", umask="077").returncode == 0
+    colleague = booted.as_engine("ls", "--namespaces", "--json", user=1235, umask="077")
+    assert "fields" in colleague.stdout, colleague.stderr
+    assert json.loads(colleague.stdout)[0]["fields"], colleague.stdout
+    assert booted.as_engine("get", "key", user=1235, umask="077").stdout.startswith("root:")
+    assert booted.as_engine("trace", user=1235).returncode == 0
+
+    # Doctor finds the same pool, runtime directory and server for both.
+    for user in (1234, 1235):
+        found = judged(booted.as_engine("doctor", "--json", user=user))
+        for check in ("pool-server", "runtime-dirs", "pool-superblocks"):
+            assert found[check]["level"] == "ok", found[check]
+
+    # The standby follows, and is among what is scraped: no BelugaNobodyServes.
+    booted.run("systemctl", "kill", "--signal=KILL", "beluga-serve")
+    assert eventually(is_so(booted, "beluga-standby", "serving, epoch 2"), 60), booted.log()
+    booted.run("systemctl", "stop", "beluga-serve")
+    booted.run("systemctl", "start", "beluga-serve")
+    lines = scraped(booted)
+    assert "beluga_server_serving 1" in lines
+    assert 'beluga_takeovers_total{reason="gone"} 1' in lines
+    assert len({line for line in lines if line.startswith("beluga_server_info")}) == 1  # one pool
+
+    # Root's own default pool lies beside the group's, and neither is in the other's way.
+    assert (
+        booted.run("/opt/beluga/bin/beluga", "mount", "--create", "--size", "24M").returncode == 0
+    )
     assert booted.as_engine("get", "key").stdout.startswith("root:")
 
 

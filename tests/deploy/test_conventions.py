@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Units, manifests, monitoring, documents and defaults use the ports and paths of
+``beluga/conventions.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from test_tidy import ROOT, tracked
+
+from beluga.conventions import (
+    ADMIN_PORT,
+    EMULATED_ROOT,
+    GATEWAY_ADMIN_PORT,
+    GATEWAY_PORT,
+    RUNTIME_ROOT,
+    SETTINGS,
+    STANDBY_ADMIN_PORT,
+    STATE,
+)
+
+DEPLOY = ROOT / "docs/deploy"
+ENV = (DEPLOY / "systemd/beluga.env").read_text()
+DROP_IN = (DEPLOY / "systemd/beluga-.service.d/beluga.conf").read_text()
+VALUES = yaml.safe_load((DEPLOY / "helm/beluga/values.yaml").read_text())
+MONITORING = (ROOT / "docs/monitoring.md").read_text()
+
+# What may follow a root in a text: nothing, a path below it, or the end of a sentence.
+BELOW = r"(?=$|[/\s`'\"):,;}\]>]|\.(?!\w)|\\n)"
+PLACES = {
+    r"/run/beluga": RUNTIME_ROOT,
+    r"/etc/beluga": SETTINGS,
+    r"/var/lib/beluga": STATE,
+    r"/dev/shm/beluga": EMULATED_ROOT,
+}
+OF_A_USER = re.compile(r"/dev/shm/beluga-(UID|N|links-|\{|[0-9]+/)")
+
+
+def texts() -> Iterator[tuple[Path, str]]:
+    suffixes = (
+        ".md",
+        ".py",
+        ".yaml",
+        ".yml",
+        ".tpl",
+        ".txt",
+        ".conf",
+        ".env",
+        ".rules",
+        ".service",
+    )
+    for path in tracked(*suffixes):
+        if path.relative_to(ROOT).parts[0] in ("docs", "beluga", "scripts", "README.md"):
+            yield path, path.read_text()
+
+
+@pytest.mark.parametrize("root", PLACES, ids=str)
+def test_files_name_no_directory_beside_the_shared_one(root: str) -> None:
+    assert str(PLACES[root]) == root
+    strange = [
+        f"{path.relative_to(ROOT)}: {text[found.start() : found.end() + 20]!r}"
+        for path, text in texts()
+        for found in re.finditer(re.escape(root), text)
+        if not re.match(re.escape(root) + BELOW, text[found.start() :], re.MULTILINE)
+        and not OF_A_USER.match(text, found.start())
+        and not text[: found.start()].endswith(tuple("abcdefghijklmnopqrstuvwxyz"))
+    ]
+    assert strange == []
+
+
+def test_every_admin_port_is_the_one_of_its_kind() -> None:
+    servers = {0, ADMIN_PORT, STANDBY_ADMIN_PORT}
+    strange = [
+        f"{path.relative_to(ROOT)}: {found[0]}"
+        for path, text in texts()
+        for found in re.finditer(r"--admin[ =]+\"?(?:[\w.\[\]]+:)?(\d{1,5})\b", text)
+        if int(found[1]) not in servers | {GATEWAY_ADMIN_PORT}
+    ]
+    assert strange == []
+
+
+def test_documented_scrape_has_every_server_of_the_units() -> None:
+    served = [int(port) for port in re.findall(r"^BELUGA_\w+=.*--admin (\d+)", ENV, re.MULTILINE)]
+    assert served == [ADMIN_PORT, STANDBY_ADMIN_PORT]
+    [block] = re.findall(r"```yaml\n# prometheus.yml\n(.*?)```", MONITORING, re.DOTALL)
+    [job] = yaml.safe_load(block)["scrape_configs"]
+    targets = [target for one in job["static_configs"] for target in one["targets"]]
+    assert targets == [f"127.0.0.1:{port}" for port in served]
+
+
+def test_units_and_chart_have_one_pool_and_one_runtime_directory() -> None:
+    [pool] = re.findall(r"^BELUGA_POOL=(.*)$", ENV, re.MULTILINE)
+    [create] = re.findall(r"^BELUGA_CREATE_OPTIONS=(.*)$", ENV, re.MULTILINE)
+    devices = pool.split(":")
+    assert [word for word in create.split() if word.startswith("/")] == devices
+    assert {Path(device).parent for device in devices} == {EMULATED_ROOT}
+    assert Path(VALUES["pool"]["directory"]) == EMULATED_ROOT
+    assert f"Environment=BELUGA_RUNTIME_DIR={RUNTIME_ROOT}\n" in DROP_IN
+    assert f"RuntimeDirectory={RUNTIME_ROOT.name}\n" in DROP_IN
+    assert f"StateDirectory={STATE.name}\n" in DROP_IN
+
+
+def test_chart_and_commands_have_the_same_ports() -> None:
+    assert VALUES["server"]["adminPort"] == ADMIN_PORT
+    assert VALUES["gateway"]["port"] == GATEWAY_PORT
+    assert f"--port {GATEWAY_PORT} " in ENV
+    commands = (ROOT / "docs/commands.md").read_text()  # generated from the commands
+    assert f"Default: {GATEWAY_PORT}." in commands
+    assert f"Default: 127.0.0.1:{GATEWAY_ADMIN_PORT}." in commands
