@@ -16,6 +16,10 @@ BELUGA_MEMORY       how the pool's memory is mapped: write-back or uncacheable
 BELUGA_TUNING       off: copy as on a machine that was never measured; else on
 BELUGA_DDIO         whether devices write into this host's cache: on, off or unknown
 BELUGA_RUNTIME_DIR  where lock files of all pools lie; else beside a file, or as below
+AWS_ENDPOINT_URL    and AWS_ENDPOINT_URL_S3: where the stores of s3:// answer
+STORAGE_EMULATOR_   HOST: an emulator of GCS, in place of the stores of gs://
+AZURE_STORAGE_      CONNECTION_STRING, ENDPOINT and USE_EMULATOR: the account of az://
+AZURITE_BLOB_       STORAGE_URL: the emulator of az://
 ETCDCTL_            CACERT, CERT, KEY, USER and PASSWORD: as etcdctl reads them, for a lease in etcd
 KUBERNETES_SERVICE_  HOST and _PORT: the API server, as a pod is told by its cluster
 NOTIFY_SOCKET       where a server says that it is ready, as systemd sets it for services
@@ -176,6 +180,11 @@ def watchdog_s() -> float | None:
     if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None  # a parent process is meant
     return int(time_us) / 1e6 if time_us.isdecimal() and int(time_us) > 0 else None
+
+
+def store_variable(name: str) -> str:
+    """Return a variable of the clients of object stores; "" if it is not set."""
+    return os.environ.get(name, "")
 
 
 def etcdctl(name: str) -> str:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Python, bottom first. A layer is seen from above through its front door: the package itself.
 LAYERS = (
     ("errors", "_build", "_checkout", "conventions"),
-    ("_shared", "arguments", "config", "child", "metrics", "text", "threads"),
+    ("_shared", "arguments", "config", "child", "limit", "metrics", "text", "threads"),
     ("_ffi", "listening", "page"),
     ("primitives", "lease"),
     ("pool",),

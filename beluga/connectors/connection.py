@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 from beluga.connectors.settings import LINK_OFF
 from beluga.errors import BelugaError, PoolError, TransferError, is_of_request
 from beluga.kvcache import KVCache, Namespace
+from beluga.limit import LogLimit, and_more, kind_of
 from beluga.pool import Pool
 from beluga.rpc import KINDS, Client
 from beluga.threads import Thread
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-WARNING_INTERVAL_S = 60.0
 SETTLE_S = 10.0  # the longest wait of an engine that starts
 
 
@@ -165,8 +165,7 @@ class Connection:
         self._changed = threading.Condition(self._lock)
         self._closing = False
         self._tried = False  # whether the first attempt to attach has ended
-        self._warned_s = -WARNING_INTERVAL_S
-        self._unsaid = 0
+        self._limit = LogLimit()
         self._thread = Thread(target=self._keep, name=f"beluga-{name}", daemon=True)
         self._thread.start()
 
@@ -200,10 +199,11 @@ class Connection:
     def attempt(self, doing: str, call: Callable[[Attachment], T]) -> T | None:
         """Return what ``call`` returns, or None if the pool is not available or ``call`` failed.
 
-        ``doing`` appears in the warning, which is logged at most once a minute with the reason and
-        the time that the call took. Only an error of the pool detaches. No other one leaves here
-        either, such as torch's for an accelerator without free memory: the engine can compute what
-        it does not get, but not go on without the thread that asks.
+        ``doing`` appears in the warning, which is logged with the reason and the time that the call
+        took: the first of each kind at once, then at most one in a minute. Only an error of the
+        pool detaches. No other one leaves here either, such as torch's for an accelerator without
+        free memory: the engine can compute what it does not get, but not go on without the thread
+        that asks.
         """
         attachment = self._attachment
         if attachment is None:
@@ -260,18 +260,15 @@ class Connection:
 
     def _fail(self, doing: str, error: Exception, started_s: float) -> None:
         self.failure_count += 1
-        now = time.monotonic()
-        if now - self._warned_s < WARNING_INTERVAL_S:
-            self._unsaid += 1
+        unsaid = self._limit.passes(doing, kind_of(error))
+        if unsaid is None:
             return
-        took = f"after {1000 * (now - started_s):.0f} ms"
-        more = f", and {self._unsaid} more since the last warning" if self._unsaid else ""
+        took = f"after {1000 * (time.monotonic() - started_s):.0f} ms"
         expected = isinstance(error, (BelugaError, OSError))
         self._logger.warning(
-            "beluga %s: %s: %s (%s%s)", self._name, doing, error if expected else repr(error), took,
-            more, exc_info=None if expected else error,
+            "beluga %s: %s: %s (%s)%s", self._name, doing, error if expected else repr(error), took,
+            and_more(unsaid), exc_info=None if expected else error,
         )  # fmt: skip
-        self._warned_s, self._unsaid = now, 0
 
     def _keep(self) -> None:
         """Attach, wait until the attachment has failed, and repeat. This is the thread's

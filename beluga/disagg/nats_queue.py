@@ -20,14 +20,19 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 import nats.errors
 from nats.aio.client import Client
 from nats.js import api
-from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
+from nats.js.errors import (
+    APIError,
+    NoStreamResponseError,
+    NotFoundError,
+    ServiceUnavailableError,
+)
 from nats.js.errors import Error as JetStreamError
 
 from beluga.disagg.queue import TASKS_MAX, VISIBILITY_S, QueueSize, queue_name
@@ -41,11 +46,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 CONSUMER = "worker-group"
 _DONE_HEADER = "Beluga-Done"  # the inbox that is told when the task is done
 _STREAM_FULL = (10047, 10077)  # JetStream error codes: no space, too many messages
 _TASK_TOO_LARGE = 10054  # larger than the stream's largest message
 _STREAM_OTHER = 10058  # the name exists with another configuration
+# What a lost stream or consumer looks like; a server without JetStream does the same, which making
+# the stream again tells apart.
+_LOST = (NotFoundError, NoStreamResponseError, ServiceUnavailableError)
+_REFUSED = ("authorization", "authentication", "auth timeout", "user authentication")
 _CONNECT_S = 5.0
 _RECONNECT_S = 0.2
 
@@ -55,6 +66,8 @@ async def _reaching(url: str) -> AsyncIterator[None]:
     """Turn NATS errors into a QueueError, which does not show the URL's password."""
     try:
         yield
+    except (NoStreamResponseError, ServiceUnavailableError) as error:
+        raise QueueError(f"NATS at {url} has no JetStream; start nats-server with -js") from error
     except APIError as error:
         if error.err_code in _STREAM_FULL:
             raise QueueFullError(
@@ -65,8 +78,6 @@ async def _reaching(url: str) -> AsyncIterator[None]:
         raise QueueError(f"NATS at {url} refused: {error.description}") from error
     except nats.errors.MaxPayloadError as error:
         raise _too_large(url) from error
-    except (NoStreamResponseError, ServiceUnavailableError) as error:
-        raise QueueError(f"NATS at {url} has no JetStream; start nats-server with -js") from error
     except (nats.errors.Error, JetStreamError, OSError, asyncio.TimeoutError) as error:
         raise QueueError(
             f"NATS at {url} does not answer ({error}); is nats-server running?"
@@ -94,6 +105,7 @@ class NatsQueue:
         self._timeout_s = timeout_s
         self._pull: JetStreamContext.PullSubscription | None = None
         self._inbox = client.new_inbox()
+        self._configs: tuple[api.StreamConfig, api.ConsumerConfig] | None = None
         # Tickets hold the events. Nobody waits for an event without a ticket.
         self._waiting: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
 
@@ -122,22 +134,14 @@ class NatsQueue:
             _ = [urlsplit(server).port for server in servers]
         except ValueError:  # it would show the password
             raise QueueError(f"{url} is no address of NATS; write nats://HOST:PORT") from None
-        async with _reaching(url):
-            client = _TlsClient()
-            await client.connect(
-                servers,
-                connect_timeout=timeout_s,
-                max_reconnect_attempts=1,
-                reconnect_time_wait=_RECONNECT_S,
-                error_cb=_note,
-                disconnected_cb=_tell_gone,
-            )
+
+        client = await _connected(url, servers, timeout_s)
         client.options["max_reconnect_attempts"] = -1  # a server that answered once is waited for
         try:
             async with _reaching(url):
                 jetstream = client.jetstream(timeout=timeout_s)
-                await _make_stream(
-                    jetstream,
+                queue = cls(url, client, jetstream, stream, timeout_s)
+                queue._configs = (
                     api.StreamConfig(
                         name=stream,
                         subjects=[f"{stream}.*"],
@@ -147,9 +151,6 @@ class NatsQueue:
                         max_msgs=tasks_max,
                         max_age=max_age_s,
                     ),
-                )
-                await jetstream.add_consumer(
-                    stream,
                     api.ConsumerConfig(
                         durable_name=CONSUMER,
                         ack_policy=api.AckPolicy.EXPLICIT,
@@ -158,12 +159,31 @@ class NatsQueue:
                         filter_subject=f"{stream}.queue",
                     ),
                 )
-                queue = cls(url, client, jetstream, stream, timeout_s)
+                await queue._make()
                 await client.subscribe(f"{queue._inbox}.*", cb=queue._hear_done)
                 return queue
         except QueueError:
             await client.close()
             raise
+
+    async def _make(self) -> None:
+        """Make the stream and its consumer, or set their limits if they exist."""
+        assert self._configs is not None  # noqa: S101  set by open()
+        stream, consumer = self._configs
+        await _make_stream(self._jetstream, stream)
+        await self._jetstream.add_consumer(self._stream, consumer)
+
+    async def _again(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do the work; if the stream is lost (a server that lost its files, or an operator who
+        deleted it), make it again, and do the work again.
+        """
+        try:
+            return await work()
+        except _LOST as error:
+            self._pull = None
+            await self._make()  # without JetStream this raises, too
+            logger.warning("NATS at %s lost the queue (%s); it is made again", self._url, error)
+            return await work()
 
     async def enqueue_task(self, task: PrefillTask) -> NatsTicket:
         """See :class:`~beluga.disagg.TaskQueue`. A task that is sent again within two minutes with
@@ -173,14 +193,16 @@ class NatsQueue:
         data = encode_task(task)
         event = self._waiting[token] = asyncio.Event()
         async with _reaching(self._url):
-            entry = await self._jetstream.publish(
-                f"{self._stream}.queue",
-                data,
-                stream=self._stream,
-                headers={
-                    api.Header.MSG_ID: task.request_id,
-                    _DONE_HEADER: f"{self._inbox}.{token}",
-                },
+            entry = await self._again(
+                lambda: self._jetstream.publish(
+                    f"{self._stream}.queue",
+                    data,
+                    stream=self._stream,
+                    headers={
+                        api.Header.MSG_ID: task.request_id,
+                        _DONE_HEADER: f"{self._inbox}.{token}",
+                    },
+                )
             )
         return NatsTicket(event, partial(self._withdraw, entry.seq))
 
@@ -200,12 +222,8 @@ class NatsQueue:
         end = loop.time() + timeout
         while (left := end - loop.time()) > 0:
             async with _reaching(self._url):
-                if self._pull is None:
-                    self._pull = await self._jetstream.pull_subscribe_bind(
-                        CONSUMER, stream=self._stream
-                    )
                 try:
-                    [message] = await self._pull.fetch(1, timeout=left)
+                    message = await self._again(partial(self._fetch, left))
                 except nats.errors.TimeoutError:
                     return None
             try:
@@ -216,12 +234,24 @@ class NatsQueue:
                     await message.term()
         return None
 
+    async def _fetch(self, timeout_s: float) -> Msg:
+        """Return the next message. Raises nats.errors.TimeoutError if there is none in time."""
+        if self._pull is None:
+            await self._jetstream.consumer_info(self._stream, CONSUMER)  # raises if it is lost
+            self._pull = await self._jetstream.pull_subscribe_bind(CONSUMER, stream=self._stream)
+        try:
+            [message] = await self._pull.fetch(1, timeout=timeout_s)
+        except nats.errors.TimeoutError:
+            self._pull = None  # a consumer that is lost is silent, too: look before the next fetch
+            raise
+        return message
+
     async def get_queue_size(self) -> QueueSize:
         """See :class:`~beluga.disagg.TaskQueue`. A task whose claim ran out counts as claimed until
         another worker gets it.
         """
         async with _reaching(self._url):
-            info = await self._jetstream.consumer_info(self._stream, CONSUMER)
+            info = await self._again(lambda: self._jetstream.consumer_info(self._stream, CONSUMER))
         return QueueSize(info.num_pending or 0, info.num_ack_pending or 0)
 
     async def close(self) -> None:
@@ -301,6 +331,36 @@ class _TlsClient(Client):  # type: ignore[misc]
         return command
 
 
+async def _connected(url: str, servers: list[str], timeout_s: float) -> Client:
+    """Connect, and tell a server that refuses the user from one that is away. ``url`` is shown."""
+    refused: list[str] = []
+
+    async def note(error: Exception) -> None:
+        logger.debug("NATS: %s", error)
+        if any(word in str(error).lower() for word in _REFUSED):
+            refused.append(str(error))
+
+    try:
+        async with _reaching(url):
+            client = _TlsClient()
+            await client.connect(
+                servers,
+                connect_timeout=timeout_s,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=_RECONNECT_S,
+                error_cb=note,
+                disconnected_cb=_tell_gone,
+            )
+    except QueueError as error:
+        if not refused and not any(word in str(error).lower() for word in _REFUSED):
+            raise
+        raise QueueError(
+            f"NATS at {url} refuses this user; give its password or token in the URL "
+            "(nats://USER:PASSWORD@HOST:PORT)"
+        ) from error
+    return client
+
+
 async def _make_stream(jetstream: JetStreamContext, config: api.StreamConfig) -> None:
     """Make the stream, or set its limits if it exists."""
     try:
@@ -309,10 +369,6 @@ async def _make_stream(jetstream: JetStreamContext, config: api.StreamConfig) ->
         if error.err_code != _STREAM_OTHER:
             raise
         await jetstream.update_stream(config)
-
-
-async def _note(error: Exception) -> None:
-    logger.debug("NATS: %s", error)
 
 
 async def _tell_gone() -> None:

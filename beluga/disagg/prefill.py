@@ -25,10 +25,10 @@ from collections.abc import Callable
 from beluga.disagg.queue import QueueSize, TaskQueue, Ticket
 from beluga.disagg.task import PrefillTask
 from beluga.errors import QueueError, is_of_request
+from beluga.limit import LogLimit, and_more, kind_of
 
 logger = logging.getLogger(__name__)
 
-_WARN_EVERY_S = 60.0
 _AWAY_S = 5.0  # the pause after a queue could not be reached
 _SIZE_FRESH_S = 0.02  # the greatest age of the queue's size in a decision
 
@@ -60,7 +60,7 @@ class Prefiller:
         self._timeout_s = timeout_s
         self._size = QueueSize(0, 0)
         self._size_at = -1.0
-        self._warned_at = -_WARN_EVERY_S
+        self._limit = LogLimit()
         self._away_until = 0.0
         self._tokens = 0  # tokens in the queue that are not done
 
@@ -121,6 +121,7 @@ class Prefiller:
         return self._size
 
     def _warn(self, text: str, value: object) -> None:
-        if time.monotonic() - self._warned_at >= _WARN_EVERY_S:
-            self._warned_at = time.monotonic()
-            logger.warning(text, value)
+        kind = kind_of(value) if isinstance(value, BaseException) else ""
+        unsaid = self._limit.passes(text, kind)
+        if unsaid is not None:
+            logger.warning(text + "%s", value, and_more(unsaid))

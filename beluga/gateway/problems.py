@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
 from collections.abc import Callable, Mapping
 
 from beluga.gateway.engine import PROBLEMS, Engine
 from beluga.gateway.fleet import Fleet
 from beluga.gateway.metrics import Metrics
+from beluga.limit import LogLimit
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-LOG_EVERY_S = 60.0  # the same problem of one worker is logged at most this often
 
 
 class Watch:
@@ -31,7 +30,7 @@ class Watch:
         self, fleet: Fleet, metrics: Metrics, found: Callable[[Engine], Mapping[str, str]]
     ) -> None:
         self._fleet, self._metrics, self._found = fleet, metrics, found
-        self._logged: dict[tuple[int, str], float] = {}
+        self._limit = LogLimit()
 
     async def run(self) -> None:
         """Look forever."""
@@ -51,9 +50,6 @@ class Watch:
                 self._log(engine, text)
 
     def _log(self, engine: Engine, text: str) -> None:
-        now = time.monotonic()
-        self._logged = {key: at for key, at in self._logged.items() if now - at < LOG_EVERY_S}
-        key = (engine.worker.worker_id, re.sub("[0-9]+", "", text))  # counts go up
-        if key not in self._logged:
-            self._logged[key] = now
+        kind = re.sub("[0-9]+", "", text)  # counts go up
+        if self._limit.passes(engine.worker.worker_id, kind) is not None:
             log.warning("%s: %s", engine.url, text)

@@ -21,6 +21,7 @@ from beluga.tiers.blocks import (
 from beluga.tiers.breakeven import AlwaysFetch, BreakEven, FetchRule, MeasuredBandwidth
 from beluga.tiers.disk import adopt_disk
 from beluga.tiers.kv_shape import KvShape, read_model
+from beluga.tiers.remote import no_panic, object_store
 from beluga.tiers.service import TierService
 from beluga.tiers.settings import OFFLOADS, TierSettings
 from beluga.tiers.sizing import Advice, TierAdvice, TierSize, advise
@@ -63,5 +64,7 @@ __all__ = [
     "advise",
     "ask_counters",
     "copy_blocks",
+    "no_panic",
+    "object_store",
     "read_model",
 ]

@@ -326,12 +326,14 @@ def test_what_was_not_said_is_counted_in_the_next_warning(
     assert connection.wait(LONG_S)
     for _ in range(3):
         connection.attempt("putting", full)
-    monkeypatch.setattr(connection_module, "WARNING_INTERVAL_S", 0)
+    connection.attempt("getting", full)  # another kind is logged at once
+    monkeypatch.setattr(connection._limit, "_period_s", 0.0)
     connection.attempt("putting", full)
     connection.attempt("putting", full)
-    assert len(caplog.records) == 3
-    assert "ms, and 2 more since the last warning)" in caplog.records[1].message
-    assert "more since" not in caplog.records[2].message
+    assert len(caplog.records) == 4
+    assert "getting" in caplog.records[1].message
+    assert "ms) (2 more of this kind" in caplog.records[2].message
+    assert "more of" not in caplog.records[3].message
 
 
 def test_while_it_is_stopped_copies_end_and_afterwards_go_on(

@@ -187,7 +187,7 @@ class Store:
         self.store = self
         self.objects = objects
 
-    def from_url(self, url: str) -> str:
+    def from_url(self, url: str, **_: object) -> str:
         if "missing" in url:
             raise FileNotFoundError("no bucket\nwith a page of text")
         return url

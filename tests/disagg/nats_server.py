@@ -34,8 +34,9 @@ def need_nats_server() -> None:
 class NatsServer:
     """A nats-server with its own port and directory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *options: str, jetstream: bool = True) -> None:
         self.port = free_port()
+        self._options = (*(("--js",) if jetstream else ()), *options)
         self._directory = directory
         self._log = (directory / "log").open("w")
         self._process: subprocess.Popen[bytes] | None = None
@@ -50,7 +51,7 @@ class NatsServer:
         self._process = subprocess.Popen(
             [
                 shutil.which("nats-server") or "",
-                "--js",
+                *self._options,
                 "--addr=127.0.0.1",
                 f"--port={self.port}",
                 f"--store_dir={self._directory / 'data'}",

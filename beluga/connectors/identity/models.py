@@ -32,6 +32,7 @@ from beluga.connectors.identity.files import FileDigests, FileState, signature
 from beluga.errors import ConnectorError
 from beluga.kvcache import Namespace
 from beluga.threads import Thread
+from beluga.tiers import no_panic, object_store
 
 if TYPE_CHECKING:
     import logging
@@ -167,8 +168,9 @@ class Objects:
 
         shown = _shown(self._url)
         try:
-            store: Any = obstore.store.from_url(self._url)
-            listed = [one for batch in obstore.list(store) for one in batch]
+            store: Any = object_store(self._url)
+            with no_panic():
+                listed = [one for batch in obstore.list(store) for one in batch]
         except Exception as error:
             line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
             raise ConnectorError(

@@ -24,14 +24,15 @@ from __future__ import annotations
 import dataclasses
 import errno
 import logging
+import re
 import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
 from beluga._ffi import core, ffi
 from beluga._shared import when_forked
 from beluga.errors import EventError
+from beluga.limit import LogLimit
 from beluga.router.index.dump import Dump
 from beluga.router.index.events import Cleared, Removed, RouterEvent, Stored, Tier
 from beluga.router.index.matches import Matches
@@ -43,7 +44,6 @@ log = logging.getLogger(__name__)
 
 WORKERS_MAX = 63  # the bits of one word per tier and block
 BLOCKS_MAX = 1 << 21
-LOG_EVERY_S = 60.0
 NAMES_PER_BLOCK = 2  # engines with their own hashes need one name each
 
 # The fields of a C call's result (csrc/api/router.h), which are also fields of Counts.
@@ -103,7 +103,7 @@ class Indexer:
         self._last: dict[Worker, int] = {}
         self._missing: dict[Worker, tuple[int, int]] = {}
         self._unlogged = 0  # events that failed since the log had the last one
-        self._log_at = 0.0  # monotonic: when the log may have the next one
+        self._limit = LogLimit()
         self.follows_pool = False  # then engines' events do not say what the pool has
 
     def _forget(self) -> None:
@@ -127,8 +127,8 @@ class Indexer:
                 self._conclude(event, status)
 
     def apply_all(self, events: Iterable[RouterEvent]) -> int:
-        """Apply events. Returns how many failed; the log has the last of them, at most one in
-        :data:`LOG_EVERY_S`.
+        """Apply events. Returns how many failed; the log has the last of them, at most one of a
+        kind in a minute.
         """
         failed, why = 0, ""
         for event in events:
@@ -142,10 +142,9 @@ class Indexer:
 
     def _complain(self, failed: int, why: str) -> None:
         self._unlogged += failed
-        now = time.monotonic()
-        if now >= self._log_at:
+        if self._limit.passes(re.sub("[0-9]+", "", why)) is not None:
             log.warning("%d KV events could not be applied; the last: %s", self._unlogged, why)
-            self._unlogged, self._log_at = 0, now + LOG_EVERY_S
+            self._unlogged = 0
 
     def find_matches(self, tokens_hashes: Sequence[int], *, early_exit: bool = False) -> Matches:
         """Return what each worker holds of a request's leading blocks. A worker without the first

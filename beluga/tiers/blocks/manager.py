@@ -30,6 +30,7 @@ from typing import Literal
 
 from beluga._shared import when_forked
 from beluga.errors import TierError, UnsettledError
+from beluga.limit import LogLimit, and_more, kind_of
 from beluga.metrics import REGISTRY, Registry
 from beluga.threads import Thread
 from beluga.tiers.blocks.handles import MutableBlock, RegisteredBlock, WeakBlock
@@ -44,7 +45,6 @@ from beluga.transfer import TransferClass
 
 _logger = logging.getLogger(__name__)
 _RETRY_S = 0.01
-_WARN_S = 60.0
 _ATTEMPTS_MAX = 3
 """Failures after which ``wait`` gives a block up, so that a broken lower tier stops nobody."""
 
@@ -97,7 +97,7 @@ class BlockManager:
         self._changed = threading.Condition()
         self._pending: dict[Hashable, set[Onboarding]] = {}
         self._busy = 0
-        self._warned_s = float("-inf")
+        self._limit = LogLimit()
         self._closed = False
         for tier in range(last):
             pool = self._pools[tier]
@@ -458,11 +458,10 @@ class BlockManager:
         return False
 
     def _warn(self, what: str, tier: str, error: Exception) -> None:
-        """Say a failure in the log, once a minute; the counters have them all."""
-        now = time.monotonic()
-        if now - self._warned_s >= _WARN_S:
-            self._warned_s = now
-            _logger.warning("beluga: %s tier %s failed: %s", what, tier, error)
+        """Log a failure, unless one of its kind was logged a moment ago; counters have them all."""
+        unsaid = self._limit.passes(what, tier, kind_of(error))
+        if unsaid is not None:
+            _logger.warning("beluga: %s tier %s failed: %s%s", what, tier, error, and_more(unsaid))
 
     def _try_again(self, tier: int, block: WeakBlock) -> bool:
         failures = self._failures.get(block.key, 0) + 1

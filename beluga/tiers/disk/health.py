@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from beluga.limit import LogLimit, and_more
 from beluga.metrics import REGISTRY
 
 _LOG = logging.getLogger(__name__)
@@ -35,7 +36,6 @@ _PATIENCE = 3
 _DAMAGED_PATIENCE = 16  # so many attempts in a row with damaged blocks are one failure of the disk
 _PAUSE_S = 0.5
 _PAUSE_MAX_S = 30.0
-_WARN_S = 60.0
 
 
 class Health:
@@ -49,7 +49,7 @@ class Health:
 
     def __init__(self, tier: str, what: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._tier, self._what, self._clock = tier, what, clock
-        self._warned = float("-inf")
+        self._limit = LogLimit(clock=clock)
         self._failures, self._until = 0, float("-inf")
         self._damaged = 0
         self._lock = threading.Lock()
@@ -79,17 +79,15 @@ class Health:
             over = self._failures - _PATIENCE
             if over >= 0 and weight:
                 self._until = now + min(_PAUSE_MAX_S, _PAUSE_S * 2 ** min(over, 20))
-            say = now - self._warned >= _WARN_S
-            if say:
-                self._warned = now
-        if say:
+        if (unsaid := self._limit.passes(kind)) is not None:
             _LOG.warning(
-                "%s: a %s failed: %s (%s); its blocks count as %s",
+                "%s: a %s failed: %s (%s); its blocks count as %s%s",
                 self._tier,
                 self._what,
                 kind,
                 errno.errorcode.get(code, code),
                 "misses" if self._what == "load" else "not saved",
+                and_more(unsaid),
             )
 
     def _weight(self, code: int) -> int:

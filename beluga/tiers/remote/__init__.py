@@ -11,6 +11,7 @@ makes a :class:`beluga.tiers.tier.LowerTier` of a store: ``envelope`` has the by
 from __future__ import annotations
 
 from .breaker import Breaker
+from .objects import no_panic, object_store
 from .settings import RemoteSettings
 from .store import ObjectStore, RefusedError
 from .tier import RemoteTier
@@ -23,6 +24,8 @@ __all__ = [
     "RemoteSettings",
     "RemoteTier",
     "check_remote",
+    "no_panic",
+    "object_store",
     "open_remote",
     "shown_remote",
     "split_remote",

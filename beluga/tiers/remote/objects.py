@@ -5,13 +5,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, unquote
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from beluga.errors import TierError
 
+from .options import STORES, store_options
 from .settings import RemoteSettings
 from .store import Contents, RefusedError
 
@@ -24,7 +26,7 @@ _NOT_NOW = (408, 425, 429)  # statuses that are about the store, not about the r
 class ObstoreStore:
     """A store of obstore. The URL's query has the options of its client, for example
     ``endpoint``, ``region`` and ``access_key_id`` of S3; what is missing is found in the
-    environment, as obstore's documents say.
+    environment (``options.py``).
     """
 
     batch = 1
@@ -42,6 +44,7 @@ class ObstoreStore:
         answers = obstore.exceptions
         self._refusals: tuple[type[Exception], ...] = (
             FileNotFoundError,  # of a bucket: a missing object is no error here
+            ClientPanicError,  # which comes again
             PermissionError,
             answers.UnauthenticatedError,
             answers.PermissionDeniedError,
@@ -56,7 +59,7 @@ class ObstoreStore:
             self._refusals = (Exception,)
         try:
             self._store = _open(url, settings)
-        except (answers.BaseError, OSError, ValueError) as error:
+        except (answers.BaseError, OSError, ValueError, ClientPanicError) as error:
             raise TierError(
                 f"{url.scheme}://{url.hostname or ''}{url.path} cannot be opened: {_line(error)}"
             ) from error
@@ -64,10 +67,11 @@ class ObstoreStore:
     def get(self, name: str) -> Contents | None:
         """Return an object, or None."""
         try:
-            found = self._obstore.get(self._store, name)
-            size = found.meta["size"]
-            if size <= self._limit:
-                return memoryview(found.bytes())
+            with no_panic():
+                found = self._obstore.get(self._store, name)
+                size = found.meta["size"]
+                if size <= self._limit:
+                    return memoryview(found.bytes())
         except FileNotFoundError:
             return None
         except Exception as error:
@@ -77,7 +81,8 @@ class ObstoreStore:
     def put(self, name: str, data: memoryview) -> None:
         """Store an object by one request."""
         try:
-            self._obstore.put(self._store, name, data, use_multipart=False)
+            with no_panic():
+                self._obstore.put(self._store, name, data, use_multipart=False)
         except Exception as error:
             raise self._judged(error) from error
 
@@ -96,7 +101,8 @@ class ObstoreStore:
         if not self._exists(name):  # S3 deletes what is not there, too
             return False
         try:
-            self._obstore.delete(self._store, name)
+            with no_panic():
+                self._obstore.delete(self._store, name)
         except FileNotFoundError:
             return False  # somebody else was faster
         except Exception as error:
@@ -115,7 +121,8 @@ class ObstoreStore:
 
     def _exists(self, name: str) -> bool:
         try:
-            self._obstore.head(self._store, name)
+            with no_panic():
+                self._obstore.head(self._store, name)
         except FileNotFoundError:
             return False
         except Exception as error:
@@ -123,12 +130,30 @@ class ObstoreStore:
         return True
 
 
+def object_store(url: str) -> Any:
+    """Return obstore's store of a URL, with the endpoint and the credentials that a tier has.
+
+    Raises ImportError without obstore, ValueError for an endpoint that is no URL, ClientPanicError,
+    and obstore's errors.
+    """
+    import obstore
+
+    from_url = obstore.store.from_url
+    parts = urlsplit(url)
+    if parts.scheme not in STORES:
+        with no_panic():
+            return from_url(url)
+    options, client = store_options(parts)
+    plain = parts._replace(query="", fragment="").geturl()
+    with no_panic():
+        return from_url(plain, config=options, client_options=client)
+
+
 def _open(url: SplitResult, settings: RemoteSettings) -> Any:
     from obstore.store import LocalStore, MemoryStore, from_url
 
-    options = dict(parse_qsl(url.query, keep_blank_values=True))
     if url.scheme in _HERE:
-        if options:
+        if options := dict(parse_qsl(url.query, keep_blank_values=True)):
             raise ValueError(f"it has no options, such as {', '.join(options)}")
         if url.scheme == "memory":
             return MemoryStore()
@@ -136,14 +161,32 @@ def _open(url: SplitResult, settings: RemoteSettings) -> Any:
             raise ValueError("a folder is written file:///path")
         return LocalStore(Path(unquote(url.path)), mkdir=True)
     timeout = f"{int(settings.attempt_s * 1000)}ms"
-    plain = options.get("endpoint", "").startswith("http://")
-    return from_url(
-        url._replace(query="", fragment="").geturl(),
-        config=options,
-        client_options={"timeout": timeout, "connect_timeout": timeout, "allow_http": plain},
-        retry_config={"max_retries": 0},  # the tier tries again itself
-    )
+    options, client = store_options(url)
+    with no_panic():
+        return from_url(
+            url._replace(query="", fragment="").geturl(),
+            config=options,
+            client_options={"timeout": timeout, "connect_timeout": timeout, **client},
+            retry_config={"max_retries": 0},  # the tier tries again itself
+        )
 
 
-def _line(error: Exception) -> str:
+class ClientPanicError(Exception):
+    """A client written in Rust has panicked: it cannot do what it was asked for."""
+
+
+@contextmanager
+def no_panic() -> Iterator[None]:
+    """Raise ClientPanicError for a panic of a client, which is no Exception in Python and would
+    end a thread that expects all others.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ClientPanicError(f"obstore cannot do it: {_line(error)}") from None
+
+
+def _line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)

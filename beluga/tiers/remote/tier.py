@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beluga.errors import TierError, is_of_request
+from beluga.limit import LogLimit, and_more
 from beluga.metrics import REGISTRY
 from beluga.tiers.tier import BLOCK, StoredBlock
 
@@ -48,7 +49,6 @@ SECONDS = REGISTRY.histogram("beluga_tier_operation_seconds", "Time of one store
 _TRIAL = "beluga-trial"
 _PROBE = "beluga-probe"
 _WRONG_LIMIT = 65536  # names of wrong objects that are remembered
-_WARN_S = 60.0
 
 
 class _RejectedError(Exception):
@@ -85,7 +85,7 @@ class RemoteTier:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._pid = os.getpid()
-        self._next_warning, self._unsaid = 0.0, 0
+        self._limit = LogLimit()
         STATE.set(lambda: self._breaker.state, tier=name)
         ABANDONED.set(lambda: self._workers.abandoned, tier=name)
 
@@ -365,18 +365,12 @@ class RemoteTier:
         self._warn(kind, text)
 
     def _warn(self, kind: str, text: str) -> None:
-        """Count an error, and write a line if there was none within the last minute."""
+        """Count an error, and log it unless one of its kind was logged a moment ago."""
         ERRORS.add(tier=self._name, kind=kind)
-        with self._lock:
-            now = time.monotonic()
-            if now < self._next_warning:
-                self._unsaid += 1
-                return
-            unsaid, self._unsaid = self._unsaid, 0
-            self._next_warning = now + _WARN_S
-        more = f" ({unsaid} more errors since the last warning)" if unsaid else ""
-        line = next(iter(text.splitlines()), kind)  # obstore adds a page
-        log.warning("%s: %s%s", self._name, line, more)
+        unsaid = self._limit.passes(kind)
+        if unsaid is not None:
+            line = next(iter(text.splitlines()), kind)  # obstore adds a page
+            log.warning("%s: %s%s", self._name, line, and_more(unsaid))
 
 
 def _succeeded(future: Future[Any]) -> bool:

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Limits what is logged: the first of each kind at once, then one in a minute.
+
+One limit for all kinds would hide the second defect behind the first::
+
+    _limit = LogLimit()
+    if (unsaid := _limit.passes("load", kind_of(error))) is not None:
+        log.warning("a load failed: %s%s", error, and_more(unsaid))
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable
+
+PERIOD_S = 60.0
+_KINDS_MAX = 256  # whose times are remembered; kinds may be made of what others send
+
+
+class LogLimit:
+    """Says of each kind of message whether it may be logged now. Any thread may ask."""
+
+    def __init__(
+        self, period_s: float = PERIOD_S, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._period_s, self._clock = period_s, clock
+        self._lock = threading.Lock()
+        self._kinds: dict[tuple[Hashable, ...], tuple[float, int]] = {}  # logged at; since left out
+
+    def passes(self, *kind: Hashable) -> int | None:
+        """Return how many messages of this kind were left out since one was logged, if this one may
+        be logged; else None.
+        """
+        now = self._clock()
+        with self._lock:
+            logged_s, unsaid = self._kinds.get(kind, (now - self._period_s, 0))
+            if now - logged_s < self._period_s:
+                self._kinds[kind] = logged_s, unsaid + 1
+                return None
+            self._kinds.pop(kind, None)  # the kind that was logged last is the last one
+            self._kinds[kind] = now, 0
+            if len(self._kinds) > _KINDS_MAX:
+                del self._kinds[next(iter(self._kinds))]
+            return unsaid
+
+
+def kind_of(error: BaseException) -> str:
+    """Return the kind of an error: its class, and the errno of an OSError."""
+    number = getattr(error, "errno", None)
+    return type(error).__name__ + (f" {number}" if number is not None else "")
+
+
+def and_more(unsaid: int) -> str:
+    """Return what a message adds about those that were left out before it."""
+    return f" ({unsaid} more of this kind since it was last logged)" if unsaid else ""
