@@ -28,6 +28,7 @@ from beluga.kvcache import BLOCK_SIZE_MAX, KVCache
 from beluga.meta import MetaClient
 from beluga.pool import STRIPE_SIZE
 
+_ONBOARD_S = 30.0  # without progress of the lower tiers
 _DIGEST = re.compile(r"(?:[0-9a-fA-F]{2}){16,64}")
 
 Key = Annotated[
@@ -96,8 +97,12 @@ def _put_new(cache: KVCache, key: str, data: bytes) -> str:
 
 
 def _fetch(cache: KVCache, key: str) -> bytes | None:
-    """Return a block's bytes, or None if the pool does not have it."""
-    found = MetaClient(cache.client).lookup(cache.keys([digest(key)])).hits
+    """Return a block's bytes, or None if neither the pool nor a tier below it has it."""
+    meta, keys = MetaClient(cache.client), cache.keys([digest(key)])
+    found = meta.lookup(keys).hits
+    if not found and cache.onboard([digest(key)]):
+        cache.onboard([digest(key)], wait_s=_ONBOARD_S)
+        found = meta.lookup(keys).hits
     data = bytearray(found[0].length) if found else bytearray()
     return bytes(data) if found and cache.get([digest(key)], [data]).hits else None
 

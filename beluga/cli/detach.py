@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import signal
 import socket
 import stat
@@ -29,7 +30,8 @@ from beluga.child import command
 from beluga.cli import logs
 from beluga.cli.options import Json, PoolPaths, open_pool, runtime_dir_of
 from beluga.cli.output import print_json, say
-from beluga.errors import NoServerError, RpcError, ServerAliveError
+from beluga.errors import BelugaError, NoServerError, RpcError, ServerAliveError
+from beluga.rpc import read_trace
 
 _LOOK_S = 0.2
 _STOP_S = 60.0
@@ -121,7 +123,7 @@ def stop(pool: PoolPaths = None, json: Json = False) -> None:
     pid = _holder(lock)
     if pid is None:
         raise NoServerError(
-            "no server was started here with 'beluga serve --detach'; stop another where it runs"
+            "no server was started here with 'beluga serve --detach'; " + _how_to_stop(lock.parent)
         )
     with suppress(ProcessLookupError):  # it has just ended by itself
         _end(lock, pid)
@@ -134,6 +136,22 @@ def stop(pool: PoolPaths = None, json: Json = False) -> None:
         print_json({"stopped": pid})
     else:
         say(f"stopped: process {pid}")
+
+
+def _how_to_stop(directory: Path) -> str:
+    """Return how to stop the server that was started otherwise. Its trace has its process, and a
+    process's cgroup the unit of systemd that runs it.
+    """
+    try:
+        trace = read_trace(directory)
+        if not trace.alive:
+            return "stop another where it runs"
+        groups = Path(f"/proc/{trace.pid}/cgroup").read_text()
+    except (BelugaError, OSError):
+        return "stop another where it runs"
+    if unit := re.search(r"/([\w@.-]+\.service)$", groups, re.MULTILINE):
+        return f"systemd runs it: systemctl stop {unit[1]}, and its standby, which would follow"
+    return f"process {trace.pid} serves: kill {trace.pid}, and its standby, which would follow"
 
 
 def _end(lock: Path, pid: int) -> None:

@@ -166,6 +166,14 @@ def test_units_monitoring_and_doctor_agree_for_two_users_after_a_failover(booted
         for check in ("pool-server", "runtime-dirs", "pool-superblocks"):
             assert found[check]["level"] == "ok", found[check]
 
+    # `stop` says who must be asked; `drain` is asked by whoever is in the group.
+    refused = booted.as_engine("stop")
+    assert refused.returncode == 1
+    assert "systemctl stop beluga-serve.service" in refused.stderr, refused.stderr
+    drained = booted.as_engine("drain", "--timeout", "30", user=1235)
+    assert drained.returncode == 0, drained.stderr
+    assert booted.as_engine("drain", "--undo").returncode == 0
+
     # The standby follows, and is among what is scraped: no BelugaNobodyServes.
     booted.run("systemctl", "kill", "--signal=KILL", "beluga-serve")
     assert eventually(is_so(booted, "beluga-standby", "serving, epoch 2"), 60), booted.log()
