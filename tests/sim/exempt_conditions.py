@@ -528,15 +528,17 @@ REASONED: Conditions = {
             "SUSPECT, and no memory of the simulator breaks"
         ),
     },
+    ("rpc/server.c", "bl_lane_turn"): {
+        ("turn.requests == 0", 0, "false"): (
+            "a lane without requests takes an empty turn, which costs time"
+        ),
+    },
     ("rpc/server.c", "bl_server_round"): {
         ("server->round[0].requests != before && server->live_count > 1", 0, "false"): (
             "leaves out the fence behind it, which need not be there: see where that is left out"
         ),
         ("server->live_count > 1", 0, "true"): _FENCED,
         ("server->round[0].requests != before", 0, "true"): _FENCED,
-        ("turn.requests == 0", 0, "false"): (
-            "a lane without requests takes an empty turn, which costs time"
-        ),
     },
     ("rpc/server.c", "bl_server_run"): {
         ("bl_is_fault(status)", 0, "true"): (
@@ -1195,6 +1197,11 @@ TESTED: Conditions = {
             "tests/rpc/test_pidfds.py::test_a_session_that_ends_in_order_is_watched_no_more"
         ),
     },
+    ("rpc/server.c", "bl_call_answer"): {
+        ("status < 0", 0, "true"): (
+            "tests/rpc/test_fairness.py::test_a_victim_waits_for_one_quantum_of_each_other"
+        ),
+    },
     ("rpc/server.c", "bl_server_handle"): {
         (
             "!bl_allowance_take(&server->lanes[lane].allowance, calls_per_s, request->method)",
@@ -1207,9 +1214,6 @@ TESTED: Conditions = {
         ),
         ("request->method >= BL_METHOD_COUNT", 0, "false"): (
             "tests/hostile/test_requests.py::test_a_field_out_of_range_is_an_error_to_its_sender"
-        ),
-        ("status < 0", 0, "true"): (
-            "tests/rpc/test_fairness.py::test_a_victim_waits_for_one_quantum_of_each_other"
         ),
         ("status == 0", 1, "true"): (
             "tests/hostile/test_requests.py::test_a_field_out_of_range_is_an_error_to_its_sender"

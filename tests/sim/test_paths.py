@@ -21,7 +21,7 @@ MUTANTS = {
         ("bl_bulk_send", "fence_store", 0),  # the bytes are out before their request
         ("bl_bulk_take", "fence_full", 0),  # the bytes are dropped after the look at their request
         ("bl_bulk_take", "invalidate", 0),  # and not taken from the cache
-        ("bl_lane_answer", "fence_store", 0),  # the bytes are out before their reply
+        ("bl_lane_reply", "fence_store", 0),  # the bytes are out before their reply
         ("bl_reply_decode", "fence_full", 0),
         ("bl_reply_decode", "invalidate", 0),
     ),
