@@ -117,7 +117,7 @@ static void bl_lane_over(bl_server *server, uint32_t number, enum bl_end end)
     int inherited = lane->epoch != server->epoch;
     if (lane->state == BL_SESSION_LIVE)
         bl_live_remove(server, number);
-    bl_job_end(server, lane); /* its next session must not wait for it, nor get its reply */
+    bl_job_end(server, lane); /* nobody waits for it: its place is free for another call */
     if (!inherited)
         server->hooks.ended(server->hooks.context, number, end);
     else if (end == BL_END_GONE && bl_lane_has_devices(server, number))
