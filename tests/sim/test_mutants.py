@@ -96,7 +96,8 @@ with simulator.using(conditions.build()):
     assert simulator.build.lib.bl_cpu_features() == 0
     found = mutants.mutants(mutants.survey(1))
     print(hashlib.sha256("".join(sorted(m.name for m in found)).encode()).hexdigest())
-    for name in sorted(mutants.known_catches())[::40]:
+    whole = [name for name in sorted(mutants.known_catches()) if name.endswith("left out")]
+    for name in whole[::12]:  # a dropped condition may crash the simulator
         run = mutants.known_catches()[name]
         mutant = next(m for m in found if m.name == name)
         site, change = mutant.site.number, mutant.change
