@@ -90,7 +90,7 @@ def run(
 ) -> Outcome:
     """Run benchmarks one after another. One that fails does not end the run; Ctrl-C and SIGTERM do.
     Either way the rows that a benchmark had finished are kept. ``finished`` is called with the rows
-    of each benchmark when it ends.
+    of each benchmark when it ends. Raises the error of a single benchmark that has no row.
     """
     outcome = Outcome()
     steps = None if options.progress is None else _Steps(names, options.progress)
@@ -104,6 +104,8 @@ def run(
             kept = benches[name](asked)
         except (BelugaError, OSError) as error:
             outcome.missing[name] = f"it failed{_after(kept)}: {error}"
+            if len(names) == 1 and not kept:
+                raise
             options.say(f"{name} failed{_after(kept)}: {error}")
         except (KeyboardInterrupt, SystemExit) as error:
             outcome.ended = error

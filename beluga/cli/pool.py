@@ -351,7 +351,7 @@ def mount(
                 max_blocks,
                 block_bytes,
                 lanes,
-                json,
+                json=json,
             )
         else:
             _show_existing(specs, json, made=paths is not None)

@@ -66,13 +66,15 @@ async def _reaching(url: str) -> AsyncIterator[None]:
     """Turn NATS errors into a QueueError, which does not show the URL's password."""
     try:
         yield
-    except (NoStreamResponseError, ServiceUnavailableError) as error:
-        raise QueueError(f"NATS at {url} has no JetStream; start nats-server with -js") from error
+    except NoStreamResponseError as error:
+        raise _no_jetstream(url) from error
     except APIError as error:
-        if error.err_code in _STREAM_FULL:
+        if error.err_code in _STREAM_FULL:  # a ServiceUnavailableError, too
             raise QueueFullError(
                 f"the prefill queue at {url} is full; start prefill workers, or prefill locally"
             ) from error
+        if isinstance(error, ServiceUnavailableError):
+            raise _no_jetstream(url) from error
         if error.err_code == _TASK_TOO_LARGE:
             raise _too_large(url) from error
         raise QueueError(f"NATS at {url} refused: {error.description}") from error
@@ -82,6 +84,10 @@ async def _reaching(url: str) -> AsyncIterator[None]:
         raise QueueError(
             f"NATS at {url} does not answer ({error}); is nats-server running?"
         ) from error
+
+
+def _no_jetstream(url: str) -> QueueError:
+    return QueueError(f"NATS at {url} has no JetStream; start nats-server with -js")
 
 
 def _too_large(url: str) -> TaskError:
@@ -180,6 +186,8 @@ class NatsQueue:
         try:
             return await work()
         except _LOST as error:
+            if getattr(error, "err_code", None) in _STREAM_FULL:
+                raise
             self._pull = None
             await self._make()  # without JetStream this raises, too
             logger.warning("NATS at %s lost the queue (%s); it is made again", self._url, error)

@@ -109,7 +109,7 @@ def test_keys_of_all_commands(write: Write) -> None:
 
 def test_the_other_program_has_tables_with_its_name(write: Write) -> None:
     write("[cxl-rpc-call]\ntimeout = 9\n[serve]\nquota-calls = 1\n")
-    assert given("call", program=cxl_rpc.app)["timeout"] == 9
+    assert given("call", "0", program=cxl_rpc.app)["timeout"] == 9
     assert given("serve")["quota_calls"] == 1
 
 

@@ -43,6 +43,7 @@ ARGUMENTS = {
     "beluga pool create": ["--size", "16M"],
     "beluga pool destroy": ["--yes"],
     "beluga quota": ["--set", "pins=4"],
+    "cxl-rpc call": ["0"],
 }
 # These take no pool, or make the memory that they need.
 WITHOUT = {

@@ -150,6 +150,7 @@ def test_what_is_mounted_is_remembered(
     assert made[1] == (specs, {
         "device_size": 16 << 20, "interleave": True, "coherence": None, "sparse": False,
         "force": False, "max_blocks": None, "block_bytes": None, "lane_count": 3,
+        "bulk_size": None,
     })  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from beluga.cli import simulate as command
+from beluga.cli import trace_options
 from beluga.cli.app import app
 from beluga.errors import SimulateError
 from beluga.router import POLICIES, Goals, PolicySettings, costs
@@ -45,12 +46,20 @@ class Simulation:
         return self.rows
 
 
+class SimpleReading:
+    def __str__(self) -> str:
+        return "a-trace: format mooncake"
+
+    def facts(self) -> dict[str, object]:
+        return {"format": "mooncake"}
+
+
 class SimpleTrace(list[None]):
     """A trace of seven requests."""
 
     name = "a-trace"
     duration_s = 14.0
-    reading = "a-trace: format mooncake"
+    reading = SimpleReading()
 
     def __init__(self) -> None:
         super().__init__([None] * 7)
@@ -59,7 +68,7 @@ class SimpleTrace(list[None]):
 @pytest.fixture
 def simulation(monkeypatch: pytest.MonkeyPatch) -> Simulation:
     made = Simulation()
-    monkeypatch.setattr(command, "load_trace", made.load)
+    monkeypatch.setattr(trace_options, "load_trace", made.load)
     monkeypatch.setattr(command, "run_simulation", made.run)
     return made
 
@@ -148,7 +157,7 @@ def test_before_and_after_are_shown_where_workers_come(simulation: Simulation) -
 
 def test_people_see_the_mean_of_the_seeds_and_no_bars_unless_asked(simulation: Simulation) -> None:
     shown = beluga("t", "--speed", 2)
-    assert "a-trace: 7 requests at 2x, 1 seed(s)" in shown.stdout
+    assert "a-trace: 7 requests at 2x, 1 seed" in shown.stdout
     assert shown.stdout.count("random") == 1
     assert "#" not in shown.stdout
     assert "simulating" in shown.stderr

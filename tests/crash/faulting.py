@@ -414,6 +414,7 @@ SURVIVES: dict[str, Ready] = {
     "bl_server_handle_method": _server(
         _no_word(lambda s: lib.bl_server_handle_method(s, 64, lib.bl_echo_handler, ffi.NULL))
     ),
+    "bl_function_open": _server(_no_word(lib.bl_function_open)),
     "bl_server_stop": _server(_no_word(lib.bl_server_stop), serving=True),
     "bl_server_describe": _server(
         _no_word(lambda s: lib.bl_server_describe(s, _a("bl_server_stat *"))), serving=True
@@ -457,7 +458,10 @@ SURVIVES: dict[str, Ready] = {
 }
 
 # These functions use only this process's own memory, and need more than a pool to be called.
-APART = {"bl_io_queue_create", "bl_session_forked", "bl_dsa_soft_open"}
+APART = {
+    *("bl_io_queue_create", "bl_session_forked", "bl_dsa_soft_open"),
+    *("bl_function_take", "bl_function_answer"),
+}
 
 
 def main(directory: Path) -> None:

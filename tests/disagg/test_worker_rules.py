@@ -21,6 +21,7 @@ from prefill_engine import FakeEngine
 from beluga.disagg import Course, Prefiller, PrefillTask, PrefillWorker, QueueSize
 from beluga.disagg.worker import WorkerStat, prefill_request
 from beluga.errors import QueueError, QueueFullError, WorkerError
+from beluga.limit import LogLimit
 
 LONG_S = 60.0
 
@@ -277,9 +278,6 @@ def test_what_goes_wrong_is_said_once_a_minute(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [100.0]
-    # it does not replace the event loop's clock
-    clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
-    monkeypatch.setattr("beluga.disagg.prefill.time", clock)
 
     class Full(ListQueue):
         async def enqueue_task(self, task: PrefillTask) -> Any:
@@ -291,11 +289,13 @@ def test_what_goes_wrong_is_said_once_a_minute(
             await prefiller.prefill(lambda _: task(), lambda *_: True, tokens=1, local_s=LONG_S)
 
     prefiller = Prefiller(Full())
+    monkeypatch.setattr(prefiller, "_limit", LogLimit(clock=lambda: now[0]))
     with caplog.at_level(logging.WARNING):
         asyncio.run(play(4))  # at 125, 150, 175, 200 s
     assert [record.getMessage() for record in caplog.records] == [
-        "prefilling locally: it is full"
-    ] * 2
+        "prefilling locally: it is full",
+        "prefilling locally: it is full (2 more of this kind since it was last logged)",
+    ]
 
 
 def test_a_prefill_that_is_late_says_so(caplog: pytest.LogCaptureFixture) -> None:

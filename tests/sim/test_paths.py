@@ -33,8 +33,8 @@ MUTANTS = {
         ("bl_lobby_publish", "stream_line", 0),
     ),
     "meta": (
-        ("bl_blocks_read", "fence_full", 0),  # the payload is dropped after the lookup
-        ("bl_blocks_read", "invalidate", 0),  # and not taken from the cache
+        ("bl_blocks_copy", "fence_full", 0),  # the payload is dropped after the lookup
+        ("bl_blocks_copy", "invalidate", 0),  # and not taken from the cache
         ("bl_blocks_same", "verify", 0),  # the second look
     ),
     "recovery": (
