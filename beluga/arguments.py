@@ -12,6 +12,8 @@ from beluga.errors import BadTypeError
 
 def whole(name: str, value: Any) -> int:
     """Return a whole number, also one of numpy. Raises BadTypeError."""
+    if type(value) is int:
+        return value
     try:
         if isinstance(value, bool):
             raise TypeError

@@ -102,6 +102,7 @@ class Client(OfThisProcess):
         self._size = ffi.new("uint32_t *")
         self._reply = ffi.new("uint8_t[]", pool.geometry.bulk_size)
         self._message = ffi.new("bl_message *")
+        self._message.reply, self._message.reply_capacity = self._reply, len(self._reply)
         self._pid = os.getpid()
         self._end = weakref.finalize(self, self._held.end_at_exit)
         when_forked(self)
@@ -250,13 +251,11 @@ class Client(OfThisProcess):
             data = ffi.from_buffer("uint8_t[]", request)
             message.method = method
             message.request, message.request_size = data, len(request)
-            message.reply, message.reply_capacity = self._reply, len(self._reply)
             message.reply_size = self._size
             timeout_ns = nanoseconds(self.timeout_s if timeout_s is None else timeout_s)
-            raise_for_status(
-                lib.bl_session_call(session, message, timeout_ns),
-                f"calling {what or f'method {method}'}",
-            )
+            status = lib.bl_session_call(session, message, timeout_ns)
+            if status < 0:
+                raise_for_status(status, f"calling {what or f'method {method}'}")
             return bytes(ffi.buffer(self._reply, self._size[0]))
 
     def tell(self) -> None:
@@ -342,6 +341,8 @@ class Client(OfThisProcess):
 
 def _bytes_of(request: object) -> bytes:
     """Return the bytes of a request by number. Raises BadTypeError."""
+    if type(request) is bytes:
+        return request
     if isinstance(request, str):
         return request.encode()
     try:

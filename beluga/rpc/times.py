@@ -16,7 +16,7 @@ def nanoseconds(seconds: float) -> int:
     """Return ``seconds``, the length of a wait, in nanoseconds. Raises BadValueError if it is out
     of range, and BadTypeError if it is no number.
     """
-    if not isinstance(seconds, Real):
+    if type(seconds) is not float and not isinstance(seconds, Real):
         raise BadTypeError(f"a time is a number of seconds, not {short(seconds)}; give a float")
     if not 0 <= seconds <= _MAX_S:
         raise BadValueError(f"times are from 0 to {_MAX_S:.0f} seconds; {short(seconds)} is not")
