@@ -20,7 +20,7 @@ _KINDS_MAX = 256  # whose times are remembered; kinds may be made of what others
 
 
 class LogLimit:
-    """Says of each kind of message whether it may be logged now. Any thread may ask."""
+    """Decides for each kind of message whether it may be logged now. Any thread may call it."""
 
     def __init__(
         self, period_s: float = PERIOD_S, *, clock: Callable[[], float] = time.monotonic

@@ -340,7 +340,7 @@ class _TlsClient(Client):  # type: ignore[misc]
 
 
 async def _connected(url: str, servers: list[str], timeout_s: float) -> Client:
-    """Connect, and tell a server that refuses the user from one that is away. ``url`` is shown."""
+    """Connect, with an error of its own for a server that refuses the user. ``url`` is shown."""
     refused: list[str] = []
 
     async def note(error: Exception) -> None:

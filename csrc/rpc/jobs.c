@@ -113,8 +113,9 @@ int bl_function_open(bl_server *server)
     jobs->count = count;
     jobs->wake = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
     if (jobs->wake < 0) {
+        int error = errno;
         free(jobs);
-        return -errno;
+        return -error;
     }
     server->jobs = jobs;
     return 0;
