@@ -160,7 +160,7 @@ int bl_blocks_read(bl_blocks_client *client, uint64_t key, const bl_block_record
     if (memcmp(payload, right, bl_blocks_length(key)) != 0)
         return -EBADMSG;
     client->blocks->path.world->stat.results++;
-    return 0;
+    return 1;
 }
 
 /* Return the generation of a key that must be found, or 0. */
@@ -175,13 +175,15 @@ int bl_blocks_get(bl_blocks_client *client, uint64_t first, uint32_t count, uint
     uint64_t keys[2 * BL_BLOCKS_CHAIN] = {0};
     bl_block_record records[BL_BLOCKS_CHAIN];
     bl_commit releases[BL_BLOCKS_CHAIN];
-    uint64_t due[BL_BLOCKS_CHAIN], removed[BL_BLOCKS_CHAIN];
+    uint64_t due[BL_BLOCKS_CHAIN], removed[BL_BLOCKS_CHAIN], removed_in[BL_BLOCKS_CHAIN];
     uint8_t buried[BL_BLOCKS_CHAIN];
+    bl_session_stat stat;
     uint32_t state;
     for (uint32_t i = 0; i < count; i++) {
         keys[2 * i] = keys[2 * i + 1] = first + i;
         due[i] = bl_blocks_due(blocks, first + i);
         removed[i] = blocks->removed[first + i];
+        removed_in[i] = blocks->removed_in[first + i];
         buried[i] = blocks->buried[first + i];
     }
     int64_t hits = bl_lookup(client->session, keys, count, flags, records, &state,
@@ -193,18 +195,23 @@ int bl_blocks_get(bl_blocks_client *client, uint64_t first, uint32_t count, uint
     if (hits < count && state == BL_BLOCK_BELOW && buried[hits])
         return -EBADMSG; /* the tier may have what was removed */
     int status = 0;
-    for (uint32_t i = 0; i < hits && status == 0; i++) {
-        if (removed[i] && records[i].generation == removed[i])
+    bl_session_describe(client->session, &stat);
+    for (uint32_t i = 0; i < hits && status >= 0; i++) {
+        /* A deposed server that has not noticed may still find it: then the read is a miss. */
+        int gone = removed[i] && records[i].generation == removed[i];
+        if (gone && stat.epoch >= removed_in[i])
             return -EBADMSG;
         releases[i] = (bl_commit){.key = {first + i, first + i}, .block = records[i].block,
                                   .generation = records[i].generation};
         status = bl_blocks_read(client, first + i, &records[i]);
+        if (gone && status > 0)
+            return -EBADMSG;
     }
-    if (status == 0 && hits > 0 && flags & BL_LOOKUP_PIN) {
+    if (status >= 0 && hits > 0 && flags & BL_LOOKUP_PIN) {
         hits = bl_release_blocks(client->session, releases, (uint32_t)hits, BL_PATH_TIMEOUT_NS);
         status = hits < 0 ? bl_path_bear(&blocks->path, (int)hits) : 0;
     }
-    return status;
+    return status < 0 ? status : 0;
 }
 
 static int bl_blocks_remove(bl_blocks_client *client, uint64_t key)
@@ -225,8 +232,10 @@ static int bl_blocks_remove(bl_blocks_client *client, uint64_t key)
     if (after.nonce == before.nonce && after.call_count != before.call_count + 1)
         return -EBADMSG; /* there is no disk to wait for */
     blocks->buried[key] = 1;
-    if (generation)
+    if (generation) {
         blocks->removed[key] = generation;
+        blocks->removed_in[key] = after.epoch;
+    }
     return 0;
 }
 

@@ -29,6 +29,7 @@ typedef struct bl_blocks {
     uint32_t removals[BL_BLOCKS_KEY_COUNT_MAX]; /* begun */
     uint32_t removing[BL_BLOCKS_KEY_COUNT_MAX]; /* removals not yet answered */
     uint64_t removed[BL_BLOCKS_KEY_COUNT_MAX]; /* generation whose removal was answered, or 0 */
+    uint64_t removed_in[BL_BLOCKS_KEY_COUNT_MAX]; /* the epoch of the server that answered */
     uint8_t buried[BL_BLOCKS_KEY_COUNT_MAX]; /* 1: a removal was answered */
     uint8_t writer[BL_BLOCKS_PAGE_COUNT]; /* the writer of each page of data: process + 1, or 0 */
 } bl_blocks;
@@ -57,7 +58,7 @@ int bl_blocks_put(bl_blocks_client *client, uint64_t key);
 /* Copy a block that a lookup found: 1; 0: it was replaced meanwhile. */
 int bl_blocks_copy(bl_blocks_client *client, uint64_t key, const bl_block_record *record,
                    void *payload);
-/* Read a block that a lookup found: 0 (right bytes, or a miss after all) or -EBADMSG. */
+/* Read a block that a lookup found: 1: right bytes; 0: a miss after all; or -EBADMSG. */
 int bl_blocks_read(bl_blocks_client *client, uint64_t key, const bl_block_record *record);
 
 int bl_blocks_get(bl_blocks_client *client, uint64_t first, uint32_t count, uint32_t flags);

@@ -360,8 +360,9 @@ static int bl_zombie_act(bl_blocks_client *client, uint64_t key)
     if (bl_sim_below(client->blocks->path.world, 2)) {
         int64_t hits = bl_lookup(client->session, keys, 1, 0, &record, &state,
                                  BL_ZOMBIE_TIMEOUT_NS);
-        return hits < 1 ? bl_path_bear(&client->blocks->path, (int)hits)
-                        : bl_blocks_read(client, key, &record);
+        int read = hits > 0 ? bl_blocks_read(client, key, &record)
+                            : bl_path_bear(&client->blocks->path, (int)hits);
+        return read < 0 ? read : 0;
     }
     int status = bl_reserve(client->session, keys, 1, &what, &record, BL_ZOMBIE_TIMEOUT_NS);
     if (status < 0)

@@ -97,7 +97,8 @@ static int bl_task_read(bl_blocks_client *client, uint64_t key)
     int64_t hits = bl_lookup(client->session, keys, 1, 0, &record, &state, BL_PATH_TIMEOUT_NS);
     if (hits < 0)
         return bl_path_bear(&client->blocks->path, (int)hits);
-    return hits ? bl_blocks_read(client, key, &record) : 0;
+    int read = hits ? bl_blocks_read(client, key, &record) : 0;
+    return read < 0 ? read : 0;
 }
 
 static int bl_task_end(bl_blocks_client *client, uint64_t key)
