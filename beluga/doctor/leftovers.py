@@ -152,9 +152,10 @@ def check_stale_pools(machine: Machine) -> Verdict:
         shown = " ".join(shlex.quote(str(path)) for path in gone[:_SHOWN])
         verdicts.append(warning(text, f"rm -r {shown}"))
     if lost := _serving_removed(machine):
-        names = _list([f"process {pid} of {path}" for pid, path in lost])
+        # Each process is named: a user who ends only some of them frees nothing.
+        names = ", ".join(f"process {pid} of {_list(paths)}" for pid, paths in lost.items())
         text = f"the files of pools in use were removed, their memory is not free: {names}"
-        verdicts.append(warning(text, "kill " + " ".join(str(pid) for pid, _ in lost[:_SHOWN])))
+        verdicts.append(warning(text, "kill " + " ".join(str(pid) for pid in lost)))
     if closed := [path for path in closed if _may_be_ours(path)]:
         names = _list([str(path) for path in closed])
         verdicts.append(unknown(f"this user may not look at {names}", "sudo beluga doctor"))
@@ -221,9 +222,9 @@ def _orphans(shm: Path) -> list[Path]:
         return []  # a folder that this user may list, but not enter
 
 
-def _serving_removed(machine: Machine) -> list[tuple[int, str]]:
-    """Return the processes that map the memory of a pool whose file was removed, and the file."""
-    found = []
+def _serving_removed(machine: Machine) -> dict[int, list[str]]:
+    """Return the removed files of pools that processes still map, by process."""
+    found = {}
     for name in machine.names("proc"):
         if not name.isdecimal():
             continue
@@ -233,7 +234,8 @@ def _serving_removed(machine: Machine) -> list[tuple[int, str]]:
             continue
         removed = _REMOVED.findall(maps) if "/beluga/_core." in maps else []
         paths = {path for low, high, path in removed if int(high, 16) - int(low, 16) >= STRIPE_SIZE}
-        found += [(int(name), path) for path in sorted(paths)]
+        if paths:
+            found[int(name)] = sorted(paths)
     return found
 
 

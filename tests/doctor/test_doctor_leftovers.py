@@ -273,3 +273,17 @@ def test_a_pool_that_lacks_a_device_is_destroyed_by_force(
     assert words == ["beluga", "pool", "destroy", "--yes", "--force", str(paths[0])]
     Pool.destroy(words[5:], force=True)
     assert stale(tmp_path).level == "ok"
+
+
+def test_each_process_that_holds_removed_files_is_named_once(tmp_path: Path, shm: Path) -> None:
+    core = "7e00-7e01 r-xp 00000000 00:00 1   /home/a/beluga/_core.abi3.so\n"
+    for pid in range(101, 109):
+        (tmp_path / f"proc/{pid}").mkdir(parents=True)
+        lines = [
+            f"7f0000000000-7f0000400000 rw-s 00000000 00:00 9   /dev/shm/{pid}/{name} (deleted)\n"
+            for name in range(8)
+        ]
+        (tmp_path / f"proc/{pid}/maps").write_text(core + "".join(lines))
+    found = stale(tmp_path)
+    assert all(f"process {pid} of /dev/shm/{pid}/0, " in found.text for pid in range(101, 109))
+    assert found.mend == "kill " + " ".join(map(str, range(101, 109)))
