@@ -30,6 +30,7 @@ from .recovery import bench_recovery
 from .report import Results, report
 from .row import FIELDS, Bench, Row
 from .rpc import bench_rpc
+from .rpc_peers import bench_rpc_peers
 from .run import Outcome, run
 from .scheduler import bench_scheduler
 from .tiers_disk import bench_tiers_disk
@@ -41,6 +42,7 @@ BENCHES: dict[str, Bench] = {
     "latency": bench_latency,
     "bandwidth": bench_bandwidth,
     "rpc": bench_rpc,
+    "rpc-peers": bench_rpc_peers,
     "recovery": bench_recovery,
     "copy": bench_copy,
     "scheduler": bench_scheduler,

@@ -37,6 +37,13 @@ static uint64_t wait_until(const drive_plan *plan, uint64_t then_ns)
     return now;
 }
 
+int drive_call(const void *context, uint64_t offset, void *buffer, uint64_t size)
+{
+    const drive_session *at = context;
+    (void)offset, (void)buffer, (void)size;
+    return at->call(at->session, at->message, at->timeout_ns);
+}
+
 uint64_t drive_pace_take(drive_pace *pace, uint64_t now_ns, uint64_t size)
 {
     uint64_t move_ns = size * 1000000000u / pace->bytes_per_s, end;

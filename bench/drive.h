@@ -12,6 +12,19 @@
 /* An operation such as limit_read or bl_pool_read. */
 typedef int (*drive_operation)(const void *context, uint64_t offset, void *buffer, uint64_t size);
 
+/* A call of a session, such as bl_session_call. */
+typedef int (*drive_session_call)(void *session, const void *message, uint64_t timeout_ns);
+
+typedef struct drive_session {
+    drive_session_call call;
+    void *session;
+    const void *message;
+    uint64_t timeout_ns;
+} drive_session;
+
+/* An operation whose context is a drive_session; it uses nothing else. */
+int drive_call(const void *context, uint64_t offset, void *buffer, uint64_t size);
+
 /* A device that is slower than this machine's memory. All its users share its token clock:
  * operations queue for its bandwidth, then each waits for its latency. */
 typedef struct drive_pace {

@@ -150,6 +150,25 @@ class Driver:
         return float(plan.done * 1e9 / max(plan.elapsed_ns, 1))
 
 
+class CallDriver(Driver):
+    """A driver that makes one call of a session, again and again. The caller holds the session's
+    lock meanwhile.
+    """
+
+    def __init__(self, session: core.bl_session, message: core.bl_message, timeout_ns: int) -> None:
+        self._message = message  # C reads it
+        self._session = ffi.new("drive_session *")
+        call = core_ffi.addressof(core_lib, "bl_session_call")
+        self._session.call = ffi.cast("drive_session_call", _address(core_ffi, call))
+        self._session.session = ffi.cast("void *", _address(core_ffi, session))
+        self._session.message = ffi.cast("void *", _address(core_ffi, message))
+        self._session.timeout_ns = timeout_ns
+        operation = Operation(
+            _address(ffi, ffi.addressof(lib, "drive_call")), _address(ffi, self._session)
+        )
+        super().__init__(Load(operation, np.zeros(1, np.uint64), 0))
+
+
 def now_ns() -> int:
     """Return the time of the stopwatch's clock."""
     return int(lib.drive_now_ns())

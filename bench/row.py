@@ -35,6 +35,8 @@ FIELDS = (
     "memory",  # devdax, tmpfs/DRAM (emulated), DRAM (private), paced, ...
     "coherence",
     "p50_ns",  # for one operation
+    "p50_q1_ns",  # quartiles of p50_ns over rounds
+    "p50_q3_ns",
     "p99_ns",
     "ops_per_s",
     "gb_per_s",  # 1e9 bytes

@@ -22,6 +22,7 @@ STEPS = {
     "latency": 12,
     "bandwidth": 20,
     "rpc": 12,
+    "rpc-peers": 18,
     "recovery": 1,
     "copy": 53,
     "scheduler": 17,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from beluga import KVCache, MetaServer
+from beluga import Handlers, KVCache, MetaServer
 from beluga.events import EventService, EventSettings
 from beluga.pool import Pool
 from beluga.rpc import Server
@@ -26,6 +26,7 @@ from beluga.tiers import TierService, TierSettings
 
 from . import drive
 from ._limit import lib
+from .echoes import ECHOES, METHOD
 from .lines import lines_of
 from .pace import shared_paces
 
@@ -39,6 +40,29 @@ def _serve(pool: Pool, ends: list[Callable[[], None]], **_: object) -> None:
     server = Server(pool)
     server.start()
     ends.append(server.stop)
+    _say(ready=True)
+
+
+def _serve_echo(pool: Pool, ends: list[Callable[[], None]], **_: object) -> None:
+    """Serve echoes in Python until the process ends: by number and by name."""
+    server = Server(pool)
+    server.handle(METHOD, lambda request: request)
+    server.register(Handlers(echo))
+    server.start()
+    ends.append(server.stop)
+    _say(ready=True)
+
+
+def echo(data: bytes) -> bytes:
+    """Return the same bytes."""
+    return data
+
+
+def _serve_other_echo(
+    _: object, ends: list[Callable[[], object]], *, name: str, folder: str, size: int
+) -> None:
+    """Serve an echo by another library until the process ends."""
+    ends.append(ECHOES[name].serve(folder, size))
     _say(ready=True)
 
 
@@ -179,6 +203,8 @@ def _load(  # noqa: PLR0913  a command's fields, by name
 
 _COMMANDS: dict[str, Callable[..., None]] = {
     "serve": _serve,
+    "serve_echo": _serve_echo,
+    "serve_other_echo": _serve_other_echo,
     "serve_index": _serve_index,
     "serve_tiers": _serve_tiers,
     "flood": _flood,

@@ -43,6 +43,7 @@ JUDGED = {
     "latency": ["read", "write"],
     "bandwidth": ["read, uniform, interleaved", "write, skewed, not interleaved"],
     "rpc": ["c", "python"],
+    "rpc-peers": [],  # see test_rpc_peers_bench.py
     "recovery": ["restart"],
     "copy": [
         *("gather_write", "scatter_read", "sparse_read"),

@@ -276,7 +276,7 @@ def test_a_pool_that_lacks_a_device_is_destroyed_by_force(
 
 
 def test_each_process_that_holds_removed_files_is_named_once(tmp_path: Path, shm: Path) -> None:
-    core = "7e00-7e01 r-xp 00000000 00:00 1   /home/a/beluga/_core.abi3.so\n"
+    core = "7e00-7e01 r-xp 00000000 00:00 1   /opt/beluga/_core.abi3.so\n"
     for pid in range(101, 109):
         (tmp_path / f"proc/{pid}").mkdir(parents=True)
         lines = [
