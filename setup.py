@@ -3,10 +3,11 @@
 """Builds the C core with cffi and names the packages; the rest is in pyproject.toml."""
 
 import re
+import sys
 import sysconfig
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 FIRST_ABI = "cp310"  # the C core uses the stable ABI: one wheel serves this CPython and later ones
@@ -25,6 +26,11 @@ class BuildExt(build_ext):
         super().finalize_options()
         if not self.inplace:
             self.extensions = [each for each in self.extensions if each.name != "beluga._sim"]
+
+    def build_extension(self, ext: Extension) -> None:
+        at = self.extensions.index(ext) + 1
+        print(f"compiling {ext.name} ({at} of {len(self.extensions)})", file=sys.stderr, flush=True)
+        super().build_extension(ext)
 
 
 free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))  # has no stable ABI

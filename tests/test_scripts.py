@@ -8,6 +8,8 @@ that is asked for help does nothing else.
 
 from __future__ import annotations
 
+import os
+import pty
 import re
 import shutil
 import subprocess
@@ -157,6 +159,36 @@ def test_help_is_found_behind_other_arguments(tmp_path: Path) -> None:
             ["/bin/bash", tmp_path / "made", *arguments], capture_output=True, text=True, check=True
         )
         assert ended.stdout == told
+
+
+LONG = """set -euo pipefail
+. "$1/scripts/progress.sh"
+shown "$2/log" "made: working" sh -c 'echo compiling 1 of 2
+    until [ -e "$0/seen" ]; do sleep 0.1; done
+    exit 7' "$2" || echo "status $?"
+"""
+
+
+def test_a_long_command_is_shown_while_it_runs_and_its_status_is_kept(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = ["bash", "-c", LONG, "made", ROOT, tmp_path]
+    environ = {**os.environ, "TERM": "xterm"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environ) as script:
+        os.close(theirs)
+        drawn = b""
+        while b"made: working, 1 s: compiling 1 of 2" not in drawn:
+            drawn += os.read(ours, 1000)  # ends with an error if the script ends
+        (tmp_path / "seen").touch()
+        assert script.communicate()[0] == b"status 7\n"
+    os.close(ours)
+
+
+def test_a_short_command_shows_nothing_where_no_terminal_is(tmp_path: Path) -> None:
+    (tmp_path / "seen").touch()
+    command = ["bash", "-c", LONG, "made", ROOT, tmp_path]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("status 7\n", "")
+    assert (tmp_path / "log").read_text() == "compiling 1 of 2\n"
 
 
 def test_every_test_runs_for_aarch64_or_is_left_out_with_a_reason() -> None:
