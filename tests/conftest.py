@@ -11,11 +11,11 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import forked
 import pytest
 from emulation import PATIENCE, lighten
 from fake_cupy import FakeCuda
@@ -40,6 +40,20 @@ os.environ["BELUGA_TUNING"] = "off"
 os.environ["BELUGA_CONFIG"] = os.devnull
 
 lighten()
+
+
+_LONGEST = ("test_shown.py", "sim/", "cli/", "replay/", "crash/", "bench/", "transfer/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Move the files that take long to the front: no process has one left when the others end."""
+
+    def place(item: pytest.Item) -> int:
+        name = item.nodeid.removeprefix("tests/")
+        fits = [number for number, long in enumerate(_LONGEST) if name.startswith(long)]
+        return fits[0] if fits else len(_LONGEST)
+
+    items.sort(key=place)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -99,8 +113,15 @@ Start = Callable[..., "subprocess.Popen[str]"]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[forked.Server]:
+    server = forked.Server()
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path: Path, fork_server: forked.Server) -> Iterator[Start]:
     """Start ``beluga ARGUMENTS...`` with a home of its own; what still runs is killed."""
     started: list[subprocess.Popen[str]] = []
     environment = {key: value for key, value in os.environ.items() if key != "BELUGA_POOL"}
@@ -108,15 +129,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     def start(*arguments: object, entry: str = "main") -> subprocess.Popen[str]:
         code = f"from beluga.cli.main import {entry}; {entry}()"
-        child = subprocess.Popen(
-            [sys.executable, "-c", code, *map(str, arguments)],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        child = forked.Fork(fork_server, code, [*map(str, arguments)], environment, cwd=ROOT)
         started.append(child)
         return child
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a test may expect under an emulator of another CPU (``scripts/test-aarch64``)."""
+"""How much a test does, and how long it waits: under an emulator of another CPU
+(``scripts/test-aarch64``), in a quick run, and in a full one (``TEST_EFFORT=full``).
+"""
 
 from __future__ import annotations
 
@@ -15,23 +17,29 @@ PATIENCE = float(os.environ.get("TEST_PATIENCE", "1"))
 
 EMULATED = PATIENCE > 1
 
+FULL = os.environ.get("TEST_EFFORT") == "full"
+
 FEWEST = 5
+_PARTS = 10 if EMULATED else 1 if FULL else 4
 
 
 def fewer(count: int) -> int:
-    """Return how many examples, seeds or rounds a test has: under an emulator a tenth of ``count``,
-    but at least ``FEWEST``. A CPU has them all.
+    """Return how many examples, seeds or rounds a test has: ``count`` in a full run, a quarter in a
+    quick one, a tenth under an emulator; but at least ``FEWEST``.
     """
-    return max(count // 10, min(count, FEWEST)) if EMULATED else count
+    return max(count // _PARTS, min(count, FEWEST))
 
 
 def lighten() -> None:
-    """Let Hypothesis try fewer examples where a test names no number, without a time limit."""
-    if EMULATED:
+    """Let Hypothesis try as many examples where a test names no number; no time limit under an
+    emulator.
+    """
+    if _PARTS > 1:
         from hypothesis import settings
 
-        settings.register_profile("emulated", max_examples=fewer(100), deadline=None)
-        settings.load_profile("emulated")
+        limit = {"deadline": None} if EMULATED else {}
+        settings.register_profile("light", max_examples=fewer(100), **limit)
+        settings.load_profile("light")
 
 
 def needs_a_cpu(reason: str) -> pytest.MarkDecorator:

@@ -22,6 +22,7 @@ from beluga.pool import scratch_folder
 
 RUN = ("console", "python")
 SESSIONS = [path for path in PAGES if any(block.language in RUN for block in blocks(path))]
+FIRST = {"README.md", "docs/quickstart.md"}  # what a newcomer reads
 TIMEOUT_S = 60
 # Names that a page's Python may use, since another page says how they are made.
 GIVEN = {
@@ -132,7 +133,14 @@ def play(session: Session, page: Path, block: Block) -> None:
             assert outline(output) == outline("\n".join(shown.output)), shown.line
 
 
-@pytest.mark.parametrize("page", SESSIONS, ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[] if name_of(page) in FIRST else [pytest.mark.long])
+        for page in SESSIONS
+    ],
+    ids=name_of,
+)
 def test_a_page_runs_as_shown(page: Path, session: Session) -> None:
     lacks_torch = find_spec("torch") is None
     parts = blocks(page)

@@ -60,10 +60,13 @@ JUDGED = {
 }
 
 
+LONG = {"events", "gateway", "scheduler", "tiers-pool"}  # several seconds, even in smoke mode
+EACH = [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in BENCHES]
+
 Smoke = Callable[[str], list[Row]]
 
 
-@pytest.mark.parametrize("name", BENCHES)
+@pytest.mark.parametrize("name", EACH)
 def test_every_row_has_the_fields(smoke: Smoke, name: str) -> None:
     assert set(FIELDS) >= ASKED
     for row in smoke(name):
@@ -75,7 +78,7 @@ def test_every_row_has_the_fields(smoke: Smoke, name: str) -> None:
         assert not measured or row["p50_ns"] <= row["p99_ns"]
 
 
-@pytest.mark.parametrize("name", BENCHES)
+@pytest.mark.parametrize("name", EACH)
 def test_what_is_judged_has_a_ratio_and_a_spread(smoke: Smoke, name: str) -> None:
     if name == "rpc" and len(cores()) < 2:
         pytest.skip("needs two cores")
@@ -136,7 +139,7 @@ def test_a_row_with_an_unknown_field_is_refused() -> None:
 
 def test_charts_are_drawn(smoke: Smoke, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="charts need matplotlib")
-    rows = [row for name in BENCHES for row in smoke(name)]
+    rows = [row for name in BENCHES if name not in LONG for row in smoke(name)]
     paths = plot(rows, tmp_path / "charts")
     assert {path.stem for path in paths} <= set(BENCHES)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)

@@ -24,6 +24,7 @@ def rows(smoke: Callable[[str], list[Row]]) -> dict[str, Row]:
     return {str(row["case"]): row for row in smoke("scheduler")}
 
 
+@pytest.mark.long
 def test_there_is_a_row_for_every_order_and_a_decision(rows: dict[str, Row]) -> None:
     virtual = {f"{name}, {how}" for name in orders(RATE) for how in ("at random", "evenly")}
     decisions = {
@@ -45,6 +46,7 @@ def test_there_is_a_row_for_every_order_and_a_decision(rows: dict[str, Row]) -> 
     assert "only reads the clock" in str(rows["decision"]["note"])
 
 
+@pytest.mark.long
 def test_our_order_keeps_onboards_short_and_others_do_not(rows: dict[str, Row]) -> None:
     longer = {
         case: float(found[1])
@@ -57,6 +59,7 @@ def test_our_order_keeps_onboards_short_and_others_do_not(rows: dict[str, Row]) 
             assert longer[f"{other}, {how}"] > 1.5
 
 
+@pytest.mark.long
 def test_virtual_rows_are_the_same_in_every_run(rows: dict[str, Row]) -> None:
     def made() -> list[int]:
         order = orders(RATE)["ours"]

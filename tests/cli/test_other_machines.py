@@ -42,9 +42,12 @@ def ran(
     "deny",
     [
         (errno.ENOSYS, [*OLD, "populate", "statx", "getrandom", "memfd_create"]),
-        (errno.EPERM, [*OLD[:3], "populate", "sched_setaffinity", "membarrier", "mbind"]),
-        (errno.EPERM, ["pidfd_send_signal"]),
-        (errno.EINVAL, ["populate", "hugepage"]),
+        pytest.param(
+            (errno.EPERM, [*OLD[:3], "populate", "sched_setaffinity", "membarrier", "mbind"]),
+            marks=pytest.mark.long,
+        ),
+        pytest.param((errno.EPERM, ["pidfd_send_signal"]), marks=pytest.mark.long),
+        pytest.param((errno.EINVAL, ["populate", "hugepage"]), marks=pytest.mark.long),
     ],
     ids=str,
 )

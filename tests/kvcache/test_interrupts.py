@@ -115,7 +115,10 @@ def scene(request: pytest.FixtureRequest, shm: Path, compiled: None) -> Iterator
         made.close()
 
 
-@pytest.mark.parametrize("again", [None, 1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "again",
+    [None, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.slow)],
+)
 def test_a_put_may_be_interrupted_anywhere(scene: Scene, again: int | None) -> None:
     """The first interrupt comes at each point in turn, a second one ``again`` points later."""
     ended = False

@@ -60,6 +60,7 @@ def test_every_verb_in_the_sources_is_a_site_of_the_build() -> None:
     assert built == written
 
 
+@pytest.mark.long
 def test_every_exemption_names_a_site_and_a_reason() -> None:
     with simulator.using(conditions.build()):
         there = {name_of(site): site for site in protocol_sites()}
@@ -105,6 +106,7 @@ with simulator.using(conditions.build()):
 """
 
 
+@pytest.mark.long
 def test_mutants_and_their_catches_are_the_same_on_each_machine() -> None:
     conditions.build()
     seen = {}
