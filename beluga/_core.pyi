@@ -926,6 +926,7 @@ class bl_lower_stat(CStruct):
     removal_failed: int
     removal_parked: int
     removal_max: int
+    tier_count: int
 
 class bl_lower_stat_init(TypedDict, total=False):
     name_count: int
@@ -937,6 +938,7 @@ class bl_lower_stat_init(TypedDict, total=False):
     removal_failed: int
     removal_parked: int
     removal_max: int
+    tier_count: int
 
 class bl_change(CStruct):
     generation: int
@@ -2994,6 +2996,7 @@ class Lib:
     BL_ENTRY_FREE: Final[int]
     BL_ENTRY_COMMITTED: Final[int]
     BL_ENTRY_REMOVED: Final[int]
+    BL_ENTRY_TIER: Final[int]
     BL_ENTRY_KEPT: Final[int]
     BL_ENTRY_NAMED: Final[int]
     BL_EXTENT_FREE: Final[int]
@@ -3287,6 +3290,7 @@ class Lib:
     def bl_meta_sessions(self, meta: bl_meta | Null, first: int, out: bl_session_view | Null, count: int, /) -> int: ...
     def bl_lower_attach(self, meta: bl_meta | Null, count_max: int, waits: int, unknown: int, token: int, /) -> int: ...
     def bl_lower_name_tiers(self, meta: bl_meta | Null, id: uint64_p | Sequence[int], /) -> None: ...
+    def bl_lower_give_up(self, meta: bl_meta | Null, id: int, /) -> int: ...
     def bl_lower_told(self, meta: bl_meta | Null, /) -> None: ...
     def bl_lower_wait(self, meta: bl_meta | Null, kinds: int, timeout_ns: int, /) -> int: ...
     def bl_lower_describe(self, meta: bl_meta | Null, out: bl_lower_stat | Null, /) -> None: ...

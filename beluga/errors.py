@@ -308,7 +308,7 @@ class OffloadingError(CacheError):
 
 
 class RemovalsFullError(CacheError):
-    """Let the lower tiers delete, or mend them; 'beluga stat' shows which of them fails."""
+    """Mend the lower tiers ('beluga stat'), or serve once with --forget-tier if one is gone."""
 
 
 class DrainingError(CacheError):

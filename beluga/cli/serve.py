@@ -39,6 +39,7 @@ from beluga.cli.tiers import (
     DiskBytes,
     DiskOwner,
     Disks,
+    ForgetTier,
     Offload,
     Remotes,
     refuse_without_tier,
@@ -194,6 +195,7 @@ def serve(
     disk_bytes: DiskBytes = 0,
     disk_owner: DiskOwner = "",
     remote: Remotes = None,
+    forget_tier: ForgetTier = None,
     offload: Offload = _OFFLOAD,
     admission: AdmissionName = _ADMISSION,
     events: Events = "",
@@ -217,9 +219,11 @@ def serve(
     """
     silent_s = _silence(silent, stands_by=standby or bool(lease), watch=watch)
     tiers = _tier_settings(disk, disk_bytes, disk_owner, remote, offload, admission, eviction)
+    forgotten = _forgotten(forget_tier or (), tiers)
     secured = _secured(admin, admin_token, admin_tls)
     published = _event_settings(events, events_replay, events_form)
     quota = Quota(grants=quota_grants, pins=quota_pins, bytes=quota_bytes, calls_per_s=quota_calls)
+    make = partial(MetaServer, host=host, quota=quota, eviction=eviction)
     register = _registering(handlers, handler_threads)
     if detach:
         detached(pool, json)
@@ -229,9 +233,9 @@ def serve(
     run = partial(serve_until_told, told=told, json=json, silent_s=silent_s, lease=held)
     with open_pool(pool) as opened:
         while True:
-            server = MetaServer(
-                opened, host=host, declared_gone=declare_gone, quota=quota, eviction=eviction
-            )
+            server = make(opened, declared_gone=declare_gone)
+            for name in forgotten:
+                server.give_up_tier(name)
             register(server)
             patient, health = silent_s is not None, Health()
             services = _services(server, opened, tiers, published, host, patient=patient)
@@ -242,7 +246,13 @@ def serve(
                 return
             except (DeposedError, LeaseError) as error:
                 _stand_by_again(error, server, watch=watch, json=json)
-                declare_gone = False  # the one that deposed this server was not declared gone
+                declare_gone, forgotten = False, []  # both were about servers before that one
+
+
+def _forgotten(names: Sequence[str], tiers: TierSettings) -> list[str]:
+    """Return the names of the tiers that the pool is to forget, as it remembers them."""
+    with as_bad_value(TierError):
+        return tiers.others(names)
 
 
 def _registering(place: str, threads: int) -> Callable[[Server], None]:

@@ -35,6 +35,7 @@ ONCE = frozenset(
         "declare_gone",
         "detach",
         "force",
+        "forget_tier",
         "help",
         "install_completion",
         "repair",

@@ -43,6 +43,14 @@ Remotes = Annotated[
         "file:///PATH, redis://HOST:PORT/DB or mooncake://HOST:PORT.",
     ),
 ]
+ForgetTier = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="Let the pool forget the removals of a tier that it had and will never have again: "
+        "disk, or a store's URL. Repeat the option for each.",
+    ),
+]
 Offload = Annotated[
     str,
     typer.Option(

@@ -181,6 +181,7 @@ class Collector:
                 ("lower_unsaved_blocks_total", stat.unsaved_count),
                 ("lower_removals", stat.removal_count),
                 ("lower_failed_removals", stat.removal_failed),
+                ("lower_removals_parked", stat.removal_parked),
                 ("lower_removals_max", stat.removal_max),
             )
         )

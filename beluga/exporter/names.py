@@ -186,6 +186,9 @@ METRICS: dict[str, Metric] = {
     ),
     "beluga_lower_removals": Metric("gauge", "Removals that a lower tier has not executed yet."),
     "beluga_lower_failed_removals": Metric("gauge", "Of these, those that were tried in vain."),
+    "beluga_lower_removals_parked": Metric(
+        "gauge", "Of these, those of tiers that this server does not have."
+    ),
     "beluga_lower_removals_max": Metric("gauge", "So many may wait; then remove is refused."),
     # The exporter.
     "beluga_exporter_scrapes_total": Metric("counter", "Scrapes that were answered."),

@@ -92,6 +92,7 @@ class LowerStat:
     removal_failed: int
     removal_parked: int
     removal_max: int
+    tier_count: int
 
     @classmethod
     def of(cls, struct: core.bl_lower_stat) -> LowerStat:

@@ -129,6 +129,18 @@ class MetaServer(Server):
             lib.bl_lower_name_tiers(self._meta, ffi.from_buffer("uint64_t[]", ids))
         return token
 
+    def give_up_tier(self, name: str) -> None:
+        """Let the pool forget a lower tier that this server does not have, with its removals.
+
+        Call it before :meth:`start`. What that tier has must never be below this pool again.
+
+        Raises RpcError for too many tiers.
+        """
+        with self._running():
+            raise_for_status(
+                lib.bl_lower_give_up(self._meta, _tier_id(name)), "giving up a lower tier"
+            )
+
     def lower_told(self) -> None:
         """Note that the server was told of all that its lower tiers have. Until then it takes any
         key for one that they may have.

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -102,6 +103,16 @@ class TierSettings:
         one tier, and a store's URL without passwords.
         """
         return [*["disk"] * bool(self.disks), *map(shown_remote, self.remotes)]
+
+    def others(self, names: Sequence[str]) -> list[str]:
+        """Return names of tiers, as the pool remembers them. Raises
+        :class:`~beluga.errors.TierError` for one of these tiers.
+        """
+        wanted = [name if name == "disk" else shown_remote(name) for name in names]
+        for name in wanted:
+            if name in self.names:
+                raise TierError(f"{name} is a tier of this server; give it up without it")
+        return wanted
 
     @property
     def waits(self) -> bool:

@@ -126,6 +126,10 @@ int bl_lower_attach(bl_meta *meta, uint32_t count_max, int waits, uint8_t unknow
  * another number and another server. 0: there is no such tier. */
 void bl_lower_name_tiers(bl_meta *meta, const uint64_t id[8]);
 
+/* Give up a tier that this server does not have, before it serves: whatever that tier has is never
+ * read again, or its blocks were deleted. 0, or -ENOSPC: too many were given up. */
+int bl_lower_give_up(bl_meta *meta, uint64_t id);
+
 /* Note that the server was told of all that the tiers have. Any thread may call this. */
 void bl_lower_told(bl_meta *meta);
 
@@ -144,6 +148,8 @@ typedef struct bl_lower_stat {
     uint64_t removal_failed;    /* of these, those that were tried in vain */
     uint64_t removal_parked;    /* of these, those of tiers that this server does not have */
     uint64_t removal_max;       /* so many there may be */
+    uint64_t tier_count;        /* tiers whose removals are remembered, those of former servers
+                                 * included */
 } bl_lower_stat;
 
 void bl_lower_describe(const bl_meta *meta, bl_lower_stat *out);

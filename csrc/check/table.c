@@ -124,7 +124,8 @@ static uint32_t bl_judge_entry(bl_check *check, const bl_check_line *line)
         return BL_FINDING_RESERVED;
     if (bl_generation_future(check, entry.generation))
         return BL_FINDING_ENTRY_FUTURE;
-    if (entry.state == BL_ENTRY_FREE || entry.state == BL_ENTRY_REMOVED)
+    if (entry.state == BL_ENTRY_FREE || entry.state == BL_ENTRY_REMOVED ||
+        entry.state == BL_ENTRY_TIER)
         return 0;
     if (entry.state != BL_ENTRY_COMMITTED)
         return BL_FINDING_ENTRY_STATE;

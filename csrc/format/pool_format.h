@@ -465,11 +465,18 @@ typedef struct bl_meta_stat {
  *
  *   FREE --commit--> COMMITTED --evict or remove--> FREE      (a granted block has no entry yet)
  *   FREE --remove--> REMOVED --a tier has removed it--> FREE
+ *   FREE --a server has a lower tier--> TIER --an operator has given it up--> FREE
  *
  * A KEPT entry is a task, and is never evicted. A REMOVED entry is a tombstone: it has a key and a
  * generation, its fingerprint names a lower tier, and what that tier has under the key from before
- * the removal is nobody's. */
-enum bl_entry_state { BL_ENTRY_FREE = 0, BL_ENTRY_COMMITTED = 1, BL_ENTRY_REMOVED = 2 };
+ * the removal is nobody's. The fingerprint of a TIER entry names a lower tier that may have blocks
+ * of this pool. */
+enum bl_entry_state {
+    BL_ENTRY_FREE = 0,
+    BL_ENTRY_COMMITTED = 1,
+    BL_ENTRY_REMOVED = 2,
+    BL_ENTRY_TIER = 3
+};
 enum bl_entry_flag {
     BL_ENTRY_KEPT = 1,
     BL_ENTRY_NAMED = 2          /* its line of the name table may have a name for it */

@@ -44,7 +44,8 @@ enum bl_number_state {
     BL_NUMBER_COMMITTED,
     BL_NUMBER_HELD,
     BL_NUMBER_DOOMED,
-    BL_NUMBER_REMOVED           /* a tombstone, no block (index/tombs.c) */
+    BL_NUMBER_REMOVED,          /* a tombstone, no block (index/tombs.c) */
+    BL_NUMBER_TIER              /* a tier that was below the pool, no block (index/tombs.c) */
 };
 
 /* A block is in the list of the stripe that it begins in; while granted or held, in its lane's; and

@@ -153,7 +153,7 @@ static int bl_unclaimed(const bl_meta *meta, const bl_block *block)
 /* Write the tombstones of a key: 0, -BL_ERROR_REMOVALS_FULL or _TABLE_FULL with nothing done. */
 static int bl_remove_below(bl_meta *meta, const uint64_t key[2])
 {
-    uint32_t numbers[BL_TOMB_TIERS];
+    uint32_t numbers[BL_TOMB_STORES];
     int needed = bl_tombs_needed(meta, key);
     for (int taken = 0; taken < needed; taken++) {
         int64_t number = bl_number_take(meta);

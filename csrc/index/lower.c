@@ -908,6 +908,8 @@ void bl_lower_name_tiers(bl_meta *meta, const uint64_t id[8])
     bl_tombs_attach(meta, id);
 }
 
+int bl_lower_give_up(bl_meta *meta, uint64_t id) { return bl_tombs_give_up(meta, id); }
+
 void bl_lower_told(bl_meta *meta)
 {
     if (meta->lower != NULL)
@@ -924,6 +926,7 @@ void bl_lower_describe(const bl_meta *meta, bl_lower_stat *out)
     out->removal_failed = bl_tombs_count_in(meta, BL_TOMB_FAILED);
     out->removal_parked = bl_tombs_count_in(meta, BL_TOMB_PARKED);
     out->removal_max = bl_tombs_max(meta);
+    out->tier_count = bl_tombs_tier_count(meta);
 }
 
 void bl_lower_destroy(bl_meta *meta)

@@ -126,7 +126,8 @@ static void bl_recover_name(bl_meta *meta, uint32_t number, uint64_t generation,
     bl_crash_point("recover.name_copied");
 }
 
-/* Copy a tombstone into the own half, and remember it: 1, or 0 if it is one too many. */
+/* Copy a tombstone, or the line of a tier, into the own half, and remember it: 1, or 0 if it is one
+ * too many. */
 static int bl_recover_tomb(bl_meta *meta, uint32_t number, const bl_entry *entry)
 {
     meta->blocks[number] = (bl_block){
@@ -134,7 +135,9 @@ static int bl_recover_tomb(bl_meta *meta, uint32_t number, const bl_entry *entry
         .generation = entry->generation,
         .fingerprint = entry->fingerprint,
     };
-    if (!bl_tombs_recover(meta, number))
+    int known = entry->state == BL_ENTRY_TIER ? bl_tombs_recover_tier(meta, number)
+                                              : bl_tombs_recover(meta, number);
+    if (!known)
         return 0;
     bl_tomb_write(meta, number);
     bl_crash_point("recover.tomb_copied");
@@ -179,7 +182,8 @@ static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
             bl_crash_point("recover.entry_copied");
             continue;
         }
-        if (whole && entry.state == BL_ENTRY_REMOVED && bl_recover_tomb(meta, number, &entry))
+        int below = entry.state == BL_ENTRY_REMOVED || entry.state == BL_ENTRY_TIER;
+        if (whole && below && bl_recover_tomb(meta, number, &entry))
             continue;
         meta->stat.damaged_count += bl_line_used((uint64_t *)&entry) &&
                                     (!whole || entry.state == BL_ENTRY_COMMITTED);
@@ -261,12 +265,24 @@ static void bl_recover_hold(bl_meta *meta)
         bl_pages_hold_free(meta->pages, view.first_stripe, view.stripe_count);
 }
 
+/* Write the lines of the tiers that no predecessor had: 0 or an error. Whoever follows this server
+ * sees them, since it serves only afterwards, and no tier gets a block before. */
+static int bl_recover_tiers(bl_meta *meta)
+{
+    int status = 0;
+    for (uint32_t tier; status == 0 && (tier = bl_tombs_unmarked(meta)) != 0;) {
+        int64_t number = bl_number_take(meta);
+        status = number < 0 ? (int)number : bl_tombs_mark(meta, tier, (uint32_t)number);
+    }
+    return status;
+}
+
 int bl_recover(void *context, uint64_t old_epoch, int suspect)
 {
     bl_meta *meta = context;
     uint32_t count_max = meta->pool->geometry.block_count_max;
     if (old_epoch == 0)
-        return 0;
+        return bl_recover_tiers(meta);
     size_t size = 2 * (size_t)count_max * sizeof(bl_recovered);
     bl_recovered *recovered = bl_lazy_map_dense(size);
     if (recovered == NULL)
@@ -280,7 +296,8 @@ int bl_recover(void *context, uint64_t old_epoch, int suspect)
     bl_recover_blocks(meta, bl_recovered_sort(recovered, recovered + count_max, count), count);
     bl_lazy_unmap(recovered, size);
     meta->fresh_number = count_max;
-    uint64_t rest = count_max - meta->stat.block_count - bl_tombs_count(meta); /* unused numbers */
+    uint64_t rest = count_max - meta->stat.block_count - bl_tombs_count(meta) -
+                    bl_tombs_tier_count(meta); /* unused numbers */
     for (uint32_t number = count_max; rest > 0 && number-- > 0;)
         if (meta->blocks[number].state == BL_NUMBER_FREE) {
             bl_number_give(meta, number);
@@ -291,5 +308,5 @@ int bl_recover(void *context, uint64_t old_epoch, int suspect)
         bl_recover_hold(meta);
     else
         bl_extents_return_all(meta);
-    return 0;
+    return bl_recover_tiers(meta);
 }

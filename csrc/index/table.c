@@ -69,7 +69,7 @@ void bl_tomb_write(bl_meta *meta, uint32_t number)
         .key = {block->key[0], block->key[1]},
         .generation = block->generation,
         .fingerprint = block->fingerprint,
-        .state = BL_ENTRY_REMOVED,
+        .state = block->state == BL_NUMBER_TIER ? BL_ENTRY_TIER : BL_ENTRY_REMOVED,
     };
     bl_table_seal(&entry, number);
     uint64_t offset = bl_entry_offset(&meta->pool->geometry, number, meta->server->half);

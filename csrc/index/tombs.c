@@ -9,9 +9,11 @@
  *   WAITING --take--> TAKEN --done--> (cleared)     FAILED --take--> TAKEN
  *                     TAKEN --failed--> FAILED      any --removed again--> WAITING
  *
- * A tombstone of a tier that this server does not have is parked: it stays for a successor that has
- * it. Tombstones take at most half of the table. Beyond that, a removal is refused: none is ever
- * forgotten.
+ * A server writes a line for each tier that it has, before it serves, so no tier has a block of the
+ * pool that the pool does not remember. A removal concerns all these tiers. A tombstone of a tier
+ * that this server does not have is parked: it stays for a successor that has it. Tombstones take
+ * at most half of the table. Beyond that, a removal is refused: none is ever forgotten, unless an
+ * operator gives a tier up.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -27,13 +29,17 @@ struct bl_tombs {
     bl_index *index;            /* key -> the number of its first tombstone */
     uint32_t count_max;
     uint32_t count[BL_TOMB_STATES];
-    uint64_t id[BL_TOMB_TIERS]; /* of the tiers */
-    bl_work_list lists[BL_TOMB_STATES][BL_TOMB_TIERS];
+    uint64_t id[BL_TOMB_STORES]; /* of the tiers; 0: there is none of this number */
+    uint32_t line[BL_TOMB_STORES]; /* of the tiers; BL_NO_NUMBER: none was written */
+    uint64_t given_up[BL_TOMB_STORES]; /* ids */
+    uint32_t given_up_count;
+    bl_work_list lists[BL_TOMB_STATES][BL_TOMB_STORES];
 };
 
 /* A tombstone uses some fields of a block: its key and generation; fingerprint, the id of its tier;
- * lane, the number of its tier, 0 if it is parked; offload, its state; the link of BL_LIST_LOWER,
- * in the list of its tier and state; next of BL_LIST_LANE, the next tombstone of the key. */
+ * lane, the number of its tier; offload, its state; the link of BL_LIST_LOWER, in the list of its
+ * tier and state; next of BL_LIST_LANE, the next tombstone of the key. The line of a tier has a
+ * generation and a fingerprint. */
 
 int bl_tombs_create(bl_meta *meta)
 {
@@ -44,8 +50,10 @@ int bl_tombs_create(bl_meta *meta)
     meta->tombs = tombs;
     tombs->count_max = most ? most : 1;
     for (uint32_t state = 0; state < BL_TOMB_STATES; state++)
-        for (uint32_t tier = 0; tier < BL_TOMB_TIERS; tier++)
+        for (uint32_t tier = 0; tier < BL_TOMB_STORES; tier++)
             bl_work_clear(&tombs->lists[state][tier]);
+    for (uint32_t tier = 0; tier < BL_TOMB_STORES; tier++)
+        tombs->line[tier] = BL_NO_NUMBER;
     return bl_index_create(&tombs->index, tombs->count_max);
 }
 
@@ -61,6 +69,79 @@ void bl_tombs_attach(bl_meta *meta, const uint64_t id[BL_TOMB_TIERS])
 {
     for (uint32_t tier = 1; tier < BL_TOMB_TIERS; tier++)
         meta->tombs->id[tier] = id[tier];
+}
+
+int bl_tombs_give_up(bl_meta *meta, uint64_t id)
+{
+    bl_tombs *tombs = meta->tombs;
+    if (tombs->given_up_count == BL_TOMB_STORES)
+        return -ENOSPC;
+    tombs->given_up[tombs->given_up_count++] = id;
+    return 0;
+}
+
+/* ---- Tiers. */
+
+/* Return the number of the tier with an id, which gets one if it has none; 0 if it was given up, or
+ * there are too many. */
+static uint32_t bl_tomb_tier(bl_tombs *tombs, uint64_t id)
+{
+    uint32_t tier = 1;
+    while (tier < BL_TOMB_STORES && tombs->id[tier] != id)
+        tier++;
+    if (tier < BL_TOMB_STORES)
+        return tier;
+    for (uint32_t i = 0; i < tombs->given_up_count; i++)
+        if (tombs->given_up[i] == id)
+            return 0;
+    for (tier = BL_TOMB_TIERS; tier < BL_TOMB_STORES && tombs->id[tier] != 0;)
+        tier++;
+    if (tier == BL_TOMB_STORES)
+        return 0;
+    tombs->id[tier] = id;
+    return tier;
+}
+
+int bl_tombs_recover_tier(bl_meta *meta, uint32_t number)
+{
+    uint32_t tier = bl_tomb_tier(meta->tombs, meta->blocks[number].fingerprint);
+    if (tier == 0 || meta->tombs->line[tier] != BL_NO_NUMBER)
+        return 0;
+    meta->blocks[number].state = BL_NUMBER_TIER;
+    meta->tombs->line[tier] = number;
+    return 1;
+}
+
+uint32_t bl_tombs_unmarked(const bl_meta *meta)
+{
+    for (uint32_t tier = 1; tier < BL_TOMB_TIERS; tier++)
+        if (meta->tombs->id[tier] != 0 && meta->tombs->line[tier] == BL_NO_NUMBER)
+            return tier;
+    return 0;
+}
+
+/* Every server has a number for each tier that the pool remembers, also one that has 7 others. */
+int bl_tombs_mark(bl_meta *meta, uint32_t tier, uint32_t number)
+{
+    if (bl_tombs_tier_count(meta) >= BL_TOMB_STORES - BL_TOMB_TIERS)
+        return -BL_ERROR_REMOVALS_FULL;
+    meta->blocks[number] = (bl_block){
+        .generation = bl_generation_new(meta),
+        .fingerprint = meta->tombs->id[tier],
+        .state = BL_NUMBER_TIER,
+    };
+    meta->tombs->line[tier] = number;
+    bl_tomb_write(meta, number);
+    bl_crash_point("tomb.tier_written");
+    return 0;
+}
+
+uint32_t bl_tombs_tier_count(const bl_meta *meta)
+{
+    uint32_t count = 0;
+    for (uint32_t tier = 1; tier < BL_TOMB_STORES; tier++)
+        count += meta->tombs->line[tier] != BL_NO_NUMBER;
+    return count;
 }
 
 /* ---- The tombstones of a key. */
@@ -154,7 +235,7 @@ static void bl_tomb_end(bl_meta *meta, uint32_t number)
 int bl_tombs_needed(const bl_meta *meta, const uint64_t key[2])
 {
     int needed = 0;
-    for (uint32_t tier = 1; tier < BL_TOMB_TIERS; tier++)
+    for (uint32_t tier = 1; tier < BL_TOMB_STORES; tier++)
         needed += meta->tombs->id[tier] != 0 && bl_tomb_of(meta, key, tier) == BL_NO_NUMBER;
     return bl_tombs_count(meta) + (uint32_t)needed <= meta->tombs->count_max
                ? needed
@@ -163,7 +244,8 @@ int bl_tombs_needed(const bl_meta *meta, const uint64_t key[2])
 
 void bl_tombs_add(bl_meta *meta, const uint64_t key[2], const uint32_t *numbers)
 {
-    for (uint32_t tier = 1; tier < BL_TOMB_TIERS; tier++) {
+    for (uint32_t tier = 1; tier < BL_TOMB_STORES; tier++) {
+        enum bl_tomb_state state = tier < BL_TOMB_TIERS ? BL_TOMB_WAITING : BL_TOMB_PARKED;
         if (meta->tombs->id[tier] == 0)
             continue;
         uint32_t number = bl_tomb_of(meta, key, tier);
@@ -171,7 +253,7 @@ void bl_tombs_add(bl_meta *meta, const uint64_t key[2], const uint32_t *numbers)
             /* Results of older tries are not its any more. Its line stays as it is: half a write
              * would lose what was answered. */
             meta->blocks[number].generation = bl_generation_new(meta);
-            bl_tomb_move(meta, number, BL_TOMB_WAITING);
+            bl_tomb_move(meta, number, state);
             continue;
         }
         number = *numbers++;
@@ -183,7 +265,7 @@ void bl_tombs_add(bl_meta *meta, const uint64_t key[2], const uint32_t *numbers)
             .lane = tier,
         };
         bl_tomb_link(meta, number);
-        bl_tomb_enter(meta, number, BL_TOMB_WAITING);
+        bl_tomb_enter(meta, number, state);
         bl_tomb_write(meta, number);
         bl_crash_point("tomb.written");
     }
@@ -193,14 +275,12 @@ int bl_tombs_recover(bl_meta *meta, uint32_t number)
 {
     bl_tombs *tombs = meta->tombs;
     bl_block *tomb = &meta->blocks[number];
-    for (uint32_t tier = 1; tier < BL_TOMB_TIERS; tier++)
-        if (tombs->id[tier] != 0 && tombs->id[tier] == tomb->fingerprint)
-            tomb->lane = tier;
-    int twin = tomb->lane != 0 && bl_tomb_of(meta, tomb->key, tomb->lane) != BL_NO_NUMBER;
-    if (twin || bl_tombs_count(meta) >= tombs->count_max || bl_tomb_link(meta, number) < 0)
+    uint32_t tier = tomb->lane = bl_tomb_tier(tombs, tomb->fingerprint);
+    if (tier == 0 || bl_tomb_of(meta, tomb->key, tier) != BL_NO_NUMBER ||
+        bl_tombs_count(meta) >= tombs->count_max || bl_tomb_link(meta, number) < 0)
         return 0;
     tomb->state = BL_NUMBER_REMOVED;
-    bl_tomb_enter(meta, number, tomb->lane ? BL_TOMB_WAITING : BL_TOMB_PARKED);
+    bl_tomb_enter(meta, number, tier < BL_TOMB_TIERS ? BL_TOMB_WAITING : BL_TOMB_PARKED);
     return 1;
 }
 
@@ -212,8 +292,9 @@ uint8_t bl_tombs_of(const bl_meta *meta, const uint64_t key[2])
     if (bl_tombs_count(meta) == 0)
         return 0;
     for (uint32_t n = bl_tomb_first(meta, key); n != BL_NO_NUMBER; n = bl_tomb_next(meta, n))
-        tiers |= 1u << meta->blocks[n].lane;
-    return (uint8_t)(tiers & ~1u); /* a parked one has no tier here */
+        if (meta->blocks[n].lane < BL_TOMB_TIERS)
+            tiers |= 1u << meta->blocks[n].lane;
+    return (uint8_t)tiers;
 }
 
 uint8_t bl_tombs_untried(const bl_meta *meta, const uint64_t key[2])

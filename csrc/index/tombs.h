@@ -9,7 +9,10 @@
 
 #include "index/blocks.h"
 
-enum { BL_TOMB_TIERS = 8 };     /* lower tiers have the numbers 1 to 7 */
+enum {
+    BL_TOMB_TIERS = 8,          /* lower tiers have the numbers 1 to 7, */
+    BL_TOMB_STORES = 64         /* and those that this server does not have, 8 to 63 */
+};
 
 enum bl_tomb_state {
     BL_TOMB_PARKED,             /* this server does not have the tier */
@@ -26,10 +29,25 @@ void bl_tombs_destroy(bl_meta *meta);
  * no such tier. */
 void bl_tombs_attach(bl_meta *meta, const uint64_t id[BL_TOMB_TIERS]);
 
+/* Give up a tier that this server does not have: let recovery drop what the pool remembers of it.
+ * Before the server serves. 0, or -ENOSPC for more than BL_TOMB_STORES. */
+int bl_tombs_give_up(bl_meta *meta, uint64_t id);
+
+/* Take over a predecessor's line of a tier, which was copied into the block of this number: 1, or 0
+ * if it was given up. */
+int bl_tombs_recover_tier(bl_meta *meta, uint32_t number);
+
+/* Return a tier of this server that has no line yet, or 0. */
+uint32_t bl_tombs_unmarked(const bl_meta *meta);
+
+/* Write a tier's line: 0, or -BL_ERROR_REMOVALS_FULL if the pool remembers too many tiers. */
+int bl_tombs_mark(bl_meta *meta, uint32_t tier, uint32_t number);
+
 /* Return how many unused numbers the tombstones of a key take, or -BL_ERROR_REMOVALS_FULL. */
 int bl_tombs_needed(const bl_meta *meta, const uint64_t key[2]);
 
-/* Write a key's tombstones, one for each tier; those that it has already become new. numbers are as
+/* Write a key's tombstones, one for each tier that may have the pool's blocks, whether this server
+ * has it or not; those that it has already become new. numbers are as
  * many as bl_tombs_needed() said. */
 void bl_tombs_add(bl_meta *meta, const uint64_t key[2], const uint32_t *numbers);
 
@@ -57,6 +75,9 @@ void bl_tombs_replaced(bl_meta *meta, const uint64_t key[2], uint8_t tiers, uint
 
 /* Let all tombstones that are taken wait again. */
 void bl_tombs_untake(bl_meta *meta);
+
+/* Return the number of lines of tiers. */
+uint32_t bl_tombs_tier_count(const bl_meta *meta);
 
 /* Return the number of tombstones, of those in a state, or of those that there may be at most. */
 uint32_t bl_tombs_count(const bl_meta *meta);

@@ -122,9 +122,6 @@ REASONED: Conditions = {
             "reads the lines behind this one from memory once more, which costs time"
         ),
     },
-    ("index/tombs.c", "bl_tombs_recover"): {
-        ("tombs->id[tier] != 0", 0, "true"): "a tombstone has the id of its tier, which is not 0",
-    },
     ("index/tombs.c", "bl_tombs_of"): {
         (
             "bl_tombs_count(meta) == 0",

@@ -86,7 +86,9 @@ class Scene:
         self._timeout_s = timeout_s
         self.path, self._directory = directory / "pool", directory
         self.store = make_store() if store else None
-        self._disk = disk
+        self.disk = disk
+        self.away = False  # the store is; the next server has none
+        self.given_up: tuple[str, ...] = ()
         self.engines: list[FaultyEngine] = []
         self._fillers = 0
         self.pool = Pool.create([self.path], device_size=POOL_BYTES, sparse=True)
@@ -102,15 +104,17 @@ class Scene:
 
     def _serve(self) -> None:
         self.tiers: list[LowerTier] = []
-        if self._disk:
+        if self.disk:
             self.tiers.append(
                 DiskTier(
                     self._directory / "disk", 4 * SIZE, io=self._engine, limit_s=1, server="test"
                 )
             )
-        if self.store is not None:
+        if self.store is not None and not self.away:
             self.tiers.append(RemoteTier(self.store, name="test://store", settings=SETTINGS))
         self.server = MetaServer(self.pool)
+        for name in self.given_up:
+            self.server.give_up_tier(name)
         self.service = TierService(self.server, self.pool, self.tiers, wait=True)
         self.server.start()
         self.service.start()

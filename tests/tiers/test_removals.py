@@ -243,16 +243,82 @@ def test_a_removal_waits_for_its_tier_also_if_a_server_runs_without_it(make: Mak
     assert eventually(lambda: objects(scene.store, key) == [True])
     scene.store.refused = {"delete"}
     scene.remove("block")
-    store, scene.store = scene.store, None
+    scene.away = True
     scene.restart()
     assert scene.get("block") is None
     assert scene.server.lower_stat().removal_parked == 1
-    scene.store = store
+    scene.away = False
     scene.restart()
     assert scene.get("block") is None
     scene.store.heal()
     scene.settle()
-    assert objects(store, key) == [False]
+    assert objects(scene.store, key) == [False]
+
+
+@pytest.mark.parametrize("lacking", ["disk", "store"])
+def test_a_removal_reaches_a_tier_that_the_server_lacks(make: Make, lacking: str) -> None:
+    scene = make()
+    for name in ("removed", "twice", "stays"):
+        scene.put_surely(name, 0)
+    scene.offered()
+    scene.evict()
+    scene.disk, scene.away = lacking != "disk", lacking == "store"
+    scene.restart()
+    scene.remove("removed", "twice")
+    scene.remove("twice")
+    assert scene.server.lower_stat().removal_parked == 2
+    assert scene.server.lower_stat().tier_count == 2
+    scene.restart()  # also the next server may lack it
+    assert scene.server.lower_stat().removal_parked == 2
+    scene.put_surely("twice", 1)
+    scene.disk, scene.away = True, False
+    scene.restart()
+    assert scene.get("removed") is None
+    assert scene.has("twice", 1)
+    assert scene.has("stays", 0)
+    scene.settle()
+    scene.evict()
+    scene.restart()
+    assert scene.get("removed") is None
+
+
+def test_a_tier_that_is_given_up_costs_no_tombstones(make: Make) -> None:
+    scene = make()
+    scene.put_surely("block", 0)
+    scene.away = True
+    scene.restart()
+    scene.remove("block")
+    assert scene.server.lower_stat().removal_parked == 1
+    scene.given_up = ("test://store",)
+    scene.restart()
+    scene.remove("block", "another")
+    assert scene.server.lower_stat().removal_parked == 0
+    scene.given_up = ()
+    scene.restart()
+    assert scene.server.lower_stat().tier_count == 1
+    scene.remove("a third")
+    assert scene.server.lower_stat().removal_parked == 0
+
+
+def test_a_pool_remembers_so_many_tiers_and_refuses_more(shm: Path) -> None:
+    with Pool.create([shm / "pool"], device_size=16 << 20, sparse=True) as pool:
+        for number in range(8):
+            server = MetaServer(pool)
+            server.attach_lower(1, wait=False, unknown=0, names=[f"{number} {i}" for i in range(7)])
+            server.start()
+            assert server.lower_stat().tier_count == 7 * (number + 1)
+            server.stop()
+        server = MetaServer(pool)
+        server.attach_lower(1, wait=False, unknown=0, names=["one more"])
+        with pytest.raises(RemovalsFullError):
+            server.start()
+        server.stop()
+        server = MetaServer(pool)
+        server.attach_lower(1, wait=False, unknown=0, names=["one more"])
+        server.give_up_tier("0 0")
+        server.start()
+        assert server.lower_stat().tier_count == 56
+        server.stop()
 
 
 def test_a_put_that_is_still_under_way_does_not_undo_a_removal(make: Make) -> None:

@@ -23,7 +23,7 @@
 #include "sim/scenarios/scenarios.h"
 
 enum {
-    BL_BELOW_KEYS = 4,
+    BL_BELOW_KEYS = 3,           /* their tombstones of two tiers take half of the table */
     BL_BELOW_ROUNDS = 12,
     BL_BELOW_VERSIONS = 1024,
     BL_BELOW_LOOKS = 3,         /* at a key that a tier may have */
@@ -65,7 +65,6 @@ typedef struct bl_below {
     bl_meta *meta;
     uint64_t token;
     uint32_t number[BL_BELOW_COUNT]; /* of each tier; 0: it does not have it */
-    uint32_t lacking[BL_BELOW_COUNT]; /* servers that did not have it */
 } bl_below;
 
 typedef struct bl_below_service {
@@ -94,11 +93,9 @@ static int bl_below_attach(bl_path *path, bl_meta *meta)
         remote *= disk == 0 && random >> 24 & 1;
     }
     tiers->number[BL_BELOW_DISK] = disk, tiers->number[BL_BELOW_REMOTE] = remote;
-    for (uint32_t tier = 0; tier < BL_BELOW_COUNT; tier++) {
+    for (uint32_t tier = 0; tier < BL_BELOW_COUNT; tier++)
         if (tiers->number[tier] != 0)
             id[tiers->number[tier]] = 1 + tier;
-        tiers->lacking[tier] += tiers->number[tier] == 0;
-    }
     uint8_t unknown = remote ? (uint8_t)(1u << remote) : 0;
     int status = bl_lower_attach(meta, BL_BELOW_KEYS, 0, unknown, ++tiers->token);
     bl_lower_name_tiers(meta, id);
@@ -226,31 +223,15 @@ static int bl_below_get(bl_blocks_client *client, uint64_t key)
     return 0;
 }
 
-/* A server that does not have a tier removes nothing there: before it is given back, the operator
- * takes what was removed meanwhile out of it. What was removed before has its tombstone. */
-static void bl_below_purge(bl_below *tiers, uint64_t key, const uint8_t *before,
-                           const uint32_t *lacking)
-{
-    for (uint32_t tier = 0; tier < BL_BELOW_COUNT; tier++) {
-        uint32_t *version = &tiers->there[tier][key];
-        int lacked = tiers->lacking[tier] != lacking[tier];
-        if (lacked && before[*version] == BL_VERSION_STORED)
-            *version = 0;
-    }
-}
-
 static int bl_below_remove(bl_blocks_client *client, uint64_t key)
 {
     bl_below *tiers = bl_below_of(client);
     const bl_path *path = &tiers->blocks.path;
     const uint64_t keys[2] = {key, key};
     uint8_t before[sizeof tiers->state];
-    uint32_t lacking[BL_BELOW_COUNT];
     uint32_t tries = tiers->tries[key], disk = tiers->number[BL_BELOW_DISK];
     uint64_t nonce = client->session->nonce, begun_ns = path->world->now_ns, token = tiers->token;
     memcpy(before, tiers->state, sizeof before);
-    for (uint32_t tier = 0; tier < BL_BELOW_COUNT; tier++) /* also the server that serves now */
-        lacking[tier] = tiers->lacking[tier] - (tiers->number[tier] == 0);
     tiers->removals[key]++, tiers->removing[key]++;
     int64_t count = bl_remove_blocks(client->session, keys, 1, BL_PATH_TIMEOUT_NS);
     tiers->removing[key]--;
@@ -259,7 +240,6 @@ static int bl_below_remove(bl_blocks_client *client, uint64_t key)
     for (uint32_t version = 1; version <= tiers->version_count; version++)
         if (tiers->key_of[version] == key && before[version] == BL_VERSION_STORED)
             tiers->state[version] = BL_VERSION_DEAD;
-    bl_below_purge(tiers, key, before, lacking);
     int waited = tiers->tries[key] != tries ||
                  path->world->now_ns - begun_ns >= BL_BELOW_PATIENCE_NS;
     if (disk && !waited && client->session->nonce == nonce && tiers->token == token)

@@ -289,7 +289,7 @@ static int bl_blocks_sums(const bl_meta *meta)
         const bl_block *block = &meta->blocks[i];
         uint64_t size = bl_block_size(bl_stored_size(block->length, block->chunk_size));
         if (i >= meta->fresh_number || block->state == BL_NUMBER_FREE ||
-            block->state == BL_NUMBER_REMOVED)
+            block->state == BL_NUMBER_REMOVED || block->state == BL_NUMBER_TIER)
             continue;
         grants += block->state == BL_NUMBER_GRANTED;
         held += block->state == BL_NUMBER_HELD ? size : 0;
