@@ -53,6 +53,23 @@ def test_who_clears_ends_it_for_all_and_once(sessions: list[Attachment]) -> None
     assert one.now(sessions[0]) == second
 
 
+def test_a_pool_without_space_for_a_record_still_ends_an_era(
+    sessions: list[Attachment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = Era(MODEL), Era(MODEL)
+    first = one.now(sessions[0])
+
+    def full(*_: object) -> bytes:
+        raise CacheError("the pool has no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(era.records, "write", full)
+        one.clear()
+        with pytest.raises(CacheError):
+            one.now(sessions[0])  # the next era cannot begin yet
+    assert other.now(sessions[1]) != first
+
+
 def test_a_record_that_is_lost_is_a_new_era(sessions: list[Attachment]) -> None:
     one = Era(MODEL)
     first = one.now(sessions[0])

@@ -245,6 +245,19 @@ def test_deleted_objects_are_gone(server: MetaServer, adapter: MakeAdapter) -> N
     assert eventually(lambda: lookup(one, keys) == [True, False, False])
 
 
+def test_what_is_to_be_deleted_is_a_miss_before_it_is(
+    server: MetaServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, (keys, memories) = adapter(), chunks(2)
+    store(one, keys, memories)
+    with monkeypatch.context() as patch:
+        patch.setattr(one, "_settle", lambda connection: False)  # the pool is busy
+        one.delete(keys[:1])
+        assert lookup(one, keys) == [False, True]
+        assert load(one, keys, blank(2)) == [False, True]
+    assert lookup(one, keys) == [False, True]
+
+
 def test_damaged_bytes_are_a_miss_and_can_be_stored_again(
     server: MetaServer, pool: Pool, adapter: MakeAdapter
 ) -> None:

@@ -216,9 +216,10 @@ def test_objects_are_identified_by_their_store(
         at(stored(version="v")),
         at(stored(size=4)),
         at(stored("a/other.safetensors")),
+        at(stored("a/draft/model.safetensors")),
         at(stored(), stored("a/config.json")),
     }
-    assert len(found) == 6
+    assert len(found) == 7
     assert at(stored(), stored("a/README.md")) in found
     (empty / "config.json").write_bytes(b"{1}")
     assert at(stored()) not in found

@@ -122,6 +122,9 @@ REASONED: Conditions = {
             "reads the lines behind this one from memory once more, which costs time"
         ),
     },
+    ("index/tombs.c", "bl_tombs_take"): {
+        ("tier", 1, "true"): "begins with the lists of number 0, which no tier has",
+    },
     ("index/tombs.c", "bl_tombs_of"): {
         (
             "bl_tombs_count(meta) == 0",

@@ -118,6 +118,26 @@ def test_a_put_after_a_removal_is_read_and_replaces_what_a_store_did_not_delete(
     assert scene.has("block", 1)
 
 
+def test_a_store_that_still_has_a_removed_block_does_not_answer_for_a_disk_that_fails(
+    make: Make,
+) -> None:
+    scene = make()
+    assert scene.store is not None
+    scene.put_surely("block", 0)
+    scene.offered()
+    key = scene.cache.keys([digest("block")])
+    assert eventually(lambda: objects(scene.store, key) == [True])
+    scene.store.refused = {"delete", "put"}
+    scene.remove("block")
+    scene.put_surely("block", 1)
+    scene.evict()
+    assert scene.has("block", 1)  # from the disk
+    scene.evict()
+    scene.engine.read_error = errno.EIO
+    assert not scene.has("block", 1)
+    scene.engine.read_error = 0
+
+
 def test_a_tombstone_does_not_remove_what_was_put_after_it(make: Make) -> None:
     scene = make()
     assert scene.store is not None
@@ -361,6 +381,22 @@ def test_a_load_from_before_a_removal_brings_nothing_after_it(make: Make) -> Non
     assert scene.get("block") is None  # and nobody asks again before the load has ended
     going_on.set()
     assert eventually(lambda: scene.server.lower_stat().wanted_count == 0)
+    assert scene.get("block") is None
+
+
+def test_a_store_that_confirms_deletes_and_keeps_the_objects_has_not_removed_them(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = make(disk=False)
+    assert scene.store is not None
+    scene.put_surely("block", 0)
+    scene.offered()
+    key = scene.cache.keys([digest("block")])
+    assert eventually(lambda: objects(scene.store, key) == [True])
+    monkeypatch.setattr(scene.store, "delete", len)
+    scene.remove("block")
+    assert eventually(lambda: scene.server.lower_stat().removal_failed == 1)
+    scene.restart()
     assert scene.get("block") is None
 
 

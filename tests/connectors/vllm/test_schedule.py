@@ -595,7 +595,7 @@ def test_nothing_is_saved_of_an_adapter_whose_files_change(engine: Engine, tmp_p
     made = request("r", TOKENS, lora=lora)
     engine.start(made)
     adapter(tmp_path, "x", b"other")
-    assert engine.step(made, 21).saves == []
+    assert engine.saves(made, 21) == []
 
 
 def test_a_block_is_announced_when_every_rank_has_stored_it_and_it_is_new(engine: Engine) -> None:

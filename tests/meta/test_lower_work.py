@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The work of lower tiers, as the server gives it to their service, which is the test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from blocks import eventually
+from numpy.typing import NDArray
+
+from beluga import Client, MetaServer, Pool
+from beluga._ffi import lib
+from beluga.meta import LOWER_NOTE, BlockState, LowerWork, MetaClient, Removal, Work
+
+DISK, STORE = 2, 4  # bits of the tiers
+FIRST, TURN = 16, 8  # cold keys of a new chain; keys of a chain's turn (csrc/index/lower.c)
+
+
+def keys(*numbers: int) -> NDArray[np.uint64]:
+    return np.array([(number, number) for number in numbers], np.uint64)
+
+
+def notes(*numbers: int, **fields: int) -> NDArray[np.void]:
+    made = np.zeros(len(numbers), LOWER_NOTE)
+    made["key"], made["block"] = keys(*numbers), lib.BL_LOWER_NO_BLOCK
+    for name, value in fields.items():
+        made[name] = value
+    return made
+
+
+class Below:
+    """A server with a disk, which has the keys from 0 to 99, and a store."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool, self.server = pool, MetaServer(pool)
+        self.token = self.server.attach_lower(200, wait=False, unknown=STORE, names=["a", "b"])
+        self.server.start()
+        self.client = Client(pool)
+        self.asked = MetaClient(self.client)
+        self.serve()
+        self.work.tell(notes(*range(100), stored=DISK))
+        self.server.lower_told()
+
+    def serve(self) -> None:
+        self.service = Client(self.pool)
+        self.work = LowerWork(self.service, self.token)
+
+    def take(self, kind: Work, count: int, **more: int) -> list[int]:
+        return [int(key[0]) for key in self.work.take(kind, count, **more)["key"]]
+
+    def close(self) -> None:
+        self.service.close()
+        self.client.close()
+        self.server.stop()
+
+
+@pytest.fixture
+def below(shm: Path) -> Iterator[Below]:
+    with Pool.create([shm / "pool"], device_size=16 << 20, sparse=True) as pool:
+        made = Below(pool)
+        yield made
+        made.close()
+
+
+def test_few_cold_keys_of_a_chain_are_taken_until_some_have_come(below: Below) -> None:
+    assert below.asked.onboard(keys(*range(1000, 1100))) == 100
+    assert below.take(Work.COLD, 200) == list(range(1000, 1000 + FIRST))
+    below.work.tell(notes(1000, stored=STORE, ended=1))
+    more = below.take(Work.COLD, 200)
+    assert more == list(range(1000 + FIRST, 1000 + FIRST + 1 + FIRST))  # the window has doubled
+
+
+def test_chains_take_turns(below: Below) -> None:
+    with Client(below.pool) as other:
+        below.asked.onboard(keys(*range(50)))
+        MetaClient(other).onboard(keys(*range(50, 100)))
+        turns = [first + place for first in (0, 50, TURN, 50 + TURN) for place in range(TURN)]
+        assert below.take(Work.ONBOARD, 4 * TURN) == turns
+
+
+def test_what_somebody_waits_for_comes_before_prefetches_also_from_a_store(below: Below) -> None:
+    below.asked.onboard(keys(1000, 1001), prefetch=True)
+    below.asked.onboard(keys(2000, 2001))
+    assert below.take(Work.COLD, 4) == [2000, 2001, 1000, 1001]
+
+
+def test_keys_of_a_client_that_ended_are_wanted_by_nobody(below: Below) -> None:
+    with Client(below.pool) as other:
+        MetaClient(other).onboard(keys(*range(50)))
+        assert below.server.lower_stat().wanted_count == 50
+    below.asked.lookup(keys(1))  # behind the end of the session
+    assert below.take(Work.ONBOARD, 100) == []
+    assert below.server.lower_stat().wanted_count == 0
+
+
+def test_nothing_is_brought_while_the_pool_is_drained(below: Below) -> None:
+    below.server.drain()
+    assert eventually(lambda: below.asked.onboard(keys(1)) == 0)
+    below.server.drain(False)
+    assert eventually(lambda: below.asked.onboard(keys(1)) == 1)
+
+
+def test_a_tier_that_has_not_removed_a_key_is_not_asked_for_it(below: Below) -> None:
+    assert below.asked.tiers(keys(1))[0] == DISK
+    with Client(below.pool, timeout_s=0.2) as other:
+        MetaClient(other).remove(keys(1))
+    assert below.asked.tiers(keys(1))[0] == 0
+    below.asked.onboard(keys(1))  # the store may have it again
+    assert below.take(Work.ONBOARD, 1) == []  # the disk is not asked
+    assert below.take(Work.COLD, 1) == []  # nor the store, before it has removed it
+    assert below.asked.lookup(keys(1)).state == BlockState.MISS
+    removals = below.work.take(Work.REMOVE, 10)
+    done = notes(1, 1, removal=Removal.DONE)
+    done["generation"], done["block"] = removals["generation"], removals["block"]
+    below.work.tell(done)
+    assert below.asked.onboard(keys(1)) == 1
+    assert below.take(Work.COLD, 1) == [1]
+
+
+def test_a_key_that_was_removed_while_it_was_taken_is_wanted_only_after_the_report(
+    below: Below,
+) -> None:
+    below.asked.onboard(keys(1))
+    assert below.take(Work.ONBOARD, 1) == [1]
+    with Client(below.pool, timeout_s=0.2) as other:
+        MetaClient(other).remove(keys(1))
+    removals = below.work.take(Work.REMOVE, 10)
+    done = notes(1, 1, removal=Removal.DONE)
+    done["generation"], done["block"] = removals["generation"], removals["block"]
+    below.work.tell(done)
+    assert below.asked.onboard(keys(1)) == 0
+    below.work.tell(notes(1, ended=1))
+    assert below.asked.onboard(keys(1)) == 1
+
+
+def test_a_late_result_ends_no_later_removal(below: Below) -> None:
+    with Client(below.pool, timeout_s=0.2) as other:
+        again = MetaClient(other)
+        again.remove(keys(1))
+        first = below.work.take(Work.REMOVE, 10)
+        assert sorted(first["tiers"].tolist()) == [DISK, STORE]
+        again.remove(keys(1))
+    late = notes(1, 1, removal=Removal.DONE)
+    late["generation"], late["block"] = first["generation"], first["block"]
+    below.work.tell(late)
+    below.work.tell(
+        notes(1, stored=DISK, removal=Removal.REPLACED, generation=int(first["generation"].min()))
+    )
+    assert below.asked.removing(keys(1))[0] == DISK | STORE
+    assert below.server.lower_stat().removal_count == 2
+
+
+def test_removals_of_a_service_that_ended_are_taken_again(below: Below) -> None:
+    with Client(below.pool, timeout_s=0.2) as other:
+        MetaClient(other).remove(keys(1))
+    assert below.take(Work.REMOVE, 10) == [1, 1]
+    assert below.take(Work.REMOVE, 10) == []
+    below.service.close()
+    below.serve()
+    assert below.take(Work.REMOVE, 10) == [1, 1]
