@@ -5,7 +5,8 @@
 A child runs the same command without ``--detach`` and in a session of its own. It says that it is
 ready as services of systemd do (:mod:`beluga.cli.notify`). Its messages go to ``serve.log`` in the
 pool's runtime directory, its process id to ``serve.pid``, which it holds locked: a process that has
-the lock is the server, whatever its number was before.
+the lock is the server, whatever its number was before. One that stands by beside it has
+``standby.log`` and ``standby.pid``; the names stay when it takes over.
 """
 
 from __future__ import annotations
@@ -33,23 +34,25 @@ from beluga.cli.output import print_json, say
 from beluga.errors import BelugaError, NoServerError, RpcError, ServerAliveError
 from beluga.rpc import read_trace
 
+_NAMES = ("serve", "standby")  # of the files of a process in the background
 _LOOK_S = 0.2
 _STOP_S = 60.0
 
 
-def detached(paths: list[str] | None, json: bool) -> None:
+def detached(paths: list[str] | None, json: bool, *, stands_by: bool) -> None:
     """Run this command in the background without ``--detach``. Returns when it serves or stands
     by. Raises RpcError with its last words if it ends before.
     """
     with open_pool(paths) as pool:
         directory = pool.runtime_dir
-    log, lock = directory / "serve.log", directory / "serve.pid"
+    name = _free(directory) if stands_by else _NAMES[0]
+    log, lock = directory / f"{name}.log", directory / f"{name}.pid"
     arguments = [word for word in sys.argv[1:] if word != "--detach"]
     with tempfile.TemporaryDirectory(prefix="beluga-") as folder, _open(log) as said:
         address = f"{folder}/ready"
         begin = said.tell()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready, _open(lock) as held:
-            _take(held)
+            _take(held, stands_by=stands_by)
             held.truncate(0)  # the number of a process that was killed, which another may have now
             ready.bind(address)
             ready.settimeout(_LOOK_S)
@@ -89,13 +92,25 @@ def _open(path: Path) -> IO[bytes]:
     return file
 
 
-def _take(lock: IO[bytes]) -> None:
+def _free(directory: Path) -> str:
+    """Return the name of which no process holds the lock, or the last one."""
+    free = (name for name in _NAMES if not _is_held(directory / f"{name}.pid"))
+    return next(free, _NAMES[-1])
+
+
+def _take(lock: IO[bytes], *, stands_by: bool) -> None:
     """Lock the file, for this process and for the child that gets its descriptor."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        if stands_by:
+            raise ServerAliveError(
+                "a server and a standby of this pool run in the background of this host already; "
+                "stop both with 'beluga stop'"
+            ) from None
         raise ServerAliveError(
-            "a server of this pool runs in the background of this host already; see 'beluga stop'"
+            "a server of this pool runs in the background of this host already; stop it with "
+            "'beluga stop', or add a standby with --standby"
         ) from None
 
 
@@ -118,24 +133,45 @@ def _wait(child: subprocess.Popen[bytes], ready: socket.socket, log: Path, begin
 
 
 def stop(pool: PoolPaths = None, json: Json = False) -> None:
-    """Stop the server that `beluga serve --detach` started on this host."""
-    lock = runtime_dir_of(pool) / "serve.pid"
-    pid = _holder(lock)
-    if pid is None:
+    """Stop what `beluga serve --detach` started on this host, a standby first."""
+    directory = runtime_dir_of(pool)
+    serving = _serving(directory)
+    found = [(lock, pid) for lock in _locks(directory) if (pid := _holder(lock)) is not None]
+    if not found:
         raise NoServerError(
-            "no server was started here with 'beluga serve --detach'; " + _how_to_stop(lock.parent)
+            "no server was started here with 'beluga serve --detach'; " + _how_to_stop(directory)
         )
+    found.sort(key=lambda one: one[1] == serving)  # nothing follows the server, which is last
+    for lock, pid in found:
+        _stop_one(lock, pid)
+        if not json:
+            say(f"stopped: process {pid}")
+    if json:
+        pids = [pid for _, pid in found]
+        print_json({"stopped": pids[-1], **({"standby": pids[0]} if len(pids) > 1 else {})})
+
+
+def _locks(directory: Path) -> list[Path]:
+    """Return the locks, a standby's first."""
+    return [directory / f"{name}.pid" for name in reversed(_NAMES)]
+
+
+def _serving(directory: Path) -> int | None:
+    """Return the process that serves, by its trace."""
+    try:
+        return read_trace(directory).pid
+    except (BelugaError, OSError):
+        return None
+
+
+def _stop_one(lock: Path, pid: int) -> None:
     with suppress(ProcessLookupError):  # it has just ended by itself
         _end(lock, pid)
     until = time.monotonic() + _STOP_S
     while _holder(lock) == pid:
         if time.monotonic() > until:
-            raise RpcError(f"process {pid} does not end; see {lock.with_name('serve.log')}")
+            raise RpcError(f"process {pid} does not end; see {lock.with_suffix('.log')}")
         time.sleep(0.02)
-    if json:
-        print_json({"stopped": pid})
-    else:
-        say(f"stopped: process {pid}")
 
 
 def _how_to_stop(directory: Path) -> str:
@@ -189,6 +225,18 @@ def _end_by_number(lock: Path, pid: int) -> None:
                 raise RpcError(
                     f"process {pid} is user {owner}'s; stop it as that user or as root"
                 ) from None
+
+
+def _is_held(lock: Path) -> bool:
+    """Return whether a process holds the lock, also one that has not written its number yet."""
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _holder(lock: Path) -> int | None:

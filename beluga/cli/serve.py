@@ -226,7 +226,7 @@ def serve(
     make = partial(MetaServer, host=host, quota=quota, eviction=eviction)
     register = _registering(handlers, handler_threads)
     if detach:
-        detached(pool, json)
+        detached(pool, json, stands_by=silent_s is not None)
         return
     logs.begin(log_level, log_format)
     held, told = open_lease(lease) if lease else None, threading.Event()

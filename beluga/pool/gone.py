@@ -15,6 +15,8 @@ from beluga.pool.default import emulated_paths, remembered
 from beluga.pool.runtime import refuse_in_use, runtime_beside
 from beluga.pool.spec import DeviceSpec, SpecLike
 
+_LOCKS = ("serve.pid", "standby.pid")  # of servers in the background
+
 
 def runtime_dir_of_gone(paths: Sequence[SpecLike] | None) -> Path | None:
     """Return the directory that processes of a pool with one of these devices, or of the default
@@ -34,7 +36,7 @@ def _candidates(paths: Sequence[SpecLike] | None) -> list[Path]:
     return [
         directory
         for directory in _children(config.runtime_root())
-        if any(_is_mapped(spec.path, directory / "serve.pid") for spec in specs)
+        if any(_is_mapped(spec.path, directory / name) for spec in specs for name in _LOCKS)
     ]
 
 

@@ -205,6 +205,30 @@ def test_a_server_in_the_background_serves_when_the_command_returns(
     assert "no server was started here" in run("stop", *pool).stderr
 
 
+def test_a_standby_in_the_background_follows_the_server_there_and_both_are_stopped(
+    run: Run, pool: list[str]
+) -> None:
+    first = json.loads(run("serve", *pool, "--detach", "--json").stdout)
+    try:
+        shown = run("serve", *pool, "--standby", "--detach", "--json")
+        assert shown.returncode == 0, shown.stderr
+        second = json.loads(shown.stdout)
+        assert second["status"].startswith("standing by")
+        third = run("serve", *pool, "--standby", "--detach")
+        assert (third.returncode, third.stderr.count("\n")) == (1, 1)
+        assert "stop both with 'beluga stop'" in third.stderr
+        os.kill(first["pid"], signal.SIGKILL)
+        log = Path(second["log"])
+        assert eventually(lambda: "epoch 2" in log.read_text())
+        again = json.loads(run("serve", *pool, "--standby", "--detach", "--json").stdout)
+        assert again["log"] == first["log"]
+    finally:
+        stopped = run("stop", *pool, "--json")
+    assert json.loads(stopped.stdout) == {"stopped": second["pid"], "standby": again["pid"]}
+    assert "epoch 3" not in Path(again["log"]).read_text()
+    assert "no server was started here" in run("stop", *pool).stderr
+
+
 def test_a_server_that_cannot_start_in_the_background_says_why(run: Run, pool: list[str]) -> None:
     refused = run("serve", *pool, "--detach", "--eviction", "none-such")
     assert (refused.returncode, refused.stdout) == (2, "")
