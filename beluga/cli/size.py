@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The command ``beluga size``: it advises on the capacities of tiers for a model, and says how much
-of a trace they find.
+"""The command ``beluga size``: it advises on the capacities of tiers for a model, and shows how
+much of a trace they find.
 """
 
 from __future__ import annotations

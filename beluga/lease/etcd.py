@@ -4,7 +4,7 @@
 
 A cluster has several endpoints: the one that answered last is asked, and the next ones if it does
 not answer. They share one deadline, so that a renewal ends before its lease does. With a user, etcd
-wants a token, which ends after some minutes: a refused one is asked for again.
+requires a token, which ends after some minutes: a refused one is asked for again.
 """
 
 from __future__ import annotations

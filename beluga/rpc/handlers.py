@@ -38,7 +38,7 @@ _F = TypeVar("_F", bound=Callable[..., object])
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HandlerInfo:
-    """What a server says of one handler: its name, the names of its parameters with their types,
+    """How a server describes a handler: its name, the names of its parameters with their types,
     the parameters that may be left out, the type of its result, and the first line of its
     docstring.
     """

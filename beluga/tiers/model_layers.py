@@ -107,7 +107,7 @@ def _listed(name: str, value: object, count: int) -> list[str]:
 def _kind(name: str, value: object, kinds: Mapping[str, str]) -> str:
     if not isinstance(value, str) or value not in kinds:
         raise TierError(
-            f"{name} has {value!r:.40}, a kind of layer that beluga does not know; give the numbers"
+            f"{name} has {value!r:.40}, no kind of layer that is supported; give the numbers"
         )
     return kinds[value]
 

@@ -84,8 +84,8 @@ def store_options(url: SplitResult) -> tuple[dict[str, str], dict[str, str | boo
     if url.scheme == "az":
         store = _connected() | store
     if not store.get(dialect.endpoint):
-        told = next(filter(None, map(store_variable, dialect.variables)), "")
-        store |= {dialect.endpoint: told} if told else {}
+        given = next(filter(None, map(store_variable, dialect.variables)), "")
+        store |= {dialect.endpoint: given} if given else {}
     if endpoint := store.get(dialect.endpoint):
         store[dialect.endpoint] = endpoint = _checked(endpoint, bare=url.scheme == "gs")
     if url.scheme == "az" and _emulates(store):
@@ -118,19 +118,19 @@ def _without_prefix(name: str, prefixes: tuple[str, ...]) -> str:
 
 
 def _connected() -> dict[str, str]:
-    """Return what Azure's connection string in the environment says."""
+    """Return the options of Azure's connection string in the environment."""
     text = store_variable("AZURE_STORAGE_CONNECTION_STRING")
     pairs = (part.partition("=")[::2] for part in text.split(";") if part)
-    told = {name.lower(): value for name, value in pairs}
-    found = {ours: told[theirs] for theirs, ours in _CONNECTION.items() if told.get(theirs)}
-    if told.get("usedevelopmentstorage", "").lower() == "true":
+    given = {name.lower(): value for name, value in pairs}
+    found = {ours: given[theirs] for theirs, ours in _CONNECTION.items() if given.get(theirs)}
+    if given.get("usedevelopmentstorage", "").lower() == "true":
         found["use_emulator"] = "true"
     return found
 
 
 def _emulates(store: Mapping[str, str]) -> bool:
-    told = store.get("use_emulator") or store_variable("AZURE_STORAGE_USE_EMULATOR")
-    return told.lower() in ("true", "1", "yes", "on")
+    given = store.get("use_emulator") or store_variable("AZURE_STORAGE_USE_EMULATOR")
+    return given.lower() in ("true", "1", "yes", "on")
 
 
 def _checked(endpoint: str, *, bare: bool = False) -> str:

@@ -30,7 +30,7 @@ enum {
     BL_BELOW_TAKEN = 6,         /* pieces of work that the service has at a time */
     BL_BELOW_DEATHS = 2,
     BL_BELOW_CLIENTS = 2,
-    BL_BELOW_REPORT = BL_LOWER_KINDS, /* a kind of work: tell what became of a removal */
+    BL_BELOW_REPORT = BL_LOWER_KINDS, /* a kind of work: report the result of a removal */
     BL_BELOW_NAP_NS = 40 * 1000,
     BL_BELOW_LOOKS_MAX = 4000,  /* of the service, until all removals are executed */
     BL_BELOW_STEPS = 20000000   /* clients wait for tiers, and look for replies meanwhile */
@@ -137,7 +137,7 @@ static int bl_below_write(bl_blocks_client *client, uint64_t key, const bl_block
     bl_kv_fill(payload, key, version, bl_blocks_length(key));
     bl_blocks_dawdle(client);
     bl_stream(&client->pool->memory, record->offset, payload, bl_blocks_length(key));
-    bl_fence_store(&client->pool->memory); /* the payload is out before the server hears of it */
+    bl_fence_store(&client->pool->memory); /* the payload is out before the commit */
     *bl_blocks_writer(client, record) = 0;
     status = bl_commit_blocks(client->session, &commit, 1, &committed, BL_PATH_TIMEOUT_NS);
     return status < 0 ? status : committed;
@@ -315,7 +315,7 @@ static int bl_below_begin(bl_below_service *service, bl_pool *pool)
     return status;
 }
 
-/* Save a block in some tiers, and tell of it. What was removed there is replaced. */
+/* Save a block in some tiers, and report it. What was removed there is replaced. */
 static int bl_below_save(bl_below_service *service, const bl_lower_record *record)
 {
     bl_below *tiers = bl_below_of(&service->client);
