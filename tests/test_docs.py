@@ -183,7 +183,7 @@ def test_generated_documents_are_fresh(script: str) -> None:
 # Options of other programs that error messages and advice name.
 OTHERS_OPTIONS = {
     *("--align", "--mode", "--shm-size", "--size", "--kv-transfer-config"),
-    *("--prefix-caching-hash-algo", "--disable-hybrid-kv-cache-manager"),
+    *("--prefix-caching-hash-algo", "--enable-prefix-caching"),
     "--revision",
 }
 

@@ -23,14 +23,16 @@ Files of the KV connector:
 * ``connector`` implements vLLM's interface and only forwards calls; ``plugin`` makes it known.
 * ``settings``, ``identity`` (the namespace) and ``layout`` (where a block's bytes lie) are shared.
 * ``policy`` makes vLLM compute what was not loaded.
+* ``cachegroup`` has the groups of layers. ``blocks`` says what a block of a prefix is: one block of
+  the engine, or in a hybrid model parts in several groups, by vLLM's rules (``groups``).
 * ``lookups``, ``schedule`` and ``doubts`` are the scheduler's side, ``worker``, ``loads``,
   ``saves``, ``staging`` and ``device`` the workers' side; ``steps`` has the messages between them.
 * ``events`` and ``stats`` report to the outside; ``amx`` asks for the processor's tiles.
 
 The other way goes behind vLLM's OffloadingConnector: ``offloading``. Its scheduler's side is
 ``manager`` with ``answers``, its workers' side ``jobs``. They find each other by ``rendezvous``,
-with a ``retry`` task on each side. Only ``connector``, ``stats``, ``plugin``, ``offloading`` and
-``manager`` import vLLM.
+with a ``retry`` task on each side. Only ``connector``, ``groups``, ``stats``, ``plugin``,
+``offloading`` and ``manager`` import vLLM.
 
 A block is saved only after the step that computes it, and every load that it rests on, are known to
 have succeeded: on every rank, and for every connector beside this one (see ``schedule``). This

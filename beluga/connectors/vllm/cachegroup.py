@@ -1,73 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The engine's one group of KV cache layers: its contents, or why it is refused."""
+"""The engine's groups of KV cache layers: their contents, or why they are refused.
+
+A model whose layers are alike has one group. A hybrid model has several, with block ids of their
+own: full attention beside layers with a window, or beside recurrent layers, whose blocks are
+states. Groups lie over each other in the same memory, so each has a layout of its own.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from beluga.connectors.vllm.layout import BlockLayout
 from beluga.errors import ConnectorError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 # Kinds of layers whose blocks, once computed, serve every request with the same tokens.
 KINDS = ("FullAttentionSpec", "MLAAttentionSpec")
+# Kinds that serve a request only where its prefix ends: a window before that, or a state there.
+BOUNDARY_KINDS = (
+    *("SlidingWindowSpec", "SlidingWindowMLASpec", "ChunkedLocalAttentionSpec", "MambaSpec"),
+)
 
 
-class CacheGroup:
-    """A cache group, checked at the start. Raises :class:`~beluga.errors.ConnectorError`."""
+class LayerGroup:
+    """One of the engine's groups of layers."""
 
-    def __init__(self, vllm_config: Any, kv_cache_config: Any) -> None:
-        self._config, self._kv_cache = vllm_config, kv_cache_config
-        groups = kv_cache_config.kv_cache_groups
-        if len(groups) != 1:
-            kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups})
-            raise ConnectorError(
-                f"this model's KV cache has {len(groups)} groups of layers ({', '.join(kinds)}); "
-                "beluga serves models with one. Hybrid attention without recurrent layers has one "
-                "with --disable-hybrid-kv-cache-manager"
-            )
-        spec = groups[0].kv_cache_spec
+    def __init__(self, vllm_config: Any, kv_cache_config: Any, number: int) -> None:
+        self._config, self._kv_cache, self.number = vllm_config, kv_cache_config, number
+        group = kv_cache_config.kv_cache_groups[number]
+        spec = group.kv_cache_spec
         self.specs: dict[str, Any] = getattr(spec, "kv_cache_specs", None) or dict.fromkeys(
-            groups[0].layer_names, spec
+            group.layer_names, spec
         )
-        for name, one in self.specs.items():
-            if type(one).__name__ not in KINDS:
-                raise ConnectorError(
-                    f"{name} has a {type(one).__name__}; beluga serves {' and '.join(KINDS)}"
-                )
-        cache = vllm_config.cache_config
-        if getattr(cache, "calculate_kv_scales", False):
+        if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
             raise ConnectorError(
                 "calculate_kv_scales gives each engine scales of its own, which a shared block "
                 "does not carry; start vLLM without it"
             )
-        dcp = vllm_config.parallel_config.decode_context_parallel_size
-        self.block_size: int = kv_cache_config.hash_block_size or cache.block_size * dcp
+
+    def refuse_others(self, kinds: Sequence[str]) -> None:
+        """Raise ConnectorError for layers of other kinds."""
+        for name, one in self.specs.items():
+            if type(one).__name__ not in kinds:
+                raise ConnectorError(
+                    f"{name} has a {type(one).__name__}; beluga serves "
+                    f"{', '.join(kinds[:-1])} and {kinds[-1]}"
+                )
 
     def layout(self, tensors: Mapping[str, Any]) -> BlockLayout:
         """Return where blocks lie in the tensors that the engine registers."""
         return BlockLayout(
             tensors,
             block_count=self._kv_cache.num_blocks,
-            page_sizes={
-                name: int(getattr(spec, "unpadded_page_size_bytes", spec.page_size_bytes))
-                for name, spec in self.specs.items()
-            },
+            page_sizes={name: _page_size(spec) for name, spec in self.specs.items()},
         )
 
     def layers(self) -> dict[str, str]:
         """Describe the cache of every layer. Block sizes are in the layout instead."""
-        return {
-            name: f"{type(spec).__name__} heads={spec.num_kv_heads} size={spec.head_size}"
-            f"/{getattr(spec, 'head_size_v', None)} dtype={spec.dtype}"
-            f" quant={getattr(spec, 'kv_quant_mode', None)}"
-            f" states={getattr(spec, 'tokens_per_state', 1)}"
-            f" window={getattr(spec, 'sliding_window', None)}"
-            for name, spec in self.specs.items()
-        }
+        return {name: _described(spec) for name, spec in self.specs.items()}
 
     def packing(self) -> str:
         """Describe what the attention backends do inside a page: their names, and on a CPU their
@@ -88,3 +82,118 @@ class CacheGroup:
 
         on_cpu = self._config.device_config.device_type == "cpu"
         return str(torch.backends.cpu.get_cpu_capability()) if on_cpu else ""
+
+
+class CacheGroup(LayerGroup):
+    """The one group of a model whose layers are alike and attend to the whole prefix, checked at
+    the start. Raises :class:`~beluga.errors.ConnectorError`.
+    """
+
+    def __init__(self, vllm_config: Any, kv_cache_config: Any) -> None:
+        groups = kv_cache_config.kv_cache_groups
+        if len(groups) != 1:
+            kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups})
+            raise ConnectorError(
+                f"this model's KV cache has {len(groups)} groups of layers ({', '.join(kinds)}); "
+                "beluga serves models with one here. Serve this model by the BelugaConnector"
+            )
+        super().__init__(vllm_config, kv_cache_config, 0)
+        self.refuse_others(KINDS)
+        dcp = vllm_config.parallel_config.decode_context_parallel_size
+        size = kv_cache_config.hash_block_size or vllm_config.cache_config.block_size * dcp
+        self.block_size: int = size
+
+
+class CacheGroups:
+    """All groups whose blocks serve other requests, checked at the start. ``hybrid`` says that a
+    block may serve a prefix only together with blocks of other groups or of a window. Raises
+    :class:`~beluga.errors.ConnectorError`.
+    """
+
+    def __init__(self, vllm_config: Any, kv_cache_config: Any) -> None:
+        groups = kv_cache_config.kv_cache_groups
+        numbers = range(len(groups))
+        self.hybrid = len(groups) != 1 or not _is_plain(groups[0].kv_cache_spec)
+        self.groups: list[LayerGroup]
+        if not self.hybrid:
+            one = CacheGroup(vllm_config, kv_cache_config)
+            self.groups, self.block_size = [one], one.block_size
+            return
+        # Others are scratch memory of a request, which nobody else can use.
+        numbers = kv_cache_config.prefix_cacheable_group_ids
+        self.groups = [LayerGroup(vllm_config, kv_cache_config, number) for number in numbers]
+        if not self.groups:
+            raise ConnectorError(
+                "no block of this model's KV cache serves another request; start vLLM without "
+                "the BelugaConnector"
+            )
+        for group in self.groups:
+            group.refuse_others((*KINDS, *BOUNDARY_KINDS))
+        _check_hybrid(vllm_config, self.groups)
+
+    def layouts(self, tensors: Mapping[str, Any]) -> list[BlockLayout]:
+        """Return where each group's blocks lie in the tensors that the engine registers."""
+        if not self.hybrid:
+            return [self.groups[0].layout(tensors)]
+        return [
+            group.layout({name: tensors[name] for name in group.specs}) for group in self.groups
+        ]
+
+    def layers(self) -> dict[str, str]:
+        """Describe the cache of every layer, with its group if there are several."""
+        found: dict[str, str] = {}
+        for group in self.groups:
+            place = f" group={group.number}" if self.hybrid else ""
+            found |= {name: kind + place for name, kind in group.layers().items()}
+        return found
+
+    def packing(self) -> str:
+        """Describe what the attention backends do inside a page, for each group."""
+        return "; ".join(group.packing() for group in self.groups)
+
+
+def _check_hybrid(vllm_config: Any, groups: Sequence[LayerGroup]) -> None:
+    """Refuse a hybrid model where its blocks cannot serve another engine."""
+    parallel = vllm_config.parallel_config
+    for name in ("pipeline", "decode_context", "prefill_context"):
+        if getattr(parallel, f"{name}_parallel_size") > 1:
+            raise ConnectorError(
+                f"{name}_parallel_size is {getattr(parallel, f'{name}_parallel_size')}; with "
+                "several groups of layers beluga serves 1"
+            )
+    modes = {
+        str(spec.mamba_cache_mode)
+        for group in groups
+        for spec in group.specs.values()
+        if hasattr(spec, "mamba_cache_mode")
+    }
+    if modes - {"align"}:
+        raise ConnectorError(
+            f"mamba_cache_mode is {', '.join(sorted(modes))}, which keeps no state for others; "
+            "start vLLM with --enable-prefix-caching"
+        )
+
+
+def _is_plain(spec: Any) -> bool:
+    """Return whether every layer of a group attends to the whole prefix."""
+    specs = getattr(spec, "kv_cache_specs", None)
+    return all(type(one).__name__ in KINDS for one in (specs.values() if specs else [spec]))
+
+
+def _page_size(spec: Any) -> int:
+    """Return the bytes of a page without its padding."""
+    names = ("unpadded_page_size_bytes", "real_page_size_bytes", "page_size_bytes")
+    return next(int(getattr(spec, name)) for name in names if hasattr(spec, name))
+
+
+def _described(spec: Any) -> str:
+    if type(spec).__name__ in BOUNDARY_KINDS:  # the fields of such a kind are all its own
+        fields = {one.name: getattr(spec, one.name) for one in dataclasses.fields(spec)}
+        return f"{type(spec).__name__} {fields}"
+    return (
+        f"{type(spec).__name__} heads={spec.num_kv_heads} size={spec.head_size}"
+        f"/{getattr(spec, 'head_size_v', None)} dtype={spec.dtype}"
+        f" quant={getattr(spec, 'kv_quant_mode', None)}"
+        f" states={getattr(spec, 'tokens_per_state', 1)}"
+        f" window={getattr(spec, 'sliding_window', None)}"
+    )

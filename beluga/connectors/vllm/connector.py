@@ -16,7 +16,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_utils import (
@@ -28,7 +30,7 @@ from vllm.v1.core.kv_cache_utils import (
 from beluga.connectors.connection import Connection
 from beluga.connectors.settings import settings_of
 from beluga.connectors.vllm import amx
-from beluga.connectors.vllm.cachegroup import CacheGroup
+from beluga.connectors.vllm.cachegroup import CacheGroups
 from beluga.connectors.vllm.counters import Counters
 from beluga.connectors.vllm.events import MEDIUM, Announcements
 from beluga.connectors.vllm.following import Following
@@ -45,6 +47,8 @@ from beluga.errors import ConnectorError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from beluga.connectors.vllm.groups import Groups
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows the logs below its own name
 
@@ -75,7 +79,7 @@ class ReportMetadata(KVConnectorWorkerMetadata):
         return self
 
 
-class BelugaConnector(KVConnectorBase_V1):
+class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
     """The connector: one in vLLM's scheduler, one in each worker. See the package's docstring."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -85,7 +89,9 @@ class BelugaConnector(KVConnectorBase_V1):
             settings_of(VllmSettings, transfer.kv_connector_extra_config),
             kv_role=getattr(transfer, "kv_role", None) or "kv_both",
         )
-        self._group = CacheGroup(vllm_config, kv_cache_config)
+        self._groups = CacheGroups(vllm_config, kv_cache_config)
+        if self._groups.hybrid:  # a state that is loaded before a forward is too late for it
+            self._settings = dataclasses.replace(self._settings, load="async")
         check_hashing(vllm_config.cache_config.prefix_caching_hash_algo)
         if recompute_failed_loads(vllm_config) and role == KVConnectorRole.SCHEDULER:
             logger.info("beluga: kv_load_failure_policy is recompute, for all connectors")
@@ -105,9 +111,11 @@ class BelugaConnector(KVConnectorBase_V1):
             self._lookups = Lookups(
                 self._connection,
                 self._counters,
-                block_size=self._group.block_size,
+                block_size=1 if self._groups.hybrid else self._groups.block_size,
                 logger=logger,
             )
+            hybrid = self._made_hybrid(vllm_config, kv_cache_config)
+            self._block_size = hybrid.block_size if hybrid else self._groups.block_size
             self._identity = identify(
                 vllm_config,
                 self._settings.identity,
@@ -120,12 +128,13 @@ class BelugaConnector(KVConnectorBase_V1):
                 self._settings,
                 self._lookups,
                 self._counters,
-                block_size=self._group.block_size,
+                block_size=self._block_size,
                 block_count=kv_cache_config.num_blocks,
                 block_ids_of=self._block_ids_of,
                 extra_keys_of=self._extra_keys_of,
                 announcements=self._announcements,
-                names=BlockNames(self._lookups, block_size=self._group.block_size),
+                names=BlockNames(self._lookups, block_size=self._block_size),
+                blocks=hybrid,
             )
             self._following = Following(
                 self._schedule, self._lookups, vllm_config, lambda: self._kv_cache_manager
@@ -163,14 +172,18 @@ class BelugaConnector(KVConnectorBase_V1):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Note that the engine has allocated blocks for the tokens."""
         with self._timed("hook_s"):
-            self._schedule.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+            table = self._table(blocks.get_block_ids())
+            self._schedule.allocated(request, table, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """Return the workers' orders for this step."""
+        state = getattr(scheduler_output, "kv_connector_block_state", None)
         with self._timed("hook_s", "save_hook_s"):
             return StepMetadata(
                 self._schedule.orders(
-                    scheduler_output.num_scheduled_tokens, scheduler_output.preempted_req_ids or ()
+                    scheduler_output.num_scheduled_tokens,
+                    scheduler_output.preempted_req_ids or (),
+                    state.boundary_state_offloads if state is not None else {},
                 )
             )
 
@@ -186,12 +199,20 @@ class BelugaConnector(KVConnectorBase_V1):
             if self._announcements is not None:
                 self._announcements.reported(report)
 
-    def request_finished(
-        self, request: Any, block_ids: list[int]
-    ) -> tuple[bool, dict[str, Any] | None]:
+    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         """Note that a request has ended. Returns whether its blocks are still being saved."""
         with self._timed("hook_s", "save_hook_s"):
             return self._schedule.finished(request, block_ids), None
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Do as :meth:`request_finished`, with the blocks of each group."""
+        return self.request_finished(request, self._table(block_ids))
+
+    def has_pending_block_frees(self) -> bool:
+        """Return whether blocks become free soon that are pinned for saves."""
+        return self._schedule.saving
 
     def has_pending_push_work(self) -> bool:
         """Return whether the engine must run one more step, even an empty one: blocks are saved
@@ -219,7 +240,7 @@ class BelugaConnector(KVConnectorBase_V1):
         """Take the engine's memory. Blocks can move from now on."""
         from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
-        layout = self._group.layout(kv_caches)
+        layout, *others = self._groups.layouts(kv_caches)
         amx.permit(layout.device)
         tp, pp = get_tp_group(), get_pp_group()
         parallel = self._vllm_config.parallel_config
@@ -227,14 +248,15 @@ class BelugaConnector(KVConnectorBase_V1):
             self._vllm_config,
             version=vllm.__version__,
             layout=layout,
-            packing=self._group.packing(),
-            layers=self._group.layers(),
+            packing=self._groups.packing(),
+            layers=self._groups.layers(),
             tp_rank=tp.rank_in_group,
             pp_rank=pp.rank_in_group,
             salt=self._settings.salt,
             identity=self._settings.identity,
+            others=others,
         )
-        self._block_bytes = layout.block_size
+        self._block_bytes = sum(one.block_size for one in (layout, *others))
         self._rank = pp.rank_in_group * parallel.tensor_parallel_size + tp.rank_in_group
         self._worker = Worker(
             self._settings,
@@ -243,6 +265,8 @@ class BelugaConnector(KVConnectorBase_V1):
             self._counters,
             logger,
             rank=self._rank,
+            more=others,
+            whole=self._groups.hybrid,
         )
         self._worker.settle()
 
@@ -289,6 +313,14 @@ class BelugaConnector(KVConnectorBase_V1):
         with self._timed("hook_s", "save_hook_s"):
             sent = self._worker.saves.ended(finished_req_ids)
             return sent or None, self._worker.loads.arrived() or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Return what :meth:`get_finished` does, and the requests whose loads have failed."""
+        sent, arrived = self.get_finished(finished_req_ids)
+        failed = self._worker.loads.spoiled(arrived or set()) if self._worker is not None else set()
+        return KVConnectorTransferResults(
+            finished_sending=sent or set(), finished_recving=arrived or set(), failed_recving=failed
+        )
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Return the engine's blocks that were not loaded."""
@@ -343,7 +375,7 @@ class BelugaConnector(KVConnectorBase_V1):
         self._lookups.meet([one.namespace for one in ranks])
         logger.info(
             "beluga: blocks of %d tokens, %d bytes on each of %d ranks; namespace %s",
-            self._group.block_size,
+            self._block_size,
             ranks[0].block_bytes,
             len(ranks),
             ranks[0].namespace.digest.hex()[:8],
@@ -359,13 +391,33 @@ class BelugaConnector(KVConnectorBase_V1):
             took = time.perf_counter() - started
             self._counters.add(**dict.fromkeys(names, took))
 
-    def _block_ids_of(self, request_id: str) -> list[int]:
+    def _manager(self) -> Any:
         if self._kv_cache_manager is None:
             raise ConnectorError("vLLM has not bound its cache manager; is it older than 0.32?")
-        return list(self._kv_cache_manager.get_block_ids(request_id)[0])
+        return self._kv_cache_manager
+
+    def _block_ids_of(self, request_id: str) -> Any:
+        return self._table(self._manager().get_block_ids(request_id))
+
+    def _table(self, block_ids: tuple[list[int], ...]) -> Any:
+        """Return a request's blocks as the schedule takes them."""
+        return block_ids if self._groups.hybrid else list(block_ids[0])
+
+    def _made_hybrid(self, vllm_config: Any, kv_cache_config: Any) -> Groups | None:
+        if not self._groups.hybrid:
+            return None
+        from beluga.connectors.vllm.groups import Groups  # models with one group need none of it
+
+        return Groups(
+            vllm_config,
+            kv_cache_config,
+            self._lookups,
+            table_of=self._block_ids_of,
+            pool=lambda: self._manager().block_pool,
+        )
 
     def _extra_keys_of(self, request: Any, start: int, stop: int) -> list[Any]:
-        size, shown, found = self._group.block_size, 0, []
+        size, shown, found = self._block_size, 0, []
         for first in range(start * size, stop * size, size):
             keys, shown = generate_block_hash_extra_keys(request, first, first + size, shown)
             found.append(keys)
@@ -376,7 +428,7 @@ class BelugaConnector(KVConnectorBase_V1):
         if events is None or not events.enable_kv_cache_events:
             return None
         return Announcements(
-            rank_count=lambda: len(self._lookups.ranks), block_size=self._group.block_size
+            rank_count=lambda: len(self._lookups.ranks), block_size=self._block_size
         )
 
     def _event(self, one: Any) -> Any:
@@ -386,7 +438,7 @@ class BelugaConnector(KVConnectorBase_V1):
             if one.parent_hash
             else None,
             token_ids=one.token_ids,
-            block_size=self._group.block_size,
+            block_size=self._block_size,
             lora_id=None,
             medium=MEDIUM,
             lora_name=one.lora_name,

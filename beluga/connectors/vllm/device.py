@@ -35,11 +35,11 @@ class DeviceSource(Source):
     """
 
     def __init__(
-        self, layout: BlockLayout, driver: CudaDriver, *, urgent: bool, beside: bool
+        self, *layouts: BlockLayout, driver: CudaDriver, urgent: bool, beside: bool
     ) -> None:
-        super().__init__(layout)
+        super().__init__(*layouts)
         self._driver, self._beside = driver, beside
-        self._device = layout.tensors[0].device
+        self._device = layouts[0].tensors[0].device
         self._stream = driver.make_stream(urgent=urgent)
         self._marked = driver.make_event()
 
@@ -53,20 +53,20 @@ class DeviceSource(Source):
         """Record the current end of the engine's stream."""
         self._driver.record(self._marked, engine_stream(self._device))
 
-    def read(self, block_ids: Sequence[int]) -> Run:
+    def read(self, block_ids: Sequence[int], group: int = 0) -> Run:
         """Return where the blocks lie. A copy from there follows the mark."""
         self._driver.follow(self._stream, self._marked)
-        return self.layout.run(block_ids)
+        return super().read(block_ids, group)
 
     @contextlib.contextmanager
-    def write(self, block_ids: Sequence[int]) -> Iterator[Run]:
+    def write(self, block_ids: Sequence[int], group: int = 0) -> Iterator[Run]:
         """Yield where the blocks lie. A copy to there follows everything that the engine still does
         with them.
         """
         if not self._beside:
             self.mark()
         self._driver.follow(self._stream, self._marked)
-        yield self.layout.run(block_ids)
+        yield self.layouts[group].run(block_ids)
 
     def close(self) -> None:
         """Free the stream and the event. No copy runs any more, and the pools are closed."""
@@ -83,20 +83,21 @@ def engine_stream(device: object) -> int:
 
 
 def source_of(
-    layout: BlockLayout, *, urgent: bool, own_stream: bool, logger: logging.Logger
+    *layouts: BlockLayout, urgent: bool, own_stream: bool, logger: logging.Logger
 ) -> Source:
     """Return the source for the device that holds the blocks. With ``own_stream`` copies run beside
     the engine; otherwise the engine waits for them. ``urgent`` says that a request waits for them.
 
     A GPU without cupy is staged through host memory, and a warning says so.
     """
-    if layout.device == "cpu":
-        return Source(layout)
-    if layout.device == "cuda":
+    device = layouts[0].device
+    if device == "cpu":
+        return Source(*layouts)
+    if device == "cuda":
         try:
-            driver = CupyDriver(layout.tensors[0].device.index or 0)
+            driver = CupyDriver(layouts[0].tensors[0].device.index or 0)
         except EngineUnavailableError as error:
             logger.warning("beluga: blocks are staged in host memory: %s", error)
         else:
-            return DeviceSource(layout, driver, urgent=urgent, beside=own_stream)
-    return StagedSource(layout, own_stream=own_stream)
+            return DeviceSource(*layouts, driver=driver, urgent=urgent, beside=own_stream)
+    return StagedSource(*layouts, own_stream=own_stream)

@@ -32,7 +32,7 @@ from beluga.kvcache import Namespace
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from beluga.connectors.vllm.layout import BlockLayout
 
@@ -72,12 +72,13 @@ def namespace(  # noqa: PLR0913  all named
     pp_rank: int,
     salt: str | bytes,
     identity: str = "",
+    others: Sequence[BlockLayout] = (),
 ) -> Namespace:
     """Return the namespace of a rank, without the weights. ``config`` is a ``VllmConfig``;
     ``version`` is vLLM's; ``identity`` is the operator's word for what has no stable form.
 
-    ``layers`` gives the kind of cache of every layer in the cache group; ``packing`` describes what
-    the attention backend does inside a page.
+    ``layers`` gives the kind of cache of every layer in the cache groups; ``packing`` describes
+    what the attention backends do inside a page; ``others`` are the layouts of further groups.
     """
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     parts = config_fields(config, LEFT_OUT, vouched=identity)
@@ -92,7 +93,7 @@ def namespace(  # noqa: PLR0913  all named
             "kv_dtype": str(cache.cache_dtype),
             "block_size": int(cache.block_size),
             "hash": str(cache.prefix_caching_hash_algo),
-            "layout": layout.declared,
+            "layout": "; ".join(one.declared for one in (layout, *others)),
             "packing": packing,
             "layers": digest_of(dict(layers), {}),
             "device": layout.device,
@@ -100,7 +101,7 @@ def namespace(  # noqa: PLR0913  all named
             "pp": f"{pp_rank}/{parallel.pipeline_parallel_size}",
             "cp": f"{parallel.decode_context_parallel_size}"
             f"/{parallel.prefill_context_parallel_size}",
-            "group": 0,
+            "group": 0,  # of blocks under the engine's hashes; others mix their group in
         },
         salt=salt,
     )

@@ -3,10 +3,11 @@
 """The layout of a block: where its bytes lie in the engine's tensors, and a name for that
 arrangement.
 
-An engine registers one tensor per layer. One of its axes counts blocks; the rest, for one block, is
-a *page*, which lies in memory as one run of bytes or a few (K apart from V). A block in the pool is
-all layers' pages end to end, in the order in which the engine names its layers. Nothing is guessed
-from a shape alone: an ambiguous tensor is refused when the engine starts.
+An engine registers one tensor per layer. One of its axes counts blocks, or the smaller blocks of
+its kernels; the rest, for one block, is a *page*, which lies in memory as one run of bytes or a few
+(K apart from V). A block in the pool is all layers' pages end to end, in the order in which the
+engine names its layers. Nothing is guessed from a shape alone: an ambiguous tensor is refused when
+the engine starts.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,15 +57,10 @@ class BlockLayout:
         declared: list[list[Any]] = []
         seen: set[int] = set()
         for name, tensor in tensors.items():
-            page = _Page(name, tensor, block_count)
+            page = _Page(name, tensor, block_count, page_sizes.get(name))
             if page.start in seen:  # the layer shares another layer's tensor
                 continue
             seen.add(page.start)
-            if page.size != page_sizes.get(name, page.size):
-                raise ConnectorError(
-                    f"{name}: a block's page has {page.size} bytes where the engine says "
-                    f"{page_sizes[name]}; this layout is not known to beluga"
-                )
             parts += [(tensor, piece) for piece in page.pieces]
             declared.append([str(tensor.dtype), page.shape, page.order, len(page.pieces)])
         self.parts = tuple(parts)  # each piece with its tensor
@@ -104,17 +101,20 @@ class BlockLayout:
 class _Page:
     """One layer's share of a block."""
 
-    def __init__(self, name: str, tensor: Any, block_count: int) -> None:
+    def __init__(self, name: str, tensor: Any, block_count: int, declared: int | None) -> None:
         try:
             self.start = tensor_start(tensor)
         except LayoutError as error:
             raise ConnectorError(f"{name}: {error}") from None
         item = tensor.element_size()
-        axis = _block_axis(name, tuple(tensor.shape), block_count)
-        strides = [stride * item for stride in tensor.stride()]
+        shape, strides = list(tensor.shape), [stride * item for stride in tensor.stride()]
+        ratio = _kernel_blocks(shape, block_count)
+        if ratio > 1 and declared == item * math.prod(shape) // block_count:
+            shape[:1], strides[:1] = [block_count, ratio], [strides[0] * ratio, strides[0]]
+        axis = _block_axis(name, tuple(shape), block_count)
         rest = [
             (size, stride)
-            for index, (size, stride) in enumerate(zip(tensor.shape, strides, strict=True))
+            for index, (size, stride) in enumerate(zip(shape, strides, strict=True))
             if index != axis
         ]
         self.shape = [size for size, _ in rest]
@@ -146,6 +146,18 @@ class _Page:
         self.size = run * len(places)
         if strides[axis] < run:
             raise ConnectorError(f"{name}: blocks overlap: strides {tuple(tensor.stride())}")
+        if declared not in (None, self.size):
+            raise ConnectorError(
+                f"{name}: a block's page has {self.size} bytes where the engine says {declared}; "
+                "this layout is not known to beluga"
+            )
+
+
+def _kernel_blocks(shape: list[int], block_count: int) -> int:
+    """Return how many kernel blocks are a block, if the first axis counts those; else 1."""
+    if len(shape) < 2 or shape[0] % block_count or block_count in shape[1:2]:
+        return 1
+    return shape[0] // block_count
 
 
 def _block_axis(name: str, shape: tuple[int, ...], block_count: int) -> int:

@@ -3,12 +3,16 @@
 """Loading: one get for a request's blocks, before the forward that needs them or in a thread.
 
 Blocks that are not loaded are reported by their ids, and the engine computes them (its
-``kv_load_failure_policy`` is set to "recompute"). A block whose bytes are wrong is removed from the
-pool. Otherwise it would be found and fail again; once it is removed, the right block is saved.
+``kv_load_failure_policy`` is set to "recompute"). With several groups of layers a block's id does
+not show whose it is: then a request's load fails as a whole, and the engine computes all of it. A
+block whose bytes are wrong is removed from the pool. Otherwise it would be found and fail again;
+once it is removed, the right block is saved.
 """
 
 from __future__ import annotations
 
+import itertools
+import operator
 import threading
 import time
 from collections import deque
@@ -20,6 +24,8 @@ from beluga.connectors.vllm.steps import Loaded, add_loaded
 from beluga.threads import Thread
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from beluga.connectors.connection import Attachment, Connection
     from beluga.connectors.vllm.counters import Counters
     from beluga.connectors.vllm.staging import Source
@@ -28,22 +34,32 @@ if TYPE_CHECKING:
 
 
 class Loads:
-    """Loads in the caller's thread, and keeps the results until they are reported."""
+    """Loads in the caller's thread, and keeps the results until they are reported. With ``whole`` a
+    request's load fails as a whole.
+    """
 
     def __init__(
-        self, source: Source, namespace: Namespace, connection: Connection, counters: Counters
+        self,
+        source: Source,
+        namespace: Namespace,
+        connection: Connection,
+        counters: Counters,
+        *,
+        whole: bool = False,
     ) -> None:
         self._source, self.namespace = source, namespace
         self._connection, self._counters = connection, counters
         self._figures = LinkFigures(connection, counters)
         self._lock = threading.Lock()
+        self._whole = whole
         self._failed: set[int] = set()
+        self._spoiled: set[str] = set()  # requests whose load has failed as a whole
         self._loaded: dict[str, Loaded] = {}
 
     def load(self, ranges: list[BlockRange]) -> None:
-        """Load the ranges as far as possible."""
-        for one in ranges:
-            self._load(one)
+        """Load the ranges as far as possible. Those of a request follow one another."""
+        for one in _by_request(ranges):
+            self._load_all(one)
 
     def loaded(self) -> dict[str, Loaded]:
         """Return the loads that have ended since the last call, successfully or not, by request."""
@@ -63,14 +79,36 @@ class Loads:
         """
         return set()
 
+    def spoiled(self, arrived: set[str]) -> set[str]:
+        """Return those of the requests that have arrived whose load has failed as a whole."""
+        with self._lock:
+            spoiled = self._spoiled & arrived
+            self._spoiled -= spoiled
+        return spoiled
+
     def close(self) -> None:
         """Do nothing: no thread runs."""
 
-    def _load(self, one: BlockRange) -> None:
+    def _load_all(self, ranges: list[BlockRange]) -> None:
+        """Load the ranges of one request, up to the first that fails."""
+        blocks, wanted = 0, sum(len(one.block_ids) for one in ranges)
+        for one in ranges if wanted else ():
+            hits = self._load(one)
+            blocks += hits
+            if hits < len(one.block_ids):
+                break
+        name = ranges[0].request
+        with self._lock:
+            if self._whole and (blocks < wanted or not wanted):
+                self._spoiled.add(name)
+            add_loaded(self._loaded, name, Loaded(1, blocks))
+
+    def _load(self, one: BlockRange) -> int:
+        """Load a range. Returns how many leading blocks of it the engine has now."""
         packed = one.packed()
 
         def get(attachment: Attachment) -> GetResult:
-            with self._source.write(one.block_ids) as run:
+            with self._source.write(one.block_ids, one.group) as run:
                 return fetch(attachment.cache(self.namespace, self._source.engine), packed, run)
 
         started = time.perf_counter()
@@ -81,15 +119,21 @@ class Loads:
             loads=1,
             load_s=time.perf_counter() - started,
             load_blocks=hits,
-            load_bytes=hits * self._source.block_size,
+            load_bytes=hits * self._source.layouts[one.group].block_size,
             load_failed_blocks=len(missing),
             mismatches=result.mismatches if result is not None else 0,
             load_failures=int(result is None),
         )
         self._figures.add()
-        with self._lock:
-            self._failed.update(missing)
-            add_loaded(self._loaded, one.request, Loaded(1, hits))
+        if not self._whole:
+            with self._lock:
+                self._failed.update(missing)
+        return hits
+
+
+def _by_request(ranges: list[BlockRange]) -> Iterator[list[BlockRange]]:
+    for _, several in itertools.groupby(ranges, key=operator.attrgetter("request")):
+        yield list(several)
 
 
 class AsyncLoads(Loads):
@@ -98,11 +142,17 @@ class AsyncLoads(Loads):
     """
 
     def __init__(
-        self, source: Source, namespace: Namespace, connection: Connection, counters: Counters
+        self,
+        source: Source,
+        namespace: Namespace,
+        connection: Connection,
+        counters: Counters,
+        *,
+        whole: bool = False,
     ) -> None:
-        super().__init__(source, namespace, connection, counters)
+        super().__init__(source, namespace, connection, counters, whole=whole)
         self._arrived: set[str] = set()
-        self._queue: deque[BlockRange] = deque()
+        self._queue: deque[list[BlockRange]] = deque()
         self._closing = False
         self._changed = threading.Condition()
         self._thread = Thread(target=self._keep, name="beluga-loads", daemon=True)
@@ -114,7 +164,7 @@ class AsyncLoads(Loads):
             return
         self._source.mark()
         with self._changed:
-            self._queue.extend(ranges)
+            self._queue.extend(_by_request(ranges))
             self._changed.notify_all()
 
     def arrived(self) -> set[str]:
@@ -138,7 +188,7 @@ class AsyncLoads(Loads):
                 self._changed.wait_for(lambda: self._queue or self._closing)
                 if self._closing:
                     return
-                one = self._queue.popleft()
-            self._load(one)
+                ranges = self._queue.popleft()
+            self._load_all(ranges)
             with self._lock:
-                self._arrived.add(one.request)
+                self._arrived.add(ranges[0].request)

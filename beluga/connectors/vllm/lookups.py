@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import logging
 import os
@@ -19,6 +20,7 @@ from beluga.connectors.vllm.media import private_from
 from beluga.connectors.vllm.updates import Era
 from beluga.errors import ConnectorError
 from beluga.kvcache import fold
+from beluga.meta import MetaClient
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,23 +134,45 @@ class Lookups:
         vLLM's hash includes an adapter's name; another engine may use the name for another adapter.
         """
         hashes: Sequence[bytes] = request.block_hashes[first:last]
+        return self.some_digests(request, hashes, range(first, last), size=self._block_size)
+
+    def some_digests(
+        self,
+        request: Any,
+        hashes: Sequence[bytes],
+        numbers: Sequence[int],
+        *,
+        size: int,
+        group: int = 0,
+    ) -> list[bytes]:
+        """Return the digests of some blocks of a group of layers, from the hash of each one's
+        prefix. ``numbers`` says which they are, in ascending order, counted in blocks of ``size``
+        tokens.
+        """
         adapter = self._using.get(request.request_id, NONE)
-        key, private = adapter.key, self.private_from(request)
+        key, private = adapter.key, private_from(request, size)
         if request.lora_request is not None and not key:  # not begun: nobody knows its bytes
             private = 0
-        shared = len(hashes) if private is None else max(0, private - first)
+        shared = len(hashes) if private is None else bisect.bisect_left(numbers, private)
         return [
-            *self.named(hashes[:shared], key),
-            *self.named(hashes[shared:], key, private=True),
+            *self.named(hashes[:shared], key, group=group),
+            *self.named(hashes[shared:], key, group=group, private=True),
         ]
 
     def named(
-        self, hashes: Sequence[bytes], adapter: bytes = b"", *, private: bool = False
+        self,
+        hashes: Sequence[bytes],
+        adapter: bytes = b"",
+        *,
+        group: int = 0,
+        private: bool = False,
     ) -> list[bytes]:
         """Return the digests under which the pool keeps blocks with these hashes. This process
         alone finds ``private`` blocks.
         """
-        parts = adapter, self.era.name, self._own if private else b""
+        parts = [adapter, self.era.name, self._own if private else b""]
+        if group:  # the hash names a prefix, and each group has a block for it
+            parts.append(group.to_bytes(32, "big"))
         if not any(parts):
             return list(hashes)
         # each part is empty or has 32 bytes, so the marks tell which are there
@@ -175,6 +199,30 @@ class Lookups:
             self._counters.add(lookup_failures=1)
             return 0, None
         return pins.count // len(self.ranks), pins
+
+    def tiers(self, digests: list[bytes]) -> NDArray[np.uint8] | None:
+        """Return in which tiers every rank finds each block, as bits: 1 is the pool. None is no
+        answer.
+        """
+        if not self.ready:
+            self._counters.add(unidentified=int(bool(self._bases and not self.ranks)))
+            return None
+        started = time.perf_counter()
+        keys = self._keys(digests)
+        found = self._connection.attempt(
+            "looking blocks up", lambda attachment: MetaClient(attachment.client).tiers(keys)
+        )
+        self._counters.add(
+            lookups=1,
+            lookup_s=time.perf_counter() - started,
+            lookup_failures=int(found is None),
+        )
+        if found is None:
+            return None
+        together: NDArray[np.uint8] = np.bitwise_and.reduce(
+            found.reshape(len(digests), len(self.ranks)), axis=1
+        )
+        return together
 
     def onboard(self, digests: list[bytes]) -> int:
         """Ask the tiers below the pool for leading blocks. Returns how many come, or are there."""

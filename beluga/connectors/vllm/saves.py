@@ -55,6 +55,7 @@ class Saves:
         self._known: set[str] = set()  # requests with an ordered save
         self._finished: set[str] = set()  # known requests that the engine has ended
         self._stored: dict[bytes, Stored] = {}
+        self._tickets: Counter[int] = Counter()  # of ranges that have ended
         self._copying = ""  # the request whose blocks are being read
         self._cancelled: set[str] = set()  # requests whose saves stop after this batch
         self._closing = False
@@ -76,6 +77,7 @@ class Saves:
                     continue
                 if self._room < len(one.block_ids):
                     self._counters.add(save_skipped_blocks=len(one.block_ids))
+                    self._hand_back(one)
                     continue
                 self._room -= len(one.block_ids)
                 self._waiting[one.request] += 1
@@ -120,6 +122,12 @@ class Saves:
             stored, self._stored = self._stored, {}
         return stored
 
+    def tickets(self) -> Counter[int]:
+        """Return the tickets of saves that have ended since the last call, in whatever way."""
+        with self._changed:
+            ended, self._tickets = self._tickets, Counter()
+        return ended
+
     def close(self) -> None:
         """Finish the current batch and stop."""
         with self._changed:
@@ -130,8 +138,13 @@ class Saves:
     def _done(self, one: BlockRange, *, skipped: int = 0) -> None:
         self._room += len(one.block_ids)
         self._waiting[one.request] -= 1
+        self._hand_back(one)
         if skipped:
             self._counters.add(save_skipped_blocks=skipped)
+
+    def _hand_back(self, one: BlockRange) -> None:
+        if one.ticket:
+            self._tickets[one.ticket] += 1
 
     def _keep(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
@@ -165,7 +178,7 @@ class Saves:
 
             def put(attachment: Attachment) -> PutResult | None:
                 cache = attachment.cache(self.namespace, self._source.engine)
-                run = self._source.read(ids)  # noqa: B023  called here and now
+                run = self._source.read(ids, one.group)  # noqa: B023  called here and now
                 try:
                     return cache.put(digests, run, names=told)  # noqa: B023
                 except TransferCancelledError:
@@ -182,13 +195,13 @@ class Saves:
                 skipped = len(one.block_ids) - start
                 self._counters.add(save_failures=failures, save_skipped_blocks=skipped)
                 return
-            self._account(digests.tobytes(), len(ids), result)
+            self._account(digests.tobytes(), len(ids), result, one.group)
 
-    def _account(self, digests: bytes, count: int, result: PutResult) -> None:
+    def _account(self, digests: bytes, count: int, result: PutResult, group: int) -> None:
         size = len(digests) // count
         self._counters.add(
             save_blocks=result.stored,
-            save_bytes=result.stored * self._source.block_size,
+            save_bytes=result.stored * self._source.layouts[group].block_size,
             save_present_blocks=result.present,
             save_skipped_blocks=result.pending + result.refused,
         )

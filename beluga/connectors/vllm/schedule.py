@@ -23,15 +23,17 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
+from beluga.connectors.vllm.blocks import ExtraKeys, OneGroup
 from beluga.connectors.vllm.doubts import Doubts
 from beluga.connectors.vllm.onboarding import Onboarding, Worth
 from beluga.connectors.vllm.steps import BlockRange, Loaded, Orders, add_loaded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from beluga.connectors.vllm.blocks import Blocks, Offer
     from beluga.connectors.vllm.counters import Counters
     from beluga.connectors.vllm.events import Announcements
     from beluga.connectors.vllm.lookups import Lookups
@@ -39,11 +41,6 @@ if TYPE_CHECKING:
     from beluga.connectors.vllm.settings import VllmSettings
     from beluga.connectors.vllm.steps import Report
     from beluga.meta import Pins
-
-
-ExtraKeys: TypeAlias = "Callable[[Any, int, int], Sequence[Sequence[Any] | None]]"
-"""A function from blocks [start, stop) of a request to what their hashes cover beside tokens, in
-the form of vLLM's BlockStored."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -89,7 +86,7 @@ class Ended:
 
     tracked: Tracked
     tokens: int
-    block_ids: Sequence[int]
+    block_ids: Any  # as Blocks takes them
 
 
 class Schedule:
@@ -98,6 +95,8 @@ class Schedule:
     ``block_ids_of(request id)`` returns the blocks that a request has, of the engine's
     ``block_count``. ``announcements`` is told
     of blocks that will be saved; ``names`` says what the engine calls them, with their extra keys.
+    ``blocks`` serves a hybrid model, whose blocks of ``block_size`` tokens have parts in several
+    groups of layers.
     """
 
     def __init__(  # noqa: PLR0913  all but the first three named
@@ -108,10 +107,11 @@ class Schedule:
         *,
         block_size: int,
         block_count: int,
-        block_ids_of: Callable[[str], Sequence[int]],
+        block_ids_of: Callable[[str], Any],
         extra_keys_of: ExtraKeys,
         announcements: Announcements | None = None,
         names: BlockNames | None = None,
+        blocks: Blocks | None = None,
     ) -> None:
         self._asynchronous = settings.load == "async"
         self._onboard_s = settings.onboard_ms / 1000
@@ -119,8 +119,14 @@ class Schedule:
         self._loads_at_all, self._saves_at_all = settings.loads, settings.saves
         self._lookups, self._counters = lookups, counters
         self._block_size = block_size
-        self._block_ids_of, self._extra_keys_of = block_ids_of, extra_keys_of
-        self._announcements, self._names = announcements, names
+        self._block_ids_of = block_ids_of
+        self._blocks: Blocks = blocks or OneGroup(
+            lookups,
+            block_size=block_size,
+            extra_keys_of=extra_keys_of,
+            announcements=announcements,
+            names=names,
+        )
         self._requests: dict[str, Tracked] = {}
         self._loads: list[BlockRange] = []  # for the next step
         self._due: dict[str, Tracked] = {}  # scheduled, and not looked at for saves since
@@ -131,7 +137,12 @@ class Schedule:
     @property
     def pending(self) -> bool:
         """Whether the next orders may have saves, so that the engine must run one more step."""
-        return bool(self._due or self._ended)
+        return bool(self._due or self._ended or self._blocks.saving)
+
+    @property
+    def saving(self) -> bool:
+        """Whether blocks are pinned for saves that end soon."""
+        return self._blocks.saving
 
     def matched_tokens(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:
         """Return the tokens that the pool has for a request, and whether they load beside the
@@ -149,27 +160,33 @@ class Schedule:
         tokens = tracked.hits * self._block_size
         return tokens, self._asynchronous and tokens > 0
 
-    def allocated(self, request: Any, block_ids: Sequence[int], tokens: int) -> None:
+    def allocated(self, request: Any, block_ids: Any, tokens: int) -> None:
         """Note that the engine has blocks for a request and wants ``tokens`` from the pool in
         them.
         """
         tracked = self._track(request)
         if tracked.starting:
             tracked.start()
+            self._blocks.drop(request)
         if tokens == 0:
             if not tracked.loaded_ids or not self._asynchronous:
                 self._forget_lookup(tracked)
             return
         count = tokens // self._block_size
         first, last = tracked.local, tracked.local + count
-        ids = list(block_ids[first:last])
-        digests = self._lookups.digests(request, first, last)
-        self._loads.append(BlockRange(request.request_id, b"".join(digests), ids))
-        tracked.loaded, tracked.loaded_ids = range(first, last), frozenset(ids)
+        loads = self._blocks.loads(request, first, last, block_ids)
+        self._loads += loads
+        ids = frozenset(block for one in loads for block in one.block_ids)
+        tracked.loaded, tracked.loaded_ids = range(first, last), ids
         tracked.local, tracked.hits = -1, 0
 
-    def orders(self, scheduled_tokens: dict[str, int], preempted: Sequence[str]) -> Orders:
-        """Return the workers' orders for the next step."""
+    def orders(
+        self,
+        scheduled_tokens: dict[str, int],
+        preempted: Sequence[str],
+        offers: Mapping[str, Sequence[Offer]] | None = None,
+    ) -> Orders:
+        """Return the workers' orders for the next step. ``offers`` are states that it makes."""
         orders = Orders(self._loads, [], list(preempted), self._lookups.weights)
         self._loads = []
         if not self._saves_at_all:
@@ -178,6 +195,8 @@ class Schedule:
             orders.saves += self._last_save(one)
         self._ended = []
         for name, tracked in list(self._due.items()):
+            if tracked.request.num_computed_tokens == 0:  # preempted: it computes anew
+                self._blocks.drop(tracked.request)
             orders.saves += self._save(tracked, tracked.settled_tokens(), None)
             if tracked.request.num_in_flight_tokens == 0:
                 del self._due[name]
@@ -187,6 +206,9 @@ class Schedule:
                 self._due[name] = found
                 self._inspect(found)
                 found.scheduled += tokens
+                if found.begun and found.shared and self._lookups.ready:
+                    offered = offers.get(name, ()) if offers else ()
+                    self._blocks.hold(found.request, tokens, found.loaded, offered)
         return orders
 
     def reported(self, report: Report | None, invalid_block_ids: set[int]) -> None:
@@ -200,15 +222,32 @@ class Schedule:
             del self._load_reports[name]
             tracked = self._requests.get(name)
             first = tracked.loaded.start if tracked else 0
-            tokens = loaded.blocks * self._block_size
+            count = loaded.blocks
+            if self._blocks.whole:
+                count = self._loaded_whole(tracked, loaded)
+            tokens = count * self._block_size
             self._counters.add(hit_tokens=tokens)
-            self._lookups.saved(tokens, self._worth.compute_s(first, loaded.blocks))
+            self._lookups.saved(tokens, self._worth.compute_s(first, count))
             if tracked:
                 self._unpin(tracked)
+        if report is not None and report.ended:
+            self._blocks.ended(report.ended)
         if invalid_block_ids:
             self._failed_loads(invalid_block_ids)
 
-    def finished(self, request: Any, block_ids: Sequence[int]) -> bool:
+    def _loaded_whole(self, tracked: Tracked | None, loaded: Loaded) -> int:
+        """Return how many blocks a request got, which are all or none. With none it computes them,
+        and is asked for no more hits.
+        """
+        if tracked is None:
+            return 0
+        if 0 < len(tracked.loaded_ids) == loaded.blocks:
+            return len(tracked.loaded)
+        tracked.failed = True
+        tracked.loaded, tracked.loaded_ids = range(0), frozenset()
+        return 0
+
+    def finished(self, request: Any, block_ids: Any) -> bool:
         """Note that a request has ended. Returns whether its blocks must stay until the workers
         have saved.
         """
@@ -217,11 +256,12 @@ class Schedule:
             return False
         self._due.pop(request.request_id, None)
         self._unpin(tracked)
-        tokens = min(tracked.settled_tokens(), len(block_ids) * self._block_size)
+        tokens = min(tracked.settled_tokens(), self._blocks.room(block_ids))
         if self._saves_at_all and self._unsaved(tracked, tokens):
             # vLLM calls this before it passes on what the same step failed to load.
-            self._ended.append(Ended(tracked, tokens, list(block_ids)))
+            self._ended.append(Ended(tracked, tokens, self._blocks.copied(block_ids)))
             return True
+        self._blocks.drop(request)
         self._lookups.end(request)
         return tracked.ordered
 
@@ -267,17 +307,21 @@ class Schedule:
         if blocks that a lower tier has are on their way.
         """
         self._forget_lookup(tracked)
-        request = tracked.request
-        last = (request.num_tokens - 1) // self._block_size
-        digests = self._lookups.digests(request, local, last)
-        tracked.hits, tracked.pins = self._lookups.pin(digests)
-        if tracked.onboarding is None:
-            tracked.onboarding = Onboarding(self._lookups, self._onboard_s, self._worth)
-        cached = local + tracked.hits
-        if tracked.onboarding.waits(tracked.pins, cached, lambda: digests[tracked.hits :]):
-            return False
+        found = self._blocks.find(tracked.request, local)
+        while found is not None:
+            count, tracked.pins = self._lookups.pin(found.digests)
+            tracked.hits = found.reach(count)
+            if tracked.onboarding is None:
+                tracked.onboarding = Onboarding(self._lookups, self._onboard_s, self._worth)
+            cached, rest = local + tracked.hits, found.digests[count:]
+            if tracked.onboarding.waits(tracked.pins, cached, lambda: rest):  # noqa: B023
+                return False
+            if tracked.hits or found.otherwise is None:
+                break
+            self._unpin(tracked)
+            found = found.otherwise
         tracked.onboarding = None
-        tracked.local = local if tracked.pins is not None else -1
+        tracked.local = local if found is None or tracked.pins is not None else -1
         return True
 
     def _forget_lookup(self, tracked: Tracked) -> None:
@@ -293,7 +337,7 @@ class Schedule:
         holders = [(one, self._block_ids_of(name)) for name, one in self._requests.items()]
         holders += [(one.tracked, one.block_ids) for one in self._ended]
         for tracked, ids in holders:
-            place = next((i for i, block in enumerate(ids) if block in invalid_block_ids), None)
+            place = self._blocks.place(ids, None, lambda held: _first(held, invalid_block_ids))
             if place is not None:
                 self._doubt(tracked, ids, place)
             if tracked.loaded_ids & invalid_block_ids:
@@ -305,17 +349,17 @@ class Schedule:
         while any(self._inherits(tracked, ids) for tracked, ids in holders):
             pass
 
-    def _doubt(self, tracked: Tracked, ids: Sequence[int], place: int) -> None:
+    def _doubt(self, tracked: Tracked, ids: Any, place: int) -> None:
         """Take a request's blocks from ``place`` on for wrong."""
         tracked.sound = place if tracked.sound is None else min(place, tracked.sound)
         tracked.saved = min(tracked.saved, place)
-        self._doubts.mark(ids[place:])
+        self._doubts.mark(self._blocks.ids(ids, place, None))
 
-    def _inherits(self, tracked: Tracked, ids: Sequence[int]) -> bool:
+    def _inherits(self, tracked: Tracked, ids: Any) -> bool:
         """Look at the blocks that a request found in the engine's own cache. Returns whether more
         of its blocks are in doubt now.
         """
-        place = self._doubts.first(ids[: tracked.cached])
+        place = self._blocks.place(ids, tracked.cached, self._doubts.first)
         if place is None or (tracked.sound is not None and tracked.sound <= place):
             return False
         self._doubt(tracked, ids, place)
@@ -333,18 +377,17 @@ class Schedule:
         if tracked.request.num_computed_tokens <= tracked.sound * self._block_size:
             tracked.sound = None  # vLLM has gone back to valid blocks: the rest is computed anew
         else:
-            self._doubts.mark(ids[tracked.sound :])
+            self._doubts.mark(self._blocks.ids(ids, tracked.sound, None))
 
     def _last_save(self, one: Ended) -> list[BlockRange]:
         """Return the last orders of a request. The workers report its end after at least one."""
         tracked = one.tracked
         orders = self._save(tracked, one.tokens, one.block_ids)
+        self._blocks.drop(tracked.request)
         self._lookups.end(tracked.request)
         return orders if tracked.ordered else [BlockRange(tracked.request.request_id, b"", [])]
 
-    def _save(
-        self, tracked: Tracked, tokens: int, block_ids: Sequence[int] | None
-    ) -> list[BlockRange]:
+    def _save(self, tracked: Tracked, tokens: int, block_ids: Any) -> list[BlockRange]:
         """Return orders for the blocks of so many leading tokens that were not offered yet."""
         request = tracked.request
         if not (tracked.begun and tracked.shared and self._lookups.ready):
@@ -359,9 +402,13 @@ class Schedule:
         if has_nans:
             self._doubt(tracked, ids, tracked.saved)
         unsaved, last = self._unsaved(tracked, tokens), self._last(tracked, tokens)
-        self._doubts.clear(ids[tracked.saved : last])
+        self._doubts.clear(self._blocks.ids(ids, tracked.saved, last))
         tracked.saved = max(tracked.saved, last)
-        orders = [self._save_range(request, part.start, list(ids[part])) for part in unsaved]
+        orders = [
+            order
+            for part in unsaved
+            for order in self._blocks.saves(request, part.start, part.stop, ids)
+        ]
         tracked.ordered = tracked.ordered or bool(orders)
         return orders
 
@@ -374,19 +421,9 @@ class Schedule:
 
     def _last(self, tracked: Tracked, tokens: int) -> int:
         """Return how many blocks so many leading tokens fill with what is right."""
-        full = min(tokens // self._block_size, len(tracked.request.block_hashes))
+        full = min(tokens // self._block_size, self._blocks.hashed(tracked.request))
         return full if tracked.sound is None else min(full, tracked.sound)
 
-    def _save_range(self, request: Any, start: int, ids: list[int]) -> BlockRange:
-        stop = start + len(ids)
-        digests = self._lookups.digests(request, start, stop)
-        extra_keys = self._extra_keys_of(request, start, stop)
-        private = self._lookups.private_from(request)
-        if self._announcements is not None:
-            shared = digests if private is None else digests[: max(0, private - start)]
-            for block, digest in enumerate(shared, start):
-                self._announcements.ordered(digest, request, block, extra_keys[block - start])
-        names = b""
-        if self._names is not None:
-            names = self._names.of(request, start, stop, extra_keys)
-        return BlockRange(request.request_id, b"".join(digests), ids, names)
+
+def _first(ids: Sequence[int], wanted: set[int]) -> int | None:
+    return next((place for place, block in enumerate(ids) if block in wanted), None)

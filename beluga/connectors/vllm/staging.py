@@ -28,12 +28,11 @@ if TYPE_CHECKING:
 
 class Source:
     """Blocks in this process's own memory. One thread at a time uses it, except for
-    :meth:`mark`.
+    :meth:`mark`. Each group of layers has a layout; they are numbered from 0.
     """
 
-    def __init__(self, layout: BlockLayout) -> None:
-        self.layout = layout
-        self.block_size = layout.block_size
+    def __init__(self, *layouts: BlockLayout) -> None:
+        self.layouts = layouts
 
     def mark(self) -> None:
         """Note that a step was given to the device. Copies from now on wait for its end."""
@@ -43,14 +42,14 @@ class Source:
         del pool
         return None
 
-    def read(self, block_ids: Sequence[int]) -> Run:
+    def read(self, block_ids: Sequence[int], group: int = 0) -> Run:
         """Return the blocks' bytes as they are now."""
-        return self.layout.run(block_ids)
+        return self.layouts[group].run(block_ids)
 
     @contextlib.contextmanager
-    def write(self, block_ids: Sequence[int]) -> Iterator[Run]:
+    def write(self, block_ids: Sequence[int], group: int = 0) -> Iterator[Run]:
         """Yield memory to be filled with the blocks' bytes. The engine has them afterwards."""
-        yield self.layout.run(block_ids)
+        yield self.layouts[group].run(block_ids)
 
     def close(self) -> None:
         """Free what belongs to the device. No copy runs any more."""
@@ -63,14 +62,17 @@ class StagedSource(Source):
     for them; otherwise the engine's stream runs them in its order.
     """
 
-    def __init__(self, layout: BlockLayout, *, own_stream: bool) -> None:
+    def __init__(self, *layouts: BlockLayout, own_stream: bool) -> None:
         import torch
 
-        super().__init__(layout)
+        super().__init__(*layouts)
         self._torch = torch
-        self._device = layout.tensors[0].device
-        self._views = [self._view(tensor, piece) for tensor, piece in layout.parts]
-        self._buffer: Any = torch.empty((0, layout.block_size), dtype=torch.uint8)
+        self._device = layouts[0].tensors[0].device
+        self._views = [
+            [self._view(tensor, piece, layout.block_count) for tensor, piece in layout.parts]
+            for layout in layouts
+        ]
+        self._buffer: Any = torch.empty(0, dtype=torch.uint8)
         self._stream: Any = None
         self._marked: Any = None
         if own_stream and self._device.type != "cpu":
@@ -83,13 +85,13 @@ class StagedSource(Source):
             event.record()
             self._marked = event
 
-    def read(self, block_ids: Sequence[int]) -> Run:
+    def read(self, block_ids: Sequence[int], group: int = 0) -> Run:
         """Copy the blocks out, after the mark, and wait for the copies."""
         ids = self._torch.as_tensor(block_ids, device=self._device)
-        host = self._host(len(block_ids))
+        host = self._host(len(block_ids), group)
         with self._beside():
             place = 0
-            for view in self._views:
+            for view in self._views[group]:
                 part = host[:, place : place + view.shape[1]]
                 part.copy_(view.index_select(0, ids), non_blocking=True)
                 place += view.shape[1]
@@ -97,33 +99,35 @@ class StagedSource(Source):
         return self._run(host)
 
     @contextlib.contextmanager
-    def write(self, block_ids: Sequence[int]) -> Iterator[Run]:
+    def write(self, block_ids: Sequence[int], group: int = 0) -> Iterator[Run]:
         """Yield a buffer to be filled. It is then copied in, after the mark, and waited for."""
-        host = self._host(len(block_ids))
+        host = self._host(len(block_ids), group)
         yield self._run(host)
         ids = self._torch.as_tensor(block_ids, device=self._device)
         with self._beside():
             place = 0
-            for view in self._views:
+            for view in self._views[group]:
                 part = host[:, place : place + view.shape[1]]
                 view.index_copy_(0, ids, part.to(self._device, non_blocking=True))
                 place += view.shape[1]
         self._wait()  # the next load refills the buffer
 
-    def _view(self, tensor: Any, piece: Any) -> Any:
+    def _view(self, tensor: Any, piece: Any, count: int) -> Any:
         """Return a piece of every block as bytes of shape (blocks, piece)."""
         storage = tensor.untyped_storage()
         flat = self._torch.empty(0, dtype=self._torch.uint8, device=self._device).set_(storage)
         offset = piece.address - storage.data_ptr()
-        shape = (self.layout.block_count, piece.size)
-        return flat.as_strided(shape, (piece.stride, 1), offset)
+        return flat.as_strided((count, piece.size), (piece.stride, 1), offset)
 
-    def _host(self, count: int) -> Any:
-        if len(self._buffer) < count:
+    def _host(self, count: int, group: int) -> Any:
+        """Return a part of the buffer, as bytes of shape (blocks, size of a block)."""
+        size = self.layouts[group].block_size
+        if len(self._buffer) < count * size:
             pinned = self._device.type != "cpu"
-            shape = (count, self.block_size)
-            self._buffer = self._torch.empty(shape, dtype=self._torch.uint8, pin_memory=pinned)
-        return self._buffer[:count]
+            self._buffer = self._torch.empty(
+                count * size, dtype=self._torch.uint8, pin_memory=pinned
+            )
+        return self._buffer[: count * size].view(count, size)
 
     def _beside(self) -> contextlib.AbstractContextManager[Any]:
         """Return the stream for copies. The steps before the mark still read and write these
@@ -143,8 +147,8 @@ class StagedSource(Source):
             self._torch.accelerator.current_stream(self._device).synchronize()
 
     def _run(self, host: Any) -> Run:
-        count = len(host)
+        count, size = host.shape
         fragments = np.empty((count, 2), dtype=np.uint64)
-        fragments[:, 0] = tensor_start(host) + np.arange(count, dtype=np.uint64) * self.block_size
-        fragments[:, 1] = self.block_size
-        return Run(count, self.block_size, 1, fragments, [host])
+        fragments[:, 0] = tensor_start(host) + np.arange(count, dtype=np.uint64) * size
+        fragments[:, 1] = size
+        return Run(count, size, 1, fragments, [host])

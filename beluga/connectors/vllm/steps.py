@@ -7,6 +7,7 @@ pickled.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +18,14 @@ from beluga.meta import NAME
 
 @dataclasses.dataclass(slots=True)
 class BlockRange:
-    """Consecutive blocks of one request: their digests, and their ids in the engine."""
+    """Blocks of one request in one group of layers: their digests, and their ids in the engine."""
 
     request: str
     digests: bytes  # the digests of all blocks, end to end
     block_ids: list[int]
     names: bytes = b""  # of a save: what the engine calls the blocks (vllm/names.py), or nothing
+    group: int = 0  # whose layout the blocks have
+    ticket: int = 0  # of a save whose blocks the scheduler's side has pinned, or 0
 
     def packed(self) -> NDArray[np.uint8]:
         """Return the digests in the shape that :func:`beluga.kvcache.fold` takes."""
@@ -83,9 +86,10 @@ class Report:
     loaded: dict[str, Loaded] = dataclasses.field(default_factory=dict)
     stored: dict[bytes, Stored] = dataclasses.field(default_factory=dict)
     ranks: dict[int, Rank] = dataclasses.field(default_factory=dict)
+    ended: Counter[int] = dataclasses.field(default_factory=Counter)  # saves' tickets: ranks
 
     def __bool__(self) -> bool:
-        return bool(self.loaded or self.stored or self.ranks)
+        return bool(self.loaded or self.stored or self.ranks or self.ended)
 
     def add(self, other: Report) -> None:
         """Add another rank's report."""
@@ -96,6 +100,7 @@ class Report:
             mine.ranks += stored.ranks
             mine.new += stored.new
         self.ranks |= other.ranks
+        self.ended += other.ended
 
 
 def add_loaded(loads: dict[str, Loaded], name: str, loaded: Loaded) -> Loaded:

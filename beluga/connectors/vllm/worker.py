@@ -15,6 +15,7 @@ from beluga.connectors.vllm.steps import Report
 
 if TYPE_CHECKING:
     import logging
+    from collections.abc import Sequence
 
     from beluga.connectors.vllm.counters import Counters
     from beluga.connectors.vllm.layout import BlockLayout
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
 
 class Worker:
     """The loads and saves of one rank, each over its own session, so that no load waits for a
-    save.
+    save. ``more`` has the layouts of further groups of layers; with ``whole`` a request's load
+    fails as a whole.
     """
 
-    def __init__(  # noqa: PLR0913  the last one named
+    def __init__(  # noqa: PLR0913  the last three named
         self,
         settings: VllmSettings,
         layout: BlockLayout,
@@ -37,6 +39,8 @@ class Worker:
         logger: logging.Logger,
         *,
         rank: int = 0,
+        more: Sequence[BlockLayout] = (),
+        whole: bool = False,
     ) -> None:
         self._namespace, self._weights = namespace, ""
         asynchronous = settings.load == "async"
@@ -44,12 +48,13 @@ class Worker:
         self.load_connection = Connection(
             settings, name="loads", engine="vllm", logger=logger, prefault=True
         )
-        load_source = source_of(layout, urgent=True, own_stream=asynchronous, logger=logger)
-        self.loads = kind(load_source, namespace, self.load_connection, counters)
+        layouts = (layout, *more)
+        load_source = source_of(*layouts, urgent=True, own_stream=asynchronous, logger=logger)
+        self.loads = kind(load_source, namespace, self.load_connection, counters, whole=whole)
         self.save_connection = Connection(
             settings, name="saves", engine="vllm", logger=logger, prefault=settings.saves
         )
-        save_source = source_of(layout, urgent=False, own_stream=True, logger=logger)
+        save_source = source_of(*layouts, urgent=False, own_stream=True, logger=logger)
         self.saves = Saves(
             save_source,
             namespace,
@@ -91,7 +96,7 @@ class Worker:
 
     def report(self) -> Report:
         """Return the report since the last call."""
-        return Report(self.loads.loaded(), self.saves.stored())
+        return Report(self.loads.loaded(), self.saves.stored(), ended=self.saves.tickets())
 
     def close(self) -> None:
         """Finish what runs, and end the sessions."""

@@ -248,6 +248,8 @@ def vllm(*, tp_rank: int = 0, pp_rank: int = 0) -> dict[str, types.ModuleType]:
                 "KVConnectorHandshakeMetadata": Metadata,
                 "KVConnectorMetadata": Metadata,
                 "KVConnectorRole": Role,
+                "KVConnectorTransferResults": types.SimpleNamespace,
+                "SupportsHMA": type("SupportsHMA", (), {}),
                 "KVConnectorWorkerMetadata": Metadata,
             },
             f"{V1}.metrics": {"KVConnectorPromMetrics": PromMetrics, "KVConnectorStats": Stats},

@@ -30,39 +30,35 @@ class HashingConnector(BelugaConnector):
         super().register_kv_caches(kv_caches)
         assert self._worker is not None
         saves, loads = self._worker.saves, self._worker.loads
-        layout = saves._source.layout
+        layouts = saves._source.layouts
         log = open(os.environ["BELUGA_TEST_HASHES"], "a", buffering=1)  # noqa: PTH123, SIM115
 
-        def hash_of(block: int) -> str:
+        def hash_of(block: int, group: int) -> str:
             digest = hashlib.blake2b(digest_size=16)
-            for address, size in layout.fragments([block]).tolist():
+            for address, size in layouts[group].fragments([block]).tolist():
                 digest.update(ctypes.string_at(address, size))
             return digest.hexdigest()
 
         read, account, load = saves._source.read, saves._account, loads._load
         copied: list[str] = []
 
-        def read_hashed(block_ids: Any) -> Any:
-            copied[:] = map(hash_of, block_ids)
-            return read(block_ids)
+        def read_hashed(block_ids: Any, group: int = 0) -> Any:
+            copied[:] = [hash_of(block, group) for block in block_ids]
+            return read(block_ids, group)
 
-        def account_hashed(digests: bytes, count: int, result: Any) -> None:
-            account(digests, count, result)
+        def account_hashed(digests: bytes, count: int, result: Any, group: int) -> None:
+            account(digests, count, result, group)
             for index in range(count):
                 if result.states[index] == BlockState.GRANTED:
                     name = digests[32 * index : 32 * index + 32].hex()
                     log.write(f"save {name} {copied[index]}\n")
 
-        def load_hashed(one: Any) -> None:
-            with loads._lock:
-                before = set(loads._failed)
-            load(one)
-            with loads._lock:
-                missing = loads._failed - before
-            for index, block in enumerate(one.block_ids):
-                if block not in missing:
-                    name = one.digests[32 * index : 32 * index + 32].hex()
-                    log.write(f"load {name} {hash_of(block)}\n")
+        def load_hashed(one: Any) -> int:
+            hits = load(one)
+            for index, block in enumerate(one.block_ids[:hits]):
+                name = one.digests[32 * index : 32 * index + 32].hex()
+                log.write(f"load {name} {hash_of(block, one.group)}\n")
+            return hits
 
         saves._source.read = read_hashed  # type: ignore[method-assign]
         saves._account = account_hashed  # type: ignore[method-assign]

@@ -138,7 +138,7 @@ class Watched:
 
         def register_kv_caches(own: Any, kv_caches: Any) -> None:
             register(own, kv_caches)
-            self.layout = own._worker.saves._source.layout
+            self.layout = own._worker.saves._source.layouts[0]
 
         def request_finished(own: Any, request: Any, block_ids: Sequence[int]) -> Any:
             self.scheduler = own

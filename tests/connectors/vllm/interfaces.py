@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import vllm
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
 from vllm.v1.kv_offload import base as offload
 
 from beluga.connectors.vllm import manager, offloading
@@ -23,7 +23,7 @@ from beluga.connectors.vllm.connector import BelugaConnector
 from beluga.errors import ConnectorError
 
 PAIRS = (
-    (BelugaConnector, KVConnectorBase_V1),
+    (BelugaConnector, type("Base", (KVConnectorBase_V1, SupportsHMA), {})),
     (manager.BelugaManager, offload.OffloadingManager),
     (offloading.BelugaWorker, offload.OffloadingWorker),
     (offloading.BelugaOffloadingSpec, offload.OffloadingSpec),
@@ -118,7 +118,7 @@ def extra_keys() -> list[Any]:
         cache_salt="salt",
         prompt_embeds=None,
     )
-    connector: Any = SimpleNamespace(_group=SimpleNamespace(block_size=4))
+    connector: Any = SimpleNamespace(_block_size=4)
     return BelugaConnector._extra_keys_of(connector, request, 0, 2)
 
 

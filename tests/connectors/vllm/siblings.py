@@ -81,12 +81,12 @@ class KeepingConnector(BelugaConnector):
         read, account = saves._source.read, saves._account
         copied: list[bytes] = []
 
-        def read_kept(block_ids: Any) -> Any:
+        def read_kept(block_ids: Any, group: int = 0) -> Any:
             copied[:] = map(memory.read, block_ids)
-            return read(block_ids)
+            return read(block_ids, group)
 
-        def account_kept(digests: bytes, count: int, result: Any) -> None:
-            account(digests, count, result)
+        def account_kept(digests: bytes, count: int, result: Any, group: int) -> None:
+            account(digests, count, result, group)
             for index in range(count):
                 if result.states[index] == BlockState.GRANTED:
                     name = digests[32 * index : 32 * index + 32].hex()

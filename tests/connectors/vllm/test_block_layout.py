@@ -145,3 +145,19 @@ def test_no_address_outside_of_the_engine_s_blocks(block: int) -> None:
 def test_no_tensors_are_no_cache() -> None:
     with pytest.raises(ConnectorError, match="no KV cache"):
         layout_of({})
+
+
+def test_blocks_of_a_kernel_make_up_a_block() -> None:
+    memory = np.arange(BLOCKS * 4 * 8, dtype=np.uint16).reshape(BLOCKS * 4, 8)
+    tensors = {"layer": Tensor(memory)}
+    layout = BlockLayout(tensors, block_count=BLOCKS, page_sizes={"layer": 4 * 16})
+    assert layout.block_size == 4 * 16
+    assert layout.fragments([2]).tolist() == [[memory.ctypes.data + 2 * 4 * 16, 4 * 16]]
+    whole = BlockLayout(
+        {"layer": Tensor(memory.reshape(BLOCKS, 4, 8))}, block_count=BLOCKS, page_sizes={}
+    )
+    assert layout.declared == whole.declared  # it is the same block
+    with pytest.raises(ConnectorError, match="not known"):  # nothing says that these are parts
+        BlockLayout(tensors, block_count=BLOCKS, page_sizes={})
+    with pytest.raises(ConnectorError, match="not known"):
+        BlockLayout(tensors, block_count=BLOCKS, page_sizes={"layer": 16})

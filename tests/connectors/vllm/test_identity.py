@@ -4,18 +4,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
 from types import SimpleNamespace
 from typing import Any
 
 import fake_vllm
+import numpy as np
 import pytest
-from vllm_parts import cache_config, config, layer_major, spec
+from vllm_parts import Tensor, cache_config, config, layer_major, spec
 
 from beluga.connectors.identity import config_fields
 from beluga.connectors.naming import major
-from beluga.connectors.vllm.cachegroup import CacheGroup
+from beluga.connectors.vllm.cachegroup import CacheGroup, CacheGroups
 from beluga.connectors.vllm.fields import LEFT_OUT
 from beluga.connectors.vllm.identity import check_hashing, identify, namespace
 from beluga.connectors.vllm.layout import BlockLayout
@@ -241,6 +243,83 @@ def test_one_group_of_full_attention_is_served() -> None:
 def test_other_groups_are_refused(specs: tuple[Any, ...]) -> None:
     with pytest.raises(ConnectorError, match="beluga serves"):
         CacheGroup(config(), cache_config(*specs))
+
+
+@dataclasses.dataclass
+class SlidingWindowSpec:
+    sliding_window: int = 16
+    page_size_bytes: int = 64
+
+
+@dataclasses.dataclass
+class MambaSpec:
+    mamba_cache_mode: str = "align"
+    real_page_size_bytes: int = 24
+    page_size_bytes: int = 64
+
+
+def hybrid(*specs: Any, scratch: Any = None) -> Any:
+    """Make a configuration of groups of one layer each. ``scratch`` is of no use to others."""
+    made = cache_config(*specs, *([scratch] if scratch else []), layers=1)
+    for number, group in enumerate(made.kv_cache_groups):
+        group.layer_names = [f"layer.{number}"]
+    made.prefix_cacheable_group_ids = tuple(range(len(specs)))
+    return made
+
+
+def test_one_group_of_full_attention_is_no_hybrid() -> None:
+    groups = CacheGroups(config(), cache_config(spec()))
+    assert (groups.hybrid, groups.block_size) == (False, 4)
+    assert groups.layers() == CacheGroup(config(), cache_config(spec())).layers()
+    assert groups.packing() == CacheGroup(config(), cache_config(spec())).packing()
+
+
+@pytest.mark.parametrize(
+    "specs", [(spec(), SlidingWindowSpec()), (MambaSpec(),), (spec(), MambaSpec(), MambaSpec())]
+)
+def test_hybrids_are_served_and_their_scratch_is_left_out(specs: tuple[Any, ...]) -> None:
+    groups = CacheGroups(config(), hybrid(*specs, scratch=spec("CircularBufferSpec")))
+    assert groups.hybrid
+    assert [group.number for group in groups.groups] == list(range(len(specs)))
+    assert set(groups.layers()) == {f"layer.{number}" for number in range(len(specs))}
+    assert len(set(groups.layers().values())) == len(specs)  # each has its group's number
+
+
+def test_a_window_and_a_state_are_told_apart_by_all_that_they_are() -> None:
+    windows = [
+        CacheGroups(config(), hybrid(SlidingWindowSpec(tokens))).layers() for tokens in (16, 32)
+    ]
+    assert windows[0] != windows[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong", "reason"),
+    [
+        ({}, spec("CrossAttentionSpec"), "layer.1 has a CrossAttentionSpec"),
+        ({}, MambaSpec(mamba_cache_mode="none"), "--enable-prefix-caching"),
+        ({"pipeline_parallel_size": 2}, MambaSpec(), "pipeline_parallel_size is 2"),
+        ({"decode_context_parallel_size": 2}, MambaSpec(), "decode_context_parallel_size is 2"),
+    ],
+)
+def test_hybrids_that_cannot_be_shared_are_refused(
+    changes: dict[str, int], wrong: Any, reason: str
+) -> None:
+    with pytest.raises(ConnectorError, match=reason):
+        CacheGroups(config(**changes), hybrid(spec(), wrong))
+
+
+def test_groups_that_lie_over_each_other_have_a_layout_each() -> None:
+    memory = np.zeros((8, 32), np.uint16)  # a page of 64 bytes
+    tensors = {
+        "layer.0": Tensor(memory.reshape(8, 4, 8)),
+        "layer.1": Tensor(memory[:, None, None, :12]),  # a state of 24 bytes, and what pads it
+    }
+    groups = CacheGroups(config(), hybrid(spec(), MambaSpec()))
+    full, state = groups.layouts(tensors)
+    assert (full.block_size, state.block_size) == (64, 24)
+    start = memory.ctypes.data
+    assert full.fragments([3]).tolist() == [[start + 3 * 64, 64]]
+    assert state.fragments([3]).tolist() == [[start + 3 * 64, 24]]
 
 
 def test_scales_of_one_engine_alone_are_refused() -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from vllm_parts import layer_major
+from vllm_parts import Tensor, layer_major
 
 from beluga import KVCache, MetaServer, Namespace, Pool
 from beluga.connectors.vllm.counters import Counters, figures
@@ -159,14 +160,14 @@ def test_without_a_server_loads_fail_and_saves_are_left_out(pool_name: str) -> N
 class Gate(Source):
     """A source that blocks reads until it is opened."""
 
-    def __init__(self, layout: BlockLayout) -> None:
-        super().__init__(layout)
+    def __init__(self, *layouts: BlockLayout) -> None:
+        super().__init__(*layouts)
         self.reading, self.go = threading.Event(), threading.Event()
 
-    def read(self, block_ids: Any) -> Any:
+    def read(self, block_ids: Any, group: int = 0) -> Any:
         self.reading.set()
         assert self.go.wait(LONG_S)
-        return super().read(block_ids)
+        return super().read(block_ids, group)
 
 
 @pytest.fixture
@@ -327,3 +328,87 @@ def test_a_worker_that_closes_ends_its_threads_and_sessions(side: Side) -> None:
     assert not own & {thread.name for thread in threading.enumerate()}
     assert not side.worker.load_connection.attached
     assert not side.worker.save_connection.attached
+
+
+@pytest.fixture
+def hybrid(server: MetaServer, pool_name: str) -> Iterator[Hybrid]:
+    hybrid = Hybrid(pool_name)
+    yield hybrid
+    hybrid.worker.close()
+
+
+class Hybrid:
+    """A worker with two groups over the same memory: pages, and states that fill half of one."""
+
+    def __init__(self, pool_name: str) -> None:
+        self.memory = np.zeros((BLOCKS, 32), dtype=np.uint16)
+        full, state = (
+            BlockLayout({"layer": Tensor(view)}, block_count=BLOCKS, page_sizes={})
+            for view in (self.memory, self.memory[:, :16])
+        )
+        settings = VllmSettings(pool=pool_name, timeout_ms=500, retry_s=0.05, load="async")
+        logger = logging.getLogger("test")
+        self.worker = Worker(
+            settings, full, NAMESPACE, Counters(), logger, more=[state], whole=True
+        )
+        self.worker.settle()
+
+    def arrived(self, name: str) -> set[str]:
+        """Wait for a load. Returns the requests whose load has failed."""
+        wait_until(lambda: name in self.worker.loads.loaded())
+        arrived: set[str] = set()
+
+        def came() -> bool:
+            arrived.update(self.worker.loads.arrived())
+            return name in arrived
+
+        wait_until(came)
+        return self.worker.loads.spoiled(arrived)
+
+
+def part(group: int, ids: list[int], ticket: int = 0) -> BlockRange:
+    digests = b"".join(bytes([100 * group + block]) * 32 for block in ids)
+    return BlockRange("r", digests, ids, group=group, ticket=ticket)
+
+
+def test_each_group_moves_its_own_bytes(hybrid: Hybrid) -> None:
+    hybrid.memory[:] = 7
+    hybrid.worker.save(Orders(saves=[part(0, [1, 2], 5), part(1, [3], 6)]))
+    ended: Counter[int] = Counter()
+    wait_until(lambda: (ended.update(hybrid.worker.report().ended), len(ended) == 2)[1])
+    assert ended == {5: 1, 6: 1}
+    hybrid.memory[:] = 0
+    hybrid.worker.load(Orders(loads=[part(0, [1, 2]), part(1, [3])]))
+    assert hybrid.arrived("r") == set()
+    assert (hybrid.memory[[1, 2]] == 7).all()
+    assert (hybrid.memory[3, :16] == 7).all()
+    assert not hybrid.memory[3, 16:].any()
+    assert not hybrid.memory[[0, 4]].any()
+
+
+def test_a_load_that_lacks_a_block_of_any_group_fails_as_a_whole(hybrid: Hybrid) -> None:
+    hybrid.worker.save(Orders(saves=[part(0, [1, 2]), part(1, [3])]))
+    wait_until(lambda: hybrid.worker.saves.ended({"r"}) == {"r"})
+    for loads in ([part(0, [1, 2]), part(1, [3, 4])], [part(0, [1, 9]), part(1, [3])]):
+        hybrid.worker.load(Orders(loads=loads))
+        assert hybrid.arrived("r") == {"r"}
+    assert hybrid.worker.loads.failed() == set()  # an id does not show whose block it is
+    hybrid.worker.load(Orders(loads=[part(0, [])]))
+    assert hybrid.arrived("r") == {"r"}
+
+
+def test_tickets_come_back_from_saves_that_are_skipped_or_cancelled(
+    hybrid: Hybrid,
+) -> None:
+    gate = Gate(*hybrid.worker.saves._source.layouts)
+    hybrid.worker.saves._source = gate
+    hybrid.worker.save(Orders(saves=[part(0, [1], 1), part(0, [2], 2)]))
+    assert gate.reading.wait(LONG_S)
+    hybrid.worker.saves._room = 0
+    hybrid.worker.save(Orders(saves=[part(0, [3], 3)]))
+    assert hybrid.worker.saves.tickets() == {3: 1}
+    ended = threading.Thread(target=hybrid.worker.saves.cancel, args=[["r"]])
+    ended.start()
+    gate.go.set()
+    ended.join()
+    assert hybrid.worker.saves.tickets() == {1: 1, 2: 1}

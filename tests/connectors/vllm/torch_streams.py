@@ -78,6 +78,9 @@ class Bytes:
     def __getitem__(self, key: Any) -> Bytes:
         return Bytes(self._machine, self.array[key])
 
+    def view(self, *shape: int) -> Bytes:
+        return Bytes(self._machine, self.array.reshape(shape))
+
     def data_ptr(self) -> int:
         return int(self.array.ctypes.data)
 

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What a block is: what the schedule asks for the blocks of a prefix, and the answers for a model
+with one group of layers.
+
+The schedule counts the blocks of a prefix. In a model with one group of full attention such a block
+is one block of the engine, and its hits are those of the leading digests. In a hybrid model it has
+parts in several groups; see ``groups``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from beluga.connectors.vllm.steps import BlockRange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from beluga.connectors.vllm.events import Announcements
+    from beluga.connectors.vllm.lookups import Lookups
+    from beluga.connectors.vllm.names import BlockNames
+
+ExtraKeys: TypeAlias = "Callable[[Any, int, int], Sequence[Sequence[Any] | None]]"
+"""A function from blocks [start, stop) of a request to what their hashes cover beside tokens, in
+the form of vLLM's BlockStored."""
+
+Offer: TypeAlias = "tuple[int, int, int]"
+"""A state that a step makes: its group, the engine's block, and the tokens that it covers."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Found:
+    """What a lookup pins: the digests in their order, and how many blocks of the prefix they serve.
+    With ``whole`` they serve these or none. ``otherwise`` is the next best if they serve none.
+    """
+
+    digests: list[bytes]
+    blocks: int
+    whole: bool = False
+    otherwise: Found | None = None
+
+    def reach(self, count: int) -> int:
+        """Return how many blocks of the prefix so many leading digests serve."""
+        if self.whole:
+            return self.blocks if count == len(self.digests) else 0
+        return count
+
+
+class Blocks(Protocol):
+    """The blocks of a prefix. ``table`` is what the engine says of a request's blocks: their ids,
+    or with several groups the ids in each.
+    """
+
+    @property
+    def whole(self) -> bool:
+        """Whether a request's load succeeds as a whole or not at all."""
+
+    @property
+    def saving(self) -> bool:
+        """Whether blocks are pinned for saves that have not ended."""
+
+    def find(self, request: Any, local: int) -> Found | None:
+        """Return what serves the prefix beyond ``local`` blocks; None if nothing does."""
+
+    def loads(self, request: Any, first: int, last: int, table: Any) -> list[BlockRange]:
+        """Return what is loaded where, so that a request resumes behind block ``last``."""
+
+    def hold(self, request: Any, tokens: int, loaded: range, offers: Sequence[Offer]) -> None:
+        """Keep what a step of so many tokens computes until it is saved. The pool has the
+        ``loaded`` blocks.
+        """
+
+    def saves(self, request: Any, first: int, last: int, table: Any) -> list[BlockRange]:
+        """Return what is saved of blocks [first, last)."""
+
+    def drop(self, request: Any) -> None:
+        """Keep nothing more of a request, but for saves that are ordered."""
+
+    def ended(self, tickets: Mapping[int, int]) -> None:
+        """Note on how many ranks saves have ended."""
+
+    def hashed(self, request: Any) -> int:
+        """Return how many blocks have a name."""
+
+    def room(self, table: Any) -> int:
+        """Return how many tokens a table may have."""
+
+    def ids(self, table: Any, first: int, last: int | None) -> Sequence[int]:
+        """Return the engine's blocks of some blocks of the prefix."""
+
+    def place(
+        self, table: Any, last: int | None, find: Callable[[Sequence[int]], int | None]
+    ) -> int | None:
+        """Return the first block, before ``last``, of which ``find`` finds a part."""
+
+    def copied(self, table: Any) -> Any:
+        """Return a table that the engine does not change."""
+
+
+class OneGroup:
+    """One group of full attention. Its blocks stay in the table until the request ends."""
+
+    whole = saving = False
+
+    def __init__(
+        self,
+        lookups: Lookups,
+        *,
+        block_size: int,
+        extra_keys_of: ExtraKeys,
+        announcements: Announcements | None = None,
+        names: BlockNames | None = None,
+    ) -> None:
+        self._lookups, self._size = lookups, block_size
+        self._extra_keys_of = extra_keys_of
+        self._announcements, self._names = announcements, names
+
+    def find(self, request: Any, local: int) -> Found:
+        """Return all blocks but the last token's."""
+        last = (request.num_tokens - 1) // self._size
+        digests = self._lookups.digests(request, local, last)
+        return Found(digests, len(digests))
+
+    def loads(self, request: Any, first: int, last: int, table: Sequence[int]) -> list[BlockRange]:
+        """Return one range."""
+        digests = self._lookups.digests(request, first, last)
+        return [BlockRange(request.request_id, b"".join(digests), list(table[first:last]))]
+
+    def hold(self, request: Any, tokens: int, loaded: range, offers: Sequence[Offer]) -> None:
+        """Do nothing: the table keeps the blocks."""
+
+    def saves(self, request: Any, first: int, last: int, table: Sequence[int]) -> list[BlockRange]:
+        """Return one range, and announce it."""
+        ids = list(table[first:last])
+        stop = first + len(ids)
+        digests = self._lookups.digests(request, first, stop)
+        extra_keys = self._extra_keys_of(request, first, stop)
+        private = self._lookups.private_from(request)
+        if self._announcements is not None:
+            shared = digests if private is None else digests[: max(0, private - first)]
+            for block, digest in enumerate(shared, first):
+                self._announcements.ordered(digest, request, block, extra_keys[block - first])
+        names = b""
+        if self._names is not None:
+            names = self._names.of(request, first, stop, extra_keys)
+        return [BlockRange(request.request_id, b"".join(digests), ids, names)]
+
+    def drop(self, request: Any) -> None:
+        """Do nothing: nothing is held."""
+
+    def ended(self, tickets: Mapping[int, int]) -> None:
+        """Do nothing: nothing is held."""
+
+    def hashed(self, request: Any) -> int:
+        """Return how many blocks are full and known."""
+        return len(request.block_hashes)
+
+    def room(self, table: Sequence[int]) -> int:
+        """Return the tokens of the blocks."""
+        return len(table) * self._size
+
+    def ids(self, table: Sequence[int], first: int, last: int | None) -> Sequence[int]:
+        """Return a part of the table."""
+        return table[first:last]
+
+    def place(
+        self,
+        table: Sequence[int],
+        last: int | None,
+        find: Callable[[Sequence[int]], int | None],
+    ) -> int | None:
+        """Return a place in the table."""
+        return find(table[:last])
+
+    def copied(self, table: Sequence[int]) -> list[int]:
+        """Return a list of it."""
+        return list(table)

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The blocks of a hybrid model: what each group of layers needs, so that a prefix can be resumed.
+
+A request resumes only where every group can: full attention needs the whole prefix, a window the
+blocks before that place, a recurrent layer the one block with its state there. vLLM's own rules say
+which blocks these are, for hits, for loads and for saves; its coordinator for a store of keys has
+them, and is used as it is. Here a block of the prefix is as long as the least common multiple of
+the groups' blocks, which is where vLLM resumes.
+
+A block is saved under the hash of its prefix and the number of its group. vLLM takes the blocks of
+windows and states back while the request still runs. So the blocks that a step computes are pinned
+in that step, and freed when the workers have saved them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.coordinator import (
+    ExternalCachedBlockPool,
+    MooncakeStoreCoordinator,
+)
+from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+
+from beluga.connectors.vllm.blocks import Found
+from beluga.connectors.vllm.steps import BlockRange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from beluga.connectors.vllm.blocks import Offer
+    from beluga.connectors.vllm.lookups import Lookups
+
+_NULL = 0  # the block in tables where a group has none
+_POOL = 1  # the bit of the pool among the tiers
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Held:
+    """A block that is pinned until it is saved: its group, its number there, its id."""
+
+    group: int
+    number: int
+    block: int
+
+
+@dataclasses.dataclass(slots=True)
+class Holding:
+    """What is pinned of one request, by the tokens of its prefix, up to ``tokens``."""
+
+    tokens: int = 0
+    blocks: dict[int, list[Held]] = dataclasses.field(default_factory=lambda: defaultdict(list))
+
+
+class Groups:
+    """Plans with vLLM's rules. ``table_of(request id)`` returns a request's blocks in each of the
+    engine's groups; ``pool()`` is vLLM's pool of blocks.
+    """
+
+    whole = True
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        kv_cache_config: Any,
+        lookups: Lookups,
+        *,
+        table_of: Callable[[str], Any],
+        pool: Callable[[], Any],
+    ) -> None:
+        self.block_size, self._unit = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+        # Without an alignment of hits, these end where all groups have whole blocks.
+        aligned = dataclasses.replace(kv_cache_config, cache_hit_alignment_tokens=None)
+        self._rules = MooncakeStoreCoordinator.from_kv_cache_config(
+            aligned, vllm_config, self.block_size, self._unit
+        )
+        self._specs = [group.kv_cache_spec for group in self._rules.kv_cache_groups]
+        self._sizes = [int(spec.block_size) for spec in self._specs]
+        self._rows: tuple[int, ...] = kv_cache_config.prefix_cacheable_group_ids
+        self._lookups, self._table_of, self._pool = lookups, table_of, pool
+        self._holdings: dict[str, Holding] = {}
+        self._tickets: dict[int, tuple[list[int], int]] = {}  # blocks, and ranks that save them
+        self._issued = 0
+
+    @property
+    def saving(self) -> bool:
+        """Whether the workers have not yet saved everything that they were told to."""
+        return bool(self._tickets)
+
+    def find(self, request: Any, local: int) -> Found | None:
+        """Return the longest prefix that all groups can resume: with what lower tiers have, and
+        otherwise with what the pool has.
+        """
+        start = local * self.block_size
+        limit = self._rules.align_lookup_length(request.num_tokens - 1)
+        if limit <= start:
+            return None
+        masks = self._rules.lookup_mask(limit)
+        parts = list(self._parts(masks, start, limit))
+        asked = [digest for group, part in parts for digest in self._digests(request, group, part)]
+        tiers = self._lookups.tiers(asked)
+        if tiers is None:
+            return Found([], 0)
+        names = [(group, number) for group, part in parts for number in part]
+        in_pool = self._found(request, local, limit, names, (tiers & _POOL).astype(bool))
+        if not (tiers > _POOL).any():
+            return in_pool
+        anywhere = self._found(request, local, limit, names, tiers.astype(bool))
+        if anywhere is None or (in_pool is not None and in_pool.blocks >= anywhere.blocks):
+            return in_pool
+        return dataclasses.replace(anywhere, otherwise=in_pool)
+
+    def loads(self, request: Any, first: int, last: int, table: Any) -> list[BlockRange]:
+        """Return a range for each group that needs blocks. Where vLLM has none for what its rules
+        need, it is one without blocks, which fails.
+        """
+        ranges = []
+        for group, part in self._needed(request, first, last):
+            digests = b"".join(self._digests(request, group, part))
+            ids = [table[self._rows[group]][number] for number in part]
+            if _NULL in ids:
+                return [BlockRange(request.request_id, b"", [])]
+            ranges.append(BlockRange(request.request_id, digests, ids, group=group))
+        return ranges
+
+    def hold(self, request: Any, tokens: int, loaded: range, offers: Sequence[Offer]) -> None:
+        """Pin what the step completes, as far as vLLM's rules keep it, and the states that it
+        offers.
+        """
+        holding = self._holdings.setdefault(request.request_id, Holding())
+        after = min(request.num_computed_tokens + tokens, self.hashed(request) * self.block_size)
+        after = after // self.block_size * self.block_size
+        new: list[Held] = []
+        if after > holding.tokens:
+            table = self._table_of(request.request_id)
+            masks = self._rules.store_mask(after, holding.tokens, request.num_prompt_tokens)
+            for group, part in self._parts(masks, holding.tokens, after):
+                row = table[self._rows[group]]
+                new += [Held(group, n, row[n]) for n in part if n < len(row)]
+            holding.tokens = after
+        for row_number, block, boundary in offers:
+            if row_number in self._rows and boundary % self.block_size == 0:
+                group = self._rows.index(row_number)
+                new.append(Held(group, boundary // self._sizes[group] - 1, block))
+        for held in new:
+            end = (held.number + 1) * self._sizes[held.group]
+            if held.block != _NULL and -(-end // self.block_size) - 1 not in loaded:
+                holding.blocks[end].append(held)
+                self._pin(held.block)
+
+    def saves(self, request: Any, first: int, last: int, table: Any) -> list[BlockRange]:
+        """Return a range for each group with blocks that are held in this part of the prefix."""
+        holding = self._holdings.get(request.request_id)
+        if holding is None:
+            return []
+        ends = [
+            end for end in holding.blocks if first * self.block_size < end <= last * self.block_size
+        ]
+        by_group = defaultdict(list)
+        for end in sorted(ends):
+            for held in holding.blocks.pop(end):
+                by_group[held.group].append(held)
+        ranges = []
+        for group, blocks in sorted(by_group.items()):
+            digests = self._digests(request, group, [held.number for held in blocks])
+            ids = [held.block for held in blocks]
+            self._issued += 1
+            self._tickets[self._issued] = (ids, len(self._lookups.ranks))
+            ranges.append(
+                BlockRange(
+                    request.request_id,
+                    b"".join(digests),
+                    ids,
+                    group=group,
+                    ticket=self._issued,
+                )
+            )
+        return ranges
+
+    def drop(self, request: Any) -> None:
+        """Free what is held and not ordered to be saved."""
+        holding = self._holdings.pop(request.request_id, None)
+        if holding is not None:
+            self._free([held.block for many in holding.blocks.values() for held in many])
+
+    def ended(self, tickets: Mapping[int, int]) -> None:
+        """Free the blocks of saves that have ended on all ranks."""
+        for ticket, ranks in tickets.items():
+            ids, left = self._tickets.pop(ticket, ([], ranks))
+            if left > ranks:
+                self._tickets[ticket] = (ids, left - ranks)
+            else:
+                self._free(ids)
+
+    def hashed(self, request: Any) -> int:
+        """Return how many blocks are full and known."""
+        return int(len(request.block_hashes) * self._unit // self.block_size)
+
+    def room(self, table: Any) -> int:
+        """Return the most tokens of any group."""
+        return max(
+            len(table[row]) * size for row, size in zip(self._rows, self._sizes, strict=True)
+        )
+
+    def ids(self, table: Any, first: int, last: int | None) -> Sequence[int]:
+        """Return the blocks of all groups."""
+        found: list[int] = []
+        for row, size in zip(self._rows, self._sizes, strict=True):
+            each = self.block_size // size
+            part = table[row][first * each : None if last is None else last * each]
+            found += [block for block in part if block != _NULL]
+        return found
+
+    def place(
+        self, table: Any, last: int | None, find: Callable[[Sequence[int]], int | None]
+    ) -> int | None:
+        """Return 0 if a block is found in any group, because all that follows may rest on it."""
+        return None if find(self.ids(table, 0, last)) is None else 0
+
+    def copied(self, table: Any) -> list[list[int]]:
+        """Return lists of it."""
+        return [list(row) for row in table]
+
+    def _found(
+        self,
+        request: Any,
+        local: int,
+        limit: int,
+        names: list[tuple[int, int]],
+        present: NDArray[np.bool_],
+    ) -> Found | None:
+        """Return what resumes the longest prefix of which these blocks are present, beside those
+        that the engine has.
+        """
+        hashes = [self._rules.block_hashes_for_spec(request.block_hashes, s) for s in self._specs]
+        exists = {
+            (group, bytes(hashes[group][number]))
+            for (group, number), there in zip(names, present, strict=True)
+            if there
+        }
+        for group, size in enumerate(self._sizes):
+            for number in range(local * self.block_size // size):
+                exists.add((group, bytes(hashes[group][number])))
+        store = ExternalCachedBlockPool(self._unit, exists)
+        _, tokens = self._rules.find_longest_cache_hit(request.block_hashes, limit, store)
+        last = tokens // self.block_size
+        if last <= local:
+            return None
+        digests = [
+            digest
+            for group, part in self._needed(request, local, last)
+            for digest in self._digests(request, group, part)
+        ]
+        return Found(digests, last - local, whole=True)
+
+    def _needed(self, request: Any, first: int, last: int) -> Iterator[tuple[int, list[int]]]:
+        """Yield what a request that resumes behind block ``last`` reads of blocks [first, last)."""
+        tokens = last * self.block_size
+        masks = self._rules.load_mask(request.block_hashes, tokens)
+        for group, mask in enumerate(masks):
+            start = first * self.block_size // self._sizes[group]
+            part = [number for number, wanted in enumerate(mask) if wanted and number >= start]
+            if part:
+                yield group, part
+
+    def _parts(
+        self, masks: Sequence[list[bool] | None], start: int, stop: int
+    ) -> Iterator[tuple[int, list[int]]]:
+        """Yield each group's blocks of tokens [start, stop) that its mask has. A mask begins with
+        the block at ``start`` or with the prefix, as its length shows, or is None for all.
+        """
+        for group, mask in enumerate(masks):
+            size = self._sizes[group]
+            numbers = range(start // size, stop // size)
+            if mask is not None:
+                numbers_of_mask = range(stop // size - len(mask), stop // size)
+                kept = {n for n, wanted in zip(numbers_of_mask, mask, strict=True) if wanted}
+                part = [number for number in numbers if number in kept]
+            else:
+                part = list(numbers)
+            if part:
+                yield group, part
+
+    def _digests(self, request: Any, group: int, numbers: Sequence[int]) -> list[bytes]:
+        hashes = self._rules.block_hashes_for_spec(request.block_hashes, self._specs[group])
+        return self._lookups.some_digests(
+            request,
+            [bytes(hashes[number]) for number in numbers],
+            numbers,
+            size=self._sizes[group],
+            group=group,
+        )
+
+    def _pin(self, block: int) -> None:
+        pool = self._pool()
+        pool.touch([pool.blocks[block]])
+
+    def _free(self, ids: list[int]) -> None:
+        """Free blocks, the last of a prefix first, because it is evicted first."""
+        if ids:
+            pool = self._pool()
+            pool.free_blocks([pool.blocks[block] for block in reversed(ids)])

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Makes hybrid models with random weights, one for each mixture of groups: no download.
+
+Run it in .venv-vllm: hybrid_models.py FOLDER NAME...
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+BASE: dict[str, Any] = {
+    "vocab_size": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 8192,
+    "torch_dtype": "bfloat16",
+    "initializer_range": 0.05,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    # two groups with a window, one of full attention
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "architectures": ["Gemma3ForCausalLM"],
+        "num_hidden_layers": 6,
+        "head_dim": 64,
+        "query_pre_attn_scalar": 64,
+        "sliding_window": 256,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    },
+    # a group with a window of one block, and one of full attention
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        "architectures": ["GptOssForCausalLM"],
+        "intermediate_size": 256,
+        "head_dim": 64,
+        "sliding_window": 128,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    # three groups of short convolutions
+    "lfm2": {
+        "model_type": "lfm2",
+        "architectures": ["Lfm2ForCausalLM"],
+        "block_ff_dim": 512,
+        "block_auto_adjust_ff_dim": False,
+        "conv_L_cache": 3,
+        "conv_bias": False,
+        "conv_dim": 256,
+        "conv_dim_out": 256,
+        "block_dim": 256,
+        "block_norm_eps": 1e-5,
+        "layer_types": ["conv", "conv", "full_attention", "conv"],
+    },
+    # three groups of Mamba 2
+    "granitemoehybrid": {
+        "model_type": "granitemoehybrid",
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "intermediate_size": 256,
+        "shared_intermediate_size": 512,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "position_embedding_type": "nope",
+        "layer_types": ["mamba", "mamba", "attention", "mamba"],
+        "mamba_n_heads": 8,
+        "mamba_d_head": 64,
+        "mamba_d_state": 64,
+        "mamba_n_groups": 1,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "mamba_chunk_size": 64,
+    },
+    # three groups of gated delta networks
+    "qwen3_next": {
+        "model_type": "qwen3_next",
+        "architectures": ["Qwen3NextForCausalLM"],
+        "head_dim": 64,
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+        "mlp_only_layers": [0, 1, 2],
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 128,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+    },
+}
+
+
+def make(folder: Path, name: str) -> None:
+    """Save a model in ``folder``."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = BASE | MODELS[name]
+    folder.mkdir(parents=True)
+    file = folder / "config.json"
+    file.write_text(json.dumps(fields))
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    model.to(torch.bfloat16).save_pretrained(folder)
+    saved = json.loads(file.read_text())  # transformers leaves out what vLLM looks for
+    file.write_text(json.dumps(saved | {"architectures": fields["architectures"]}))
+
+
+if __name__ == "__main__":
+    for name in sys.argv[2:]:
+        make(Path(sys.argv[1]) / name, name)

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Hybrid models: what every group needs is looked up, loaded and saved, and nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import fakes
+import numpy as np
+import pytest
+from fake_rules import NULL, STEP, UNIT, BlockPool, KVCacheConfig, modules
+from vllm_parts import no_extra_keys, request
+
+from beluga import KVCache, MetaServer, Namespace
+from beluga.connectors.connection import Connection
+from beluga.connectors.vllm.counters import Counters
+from beluga.connectors.vllm.lookups import Lookups
+from beluga.connectors.vllm.schedule import Schedule
+from beluga.connectors.vllm.settings import VllmSettings
+from beluga.connectors.vllm.steps import BlockRange, Loaded, Orders, Report
+
+RANKS = tuple(Namespace({"rank": rank}) for rank in range(2))
+BLOCKS = 64  # of an engine
+FULL, WINDOW, STATE = range(3)
+TOKENS = list(range(100, 100 + 3 * STEP + 1))  # three boundaries and a token
+LONG_S = 60.0
+
+
+class Engine:
+    """A schedule for two ranks, with the engine's tables in four groups, one of them scratch."""
+
+    def __init__(self, pool_name: str, **changes: Any) -> None:
+        module = importlib.import_module("beluga.connectors.vllm.groups")
+        settings = VllmSettings(
+            pool=pool_name, timeout_ms=500, retry_s=0.05, load="async", **changes
+        )
+        self.connection = Connection(settings, name="lookups", logger=logging.getLogger("test"))
+        self.counters, self.pool = Counters(), BlockPool(BLOCKS)
+        self.lookups = Lookups(self.connection, self.counters)
+        self.lookups.ranks = RANKS
+        self.tables: dict[str, tuple[list[int], ...]] = {}
+        groups = module.Groups(
+            None,
+            KVCacheConfig(),
+            self.lookups,
+            table_of=self.tables.__getitem__,
+            pool=lambda: self.pool,
+        )
+        self.schedule = Schedule(
+            settings,
+            self.lookups,
+            self.counters,
+            block_size=groups.block_size,
+            block_count=BLOCKS,
+            block_ids_of=self.tables.__getitem__,
+            extra_keys_of=no_extra_keys,
+            blocks=groups,
+        )
+
+    def start(self, made: Any, computed: int = 0) -> int:
+        """Start a request. Returns the tokens that it loads."""
+        made.num_prompt_tokens, made.num_preemptions = made.num_tokens, 0
+        tokens, beside = self.schedule.matched_tokens(made, computed)
+        assert tokens is not None
+        assert beside == (tokens > 0)
+        count = made.num_tokens // UNIT + 1
+        full, window = list(range(1, 1 + count)), list(range(20, 20 + count))
+        states = list(range(40, 40 + count // 2 + 1))
+        if tokens:  # vLLM gives no blocks where nothing is loaded
+            resumed = (computed + tokens) // UNIT
+            window[: resumed - 2] = [NULL] * (resumed - 2)
+            states[: resumed // 2 - 1] = [NULL] * (resumed // 2 - 1)
+        self.tables[made.request_id] = (full, window, [60], states)
+        self.schedule.allocated(made, self.tables[made.request_id], tokens)
+        made.num_computed_tokens = computed + tokens
+        return int(tokens)
+
+    def step(self, made: Any, tokens: int, offers: Any = ()) -> Orders:
+        """Run a step that computes so many tokens of a request, and take its output."""
+        orders = self.schedule.orders(
+            {made.request_id: tokens} if tokens else {}, [], {made.request_id: list(offers)}
+        )
+        made.num_computed_tokens += tokens
+        return orders
+
+    def computed(self, made: Any) -> list[BlockRange]:
+        """Compute a prompt, boundary by boundary as vLLM does, and return what is saved."""
+        saves = []
+        while made.num_computed_tokens < made.num_tokens:
+            left = made.num_tokens - made.num_computed_tokens
+            boundary = made.num_computed_tokens + STEP
+            offers = [(3, self.tables[made.request_id][3][boundary // STEP - 1], boundary)]
+            last = boundary == (made.num_tokens - 1) // STEP * STEP
+            saves += self.step(made, min(left, STEP), offers if last else ()).saves
+        return saves + self.step(made, 0).saves
+
+
+@pytest.fixture
+def engine(server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    for name, module in fakes.modules("vllm", modules()).items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "beluga.connectors.vllm.groups", raising=False)
+    engine = Engine(pool_name)
+    assert engine.connection.wait(LONG_S)
+    yield engine
+    engine.connection.close()
+
+
+@pytest.fixture
+def caches(server: MetaServer, engine: Engine, pool: Any) -> Iterator[list[KVCache]]:
+    """A cache for each rank."""
+    made = [KVCache(pool, namespace=rank) for rank in RANKS]
+    yield made
+    for cache in made:
+        cache.close()
+
+
+def store(caches: list[KVCache], ranges: list[BlockRange]) -> None:
+    """Put what was ordered, with a size for each group."""
+    for cache in caches:
+        for one in ranges:
+            content = np.ones((len(one.block_ids), 64 * (one.group + 1)), dtype=np.uint8)
+            cache.put(one.packed(), content)
+
+
+def shape(ranges: list[BlockRange]) -> list[tuple[int, list[int]]]:
+    return [(one.group, one.block_ids) for one in ranges]
+
+
+def test_what_vllm_keeps_is_saved_and_pinned_from_its_step_on(engine: Engine) -> None:
+    made = request("r", TOKENS)
+    assert engine.start(made) == 0
+    assert engine.step(made, STEP).saves == []
+    assert engine.pool.pinned() == {1, 2}  # two blocks of full attention, none of the window
+    (save,) = engine.step(made, STEP).saves
+    assert shape([save]) == [(FULL, [1, 2])]
+    assert engine.pool.pinned() == {1, 2, 3, 4}
+    (more,) = engine.step(made, STEP, [(3, 42, 3 * STEP)]).saves
+    assert shape([more]) == [(FULL, [3, 4])]
+    saves = engine.step(made, 1).saves
+    assert shape(saves) == [(FULL, [5, 6]), (WINDOW, [24, 25]), (STATE, [42])]
+    assert engine.pool.pinned() == {1, 2, 3, 4, 5, 6, 24, 25, 42}
+
+
+def test_pins_go_when_all_ranks_have_saved(engine: Engine) -> None:
+    made = request("r", TOKENS)
+    engine.start(made)
+    tickets = [one.ticket for one in engine.computed(made)]
+    assert len(set(tickets)) == len(tickets) == 5
+    assert engine.schedule.pending  # vLLM goes on with steps until they have ended
+    for _ in RANKS:
+        assert engine.pool.pinned()
+        engine.schedule.reported(Report(ended=Counter(tickets)), set())
+    assert not engine.pool.pinned()
+    assert not engine.schedule.saving
+
+
+def test_a_state_is_taken_at_whole_boundaries_of_stored_groups(engine: Engine) -> None:
+    made = request("r", TOKENS)
+    engine.start(made)
+    engine.step(made, STEP, [(3, 40, STEP + UNIT), (2, 60, STEP), (3, NULL, STEP)])
+    assert shape(engine.step(made, 0).saves) == [(FULL, [1, 2])]
+
+
+@pytest.mark.parametrize("how", ["finished", "preempted"])
+def test_what_is_not_ordered_is_let_go(engine: Engine, how: str) -> None:
+    made = request("r", TOKENS)
+    engine.start(made)
+    made.num_in_flight_tokens = STEP  # the step's output is still to come
+    engine.step(made, STEP)
+    assert engine.pool.pinned()
+    if how == "finished":
+        assert not engine.schedule.finished(made, engine.tables["r"])
+    else:
+        made.num_computed_tokens = made.num_in_flight_tokens = 0
+        engine.schedule.orders({}, [])
+    assert not engine.pool.pinned()
+
+
+def test_the_end_of_a_request_saves_what_is_settled(engine: Engine) -> None:
+    made = request("r", TOKENS)
+    engine.start(made)
+    engine.step(made, STEP)
+    assert engine.schedule.finished(made, engine.tables["r"])
+    (save,) = engine.schedule.orders({}, []).saves
+    assert shape([save]) == [(FULL, [1, 2])]
+    engine.schedule.reported(Report(ended=Counter({save.ticket: len(RANKS)})), set())
+    assert not engine.pool.pinned()
+
+
+def test_a_hit_loads_a_window_and_one_state(engine: Engine, caches: list[KVCache]) -> None:
+    first = request("first", TOKENS)
+    engine.start(first)
+    store(caches, engine.computed(first))
+    made = request("r", TOKENS)
+    assert engine.start(made) == 3 * STEP
+    assert caches[0].stat().pinned_count == 2 * (6 + 2 + 1)
+    loads = engine.step(made, 0).loads
+    assert shape(loads) == [(FULL, [1, 2, 3, 4, 5, 6]), (WINDOW, [24, 25]), (STATE, [42])]
+    digests = [one.packed()[place].tobytes() for one in loads for place in range(len(one.packed()))]
+    assert len(set(digests)) == 9  # a hash names a block of each group
+
+
+def test_what_the_engine_has_is_not_loaded(engine: Engine, caches: list[KVCache]) -> None:
+    first = request("first", TOKENS)
+    engine.start(first)
+    store(caches, engine.computed(first))
+    made = request("r", TOKENS)
+    assert engine.start(made, computed=2 * STEP) == STEP
+    loads = engine.step(made, 0).loads
+    assert shape(loads) == [(FULL, [5, 6]), (WINDOW, [24, 25]), (STATE, [42])]
+
+
+@pytest.mark.parametrize("group", [FULL, WINDOW, STATE])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_block_that_one_rank_lacks_in_any_group_ends_the_hit(
+    engine: Engine, caches: list[KVCache], group: int, rank: int
+) -> None:
+    first = request("first", TOKENS)
+    engine.start(first)
+    saves = engine.computed(first)
+    store(caches, saves)
+    lost = [one for one in saves if one.group == group][-1]
+    caches[rank].remove([lost.packed()[-1].tobytes()])
+    assert engine.start(request("r", TOKENS)) == 0
+    assert caches[0].stat().pinned_count == 0
+
+
+def test_a_load_that_fails_is_asked_for_no_more(engine: Engine, caches: list[KVCache]) -> None:
+    first = request("first", TOKENS)
+    engine.start(first)
+    store(caches, engine.computed(first))
+    made = request("r", TOKENS)
+    assert engine.start(made) == 3 * STEP
+    engine.counters.take()
+    engine.schedule.reported(Report({"r": Loaded(2, 8)}), set())
+    assert caches[0].stat().pinned_count == 0
+    assert engine.counters.take()["hit_tokens"] == 0
+    assert engine.start(made) == 0
+    assert shape(engine.computed(made))[:1] == [(FULL, [1, 2])]  # all is computed and saved anew
+
+
+def test_a_load_that_succeeds_counts_its_tokens_and_is_not_saved(
+    engine: Engine, caches: list[KVCache]
+) -> None:
+    first = request("first", TOKENS)
+    engine.start(first)
+    store(caches, engine.computed(first))
+    before = engine.pool.pinned()
+    made = request("r", TOKENS)
+    engine.start(made)
+    engine.schedule.reported(Report({"r": Loaded(2, 9)}), set())
+    assert engine.counters.take()["hit_tokens"] == 3 * STEP
+    engine.step(made, 1, [(3, 50, 3 * STEP)])  # vLLM offers what was loaded, too
+    assert engine.pool.pinned() == before
+    assert engine.step(made, 0).saves == []
+
+
+def test_a_miss_is_remembered_and_no_answer_is_not(engine: Engine, server: MetaServer) -> None:
+    made = request("r", TOKENS)
+    made.num_prompt_tokens = made.num_tokens
+    for _ in range(3):
+        assert engine.schedule.matched_tokens(made, 0) == (0, False)
+    assert engine.counters.take()["lookups"] == 1
+    engine.lookups.ranks = ()
+    assert engine.schedule.matched_tokens(request("s", TOKENS), 0) == (0, False)
+    assert "lookups" not in engine.counters.take()
+
+
+def test_a_reset_saves_nothing_that_was_computed_before(engine: Engine) -> None:
+    made = request("r", TOKENS)
+    engine.start(made)
+    engine.step(made, STEP)
+    engine.schedule.reset()
+    assert engine.step(made, STEP).saves == []
+    assert not engine.schedule.finished(made, engine.tables["r"])
+    assert not engine.pool.pinned()
+
+
+def test_a_place_without_a_block_fails_the_load(engine: Engine, caches: list[KVCache]) -> None:
+    first = request("first", TOKENS)
+    engine.start(first)
+    store(caches, engine.computed(first))
+    made = request("r", TOKENS)
+    tokens, _ = engine.schedule.matched_tokens(made, 0)
+    table = ([1, 2, 3, 4, 5, 6], [NULL] * 5 + [25], [60], [NULL, NULL, 42])
+    engine.schedule.allocated(made, table, tokens or 0)
+    assert shape(engine.step(made, 0).loads) == [(FULL, [])]
+    engine.schedule.reported(Report({"r": Loaded(2, 0)}), set())
+    assert engine.schedule.matched_tokens(made, 0) == (0, False)

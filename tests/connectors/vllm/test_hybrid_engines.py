@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Real engines with hybrid models on one pool: a hit from the pool equals one in the engine's own
+cache, bit for bit, and costs as few bytes as vLLM's rules allow.
+
+Equal tokens are not enough. A state that is loaded too late changes the log-probabilities, and with
+small models rarely the tokens.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from beluga_bench.vllm.process import Engine
+from beluga_bench.vllm.prompts import prompt
+from forge import read, write
+
+from beluga import KVCache, Namespace, Pool
+from beluga.kvcache import known_namespaces
+from tests.connectors.vllm.conftest import HERE, Site, wait_until
+from tests.connectors.vllm.test_engines import check_hashes, forget
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+TOKENS = 1100
+SAVED_S = 60.0
+PAGE = 128 * 2 * 2 * 64 * 2  # of a layer: tokens, K and V, heads, their size, bytes
+# By model: the tokens of a hit, the blocks that it loads, and their bytes.
+HITS = {
+    "gemma3": (1024, 8 + 2 * 2, (8 + 2 * 2) * 2 * PAGE),  # two blocks in each window
+    "gpt_oss": (1024, 8 + 1, (8 + 1) * 2 * PAGE),
+    "lfm2": (1024, 8 + 3, 8 * PAGE + 3 * 1024),  # the states, without what pads them
+    "granitemoehybrid": (768, 2 + 3, 2 * 3 * PAGE + 3 * 134_912),
+    "qwen3_next": (640, 1 + 3, 5 * PAGE + 3 * 268_288),
+}
+
+
+@pytest.fixture(scope="module")
+def models(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hybrids")
+    command = [vllm_python, HERE / "hybrid_models.py", folder, *HITS]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    return folder
+
+
+def start(site: Site, model: Path, name: str, **more: Any) -> Engine:
+    return site.engine(
+        name,
+        connector={},
+        model=str(model),
+        skip_tokenizer_init=True,
+        max_model_len=4096,
+        max_num_batched_tokens=512,
+        max_num_seqs=8,
+        kv_cache_memory_bytes=64 << 20,
+        dtype="bfloat16",
+        **more,
+    )
+
+
+@pytest.fixture(scope="module", params=HITS)
+def pair(
+    request: pytest.FixtureRequest, site: Site, models: Path
+) -> Iterator[tuple[str, Engine, Engine]]:
+    """Two engines with the same model."""
+    name = request.param
+    engines = [start(site, models / name, f"{name}-{place}") for place in "ab"]
+    try:
+        for engine in engines:
+            engine.ready()
+        yield name, engines[0], engines[1]
+    finally:
+        for engine in engines:
+            engine.kill()
+
+
+def answer(reply: dict[str, Any]) -> Any:
+    return reply["tokens"], reply["logprobs"]
+
+
+def test_a_hit_from_the_pool_equals_one_of_the_engine_s_own_cache(
+    site: Site, pair: tuple[str, Engine, Engine]
+) -> None:
+    name, a, b = pair
+    tokens = made(name, seed=7)
+    cached, blocks, size = HITS[name]
+    assert a.generate(tokens)["cached_tokens"] == 0
+    local = a.generate(tokens)
+    assert local["cached_tokens"] == cached
+    forget(a)  # this waits until the engine holds nothing for saves
+    far = b.generate(tokens)
+    assert (far["cached_tokens"], far["figures"]["load_blocks"]) == (cached, blocks)
+    assert far["figures"]["load_bytes"] == size
+    assert answer(far) == answer(local)
+    assert answer(b.generate(tokens)) == answer(local)  # what was loaded serves the next one
+    near = a.generate(tokens)
+    assert near["figures"]["load_blocks"] == blocks
+    assert answer(near) == answer(local)
+    longer = tokens + tokens[:300]
+    assert b.generate(longer)["cached_tokens"] == cached
+    grown = b.generate(longer)
+    forget(b)
+    again = a.generate(longer)
+    assert again["figures"]["load_blocks"] > 0
+    assert answer(again) == answer(grown)
+    check_hashes(site)
+    wait_until(lambda: site.pinned() == 0, SAVED_S, "all pins to go")
+
+
+def test_blocks_that_are_evicted_from_any_group_cost_time_only(
+    site: Site, pair: tuple[str, Engine, Engine]
+) -> None:
+    name, a, b = pair
+    tokens = made(name, seed=8)
+    before = len(saved(site))
+    cold = a.generate(tokens)
+    forget(a)
+    digests = saved(site)[before:]
+    warm = b.generate(tokens)
+    for digest in digests:
+        remove(site, digest)
+        forget(b)
+        reply = b.generate(tokens)
+        assert answer(reply) == answer(warm if reply["cached_tokens"] else cold)
+        assert reply["figures"]["load_failed_blocks"] == 0
+    check_hashes(site)
+
+
+def test_damaged_blocks_and_a_killed_server_cost_time_only(
+    site: Site, pair: tuple[str, Engine, Engine]
+) -> None:
+    name, a, b = pair
+    tokens = made(name, seed=9)
+    cold = a.generate(tokens)
+    forget(a)
+    with Pool.open(site.paths) as pool:
+        for offset in range(pool.geometry.data_offset, pool.geometry.size, 4 << 10):
+            line = read(pool, offset)
+            write(pool, offset, bytes([line[0] ^ 1]) + line[1:])
+    reply = b.generate(tokens)
+    assert reply["figures"]["mismatches"] >= 1
+    assert reply["cached_tokens"] == 0
+    assert answer(reply) == answer(cold)
+    forget(b)
+    site.kill_server()
+    assert answer(b.generate(tokens)) == answer(cold)
+    site.serve()
+
+
+def made(name: str, seed: int) -> list[int]:
+    """Return a prompt of a model's own, in the small vocabulary."""
+    return [10 + token % 490 for token in prompt(TOKENS, seed=100 * list(HITS).index(name) + seed)]
+
+
+def saved(site: Site) -> list[bytes]:
+    """Return the digests of all blocks that engines have saved, in order."""
+    lines = [line.split() for line in site.hashes.read_text().splitlines()]
+    return [bytes.fromhex(digest) for what, digest, _ in lines if what == "save"]
+
+
+def remove(site: Site, digest: bytes) -> None:
+    """Remove a block from the pool, whoever's it is."""
+    with Pool.open(site.paths) as pool:
+        removed = 0
+        for one in known_namespaces(pool.runtime_dir):
+            with KVCache(pool, namespace=Namespace(one.fields)) as cache:
+                removed += cache.remove([digest])
+    assert removed == 1
