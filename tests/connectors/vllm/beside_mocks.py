@@ -48,7 +48,7 @@ class Hook(Mock):
             for name, tracked in ours._schedule._requests.items():
                 _tables[name] = list(ours._block_ids_of(name))
                 if name in output.num_scheduled_tokens:
-                    first = tracked.request.num_computed_tokens // ours._group.block_size
+                    first = tracked.request.num_computed_tokens // ours._block_size
                     _wrong.difference_update(_tables[name][first:])
         elif hook == "update_connector_output":
             (output,) = given

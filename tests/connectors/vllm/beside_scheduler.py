@@ -70,7 +70,7 @@ class Beside(utils.MockKVConnector):  # type: ignore[misc]
     def _compute(self, name: str, count: int) -> None:
         """Note what the blocks of a request have after its step."""
         request = self.ours._schedule._requests[name].request
-        size, start = self.ours._group.block_size, request.num_computed_tokens
+        size, start = self.ours._block_size, request.num_computed_tokens
         table = self.ours._block_ids_of(name)
         whole = (start + count) // size
         digests = list(self.ours._lookups.digests(request, 0, whole))
