@@ -333,8 +333,15 @@ class Server(OfThisProcess):
         Raises :class:`~beluga.errors.GreenThreadsError` where threads are greenlets.
         """
         refuse_green_threads()  # before the pool is taken over
-        self._begin()
-        Thread(target=self._serve, name="beluga-server", daemon=True).start()
+        serves = self._serves
+        try:
+            self._begin()
+            Thread(target=self._serve, name="beluga-server", daemon=True).start()
+        except BaseException:
+            with suppress(RpcError):  # another thread has stopped it
+                if not serves and self.stat().epoch:  # the pool was taken, and nobody serves it
+                    self.stop()
+            raise
 
     def watch(self, timeout_s: float, *, silent_s: float) -> bool:
         """Wait at most ``timeout_s`` until it is time to take over, and return whether it is.

@@ -332,7 +332,10 @@ int bl_server_take(bl_server *server, const bl_server_hooks *hooks)
     bl_take take = {server, hooks};
     if (server->epoch != 0) /* its liveness lock and its host lock are in use */
         return -BL_ERROR_SERVER_ALIVE;
-    return bl_guarded(&server->pool->memory, bl_take_guarded, &take);
+    int status = bl_guarded(&server->pool->memory, bl_take_guarded, &take);
+    if (status < 0 && server->epoch != 0)
+        bl_heartbeat_stop(&server->heartbeat); /* nobody serves: no client is to wait for it */
+    return status;
 }
 
 int bl_nothing_recover(void *context, uint64_t old_epoch, int suspect)

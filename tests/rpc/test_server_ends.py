@@ -16,6 +16,7 @@ from blocks import eventually
 from emulation import PATIENCE
 from interrupts import Interrupts
 
+import beluga.rpc.server
 from beluga import Client, MetaServer, Pool
 from beluga.errors import NoServerError, RpcError, ServerAliveError
 from beluga.rpc import Server
@@ -46,6 +47,26 @@ def test_a_second_start_is_refused_and_touches_nothing(pool: Pool, kind: type[Se
         server.start()
     with kind(pool):  # the successor finds the last word, and need not prove anything
         Client(pool).ping()
+    pool.close()
+
+
+def test_a_start_that_fails_after_the_takeover_gives_the_pool_back(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoThread(beluga.rpc.server.Thread):
+        def start(self) -> None:
+            if self.name == "beluga-server":
+                raise RuntimeError("can't start new thread")
+            super().start()
+
+    server = Server(pool)
+    with monkeypatch.context() as patch:
+        patch.setattr(beluga.rpc.server, "Thread", NoThread)
+        with pytest.raises(RuntimeError, match="new thread"):
+            server.start()
+    del server  # nothing writes to the pool any more
+    with Server(pool), Client(pool) as client:
+        client.ping()
     pool.close()
 
 
@@ -136,6 +157,7 @@ def test_an_interrupted_start_leaves_nobody_in_a_pool_that_closes(shm: Path) -> 
 
 BESIDE = """
 import sys, threading
+import beluga.rpc.server
 from beluga import Client, MetaServer, Pool
 from beluga.errors import BelugaError
 for round in range(6):

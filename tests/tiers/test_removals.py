@@ -331,8 +331,7 @@ def test_a_pool_remembers_so_many_tiers_and_refuses_more(shm: Path) -> None:
         server = MetaServer(pool)
         server.attach_lower(1, wait=False, unknown=0, names=["one more"])
         with pytest.raises(RemovalsFullError):
-            server.start()
-        server.stop()
+            server.start()  # gives the pool back
         server = MetaServer(pool)
         server.attach_lower(1, wait=False, unknown=0, names=["one more"])
         server.give_up_tier("0 0")
