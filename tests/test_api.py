@@ -90,5 +90,6 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> str:
     return ended.stdout + ended.stderr
 
 
+@pytest.mark.long
 def test_documented_programs_pass_mypy_strict(checked: str) -> None:
     assert checked == ""

@@ -22,7 +22,7 @@ from beluga.pool import scratch_folder
 
 RUN = ("console", "python")
 SESSIONS = [path for path in PAGES if any(block.language in RUN for block in blocks(path))]
-FIRST = {"README.md", "docs/quickstart.md"}  # what a newcomer reads
+FIRST = {"README.md"}  # what a newcomer reads first
 TIMEOUT_S = 60
 # Names that a page's Python may use, since another page says how they are made.
 GIVEN = {

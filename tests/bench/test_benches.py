@@ -137,6 +137,7 @@ def test_a_row_with_an_unknown_field_is_refused() -> None:
         Recorder("rpc", Options(), {}).row("c", speeed=1)
 
 
+@pytest.mark.long
 def test_charts_are_drawn(smoke: Smoke, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="charts need matplotlib")
     rows = [row for name in BENCHES if name not in LONG for row in smoke(name)]

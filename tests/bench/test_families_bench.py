@@ -35,6 +35,7 @@ def test_every_prompt_fits_a_worker(family: int) -> None:
         assert tokens + output < hbm * trace.block_tokens
 
 
+@pytest.mark.long
 def test_at_the_knee_requests_wait() -> None:
     trace = family_trace(1, 0, 400)
     at_knee, policies = knee(trace), ("linear", "lmetric", "min-ttft", "least-cost")
@@ -75,6 +76,7 @@ def test_an_oracle_knows_the_best_policy_of_the_next_trace() -> None:
     assert families._one_trace(cells) == {"traces": 2, "default": 1, "oracle": 0}
 
 
+@pytest.mark.long
 def test_a_family_is_run_at_each_load_with_each_policy() -> None:
     cells = run(4, requests=100)
     assert [cell.share for cell in cells] == list(SHARES)
@@ -84,6 +86,7 @@ def test_a_family_is_run_at_each_load_with_each_policy() -> None:
         assert cell.load == pytest.approx(cell.share * cells[3].load, abs=1e-4)
 
 
+@pytest.mark.long
 def test_the_command_prints_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
     families.main("0", "2", "--smoke")
     printed = msgspec.json.decode(capsys.readouterr().out)

@@ -18,6 +18,7 @@ def rows(smoke: Callable[[str], list[Row]]) -> dict[str, Row]:
     return {str(row["case"]): row for row in smoke("gateway")}
 
 
+@pytest.mark.long
 def test_ours_stands_beside_a_bare_proxy(rows: dict[str, Row]) -> None:
     for case in ("time to first byte", "time to last byte"):
         row = rows[case]

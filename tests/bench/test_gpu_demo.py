@@ -70,6 +70,7 @@ def test_two_workers_share_what_either_has_stored() -> None:
     assert leftovers() == before
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled")
 def test_a_person_reads_who_copied() -> None:
     found = demo("--conversations", "2", "--turns", "3")

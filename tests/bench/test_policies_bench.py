@@ -73,6 +73,7 @@ def test_goodput_is_interpolated_between_the_loads_that_were_run() -> None:
     assert goodput(results, 1.0) is None
 
 
+@pytest.mark.long
 def test_one_command_writes_results_tables_and_plots(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra plot is not installed")
     page, target = tmp_path / "page.md", tmp_path / "out.json"

@@ -19,6 +19,7 @@ from beluga_bench.tails import tails_row
 HAS_REDIS = bool(importlib.util.find_spec("redis") and shutil.which("redis-server"))
 
 
+@pytest.mark.long
 def test_gets_beside_the_tiers_work_stand_beside_the_same_gets_alone(
     smoke: Callable[[str], list[Row]],
 ) -> None:
@@ -31,6 +32,7 @@ def test_gets_beside_the_tiers_work_stand_beside_the_same_gets_alone(
         assert 0 < row["p50_ns"] <= row["p99_ns"]
 
 
+@pytest.mark.long
 def test_without_a_server_a_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("redis")
     monkeypatch.setenv("PATH", "/nowhere")

@@ -47,6 +47,7 @@ def check(folder: Path, *words: str | Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words",
     [

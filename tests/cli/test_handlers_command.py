@@ -61,6 +61,9 @@ nothing = 3
 '''
 
 
+LONG = pytest.mark.long
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     made = tmp_path / "program"
@@ -202,10 +205,12 @@ def test_a_server_without_handlers_says_how_they_are_given(
     ("place", "text"),
     [
         ("jobs", "'jobs' names no handlers; give MODULE:NAME, such as jobs:handlers"),
-        ("../jobs:handlers", "names no handlers; give MODULE:NAME"),
-        ("none:handlers", "there is no module none, nor "),
-        ("jobs:other", "the module jobs has no other"),
-        ("jobs:nothing", "jobs:nothing is 3; give a Handlers or a list of functions"),
+        pytest.param("../jobs:handlers", "names no handlers; give MODULE:NAME", marks=LONG),
+        pytest.param("none:handlers", "there is no module none, nor ", marks=LONG),
+        pytest.param("jobs:other", "the module jobs has no other", marks=LONG),
+        pytest.param(
+            "jobs:nothing", "jobs:nothing is 3; give a Handlers or a list of functions", marks=LONG
+        ),
         ("broken:handlers", "the module broken imports absent_package, which is not installed"),
     ],
 )

@@ -38,6 +38,7 @@ def test_some_deaths_and_stops_do_no_harm() -> None:
     assert told["blocks_checked"] > 0
 
 
+@pytest.mark.long
 def test_a_death_in_the_middle_of_any_line_does_no_harm() -> None:
     told = loop(len(killloop.walk(lines=True)) + 10, 3, "--lines")
     assert told["missed"] == []

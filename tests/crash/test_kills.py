@@ -67,6 +67,7 @@ def nothing_is_stuck(cache: KVCache) -> bool:
     return (stat.grant_count, stat.pinned_count, stat.held_bytes) == (0, 0, 0)
 
 
+@pytest.mark.long
 @each_length
 def test_killed_clients_leave_nothing_behind(
     paths: list[Path], coherence: str, rounds: int
@@ -116,6 +117,7 @@ def test_killed_servers_lose_no_block(paths: list[Path], coherence: str, rounds:
             assert cache.stat().evict_count == cache.stat().damaged_count == 0
 
 
+@pytest.mark.long
 @each_length
 def test_clients_and_servers_are_killed_together(
     paths: list[Path], coherence: str, rounds: int

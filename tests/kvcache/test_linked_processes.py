@@ -72,6 +72,7 @@ def moved(link: Link, seconds: float) -> tuple[list[int], float]:
     return [b - a for a, b in zip(before, after, strict=True)], end - start
 
 
+@pytest.mark.long
 @needs_a_cpu("too few pieces pass in a second to compare their shares")
 def test_gets_have_their_share_beside_puts_without_end(link: Link, process: Start) -> None:
     """The shares are 8 to 1 of a link that each of them could fill alone."""

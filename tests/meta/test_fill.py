@@ -41,6 +41,7 @@ def shuffled(numbers: Iterable[int]) -> list[int]:
     return order
 
 
+@pytest.mark.long
 @each_pool
 @pytest.mark.parametrize("order", ["as written", "at random"])
 @pytest.mark.parametrize("second", SIZES.values(), ids=SIZES)

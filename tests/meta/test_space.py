@@ -75,6 +75,9 @@ def test_twelve_files_of_any_size_are_kept_in_the_pool_of_the_quick_start(
     assert held(meta, range(12)) == set(range(12))
 
 
+LEAST = 32 * KIB  # of a size that many blocks have: puts take most of the time
+
+
 def lengths_of(kind: str, rng: random.Random) -> Iterator[int]:
     count, top = rng.randrange(1, 1000), rng.choice([64 * KIB, MIB, 4 * MIB])
     sizes = [rng.randrange(1, top) for _ in range(count)]
@@ -84,8 +87,8 @@ def lengths_of(kind: str, rng: random.Random) -> Iterator[int]:
         yield {
             "some sizes": sizes[rng.randrange(count)],
             "growing": min(1 + turn * 1999, top),
-            "shrinking": max(top - turn * 1999, 1),
-            "mostly small": rng.choice(sizes) if rng.random() < 0.05 else 1 + sizes[0] // 50,
+            "shrinking": max(top - turn * 1999, LEAST),
+            "mostly small": rng.choice(sizes) if rng.random() < 0.05 else LEAST + sizes[0] // 50,
             "tenants": sizes[turn // 50 % min(count, 3)],
         }[kind]
 

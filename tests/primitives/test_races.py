@@ -53,6 +53,7 @@ def differing(program: Path) -> dict[str, int]:
     return dict(zip(words[::2], map(int, words[1::2]), strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", ["-O1", "-O2"])
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_what_was_checked_was_copied(compiler: str, level: str, tmp_path: Path) -> None:

@@ -137,6 +137,7 @@ def test_a_killed_client_gives_its_lane_up(pool: Pool, server: Server, paths: li
     )  # after the line: a successor looks for it
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("coherence", ["hardware"], indirect=True)
 def test_a_client_that_holds_the_interpreter_keeps_its_session(
     pool: Pool, server: Server, paths: list[Path]

@@ -196,6 +196,7 @@ ONE_OF_EACH = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("scenario", "mutant"), ONE_OF_EACH)
 def test_a_mutant_is_caught_and_counted(
     scenario: str, mutant: str, capsys: pytest.CaptureFixture[str]

@@ -24,6 +24,7 @@ def test_what_went_wrong_once_goes_right() -> None:
     assert wrong == []
 
 
+@pytest.mark.long
 def test_soak_counts_what_happened(capsys: pytest.CaptureFixture[str]) -> None:
     assert soak.main(["--seconds", "0", "--seed", "1", "--json"]) == 0
     counters = json.loads(capsys.readouterr().out)

@@ -268,6 +268,7 @@ def hybrid(*specs: Any, scratch: Any = None) -> Any:
 
 
 def test_one_group_of_full_attention_is_no_hybrid() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
     groups = CacheGroups(config(), cache_config(spec()))
     assert (groups.hybrid, groups.block_size) == (False, 4)
     assert groups.layers() == CacheGroup(config(), cache_config(spec())).layers()

@@ -25,7 +25,9 @@ SLACK = 256  # bytes watched on both sides of the blocks
 TIMEOUT_S = 60.0
 
 
-@pytest.fixture(scope="module", params=["hardware", "software"])
+@pytest.fixture(
+    scope="module", params=["software", pytest.param("hardware", marks=pytest.mark.long)]
+)
 def pool(request: pytest.FixtureRequest, memory_root: Path) -> Iterator[Pool]:
     folder = Path(tempfile.mkdtemp(prefix="beluga-test-", dir=memory_root))
     paths = [folder / "a", folder / "b", folder / "c"]
