@@ -103,7 +103,9 @@ def test_one_prompt_with_which_the_engine_fails_stops_no_other(
             queue.gives_back = False
             worker = PrefillWorker(queue, engine.url, concurrency=1)
             running = asyncio.create_task(worker.run())
-            while sum(dataclasses.astuple(worker.stat)) < len(statuses):
+            while sum(dataclasses.astuple(worker.stat)) < len(statuses) or len(pauses) < len(
+                expected
+            ):
                 await asyncio.sleep(0.002)
             worker.stop()
             await asyncio.wait_for(running, LONG_S)
