@@ -56,7 +56,7 @@ BelugaError
 │   ├── NoGrantError              the session does not hold that grant (any more)
 │   ├── PinLimitError
 │   ├── OffloadingError           what could be evicted waits for a lower tier; try again
-│   ├── RemovalsFullError         lower tiers have not executed as many removals as may wait
+│   ├── RemovalsFullError         as many removals, or lower tiers, are remembered as may be
 │   ├── DrainingError             an operator drains the pool; nothing new is stored
 │   ├── QuarantineError           dead writers of this host hold too much space
 │   └── LayoutError               buffers do not fit the block
@@ -492,8 +492,9 @@ CODES: tuple[tuple[type[BelugaError], str], ...] = (
     ),
     (
         RemovalsFullError,
-        "not all blocks were removed: the pool remembers as many removals as it may that its lower "
-        "tiers have not executed; mend the tier that fails ('beluga stat'), then remove them again",
+        "the pool remembers as many lower tiers, or removals that these have not executed, as it "
+        "may; mend the tier that fails ('beluga stat'), or give up one that is gone (beluga serve "
+        "--forget-tier), then try again",
     ),
     (
         NoRoomError,
