@@ -197,6 +197,12 @@ static void bl_tomb_unlink(bl_meta *meta, uint32_t number)
 
 /* ---- States. */
 
+/* Return how a tombstone begins: that of a tier that this server lacks waits for another server. */
+static enum bl_tomb_state bl_tomb_begins(uint32_t tier)
+{
+    return tier < BL_TOMB_TIERS ? BL_TOMB_WAITING : BL_TOMB_PARKED;
+}
+
 static void bl_tomb_enter(bl_meta *meta, uint32_t number, enum bl_tomb_state state)
 {
     bl_block *tomb = &meta->blocks[number];
@@ -245,7 +251,6 @@ int bl_tombs_needed(const bl_meta *meta, const uint64_t key[2])
 void bl_tombs_add(bl_meta *meta, const uint64_t key[2], const uint32_t *numbers)
 {
     for (uint32_t tier = 1; tier < BL_TOMB_STORES; tier++) {
-        enum bl_tomb_state state = tier < BL_TOMB_TIERS ? BL_TOMB_WAITING : BL_TOMB_PARKED;
         if (meta->tombs->id[tier] == 0)
             continue;
         uint32_t number = bl_tomb_of(meta, key, tier);
@@ -253,7 +258,7 @@ void bl_tombs_add(bl_meta *meta, const uint64_t key[2], const uint32_t *numbers)
             /* Results of older tries are not its any more. Its line stays as it is: half a write
              * would lose what was answered. */
             meta->blocks[number].generation = bl_generation_new(meta);
-            bl_tomb_move(meta, number, state);
+            bl_tomb_move(meta, number, bl_tomb_begins(tier));
             continue;
         }
         number = *numbers++;
@@ -265,7 +270,7 @@ void bl_tombs_add(bl_meta *meta, const uint64_t key[2], const uint32_t *numbers)
             .lane = tier,
         };
         bl_tomb_link(meta, number);
-        bl_tomb_enter(meta, number, state);
+        bl_tomb_enter(meta, number, bl_tomb_begins(tier));
         bl_tomb_write(meta, number);
         bl_crash_point("tomb.written");
     }
@@ -280,7 +285,7 @@ int bl_tombs_recover(bl_meta *meta, uint32_t number)
         bl_tombs_count(meta) >= tombs->count_max || bl_tomb_link(meta, number) < 0)
         return 0;
     tomb->state = BL_NUMBER_REMOVED;
-    bl_tomb_enter(meta, number, tier < BL_TOMB_TIERS ? BL_TOMB_WAITING : BL_TOMB_PARKED);
+    bl_tomb_enter(meta, number, bl_tomb_begins(tier));
     return 1;
 }
 

@@ -125,7 +125,13 @@ REASONED: Conditions = {
     ("index/tombs.c", "bl_tombs_take"): {
         ("tier", 1, "true"): "begins with the lists of number 0, which no tier has",
     },
+    ("index/tombs.c", "bl_tomb_begins"): {
+        ("tier < BL_TOMB_TIERS", 0, "true"): (
+            "only counts what is parked as waiting: tests/tiers/test_removals.py"
+        ),
+    },
     ("index/tombs.c", "bl_tombs_of"): {
+        ("meta->blocks[n].lane < BL_TOMB_TIERS", 0, "true"): "the bits of other tiers are cut off",
         (
             "bl_tombs_count(meta) == 0",
             0,
