@@ -115,7 +115,7 @@ def _arms(pool: Pool, cpu: int, size: int) -> Iterator[list[_Arm]]:
                 _Arm("Python to Python", other, sample, f"{echo.name}: {echo.how}", echo.name)
             )
         yield arms
-        for arm in arms:  # a client may say goodbye to its server
+        for arm in arms:  # a client may close its session with the server
             arm.server.resume()
 
 

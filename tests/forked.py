@@ -4,7 +4,8 @@
 
 Importing what the command line needs takes half a second of CPU time, and the tests start hundreds
 of commands. Nothing of ``beluga`` is imported before the copy is made: a command imports that
-itself, as a user's does.
+itself, as a user's does. Variables that an interpreter reads once, when it starts (PYTHON*, LC_*,
+LANG), are those of the tests' own process.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 _LIBRARIES = ("numpy", "asyncio", "msgspec", "pydantic", "typer", "typer.rich_utils")
-_MADE_FOR = ("PYTHON", "LC_", "LANG")  # an interpreter reads these once, when it starts
 _REQUEST = 1 << 20  # bytes
 _KILLED = int(signal.SIGKILL)  # the wait status of a process whose parent has gone
 
@@ -99,11 +99,6 @@ class Server:
                 stderr=subprocess.PIPE,
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # no threads before a fork
             )
-        self._made_for = _startup(os.environ)
-
-    def fits(self, environment: dict[str, str]) -> bool:
-        """Return whether an interpreter that starts with these variables is like this one."""
-        return _startup(environment) == self._made_for
 
     def fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
@@ -113,10 +108,6 @@ class Server:
     def close(self) -> None:
         self._socket.close()
         self._process.communicate(timeout=60)
-
-
-def _startup(environment: Any) -> dict[str, str]:
-    return {key: value for key, value in environment.items() if key.startswith(_MADE_FOR)}
 
 
 # ---- The process that is copied.

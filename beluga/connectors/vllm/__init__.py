@@ -23,7 +23,7 @@ Files of the KV connector:
 * ``connector`` implements vLLM's interface and only forwards calls; ``plugin`` makes it known.
 * ``settings``, ``identity`` (the namespace) and ``layout`` (where a block's bytes lie) are shared.
 * ``policy`` makes vLLM compute what was not loaded.
-* ``cachegroup`` has the groups of layers. ``blocks`` says what a block of a prefix is: one block of
+* ``cachegroup`` has the groups of layers. ``blocks`` defines a block of a prefix: one block of
   the engine, or in a hybrid model parts in several groups, by vLLM's rules (``groups``).
 * ``lookups``, ``schedule`` and ``doubts`` are the scheduler's side, ``worker``, ``loads``,
   ``saves``, ``staging`` and ``device`` the workers' side; ``steps`` has the messages between them.

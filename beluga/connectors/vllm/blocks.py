@@ -49,7 +49,7 @@ class Found:
 
 
 class Blocks(Protocol):
-    """The blocks of a prefix. ``table`` is what the engine says of a request's blocks: their ids,
+    """The blocks of a prefix. ``table`` is the engine's record of a request's blocks: their ids,
     or with several groups the ids in each.
     """
 

@@ -105,7 +105,7 @@ class CacheGroup(LayerGroup):
 
 
 class CacheGroups:
-    """All groups whose blocks serve other requests, checked at the start. ``hybrid`` says that a
+    """All groups whose blocks serve other requests, checked at the start. ``hybrid`` means that a
     block may serve a prefix only together with blocks of other groups or of a window. Raises
     :class:`~beluga.errors.ConnectorError`.
     """

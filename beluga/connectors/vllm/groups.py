@@ -3,8 +3,8 @@
 """The blocks of a hybrid model: what each group of layers needs, so that a prefix can be resumed.
 
 A request resumes only where every group can: full attention needs the whole prefix, a window the
-blocks before that place, a recurrent layer the one block with its state there. vLLM's own rules say
-which blocks these are, for hits, for loads and for saves; its coordinator for a store of keys has
+blocks before that place, a recurrent layer the one block with its state there. vLLM's rules name
+these blocks, for hits, for loads and for saves; its coordinator for a store of keys has
 them, and is used as it is. Here a block of the prefix is as long as the least common multiple of
 the groups' blocks, which is where vLLM resumes.
 
@@ -90,7 +90,7 @@ class Groups:
 
     @property
     def saving(self) -> bool:
-        """Whether the workers have not yet saved everything that they were told to."""
+        """Whether the workers have not yet saved everything that they were asked to."""
         return bool(self._tickets)
 
     def find(self, request: Any, local: int) -> Found | None:

@@ -146,7 +146,7 @@ class Lookups:
         group: int = 0,
     ) -> list[bytes]:
         """Return the digests of some blocks of a group of layers, from the hash of each one's
-        prefix. ``numbers`` says which they are, in ascending order, counted in blocks of ``size``
+        prefix. ``numbers`` are their places, in ascending order, counted in blocks of ``size``
         tokens.
         """
         adapter = self._using.get(request.request_id, NONE)
