@@ -43,6 +43,7 @@ SCENES = {
 }
 SCENE_OF = {word: scene for words, scene in SCENES.items() for word in words.split()}
 ROUNDS_PER_POOL = 60
+WALKS = 10  # to the points that were missed
 STOP_S = 0.05  # the longest time that a stopped process keeps the others waiting
 SHM, ROOM = Path("/dev/shm"), 256 << 20  # a sparse file that outgrows its filesystem is a SIGBUS
 STORES = (0b11, 0b1111, 0b111111)  # words that are out after 1, 2, 3 stores of 16 bytes
@@ -128,16 +129,22 @@ class Loop:
         self._dice = random.Random(result.seed)
         self._arena: Arena | None = None
         self._pools = 0
+        self._used_up = False  # the next round has another pool
 
     def plans(self, rounds: int) -> Iterator[Plan]:
-        """Yield the walk, then random rounds; a point that is missed is walked to again."""
+        """Yield the walk, then walks to the points that were missed, then random rounds.
+
+        A full pool opens no extent, and finds none free: each walk after the first has another
+        pool.
+        """
         everywhere, tour = named(), self._tour
-        for number in range(rounds):
-            if number < len(tour):
-                yield tour[number]
-            elif missed := [plan for plan in tour if plan.spot not in self._result.hit]:
-                yield missed[0]
-            elif self._dice.random() < 0.5:
+        yield from tour[:rounds]
+        for _ in range(WALKS if rounds >= len(tour) else 0):
+            missed = [plan for plan in tour if plan.spot not in self._result.hit]
+            self._used_up = bool(missed)
+            yield from missed
+        for _ in range(len(tour), rounds):
+            if self._dice.random() < 0.5:
                 point = self._dice.choice(everywhere)
                 stop = self._dice.random() < 0.3
                 words = self._dice.randrange(255) if torn(point) else 0
@@ -169,9 +176,10 @@ class Loop:
 
     def _fresh(self) -> Arena:
         """Return the pool of this round: another one every now and then, of each kind in turn."""
-        if self._arena is None or self._result.rounds % ROUNDS_PER_POOL == 0:
+        if self._arena is None or self._used_up or self._result.rounds % ROUNDS_PER_POOL == 0:
             if self._arena:
                 self._end(self._arena)
+            self._used_up = False
             place = self._directory / str(self._pools)
             place.mkdir()
             coherence = "software" if self._pools % 4 > 1 else "hardware"
@@ -286,7 +294,9 @@ class Loop:
 
 
 def run(rounds: int, seed: int, *, report: bool = False, lines: bool = False) -> Result:
-    """Play ``rounds`` rounds in memory. Every point must have been hit if they are enough."""
+    """Play ``rounds`` rounds in memory, and those that walk to missed points again. Every point must
+    have been hit if they are enough.
+    """
     tour = walk(lines=lines)
     spots = {plan.spot for plan in tour}
     start, result = time.monotonic(), Result(seed)

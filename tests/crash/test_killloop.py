@@ -27,7 +27,7 @@ def loop(rounds: int, seed: int, *more: str) -> dict[str, Any]:
     told: dict[str, Any] = json.loads(process.stdout)
     assert told["errors"] == []
     assert process.returncode == 0, process.stderr
-    assert told["rounds"] == rounds
+    assert told["rounds"] >= rounds
     return told
 
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 import signal
+import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -202,6 +203,8 @@ def test_a_standby_serves_for_a_server_that_stands_still_and_has_the_disk_and_en
     events = ["--events", live, "--events-replay", again]
     first = start("serve", *where, *below, *events)
     assert first.stderr and first.stderr.readline().startswith("serving, epoch 1")
+    assert eventually(lambda: state_of_disk(run, where) == ["closed"])
+    assert eventually(lambda: is_bound(live))  # it serves before it has these two
     run("put", "key", "-", *where, stdin="some bytes")
     second = start("serve", *where, *below, *events, "--standby", "--silent", "0.5")
     assert second.stderr and second.stderr.readline().startswith("standing by")
@@ -248,3 +251,9 @@ def test_a_standby_serves_although_no_lane_is_left_for_its_tiers(
 def state_of_disk(run: Run, where: list[object]) -> list[str]:
     shown = json.loads(run("stat", *where, "--json").stdout)["lower_tiers"]["tiers"]
     return [tier["breaker_state"] for tier in shown.values()]
+
+
+def is_bound(endpoint: str) -> bool:
+    with socket.socket() as connection:
+        host, _, port = endpoint.removeprefix("tcp://").partition(":")
+        return connection.connect_ex((host, int(port))) == 0
