@@ -294,8 +294,8 @@ class Loop:
 
 
 def run(rounds: int, seed: int, *, report: bool = False, lines: bool = False) -> Result:
-    """Play ``rounds`` rounds in memory, and those that walk to missed points again. Every point must
-    have been hit if they are enough.
+    """Play ``rounds`` rounds in memory, and walk to missed points again. Every point must have been
+    hit if they are enough.
     """
     tour = walk(lines=lines)
     spots = {plan.spot for plan in tour}
