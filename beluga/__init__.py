@@ -22,8 +22,8 @@ from beluga import _checkout
 
 if TYPE_CHECKING:
     from beluga.errors import BelugaError
+    from beluga.index import MetaServer
     from beluga.kvcache import KVCache, Namespace
-    from beluga.meta import MetaServer
     from beluga.pool import Pool
     from beluga.rpc import AsyncClient, Client, Handlers, Server
 
@@ -47,7 +47,7 @@ _HOMES = {
     "Client": "beluga.rpc",
     "Handlers": "beluga.rpc",
     "KVCache": "beluga.kvcache",
-    "MetaServer": "beluga.meta",
+    "MetaServer": "beluga.index",
     "Namespace": "beluga.kvcache",
     "Pool": "beluga.pool",
     "Server": "beluga.rpc",

@@ -31,7 +31,7 @@ import numpy as np
 
 from beluga import KVCache
 from beluga.errors import BelugaError
-from beluga.meta import chain_names
+from beluga.index import chain_names
 from beluga.pool import STRIPE_SIZE, Pool
 from beluga.rpc import read_trace
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from beluga.cli.output import print_facts, print_json
 from beluga.errors import BelugaError, ReplayError
-from beluga.meta import MetaServer
+from beluga.index import MetaServer
 from beluga.pool import Pool, room, scratch_folder
 from beluga.replay import Conversations, Request, make_workload
 from beluga.router import Query, Router, Worker, make_policy

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from beluga.errors import BelugaError, EngineUnavailableError
+from beluga.index import BlockState
 from beluga.kvcache import KVCache, Run
-from beluga.meta import BlockState
 from beluga.pool import Pool
 from beluga.replay.contents import Contents, digests
 from beluga.rpc import Client

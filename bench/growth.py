@@ -22,7 +22,7 @@ from random import Random
 import numpy as np
 
 from beluga import Client, MetaServer
-from beluga.meta import MetaClient
+from beluga.index import MetaClient
 from beluga.pool import Pool
 from beluga.router import Query, Router, Worker, costs, make_policy
 

@@ -25,8 +25,8 @@ import numpy as np
 from beluga._ffi import core, ffi, lib
 from beluga.child import start
 from beluga.errors import BelugaError
+from beluga.index import MetaServer
 from beluga.kvcache import KVCache
-from beluga.meta import MetaServer
 from beluga.pool import Pool
 from beluga.transfer import (
     CpuEngine,

@@ -23,8 +23,8 @@ import numpy as np
 
 from beluga.child import start
 from beluga.errors import BelugaError
+from beluga.index import MetaServer
 from beluga.kvcache import KVCache, Run
-from beluga.meta import MetaServer
 from beluga.pool import Pool
 from beluga.transfer import Link, LinkSettings, Plan, Speed, TransferClass
 

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beluga._ffi import ffi
-from beluga.meta import EVICTIONS
+from beluga.index import EVICTIONS
 from beluga.simulate import Prompt, Trace, load_trace, make_trace
 from beluga.simulate.tier import Tier
 from beluga.tiers.admission import ADMISSIONS, Adaptive, Admission

@@ -11,7 +11,7 @@ import numpy as np
 from emulation import PATIENCE
 from numpy.typing import NDArray
 
-from beluga.meta import Grant, MetaClient
+from beluga.index import Grant, MetaClient
 
 MASK = (1 << 64) - 1
 CHAIN = 8

@@ -23,9 +23,9 @@ import beluga
 from beluga import Client, Handlers, KVCache, MetaServer, Pool
 from beluga._ffi import ffi
 from beluga.errors import RpcError
+from beluga.index import MetaClient, TaskClient, TaskRecord
 from beluga.kvcache import Run
 from beluga.kvcache.uninterrupted import Uninterrupted
-from beluga.meta import MetaClient, TaskClient, TaskRecord
 from beluga.pool import STRIPE_SIZE
 from beluga.router import Indexer, RouterEvent, Stored, Worker
 from beluga.router.index.tree import Tree, words

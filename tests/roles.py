@@ -19,8 +19,8 @@ import numpy as np
 from blocks import BLOCK_WORDS, CHAIN, content, keys, states
 
 from beluga.errors import BelugaError
+from beluga.index import BlockState, Grant, MetaClient, MetaServer
 from beluga.kvcache import KVCache
-from beluga.meta import BlockState, Grant, MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import METHOD_USER, Client, Server, stand_by
 from beluga.transfer.engines.dsa.engine import DsaEngine

@@ -27,7 +27,7 @@ EXPORTS: dict[str, str] = {
         "SECONDS SILENT_S Server ServerStat TAKEN Trace TracedCall load_handlers method_names "
         "nanoseconds read_trace stand_by"
     ),
-    "beluga.meta": (
+    "beluga.index": (
         "BlockState EVICTIONS Grant LOWER_NOTE LOWER_RECORD Left Lookup LowerStat LowerWork "
         "MetaClient MetaServer MetaStat Pins Removal Report TaskClient TaskRecord Work "
         "check_devices check_pool repair_pool CHANGE NAME NAME_PARENT REMOVED STORED chain_names "

@@ -20,7 +20,7 @@ LAYERS = (
     ("primitives", "lease"),
     ("pool",),
     ("rpc",),
-    ("meta",),
+    ("index",),
     ("verify",),
     ("transfer",),
     ("tiers",),

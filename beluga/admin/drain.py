@@ -16,7 +16,7 @@ from beluga.errors import BelugaError
 from beluga.threads import Thread
 
 if TYPE_CHECKING:
-    from beluga.meta import MetaServer
+    from beluga.index import MetaServer
     from beluga.tiers import TierService
 
 _LOOK_S = 0.02

@@ -17,7 +17,7 @@ from beluga.admin.route import Answer, Request, Routes, json_answer
 from beluga.rpc import Quota, read_trace
 
 if TYPE_CHECKING:
-    from beluga.meta import MetaServer
+    from beluga.index import MetaServer
     from beluga.pool import Pool
     from beluga.tiers import TierService
 

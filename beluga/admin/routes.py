@@ -17,7 +17,7 @@ from beluga.live import Observer
 from beluga.metrics import prometheus_text
 
 if TYPE_CHECKING:
-    from beluga.meta import MetaServer
+    from beluga.index import MetaServer
     from beluga.pool import Pool
     from beluga.tiers import TierService
 

@@ -24,8 +24,8 @@ from beluga.cli.options import (
 )
 from beluga.cli.output import print_json, say
 from beluga.errors import CacheError
+from beluga.index import MetaClient
 from beluga.kvcache import BLOCK_SIZE_MAX, KVCache
-from beluga.meta import MetaClient
 from beluga.pool import STRIPE_SIZE
 
 _ONBOARD_S = 30.0  # without progress of the lower tiers

@@ -20,8 +20,8 @@ from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Host, Json, PoolPaths, open_pool
 from beluga.cli.output import print_json, print_table, say
 from beluga.errors import CacheError
+from beluga.index import COMMITTED, EPOCH_SHIFT, BlockState, MetaClient, read_entries
 from beluga.kvcache import KnownNamespace, KVCache, Namespace, explain, known_namespaces
-from beluga.meta import COMMITTED, EPOCH_SHIFT, BlockState, MetaClient, read_entries
 from beluga.pool import Pool
 from beluga.rpc import Client
 

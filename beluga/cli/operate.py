@@ -17,7 +17,7 @@ from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Host, Json, PoolPaths, open_pool, runtime_dir_of, size
 from beluga.cli.output import print_facts, print_json, print_table, say
 from beluga.errors import CallTimeoutError, NoServerError
-from beluga.meta import SessionView, ask_sessions
+from beluga.index import SessionView, ask_sessions
 from beluga.pool import show_size
 from beluga.rpc import Client, Quota
 

@@ -18,7 +18,7 @@ from beluga.cli.options import Json, PoolPaths, among, one_of, open_pool, size
 from beluga.cli.output import print_facts, print_json, print_table, progress, say
 from beluga.cli.scrub import scrub_admission
 from beluga.errors import DeviceMissingError, NoDefaultPoolError, PoolError
-from beluga.meta import NAME_PARENT, check_devices, read_names, repair_pool
+from beluga.index import NAME_PARENT, check_devices, read_names, repair_pool
 from beluga.pool import (
     BLOCK_COUNT_MAX,
     COHERENCE_MODES,

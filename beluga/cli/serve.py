@@ -52,9 +52,9 @@ from beluga.errors import (
     RpcError,
     TierError,
 )
+from beluga.index import EVICTIONS, MetaServer
 from beluga.lease import Lease, open_lease
 from beluga.listening import read_tls, read_token
-from beluga.meta import EVICTIONS, MetaServer
 from beluga.rpc import LOST, SILENT_S, Keeper, Quota, Server, load_handlers, stand_by
 from beluga.tiers import TierService, TierSettings
 

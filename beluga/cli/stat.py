@@ -16,7 +16,7 @@ from beluga.cli.help import width
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Host, Json, PoolPaths, Wide, open_pool
 from beluga.cli.output import print_facts, print_json, print_line, print_table
-from beluga.meta import (
+from beluga.index import (
     MetaClient,
     MetaStat,
     Sessions,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from beluga.connectors.fetch import fetch
 from beluga.errors import CacheError
-from beluga.meta import BlockState, MetaClient
+from beluga.index import BlockState, MetaClient
 
 if TYPE_CHECKING:
     import numpy as np

@@ -24,8 +24,8 @@ import numpy as np
 from beluga.disagg.queue import VISIBILITY_S, QueueSize, queue_name
 from beluga.disagg.task import PrefillTask, decode_task, encode_task
 from beluga.errors import BelugaError, QueueError, TaskError, is_of_request
+from beluga.index import BlockState, MetaClient, TaskClient, TaskRecord
 from beluga.kvcache import KVCache, Namespace, hash_keys
-from beluga.meta import BlockState, MetaClient, TaskClient, TaskRecord
 from beluga.pool import Pool, default_specs
 
 if TYPE_CHECKING:

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING
 from beluga.errors import BelugaError, RouterError, RpcError
 from beluga.events.replays import Replays
 from beluga.events.table import NameTable
-from beluga.meta import read_names
+from beluga.index import read_names
 from beluga.router import Cleared, Kept, PoolEvent, encode_dynamo, encode_pool
 from beluga.rpc import Client
 from beluga.threads import Thread
 
 if TYPE_CHECKING:
-    from beluga.meta import MetaServer
+    from beluga.index import MetaServer
     from beluga.pool import Pool
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ import numpy as np
 
 from beluga._ffi import core, ffi, lib
 from beluga.errors import raise_for_status
-from beluga.meta import NAME, NAME_PARENT, STORED
+from beluga.index import NAME, NAME_PARENT, STORED
 from beluga.router import PoolEvent, Removed, Stored
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class NameTable:
         lib.bl_events_apply(self._handle, told, len(changes), ffi.NULL)
 
     def apply(self, changes: NDArray[np.void]) -> list[PoolEvent]:
-        """Apply changes (:data:`beluga.meta.CHANGE`) in their order. Returns the events."""
+        """Apply changes (:data:`beluga.index.CHANGE`) in their order. Returns the events."""
         if not len(changes):
             return []
         rows = np.empty(_EVENTS_OF_CHANGE * len(changes), _EVENT)

@@ -20,7 +20,7 @@ from beluga.transfer import Direction, Link, TransferClass, host_link_now
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from beluga.meta import MetaServer
+    from beluga.index import MetaServer
     from beluga.pool import Pool
 
 _STRIPE = 2 << 20

@@ -22,13 +22,13 @@ from beluga.errors import (
     TransferCancelledError,
     raise_for_status,
 )
+from beluga.index import NAME, BlockState, MetaClient
 from beluga.kvcache.buffers import Run, runs
 from beluga.kvcache.carry import EngineBatch
 from beluga.kvcache.keys import Namespace, fold
 from beluga.kvcache.known import leave_namespace
 from beluga.kvcache.onboarding import Found, Onboarding, fastest
 from beluga.kvcache.uninterrupted import Uninterrupted
-from beluga.meta import NAME, BlockState, MetaClient
 from beluga.rpc import Client, Figure, Operation, nanoseconds
 from beluga.transfer import Direction, Selection, Slots, TransferClass, choose, tuned
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from beluga.index import MetaStat, Pins
     from beluga.kvcache.buffers import Blocks
     from beluga.kvcache.uninterrupted import Left
-    from beluga.meta import MetaStat, Pins
     from beluga.pool import Pool
     from beluga.rpc import Report
     from beluga.transfer import (
@@ -146,7 +146,7 @@ class KVCache(OfThisProcess):
     (``beluga serve --disk``).
 
     ``kept`` blocks are never evicted. They are tasks of the queue whose number is
-    :attr:`fingerprint`, and there is a bound on them (:class:`beluga.meta.TaskClient`). A cache,
+    :attr:`fingerprint`, and there is a bound on them (:class:`beluga.index.TaskClient`). A cache,
     like its :class:`~beluga.rpc.Client`, is used by one thread at a time.
 
     Digests have 16 to 64 uniformly random bytes each, as engines have them: a list of bytes or a
@@ -243,7 +243,7 @@ class KVCache(OfThisProcess):
         """Store ``sources[i]`` under ``digests[i]``, unless the pool has that block.
 
         ``names`` says what the engine calls the blocks, for those who follow what the pool has: an
-        array of :data:`beluga.meta.NAME` of shape (count,), as :func:`beluga.meta.chain_names`
+        array of :data:`beluga.index.NAME` of shape (count,), as :func:`beluga.index.chain_names`
         makes them. Blocks without a name are not announced.
 
         Raises :class:`~beluga.errors.LayoutError` for unusable memory, and
@@ -591,7 +591,7 @@ def _names(names: NDArray[np.void] | None, count: int) -> NDArray[np.void] | Non
     if names is None:
         return None
     if not isinstance(names, np.ndarray) or names.dtype != NAME or names.shape != (count,):
-        raise LayoutError(f"{count} blocks need as many names, in an array of beluga.meta.NAME")
+        raise LayoutError(f"{count} blocks need as many names, in an array of beluga.index.NAME")
     return np.ascontiguousarray(names)
 
 

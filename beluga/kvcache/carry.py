@@ -25,7 +25,7 @@ from beluga.errors import (
     TransferCancelledError,
     UnsettledError,
 )
-from beluga.meta import BlockState
+from beluga.index import BlockState
 from beluga.transfer import Plan, plan_blocks, settle
 
 if TYPE_CHECKING:

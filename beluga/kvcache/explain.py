@@ -16,10 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from beluga.kvcache.cache import KVCache
-from beluga.kvcache.keys import Field, Namespace, fold
-from beluga.kvcache.known import KnownNamespace, known_namespaces
-from beluga.meta import (
+from beluga.index import (
     COMMITTED,
     EPOCH_SHIFT,
     FREE,
@@ -29,6 +26,9 @@ from beluga.meta import (
     MetaStat,
     read_entries,
 )
+from beluga.kvcache.cache import KVCache
+from beluga.kvcache.keys import Field, Namespace, fold
+from beluga.kvcache.known import KnownNamespace, known_namespaces
 from beluga.rpc import Client
 
 # What engines call such fields (beluga/connectors/). Another number of ranks or another type of

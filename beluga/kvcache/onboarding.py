@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from beluga.meta import BlockState
+from beluga.index import BlockState
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from beluga.meta import MetaClient
+    from beluga.index import MetaClient
 
 _NAP_S = 0.0001
 _NAP_MAX_S = 0.005

@@ -22,7 +22,7 @@ from beluga.live.space_map import SpaceMap
 from beluga.live.tables import SessionTable, TenantTable, link_facts, tier_facts
 
 if TYPE_CHECKING:
-    from beluga.meta import MetaServer
+    from beluga.index import MetaServer
     from beluga.pool import Pool
 
 _INTERVAL_S = 0.9  # less than a second: somebody who asks every second gets a new one each time

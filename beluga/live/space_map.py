@@ -15,7 +15,7 @@ from beluga.pool import STRIPE_SIZE
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from beluga.meta import MetaServer
+    from beluga.index import MetaServer
     from beluga.pool import Pool
 
 CELLS_MAX = 4096  # of a device

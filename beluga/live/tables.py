@@ -14,8 +14,8 @@ from beluga.live.snapshot import LinkFacts, SessionFacts, TenantFacts, TierFacts
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from beluga.index import MetaServer
     from beluga.live.figures import Figures
-    from beluga.meta import MetaServer
 
 _ROWS_MAX = 100
 _BREAKER = {0: "closed", 1: "half-open", 2: "open"}

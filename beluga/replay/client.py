@@ -22,8 +22,8 @@ import numpy as np
 
 from beluga._ffi import lib
 from beluga.errors import BelugaError, RpcError
+from beluga.index import BlockState
 from beluga.kvcache import KVCache
-from beluga.meta import BlockState
 from beluga.pool import Pool
 from beluga.replay.contents import Contents, Digests, Ids, digests
 from beluga.replay.dispatcher import tickets

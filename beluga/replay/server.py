@@ -16,7 +16,7 @@ import msgspec
 
 from beluga.admin import Admin, server_routes
 from beluga.errors import BelugaError
-from beluga.meta import MetaServer
+from beluga.index import MetaServer
 from beluga.pool import Pool
 from beluga.replay.job import ServerJob
 from beluga.replay.process import report

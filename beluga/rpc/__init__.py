@@ -3,7 +3,7 @@
 """Calls over lanes of slots in the pool (``csrc/rpc/lane.c``, ``csrc/rpc/server.c``).
 
 :class:`Server` serves registered handlers, :class:`Client` calls them. The block index
-(:mod:`beluga.meta`) is one user of it; yours may be another::
+(:mod:`beluga.index`) is one user of it; yours may be another::
 
     def shout(text: str) -> str:
         return text.upper()

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """Tiers below the pool: where blocks sink to, and from where they come back."""
 
-from beluga.meta import ask_counters
+from beluga.index import ask_counters
 from beluga.tiers.admission import ADMISSIONS
 from beluga.tiers.blocks import (
     Alert,

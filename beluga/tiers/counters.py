@@ -15,12 +15,12 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from beluga.errors import BelugaError
-from beluga.meta import COUNTERS_METHOD
+from beluga.index import COUNTERS_METHOD
 from beluga.metrics import REGISTRY, Distribution
 from beluga.threads import Thread
 
 if TYPE_CHECKING:
-    from beluga.meta import MetaServer
+    from beluga.index import MetaServer
 
 _INTERVAL_S = 0.5
 _BREAKER = ("closed", "half-open", "open")

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from beluga.meta import NAME
+from beluga.index import NAME
 from beluga.tiers.tier import StoredBlock
 
 PAGE_SIZE = 4096

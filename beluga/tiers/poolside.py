@@ -12,7 +12,7 @@ import numpy as np
 
 from beluga._ffi import ffi, lib
 from beluga.errors import raise_for_status
-from beluga.meta import BlockState
+from beluga.index import BlockState
 from beluga.rpc import nanoseconds
 from beluga.tiers.named import names_of
 from beluga.tiers.tier import StoredBlock
@@ -72,7 +72,7 @@ class PoolSide:
     def read(self, records: NDArray[np.void], payload: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Read blocks of one kind from where they were, in the class OFFLOAD.
 
-        ``records`` are of :data:`~beluga.meta.LOWER_RECORD`; block i comes into ``payload[i]``.
+        ``records`` are of :data:`~beluga.index.LOWER_RECORD`; block i comes into ``payload[i]``.
         Returns which blocks are right: one that was evicted meanwhile is not. Blocks that are read
         become neither newer nor pinned.
         """

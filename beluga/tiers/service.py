@@ -33,7 +33,7 @@ import numpy as np
 
 from beluga._ffi import lib
 from beluga.errors import BelugaError, TierError
-from beluga.meta import (
+from beluga.index import (
     COMMITTED,
     LOWER_NOTE,
     LOWER_RECORD,
@@ -61,7 +61,7 @@ from beluga.transfer import IoHandle, LinkSettings, TransferClass, host_link
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from beluga.meta import MetaServer
+    from beluga.index import MetaServer
     from beluga.pool import Pool
     from beluga.tiers.admission import Admission
     from beluga.tiers.tier import LowerTier, StoredBlock

@@ -20,7 +20,7 @@ from beluga.tiers.late import LateTier
 from beluga.tiers.remote import check_remote, open_remote, shown_remote, split_remote
 
 if TYPE_CHECKING:
-    from beluga.meta import MetaServer
+    from beluga.index import MetaServer
     from beluga.pool import Pool
     from beluga.tiers.admission import Admission
     from beluga.tiers.tier import LowerTier

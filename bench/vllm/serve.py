@@ -15,7 +15,7 @@ from typing import Any
 
 from beluga.child import command
 from beluga.errors import BelugaError
-from beluga.meta import MetaClient
+from beluga.index import MetaClient
 from beluga.pool import Pool
 from beluga.rpc import Client
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The block index: the server's side, and the calls of its clients (beluga/meta).
+ * The block index: the server's side, and the calls of its clients (beluga/index).
  */
 #ifndef BL_API_INDEX_H
 #define BL_API_INDEX_H

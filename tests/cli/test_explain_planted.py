@@ -22,8 +22,8 @@ import pytest
 
 from beluga import KVCache, Namespace, Pool
 from beluga.connectors.vllm.identity import namespace as vllm_namespace
+from beluga.index import MetaClient
 from beluga.kvcache import fold
-from beluga.meta import MetaClient
 
 pytestmark = pytest.mark.slow
 
@@ -250,7 +250,7 @@ def test_a_block_that_is_being_written_is_pending_until_its_writer_dies(world: W
     code = (
         "import sys\n"
         "from beluga import Client, Pool\n"
-        "from beluga.meta import MetaClient\n"
+        "from beluga.index import MetaClient\n"
         "import numpy as np\n"
         "with Pool.open(sys.argv[2:]) as pool, Client(pool) as client:\n"
         "    keys = np.array([[int(text) for text in sys.argv[1].split()]], np.uint64)\n"

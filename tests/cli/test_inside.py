@@ -43,7 +43,7 @@ from beluga.cli.replay import _moved
 from beluga.errors import BelugaError, DeposedError, PoolError, ReplayError
 from beluga.events import EventSettings
 from beluga.gateway.settings import Address
-from beluga.meta import MetaStat, Sessions
+from beluga.index import MetaStat, Sessions
 from beluga.replay import Conversations, make_workload, write_trace
 from beluga.replay.result import Result as ReplayResult
 from beluga.replay.run import Options as ReplayOptions

@@ -17,7 +17,7 @@ import pytest
 from blocks import eventually, keys
 
 from beluga import Client, KVCache, MetaServer, Pool
-from beluga.meta import MetaClient
+from beluga.index import MetaClient
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -208,7 +208,7 @@ def test_drain_goes_on_when_a_writer_is_killed(
     code = (
         "import sys\n"
         "from beluga import Client, Pool\n"
-        "from beluga.meta import MetaClient\n"
+        "from beluga.index import MetaClient\n"
         "from numpy import ones\n"
         "with Pool.open(sys.argv[1:]) as pool, Client(pool) as client:\n"
         "    MetaClient(client).reserve(ones((1, 2), 'u8'), length=4096)\n"

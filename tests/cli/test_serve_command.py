@@ -20,7 +20,7 @@ from blocks import eventually
 
 from beluga.cli import serve
 from beluga.errors import DeposedError
-from beluga.meta import MetaServer
+from beluga.index import MetaServer
 from beluga.pool import Pool
 from tests.exporter.scraped import scrape, status_of
 

@@ -21,7 +21,7 @@ from beluga.connectors.connection import Attachment
 from beluga.connectors.era import Era
 from beluga.connectors.settings import PoolSettings
 from beluga.errors import CacheError
-from beluga.meta import MetaClient
+from beluga.index import MetaClient
 from beluga.tiers import TierService
 
 MODEL = Namespace.of("model")

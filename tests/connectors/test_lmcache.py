@@ -45,7 +45,7 @@ from beluga.connectors.lmcache import objects
 from beluga.connectors.lmcache.identity import metadata_fields
 from beluga.connectors.settings import PoolSettings
 from beluga.errors import CacheError, ConnectorError, LayoutError, PinLimitError, QuotaError
-from beluga.meta import MetaClient
+from beluga.index import MetaClient
 from beluga.rpc import KINDS, Client, Figure, report
 from beluga.transfer import TransferClass
 

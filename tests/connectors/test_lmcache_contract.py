@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from beluga import MetaServer, Pool
 from beluga.connectors.lmcache import layouts, ledger, objects, pins
 from beluga.errors import CacheError, LayoutError
-from beluga.meta import MetaClient
+from beluga.index import MetaClient
 
 OTHER = (2, 4, 64, 16)  # as many bytes as SHAPE
 Make = Callable[..., Any]

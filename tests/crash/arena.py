@@ -16,7 +16,7 @@ import numpy as np
 from herd import WAIT_S, Member, StuckError
 from worker import KEPT, Told, is_named, names, serve, use
 
-from beluga.meta import check_pool, read_names
+from beluga.index import check_pool, read_names
 from beluga.pool import Pool
 
 MIB = 1 << 20

@@ -30,7 +30,7 @@ import numpy as np
 from beluga import KVCache, Pool
 from beluga._ffi import lib
 from beluga.errors import BadRequestError, DeviceFaultError
-from beluga.meta import MetaClient, check_pool
+from beluga.index import MetaClient, check_pool
 MIB = 1 << 20
 STRIPE = 2 * MIB
 LENGTH = MIB - 4096  # two and their checksums fill an extent of one stripe

@@ -17,7 +17,7 @@ from elsewhere import imitate
 from processes import Process
 
 from beluga.errors import CallTimeoutError, NoServerError
-from beluga.meta import MetaClient, MetaServer
+from beluga.index import MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
 

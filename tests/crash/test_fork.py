@@ -19,8 +19,8 @@ from one_block import TIMEOUT_NS, batch_of
 
 from beluga._ffi import ffi, lib
 from beluga.errors import ForkedSessionError
+from beluga.index import MetaClient, MetaServer
 from beluga.kvcache import KVCache
-from beluga.meta import MetaClient, MetaServer
 from beluga.pool import Pool
 
 FORKED = -1001

@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 from beluga import KVCache, MetaServer, Pool
 from beluga.errors import DeviceFaultError, NoRoomError
-from beluga.meta import BlockState, check_pool
+from beluga.index import BlockState, check_pool
 from beluga.transfer import CpuEngine
 MIB = 1 << 20
 LENGTH = MIB - 4096

@@ -20,8 +20,8 @@ import pytest
 from blocks import BLOCK_WORDS, CHAIN, content, eventually, keys
 from processes import Process
 
+from beluga.index import MetaServer
 from beluga.kvcache import KVCache
-from beluga.meta import MetaServer
 from beluga.pool import Pool
 
 MIB = 1 << 20

@@ -22,7 +22,7 @@ from processes import Process
 
 from beluga._ffi import lib
 from beluga.errors import DeviceFaultError
-from beluga.meta import MetaClient
+from beluga.index import MetaClient
 from beluga.pool import Pool
 from beluga.rpc import Client
 

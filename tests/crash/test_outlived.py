@@ -12,8 +12,8 @@ import pytest
 from blocks import CHAIN, content, keys
 from processes import Process
 
+from beluga.index import MetaServer
 from beluga.kvcache import KVCache
-from beluga.meta import MetaServer
 from beluga.pool import Pool
 
 NUMBERS = list(range(CHAIN))

@@ -17,7 +17,7 @@ from emulation import PATIENCE
 from processes import Process
 
 from beluga.errors import CallTimeoutError
-from beluga.meta import MetaClient, MetaServer
+from beluga.index import MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 

@@ -18,7 +18,7 @@ import pytest
 from blocks import eventually, keys, states
 
 from beluga._ffi import lib
-from beluga.meta import MetaClient, MetaServer
+from beluga.index import MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 
@@ -33,7 +33,7 @@ from blocks import keys
 from elsewhere import imitate
 from roles import hold_interpreter
 from beluga.errors import CallTimeoutError
-from beluga.meta import MetaClient
+from beluga.index import MetaClient
 from beluga.rpc import Client
 
 real = Pool.runtime_dir

@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 
 from beluga._ffi import ffi, lib
 from beluga.errors import NoServerError, RpcError, SessionLostError
-from beluga.kvcache import KVCache, PutResult
-from beluga.meta import (
+from beluga.index import (
     LOWER_NOTE,
     BlockState,
     LowerWork,
@@ -34,6 +33,7 @@ from beluga.meta import (
     Work,
     chain_names,
 )
+from beluga.kvcache import KVCache, PutResult
 from beluga.pool import Pool
 from beluga.rpc import Client as RpcClient
 

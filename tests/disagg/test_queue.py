@@ -20,7 +20,7 @@ import pytest
 
 from beluga.disagg import Claim, PrefillTask, TaskQueue, open_queue, pool_queue
 from beluga.errors import QueueError, QueueFullError
-from beluga.meta import Lookup, MetaClient
+from beluga.index import Lookup, MetaClient
 from beluga.pool import Pool
 
 if TYPE_CHECKING:

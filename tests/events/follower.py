@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from beluga.gateway.pool_listener import PoolListener
-from beluga.meta import check_pool, read_names
+from beluga.index import check_pool, read_names
 from beluga.pool import Pool
 from beluga.router import Indexer
 

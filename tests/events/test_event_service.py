@@ -21,7 +21,7 @@ from beluga.errors import RouterError
 from beluga.events import EventService, EventSettings
 from beluga.gateway.cache import Cache
 from beluga.gateway.metrics import Metrics
-from beluga.meta import MetaServer, chain_names
+from beluga.index import MetaServer, chain_names
 from beluga.pool import Pool
 from beluga.router import RouterEvent, Stored, Tier, Worker
 from beluga.router.index.events import from_dynamo

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from beluga.events import NameTable
-from beluga.meta import CHANGE, REMOVED, STORED, chain_names
+from beluga.index import CHANGE, REMOVED, STORED, chain_names
 from beluga.router import (
     Cleared,
     Indexer,

@@ -20,7 +20,7 @@ from blocks import eventually
 
 from beluga import KVCache
 from beluga.errors import RpcError
-from beluga.meta import chain_names
+from beluga.index import chain_names
 from beluga.pool import Pool
 from tests.conftest import Run, Start
 from tests.events.follower import Follower, free_endpoints, table

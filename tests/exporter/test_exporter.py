@@ -15,8 +15,8 @@ from prometheus_lint import complaints
 from beluga import KVCache, MetaServer, Pool
 from beluga.admin import Admin, server_routes
 from beluga.exporter import METRICS, TIER_PREFIXES
+from beluga.index import ask_counters
 from beluga.kvcache import Namespace
-from beluga.meta import ask_counters
 from beluga.rpc import Client, read_trace, report
 from beluga.transfer import LinkSettings
 from beluga.transfer.iosched.cost import Speed

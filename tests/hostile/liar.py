@@ -23,8 +23,8 @@ from forge import LINE, PAGE, line_hash, write
 
 from beluga._ffi import ffi, lib
 from beluga.errors import BelugaError
+from beluga.index import BlockState, MetaClient
 from beluga.kvcache import KVCache
-from beluga.meta import BlockState, MetaClient
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
 from beluga.transfer import CpuEngine

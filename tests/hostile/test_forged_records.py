@@ -60,7 +60,7 @@ sys.path[:0] = {sys.path!r}
 from blocks import keys
 from beluga._ffi import lib
 from beluga.errors import BadReplyError
-from beluga.meta import MetaClient
+from beluga.index import MetaClient
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
 pool = Pool.create([{str(shm / "a")!r}], device_size=16 << 20, sparse=True, max_blocks=64)

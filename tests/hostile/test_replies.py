@@ -21,7 +21,7 @@ from scribble import scribble
 
 from beluga._ffi import ffi, lib
 from beluga.errors import BadReplyError, BelugaError
-from beluga.meta import MetaClient
+from beluga.index import MetaClient
 from beluga.pool import Pool
 from beluga.rpc import METHOD_USER, Client, Server
 

@@ -23,8 +23,8 @@ import numpy as np
 from blocks import BLOCK_WORDS, CHAIN, content, keys
 
 from beluga.errors import CallTimeoutError, NoServerError
+from beluga.index import BlockState
 from beluga.kvcache import KVCache
-from beluga.meta import BlockState
 from beluga.pool import Pool
 
 BEGUN = 8  # rounds of churn

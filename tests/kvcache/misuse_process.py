@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from beluga import KVCache, MetaServer, Pool, primitives
+from beluga.index import Grant, MetaClient
+from beluga.index.client import Pins
 from beluga.kvcache import Run
-from beluga.meta import Grant, MetaClient
-from beluga.meta.client import Pins
 from beluga.transfer import (
     CHUNK,
     PIECE,

@@ -14,9 +14,9 @@ import pytest
 
 from beluga import KVCache
 from beluga.errors import CacheError, LayoutError
+from beluga.index import BlockState
 from beluga.kvcache import PutResult, Run
 from beluga.kvcache.buffers import runs
-from beluga.meta import BlockState
 from tests.kvcache.conftest import digests, payload
 
 

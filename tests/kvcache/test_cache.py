@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from beluga import KVCache, MetaServer, Pool
 from beluga._ffi import ffi, lib
 from beluga.errors import CallTimeoutError, LayoutError, NoServerError, TooLargeError
+from beluga.index import BlockState, MetaClient, check_pool
 from beluga.kvcache import CHUNK_SIZE
-from beluga.meta import BlockState, MetaClient, check_pool
 from tests.kvcache.conftest import DEVICE_SIZE, digests, payload
 
 

@@ -18,8 +18,8 @@ import pytest
 from stormy import stormy_portal
 
 from beluga import KVCache, MetaServer, Pool
+from beluga.index import BlockState, check_pool
 from beluga.kvcache import CHUNK_SIZE
-from beluga.meta import BlockState, check_pool
 from beluga.transfer import DsaEngine
 from tests.kvcache.conftest import digests, payload
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from beluga import KVCache, MetaServer, Pool
 from beluga._ffi import ffi, lib
 from beluga.errors import LayoutError, TransferError
+from beluga.index import BlockState, MetaClient, check_pool
 from beluga.kvcache import CHUNK_SIZE, Run
-from beluga.meta import BlockState, MetaClient, check_pool
 from beluga.transfer import (
     BlockLayout,
     CpuEngine,

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from beluga import Client, KVCache, MetaServer, Namespace, Pool
+from beluga.index import Left, MetaClient
 from beluga.kvcache import Explanation, explain, known_namespaces
 from beluga.kvcache.known import leave_namespace
-from beluga.meta import Left, MetaClient
 
 FIELDS = {"model": "m", "dtype": "bfloat16", "layout": "NHD", "tp": "0/2", "block_size": 16}
 DIGEST = bytes(range(16))

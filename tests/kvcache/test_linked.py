@@ -16,7 +16,7 @@ from beluga_bench.throttlers import Queue
 
 from beluga import KVCache, MetaServer, Pool
 from beluga.errors import TransferCancelledError, TransferError
-from beluga.meta import check_pool
+from beluga.index import check_pool
 from beluga.transfer import (
     CopySettings,
     CpuEngine,

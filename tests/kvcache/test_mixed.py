@@ -12,7 +12,7 @@ import pytest
 from blocks import eventually
 from processes import Process
 
-from beluga.meta import check_pool
+from beluga.index import check_pool
 from beluga.pool import Pool
 
 CHAINS = 12

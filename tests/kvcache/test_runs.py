@@ -10,8 +10,8 @@ import pytest
 from beluga import KVCache, Pool
 from beluga._ffi import ffi, lib
 from beluga.errors import LayoutError
+from beluga.index import BlockState, MetaClient, MetaServer
 from beluga.kvcache import Run
-from beluga.meta import BlockState, MetaClient, MetaServer
 from tests.kvcache.conftest import digests, payload
 
 COUNT, PARTS, SIZE = 5, 3, 4096

@@ -23,7 +23,7 @@ from virtual_clock import Clock
 
 import beluga.child
 from beluga.errors import ReplayError
-from beluga.meta import BlockState
+from beluga.index import BlockState
 from beluga.pool import STRIPE_SIZE
 from beluga.replay import client, process, run
 from beluga.replay.client import Worker

@@ -19,7 +19,7 @@ from blocks import eventually
 from test_replay import TRACES, pool_directory, wait_for_children
 
 from beluga.errors import NoServerError
-from beluga.meta import MetaClient
+from beluga.index import MetaClient
 from beluga.pool import Pool
 from beluga.replay import Request, write_trace
 from beluga.rpc import Client

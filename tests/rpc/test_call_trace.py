@@ -23,7 +23,7 @@ from processes import Process
 
 from beluga._ffi import ffi, lib
 from beluga.errors import BadValueError, NoTraceError, RpcError
-from beluga.meta import MetaClient, MetaServer
+from beluga.index import MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import METHOD_USER, Client, Trace, read_trace
 

@@ -14,7 +14,7 @@ from other_machine import Elsewhere, OtherMachine, beating, serve_as
 
 from beluga.cli import serve
 from beluga.errors import DeposedError, ServerAliveError, SessionAliveError
-from beluga.meta import MetaClient, MetaServer
+from beluga.index import MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
 

@@ -18,7 +18,7 @@ from blocks import eventually, keys
 from forge import Lane, bulk_payload, write
 
 from beluga._ffi import ffi, lib
-from beluga.meta import MetaServer
+from beluga.index import MetaServer
 from beluga.pool import Pool
 from beluga.rpc import METHOD_USER, Client, ServerStat
 

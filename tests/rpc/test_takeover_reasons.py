@@ -15,7 +15,7 @@ from processes import Process
 from beluga._ffi import lib
 from beluga.cli.trace import _headline
 from beluga.exporter import Collector
-from beluga.meta import MetaServer
+from beluga.index import MetaServer
 from beluga.pool import Pool
 from beluga.rpc import REASONS, Server, read_trace
 

@@ -12,7 +12,7 @@ from forge import line_hash, read, write
 from other_machine import session_offset
 
 from beluga._ffi import ffi, lib
-from beluga.meta import MetaClient, MetaServer
+from beluga.index import MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 

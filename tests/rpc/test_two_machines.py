@@ -18,7 +18,7 @@ from other_machine import Elsewhere, OtherMachine, beating, rewrite, serve_as, s
 
 from beluga._ffi import ffi, lib
 from beluga.errors import HostClashError, ServerAliveError
-from beluga.meta import MetaClient, MetaServer
+from beluga.index import MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
 

@@ -168,10 +168,10 @@ REASONED: Conditions = {
             "block && block->state == BL_NUMBER_COMMITTED && block->pin_count == 0",
             0,
             "false",
-        ): "blocks are evicted in another order: tests/meta/test_block_calls.py looks at it",
+        ): "blocks are evicted in another order: tests/index/test_block_calls.py looks at it",
         ("block->pin_count == 0", 0, "true"): (
             "a commit that is repeated makes a pinned block evictable, which is rare in scenarios: "
-            "tests/meta/test_block_calls.py repeats one"
+            "tests/index/test_block_calls.py repeats one"
         ),
     },
     ("index/grant.c", "bl_handle_reserve"): {
@@ -731,9 +731,9 @@ REASONED: Conditions = {
 TESTED: Conditions = {
     ("index/recover.c", "bl_recover_block"): {
         ("!claimed", 0, "false"): (
-            "tests/meta/test_takeover.py::test_a_damaged_mark_costs_its_own_extent_alone"
+            "tests/index/test_takeover.py::test_a_damaged_mark_costs_its_own_extent_alone"
         ),
-        ("!stays", 0, "true"): "tests/meta/test_tasks.py::test_tasks_stay_over_servers",
+        ("!stays", 0, "true"): "tests/index/test_tasks.py::test_tasks_stay_over_servers",
     },
     ("kv/get.c", "bl_entry_agrees"): {
         ("entry->generation == record->generation", 0, "true"): (
@@ -742,109 +742,109 @@ TESTED: Conditions = {
     },
     ("index/grant.c", "bl_abort_one"): {
         ("block->lane != lane", 0, "false"): (
-            "tests/meta/test_block_calls.py::test_what_is_not_a_sessions_own_grant_can_not_be"
+            "tests/index/test_block_calls.py::test_what_is_not_a_sessions_own_grant_can_not_be"
             "_committed_or_aborted"
         ),
         ("block->state != BL_NUMBER_GRANTED", 0, "false"): (
-            "tests/meta/test_block_calls.py::test_what_is_not_a_sessions_own_grant_can_not_be"
+            "tests/index/test_block_calls.py::test_what_is_not_a_sessions_own_grant_can_not_be"
             "_committed_or_aborted"
         ),
     },
     ("index/grant.c", "bl_commit_block"): {
         ("commit->block >= meta->pool->geometry.block_count_max", 0, "false"): (
-            "tests/meta/test_foreign_requests.py::test_a_block_number_that_is_not_the_senders"
+            "tests/index/test_foreign_requests.py::test_a_block_number_that_is_not_the_senders"
             "_does_nothing"
         ),
         ("meta->blocks[commit->block].generation != commit->generation", 0, "false"): (
-            "tests/meta/test_block_calls.py::test_a_session_can_not_commit_by_its_own_older_grant"
+            "tests/index/test_block_calls.py::test_a_session_can_not_commit_by_its_own_older_grant"
         ),
     },
     ("index/grant.c", "bl_commit_one"): {
         ("block->named && name->block_tokens != 0", 0, "false"): (
-            "tests/meta/test_names.py::test_a_repeated_commit_writes_the_name_again"
+            "tests/index/test_names.py::test_a_repeated_commit_writes_the_name_again"
         ),
         ("block->named", 2, "true"): (
-            "tests/meta/test_names.py::test_the_journal_tells_of_named_blocks_alone"
+            "tests/index/test_names.py::test_the_journal_tells_of_named_blocks_alone"
         ),
         ("block == NULL", 0, "false"): (
-            "tests/meta/test_block_calls.py::test_a_session_can_not_commit_by_its_own_older_grant"
+            "tests/index/test_block_calls.py::test_a_session_can_not_commit_by_its_own_older_grant"
         ),
         ("block->lane != lane", 0, "false"): (
-            "tests/meta/test_block_calls.py::test_what_is_not_a_sessions_own_grant_can_not_be"
+            "tests/index/test_block_calls.py::test_what_is_not_a_sessions_own_grant_can_not_be"
             "_committed_or_aborted"
         ),
         ("block->state != BL_NUMBER_GRANTED", 0, "false"): (
-            "tests/meta/test_block_calls.py::test_what_is_not_a_sessions_own_grant_can_not_be"
+            "tests/index/test_block_calls.py::test_what_is_not_a_sessions_own_grant_can_not_be"
             "_committed_or_aborted"
         ),
         ("block->state == BL_NUMBER_COMMITTED", 0, "false"): (
-            "tests/meta/test_block_calls.py::test_a_commit_may_be_repeated"
+            "tests/index/test_block_calls.py::test_a_commit_may_be_repeated"
         ),
     },
     ("index/grant.c", "bl_grant"): {
         ("head->flags & BL_RESERVE_KEPT", 0, "true"): (
-            "tests/meta/test_tasks.py::test_tasks_cannot_fill_the_pool"
+            "tests/index/test_tasks.py::test_tasks_cannot_fill_the_pool"
         ),
         ("number < 0", 0, "false"): (
-            "tests/meta/test_block_calls.py::test_the_table_takes_as_many_blocks_as_it_has_lines"
+            "tests/index/test_block_calls.py::test_the_table_takes_as_many_blocks_as_it_has_lines"
         ),
     },
     ("index/grant.c", "bl_grant_refused"): {
         ("!bl_hold_full(meta, lane, length)", 0, "true"): (
-            "tests/meta/test_quota.py::test_bytes_count_grants_and_pinned_blocks"
+            "tests/index/test_quota.py::test_bytes_count_grants_and_pinned_blocks"
         ),
         ("meta->holds[lane].grant_count < most", 0, "false"): (
-            "tests/meta/test_quota.py::test_grants_beyond_the_quota_are_refused_until_some_end"
+            "tests/index/test_quota.py::test_grants_beyond_the_quota_are_refused_until_some_end"
         ),
         ("most == 0", 0, "false"): (
-            "tests/meta/test_block_calls.py::test_a_block_larger_than_the_pool_is_refused_"
+            "tests/index/test_block_calls.py::test_a_block_larger_than_the_pool_is_refused_"
             "and_costs_nobody"
         ),
         ("meta->server->stat.draining", 0, "false"): (
-            "tests/meta/test_operate.py::test_a_drained_pool_stores_nothing_new_and_lets_all_else_"
+            "tests/index/test_operate.py::test_a_drained_pool_stores_nothing_new_and_lets_all_else_"
             "go_on"
         ),
     },
     ("index/grant.c", "bl_handle_commit"): {
         ("items == NULL", 0, "false"): (
-            "tests/meta/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
+            "tests/index/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
             "is_refused"
         ),
         ("status == 0", 0, "true"): (
-            "tests/meta/test_foreign_requests.py::test_a_block_number_that_is_not_the_senders"
+            "tests/index/test_foreign_requests.py::test_a_block_number_that_is_not_the_senders"
             "_does_nothing"
         ),
     },
     ("index/grant.c", "bl_handle_reserve"): {
         ("head.length == 0", 0, "false"): (
-            "tests/meta/test_block_calls.py::test_nonsense_sizes_are_refused"
+            "tests/index/test_block_calls.py::test_nonsense_sizes_are_refused"
         ),
         ("keys == NULL", 0, "false"): (
-            "tests/meta/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
+            "tests/index/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
             "is_refused"
         ),
     },
     ("index/grant.c", "bl_reserve_one"): {
         ("committed", 0, "false"): (
-            "tests/meta/test_block_calls.py::test_a_granted_key_is_pending_for_everybody"
+            "tests/index/test_block_calls.py::test_a_granted_key_is_pending_for_everybody"
         ),
         ("committed", 0, "true"): (
-            "tests/meta/test_block_calls.py::test_a_granted_key_is_pending_for_everybody"
+            "tests/index/test_block_calls.py::test_a_granted_key_is_pending_for_everybody"
         ),
         ("number < 0", 0, "false"): (
-            "tests/meta/test_quota.py::test_grants_beyond_the_quota_are_refused_until_some_end"
+            "tests/index/test_quota.py::test_grants_beyond_the_quota_are_refused_until_some_end"
         ),
         ("number < 0", 1, "true"): (
-            "tests/meta/test_block_calls.py::test_lookup_gives_the_leading_hits"
+            "tests/index/test_block_calls.py::test_lookup_gives_the_leading_hits"
         ),
         ("number < 0", 2, "false"): (
-            "tests/meta/test_block_calls.py::test_a_block_larger_than_the_pool_is_refused_"
+            "tests/index/test_block_calls.py::test_a_block_larger_than_the_pool_is_refused_"
             "and_costs_nobody"
         ),
     },
     ("rpc/housekeeping.c", "bl_housekeeping_reap"): {
         ("(nonce = bl_pidfds_look(server->pidfds)) != 0", 0, "true"): (
-            "tests/meta/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
+            "tests/index/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
             "is_refused"
         ),
         ("lane >= 0", 0, "true"): (
@@ -872,7 +872,7 @@ TESTED: Conditions = {
             "tests/rpc/test_two_machines.py::test_a_grant_of_another_machine_is_held_while_"
             "its_client_beats"
         ),
-        ("!inherited", 0, "false"): "tests/meta/test_tasks.py::test_a_claim_is_its_sessions",
+        ("!inherited", 0, "false"): "tests/index/test_tasks.py::test_a_claim_is_its_sessions",
     },
     ("rpc/housekeeping.c", "bl_lane_rebooted"): {
         ("lane->moved", 0, "true"): (
@@ -932,7 +932,7 @@ TESTED: Conditions = {
             "false",
         ): ("tests/kvcache/test_engine_copy.py::test_what_an_engine_could_not_write_is_given_back"),
         ("work->statuses[k] < 0", 0, "true"): (
-            "tests/meta/test_tasks.py::test_a_claim_is_its_sessions"
+            "tests/index/test_tasks.py::test_a_claim_is_its_sessions"
         ),
     },
     ("kv/put.c", "bl_kv_put"): {
@@ -982,7 +982,7 @@ TESTED: Conditions = {
             "tests/rpc/test_session.py::test_without_a_server_a_client_is_told_at_once"
         ),
         ("epoch.epoch != asked", 0, "true"): (
-            "tests/meta/test_block_calls.py::test_a_block_larger_than_the_pool_is_refused_"
+            "tests/index/test_block_calls.py::test_a_block_larger_than_the_pool_is_refused_"
             "and_costs_nobody"
         ),
         ("epoch.epoch == 0", 0, "false"): (
@@ -1001,28 +1001,28 @@ TESTED: Conditions = {
     },
     ("index/reclaim.c", "bl_block_drop"): {
         ("block->pin_count == 0", 0, "false"): (
-            "tests/meta/test_block_calls.py::test_space_given_back_serves_every_other_size"
+            "tests/index/test_block_calls.py::test_space_given_back_serves_every_other_size"
         ),
     },
     ("index/lookup.c", "bl_handle_lookup"): {
         ("head.flags & BL_LOOKUP_PIN", 0, "true"): (
-            "tests/meta/test_block_calls.py::test_pinned_blocks_stay_and_released_ones_go"
+            "tests/index/test_block_calls.py::test_pinned_blocks_stay_and_released_ones_go"
         ),
         ("i == 0", 0, "true"): (
-            "tests/meta/test_quota.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
+            "tests/index/test_quota.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
             "released"
         ),
         ("keys == NULL", 0, "false"): (
-            "tests/meta/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
+            "tests/index/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
             "is_refused"
         ),
         ("block->pin_count == 0", 0, "true"): (
-            "tests/meta/test_block_calls.py::test_pinned_blocks_stay_and_released_ones_go"
+            "tests/index/test_block_calls.py::test_pinned_blocks_stay_and_released_ones_go"
         ),
     },
     ("index/lookup.c", "bl_handle_remove"): {
         ("keys == NULL", 0, "false"): (
-            "tests/meta/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
+            "tests/index/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
             "is_refused"
         ),
     },
@@ -1031,79 +1031,80 @@ TESTED: Conditions = {
             "tests/rpc/test_fairness.py::test_a_victim_waits_for_one_quantum_of_each_other"
         ),
         ("number < 0", 1, "false"): (
-            "tests/meta/test_block_calls.py::test_lookup_gives_the_leading_hits"
+            "tests/index/test_block_calls.py::test_lookup_gives_the_leading_hits"
         ),
         ("number < 0", 1, "true"): (
-            "tests/meta/test_block_calls.py::test_a_granted_key_is_pending_for_everybody"
+            "tests/index/test_block_calls.py::test_a_granted_key_is_pending_for_everybody"
         ),
     },
     ("index/lookup.c", "bl_pin"): {
         ("bl_hold_full(meta, lane, meta->blocks[number].length)", 0, "false"): (
-            "tests/meta/test_quota.py::test_a_pin_of_too_many_bytes_is_a_quota_error"
+            "tests/index/test_quota.py::test_a_pin_of_too_many_bytes_is_a_quota_error"
         ),
         ("bl_pins_count(meta->pins[lane]) > most", 0, "true"): (
-            "tests/meta/test_quota.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
+            "tests/index/test_quota.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
             "released"
         ),
         ("many", 0, "false"): (
-            "tests/meta/test_quota.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
+            "tests/index/test_quota.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
             "released"
         ),
         ("many", 1, "false"): (
-            "tests/meta/test_quota.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
+            "tests/index/test_quota.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
             "released"
         ),
         ("many", 1, "true"): (
-            "tests/meta/test_quota.py::test_a_pin_of_too_many_bytes_is_a_quota_error"
+            "tests/index/test_quota.py::test_a_pin_of_too_many_bytes_is_a_quota_error"
         ),
         ("meta->blocks[number].pin_count++ == 0", 0, "true"): (
-            "tests/meta/test_block_calls.py::test_a_block_pinned_twice_needs_two_releases"
+            "tests/index/test_block_calls.py::test_a_block_pinned_twice_needs_two_releases"
         ),
         ("pins == 1", 0, "true"): (
-            "tests/meta/test_quota.py::test_bytes_count_grants_and_pinned_blocks"
+            "tests/index/test_quota.py::test_bytes_count_grants_and_pinned_blocks"
         ),
     },
     ("index/lookup.c", "bl_release_one"): {
         ("left < 0", 0, "false"): (
-            "tests/meta/test_foreign_requests.py::test_a_block_number_that_is_not_the_senders"
+            "tests/index/test_foreign_requests.py::test_a_block_number_that_is_not_the_senders"
             "_does_nothing"
         ),
         ("left == 0", 0, "true"): (
-            "tests/meta/test_quota.py::test_bytes_count_grants_and_pinned_blocks"
+            "tests/index/test_quota.py::test_bytes_count_grants_and_pinned_blocks"
         ),
     },
     ("index/lookup.c", "bl_remove_one"): {
         ("flags & BL_REMOVE_UNCLAIMED", 1, "true"): (
-            "tests/meta/test_block_calls.py::test_removed_blocks_are_missed_and_their_space_is_free"
+            "tests/index/test_block_calls.py"
+            "::test_removed_blocks_are_missed_and_their_space_is_free"
         ),
         ("number < 0", 0, "false"): (
-            "tests/meta/test_check_live.py::test_a_pool_whose_server_changes_has_no_findings"
+            "tests/index/test_check_live.py::test_a_pool_whose_server_changes_has_no_findings"
         ),
         (
             "(flags & BL_REMOVE_UNCLAIMED) && !bl_unclaimed(meta, &meta->blocks[number])",
             0,
             "false",
-        ): ("tests/meta/test_tasks.py::test_a_task_is_withdrawn_until_a_worker_claims_it"),
+        ): ("tests/index/test_tasks.py::test_a_task_is_withdrawn_until_a_worker_claims_it"),
         ("!bl_unclaimed(meta, &meta->blocks[number])", 0, "true"): (
-            "tests/meta/test_tasks.py::test_a_task_is_withdrawn_until_a_worker_claims_it"
+            "tests/index/test_tasks.py::test_a_task_is_withdrawn_until_a_worker_claims_it"
         ),
     },
     ("index/lookup.c", "bl_unclaimed"): {
         ("block->task != 0", 0, "true"): (
-            "tests/meta/test_tasks.py::test_a_block_that_is_no_task_is_not_withdrawn"
+            "tests/index/test_tasks.py::test_a_block_that_is_no_task_is_not_withdrawn"
         ),
         (
             "bl_tasks_waits(meta->tasks, block->task - 1, bl_now_ns(&meta->pool->memory))",
             0,
             "true",
-        ): ("tests/meta/test_tasks.py::test_a_task_is_withdrawn_until_a_worker_claims_it"),
+        ): ("tests/index/test_tasks.py::test_a_task_is_withdrawn_until_a_worker_claims_it"),
     },
     ("index/lookup.c", "bl_unpin"): {
         ("block->pin_count > 0", 0, "false"): (
-            "tests/meta/test_block_calls.py::test_a_block_pinned_twice_needs_two_releases"
+            "tests/index/test_block_calls.py::test_a_block_pinned_twice_needs_two_releases"
         ),
         ("block->state == BL_NUMBER_COMMITTED", 0, "true"): (
-            "tests/meta/test_block_calls.py::test_a_removed_block_keeps_its_bytes_while_it_is"
+            "tests/index/test_block_calls.py::test_a_removed_block_keeps_its_bytes_while_it_is"
             "_pinned"
         ),
     },
@@ -1113,10 +1114,10 @@ TESTED: Conditions = {
             "n_error"
         ),
         ("count - hits < batch", 0, "true"): (
-            "tests/meta/test_block_calls.py::test_a_chain_longer_than_a_message_is_found_whole"
+            "tests/index/test_block_calls.py::test_a_chain_longer_than_a_message_is_found_whole"
         ),
         ("hits > 0", 0, "true"): (
-            "tests/meta/test_quota.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
+            "tests/index/test_quota.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
             "released"
         ),
     },
@@ -1128,15 +1129,15 @@ TESTED: Conditions = {
     },
     ("index/client.c", "bl_meta_tell"): {
         ("status < 0", 0, "false"): (
-            "tests/meta/test_index_calls.py::test_every_call_says_that_nobody_serves"
+            "tests/index/test_index_calls.py::test_every_call_says_that_nobody_serves"
         ),
         ("count - done < batch", 0, "false"): (
-            "tests/meta/test_block_calls.py::test_a_block_pinned_twice_needs_two_releases"
+            "tests/index/test_block_calls.py::test_a_block_pinned_twice_needs_two_releases"
         ),
     },
     ("index/client.c", "bl_reserve"): {
         ("done > 0", 0, "true"): (
-            "tests/meta/test_block_calls.py::test_a_block_larger_than_the_pool_is_refused_"
+            "tests/index/test_block_calls.py::test_a_block_larger_than_the_pool_is_refused_"
             "and_costs_nobody"
         ),
         ("session->nonce == nonce", 0, "true"): (
@@ -1156,33 +1157,33 @@ TESTED: Conditions = {
     },
     ("index/reclaim.c", "bl_number_take"): {
         ("coldest < 0", 0, "false"): (
-            "tests/meta/test_block_calls.py::test_the_table_takes_as_many_blocks_as_it_has_lines"
+            "tests/index/test_block_calls.py::test_the_table_takes_as_many_blocks_as_it_has_lines"
         ),
     },
     ("index/recover.c", "bl_entry_invalid"): {
         ("entry->chunk_size < BL_LINE_SIZE", 0, "true"): (
-            "tests/meta/test_check.py::test_a_healthy_pool_has_no_findings"
+            "tests/index/test_check.py::test_a_healthy_pool_has_no_findings"
         ),
     },
     ("index/recover.c", "bl_recover"): {
         ("suspect", 0, "false"): (
-            "tests/meta/test_takeover.py::test_grants_of_a_living_client_are_not_given_away"
+            "tests/index/test_takeover.py::test_grants_of_a_living_client_are_not_given_away"
         ),
         ("suspect", 0, "true"): (
-            "tests/meta/test_takeover.py::test_every_committed_block_survives_kills_of_the_server"
+            "tests/index/test_takeover.py::test_every_committed_block_survives_kills_of_the_server"
         ),
     },
     ("index/recover.c", "bl_recover_entries"): {
         ("bl_line_used((uint64_t *)&entry)", 0, "true"): (
-            "tests/meta/test_takeover.py::test_a_damaged_entry_is_dropped_and_counted"
+            "tests/index/test_takeover.py::test_a_damaged_entry_is_dropped_and_counted"
         ),
         ("whole", 1, "true"): (
-            "tests/meta/test_takeover.py::test_a_damaged_entry_is_dropped_and_counted"
+            "tests/index/test_takeover.py::test_a_damaged_entry_is_dropped_and_counted"
         ),
     },
     ("pool/register.h", "bl_register_read"): {
         ("tries < BL_REGISTER_TRIES", 0, "true"): (
-            "tests/meta/test_repair.py::test_an_epoch_line_is_made_anew"
+            "tests/index/test_repair.py::test_an_epoch_line_is_made_anew"
         ),
     },
     ("rpc/server.c", "bl_bulk_take"): {
@@ -1213,7 +1214,7 @@ TESTED: Conditions = {
             "!bl_allowance_take(&server->lanes[lane].allowance, calls_per_s, request->method)",
             0,
             "true",
-        ): ("tests/meta/test_quota.py::test_what_gives_back_runs_on_credit"),
+        ): ("tests/index/test_quota.py::test_what_gives_back_runs_on_credit"),
         ("!server->handlers[request->method].run", 0, "false"): (
             "tests/hostile/test_replies.py::test_records_of_anything_lie_in_the_pool_or_are_a"
             "n_error"
@@ -1233,7 +1234,7 @@ TESTED: Conditions = {
             "tests/rpc/test_host_clash.py::test_a_host_number_out_of_range_is_refused"
         ),
         ("madvise(session->parent, BL_PAGE_SIZE, MADV_WIPEONFORK) < 0", 0, "true"): (
-            "tests/meta/test_block_calls.py::test_a_block_larger_than_the_pool_is_refused_"
+            "tests/index/test_block_calls.py::test_a_block_larger_than_the_pool_is_refused_"
             "and_costs_nobody"
         ),
     },
@@ -1283,49 +1284,49 @@ TESTED: Conditions = {
             "ors_word"
         ),
         ("line[newest].epoch == 0", 0, "false"): (
-            "tests/meta/test_repair.py::test_other_hosts_must_be_declared_gone"
+            "tests/index/test_repair.py::test_other_hosts_must_be_declared_gone"
         ),
     },
     ("index/task_call.c", "bl_handle_task_claim"): {
-        ("status < 0", 0, "false"): "tests/meta/test_tasks.py::test_foreign_requests_are_refused",
+        ("status < 0", 0, "false"): "tests/index/test_tasks.py::test_foreign_requests_are_refused",
     },
     ("index/task_call.c", "bl_handle_task_count"): {
-        ("status < 0", 0, "false"): "tests/meta/test_tasks.py::test_foreign_requests_are_refused",
+        ("status < 0", 0, "false"): "tests/index/test_tasks.py::test_foreign_requests_are_refused",
     },
     ("index/task_call.c", "bl_handle_task_extend"): {
         ("block->generation != request.generation", 0, "false"): (
-            "tests/meta/test_tasks.py::test_an_old_claim_is_not_of_the_task_that_has_its_block_now"
+            "tests/index/test_tasks.py::test_an_old_claim_is_not_of_the_task_that_has_its_block_now"
         ),
         (
             "bl_tasks_extend(meta->tasks, block->task - 1, call->lane, now_ns, "
             "bl_task_until_ns(now_ns, &request)) < 0",
             0,
             "false",
-        ): ("tests/meta/test_tasks.py::test_a_claim_is_its_sessions"),
+        ): ("tests/index/test_tasks.py::test_a_claim_is_its_sessions"),
         ("request.block >= meta->pool->geometry.block_count_max", 0, "false"): (
-            "tests/meta/test_tasks.py::test_a_claim_of_nothing_cannot_be_extended"
+            "tests/index/test_tasks.py::test_a_claim_of_nothing_cannot_be_extended"
         ),
-        ("status < 0", 0, "false"): "tests/meta/test_tasks.py::test_foreign_requests_are_refused",
+        ("status < 0", 0, "false"): "tests/index/test_tasks.py::test_foreign_requests_are_refused",
     },
     ("index/kept.c", "bl_kept_count"): {
         ("step > 0", 0, "true"): (
-            "tests/meta/test_tasks.py::test_tasks_that_are_done_make_room_for_others"
+            "tests/index/test_tasks.py::test_tasks_that_are_done_make_room_for_others"
         ),
-        ("step > 0", 0, "false"): "tests/meta/test_tasks.py::test_a_claim_is_its_sessions",
+        ("step > 0", 0, "false"): "tests/index/test_tasks.py::test_a_claim_is_its_sessions",
     },
     ("index/task_call.c", "bl_task_enqueue"): {
-        ("status < 0", 0, "true"): "tests/meta/test_tasks.py::test_a_claim_is_its_sessions",
+        ("status < 0", 0, "true"): "tests/index/test_tasks.py::test_a_claim_is_its_sessions",
     },
     ("index/task_call.c", "bl_task_request_of"): {
         ("call->request_size != sizeof *request", 0, "false"): (
-            "tests/meta/test_tasks.py::test_foreign_requests_are_refused"
+            "tests/index/test_tasks.py::test_foreign_requests_are_refused"
         ),
         ("request->visible_ms > BL_TASK_VISIBLE_MAX_MS", 0, "false"): (
-            "tests/meta/test_tasks.py::test_foreign_requests_are_refused"
+            "tests/index/test_tasks.py::test_foreign_requests_are_refused"
         ),
     },
     ("index/task_client.c", "bl_task_ask"): {
-        ("status < 0", 0, "false"): "tests/meta/test_tasks.py::test_a_claim_is_its_sessions",
+        ("status < 0", 0, "false"): "tests/index/test_tasks.py::test_a_claim_is_its_sessions",
     },
     ("rpc/quantum.h", "bl_quantum_keys"): {
         ("keys < BL_QUANTUM_KEYS", 0, "false"): (
@@ -1406,7 +1407,7 @@ TESTED: Conditions = {
     },
     ("index/recover.c", "bl_recover_mark"): {
         ("held", 0, "true"): (
-            "tests/meta/test_takeover.py::test_a_damaged_mark_costs_its_own_extent_alone"
+            "tests/index/test_takeover.py::test_a_damaged_mark_costs_its_own_extent_alone"
         ),
     },
     ("rpc/housekeeping.c", "bl_lane_of_old"): {

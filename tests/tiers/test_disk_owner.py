@@ -18,7 +18,7 @@ from disk_tiers import MIB, is_block, keys_of, payload_of, records_of
 
 from beluga import KVCache, Pool
 from beluga.errors import TierError
-from beluga.meta import MetaClient
+from beluga.index import MetaClient
 from beluga.primitives import crc32c
 from beluga.tiers.disk import DiskTier, adopt_disk
 from beluga.tiers.disk import file as disk_file

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from beluga import KVCache, Pool
 from beluga.errors import TierError
-from beluga.meta import MetaServer
+from beluga.index import MetaServer
 from beluga.metrics import REGISTRY, Labels
 from beluga.rpc import Client
 from beluga.tiers import TierService, TierSettings

@@ -15,7 +15,7 @@ from blocks import eventually
 from redis_server import RedisServer, need_redis_server
 
 from beluga import KVCache, Pool
-from beluga.meta import MetaServer
+from beluga.index import MetaServer
 from beluga.tiers import TierService
 from beluga.tiers.remote import RemoteSettings, open_remote
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from beluga import Client, MetaServer, Pool
 from beluga.cli.app import app
 from beluga.errors import BelugaError, TierError
-from beluga.meta import MetaClient
+from beluga.index import MetaClient
 from beluga.tiers import BLOCK, KvShape, TierSize, advise, read_model
 from beluga.tiers.disk import DiskTier
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from beluga import KVCache, Pool
 from beluga.errors import BadRequestError, OffloadingError, TierError
-from beluga.meta import (
+from beluga.index import (
     LOWER_NOTE,
     NAME,
     BlockState,

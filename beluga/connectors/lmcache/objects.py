@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from beluga.connectors.fetch import fetch
 from beluga.errors import CacheError, LayoutError, PinLimitError, QuotaError
+from beluga.index import BlockState, Grant, MetaClient
 from beluga.kvcache import Namespace, hash_keys
-from beluga.meta import BlockState, Grant, MetaClient
 
 if TYPE_CHECKING:
     import numpy as np

@@ -19,7 +19,7 @@ from beluga.connectors.lmcache import objects
 if TYPE_CHECKING:
     from beluga.connectors.connection import Attachment, Connection
     from beluga.connectors.lmcache.objects import Hit
-    from beluga.meta import Grant
+    from beluga.index import Grant
 
 PIN_S = 300.0  # LMCache's ``pin_timeout_sec``
 

@@ -32,8 +32,8 @@ from beluga.connectors.lmcache.worker import Worker
 from beluga.connectors.naming import EngineSettings, Fields, namespace_of
 from beluga.connectors.settings import settings_of
 from beluga.errors import ConnectorError
+from beluga.index import BlockState
 from beluga.kvcache import Namespace
-from beluga.meta import BlockState
 from beluga.transfer import TransferClass, TransferStats
 
 logger = init_logger(__name__)

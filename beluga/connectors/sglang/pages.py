@@ -22,8 +22,8 @@ from beluga.connectors.era import Era
 from beluga.connectors.fetch import fetch
 from beluga.connectors.naming import EngineSettings, Fields, namespace_of
 from beluga.errors import ConnectorError, LayoutError
+from beluga.index import BlockState
 from beluga.kvcache import KVCache, Namespace, hash_keys
-from beluga.meta import BlockState
 from beluga.transfer import TransferClass, TransferStats
 
 if TYPE_CHECKING:

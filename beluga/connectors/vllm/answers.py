@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from beluga.connectors.vllm.lookups import Lookups
-    from beluga.meta import Pins
+    from beluga.index import Pins
 
 
 @dataclasses.dataclass(slots=True)

@@ -19,8 +19,8 @@ from beluga.connectors.vllm.adapters import NONE, Adapter, Adapters
 from beluga.connectors.vllm.media import private_from
 from beluga.connectors.vllm.updates import Era
 from beluga.errors import ConnectorError
+from beluga.index import MetaClient
 from beluga.kvcache import fold
-from beluga.meta import MetaClient
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from beluga.connectors.connection import Attachment, Connection
     from beluga.connectors.vllm.counters import Counters
+    from beluga.index import Pins
     from beluga.kvcache import Namespace
-    from beluga.meta import Pins
 
 
 class Lookups:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from beluga.connectors.vllm.media import private_from
-from beluga.meta import chain_names
+from beluga.index import chain_names
 from beluga.router import BlockHasher, with_extra_keys
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class BlockNames:
         self, request: Any, start: int, stop: int, extra_keys: Sequence[Sequence[Any] | None]
     ) -> bytes:
         """Return the names of blocks [start, stop) of a request, in the form of
-        :data:`beluga.meta.NAME`, or b"". ``extra_keys`` are those of these blocks.
+        :data:`beluga.index.NAME`, or b"". ``extra_keys`` are those of these blocks.
         """
         ranks, private = self._lookups.ranks, private_from(request, self._block_size)
         if not self._can or not ranks or (private is not None and stop > private):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from beluga.meta import BlockState
+from beluga.index import BlockState
 from beluga.tiers import AlwaysFetch, BreakEven, MeasuredBandwidth
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from beluga.connectors.vllm.lookups import Lookups
     from beluga.connectors.vllm.settings import VllmSettings
-    from beluga.meta import Pins
+    from beluga.index import Pins
     from beluga.tiers import FetchRule
 
 _COMING = BlockState.BELOW, BlockState.PENDING

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from beluga.connectors.vllm.counters import LinkFigures
 from beluga.connectors.vllm.steps import BlockRange, Stored
 from beluga.errors import TransferCancelledError
-from beluga.meta import BlockState
+from beluga.index import BlockState
 from beluga.threads import Thread
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from beluga.connectors.vllm.names import BlockNames
     from beluga.connectors.vllm.settings import VllmSettings
     from beluga.connectors.vllm.steps import Report
-    from beluga.meta import Pins
+    from beluga.index import Pins
 
 
 @dataclasses.dataclass(slots=True)

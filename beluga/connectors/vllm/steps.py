@@ -12,8 +12,8 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
+from beluga.index import NAME
 from beluga.kvcache import Namespace
-from beluga.meta import NAME
 
 
 @dataclasses.dataclass(slots=True)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from beluga._ffi import ffi, lib
 from beluga.errors import TierError, raise_for_status
-from beluga.meta import EVICTIONS
+from beluga.index import EVICTIONS
 from beluga.tiers.arena import Arena
 from beluga.tiers.disk.engine import REQUEST, DiskEngine, EngineMaker, Requests
 from beluga.tiers.disk.file import PAGE, TierFile

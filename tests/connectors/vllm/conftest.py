@@ -22,7 +22,7 @@ from beluga_bench.vllm.model import SIZES, model
 from beluga_bench.vllm.process import Child, Engine, options_of
 
 from beluga import BelugaError, Pool
-from beluga.meta import MetaClient, MetaStat
+from beluga.index import MetaClient, MetaStat
 from beluga.rpc import Client
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -16,7 +16,7 @@ from typing import Any
 
 import beluga.connectors.vllm
 from beluga.connectors.vllm.connector import BelugaConnector
-from beluga.meta import BlockState
+from beluga.index import BlockState
 
 figures = beluga.connectors.vllm.figures
 

@@ -27,7 +27,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from beluga.connectors.vllm.cachegroup import CacheGroup
 from beluga.connectors.vllm.connector import BelugaConnector
 from beluga.connectors.vllm.layout import BlockLayout
-from beluga.meta import BlockState
+from beluga.index import BlockState
 
 GARBAGE = 0x40  # of each byte: as floats about 3
 

@@ -20,7 +20,7 @@ from beluga import MetaServer, Namespace, Pool
 from beluga.connectors.vllm.media import MARK
 from beluga.connectors.vllm.names import BlockNames
 from beluga.connectors.vllm.steps import BlockRange, Orders
-from beluga.meta import NAME, NAME_PARENT, check_pool, read_names
+from beluga.index import NAME, NAME_PARENT, check_pool, read_names
 from beluga.router import BlockHasher
 
 pytest.importorskip("xxhash")

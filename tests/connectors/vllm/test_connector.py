@@ -27,7 +27,7 @@ from beluga.connectors.connection import Attachment, Connection
 from beluga.connectors.vllm.media import MARK
 from beluga.connectors.vllm.steps import Loaded, Rank
 from beluga.errors import ConnectorError
-from beluga.meta import check_pool, read_names
+from beluga.index import check_pool, read_names
 from beluga.router import BlockHasher, Indexer, WireDecoder, Worker, hash_blocks_by
 from beluga.rpc import KINDS, Figure, report
 

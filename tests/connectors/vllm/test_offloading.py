@@ -23,7 +23,7 @@ from beluga_bench.vllm.prompts import prompt
 from forge import read, write
 
 from beluga import Client, MetaServer, Pool
-from beluga.meta import MetaClient
+from beluga.index import MetaClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # the packages may have to be downloaded
 

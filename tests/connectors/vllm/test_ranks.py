@@ -10,7 +10,7 @@ from beluga_bench.vllm.process import Engine
 from beluga_bench.vllm.prompts import prompt
 
 from beluga import Pool
-from beluga.meta import MetaClient
+from beluga.index import MetaClient
 from beluga.rpc import Client
 from tests.connectors.vllm.conftest import TOKENS, Site, wait_until
 

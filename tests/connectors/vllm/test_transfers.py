@@ -24,8 +24,8 @@ from beluga.connectors.vllm.staging import Source
 from beluga.connectors.vllm.steps import BlockRange, Loaded, Orders, Stored
 from beluga.connectors.vllm.worker import Worker
 from beluga.errors import ConnectorError
+from beluga.index import BlockState
 from beluga.kvcache import PutResult
-from beluga.meta import BlockState
 
 BLOCKS = 64
 NAMESPACE = Namespace.of("transfers")

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from beluga import primitives
 from beluga._ffi import ffi, lib
-from beluga.meta import MetaServer
+from beluga.index import MetaServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 

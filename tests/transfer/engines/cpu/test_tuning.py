@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from beluga import config, primitives
 from beluga._ffi import lib
 from beluga.errors import ChecksumError, EngineUnavailableError
+from beluga.index import MetaServer
 from beluga.kvcache import KVCache
-from beluga.meta import MetaServer
 from beluga.pool import Pool
 from beluga.transfer import CopySettings, CpuEngine, Plan, plan_blocks, tuned
 from beluga.transfer.calibrate.calibration_cache import CalibrationCache

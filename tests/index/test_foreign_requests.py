@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from beluga._ffi import ffi, lib
 from beluga.errors import BadRequestError, BelugaError
-from beluga.meta import MetaClient, MetaServer
+from beluga.index import MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 

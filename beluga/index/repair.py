@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from beluga._ffi import ffi, lib
 from beluga.errors import ServerAliveError, raise_for_status
-from beluga.meta.check import FINDINGS_MAX, Report, check_pool
-from beluga.meta.findings import describe
+from beluga.index.check import FINDINGS_MAX, Report, check_pool
+from beluga.index.findings import describe
 from beluga.pool import Pool
 
 ROUNDS = 16  # Lines that depend on a dropped line are found in the next round.

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from blocks import held, keys, put
 
-from beluga.meta import MetaClient, MetaServer
+from beluga.index import MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 

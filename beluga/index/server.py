@@ -14,10 +14,10 @@ import numpy as np
 from beluga._ffi import core, ffi, lib
 from beluga.arguments import of_type
 from beluga.errors import BadValueError, raise_for_status
-from beluga.meta.lower import LowerStat
-from beluga.meta.names import CHANGE
-from beluga.meta.sessions import SessionView
-from beluga.meta.stat import MetaStat, Tenant
+from beluga.index.lower import LowerStat
+from beluga.index.names import CHANGE
+from beluga.index.sessions import SessionView
+from beluga.index.stat import MetaStat, Tenant
 from beluga.rpc import Quota, Server, nanoseconds
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ MAP_CELL: np.dtype[np.void] = np.dtype(
 )
 """The fields of ``bl_map_cell`` (``csrc/api/index.h``)."""
 if MAP_CELL.itemsize != ffi.sizeof("bl_map_cell"):
-    raise ImportError("beluga/meta/server.py contradicts csrc/api/index.h")
+    raise ImportError("beluga/index/server.py contradicts csrc/api/index.h")
 
 EVICTIONS = {
     "lru": lib.BL_EVICT_LRU,
@@ -112,7 +112,7 @@ class MetaServer(Server):
         bits, the tiers that may have keys that the server was not told of; the others have at most
         ``count_max`` blocks. ``names`` are those of the tiers, in their order: removals that a tier
         has not executed wait for the tier of that name; by default, for that of the same number.
-        Returns the token of their service (:class:`~beluga.meta.LowerWork`).
+        Returns the token of their service (:class:`~beluga.index.LowerWork`).
         """
         token = secrets.randbits(64)
         count = min(max(count_max, 0), _COUNT_MAX)
@@ -175,7 +175,7 @@ class MetaServer(Server):
             raise_for_status(lib.bl_journal_attach(self._meta, room), "attaching a journal")
 
     def take_changes(self, count: int) -> tuple[NDArray[np.void], int]:
-        """Take the oldest changes: an array of :data:`~beluga.meta.CHANGE`, and how many changes
+        """Take the oldest changes: an array of :data:`~beluga.index.CHANGE`, and how many changes
         were lost so far because nobody took them in time. One thread at a time may call this.
         """
         if len(self._changes) < count:

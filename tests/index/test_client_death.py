@@ -13,7 +13,7 @@ from pathlib import Path
 from blocks import eventually, held, keys, put, states
 from processes import Process
 
-from beluga.meta import MetaClient, MetaServer
+from beluga.index import MetaClient, MetaServer
 
 MIB = 1 << 20
 

@@ -13,7 +13,7 @@ from blocks import held, keys, put, states
 
 from beluga._ffi import lib
 from beluga.errors import PinLimitError, QuotaError
-from beluga.meta import MetaClient, MetaServer
+from beluga.index import MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import Client, Quota
 

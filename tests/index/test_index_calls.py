@@ -16,9 +16,9 @@ from plants import Ground
 from watched_core import WatchedCore
 
 from beluga.errors import BelugaError, RpcError, ServerAliveError
-from beluga.meta import MetaClient, MetaServer, TaskClient, TaskRecord, check_devices, check_pool
-from beluga.meta import check as check_module
-from beluga.meta.repair import repair_pool
+from beluga.index import MetaClient, MetaServer, TaskClient, TaskRecord, check_devices, check_pool
+from beluga.index import check as check_module
+from beluga.index.repair import repair_pool
 from beluga.pool import Pool
 from beluga.rpc import Client
 
@@ -30,7 +30,7 @@ RECORD = TaskRecord(keys([1]), generation=1, block=0, length=64, deliveries=1)
 def core(monkeypatch: pytest.MonkeyPatch) -> WatchedCore:
     core = WatchedCore()
     for module in ("check", "client", "repair", "server", "tasks"):
-        monkeypatch.setattr(f"beluga.meta.{module}.lib", core)
+        monkeypatch.setattr(f"beluga.index.{module}.lib", core)
     return core
 
 

@@ -56,7 +56,7 @@ if (LOWER_RECORD.itemsize, LOWER_NOTE.itemsize) != (
     ffi.sizeof("bl_lower_record"),
     ffi.sizeof("bl_lower_note"),
 ):
-    raise ImportError("beluga/meta/lower.py contradicts csrc/format/pool_format.h")
+    raise ImportError("beluga/index/lower.py contradicts csrc/format/pool_format.h")
 
 
 class Work(enum.IntEnum):

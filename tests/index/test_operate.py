@@ -13,7 +13,7 @@ from blocks import eventually, held, keys, put, states
 from beluga import KVCache
 from beluga._ffi import lib
 from beluga.errors import BadReplyError, BadRequestError, DrainingError, QuotaError
-from beluga.meta import MetaClient, MetaServer, SessionView, ask_sessions
+from beluga.index import MetaClient, MetaServer, SessionView, ask_sessions
 from beluga.pool import Pool
 from beluga.rpc import Client, Quota
 

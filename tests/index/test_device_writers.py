@@ -20,7 +20,7 @@ import pytest
 from blocks import eventually, keys, states
 from processes import Process
 
-from beluga.meta import MetaClient, MetaServer
+from beluga.index import MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
 
@@ -116,7 +116,7 @@ def writer(paths: list[Path]) -> Iterator[Callable[[], Writer]]:
 @pytest.fixture
 def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let servers of this process hold no pidfds: there is no socket to connect to."""
-    monkeypatch.setattr("beluga.meta.server.MetaServer.start", _start_unseen)
+    monkeypatch.setattr("beluga.index.server.MetaServer.start", _start_unseen)
 
 
 def _start_unseen(server: MetaServer) -> None:

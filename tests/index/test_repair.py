@@ -15,7 +15,7 @@ from lines import seal_table
 from plants import Ground
 
 from beluga.errors import DeviceBusyError, EpochDamagedError, ServerAliveError
-from beluga.meta import MetaClient, MetaServer, check_pool, repair_pool
+from beluga.index import MetaClient, MetaServer, check_pool, repair_pool
 from beluga.pool import Pool
 from beluga.rpc import Client
 

@@ -24,8 +24,8 @@ from processes import Process
 
 from beluga._ffi import lib
 from beluga.errors import BadRequestError, NoGrantError, QueueFullError
+from beluga.index import MetaClient, MetaServer, TaskClient
 from beluga.kvcache import KVCache, hash_keys
-from beluga.meta import MetaClient, MetaServer, TaskClient
 from beluga.pool import Pool
 from beluga.rpc import Client
 

@@ -15,7 +15,7 @@ import pytest
 
 from beluga import KVCache, MetaServer, Pool
 from beluga.errors import NoServerError
-from beluga.meta import check_pool
+from beluga.index import check_pool
 from beluga.rpc import Client
 
 LOOKS = 200

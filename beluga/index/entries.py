@@ -40,7 +40,7 @@ EPOCH_SHIFT = 40  # a generation has the epoch above, a counter below (csrc/inde
 _LINES = 1 << 14  # read in one call: 1 MiB
 
 if ENTRY.itemsize != ffi.sizeof("bl_entry"):
-    raise ImportError("beluga/meta/entries.py contradicts csrc/format/pool_format.h")
+    raise ImportError("beluga/index/entries.py contradicts csrc/format/pool_format.h")
 
 
 def read_entries(pool: Pool, half: int) -> Iterator[NDArray[np.void]]:

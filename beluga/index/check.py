@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from beluga._ffi import core, ffi, lib
 from beluga.errors import raise_for_status
-from beluga.meta.findings import describe
+from beluga.index.findings import describe
 from beluga.pool import Pool, SpecLike, survey
 
 FINDINGS_MAX = 1000

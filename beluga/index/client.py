@@ -12,7 +12,7 @@ import numpy as np
 
 from beluga._ffi import core, ffi, lib
 from beluga.errors import BadReplyError, BadValueError, raise_for_status
-from beluga.meta.stat import MetaStat
+from beluga.index.stat import MetaStat
 from beluga.rpc import nanoseconds
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from processes import Process
 
 from beluga._ffi import ffi, lib
 from beluga.errors import CallTimeoutError
-from beluga.meta import BlockState, MetaClient, MetaServer
+from beluga.index import BlockState, MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 

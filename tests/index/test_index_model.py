@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from beluga._ffi import lib
-from beluga.meta import BlockState, Grant, MetaClient, MetaServer
+from beluga.index import BlockState, Grant, MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 

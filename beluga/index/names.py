@@ -57,7 +57,7 @@ _U64 = (1 << 64) - 1
 _LINES = 1 << 16  # of the name table, read in one call
 
 if (NAME.itemsize, CHANGE.itemsize) != (ffi.sizeof("bl_name"), ffi.sizeof("bl_change")):
-    raise ImportError("beluga/meta/names.py contradicts csrc/format/pool_format.h")
+    raise ImportError("beluga/index/names.py contradicts csrc/format/pool_format.h")
 
 
 def chain_names(  # noqa: PLR0913  all but the first two named

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from beluga import Client, MetaServer, Pool
 from beluga._ffi import lib
-from beluga.meta import LOWER_NOTE, BlockState, LowerWork, MetaClient, Removal, Work
+from beluga.index import LOWER_NOTE, BlockState, LowerWork, MetaClient, Removal, Work
 
 DISK, STORE = 2, 4  # bits of the tiers
 FIRST, TURN = 16, 8  # cold keys of a new chain; keys of a chain's turn (csrc/index/lower.c)

@@ -14,8 +14,8 @@ import pytest
 from plants import PLANTS, Ground, Plant
 
 from beluga import Pool
-from beluga.meta import check_pool
-from beluga.meta.findings import KINDS
+from beluga.index import check_pool
+from beluga.index.findings import KINDS
 
 COUNT = 24
 SHAPES = {
@@ -29,7 +29,7 @@ HISTORY = """
 import os, signal, sys
 import numpy as np
 from beluga import KVCache, MetaServer, Pool
-from beluga.meta import chain_names
+from beluga.index import chain_names
 pool = Pool.open(sys.argv[2:])
 blocks = np.random.default_rng(3).integers(0, 256, (COUNT, 100_000), dtype=np.uint8)
 names = [bytes([i]) * 16 for i in range(COUNT)]

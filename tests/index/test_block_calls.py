@@ -12,7 +12,7 @@ from blocks import held, keys, put, states
 
 from beluga._ffi import lib
 from beluga.errors import BadRequestError
-from beluga.meta import EVICTIONS, BlockState, MetaClient, MetaServer
+from beluga.index import EVICTIONS, BlockState, MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 

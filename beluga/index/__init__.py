@@ -6,12 +6,12 @@
 Most programs want :class:`beluga.kvcache.KVCache` instead.
 """
 
-from beluga.meta.check import Report, check_devices, check_pool
-from beluga.meta.client import BlockState, Grant, Left, Lookup, MetaClient, Pins
-from beluga.meta.counters import COUNTERS_METHOD, ask_counters
-from beluga.meta.entries import COMMITTED, ENTRY, EPOCH_SHIFT, FREE, read_entries
-from beluga.meta.lower import LOWER_NOTE, LOWER_RECORD, LowerStat, LowerWork, Removal, Work
-from beluga.meta.names import (
+from beluga.index.check import Report, check_devices, check_pool
+from beluga.index.client import BlockState, Grant, Left, Lookup, MetaClient, Pins
+from beluga.index.counters import COUNTERS_METHOD, ask_counters
+from beluga.index.entries import COMMITTED, ENTRY, EPOCH_SHIFT, FREE, read_entries
+from beluga.index.lower import LOWER_NOTE, LOWER_RECORD, LowerStat, LowerWork, Removal, Work
+from beluga.index.names import (
     CHANGE,
     NAME,
     NAME_PARENT,
@@ -21,11 +21,11 @@ from beluga.meta.names import (
     names_at,
     read_names,
 )
-from beluga.meta.repair import repair_pool
-from beluga.meta.server import EVICTIONS, REFUSALS, MetaServer
-from beluga.meta.sessions import Sessions, SessionView, ask_sessions
-from beluga.meta.stat import MetaStat, Tenant
-from beluga.meta.tasks import TaskClient, TaskRecord
+from beluga.index.repair import repair_pool
+from beluga.index.server import EVICTIONS, REFUSALS, MetaServer
+from beluga.index.sessions import Sessions, SessionView, ask_sessions
+from beluga.index.stat import MetaStat, Tenant
+from beluga.index.tasks import TaskClient, TaskRecord
 
 __all__ = [
     "CHANGE",

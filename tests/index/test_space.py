@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beluga._ffi import ffi, lib
+from beluga.index import MetaClient, MetaServer
 from beluga.kvcache import KVCache, hash_keys
-from beluga.meta import MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from blocks import held, keys, put
 
-from beluga.meta import MetaClient, MetaServer
+from beluga.index import MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 

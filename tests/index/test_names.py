@@ -15,7 +15,7 @@ from processes import Process
 from beluga import KVCache
 from beluga._ffi import ffi, lib
 from beluga.errors import LayoutError
-from beluga.meta import (
+from beluga.index import (
     NAME,
     REMOVED,
     STORED,
