@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from disk_tiers import MIB, is_block, keys_of, payload_of, records_of
 
+from beluga.coherence import crc32c
 from beluga.metrics import REGISTRY
-from beluga.primitives import crc32c
 from beluga.tiers.disk import DiskTier
 from beluga.tiers.disk.engine import CoreEngine, Requests
 from beluga.tiers.disk.health import Health

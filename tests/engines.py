@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from stormy import stormy_portal
 
-from beluga import primitives
+from beluga import coherence
 from beluga._ffi import ffi, lib
 from beluga.errors import ChecksumError, EngineUnavailableError, LayoutError
 from beluga.pool import Pool
@@ -135,7 +135,7 @@ class ReferenceEngine:
         pass
 
     def _sum(self, offset: int, length: int) -> int:
-        return primitives.crc32c(peek(self._pool, offset, length).tobytes())
+        return coherence.crc32c(peek(self._pool, offset, length).tobytes())
 
 
 def peek(pool: Pool, offset: int, size: int) -> Bytes:

@@ -17,7 +17,7 @@ LAYERS = (
     ("errors", "_build", "_checkout", "conventions"),
     ("_shared", "arguments", "config", "child", "limit", "metrics", "text", "threads"),
     ("_ffi", "listening", "page"),
-    ("primitives", "lease"),
+    ("coherence", "lease"),
     ("pool",),
     ("rpc",),
     ("index",),

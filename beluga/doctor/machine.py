@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+from beluga.coherence import features
 from beluga.doctor.finding import CannotTellError
 from beluga.doctor.pool_look import PoolLook
-from beluga.primitives import features
 from beluga.transfer import ENGINES
 
 _PIECE = 64 << 10  # bytes; files in /proc/sys refuse reads of many MiB

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from beluga._ffi import lib
-from beluga.primitives import features
+from beluga.coherence import features
 
 if TYPE_CHECKING:
     from beluga.pool import DeviceView

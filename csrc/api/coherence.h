@@ -2,7 +2,7 @@
  * Copyright The Beluga Authors
  *
  * Primitives that take addresses: cache control, copies, the CPU's features, CRC-32C, crash points
- * (beluga/primitives).
+ * (beluga/coherence).
  */
 #ifndef BL_API_COHERENCE_H
 #define BL_API_COHERENCE_H

@@ -34,7 +34,7 @@ def test_a_missing_tool_is_named(name: str) -> None:
     assert ended.stderr == f"beluga: error: the commands need {name}; pip install beluga-kv\n"
 
 
-@pytest.mark.parametrize("module", ["pool", "rpc", "index", "kvcache", "primitives"])
+@pytest.mark.parametrize("module", ["pool", "rpc", "index", "kvcache", "coherence"])
 def test_the_library_needs_no_tools(module: str) -> None:
     without = "".join(WITHOUT.format(name=name) for name in ("typer", "rich", "msgspec", "torch"))
     assert python(without + f"import beluga, beluga.{module}").returncode == 0

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from beluga import KVCache, MetaServer, Pool, primitives
+from beluga import KVCache, MetaServer, Pool, coherence
 from beluga.index import Grant, MetaClient
 from beluga.index.client import Pins
 from beluga.kvcache import Run
@@ -257,12 +257,12 @@ def meta(cache: KVCache) -> Iterator[Case]:
 
 def buffers() -> Iterator[Case]:
     target = objects(8)
-    yield "ntstore over objects", lambda: primitives.ntstore_copy(target, bytes(64))
-    yield "ntstore over bytes", lambda: primitives.ntstore_copy(bytes(64), bytes(64))
-    yield "ntstore of two sizes", lambda: primitives.ntstore_copy(bytearray(64), bytes(65))
-    yield "crc of columns", lambda: primitives.crc32c(np.zeros((8, 8))[:, 0])
-    yield "crc from nothing", lambda: primitives.crc32c(b"", -1)
-    yield "flush of nothing", lambda: primitives.flush(b"")
+    yield "ntstore over objects", lambda: coherence.ntstore_copy(target, bytes(64))
+    yield "ntstore over bytes", lambda: coherence.ntstore_copy(bytes(64), bytes(64))
+    yield "ntstore of two sizes", lambda: coherence.ntstore_copy(bytearray(64), bytes(65))
+    yield "crc of columns", lambda: coherence.crc32c(np.zeros((8, 8))[:, 0])
+    yield "crc from nothing", lambda: coherence.crc32c(b"", -1)
+    yield "flush of nothing", lambda: coherence.flush(b"")
 
 
 def tokens(cache: KVCache) -> Iterator[Case]:

@@ -43,7 +43,7 @@ FOLDERS: dict[str, str] = {
     "lease": "lease rpc/test_keeper.py",
     "index": "index kvcache/test_cache.py",
     "pool": "pool cli/test_pool_command.py rpc/test_pool_in_use.py",
-    "primitives": "primitives",
+    "coherence": "coherence",
     "replay": "replay",
     "router": "router gateway",
     "rpc": "rpc index/test_quota.py crash/test_standby.py cli/test_serve_command.py",
@@ -55,7 +55,7 @@ FOLDERS: dict[str, str] = {
 C_FOLDERS: dict[str, str] = {
     "base": "index models",
     "check": "index/test_check.py index/test_check_live.py index/test_repair.py cli",
-    "coherence": "primitives transfer/engines/cpu/test_cpu_engine.py",
+    "coherence": "coherence transfer/engines/cpu/test_cpu_engine.py",
     "coherence/crash_point": "crash kvcache",
     "coherence/guard": "crash kvcache",
     "coherence/wait": "rpc index crash sim",

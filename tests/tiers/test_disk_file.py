@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from disk_tiers import MIB, is_block, keys_of, payload_of, records_of
 
+from beluga.coherence import crc32c
 from beluga.errors import TierError
-from beluga.primitives import crc32c
 from beluga.tiers.disk import DiskTier, SpreadTier
 from beluga.tiers.disk import file as disk_file
 

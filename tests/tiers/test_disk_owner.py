@@ -17,9 +17,9 @@ from blocks import eventually
 from disk_tiers import MIB, is_block, keys_of, payload_of, records_of
 
 from beluga import KVCache, Pool
+from beluga.coherence import crc32c
 from beluga.errors import TierError
 from beluga.index import MetaClient
-from beluga.primitives import crc32c
 from beluga.tiers.disk import DiskTier, adopt_disk
 from beluga.tiers.disk import file as disk_file
 from beluga.tiers.disk.owner import NAME_SIZE, Owner, owner_of

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from remote_blocks import blocks
 
-from beluga.primitives import crc32c
+from beluga.coherence import crc32c
 from beluga.tiers.remote.envelope import HEADER, WrongObjectError, name_of, pack, unpack
 
 RECORDS, PAYLOAD = blocks([200])

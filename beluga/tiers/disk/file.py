@@ -36,8 +36,8 @@ from pathlib import Path
 import numpy as np
 
 from beluga._ffi import lib
+from beluga.coherence import crc32c
 from beluga.errors import TierError
-from beluga.primitives import crc32c
 from beluga.tiers.arena import Arena
 from beluga.tiers.disk.owner import NAME_SIZE, Owner
 

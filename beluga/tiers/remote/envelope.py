@@ -22,7 +22,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from beluga.primitives import crc32c
+from beluga.coherence import crc32c
 from beluga.tiers.tier import BLOCK, StoredBlock
 
 from .store import Contents

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from beluga import config
+from beluga.coherence import features, isa
 from beluga.errors import EngineUnavailableError
-from beluga.primitives import features, isa
 
 if TYPE_CHECKING:
     from beluga.pool import Pool

@@ -15,7 +15,7 @@ import pytest
 from engines import ENGINES, Bytes, EngineCase, EngineMemory, peek, poke
 from numpy.typing import NDArray
 
-from beluga import primitives
+from beluga import coherence
 from beluga.errors import ChecksumError, LayoutError
 from beluga.pool import STRIPE_SIZE, Pool
 from beluga.transfer import CHUNK, PIECE, Engine, Plan, Transfer, plan_blocks, plan_rows
@@ -147,7 +147,7 @@ class Scene:
         return np.array(
             [
                 [
-                    primitives.crc32c(payload[at : at + chunk].tobytes())
+                    coherence.crc32c(payload[at : at + chunk].tobytes())
                     for at in range(0, self.length, chunk)
                 ]
                 for payload in payloads

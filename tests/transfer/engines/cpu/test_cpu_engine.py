@@ -19,7 +19,7 @@ from emulation import fewer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from beluga import primitives
+from beluga import coherence
 from beluga._ffi import ffi, lib
 from beluga.index import MetaServer
 from beluga.pool import Pool
@@ -117,7 +117,7 @@ def counting(size: int, first: int = 0) -> bytes:
 
 def sums(content: bytes, chunk_size: int) -> list[int]:
     return [
-        primitives.crc32c(content[start : start + chunk_size])
+        coherence.crc32c(content[start : start + chunk_size])
         for start in range(0, len(content), chunk_size)
     ]
 

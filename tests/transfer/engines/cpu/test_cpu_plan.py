@@ -17,7 +17,7 @@ from emulation import fewer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from beluga import primitives
+from beluga import coherence
 from beluga._ffi import ffi, lib
 from beluga.errors import ChecksumError, DeviceFaultError, LayoutError
 from beluga.pool import STRIPE_SIZE, Pool
@@ -91,7 +91,7 @@ def places(pool: Pool, blocks: int, length: int) -> np.ndarray:
 
 
 def sums(block: bytes, chunk_size: int) -> list[int]:
-    return [primitives.crc32c(block[i : i + chunk_size]) for i in range(0, len(block), chunk_size)]
+    return [coherence.crc32c(block[i : i + chunk_size]) for i in range(0, len(block), chunk_size)]
 
 
 def round_trip(pool: Pool, blocks: int, sizes: list[int], chunk: int, threads: int) -> None:

@@ -15,7 +15,7 @@ from emulation import fewer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from beluga import config, primitives
+from beluga import coherence, config
 from beluga._ffi import lib
 from beluga.errors import ChecksumError, EngineUnavailableError
 from beluga.index import MetaServer
@@ -72,7 +72,7 @@ def test_any_settings_give_the_same_bytes_and_sums(
     engine.gather_write(written).wait()
     if written.checksums is not None and read.checksums is not None:
         wanted = [
-            primitives.crc32c(content[at : at + chunk]) for at in range(0, len(content), chunk)
+            coherence.crc32c(content[at : at + chunk]) for at in range(0, len(content), chunk)
         ]
         assert written.checksums.tolist() == wanted
         read.checksums[:] = written.checksums

@@ -11,7 +11,7 @@ import numpy as np
 from cuda_process import Grid, KernelProcess
 from numpy.typing import NDArray
 
-from beluga import primitives
+from beluga import coherence
 from beluga.transfer import Plan, plan_blocks
 from beluga.transfer.engines.cuda import crc
 from beluga.transfer.engines.cuda.tables import SUM, VERDICT, Tables, make_tables, pack, upload_size
@@ -132,7 +132,7 @@ class Scene:
         if self.plan.checksums is not None:
             size, step = self.shape.length, self.shape.chunk_size
             sums = [
-                primitives.crc32c(payload[at : min(at + step, size)])
+                coherence.crc32c(payload[at : min(at + step, size)])
                 for payload in payloads
                 for at in range(0, size, step)
             ]
@@ -151,7 +151,7 @@ class Scene:
         plan = self.plan
         if plan.checksums is not None:
             for i, (offset, length, _) in enumerate(plan.chunks.tolist()):
-                plan.checksums[i] = primitives.crc32c(self.pool(offset, length))
+                plan.checksums[i] = coherence.crc32c(self.pool(offset, length))
         outcome = self.launch(plan, write=False)
         assert self.fragments() == payloads
         assert (outcome.verdict["bad_count"], outcome.verdict["first_bad"]) == (0, 0xFFFFFFFF)

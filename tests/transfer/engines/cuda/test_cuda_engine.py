@@ -17,7 +17,7 @@ import pytest
 from cuda_gpu import PATIENCE_S, STRIPE, Blocks, FailingGpu, Gpu, engine_on
 from engines import peek, poke
 
-from beluga import primitives
+from beluga import coherence
 from beluga.errors import (
     ChecksumError,
     EngineUnavailableError,
@@ -274,7 +274,7 @@ def test_a_wrong_chunk_is_found_by_the_gpu(pool: Pool, gpu: Gpu) -> None:
     assert engine.settle(PATIENCE_S)
     engine.gather_write(blocks.plan).wait(PATIENCE_S)
     assert blocks.plan.checksums is not None
-    assert blocks.plan.checksums[0] == primitives.crc32c(blocks.memory[:16384].tobytes())
+    assert blocks.plan.checksums[0] == coherence.crc32c(blocks.memory[:16384].tobytes())
     offset = int(blocks.plan.chunks["offset"][2])
     poke(pool, offset, peek(pool, offset, 1) ^ 1)
     with pytest.raises(ChecksumError, match="1 chunks"):

@@ -13,7 +13,7 @@ import pytest
 from cuda_gpu import PATIENCE_S, Blocks, Gpu, engine_on
 from engines import poke
 
-from beluga import primitives
+from beluga import coherence
 from beluga.errors import ChecksumError, TransferError
 from beluga.pool import Pool
 from beluga.transfer.engines.cuda.calibration import Calibration, Point, measure, points_of
@@ -39,7 +39,7 @@ class TestGraphs:
             transfer.wait()
             assert blocks.stored(pool)
             assert blocks.plan.checksums is not None
-            assert blocks.plan.checksums[0] == primitives.crc32c(bytes([value]) * 16384)
+            assert blocks.plan.checksums[0] == coherence.crc32c(bytes([value]) * 16384)
         engine.scatter_read(blocks.plan, stream=stream).wait(PATIENCE_S)
         gpu.begin_capture(stream)
         reading = engine.capture(blocks.plan, stream, write=False)

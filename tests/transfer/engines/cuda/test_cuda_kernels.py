@@ -20,7 +20,7 @@ from cuda_scene import STRIPE, Scene, Shape
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from beluga import primitives
+from beluga import coherence
 from beluga.errors import EngineUnavailableError
 from beluga.transfer import Plan, plan_rows
 from beluga.transfer.engines.cuda import crc, source
@@ -116,7 +116,7 @@ def test_rows_are_read_and_the_chunks_they_touch_are_summed(
     for offset, payload in zip(offsets, payloads, strict=True):
         scene.fill_pool(offset, payload)
     step = chunk_size or length
-    sums = [[primitives.crc32c(p[at : at + step]) for at in range(0, length, step)]
+    sums = [[coherence.crc32c(p[at : at + step]) for at in range(0, length, step)]
             for p in payloads]  # fmt: skip
     targets = [process.allocate(size) for _, _, size in rows]
     blocks, places, sizes = (np.array(column) for column in zip(*rows, strict=True))
@@ -147,7 +147,7 @@ def overlapping(process: KernelProcess, ragged: int) -> tuple[Scene, Plan, list[
     scene = Scene(process, Shape((length,), (offset,), THREE))
     (payload,) = scene.content(3)
     scene.fill_pool(offset, payload)
-    sums = [primitives.crc32c(payload[at : at + 8192]) for at in (0, 8192)]
+    sums = [coherence.crc32c(payload[at : at + 8192]) for at in (0, 8192)]
     targets = [process.allocate(size, ragged) for _, size in OVERLAPPING]
     places, sizes = (np.array(column) for column in zip(*OVERLAPPING, strict=True))
     plan = plan_rows(
@@ -190,7 +190,7 @@ def test_a_part_of_a_plan_counts_its_own_chunks(process: KernelProcess) -> None:
     scene = Scene(process, shape)
     payloads = scene.content(3)
     scene.fill_fragments(payloads)
-    sums = [primitives.crc32c(p[at : at + 1024]) for p in payloads for at in range(0, 5000, 1024)]
+    sums = [coherence.crc32c(p[at : at + 1024]) for p in payloads for at in range(0, 5000, 1024)]
     parts = list(scene.plan.cut(2048))
     assert parts[-1].chunk_base > 0
     for part in parts:
@@ -246,17 +246,17 @@ def test_sums_do_not_depend_on_the_order(lanes: int) -> None:
     total = int(crc.blank(np.array([3000]))[0])
     for at in range(0, 3000, 500):
         part = content[at : at + 500]
-        alone = primitives.crc32c(part) ^ int(crc.blank(np.array([500]))[0])
+        alone = coherence.crc32c(part) ^ int(crc.blank(np.array([500]))[0])
         moved = crc.multiply(np.array([alone], np.uint32), crc.powers(np.array([2500 - at])))
         total ^= int(moved[0])
-    assert total == primitives.crc32c(content)
+    assert total == coherence.crc32c(content)
     assert len(crc.tables(lanes)) == 20 * 256 + 64
 
 
 @pytest.mark.parametrize("length", [1, 65_535, 65_536, 65_537, 1 << 20])
 def test_sums_of_blank_runs_of_any_length(length: int) -> None:
     """Each alone: longer ones beside it would be multiplied for it, too."""
-    assert int(crc.blank(np.array([length]))[0]) == primitives.crc32c(bytes(length))
+    assert int(crc.blank(np.array([length]))[0]) == coherence.crc32c(bytes(length))
 
 
 # Each bug shows only with some of these: unaligned ends, several chunks, devices, K and V.

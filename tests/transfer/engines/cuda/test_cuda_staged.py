@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from cuda_gpu import PATIENCE_S, Blocks, Gpu, engine_on
 
-from beluga import primitives
+from beluga import coherence
 from beluga.pool import Pool
 from beluga.transfer.engines.cuda import CudaEngine, staged
 
@@ -200,7 +200,7 @@ def test_a_write_has_ended_when_its_checksums_are_there(
     gpu.pause_s = 0.05
     engine.gather_write(blocks.plan).wait(PATIENCE_S)
     assert blocks.plan.checksums is not None
-    assert blocks.plan.checksums[-1] == primitives.crc32c(blocks.memory[-16384:].tobytes())
+    assert blocks.plan.checksums[-1] == coherence.crc32c(blocks.memory[-16384:].tobytes())
 
 
 def test_long_runs_are_cut_alike_and_short_ones_go_together() -> None:

@@ -15,7 +15,7 @@ import struct
 import threading
 from collections.abc import Callable
 
-from beluga import primitives
+from beluga import coherence
 from beluga._ffi import ffi, lib
 from beluga.transfer.engines.dsa.queue import Portal, limits_of
 
@@ -146,7 +146,7 @@ class WriteDevice:
         if sent.opcode in COPIES:
             moved = ctypes.string_at(sent.source, end.done)
             ctypes.memmove(sent.target, moved, end.done)
-            crc = primitives.crc32c(moved, sent.seed)
+            crc = coherence.crc32c(moved, sent.seed)
         elif sent.opcode == lib.BL_DSA_FILL:
             ctypes.memmove(sent.target, sent.pattern * (end.done // 8 + 1), end.done)
         completed = end.done if end.completed is None else end.completed

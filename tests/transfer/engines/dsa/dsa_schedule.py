@@ -17,7 +17,7 @@ from engines import Bytes, peek, poke
 from hypothesis import strategies as st
 from stormy import stormy_queue
 
-from beluga import primitives
+from beluga import coherence
 from beluga._ffi import ffi as core_ffi
 from beluga._ffi import lib as core_lib
 from beluga.pool import STRIPE_SIZE, Pool
@@ -170,7 +170,7 @@ class Scene:
     def sums(self) -> list[int]:
         chunk = self.schedule.chunk_size
         return [
-            primitives.crc32c(self.payload(block)[at : at + chunk].tobytes())
+            coherence.crc32c(self.payload(block)[at : at + chunk].tobytes())
             for block in range(self.schedule.block_count)
             for at in range(0, self.length, chunk)
         ]

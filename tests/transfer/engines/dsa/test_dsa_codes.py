@@ -20,7 +20,7 @@ import pytest
 from dsa_device import End, Sent, WriteDevice
 from engines import Bytes, peek, poke
 
-from beluga import primitives
+from beluga import coherence
 from beluga._ffi import lib
 from beluga.errors import ChecksumError, TransferError
 from beluga.pool import STRIPE_SIZE, Pool
@@ -71,7 +71,7 @@ def there_and_back(pool: Pool, engine: DsaEngine, seed: int = 1) -> None:
         found = peek(pool, start + block * 4544, 4544)
         assert np.array_equal(found[:LENGTH], payload)
         assert not found[LENGTH:].any()
-        sums += [primitives.crc32c(payload[i : i + CHUNK].tobytes()) for i in range(0, 4500, CHUNK)]
+        sums += [coherence.crc32c(payload[i : i + CHUNK].tobytes()) for i in range(0, 4500, CHUNK)]
     assert plan.checksums is not None
     assert plan.checksums.tolist() == sums
     target = np.zeros_like(source)

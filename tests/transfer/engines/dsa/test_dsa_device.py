@@ -17,7 +17,7 @@ import pytest
 from emulation import PATIENCE
 from stormy import stormy_queue
 
-from beluga import primitives
+from beluga import coherence
 from beluga._ffi import ffi, lib
 
 SIZE = 1 << 16
@@ -113,11 +113,11 @@ def test_bytes_move_onto_themselves(device: Device) -> None:
 def test_sums_are_crc32c_and_go_on_from_a_seed(device: Device) -> None:
     content = bytes(device.bytes(device.source, 9000))
     first = device.run(lib.BL_DSA_COPY_CRC, source=device.source, target=device.target, size=5000)
-    assert first.crc == primitives.crc32c(content[:5000])
+    assert first.crc == coherence.crc32c(content[:5000])
     second = device.run(
         lib.BL_DSA_CRCGEN, source=device.source + 5000, size=4000, seed=int(first.crc)
     )
-    assert second.crc == primitives.crc32c(content)
+    assert second.crc == coherence.crc32c(content)
     assert bytes(device.bytes(device.target, 5000)) == content[:5000]
     device.bytes(device.target2, 4)[:] = int(first.crc).to_bytes(4, "little")
     third = device.run(

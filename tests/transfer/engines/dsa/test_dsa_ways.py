@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from beluga import primitives
+from beluga import coherence
 from beluga._ffi import ffi, lib
 from beluga.pool import STRIPE_SIZE, Pool
 from beluga.transfer import DsaEngine, plan_blocks
@@ -56,7 +56,7 @@ def round_trip(pool: Pool, engine: DsaEngine) -> None:
 
     plan, target = plan_of(source), np.zeros_like(source)
     engine.gather_write(plan).wait(TIMEOUT_S)
-    assert plan.checksums[0] == primitives.crc32c(source[:16384].tobytes())
+    assert plan.checksums[0] == coherence.crc32c(source[:16384].tobytes())
     back = plan_of(target)
     back.checksums[:] = plan.checksums
     engine.scatter_read(back).wait(TIMEOUT_S)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from beluga.primitives import features
+from beluga.coherence import features
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent

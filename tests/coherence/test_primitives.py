@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from beluga import primitives
+from beluga import coherence
 from beluga._ffi import lib
 
 PLAINEST = "stnp" if platform.machine() == "aarch64" else "sse2"
@@ -59,7 +59,7 @@ def test_copy_writes_its_bytes_and_no_other(copy_path: str, size: int) -> None:
             memory[:] = 253
             wanted = source[source_offset : source_offset + size]
             target = memory[target_offset : target_offset + size]
-            primitives.ntstore_copy(target, wanted)
+            coherence.ntstore_copy(target, wanted)
             assert np.array_equal(target, wanted)
             assert (memory[:target_offset] == 253).all()
             assert (memory[target_offset + size :] == 253).all()
@@ -67,50 +67,50 @@ def test_copy_writes_its_bytes_and_no_other(copy_path: str, size: int) -> None:
 
 def test_copy_moves_megabytes(copy_path: str) -> None:
     memory, source = page_aligned(3 << 20), counting((3 << 20) + 5)
-    primitives.ntstore_copy(memory, source[5:])
+    coherence.ntstore_copy(memory, source[5:])
     assert np.array_equal(memory, source[5:])
 
 
 def test_path_in_use_is_the_one_that_was_forced(copy_path: str) -> None:
-    assert primitives.isa() == (PLAINEST if copy_path == "plain" else copy_path)
+    assert coherence.isa() == (PLAINEST if copy_path == "plain" else copy_path)
 
 
 def test_flush_and_invalidate_keep_what_was_stored(flush_path: str) -> None:
     memory = page_aligned(8192)
     for start, end in ((0, 0), (0, 1), (3, 70), (64, 128), (1, 8191)):
         memory[:] = counting(8192)
-        primitives.flush(memory[start:end])
-        primitives.fence()
-        primitives.invalidate(memory[start:end])
+        coherence.flush(memory[start:end])
+        coherence.fence()
+        coherence.invalidate(memory[start:end])
         assert np.array_equal(memory, counting(8192))
 
 
 @pytest.mark.parametrize("copy_path", ["plain"], indirect=True)
 def test_machine_with_nothing_but_sse2_and_the_oldest_flush_works(copy_path: str) -> None:
-    assert primitives.features() == frozenset()
+    assert coherence.features() == frozenset()
     target = bytearray(1000)
-    primitives.ntstore_copy(target, counting(1000))
-    primitives.flush(target)
-    primitives.invalidate(target)
+    coherence.ntstore_copy(target, counting(1000))
+    coherence.flush(target)
+    coherence.invalidate(target)
     assert target == counting(1000).tobytes()
-    assert primitives.crc32c(b"123456789") == 0xE3069283
+    assert coherence.crc32c(b"123456789") == 0xE3069283
 
 
 def test_any_mapping_will_do(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(4096))
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 4096) as mapping:
-        primitives.ntstore_copy(mapping, bytes(range(256)) * 16)
-        primitives.flush(mapping)
-        primitives.invalidate(mapping)
+        coherence.ntstore_copy(mapping, bytes(range(256)) * 16)
+        coherence.flush(mapping)
+        coherence.invalidate(mapping)
     assert path.read_bytes() == bytes(range(256)) * 16
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapping:
-        primitives.invalidate(mapping)
+        coherence.invalidate(mapping)
 
 
 def test_copy_refuses_a_target_of_another_size() -> None:
     with pytest.raises(ValueError, match="the target has 4 bytes, the source 3"):
-        primitives.ntstore_copy(bytearray(4), b"abc")
+        coherence.ntstore_copy(bytearray(4), b"abc")
 
 
 def test_copy_refuses_a_read_only_target() -> None:
@@ -118,14 +118,14 @@ def test_copy_refuses_a_read_only_target() -> None:
     frozen.flags.writeable = False
     for target in (b"abc", frozen):
         with pytest.raises(ValueError, match="the target is read-only"):
-            primitives.ntstore_copy(target, b"abc")
+            coherence.ntstore_copy(target, b"abc")
 
 
 def test_what_is_not_a_plain_run_of_bytes_is_refused() -> None:
     with pytest.raises(ValueError, match="the buffer is not contiguous"):
-        primitives.flush(np.zeros(8)[::2])
+        coherence.flush(np.zeros(8)[::2])
     with pytest.raises(TypeError, match="the buffer is a list"):
-        primitives.flush([1, 2])  # type: ignore[arg-type]
+        coherence.flush([1, 2])  # type: ignore[arg-type]
 
 
 def asked(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -140,8 +140,8 @@ def asked(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("isa", ["sse2", "avx2", "avx512", "movdir64b", "neon", "stnp"])
 def test_environment_forces_a_path_or_says_that_it_cannot(isa: str) -> None:
-    done = asked("from beluga import primitives; print(primitives.isa())", BELUGA_ISA=isa)
-    if isa in (PLAINEST, primitives.isa()) or isa in primitives.features():
+    done = asked("from beluga import coherence; print(coherence.isa())", BELUGA_ISA=isa)
+    if isa in (PLAINEST, coherence.isa()) or isa in coherence.features():
         assert done.stdout.strip() == isa
     else:
         assert f"BELUGA_ISA={isa} is not possible on this CPU; set it to {PLAINEST}" in done.stderr
@@ -149,12 +149,12 @@ def test_environment_forces_a_path_or_says_that_it_cannot(isa: str) -> None:
 
 @pytest.mark.parametrize("flush", ["clflush", "clflushopt"])
 def test_environment_forces_a_flush(flush: str) -> None:
-    program = "from beluga import primitives; print(sorted(primitives.features()))"
+    program = "from beluga import coherence; print(sorted(coherence.features()))"
     done = asked(program, BELUGA_FLUSH=flush)
     if platform.machine() == "aarch64":
         assert f"BELUGA_FLUSH={flush} is not possible on this CPU; set it to civac" in done.stderr
         return
-    if flush == "clflushopt" and flush not in primitives.features():
+    if flush == "clflushopt" and flush not in coherence.features():
         pytest.skip("this CPU has no clflushopt")
     assert "clwb" not in done.stdout
     assert ("clflushopt" in done.stdout) == (flush == "clflushopt")
@@ -162,11 +162,11 @@ def test_environment_forces_a_flush(flush: str) -> None:
 
 @pytest.mark.parametrize("variable", ["BELUGA_ISA", "BELUGA_FLUSH"])
 def test_unknown_choice_in_the_environment_is_refused(variable: str) -> None:
-    done = asked("import beluga.primitives", **{variable: "fastest"})
+    done = asked("import beluga.coherence", **{variable: "fastest"})
     assert done.returncode != 0
     assert f"InstructionError: {variable}=fastest is not possible" in done.stderr.splitlines()[-1]
 
 
 def test_every_feature_has_its_name() -> None:
     bits = [getattr(lib, name) for name in dir(lib) if name.startswith("BL_CPU_")]
-    assert set(bits) == set(primitives._FEATURES.values())
+    assert set(bits) == set(coherence._FEATURES.values())

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paths import CRC_PATHS
 
-from beluga import primitives
+from beluga import coherence
 from beluga._ffi import lib
 
 # RFC 3720, B.4, and the check value of the catalogues.
@@ -25,7 +25,7 @@ PUBLISHED = [
 
 @pytest.mark.parametrize(("data", "value"), PUBLISHED)
 def test_published_values(crc_path: str, data: bytes, value: int) -> None:
-    assert primitives.crc32c(data) == value
+    assert coherence.crc32c(data) == value
 
 
 def by_bits(data: bytes) -> int:
@@ -42,7 +42,7 @@ def by_bits(data: bytes) -> int:
 )
 def test_value_is_that_of_the_definition(crc_path: str, size: int) -> None:
     data = bytes(i * 7 % 251 for i in range(size))
-    assert primitives.crc32c(data) == by_bits(data)
+    assert coherence.crc32c(data) == by_bits(data)
 
 
 @given(
@@ -56,8 +56,8 @@ def test_paths_agree_and_chain(data: bytes, start: int, cut: int) -> None:
     try:
         for mask, _ in CRC_PATHS.values():
             lib.bl_cpu_limit(mask)
-            values.add(primitives.crc32c(data))
-            values.add(primitives.crc32c(data[cut:], primitives.crc32c(data[:cut])))
+            values.add(coherence.crc32c(data))
+            values.add(coherence.crc32c(data[cut:], coherence.crc32c(data[:cut])))
     finally:
         lib.bl_cpu_limit(before)
     assert len(values) == 1
