@@ -104,16 +104,16 @@
 #include "index/task_client.c"
 #include "index/lower_client.c"
 
-#include "store/keys.c"
-#include "store/store.c"
-#include "store/recover.c"
-#include "store/uring.c"
-#include "store/disk.c"
+#include "disk/keys.c"
+#include "disk/store.c"
+#include "disk/recover.c"
+#include "disk/uring.c"
+#include "disk/disk.c"
 
-#include "kv/keys.c"
-#include "kv/batch.c"
-#include "kv/put.c"
-#include "kv/get.c"
+#include "kvcache/keys.c"
+#include "kvcache/batch.c"
+#include "kvcache/put.c"
+#include "kvcache/get.c"
 
 #include "check/places.c"
 #include "check/line.c"
@@ -129,9 +129,9 @@
 #include "verify/litmus.c"
 #include "verify/verify.c"
 
-#include "router/prefix_tree.c"
-#include "router/prefix.c"
-#include "router/prefix_find.c"
+#include "prefix/prefix_tree.c"
+#include "prefix/prefix.c"
+#include "prefix/prefix_find.c"
 
 #ifdef BL_SIM
 #include "sim/verdict.c"

@@ -28,8 +28,8 @@ from beluga.kvcache import Run
 from beluga.kvcache.uninterrupted import Uninterrupted
 from beluga.pool import STRIPE_SIZE
 from beluga.router import Indexer, RouterEvent, Stored, Worker
-from beluga.router.index.tree import Tree, words
 from beluga.router.policy import Query
+from beluga.router.prefix.tree import Tree, words
 from beluga.rpc import Quota, Server
 from beluga.transfer import (
     Chosen,

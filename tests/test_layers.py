@@ -50,7 +50,7 @@ INSIDE = {
     "router": (
         ("worker",),
         ("policy",),  # what every policy is
-        ("index", "load"),
+        ("prefix", "load"),
         ("policies",),
         ("constraints", "planner"),
         ("decision", "router", "sync"),

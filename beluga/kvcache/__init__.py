@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The key-value cache: it stores and fetches KV blocks by key (``csrc/kv/``)."""
+"""The key-value cache: it stores and fetches KV blocks by key (``csrc/kvcache/``)."""
 
 from beluga.kvcache.buffers import Blocks, Buffer, Fragments, Run
 from beluga.kvcache.cache import (

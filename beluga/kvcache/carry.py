@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Puts and gets whose bytes a copy engine moves: begin, plan, copy, end (``csrc/kv/batch.h``).
+"""Puts and gets whose bytes a copy engine moves: begin, plan, copy, end (``csrc/kvcache/batch.h``).
 
 Space is returned only when nothing writes there any more (D15): all transfers that were started
 have ended before the end of a put or get is reported. If it is unknown whether they have ended, the

@@ -6,35 +6,6 @@ call the same code.
 
 from beluga.router.constraints import BusyThresholds, Constraints
 from beluga.router.decision import RULES, Decision, Prompt
-from beluga.router.index.approximate import ApproximateIndexer, PredictiveIndexer
-from beluga.router.index.events import (
-    Cleared,
-    Removed,
-    RouterEvent,
-    Stored,
-    Tier,
-)
-from beluga.router.index.hashing import (
-    BlockHasher,
-    Era,
-    Tokens,
-    salt_seed,
-    unsigned,
-    with_extra_keys,
-)
-from beluga.router.index.indexer import Indexer
-from beluga.router.index.kept import Kept
-from beluga.router.index.matches import FindMatches, Matches
-from beluga.router.index.pool_feed import PoolFeed, in_space
-from beluga.router.index.subscription import Subscription
-from beluga.router.index.wire import (
-    HashBlocks,
-    PoolEvent,
-    WireDecoder,
-    encode_dynamo,
-    encode_pool,
-    hash_blocks_by,
-)
 from beluga.router.load import costs
 from beluga.router.load.estimate import CostEstimator, Estimate
 from beluga.router.load.metrics import LoadReport, read_load
@@ -52,6 +23,35 @@ from beluga.router.policies.registry import (
 )
 from beluga.router.policies.settings import PolicySettings
 from beluga.router.policy import Candidate, Choice, Policy, Query, Usual
+from beluga.router.prefix.approximate import ApproximateIndexer, PredictiveIndexer
+from beluga.router.prefix.events import (
+    Cleared,
+    Removed,
+    RouterEvent,
+    Stored,
+    Tier,
+)
+from beluga.router.prefix.hashing import (
+    BlockHasher,
+    Era,
+    Tokens,
+    salt_seed,
+    unsigned,
+    with_extra_keys,
+)
+from beluga.router.prefix.indexer import Indexer
+from beluga.router.prefix.kept import Kept
+from beluga.router.prefix.matches import FindMatches, Matches
+from beluga.router.prefix.pool_feed import PoolFeed, in_space
+from beluga.router.prefix.subscription import Subscription
+from beluga.router.prefix.wire import (
+    HashBlocks,
+    PoolEvent,
+    WireDecoder,
+    encode_dynamo,
+    encode_pool,
+    hash_blocks_by,
+)
 from beluga.router.router import Router
 from beluga.router.sync import ReplicaSync
 from beluga.router.worker import Load, Overlap, Worker, WorkerMetrics

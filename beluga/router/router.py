@@ -12,9 +12,9 @@ from collections.abc import Callable, Hashable, Iterable
 
 from beluga.errors import AllWorkersBusyError, NoWorkersError, WorkersOverloadedError
 from beluga.router.constraints import BusyThresholds, Constraints
-from beluga.router.index.matches import FindMatches, Matches
 from beluga.router.load.tracker import LoadTracker
 from beluga.router.policy import Candidate, Choice, Policy, Query, Remembers
+from beluga.router.prefix.matches import FindMatches, Matches
 from beluga.router.worker import Overlap, Worker
 
 _NO_DEMANDS = Constraints()

@@ -2,7 +2,7 @@
  * Copyright The Beluga Authors
  *
  * Writes the block table and the extent table in the pool. Only the server writes their lines, into
- * its own half. A line's check is keyed with its number. Clients read entries (kv/get.c), a
+ * its own half. A line's check is keyed with its number. Clients read entries (kvcache/get.c), a
  * successor reads both (index/recover.c).
  */
 #include "coherence/crash_point.h"

@@ -24,7 +24,7 @@ from beluga.gateway.metrics import Metrics
 from beluga.index import MetaServer, chain_names
 from beluga.pool import Pool
 from beluga.router import RouterEvent, Stored, Tier, Worker
-from beluga.router.index.events import from_dynamo
+from beluga.router.prefix.events import from_dynamo
 from tests.events.follower import Follower, endpoints, table
 
 pytest.importorskip("zmq")

@@ -4,7 +4,7 @@
  * Fuzzes the router's tree of blocks with hostile KV events: names that clash, parents in circles,
  * more blocks than there is room for.
  *
- * Invariants: those of csrc/router/prefix_tree.h; a lookup finds what a walk of the blocks by hand
+ * Invariants: those of csrc/prefix/prefix_tree.h; a lookup finds what a walk of the blocks by hand
  * finds; when all ranks are cleared, nothing is left.
  */
 #include "fuzz.h"

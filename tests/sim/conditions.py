@@ -42,8 +42,13 @@ PROTOCOL = (
     *("index/numbers.c", "index/tombs.c", "index/journal.c"),
     *("index/task_call.c", "index/retire.c", "index/recover_sort.h", "index/recover.c"),
     *("index/stat.c", "index/meta.c", "index/client.c", "index/task_client.c"),
-    *("transfer/device_range.h", "transfer/cache_maintenance.c", "kv/batch.h", "kv/batch.c"),
-    *("kv/put.c", "kv/get.c"),
+    *(
+        "transfer/device_range.h",
+        "transfer/cache_maintenance.c",
+        "kvcache/batch.h",
+        "kvcache/batch.c",
+    ),
+    *("kvcache/put.c", "kvcache/get.c"),
 )
 
 TOKEN = re.compile(

@@ -270,10 +270,10 @@ REASONED: Conditions = {
         ),
         ("server->pidfds", 0, "true"): _LIFE,
     },
-    ("kv/put.c", "bl_kv_commit"): {
+    ("kvcache/put.c", "bl_kv_commit"): {
         ("work->count > 0", 0, "true"): "asks the server to commit nothing, which costs a call",
     },
-    ("kv/put.c", "bl_kv_publish"): {
+    ("kvcache/put.c", "bl_kv_publish"): {
         ("session->nonce == work->nonce", 0, "true"): _ENDED,
         ("session->attached", 0, "true"): (
             "an abort under the session that follows is refused: the grants are not its own"
@@ -283,48 +283,48 @@ REASONED: Conditions = {
         ),
         ("work->count > 0", 0, "true"): "asks the server to abort nothing, which costs a call",
     },
-    ("kv/batch.c", "bl_kv_retire"): {
+    ("kvcache/batch.c", "bl_kv_retire"): {
         ("status == -BL_ERROR_DEVICE_FAULT", 0, "true"): (
             "where no device failed there is no offset either"
         ),
     },
-    ("kv/get.c", "bl_kv_get_begin"): {
+    ("kvcache/get.c", "bl_kv_get_begin"): {
         ("status < 0", 1, "true"): (
             "gives the pins back before the copy: a block that goes meanwhile is a miss at the "
             "second look, and the release that follows that finds nothing"
         ),
         ("hits > 0", 0, "true"): "looks at no entry, which costs two fences",
     },
-    ("kv/get.c", "bl_kv_get_end"): {
+    ("kvcache/get.c", "bl_kv_get_end"): {
         ("work->count > 0", 0, "true"): (
             "looks at no entry, and at the epoch once, which costs time"
         ),
     },
-    ("kv/get.c", "bl_kv_look_guarded"): {
+    ("kvcache/get.c", "bl_kv_look_guarded"): {
         ("!batch->check_checksums", 0, "false"): (
             "reads checksums that the engine then does not ask for; a damaged vector makes a "
             "miss, never wrong bytes"
         ),
     },
-    ("kv/put.c", "bl_kv_checksums_guarded"): {
+    ("kvcache/put.c", "bl_kv_checksums_guarded"): {
         ("work->chunk_count > 0", 0, "true"): "copies no bytes where there are no checksums",
     },
-    ("kv/get.c", "bl_entry_agrees"): {
+    ("kvcache/get.c", "bl_entry_agrees"): {
         ("bl_table_whole(entry, record->block)", 0, "true"): (
             "compares every field that is used but the checksum, and bytes that differ "
             "from that are a miss"
         ),
         ("agrees", 0, "true"): _ANN,
     },
-    ("kv/get.c", "bl_kv_block_threads"): {
+    ("kvcache/get.c", "bl_kv_block_threads"): {
         ("batch->length >= 2 * part", 0, "true"): _THREADS,
         ("size < part", 0, "false"): _THREADS,
     },
-    ("kv/get.c", "bl_kv_confirm"): {
+    ("kvcache/get.c", "bl_kv_confirm"): {
         ("batch->check_checksums", 0, "false"): _ANN,
         ("batch->check_checksums", 0, "true"): _ANN,
     },
-    ("kv/get.c", "bl_kv_get"): {
+    ("kvcache/get.c", "bl_kv_get"): {
         ("status == 0", 0, "true"): (
             "a get that could not ask has no hits: nothing is read or released, and the "
             "error is returned"
@@ -333,28 +333,28 @@ REASONED: Conditions = {
             "reads no block, and looks at the epoch once, which costs time"
         ),
     },
-    ("kv/get.c", "bl_kv_hit_read"): {
+    ("kvcache/get.c", "bl_kv_hit_read"): {
         ("worker > 0", 0, "true"): _THREADS,
         ("last", 0, "true"): _THREADS,
         ("read->threads > 1", 0, "true"): _THREADS,
         ("own.status == -EBADMSG", 0, "false"): _COUNTED,
         ("own.status == -EBADMSG", 0, "true"): _COUNTED,
     },
-    ("kv/get.c", "bl_kv_hits_guarded"): {
+    ("kvcache/get.c", "bl_kv_hits_guarded"): {
         ("threads < BL_THREAD_POOL_WORKERS", 0, "false"): _THREADS,
     },
-    ("kv/get.c", "bl_kv_read"): {
+    ("kvcache/get.c", "bl_kv_read"): {
         ("throttle != NULL", 0, "false"): _LINK,
         ("throttle != NULL", 0, "true"): _LINK,
     },
-    ("kv/get.c", "bl_kv_read_guarded"): {
+    ("kvcache/get.c", "bl_kv_read_guarded"): {
         ("batch->check_checksums", 0, "true"): _CHECKED,
         ("check", 0, "true"): _CHECKED,
         ("work->chunk_count > 0", 0, "true"): (
             "checks blocks that have no checksums: the vector is empty, and so is its check"
         ),
     },
-    ("kv/get.c", "bl_kv_release"): {
+    ("kvcache/get.c", "bl_kv_release"): {
         ("read == 0", 0, "true"): "what a get that failed leaves in states is not read",
         ("work->count < batch->count", 0, "true"): (
             "writes the state of a key behind the last one, which only a sanitizer sees"
@@ -680,7 +680,7 @@ REASONED: Conditions = {
             "the space of a held block is free by then, and giving back what is free is refused"
         ),
     },
-    ("kv/put.c", "bl_kv_put_end"): {
+    ("kvcache/put.c", "bl_kv_put_end"): {
         ("written < 0", 1, "true"): _FLUSH,
     },
     ("rpc/lane.c", "bl_session_given_up"): {
@@ -735,7 +735,7 @@ TESTED: Conditions = {
         ),
         ("!stays", 0, "true"): "tests/index/test_tasks.py::test_tasks_stay_over_servers",
     },
-    ("kv/get.c", "bl_entry_agrees"): {
+    ("kvcache/get.c", "bl_entry_agrees"): {
         ("entry->generation == record->generation", 0, "true"): (
             "tests/hostile/test_lines.py::test_an_entry_of_another_block_is_a_miss"
         ),
@@ -925,7 +925,7 @@ TESTED: Conditions = {
             "tests/hostile/test_lines.py::test_whatever_a_host_asks_the_others_are_served"
         ),
     },
-    ("kv/put.c", "bl_kv_publish"): {
+    ("kvcache/put.c", "bl_kv_publish"): {
         (
             "status < 0 && work->count > 0 && session->attached && session->nonce == work->nonce",
             0,
@@ -935,17 +935,17 @@ TESTED: Conditions = {
             "tests/index/test_tasks.py::test_a_claim_is_its_sessions"
         ),
     },
-    ("kv/put.c", "bl_kv_put"): {
+    ("kvcache/put.c", "bl_kv_put"): {
         ("status == 0", 0, "true"): (
             "tests/kvcache/test_cache.py::test_without_a_server_a_put_is_an_error_and_no_success"
         ),
     },
-    ("kv/put.c", "bl_kv_reserve"): {
+    ("kvcache/put.c", "bl_kv_reserve"): {
         ("status < 0", 0, "false"): (
             "tests/kvcache/test_cache.py::test_without_a_server_a_put_is_an_error_and_no_success"
         ),
     },
-    ("kv/put.c", "bl_checksums_write"): {
+    ("kvcache/put.c", "bl_checksums_write"): {
         ("work->chunk_count > 1", 0, "true"): (
             "tests/kvcache/test_cache.py::test_a_block_that_fills_its_space_leaves_the_next_o"
             "ne_alone"
@@ -1356,17 +1356,17 @@ TESTED: Conditions = {
             "tests/rpc/test_fairness.py::test_a_victim_waits_for_one_quantum_of_each_other"
         ),
     },
-    ("kv/put.c", "bl_kv_put_end"): {
+    ("kvcache/put.c", "bl_kv_put_end"): {
         ("written < 0", 0, "false"): (
             "tests/kvcache/test_engine_copy.py::test_what_an_engine_could_not_write_is_given_back"
         ),
     },
-    ("kv/get.c", "bl_kv_look_guarded"): {
+    ("kvcache/get.c", "bl_kv_look_guarded"): {
         ("bl_checksums_read(hint->session, &work->entries[i], work) < 0", 0, "true"): (
             "tests/kvcache/test_engine_copy.py::test_an_engine_and_the_one_call_read_each_other"
         ),
     },
-    ("kv/get.c", "bl_kv_get_end"): {
+    ("kvcache/get.c", "bl_kv_get_end"): {
         ("status == 0 && work->count > 0", 0, "false"): (
             "tests/kvcache/test_engine_copy.py::test_an_engine_and_the_one_call_read_each_other"
         ),
@@ -1374,23 +1374,23 @@ TESTED: Conditions = {
             "tests/kvcache/test_engine_copy.py::test_an_engine_and_the_one_call_read_each_other"
         ),
     },
-    ("kv/get.c", "bl_kv_get_begin"): {
+    ("kvcache/get.c", "bl_kv_get_begin"): {
         ("status == 0 && hits > 0", 0, "false"): (
             "tests/kvcache/test_engine_copy.py::test_an_engine_and_the_one_call_read_each_other"
         ),
     },
-    ("kv/get.c", "bl_kv_read_again"): {
+    ("kvcache/get.c", "bl_kv_read_again"): {
         ("!bl_entry_agrees(session, batch, i, work, &work->entries[i])", 0, "false"): (
             "tests/hostile/test_forged_records.py::test_what_a_server_forges_past_the_end_of_"
             "the_pool_is_no_hit"
         ),
     },
-    ("kv/get.c", "bl_kv_get"): {
+    ("kvcache/get.c", "bl_kv_get"): {
         ("status < 0", 1, "false"): (
             "tests/kvcache/test_cache.py::test_without_a_server_a_get_is_an_error_and_no_miss"
         ),
     },
-    ("kv/get.c", "bl_kv_release"): {
+    ("kvcache/get.c", "bl_kv_release"): {
         ("read == 0 && work->count < batch->count", 0, "false"): (
             "tests/kvcache/test_cache.py::test_a_grant_of_another_session_is_pending"
         ),

@@ -84,11 +84,11 @@ _LEFT_OUT: dict[Name, str] = {
         "covered: the full fence of bl_server_still() stands between the line and the reply that "
         "relies on it, and a store fence between a takeover's lines and SERVING"
     ),
-    ("kv/put.c", "bl_kv_commit", "fence_store", 0): (
+    ("kvcache/put.c", "bl_kv_commit", "fence_store", 0): (
         "covered: a commit never fits into one line, so bl_bulk_send() fences between the payload "
         "and the request; it stays for the day when a commit does fit"
     ),
-    ("kv/get.c", "bl_checksums_read", "fence_full", 1): (
+    ("kvcache/get.c", "bl_checksums_read", "fence_full", 1): (
         "covered: bl_entry_look() fenced after the reply that told of the block, and nothing newer "
         "than that reply is relied on"
     ),
@@ -179,11 +179,11 @@ _HINTED = "the verb that comes before it then is a prefetch: nothing is loaded t
 _DEFERRED: dict[Name, str] = {
     ("index/meta.c", "bl_meta_flush", "invalidate", 0): _BEHIND,
     ("index/meta.c", "bl_meta_flush_held", "invalidate", 0): _BEHIND,
-    ("kv/put.c", "bl_kv_flush_guarded", "invalidate", 0): (
+    ("kvcache/put.c", "bl_kv_flush_guarded", "invalidate", 0): (
         "comes behind its own fence, but before the store fence of bl_bulk_send(), which every "
         "abort passes: a CPU orders a flush with that, the simulator does not"
     ),
-    ("kv/put.c", "bl_kv_flush", "fence_full", 1): (
+    ("kvcache/put.c", "bl_kv_flush", "fence_full", 1): (
         "comes behind the stream of the abort's bulk, which nobody reads before its line is out"
     ),
     ("liveness/heartbeat.c", "bl_heartbeat_farewell", "stream_line", 0): _BEHIND,
@@ -220,7 +220,7 @@ _DEFERRED: dict[Name, str] = {
     ("rpc/lobby.c", "bl_lobby_ask", "stream_line", 0): _BEHIND,
     ("rpc/lane.c", "bl_lane_send", "stream_line", 0): _BEHIND,
     ("rpc/server.c", "bl_lane_reply", "stream_line", 0): _BEHIND,
-    ("kv/put.c", "bl_checksums_write", "stream", 0): _BEHIND,
+    ("kvcache/put.c", "bl_checksums_write", "stream", 0): _BEHIND,
     ("index/table.c", "bl_entry_clear", "stream_line", 0): _BEHIND,
     ("index/table.c", "bl_name_write", "stream_line", 0): (
         "an entry may be in memory before its name: a repeated commit writes the name again"

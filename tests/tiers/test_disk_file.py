@@ -300,7 +300,7 @@ def test_one_more_disk_keeps_the_blocks_of_the_others(tmp_path: Path) -> None:
 # ---- Files of earlier servers
 
 
-ENTRY = struct.Struct("<16sQQIIIHHI8xI")  # csrc/store/entry.h
+ENTRY = struct.Struct("<16sQQIIIHHI8xI")  # csrc/disk/entry.h
 
 
 def as_extents(file: Path) -> int:

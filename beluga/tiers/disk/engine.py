@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """Moves bytes between memory and an open file, with many requests under way.
 
-The work is done in C (csrc/store/disk.c) without the interpreter's lock. Tests put an engine that
+The work is done in C (csrc/disk/disk.c) without the interpreter's lock. Tests put an engine that
 fails in front of it.
 """
 
@@ -30,7 +30,7 @@ REQUEST: np.dtype[np.void] = np.dtype(
         ("source", "<u8"),
     ]
 )
-"""One range of the file, and its bytes in memory: ``bl_disk_request`` of csrc/api/store.h."""
+"""One range of the file, and its bytes in memory: ``bl_disk_request`` of csrc/api/disk.h."""
 
 Requests: TypeAlias = NDArray[np.void]
 

@@ -8,7 +8,7 @@ The first page is the header::
     40 stripe_count 8 | 48 owner's name 128 | 176 owner's pool 32 | zeros
     508 CRC-32C of all between the magic and this | zeros | 4092 CRC-32C of all before it
 
-The index begins behind it (csrc/store/entry.h), the data at ``data_offset``, in stripes of 2 MiB.
+The index begins behind it (csrc/disk/entry.h), the data at ``data_offset``, in stripes of 2 MiB.
 The header is written when everything behind it is ready, and again when the owner changes. A power
 cut then may leave its sectors of 512 bytes of both versions, of which the first is whole, and has a
 checksum of its own. (Files of earlier versions have no owner's pool, and zeros there.) A tier that

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """An open store: its file, the index of it in memory, and the engine that moves its bytes.
 
-The index (csrc/store/store.c) is pure memory. This file reads it at start, and writes the sectors
+The index (csrc/disk/store.c) is pure memory. This file reads it at start, and writes the sectors
 of it that have changed.
 """
 
@@ -37,7 +37,7 @@ PLACE: np.dtype[np.void] = np.dtype(
         ("length", "<u4"),
     ]
 )
-"""Where a block lies: ``bl_store_place`` of csrc/api/store.h."""
+"""Where a block lies: ``bl_store_place`` of csrc/api/disk.h."""
 
 Places = NDArray[np.void]
 Keys = NDArray[np.uint64]

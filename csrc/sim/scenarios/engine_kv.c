@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Scenarios of puts and gets by DMA, between the two halves of kv/batch.h: the steps of an engine
- * with a device, while servers die, and a writer dies whose device may write on for a while. Some
- * puts fail when their devices have written.
+ * Scenarios of puts and gets by DMA, between the two halves of kvcache/batch.h: the steps of an
+ * engine with a device, while servers die, and a writer dies whose device may write on for a while.
+ * Some puts fail when their devices have written.
  *
  *   put:  begin --> device writes --> bl_device_written --> end
  *                                 --> end, failed

@@ -6,7 +6,7 @@
 #ifndef BL_SIM_KV_H
 #define BL_SIM_KV_H
 
-#include "api/kv.h"
+#include "api/kvcache.h"
 #include "api/transfer.h"
 #include "sim/scenarios/paths.h"
 

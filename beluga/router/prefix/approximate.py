@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The approximate index: it infers what workers may hold from the requests that were sent to them.
+
+Alone it is Dynamo's approximate mode, for engines that send no events. Beside an index of events it
+bridges the time between a choice and the event that reports it: n samples of one prompt that arrive
+together all go where the first one went (predict-on-route). Times are seconds of one clock of the
+caller, which must not go back.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from beluga._ffi import ffi
+from beluga.errors import EventError, RouterError
+from beluga.router.prefix.indexer import WORKERS_MAX, Indexer
+from beluga.router.prefix.matches import Matches
+from beluga.router.prefix.tree import Tree, words
+from beluga.router.worker import Overlap, Worker
+
+# Source: Dynamo, lib/kv-router/src/indexer/pruning.rs 18bcdc90, and its advice for
+# predict-on-route.
+TTL_S = 120.0
+PREDICTION_TTL_S = 5.0
+BLOCKS_MAX = 1 << 20
+PRUNED_TO = 0.8  # the share of ``blocks`` that pruning leaves
+
+
+class ApproximateIndexer:
+    """An index in which a block counts for a worker until ``ttl_s`` after the last request with it.
+
+    When it has more than ``blocks`` entries (one for each worker that may hold a block), it forgets
+    those that would expire first until ``PRUNED_TO`` of the limit is left. Raises RouterError for
+    invalid limits.
+    """
+
+    def __init__(
+        self, *, ttl_s: float = TTL_S, blocks: int = BLOCKS_MAX, workers: int = WORKERS_MAX
+    ) -> None:
+        if ttl_s <= 0:
+            raise RouterError(f"blocks count for some time, not for {ttl_s} s")
+        self._tree = Tree(rank_max=workers, block_max=blocks, name_max=blocks)
+        self._ttl_s, self._blocks = ttl_s, blocks
+        self._lock = threading.Lock()
+        self._ranks: dict[Worker, int] = {}
+        self._workers: list[Worker | None] = [None] * (workers + 1)
+        # Each worker's blocks with their expiry, in order of expiry because all live equally long.
+        self._until: dict[Worker, OrderedDict[int, float]] = {}
+        self._count = 0
+        self._outcome = ffi.new("bl_prefix_outcome *")
+
+    def __len__(self) -> int:
+        """Return the number of entries: one for each block and worker that may hold it."""
+        return self._count
+
+    def routed(self, worker: Worker, tokens_hashes: Sequence[int], now: float) -> None:
+        """Note that a request was sent to a worker. Raises EventError if there are too many
+        workers.
+        """
+        contents = words(tokens_hashes)[: self._blocks]
+        with self._lock:
+            self._expire(now)
+            rank = self._rank_of(worker)
+            names = self._tree.paths(contents)
+            until = self._until[worker]
+            before = len(until)
+            # The last block comes first, so that pruning shortens a prompt from its end.
+            for name in reversed(names):
+                until[name] = now + self._ttl_s
+                until.move_to_end(name)
+            self._count += len(until) - before
+            if self._count > self._blocks:
+                self._prune(int(self._blocks * PRUNED_TO))
+            self._tree.store(rank, 0, rank, None, names, contents, self._outcome)
+
+    def find_matches(self, tokens_hashes: Sequence[int], now: float) -> Matches:
+        """Return how many of a request's leading blocks each worker may hold on its device."""
+        with self._lock:
+            self._expire(now)
+        runs, _ = self._tree.find(words(tokens_hashes), False)
+        workers = self._workers
+        return Matches(
+            {
+                worker: Overlap(device)
+                for rank, device, _, _, _ in runs
+                if (worker := workers[rank]) is not None
+            }
+        )
+
+    def remove_worker(self, worker_id: int) -> None:
+        """Forget all ranks of a worker."""
+        with self._lock:
+            for worker in [worker for worker in self._ranks if worker.worker_id == worker_id]:
+                rank = self._ranks.pop(worker)
+                self._workers[rank] = None
+                self._count -= len(self._until.pop(worker))
+                self._tree.clear(rank, self._outcome)
+
+    def _rank_of(self, worker: Worker) -> int:
+        rank = self._ranks.get(worker)
+        if rank is None:
+            if None not in self._workers[1:]:
+                raise EventError(
+                    f"worker {worker.worker_id} is one too many: the index was made for "
+                    f"{len(self._workers) - 1} ranks"
+                )
+            rank = self._ranks[worker] = self._workers.index(None, 1)
+            self._workers[rank] = worker
+            self._until[worker] = OrderedDict()
+        return rank
+
+    def _expire(self, now: float) -> None:
+        for worker, until in self._until.items():
+            gone = array("Q")
+            for name, when in until.items():
+                if when > now:
+                    break
+                gone.append(name)
+            self._forget(worker, gone)
+
+    def _prune(self, left: int) -> None:
+        """Forget the blocks that would expire first, of any worker."""
+        while self._count > left:
+            worker = min(
+                (worker for worker, until in self._until.items() if until),
+                key=lambda worker: next(iter(self._until[worker].values())),
+            )
+            oldest = next(iter(self._until[worker].values()))
+            gone = array("Q")
+            for name, when in self._until[worker].items():
+                if when > oldest or len(gone) == self._count - left:
+                    break
+                gone.append(name)
+            self._forget(worker, gone)
+
+    def _forget(self, worker: Worker, names: array[int]) -> None:
+        until = self._until[worker]
+        for name in names:
+            del until[name]
+        self._count -= len(names)
+        if names:
+            self._tree.remove(self._ranks[worker], 0, names, self._outcome)
+
+
+class PredictiveIndexer:
+    """An index of events, combined with what was sent to workers in the last ``ttl_s``. A worker's
+    run is the longer of the two.
+    """
+
+    def __init__(self, indexer: Indexer, *, ttl_s: float = PREDICTION_TTL_S) -> None:
+        self.indexer = indexer
+        self._sent = ApproximateIndexer(ttl_s=ttl_s, workers=indexer.workers_max)
+
+    def routed(self, worker: Worker, tokens_hashes: Sequence[int], now: float) -> None:
+        """Note that a request was sent to a worker. Raises EventError if there are too many
+        workers.
+        """
+        self._sent.routed(worker, tokens_hashes, now)
+
+    def find_matches(self, tokens_hashes: Sequence[int], now: float) -> Matches:
+        """Return what each worker holds of a request's leading blocks, or will hold soon."""
+        contents = words(tokens_hashes)
+        matches = self.indexer.find_matches(contents)
+        held = dict(matches.held)
+        for worker, predicted in self._sent.find_matches(contents, now).held.items():
+            own = matches.of(worker)
+            held[worker] = _at_least(own, predicted.device)
+        return Matches(held, matches.shared)
+
+    def remove_worker(self, worker_id: int) -> None:
+        """Forget all ranks of a worker."""
+        self._sent.remove_worker(worker_id)
+        self.indexer.remove_worker(worker_id)
+
+
+def _at_least(own: Overlap, device: int) -> Overlap:
+    """Return an overlap with at least ``device`` device blocks, which replace blocks of the other
+    tiers.
+    """
+    ends = [own.device, own.device + own.host, own.held, own.blocks]
+    first, second, third, last = (max(end, device) for end in ends)
+    return Overlap(first, second - first, third - second, last - third)

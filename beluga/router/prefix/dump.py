@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The dump of an index: its content as stored events, parents first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from beluga.router.prefix.events import RouterEvent, Stored, Tier
+from beluga.router.prefix.tree import Row
+from beluga.router.worker import Worker
+
+
+class _Chains:
+    """Events in the making. A row that continues an event's last block joins it, so a path without
+    forks becomes one event. Each event precedes the events that continue it, because its first
+    block is less deep than theirs.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[RouterEvent] = []
+        self._ends: dict[tuple[int, Tier, Worker], tuple[list[int], list[int]]] = {}
+
+    def add(self, row: Row, tier: Tier, speaker: Worker, parent: int | None) -> None:
+        end = self._ends.pop((row.before, tier, speaker), None) if row.depth > 1 else None
+        if end is None:
+            end = ([], [])
+            self.events.append(RouterEvent(speaker, Stored(*end, parent), tier=tier))
+        end[0].append(row.name)
+        end[1].append(row.local)
+        self._ends[row.block, tier, speaker] = end
+
+
+class Dump:
+    """A dump: first of the workers, then of the pool, whose blocks may follow blocks that only a
+    worker has. Rows come by depth. A row whose parent no possible speaker can name is left out,
+    with the rows behind it.
+    """
+
+    def __init__(self) -> None:
+        # block -> the worker that announced it, and that worker's name for it
+        self._named: dict[int, tuple[Worker, int]] = {}
+
+    def of_worker(self, rows: Iterable[Row], worker: Worker) -> list[RouterEvent]:
+        chains, told = _Chains(), set()
+        for row in rows:
+            if row.depth > 1 and row.before not in told:
+                continue
+            told.add(row.block)
+            self._named.setdefault(row.block, (worker, row.name))
+            parent = row.parent if row.depth > 1 else None
+            chains.add(row, Tier(row.tier), worker, parent)
+        return chains.events
+
+    def of_pool(self, rows: Iterable[Row]) -> list[RouterEvent]:
+        chains = _Chains()
+        told: dict[int, Worker] = {}
+        anybody = next((worker for worker, _ in self._named.values()), Worker(0))
+        for row in rows:
+            parent: int | None
+            if row.depth == 1:
+                speaker, parent = anybody, None
+            elif row.before in told:
+                speaker, parent = told[row.before], row.parent
+            elif row.before in self._named:
+                speaker, parent = self._named[row.before]
+            else:
+                continue
+            told[row.block] = speaker
+            chains.add(row, Tier.SHARED, speaker, parent)
+        return chains.events

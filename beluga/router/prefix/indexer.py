@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The index of KV events: which worker holds which leading blocks of a request.
+
+The rules of the index:
+
+* A rank holds a block, in a tier, from a ``stored`` event until the ``removed`` event of the same
+  name and tier or the rank's ``cleared`` event. A name stands for one block at a time: when it is
+  stored for another block, the rank no longer holds the first one by this name. Other names of the
+  same block still hold it.
+* A block counts for a rank only if all blocks before it do. A block behind a gap is remembered and
+  counts again when the gap is filled. The same is true in the engine: when a block in the middle of
+  a path is evicted and computed again, the blocks behind it are hits again.
+* Runs are device blocks from the first block on, then host blocks, then disk blocks, then blocks of
+  the pool.
+* Events of one rank apply in the order in which they are given. Lookups run concurrently, in any
+  thread, and see either all of an event's blocks or none (beluga/router/prefix/tree.py).
+* Memory is limited: beyond the limits, the blocks that were stored longest ago are forgotten and
+  counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import logging
+import re
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar
+
+from beluga._ffi import core, ffi
+from beluga._shared import when_forked
+from beluga.errors import EventError
+from beluga.limit import LogLimit
+from beluga.router.policy import Query
+from beluga.router.prefix.dump import Dump
+from beluga.router.prefix.events import Cleared, Removed, RouterEvent, Stored, Tier
+from beluga.router.prefix.matches import Matches
+from beluga.router.prefix.tree import RANKS_MAX, SHARED_RANK, Tree, TreeStat, words
+from beluga.router.worker import Overlap, Worker
+
+log = logging.getLogger(__name__)
+
+WORKERS_MAX = 63  # the bits of one word per tier and block
+BLOCKS_MAX = 1 << 21
+NAMES_PER_BLOCK = 2  # engines with their own hashes need one name each
+
+# The fields of a C call's result (csrc/api/prefix.h), which are also fields of Counts.
+_OUTCOMES = ("stored", "repeated", "moved", "removed", "unknown", "evicted", "refused")
+
+
+@dataclasses.dataclass(slots=True)
+class Counts:
+    """How many events, and blocks in them, had which result."""
+
+    events: int = 0  # applied at least in part
+    stored: int = 0  # blocks that were not held before
+    repeated: int = 0  # blocks that were held already
+    moved: int = 0  # names that stood for another block before
+    removed: int = 0
+    unknown: int = 0  # blocks removed, or stored without contents, that are unknown
+    evicted: int = 0  # forgotten to make space
+    refused: int = 0  # blocks without space
+    parent_not_found: int = 0  # events dropped as a whole
+    invalid: int = 0  # events dropped as a whole: no sequence, or too many workers
+    stale: int = 0  # events whose number was already passed
+    gaps: int = 0
+    missed: int = 0  # events in the gaps
+
+
+class Indexer:
+    """An index of at most ``workers`` ranks and ``blocks`` distinct blocks with ``names`` names in
+    all. Engines that seed their hashes equally share names.
+
+    Raises RouterError for invalid limits.
+    """
+
+    WORKERS: ClassVar[int] = WORKERS_MAX
+    """For how many ranks there is room unless ``workers`` says otherwise."""
+    WORKERS_MOST: ClassVar[int] = RANKS_MAX
+    """For how many ranks there may be room."""
+
+    def __init__(
+        self,
+        *,
+        workers: int = WORKERS_MAX,
+        blocks: int = BLOCKS_MAX,
+        names: int | None = None,
+    ) -> None:
+        self._tree = Tree(
+            rank_max=workers,
+            block_max=blocks,
+            name_max=NAMES_PER_BLOCK * blocks if names is None else names,
+        )
+        self.workers_max = workers
+        self.counts = Counts()
+        self._outcome = ffi.new("bl_prefix_outcome *")
+        self._forget()  # makes the lock
+        when_forked(self)
+        self._ranks: dict[Worker, int] = {}
+        self._workers: list[Worker | None] = [None] * (workers + 1)  # by rank; rank 0 is the pool
+        self._last: dict[Worker, int] = {}
+        self._missing: dict[Worker, tuple[int, int]] = {}
+        self._unlogged = 0  # events that failed since the log had the last one
+        self._limit = LogLimit()
+        self.follows_pool = False  # then engines' events do not say what the pool has
+
+    def _forget(self) -> None:
+        """Make a new lock. In a forked child one of the parent's threads may hold the old one."""
+        self._lock = threading.Lock()  # for changes of the tables of workers, numbers and counts
+
+    def apply(self, event: RouterEvent) -> None:
+        """Apply one event.
+
+        Raises EventError, and counts it, for an event with a problem. If its parent is unknown, its
+        sequence is invalid, or there are too many workers, nothing of it is applied. If some of its
+        blocks are unknown or have no space, the other blocks are applied.
+        """
+        with self._lock:
+            if self._in_order(event.worker, event.event_id):
+                try:
+                    status = self._put(event)
+                except EventError:
+                    self.counts.invalid += 1
+                    raise
+                self._conclude(event, status)
+
+    def apply_all(self, events: Iterable[RouterEvent]) -> int:
+        """Apply events. Returns how many failed; the log has the last of them, at most one of a
+        kind in a minute.
+        """
+        failed, why = 0, ""
+        for event in events:
+            try:
+                self.apply(event)
+            except EventError as error:
+                failed, why = failed + 1, str(error)
+        if failed:
+            self._complain(failed, why)
+        return failed
+
+    def _complain(self, failed: int, why: str) -> None:
+        self._unlogged += failed
+        if self._limit.passes(re.sub("[0-9]+", "", why)) is not None:
+            log.warning("%d KV events could not be applied; the last: %s", self._unlogged, why)
+            self._unlogged = 0
+
+    def find_matches(self, tokens_hashes: Sequence[int], *, early_exit: bool = False) -> Matches:
+        """Return what each worker holds of a request's leading blocks. A worker without the first
+        block has no entry. ``early_exit`` stops where only one worker continues; counts are then
+        lower bounds.
+        """
+        runs, shared = self._tree.find(words(tokens_hashes), early_exit)
+        held: dict[Worker, Overlap] = {}
+        workers = self._workers
+        for rank, device, host, disk, pool in runs:
+            worker = workers[rank]
+            if worker is not None:
+                held[worker] = Overlap(device, host - device, disk - host, pool - disk)
+        return Matches(held, shared)
+
+    def matches(self, query: Query) -> Matches:
+        """Return the matches of a query. This is the form of find_matches that Router takes."""
+        return self.find_matches(query.hashes)
+
+    def remove_worker(self, worker_id: int) -> None:
+        """Forget all ranks of a worker, and what they held."""
+        with self._lock:
+            for worker in [worker for worker in self._ranks if worker.worker_id == worker_id]:
+                rank = self._ranks.pop(worker)
+                self._workers[rank] = None
+                self._last.pop(worker, None)
+                self._missing.pop(worker, None)
+                self._tree.clear(rank, self._outcome)
+                self._count()
+
+    def clear_shared(self) -> None:
+        """Forget what the pool holds, because it was created again."""
+        with self._lock:
+            self._tree.clear(SHARED_RANK, self._outcome)
+            self._count()
+
+    def shared_stored(
+        self, names: Sequence[int], contents: Sequence[int], parent: int | None
+    ) -> bool:
+        """Store blocks that the pool has, as it tells itself. Returns False, with nothing done, if
+        it has never told of the parent.
+        """
+        with self._lock:
+            held, found = words(names), words(contents)
+            status = self._tree.store(
+                SHARED_RANK, 0, SHARED_RANK, parent, held, found, self._outcome
+            )
+            self._count()
+            self.counts.events += status == 0
+            self.counts.invalid += status == -errno.EINVAL
+        return status != -errno.ENOENT
+
+    def shared_removed(self, names: Sequence[int]) -> None:
+        """Forget blocks that have left the pool."""
+        with self._lock:
+            self._tree.remove(SHARED_RANK, 0, words(names), self._outcome)
+            self._count()
+            self.counts.events += 1
+
+    @property
+    def shared_count(self) -> int:
+        """The number of blocks that the pool has."""
+        return self._tree.held(SHARED_RANK, 0)
+
+    def shared_names(self) -> dict[int, int]:
+        """Return the names that the pool has for blocks, with each block's tokens hash."""
+        return {row.name: row.local for row in self._tree.rows(SHARED_RANK)}
+
+    def missing(self) -> dict[Worker, tuple[int, int]]:
+        """Return the gaps found since the last call: for each worker the first and last number of
+        the events that it should send again. Otherwise the worker must be dumped and restored.
+        """
+        with self._lock:
+            missing, self._missing = self._missing, {}
+            return missing
+
+    def restore(self, worker: Worker, events: Iterable[RouterEvent], last_id: int | None) -> int:
+        """Replace one worker's blocks by those of its dump, made at event ``last_id``. Returns how
+        many events could not be applied.
+        """
+        with self._lock:
+            if (rank := self._ranks.get(worker)) is not None:
+                self._tree.clear(rank, self._outcome)
+                self._count()
+            self._last.pop(worker, None)
+            self._missing.pop(worker, None)
+        failed = self.apply_all(
+            dataclasses.replace(event, event_id=None) for event in events if event.worker == worker
+        )
+        if last_id is not None:
+            with self._lock:
+                self._last[worker] = max(last_id, self._last.get(worker, last_id))
+        return failed
+
+    def dump(self) -> Iterator[RouterEvent]:
+        """Yield stored events, parents first, that turn an empty index into an equal one. They have
+        all blocks that count for some worker, and none behind a gap.
+        """
+        with self._lock:
+            ranks = dict(self._ranks)
+        dump = Dump()
+        for worker, rank in ranks.items():
+            yield from dump.of_worker(self._tree.rows(rank), worker)
+        yield from dump.of_pool(self._tree.rows(SHARED_RANK))
+
+    def held(self, worker: Worker, tier: Tier) -> int:
+        """Return how many names hold blocks in a tier: a worker's, or everybody's for SHARED."""
+        if tier is Tier.SHARED:
+            return self._tree.held(SHARED_RANK, 0)
+        rank = self._ranks.get(worker)
+        return 0 if rank is None else self._tree.held(rank, tier)
+
+    def workers(self) -> list[Worker]:
+        """Return all workers that sent events and were not removed."""
+        with self._lock:
+            return list(self._ranks)
+
+    @property
+    def handle(self) -> core.bl_prefix:
+        """The C tree, for benchmarks."""
+        return self._tree.handle
+
+    def stat(self) -> TreeStat:
+        """Return how full the index is."""
+        return self._tree.stat()
+
+    def _in_order(self, worker: Worker, number: int | None) -> bool:
+        if number is None:
+            return True
+        last = self._last.get(worker)
+        if last is not None and number <= last:
+            self.counts.stale += 1
+            return False
+        if last is not None and number > last + 1:
+            self.counts.gaps += 1
+            self.counts.missed += number - last - 1
+            first, _ = self._missing.get(worker, (last + 1, 0))
+            self._missing[worker] = (first, number - 1)
+        self._last[worker] = number
+        return True
+
+    def _put(self, event: RouterEvent) -> int:
+        """Apply the event to the tree. Returns C's status."""
+        rank = self._rank_of(event.worker)
+        data = event.data
+        if isinstance(data, Cleared):
+            return self._tree.clear(rank, self._outcome)
+        if event.tier is Tier.SHARED and self.follows_pool:
+            return 0
+        owner, tier = (SHARED_RANK, 0) if event.tier is Tier.SHARED else (rank, int(event.tier))
+        if isinstance(data, Removed):
+            return self._tree.remove(owner, tier, words(data.block_hashes), self._outcome)
+        if isinstance(data, Stored):
+            contents = None if data.tokens_hashes is None else words(data.tokens_hashes)
+            return self._tree.store(
+                owner,
+                tier,
+                rank,
+                data.parent_hash,
+                words(data.block_hashes),
+                contents,
+                self._outcome,
+            )
+        raise EventError(f"{type(data).__name__} is not a KV event")
+
+    def _conclude(self, event: RouterEvent, status: int) -> None:
+        """Count the result, and raise the error that the status means."""
+        unknown, refused = self._outcome.unknown, self._outcome.refused
+        self._count()
+        who = f"worker {event.worker.worker_id}, rank {event.worker.dp_rank}"
+        if status == -errno.ENOENT:
+            self.counts.parent_not_found += 1
+            raise EventError(f"{who}: parent block not found; its stored event is dropped")
+        if status == -errno.EINVAL:
+            self.counts.invalid += 1
+            raise EventError(f"{who}: invalid block sequence; its event is dropped")
+        self.counts.events += 1
+        if refused:
+            raise EventError(f"{who}: the index has no room for {refused} blocks; give it more")
+        if unknown:
+            raise EventError(f"{who}: block not found, {unknown} of an event's")
+
+    def _count(self) -> None:
+        for name in _OUTCOMES:
+            if more := getattr(self._outcome, name):
+                setattr(self.counts, name, getattr(self.counts, name) + more)
+                setattr(self._outcome, name, 0)
+
+    def _rank_of(self, worker: Worker) -> int:
+        rank = self._ranks.get(worker)
+        if rank is None:
+            try:
+                rank = self._workers.index(None, 1)
+            except ValueError:
+                raise EventError(
+                    f"worker {worker.worker_id} is one too many: the index was made for "
+                    f"{len(self._workers) - 1} ranks"
+                ) from None
+            self._ranks[worker] = rank
+            self._workers[rank] = worker
+        return rank

@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The wire format of KV events that vLLM publishes over ZMQ, from frames to events. The caller owns
+the sockets.
+
+A message has three frames: topic, sequence number (8 bytes, big-endian), and a batch in msgpack,
+``[ts, [events], dp_rank]``. Events are maps with a ``type``, or arrays that begin with it. Hashes
+are integers, or digests whose last 64 bits are used, as in vLLM (vllm/distributed/kv_events.py,
+VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES). All input is untrusted; what cannot be read raises EventError.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from beluga.errors import EventError, RouterError
+from beluga.router.prefix.events import (
+    Cleared,
+    Data,
+    Removed,
+    RouterEvent,
+    Stored,
+    Tier,
+    tier_of,
+    to_dynamo,
+)
+from beluga.router.prefix.hashing import BlockHasher, salt_of, unsigned, with_extra_keys
+from beluga.router.worker import Worker
+
+# A function from the tokens of some blocks, the LoRA adapter's name and the salt ("" for none) to
+# the tokens hashes.
+HashBlocks: TypeAlias = Callable[[Sequence[int], str, str], Sequence[int]]
+
+DP_RANKS_MAX = 1024
+HASHERS_KEPT = 1024  # adapters and salts whose seeds are remembered
+SALTED_MAX = 1 << 17  # blocks of an engine whose salt is remembered; blocks behind others miss
+
+_END = unsigned(-1)  # the number of the message that ends a replay
+_FIELDS = {  # the fields in the order of the array form
+    "BlockStored": (
+        "block_hashes",
+        "parent_block_hash",
+        "token_ids",
+        "block_size",
+        "lora_id",
+        "medium",
+        "lora_name",
+        "extra_keys",
+        "group_idx",
+    ),
+    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
+    "AllBlocksCleared": (),
+}
+
+
+class Frame(NamedTuple):
+    """One message."""
+
+    topic: bytes
+    sequence: int
+    payload: bytes
+
+    @property
+    def ends_replay(self) -> bool:
+        """Whether this message ends a replay."""
+        return self.sequence == _END and not self.payload
+
+
+def decode_frames(frames: Sequence[bytes]) -> Frame:
+    """Split a published message or one of a replay, with or without an empty first frame and a
+    topic. Raises EventError for anything else.
+    """
+    parts = list(frames[1:] if len(frames) == 4 and not frames[0] else frames)
+    if len(parts) == 2:
+        parts.insert(0, b"")
+    if len(parts) != 3 or len(parts[1]) != 8:
+        raise EventError(f"a KV event message has {len(frames)} frames of lengths that none has")
+    frame = Frame(bytes(parts[0]), int.from_bytes(parts[1], "big"), bytes(parts[2]))
+    if frame.sequence == _END and frame.payload:
+        raise EventError("a KV event message has a payload and the number that ends a replay")
+    return frame
+
+
+def replay_request(first: int) -> list[bytes]:
+    """Return the frames, for a DEALER socket, that ask vLLM's publisher for everything from a
+    number on.
+    """
+    return [b"", first.to_bytes(8, "big")]
+
+
+def hash_blocks_by(hasher: BlockHasher) -> HashBlocks:
+    """Return the router's own hashing."""
+    hashers = {(hasher.lora_name, hasher.salt): hasher}
+
+    def hash_blocks(tokens: Sequence[int], adapter: str, salt: str) -> Sequence[int]:
+        one = hashers.get((adapter, salt))
+        if one is None:
+            one = dataclasses.replace(hasher, lora_name=adapter, salt=salt)
+            if len(hashers) < HASHERS_KEPT:
+                hashers[adapter, salt] = one
+        return one.local(tokens)
+
+    return hash_blocks
+
+
+@dataclasses.dataclass(slots=True)
+class Batch:
+    """The events of one message. ``failed`` has an error for each event that cannot be read."""
+
+    made_s: float  # seconds, by the engine's clock
+    worker: Worker
+    events: list[RouterEvent]
+    failed: list[EventError]
+
+
+@dataclasses.dataclass(slots=True)
+class PoolEvent:
+    """An event of a pool's server: blocks of one space. ``block_size`` is that of stored blocks, in
+    tokens.
+    """
+
+    data: Data
+    space: int = 0
+    block_size: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class PoolBatch:
+    """The events of one message of a pool's server. ``unread`` events could not be read."""
+
+    made_s: float
+    events: list[PoolEvent]
+    unread: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether this is all that the pool has, whatever was told before."""
+        return bool(self.events) and isinstance(self.events[0].data, Cleared)
+
+
+def encode_pool(made_s: float, events: Sequence[PoolEvent]) -> bytes:
+    """Return a batch of a pool's events in vLLM's form.
+
+    The pool does not have the tokens, so ``token_ids`` is empty, and two fields that vLLM's own
+    events do not have say more: ``tokens_hashes`` and ``space``.
+    """
+    import msgspec
+
+    return msgspec.msgpack.encode([made_s, [_pool_form(event) for event in events], None])
+
+
+def encode_dynamo(made_s: float, events: Sequence[PoolEvent], number: int) -> bytes:
+    """Return the same batch in Dynamo's form: ``number`` is the id of its events."""
+    import msgspec
+
+    forms = [to_dynamo(RouterEvent(Worker(0), event.data, number, Tier.SHARED)) for event in events]
+    return msgspec.msgpack.encode([made_s, forms, None])
+
+
+def _pool_form(event: PoolEvent) -> dict[str, Any]:
+    data = event.data
+    if isinstance(data, Cleared):
+        return {"type": "AllBlocksCleared"}
+    if isinstance(data, Removed):
+        return {
+            "type": "BlockRemoved",
+            "block_hashes": list(data.block_hashes),
+            "medium": Tier.SHARED.name,
+            "space": event.space,
+        }
+    return {
+        "type": "BlockStored",
+        "block_hashes": list(data.block_hashes),
+        "parent_block_hash": data.parent_hash,
+        "token_ids": [],
+        "block_size": event.block_size,
+        "lora_id": None,
+        "medium": Tier.SHARED.name,
+        "lora_name": None,
+        "tokens_hashes": list(data.tokens_hashes or ()),
+        "space": event.space,
+    }
+
+
+def decode_pool(payload: bytes) -> PoolBatch:
+    """Decode a batch of a pool's events in vLLM's form. Raises EventError if it is not one."""
+    import msgspec
+
+    try:
+        decoded = msgspec.msgpack.decode(payload)
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise EventError(f"a pool's message is not msgpack: {error!s:.80}") from None
+    made_s, forms, _ = _batch_fields(decoded)
+    batch = PoolBatch(made_s, [])
+    for form in forms:
+        try:
+            batch.events.append(_pool_event(form))
+        except (EventError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            batch.unread += 1
+    return batch
+
+
+def _pool_event(form: Any) -> PoolEvent:
+    kind, fields = _event_fields(form)
+    if kind == "AllBlocksCleared":
+        return PoolEvent(Cleared())
+    names = [_name(name) for name in fields["block_hashes"]]
+    space = unsigned(int(fields.get("space") or 0))
+    if kind == "BlockRemoved":
+        return PoolEvent(Removed(names), space)
+    contents = [unsigned(int(local)) for local in fields["tokens_hashes"]]
+    if len(contents) != len(names):
+        raise EventError(f"a pool's event has {len(contents)} contents for {len(names)} blocks")
+    parent = fields.get("parent_block_hash")
+    stored = Stored(names, contents, None if parent is None else _name(parent))
+    return PoolEvent(stored, space, int(fields["block_size"]))
+
+
+class WireDecoder:
+    """Reads the batches of one engine. The engine and the router must have blocks of ``block_size``
+    tokens.
+
+    An engine names a salt with a prompt's first block only; the decoder remembers which blocks are
+    salted. Blocks whose hash covers images or embeddings get tokens hashes that no router computes,
+    so they and the blocks behind them never match. If an engine has several KV cache groups, the
+    first one counts. Raises RouterError if ``block_size`` is not positive.
+    """
+
+    def __init__(
+        self,
+        worker_id: int,
+        *,
+        block_size: int,
+        hash_blocks: HashBlocks,
+        learn: Callable[[int], HashBlocks | None] | None = None,
+    ) -> None:
+        """``learn`` gets the block size that the engine announces first, and each other size. It
+        returns how to hash such blocks, or None if the router keeps its own size. Without it the
+        router has ``block_size``.
+        """
+        import msgspec
+
+        if block_size < 1:
+            raise RouterError(f"a block has at least one token, not {block_size}")
+        self._worker_id, self._block_size = worker_id, block_size
+        self._hash_blocks = hash_blocks
+        self._learn = learn
+        self._agreed = learn is None  # whether the router is known to have this size
+        self._salts: dict[int, str] = {}  # by block
+        self._decode = msgspec.msgpack.Decoder().decode
+        self._errors = (msgspec.MsgspecError, RecursionError, ValueError)
+
+    def batch(self, payload: bytes) -> Batch:
+        """Decode a batch of events. Raises EventError if the payload is not one."""
+        try:
+            decoded = self._decode(payload)
+        except self._errors as error:
+            raise EventError(f"a KV event message is not msgpack: {error!s:.80}") from None
+        made_s, forms, dp_rank = _batch_fields(decoded)
+        batch = Batch(made_s, Worker(self._worker_id, dp_rank), [], [])
+        for form in forms:
+            try:
+                if (event := self._event(form, batch.worker)) is not None:
+                    batch.events.append(event)
+            except EventError as error:
+                batch.failed.append(error)
+            except (AttributeError, LookupError, TypeError, ValueError, RouterError) as error:
+                batch.failed.append(EventError(f"a KV event cannot be read: {error!r:.80}"))
+        return batch
+
+    def _event(self, form: Any, worker: Worker) -> RouterEvent | None:
+        kind, fields = _event_fields(form)
+        if kind == "AllBlocksCleared":
+            self._salts.clear()
+            return RouterEvent(worker, Cleared())
+        if fields.get("group_idx") not in (None, 0):
+            return None
+        tier = tier_of(fields.get("medium"))
+        names = [_name(name) for name in fields["block_hashes"]]
+        if kind == "BlockRemoved":
+            return RouterEvent(worker, Removed(names), tier=tier)
+        before = fields.get("parent_block_hash")
+        parent = None if before is None else _name(before)
+        contents = self._contents(fields, names, parent)
+        return RouterEvent(worker, Stored(names, contents, parent), tier=tier)
+
+    def resize(self, block_size: int, hash_blocks: HashBlocks) -> None:
+        """Take another block size, which the router has from now on. What the engine announces must
+        have it.
+        """
+        self._block_size, self._hash_blocks, self._agreed = block_size, hash_blocks, True
+
+    def _sized(self, size: int) -> bool:
+        """Return whether the router has blocks of this size, if need be from now on."""
+        if size == self._block_size and self._agreed:
+            return True
+        found = None if self._learn is None or type(size) is not int else self._learn(size)
+        if found is not None:
+            self.resize(size, found)
+        return found is not None
+
+    def _contents(
+        self, fields: Mapping[str, Any], names: Sequence[int], parent: int | None
+    ) -> Sequence[int] | None:
+        tokens = fields.get("token_ids")
+        if not tokens:
+            return None
+        if not self._sized(fields["block_size"]):
+            raise EventError(
+                f"worker {self._worker_id} has blocks of {fields['block_size']} tokens, the router "
+                f"of {self._block_size}; all engines need the same, which --block-size may give"
+            )
+        if len(tokens) != len(names) * self._block_size:
+            raise EventError(f"a KV event has {len(tokens)} tokens for {len(names)} blocks")
+        adapter, extra_keys = fields.get("lora_name") or "", fields.get("extra_keys")
+        if parent is not None:
+            salt = self._salts.get(parent, "")
+        else:
+            salt = salt_of(extra_keys[0] if extra_keys else None, adapter)
+        contents = self._hash_blocks(tokens, adapter, salt)
+        if salt:
+            self._remember(names, salt)
+        return with_extra_keys(contents, extra_keys, salt=salt, lora_name=adapter)
+
+    def _remember(self, names: Sequence[int], salt: str) -> None:
+        """Remember the salt of blocks, and forget that of the oldest if there are too many."""
+        self._salts.update(dict.fromkeys(names, salt))
+        while len(self._salts) > SALTED_MAX:
+            del self._salts[next(iter(self._salts))]
+
+
+def _batch_fields(decoded: Any) -> tuple[float, list[Any], int]:
+    if isinstance(decoded, dict):
+        decoded = [decoded.get("ts"), decoded.get("events"), decoded.get("data_parallel_rank")]
+    if not isinstance(decoded, list) or len(decoded) < 2 or not isinstance(decoded[1], list):
+        raise EventError("a KV event message is not a batch: [ts, [events], dp_rank]")
+    dp_rank = decoded[2] if len(decoded) > 2 else None
+    made_s = decoded[0]
+    if not isinstance(made_s, int | float) or not math.isfinite(made_s):
+        raise EventError("a KV event batch has no time")
+    if not isinstance(dp_rank or 0, int):
+        raise EventError("a KV event batch has a rank that is not a number")
+    if not 0 <= int(dp_rank or 0) < DP_RANKS_MAX:
+        raise EventError(f"a KV event batch is of rank {dp_rank}; there are {DP_RANKS_MAX} at most")
+    return float(made_s), decoded[1], int(dp_rank or 0)
+
+
+def _event_fields(form: Any) -> tuple[str, Mapping[str, Any]]:
+    kind = form.get("type") if isinstance(form, dict) else form[0] if form else None
+    if not isinstance(kind, str) or kind not in _FIELDS:
+        raise EventError(f"there is no KV event {kind!r:.40}")
+    if isinstance(form, dict):
+        return kind, form
+    return kind, dict(zip(_FIELDS[kind], form[1:], strict=False))
+
+
+def _name(value: Any) -> int:
+    if isinstance(value, int):
+        return unsigned(value)
+    if isinstance(value, bytes):
+        return unsigned(int.from_bytes(value, "big"))
+    raise EventError(f"a KV event has the block hash {value!r:.40}: no number and no bytes")

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Implements what puts and gets have in common (kvcache/batch.h).
+ */
+#include "kvcache/batch.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "coherence/guard.h"
+
+void bl_kv_work_free(bl_kv_work *work)
+{
+    free(work->records);
+    free(work->entries);
+    free(work->commits);
+    free(work->named);
+    free(work->statuses);
+    free(work->index);
+    free(work->checksums);
+}
+
+int bl_kv_work_make(const bl_kv_batch *batch, bl_kv_work *work)
+{
+    size_t count = batch->count ? batch->count : 1;
+    uint32_t chunk_size = batch->chunk_size;
+    uint32_t chunks = chunk_size ? (batch->length + chunk_size - 1) / chunk_size : 0;
+    uint32_t lines = (chunks * sizeof(uint32_t) + BL_LINE_SIZE - 1) / BL_LINE_SIZE + 1;
+    *work = (bl_kv_work){
+        .records = malloc(count * sizeof *work->records),
+        .entries = malloc(count * sizeof *work->entries),
+        .commits = malloc(count * sizeof *work->commits),
+        .named = malloc(count * sizeof *work->named),
+        .statuses = malloc(count * sizeof *work->statuses),
+        .index = malloc(count * sizeof *work->index),
+        .checksums = calloc(lines, BL_LINE_SIZE),
+        .chunk_count = chunks,
+    };
+    if (work->records && work->entries && work->commits && work->named && work->statuses &&
+        work->index && work->checksums)
+        return 0;
+    bl_kv_work_free(work);
+    return -ENOMEM;
+}
+
+int bl_kv_pending_make(const bl_kv_batch *batch, bl_kv_pending **out)
+{
+    bl_kv_pending *pending = malloc(sizeof *pending);
+    if (pending == NULL)
+        return -ENOMEM;
+    pending->batch = *batch;
+    pending->batch.fragments = NULL; /* the fragments are the engine's to know */
+    int status = bl_kv_work_make(batch, &pending->work);
+    if (status < 0)
+        free(pending);
+    else
+        *out = pending;
+    return status;
+}
+
+void bl_kv_pending_free(bl_kv_pending *pending)
+{
+    bl_kv_work_free(&pending->work);
+    free(pending);
+}
+
+int bl_kv_held(const bl_session *session, const bl_kv_work *work)
+{
+    if (*session->parent == 0)
+        return -BL_ERROR_FORKED;
+    return session->attached && session->nonce == work->nonce ? 0 : -BL_ERROR_SESSION_LOST;
+}
+
+/* Tell the server where a device failed, so that it grants that space no more. */
+static void bl_kv_report(bl_session *session, uint64_t offset, uint64_t timeout_ns)
+{
+    bl_retire_request request = {offset};
+    uint32_t size = 0;
+    bl_message message = {
+        .method = BL_METHOD_RETIRE,
+        .request = (const uint8_t *)&request,
+        .request_size = sizeof request,
+        .reply = session->scratch,
+        .reply_capacity = session->pool->geometry.bulk_size,
+        .reply_size = &size,
+    };
+    bl_session_call(session, &message, timeout_ns);
+}
+
+void bl_kv_retire(bl_session *session, const bl_kv_batch *batch, int status)
+{
+    uint64_t offset = bl_guard_offset(&session->pool->memory);
+    if (status == -BL_ERROR_DEVICE_FAULT && offset >= session->pool->geometry.data_offset &&
+        offset != UINT64_MAX)
+        bl_kv_report(session, offset, batch->timeout_ns);
+}

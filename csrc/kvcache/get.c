@@ -1,0 +1,399 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Executes a batch of gets:
+ *
+ *   lookup, pinned --> look at the entries --> refetch, copy, check --> look again --> release
+ *
+ * The service of the lower tiers knows where the blocks were, and neither looks them up nor pins
+ * them: it must not make them newer in the eviction order.
+ *
+ * If an engine copies, the first half ends before the copy, and the second half looks again.
+ *
+ * A reader believes a block only if its entry names the expected key, generation, offset, length
+ * and fingerprint, before the copy and after it, and if the checksums of the copy are those of the
+ * entry (unless the caller asks for no comparison). Otherwise it reads once more, and then the
+ * block is a miss: a get never returns wrong bytes (D6). If another server has taken over
+ * meanwhile, all blocks are misses.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "coherence/crash_point.h"
+#include "transfer/thread_pool.h"
+#include "coherence/guard.h"
+#include "format/payload.h"
+#include "kvcache/batch.h"
+#include "transfer/block.h"
+
+/* The state of a block that was read, but whose bytes do not have their checksums, until the second
+ * look judges it. */
+enum { BL_KV_DAMAGED = BL_BLOCK_REFUSED };
+
+/* Copy the entries of blocks [first, first + count) as they are in memory now. */
+static void bl_entry_look(const bl_session *session, const bl_kv_work *work, uint32_t first,
+                          uint32_t count, bl_entry *entries)
+{
+    const bl_memory *memory = &session->pool->memory;
+    const bl_geometry *g = &session->pool->geometry;
+    bl_fence_full(memory); /* not before the copy that this look confirms */
+    for (uint32_t i = first; i < first + count; i++)
+        bl_invalidate(memory, bl_entry_offset(g, work->records[i].block, work->half), BL_LINE_SIZE);
+    bl_fence_full(memory); /* one for the batch: the loads below go to memory */
+    for (uint32_t i = first; i < first + count; i++)
+        bl_load_line(memory, bl_entry_offset(g, work->records[i].block, work->half),
+                     &entries[i - first]); /* SYNC entry: pairs with bl_entry_write() */
+}
+
+/* Returns 1 if the server that was asked still speaks for the pool. This is read after an entry,
+ * because another server would write the other half, and this half would stay as it was forever. */
+static int bl_epoch_stands(const bl_session *session)
+{
+    bl_epoch_line now;
+    int status = bl_epoch_read(session->pool, &now);
+    return status == 0 && bl_verify(&session->pool->memory, now.epoch == session->epoch);
+}
+
+/* Returns 1 if an entry agrees with the server's answer and the caller's expectation, and if the
+ * bytes and their checksums lie in the pool. The server and the entry are both foreign input
+ * (D13). */
+static int bl_entry_agrees(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
+                           const bl_kv_work *work, const bl_entry *entry)
+{
+    const bl_memory *memory = &session->pool->memory;
+    const bl_block_record *record = &work->records[i];
+    int agrees = bl_verify(
+        memory, bl_table_whole(entry, record->block) && entry->generation == record->generation &&
+                    entry->state == BL_ENTRY_COMMITTED && entry->offset == record->offset &&
+                    entry->key[0] == batch->keys[2 * (size_t)i] &&
+                    entry->key[1] == batch->keys[2 * (size_t)i + 1] &&
+                    entry->length == batch->length && entry->fingerprint == batch->fingerprint &&
+                    entry->chunk_size == batch->chunk_size) &&
+                 bl_block_within(&session->pool->geometry, entry->offset, entry->length,
+                                 entry->chunk_size);
+    if (agrees)
+        bl_believe(memory, bl_entry_offset(&session->pool->geometry, record->block, session->half));
+    return agrees;
+}
+
+/* Fetch the checksums of a block that has several. Returns 0 or -EBADMSG. */
+static int bl_checksums_read(const bl_session *session, const bl_entry *entry, bl_kv_work *work)
+{
+    const bl_memory *memory = &session->pool->memory;
+    uint64_t offset = bl_checksums_offset(entry->offset, entry->length);
+    if (work->chunk_count == 1) {
+        work->checksums[0] = entry->checksums_crc;
+        return 0;
+    }
+    bl_refetch(memory, offset, bl_checksums_lines(work->chunk_count)); /* after the entry's look */
+    bl_fetch(memory, offset, work->checksums, work->chunk_count * sizeof *work->checksums);
+    return bl_checksums_crc(work->checksums, work->chunk_count) == entry->checksums_crc ? 0
+           : -EBADMSG;
+}
+
+/* Copy one block out. Returns 0, or -EBADMSG if its bytes are not the committed ones. */
+static int bl_kv_read_guarded(void *context)
+{
+    const bl_kv_copy *copy = context;
+    const bl_session *session = copy->session;
+    const bl_kv_batch *batch = copy->batch;
+    bl_kv_work *work = copy->work;
+    uint32_t i = copy->i;
+    const bl_entry *entry = &work->entries[i];
+    const bl_fragment *fragments = batch->fragments + (size_t)i * batch->fragment_count;
+    int check = batch->check_checksums && work->chunk_count > 0;
+    int status = check ? bl_checksums_read(session, entry, work) : 0;
+    if (status < 0)
+        return status;
+    return bl_scatter_read(&session->pool->memory, entry->offset, fragments,
+                           batch->fragment_count, batch->length, batch->chunk_size,
+                           check ? work->checksums : NULL, batch->settings, copy->throttle);
+}
+
+/* Do the same, and put an error that ends the whole call (a fault, or that it was stopped) into
+ * work. If the blocks share no throttle, the block has its own. */
+static int bl_kv_read(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
+                      bl_kv_work *work, bl_throttle *throttle)
+{
+    bl_throttle own = bl_throttle_make(batch->io_queue, 0, batch->transfer_class, batch->length,
+                                       bl_copy_settings_of(batch->settings).threads);
+    bl_kv_copy copy = {session, batch, work, NULL, throttle != NULL ? throttle : &own, i};
+    int status = bl_guarded(&session->pool->memory, bl_kv_read_guarded, &copy);
+    bl_throttle_end(&own);
+    if (bl_is_fault(status) || status == -ECANCELED)
+        work->fault = status;
+    work->status = status;
+    return status;
+}
+
+/* Entry and epoch, read again, confirm the copy of a block. */
+static void bl_kv_confirm(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
+                          const bl_kv_work *work)
+{
+    const bl_pool *pool = session->pool;
+    const bl_block_record *record = &work->records[i];
+    uint64_t size = batch->check_checksums ? bl_stored_size(batch->length, batch->chunk_size)
+                                  : batch->length;
+    bl_confirm(&pool->memory, bl_entry_offset(&pool->geometry, record->block, session->half),
+               record->offset, size);
+    bl_epoch_confirm(pool, record->offset, size);
+}
+
+/* Read one block again, alone. Returns 1 if it was read and is confirmed. */
+static int bl_kv_read_again(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
+                            bl_kv_work *work)
+{
+    bl_entry after;
+    bl_entry_look(session, work, i, 1, &work->entries[i]);
+    if (!bl_entry_agrees(session, batch, i, work, &work->entries[i]) ||
+        bl_kv_read(session, batch, i, work, NULL) < 0)
+        return 0;
+    bl_entry_look(session, work, i, 1, &after);
+    if (!bl_entry_agrees(session, batch, i, work, &after) || !bl_epoch_stands(session))
+        return 0;
+    bl_kv_confirm(session, batch, i, work);
+    return 1;
+}
+
+/* Ask the server for the leading hits, pinned, unless the caller knows where the blocks were: their
+ * entries tell whether they still are. Returns 0 or an error. */
+static int bl_kv_ask(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
+                     uint8_t *states)
+{
+    memset(states, BL_BLOCK_MISS, batch->count);
+    if (batch->records != NULL) {
+        memcpy(work->records, batch->records, batch->count * sizeof *work->records);
+        work->count = batch->count;
+        work->half = session->half;
+        return 0;
+    }
+    int64_t hits = bl_lookup(session, batch->keys, batch->count, BL_LOOKUP_PIN, work->records,
+                             &work->after, batch->timeout_ns);
+    bl_crash_point("get.looked_up");
+    if (hits < 0)
+        return (int)hits;
+    work->count = (uint32_t)hits;
+    work->half = session->half;
+    work->nonce = session->nonce;
+    return 0;
+}
+
+/* Set HIT where an entry says what is expected. */
+static void bl_kv_first_look(const bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
+                             uint8_t *states)
+{
+    bl_entry_look(session, work, 0, work->count, work->entries);
+    bl_crash_point("get.first_look");
+    for (uint32_t i = 0; i < work->count; i++)
+        states[i] = bl_entry_agrees(session, batch, i, work, &work->entries[i]) ? BL_BLOCK_HIT
+                                                                               : BL_BLOCK_MISS;
+}
+
+/* Confirm the blocks that were copied and are HIT. Returns how many leading ones are right. Without
+ * fragments nothing can be read again here. */
+static uint32_t bl_kv_second_look(bl_session *session, const bl_kv_batch *batch,
+                                  bl_kv_work *work, uint8_t *states, uint64_t *mismatch_count)
+{
+    uint32_t leading = work->count;
+    bl_crash_point("get.copied");
+    bl_entry_look(session, work, 0, work->count, work->entries);
+    bl_crash_point("get.second_look");
+    if (!bl_epoch_stands(session)) { /* reading again is vain, and no block is wrong */
+        memset(states, BL_BLOCK_MISS, work->count);
+        return 0;
+    }
+    for (uint32_t i = 0; i < work->count; i++) {
+        if (states[i] == BL_BLOCK_HIT &&
+            bl_entry_agrees(session, batch, i, work, &work->entries[i])) {
+            bl_kv_confirm(session, batch, i, work);
+            continue;
+        }
+        ++*mismatch_count;
+        session->stat.mismatch_count++;
+        session->stat.checksum_count += states[i] == BL_KV_DAMAGED;
+        states[i] = batch->fragments && bl_kv_read_again(session, batch, i, work) ? BL_BLOCK_HIT
+                                                                                 : BL_BLOCK_MISS;
+        if (states[i] != BL_BLOCK_HIT && i < leading)
+            leading = i;
+    }
+    return leading;
+}
+
+typedef struct bl_kv_hits {
+    bl_session *session;
+    const bl_kv_batch *batch;
+    bl_kv_work *work;
+    uint8_t *states;
+    uint64_t *mismatch_count;
+    bl_throttle *throttles;     /* of each thread */
+    uint32_t threads;
+    uint32_t leading;           /* result: how many blocks are right */
+} bl_kv_hits;
+
+static int bl_kv_judge_guarded(void *context)
+{
+    bl_kv_hits *read = context;
+    read->leading = bl_kv_second_look(read->session, read->batch, read->work, read->states,
+                                      read->mismatch_count);
+    return read->work->fault;
+}
+
+/* Read one hit of several that are read at once. Each has its own checksums and its own fault. */
+static int bl_kv_hit_read(void *context, uint32_t i, uint32_t worker)
+{
+    const bl_kv_hits *read = context;
+    bl_kv_work own = *read->work;
+    if (read->states[i] != BL_BLOCK_HIT)
+        return 0;
+    own.checksums = malloc(bl_checksums_lines(own.chunk_count) + BL_LINE_SIZE);
+    if (own.checksums == NULL)
+        return -ENOMEM;
+    int last = worker > 0 && i + read->threads >= read->work->count;
+    if (read->threads > 1)
+        bl_throttle_begin(&read->throttles[worker], read->batch->length, !last);
+    if (bl_kv_read(read->session, read->batch, i, &own, &read->throttles[worker]) < 0)
+        read->states[i] = own.status == -EBADMSG ? BL_KV_DAMAGED : BL_BLOCK_MISS;
+    if (last)
+        bl_throttle_end(&read->throttles[worker]);
+    free(own.checksums);
+    return own.fault;
+}
+
+/* Returns how many threads take whole blocks. This is one if the blocks are few or small: then each
+ * block is divided where it is copied. */
+static uint32_t bl_kv_block_threads(const bl_kv_batch *batch, uint32_t count)
+{
+    bl_copy_settings settings = bl_copy_settings_of(batch->settings);
+    uint64_t part = settings.part, size = batch->length * (uint64_t)count;
+    int few = count < BL_PARTS_PER_THREAD * (uint64_t)settings.threads && batch->length >= 2 * part;
+    return few || size < part ? 1 : settings.threads;
+}
+
+static int bl_kv_hits_guarded(void *context)
+{
+    bl_kv_hits *read = context;
+    const bl_kv_batch *batch = read->batch;
+    bl_kv_first_look(read->session, batch, read->work, read->states);
+    uint32_t count = read->work->count, all = bl_copy_settings_of(batch->settings).threads;
+    uint32_t threads = bl_kv_block_threads(batch, count);
+    uint32_t workers = threads < BL_THREAD_POOL_WORKERS ? threads : BL_THREAD_POOL_WORKERS;
+    bl_throttle throttles[BL_THREAD_POOL_WORKERS];
+    throttles[0] = bl_throttle_make(batch->io_queue, 0, batch->transfer_class,
+                                    (uint64_t)count * batch->length,
+                                    all);
+    for (uint32_t i = 1; i < workers; i++)
+        throttles[i] = bl_throttle_other(&throttles[0]);
+    read->throttles = throttles, read->threads = threads;
+    int status = bl_thread_pool_run(threads, count, bl_kv_hit_read, read);
+    for (uint32_t i = 0; i < workers; i++)
+        bl_throttle_end(&throttles[i]);
+    return status < 0 ? status : bl_kv_judge_guarded(context);
+}
+
+/* Release the pins of a get, if it has any. Returns 0 or more, or an error. */
+static int64_t bl_kv_unpin(bl_session *session, const bl_kv_batch *batch, const bl_kv_work *work)
+{
+    if (batch->records != NULL)
+        return 0;
+    for (uint32_t i = 0; i < work->count; i++)
+        work->commits[i] = (bl_commit){.generation = work->records[i].generation,
+                                       .block = work->records[i].block};
+    int64_t released = bl_release_blocks(session, work->commits, work->count, batch->timeout_ns);
+    bl_crash_point("get.released");
+    return released;
+}
+
+/* End a get whose hits were read, or that failed with -error. Returns 0 or an error. */
+static int bl_kv_release(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work, int read,
+                         uint8_t *states)
+{
+    if (work->count > 0) {
+        bl_kv_retire(session, batch, read);
+        int64_t released = bl_kv_unpin(session, batch, work);
+        if (released < 0)
+            read = (int)released;
+    }
+    if (read == 0 && work->count < batch->count)
+        states[work->count] = (uint8_t)work->after;
+    return read;
+}
+
+int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
+                  uint64_t *mismatch_count)
+{
+    bl_kv_work work;
+    bl_kv_hits read = {session, batch, &work, states, mismatch_count, NULL, 0, 0};
+    int status = bl_kv_work_make(batch, &work);
+    if (status < 0)
+        return status;
+    status = bl_kv_ask(session, batch, &work, states);
+    if (status == 0) {
+        if (work.count > 0)
+            status = bl_guarded(&session->pool->memory, bl_kv_hits_guarded, &read);
+        status = bl_kv_release(session, batch, &work, status, states);
+    }
+    bl_kv_work_free(&work);
+    return status < 0 ? status : (int64_t)read.leading;
+}
+
+/* ---- In two halves. */
+
+/* Fill in what an engine must know to read the blocks. */
+typedef struct bl_kv_hint {
+    const bl_session *session;
+    bl_kv_pending *pending;
+    uint8_t *states;
+    uint64_t *offsets;
+    uint32_t *checksums;
+} bl_kv_hint;
+
+static int bl_kv_look_guarded(void *context)
+{
+    const bl_kv_hint *hint = context;
+    const bl_kv_batch *batch = &hint->pending->batch;
+    bl_kv_work *work = &hint->pending->work;
+    bl_kv_first_look(hint->session, batch, work, hint->states);
+    for (uint32_t i = 0; i < work->count; i++) {
+        hint->offsets[i] = work->records[i].offset;
+        if (hint->states[i] != BL_BLOCK_HIT || !batch->check_checksums || work->chunk_count == 0)
+            continue;
+        if (bl_checksums_read(hint->session, &work->entries[i], work) < 0)
+            hint->states[i] = BL_KV_DAMAGED;
+        memcpy(hint->checksums + (size_t)i * work->chunk_count, work->checksums,
+               work->chunk_count * sizeof *work->checksums);
+    }
+    return 0;
+}
+
+int64_t bl_kv_get_begin(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
+                        uint64_t *offsets, uint32_t *checksums, bl_kv_pending **out)
+{
+    int status = bl_kv_pending_make(batch, out);
+    if (status < 0)
+        return status;
+    bl_kv_work *work = &(*out)->work;
+    bl_kv_hint hint = {session, *out, states, offsets, checksums};
+    status = bl_kv_ask(session, batch, work, states);
+    int64_t hits = work->count;
+    if (status == 0 && hits > 0) {
+        status = bl_guarded(&session->pool->memory, bl_kv_look_guarded, &hint);
+        if (status < 0)
+            bl_kv_release(session, batch, work, status, states);
+    }
+    if (status < 0)
+        bl_kv_pending_free(*out);
+    return status < 0 ? status : hits;
+}
+
+int64_t bl_kv_get_end(bl_session *session, bl_kv_pending *pending, int copied, uint8_t *states,
+                      uint64_t *mismatch_count)
+{
+    bl_kv_work *work = &pending->work;
+    bl_kv_hits read = {session, &pending->batch, work, states, mismatch_count, NULL, 0, 0};
+    int status = copied < 0 ? copied : bl_kv_held(session, work);
+    if (status == 0 && work->count > 0)
+        status = bl_guarded(&session->pool->memory, bl_kv_judge_guarded, &read);
+    status = bl_kv_release(session, &pending->batch, work, status, states);
+    bl_kv_pending_free(pending);
+    return status < 0 ? status : (int64_t)read.leading;
+}

@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Executes a batch of puts:
+ *
+ *   reserve --> stream payload, checksums behind it --> fence --> commit
+ *
+ * If an engine copies, the first half reserves, the engine writes the payload, and the second half
+ * streams the checksums, fences and commits.
+ *
+ * A put that fails half way gives its grants back; no other process has been told of them.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "coherence/crash_point.h"
+#include "coherence/guard.h"
+#include "format/payload.h"
+#include "index/names.h"
+#include "kvcache/batch.h"
+#include "transfer/block.h"
+
+/* Stream the checksums of the block at this offset behind its payload. Returns their check. */
+static uint32_t bl_checksums_write(const bl_memory *memory, uint64_t offset,
+                                   const bl_kv_batch *batch,
+                                   const bl_kv_work *work)
+{
+    if (work->chunk_count > 1)
+        bl_stream(memory, bl_checksums_offset(offset, batch->length), work->checksums,
+                  bl_checksums_lines(work->chunk_count));
+    bl_crash_point("put.checksums_streamed");
+    return bl_checksums_crc(work->checksums, work->chunk_count);
+}
+
+/* Stream one granted block. Returns 0 and the check of its checksums, or the engine's error, or
+ * -BL_ERROR_DEVICE_FAULT: the grants can still be given back. */
+static int bl_kv_write_guarded(void *context)
+{
+    const bl_kv_copy *copy = context;
+    const bl_memory *memory = &copy->session->pool->memory;
+    const bl_kv_batch *batch = copy->batch;
+    uint64_t offset = copy->work->records[copy->i].offset;
+    const bl_fragment *fragments = batch->fragments + (size_t)copy->i * batch->fragment_count;
+    bl_copy_settings settings = bl_copy_settings_of(batch->settings);
+    settings.threads = 1; /* the other cores are the engine's, because nothing waits for a put */
+    int status = bl_gather_write(memory, offset, fragments, batch->fragment_count, batch->length,
+                                 batch->chunk_size, copy->work->checksums, &settings,
+                                     copy->throttle);
+    if (status < 0)
+        return status;
+    bl_crash_point("put.payload_streamed");
+    *copy->check = bl_checksums_write(memory, offset, batch, copy->work);
+    return 0;
+}
+
+/* Take the server's state of each block, and prepare a commit for each granted one. Returns their
+ * number. */
+static uint32_t bl_kv_granted(const bl_kv_batch *batch, bl_kv_work *work, uint8_t *states,
+                              int32_t *statuses)
+{
+    uint32_t granted = 0;
+    for (uint32_t i = 0; i < batch->count; i++) {
+        states[i] = (uint8_t)work->records[i].state;
+        statuses[i] = work->records[i].status;
+        if (states[i] != BL_BLOCK_GRANTED)
+            continue;
+        work->index[granted] = i;
+        work->commits[granted++] = (bl_commit){
+            .key = {batch->keys[2 * (size_t)i], batch->keys[2 * (size_t)i + 1]},
+            .generation = work->records[i].generation,
+            .block = work->records[i].block,
+        };
+    }
+    return granted;
+}
+
+/* Ask for space. Returns 0 or an error. */
+static int bl_kv_reserve(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
+                         uint8_t *states, int32_t *statuses)
+{
+    bl_block_request what = {batch->fingerprint, batch->length, batch->chunk_size, 0,
+                             batch->reserve_flags};
+    int status = bl_reserve(session, batch->keys, batch->count, &what, work->records,
+                            batch->timeout_ns);
+    bl_crash_point("put.reserved");
+    if (status < 0)
+        return status;
+    work->nonce = session->nonce;
+    work->count = bl_kv_granted(batch, work, states, statuses);
+    return 0;
+}
+
+/* Give back the grant of a block for which there was no memory: it alone is refused. Returns 0 or
+ * an error. */
+static int bl_kv_refuse(bl_session *session, const bl_kv_batch *batch, const bl_kv_work *work,
+                        uint32_t k, uint8_t *states, int32_t *statuses)
+{
+    states[work->index[k]] = BL_BLOCK_REFUSED;
+    statuses[work->index[k]] = -BL_ERROR_NO_ROOM;
+    int64_t status = bl_abort_blocks(session, work->commits + k, 1, batch->timeout_ns);
+    return status < 0 ? (int)status : 0;
+}
+
+/* Write the granted blocks; only those that are not refused stay in work. Returns 0 or an error. */
+static int bl_kv_store(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
+                       uint8_t *states, int32_t *statuses)
+{
+    int status = 0;
+    uint32_t count = 0;
+    bl_throttle throttle = bl_throttle_make(batch->io_queue, 1, batch->transfer_class,
+                                            (uint64_t)work->count * batch->length, 1);
+    for (uint32_t k = 0; k < work->count; k++) {
+        bl_kv_copy copy = {session, batch, work, &work->commits[k].checksums_crc, &throttle,
+                           work->index[k]};
+        if (status == 0)
+            status = bl_guarded(&session->pool->memory, bl_kv_write_guarded, &copy);
+        if (status == -BL_ERROR_NO_ROOM) {
+            status = bl_kv_refuse(session, batch, work, k, states, statuses);
+        } else {
+            work->commits[count] = work->commits[k];
+            work->index[count++] = work->index[k];
+        }
+    }
+    work->count = count;
+    bl_throttle_end(&throttle);
+    return status;
+}
+
+/* Commit the granted blocks with their names. */
+static int bl_kv_commit_named(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work)
+{
+    for (uint32_t k = 0; k < work->count; k++)
+        work->named[k] = (bl_named_commit){work->commits[k], batch->names[work->index[k]]};
+    return bl_commit_named(session, work->named, work->count, work->statuses, batch->timeout_ns);
+}
+
+/* Commit the blocks that are granted and written. Returns 0 or an error. */
+static int bl_kv_commit(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work)
+{
+    bl_fence_store(&session->pool->memory); /* all payload is in memory before the commit */
+    bl_crash_point("put.fenced");
+    int status = 0;
+    if (work->count > 0)
+        status = batch->names ? bl_kv_commit_named(session, batch, work)
+                              : bl_commit_blocks(session, work->commits, work->count,
+                                                 work->statuses, batch->timeout_ns);
+    bl_crash_point("put.committed");
+    return status;
+}
+
+/* End a put whose payload is written, or that failed with -error: commit, or give back the
+ * grants. If an engine met a page without memory, its blocks are refused. */
+static int bl_kv_publish(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
+                         int written, uint8_t *states, int32_t *statuses)
+{
+    int status = written < 0 ? written : bl_kv_commit(session, batch, work);
+    for (uint32_t k = 0; status == 0 && k < work->count; k++)
+        if (work->statuses[k] < 0) {
+            states[work->index[k]] = BL_BLOCK_REFUSED;
+            statuses[work->index[k]] = work->statuses[k];
+        }
+    /* Nothing more is written: grants that are not committed may be given back. */
+    if (status < 0 && work->count > 0 && session->attached && session->nonce == work->nonce) {
+        bl_kv_retire(session, batch, status);
+        bl_abort_blocks(session, work->commits, work->count, batch->timeout_ns);
+        for (uint32_t k = 0; status == -BL_ERROR_NO_ROOM && k < work->count; k++) {
+            states[work->index[k]] = BL_BLOCK_REFUSED;
+            statuses[work->index[k]] = status;
+        }
+        status = status == -BL_ERROR_NO_ROOM ? 0 : status;
+    }
+    return status;
+}
+
+int bl_kv_put(bl_session *session, const bl_kv_batch *batch, uint8_t *states, int32_t *statuses)
+{
+    bl_kv_work work;
+    int status = bl_kv_work_make(batch, &work);
+    if (status < 0)
+        return status;
+    status = bl_kv_reserve(session, batch, &work, states, statuses);
+    if (status == 0)
+        status = bl_kv_publish(session, batch, &work,
+                               bl_kv_store(session, batch, &work, states, statuses), states,
+                               statuses);
+    bl_kv_work_free(&work);
+    return status;
+}
+
+/* ---- In two halves. */
+
+int bl_kv_put_begin(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
+                    int32_t *statuses, uint64_t *offsets, bl_kv_pending **out)
+{
+    int status = bl_kv_pending_make(batch, out);
+    if (status < 0)
+        return status;
+    bl_kv_work *work = &(*out)->work;
+    status = bl_session_devices(session);
+    if (status == 0)
+        status = bl_kv_reserve(session, batch, work, states, statuses);
+    if (status < 0)
+        bl_kv_pending_free(*out);
+    for (uint32_t k = 0; status == 0 && k < work->count; k++)
+        offsets[work->index[k]] = work->records[work->index[k]].offset;
+    return status;
+}
+
+/* A page of the pool, or less. */
+typedef struct bl_kv_page {
+    const bl_memory *memory;
+    uint64_t offset;
+    uint64_t size;
+} bl_kv_page;
+
+static int bl_kv_flush_guarded(void *context)
+{
+    const bl_kv_page *page = context;
+    bl_invalidate(page->memory, page->offset, page->size);
+    return 0;
+}
+
+/* Flush all blocks of the batch as bl_device_written() does. The engine has failed or was
+ * interrupted, and none of its copies is under way. What its device has written so far must leave
+ * this host's cache before the space is given back: later it would overwrite what the next owner
+ * has written. A page that cannot be touched keeps no other from that. */
+static void bl_kv_flush(const bl_memory *memory, const bl_kv_pending *pending)
+{
+    const bl_kv_work *work = &pending->work;
+    uint64_t size = bl_checksums_offset(0, pending->batch.length);
+    bl_fence_full(memory); /* no flush before the load that saw the device's end */
+    for (uint32_t k = 0; k < work->count; k++)
+        for (uint64_t at = 0; at < size; at += BL_PAGE_SIZE) {
+            uint64_t rest = size - at < BL_PAGE_SIZE ? size - at : BL_PAGE_SIZE;
+            bl_kv_page page = {memory, work->records[work->index[k]].offset + at, rest};
+            bl_guarded(memory, bl_kv_flush_guarded, &page);
+        }
+    bl_fence_full(memory); /* the flushes are done before the abort is asked for */
+}
+
+/* Stream the checksums of all granted blocks. */
+typedef struct bl_kv_checksums {
+    const bl_session *session;
+    bl_kv_pending *pending;
+    const uint32_t *checksums;
+} bl_kv_checksums;
+
+static int bl_kv_checksums_guarded(void *context)
+{
+    const bl_kv_checksums *all = context;
+    bl_kv_work *work = &all->pending->work;
+    for (uint32_t k = 0; k < work->count; k++) {
+        uint32_t i = work->index[k];
+        if (work->chunk_count > 0)
+            memcpy(work->checksums, all->checksums + (size_t)i * work->chunk_count,
+                   work->chunk_count * sizeof *work->checksums);
+        work->commits[k].checksums_crc = bl_checksums_write(
+            &all->session->pool->memory, work->records[i].offset, &all->pending->batch, work);
+    }
+    return 0;
+}
+
+int bl_kv_put_end(bl_session *session, bl_kv_pending *pending, const uint32_t *checksums,
+                  int written,
+                  uint8_t *states, int32_t *statuses)
+{
+    bl_kv_checksums all = {session, pending, checksums};
+    int held = bl_kv_held(session, &pending->work);
+    int status = written < 0 ? written : held;
+    if (written == -EINPROGRESS && held == 0)
+        bl_session_leave(session); /* the grants are neither committed nor given back (D15) */
+    else if (written < 0)
+        bl_kv_flush(&session->pool->memory, pending);
+    if (status == 0)
+        status = bl_guarded(&session->pool->memory, bl_kv_checksums_guarded, &all);
+    status = bl_kv_publish(session, &pending->batch, &pending->work, status, states, statuses);
+    bl_kv_pending_free(pending);
+    return status;
+}

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The approximate index: what workers may hold, from sent requests; alone and beside an index of
+events.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from beluga.errors import EventError, RouterError
+from beluga.router import Indexer, Overlap, RouterEvent, Stored, Tier, Worker
+from beluga.router.prefix.approximate import ApproximateIndexer, PredictiveIndexer
+
+A, B, C = Worker(1), Worker(2), Worker(3)
+
+
+def scores(index: ApproximateIndexer, hashes: list[int], now: float) -> dict[Worker, int]:
+    held = index.find_matches(hashes, now).held
+    return {worker: overlap.device for worker, overlap in held.items()}
+
+
+def test_blocks_count_until_their_time_is_up() -> None:
+    index = ApproximateIndexer()
+    index.routed(A, [1, 2, 3], 0.0)
+    index.routed(B, [1, 2], 60.0)
+    assert scores(index, [1, 2, 3], 119.9) == {A: 3, B: 2}
+    assert scores(index, [1, 2, 3], 120.0) == {B: 2}
+    assert scores(index, [1, 2, 3], 180.0) == {}
+    assert len(index) == 0
+
+
+def test_sending_again_starts_the_time_anew() -> None:
+    index = ApproximateIndexer(ttl_s=10)
+    index.routed(A, [1, 2, 3], 0.0)
+    index.routed(A, [1, 2], 5.0)
+    assert scores(index, [1, 2, 3], 12.0) == {A: 2}
+    assert len(index) == 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_agrees_with_a_naive_table(seed: int) -> None:
+    rng = random.Random(seed)
+    index = ApproximateIndexer(ttl_s=10)
+    until: dict[tuple[Worker, tuple[int, ...]], float] = {}
+    now = 0.0
+    for _ in range(400):
+        now += rng.random()
+        worker = Worker(rng.randrange(4))
+        hashes = [rng.randrange(2) for _ in range(rng.randrange(8))]
+        index.routed(worker, hashes, now)
+        until |= {(worker, tuple(hashes[: i + 1])): now + 10 for i in range(len(hashes))}
+        until = {key: when for key, when in until.items() if when > now}
+        asked = [rng.randrange(2) for _ in range(8)]
+        expected = {}
+        for one in map(Worker, range(4)):
+            run = 0
+            while run < 8 and (one, tuple(asked[: run + 1])) in until:
+                run += 1
+            if run:
+                expected[one] = run
+        assert scores(index, asked, now) == expected
+        assert len(index) == len(until)
+
+
+def test_oldest_are_pruned_down_to_the_ratio() -> None:
+    index = ApproximateIndexer(blocks=100)
+    for first in range(0, 100, 10):
+        index.routed(A if first % 20 else B, list(range(first, first + 10)), float(first))
+    assert len(index) == 100
+    index.routed(A, [500], 100.0)
+    assert len(index) == 80
+    # the third oldest loses blocks from its end
+    assert scores(index, list(range(20, 30)), 100.0) == {B: 9}
+    assert scores(index, list(range(10)), 100.0) == {}
+    assert scores(index, [500], 100.0) == {A: 1}
+    index.routed(C, list(range(1000, 2000)), 101.0)  # more than there is space for
+    assert len(index) == 80
+
+
+def test_worker_that_left_is_forgotten() -> None:
+    index = ApproximateIndexer(workers=2)
+    index.routed(A, [1, 2], 0.0)
+    index.routed(B, [1], 0.0)
+    with pytest.raises(EventError, match="one too many"):
+        index.routed(C, [1], 0.0)
+    index.remove_worker(1)
+    assert (scores(index, [1, 2], 1.0), len(index)) == ({B: 1}, 1)
+    index.routed(C, [1], 1.0)
+    assert scores(index, [1, 2], 1.0) == {B: 1, C: 1}
+    with pytest.raises(RouterError):
+        ApproximateIndexer(ttl_s=0)
+
+
+def test_siblings_of_one_prompt_see_where_the_first_went() -> None:
+    events = Indexer(workers=4, blocks=100)
+    index = PredictiveIndexer(events)
+    events.apply(RouterEvent(B, Stored([1], [1])))
+    index.routed(A, [1, 2, 3], 0.0)
+    found = index.find_matches([1, 2, 3], 1.0)
+    assert (found.of(A), found.of(B)) == (Overlap(device=3), Overlap(device=1))
+    assert index.find_matches([1, 2, 3], 5.0).held.keys() == {B}
+    events.apply(RouterEvent(A, Stored([1, 2], [1, 2])))
+    assert index.find_matches([1, 2, 3], 6.0).of(A) == Overlap(device=2)
+    index.remove_worker(1)
+    assert index.find_matches([1, 2, 3], 6.0).held.keys() == {B}
+
+
+def test_prediction_takes_the_place_of_lower_tiers() -> None:
+    events = Indexer(workers=4, blocks=100)
+    index = PredictiveIndexer(events)
+    hashes = list(range(1, 9))
+    events.apply(RouterEvent(A, Stored(hashes[:2], hashes[:2])))
+    events.apply(RouterEvent(A, Stored(hashes[2:4], hashes[2:4], 2), tier=Tier.HOST))
+    events.apply(RouterEvent(A, Stored(hashes[4:6], hashes[4:6], 4), tier=Tier.SHARED))
+    assert index.find_matches(hashes, 0.0).of(A) == Overlap(2, 2, 0, 2)
+    for sent, expected in ((1, Overlap(2, 2, 0, 2)), (3, Overlap(3, 1, 0, 2)), (8, Overlap(8))):
+        index.routed(A, hashes[:sent], 0.0)
+        assert index.find_matches(hashes, 0.0).of(A) == expected

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The feed restores the order of a publisher's messages, and a ring keeps them for a replay."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from beluga.errors import RouterError
+from beluga.router import Indexer, Kept, RouterEvent, Stored, Worker
+from beluga.router.prefix.feed import Feed
+from beluga.router.prefix.kept import Replay
+
+A = Worker(1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_replay_and_live_items_come_out_in_order(seed: int) -> None:
+    rng = random.Random(seed)
+    feed: Feed[int] = Feed()
+    out: list[int] = []
+    kept: list[int] = []
+    for number in range(300):
+        kept.append(number)
+        if rng.random() < 0.2:
+            continue  # the message is lost
+        ready = feed.offer(number, number, float(number))
+        assert not ready.restarted
+        out += ready.items
+        if feed.wanted is not None and rng.random() < 0.3:
+            for old in kept[feed.wanted :]:
+                out += feed.replayed(old, old, old)
+            out += feed.give_up()
+    assert out == list(range(len(out)))
+    assert (feed.lost, feed.restarts) == (0, 0)
+    assert len(out) > 200
+
+
+def test_what_nobody_sends_again_is_lost() -> None:
+    feed: Feed[str] = Feed()
+    assert feed.offer(2, "c", 1.0).items == []
+    assert feed.wanted == 0
+    assert feed.replayed(1, "b", 1) == []
+    assert feed.give_up() == ["b", "c"]
+    assert (feed.lost, feed.wanted) == (1, None)
+    assert feed.offer(3, "d", 2.0).items == ["d"]
+
+
+def test_held_items_are_bounded() -> None:
+    feed: Feed[int] = Feed(held_max=10)
+    out: list[int] = []
+    for number in range(5, 30):
+        out += feed.offer(number, number, float(number)).items
+    assert out == list(range(5, 30))
+    assert feed.lost == 5
+    assert feed.offer((1 << 64) - 2, 0, 99.0).items == []
+    assert feed.give_up() == [0]
+    assert feed.offer(30, 30, 100.0).restarted  # an absurd number does not block the feed forever
+
+
+def test_live_repetition_of_what_was_sent_again_is_no_restart() -> None:
+    feed: Feed[int] = Feed()
+    feed.offer(1, 1, 1.0)
+    assert feed.replayed(0, 0, 0.0) == [0, 1]
+    assert feed.replayed(2, 2, 2.0) == [2]
+    ready = feed.offer(2, 2, 2.0)  # it waited in its socket meanwhile
+    assert (ready.items, ready.restarted, feed.repeated) == ([], False, 1)
+    assert feed.replaced(5, 5, 5.0) == [5]
+    assert not feed.offer(5, 5, 5.0).restarted
+    assert feed.replaced(0, 0, 9.0) == feed.replayed(0, 0, 9.0) == []
+    assert feed.offer(0, 0, 8.0).restarted  # what was not taken says nothing of the time
+
+
+def test_a_publisher_that_has_gone_is_followed_anew() -> None:
+    feed: Feed[int] = Feed()
+    assert [feed.offer(number, number, 5.0 + number).items for number in range(3)] == [
+        [0],
+        [1],
+        [2],
+    ]
+    feed.reset()
+    assert feed.offer(3, 3, 8.0).items == []  # it had not restarted: all is wanted again
+    assert feed.wanted == 0
+    feed.reset()
+    assert feed.offer(0, 0, 1.0).items == [0]  # it has, and its clock was set back
+    assert (feed.lost, feed.restarts) == (0, 0)
+
+
+def test_a_ring_replays_what_it_has() -> None:
+    kept: Kept[int] = Kept(ring=4)
+    assert [kept.add(number) for number in range(10)] == list(range(10))
+    assert kept.replay(8) == Replay([8, 9], 0)
+    assert kept.replay(3) == Replay([6, 7, 8, 9], 3)
+    assert kept.replay(kept.next_number) == Replay([], 0)
+    kept.skip()
+    assert kept.add(11) == 11
+    assert kept.replay(9) == Replay([11], 2)
+    with pytest.raises(RouterError, match="at least one"):
+        Kept(ring=0)
+
+
+def test_an_index_that_missed_events_catches_up_from_a_dump() -> None:
+    index = Indexer(workers=2, blocks=100)
+    events = [
+        RouterEvent(A, Stored([number], [number], number - 1 or None), number - 1)
+        for number in (1, 2, 3, 4)
+    ]
+    index.apply(events[0])
+    index.apply_all([events[2]])
+    assert index.missing() == {A: (1, 1)}
+    assert index.restore(A, events[:3], 2) == 0
+    assert index.find_matches([1, 2, 3]).held[A].device == 3
+    index.apply(events[3])
+    assert index.find_matches([1, 2, 3, 4]).held[A].device == 4

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""vLLM's KV events from frames into the index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from emulation import fewer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+msgspec = pytest.importorskip("msgspec", reason="msgspec is not installed (the extra 'router')")
+
+from beluga.errors import EventError, RouterError  # noqa: E402
+from beluga.router import BlockHasher, Cleared, Indexer, Removed, Stored, Tier, Worker  # noqa: E402
+from beluga.router.prefix import wire as wire_module  # noqa: E402
+from beluga.router.prefix.subscription import Subscription  # noqa: E402
+from beluga.router.prefix.wire import (  # noqa: E402
+    Frame,
+    WireDecoder,
+    decode_frames,
+    hash_blocks_by,
+    replay_request,
+)
+
+SIZE = 4
+
+
+def sums(tokens: Sequence[int], adapter: str, salt: str) -> list[int]:
+    """Make hashes that a test can read."""
+    blocks = [sum(tokens[at : at + SIZE]) for at in range(0, len(tokens), SIZE)]
+    return [block + 1000 * len(adapter) + 100_000 * len(salt) for block in blocks]
+
+
+def decoder(worker_id: int = 7) -> WireDecoder:
+    return WireDecoder(worker_id, block_size=SIZE, hash_blocks=sums)
+
+
+def payload(*events: Any, ts: float = 1.0, rank: int | None = None) -> bytes:
+    return bytes(msgspec.msgpack.encode([ts, list(events), rank]))
+
+
+def stored(names: list[Any], *, parent: Any = None, first: int = 1, **more: Any) -> dict[str, Any]:
+    """Make an event for blocks whose hashes are ``first``, ``first`` + 1, ... by sums()."""
+    tokens = [value for at in range(len(names)) for value in (first + at, 0, 0, 0)]
+    fields = {"type": "BlockStored", "block_hashes": names, "parent_block_hash": parent}
+    return {**fields, "token_ids": tokens, "block_size": SIZE, "lora_id": None, **more}
+
+
+def test_frames_with_and_without_topic() -> None:
+    number = (258).to_bytes(8, "big")
+    assert decode_frames([b"kv", number, b"x"]) == Frame(b"kv", 258, b"x")
+    assert decode_frames([b"", b"kv", number, b"x"]) == Frame(b"kv", 258, b"x")
+    assert decode_frames([number, b"x"]) == Frame(b"", 258, b"x")
+    end = decode_frames([b"", b"", b"\xff" * 8, b""])
+    assert end.ends_replay
+    assert not decode_frames([b"", number, b""]).ends_replay
+    assert replay_request(258) == [b"", number]
+
+
+@pytest.mark.parametrize("frames", [[], [b"x"], [b"", b"123", b"x"], [b"1"] * 4, [b""] * 6])
+def test_other_frames_are_errors(frames: list[bytes]) -> None:
+    with pytest.raises(EventError, match="frames"):
+        decode_frames(frames)
+
+
+def test_maps_and_arrays_say_the_same() -> None:
+    as_map = decoder().batch(
+        payload(
+            stored([11, 12], parent=10, medium="CPU", lora_name="ab"),
+            {"type": "BlockRemoved", "block_hashes": [11], "medium": "GPU"},
+            {"type": "AllBlocksCleared"},
+            rank=3,
+        )
+    )
+    as_array = decoder().batch(
+        payload(
+            ["BlockStored", [11, 12], 10, [1, 0, 0, 0, 2, 0, 0, 0], SIZE, None, "CPU", "ab"],
+            ["BlockRemoved", [11], "GPU"],
+            ["AllBlocksCleared"],
+            rank=3,
+        )
+    )
+    assert as_map == as_array
+    assert (as_map.failed, as_map.made_s, as_map.worker) == ([], 1.0, Worker(7, 3))
+    first, second, third = as_map.events
+    assert (first.data, first.tier) == (Stored([11, 12], [2001, 2002], 10), Tier.HOST)
+    assert (second.data, second.tier) == (Removed([11]), Tier.DEVICE)
+    assert third.data == Cleared()
+
+
+def test_batch_may_be_a_map() -> None:
+    form = {"ts": 2, "events": [{"type": "AllBlocksCleared"}], "data_parallel_rank": None}
+    batch = decoder().batch(msgspec.msgpack.encode(form))
+    assert (batch.made_s, batch.worker, len(batch.events)) == (2.0, Worker(7), 1)
+
+
+def test_digests_and_integers_name_the_same_block() -> None:
+    digest = bytes(range(32))
+    number = int.from_bytes(digest[-8:], "big")
+    as_bytes = decoder().batch(payload(stored([digest], parent=digest[::-1]))).events
+    as_ints = decoder().batch(payload(stored([number], parent=0x0706050403020100))).events
+    assert as_bytes == as_ints
+    negative = decoder().batch(payload(stored([-1]))).events[0].data
+    assert negative == Stored([(1 << 64) - 1], [1])
+
+
+def test_block_without_tokens_is_one_that_is_known() -> None:
+    event = stored([11], medium="CPU", token_ids=[], block_size=0)
+    assert decoder().batch(payload(event)).events[0].data == Stored([11], None)
+
+
+def test_blocks_are_hashed_as_the_router_hashes_prompts() -> None:
+    pytest.importorskip("xxhash", reason="xxhash is not installed (the extra 'router')")
+    hasher = BlockHasher(block_size=SIZE)
+    tokens = list(range(1, 9))
+    wire = WireDecoder(7, block_size=SIZE, hash_blocks=hash_blocks_by(hasher))
+    index = Indexer(workers=2, blocks=10)
+    events = wire.batch(payload(stored([11, 12], token_ids=tokens))).events
+    assert index.apply_all(events) == 0
+    assert index.matches(hasher.query(tokens)).of(Worker(7)).device == 2
+    with_adapter = wire.batch(payload(stored([11, 12], token_ids=tokens, lora_name="ab")))
+    data = with_adapter.events[0].data
+    assert isinstance(data, Stored)
+    assert data.tokens_hashes == BlockHasher(block_size=SIZE, lora_name="ab").local(tokens)
+
+
+def test_what_covers_more_than_tokens_is_never_expected() -> None:
+    plain = [["ab"], None]
+    image = [["ab"], ["ab", ["cat", 1]]]
+    embedded = [["ab"], ["ab", b"digest"]]
+    for keys, same in ((plain, True), (image, False), (embedded, False)):
+        event = stored([11, 12], lora_name="ab", extra_keys=keys)
+        data = decoder().batch(payload(event)).events[0].data
+        assert isinstance(data, Stored) and data.tokens_hashes is not None
+        assert data.tokens_hashes[0] == 2001
+        assert (data.tokens_hashes[1] == 2002) == same
+
+
+@pytest.mark.parametrize("adapter", ["", "ab", "salt"])
+def test_blocks_are_salted_from_the_first_on(adapter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wire, always = decoder(), [adapter] if adapter else []
+
+    def found(names: list[Any], *keys: Any, **more: Any) -> list[int]:
+        lora = {"lora_name": adapter or None, "extra_keys": [key or None for key in keys]}
+        (event,) = wire.batch(payload(stored(names, **lora, **more))).events
+        assert isinstance(event.data, Stored) and event.data.tokens_hashes is not None
+        return [one - 1000 * len(adapter) for one in event.data.tokens_hashes]
+
+    assert found([11, 12], [*always, "salt"], always) == [400_001, 400_002]
+    assert found([13], always, parent=12, first=3) == [400_003]
+    assert found([14], always, parent=bytes(24) + (13).to_bytes(8, "big"), first=4) == [400_004]
+    assert found([21], always) == [1]
+    assert found([22], always, parent=21, first=2) == [2]
+    (shown,) = found([15], [*always, ["cat", 1]], parent=14, first=5)
+    assert shown not in (5, 400_005)
+    monkeypatch.setattr(wire_module, "SALTED_MAX", 1)
+    assert found([16], always, parent=15, first=6) == [400_006]
+    assert found([17], always, parent=14, first=7) == [7]  # forgotten
+    assert found([17], always, parent=16, first=7) == [400_007]
+    wire.batch(payload({"type": "AllBlocksCleared"}))
+    assert found([18], always, parent=17, first=8) == [8]
+
+
+def test_other_cache_groups_are_left_out() -> None:
+    batch = decoder().batch(payload(stored([11], group_idx=1), stored([12], group_idx=0)))
+    assert [event.data for event in batch.events] == [Stored([12], [1])]
+
+
+def test_event_that_cannot_be_read_does_not_spoil_its_batch() -> None:
+    bad: list[Any] = [
+        {"type": "BlockStolen"},
+        {"type": ["BlockStored"]},
+        {"type": "BlockStored"},
+        stored([11], block_size=SIZE + 1),
+        stored([11], token_ids=[1, 2, 3]),
+        stored([11], medium="TAPE"),
+        stored(["name"]),
+        stored([1.5]),
+        stored([11], extra_keys=[None, ["more"]]),
+        stored([11], extra_keys=7),
+        [],
+        ["BlockStored"],
+        5,
+        None,
+        "BlockStored",
+    ]
+    batch = decoder().batch(payload(*bad, stored([11])))
+    assert len(batch.failed) == len(bad)
+    assert str(batch.failed[0]) == "there is no KV event 'BlockStolen'"
+    assert [event.data for event in batch.events] == [Stored([11], [1])]
+
+
+@pytest.mark.parametrize(
+    "form", [5, [], [1.0], [1.0, 5], ["x", []], [1.0, [], "x"], [1.0, [], -1], {"ts": 1}]
+)
+def test_no_batch_is_an_error(form: Any) -> None:
+    with pytest.raises(EventError, match="batch"):
+        decoder().batch(msgspec.msgpack.encode(form))
+
+
+@pytest.mark.parametrize(
+    ("form", "why"),
+    [
+        ([], "is not a batch"),
+        ([1.0], "is not a batch"),
+        (["x", []], "no time"),
+        ([float("inf"), []], "no time"),
+        ([float("nan"), []], "no time"),
+        ([1.0, [], "x"], "rank that is not a number"),
+        ([1.0, [], -1], "of rank -1"),
+        ([1.0, [], 1 << 16], "of rank 65536"),
+    ],
+)
+def test_what_is_wrong_with_a_batch_is_said(form: Any, why: str) -> None:
+    with pytest.raises(EventError, match=why):
+        decoder().batch(msgspec.msgpack.encode(form))
+
+
+def test_a_batch_is_of_the_rank_that_it_names() -> None:
+    for rank, expected in ((None, 0), (0, 0), (3, 3)):
+        batch = decoder().batch(payload(stored([11]), rank=rank))
+        assert [event.worker for event in batch.events] == [Worker(7, expected)]
+    short = decoder().batch(msgspec.msgpack.encode([1.0, [stored([11])]]))
+    assert [event.worker for event in short.events] == [Worker(7, 0)]
+
+
+def test_no_msgpack_is_an_error() -> None:
+    for bad in (b"", b"\xc1", b"\x93\x01", b"\x91" * 100_000):
+        with pytest.raises(EventError):
+            decoder().batch(bad)
+    with pytest.raises(RouterError, match="token"):
+        WireDecoder(1, block_size=0, hash_blocks=sums)
+    WireDecoder(1, block_size=1, hash_blocks=sums)  # the least block size
+
+
+def test_a_decoder_that_learns_asks_the_router_first() -> None:
+    """The router may have learned another size than the decoder began with."""
+    asked: list[int] = []
+    known = {SIZE: sums}
+
+    def learn(size: int) -> Any:
+        asked.append(size)
+        return known.get(size)
+
+    wire = WireDecoder(7, block_size=SIZE, hash_blocks=sums, learn=learn)
+    for _ in range(2):
+        assert wire.batch(payload(stored([1]))).failed == []
+    assert asked == [SIZE]  # once is enough
+    known = {8: sums}
+    wire.resize(8, sums)
+    assert len(wire.batch(payload(stored([2]))).failed) == 1
+    assert asked == [SIZE, SIZE]
+    other = WireDecoder(8, block_size=SIZE, hash_blocks=sums, learn=learn)
+    assert len(other.batch(payload(stored([1]))).failed) == 1
+
+
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+names = st.sampled_from(["BlockStored", "BlockRemoved", "AllBlocksCleared"])
+fields = st.sampled_from(["block_hashes", "parent_block_hash", "token_ids", "block_size", "medium"])
+
+
+@settings(max_examples=fewer(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.binary()
+    | st.lists(
+        junk
+        | st.tuples(names, junk, junk, junk, junk)
+        | st.builds(
+            lambda name, values: {"type": name, **values}, names, st.dictionaries(fields, junk)
+        )
+    ).map(lambda events: payload(*events))
+)
+def test_junk_harms_nobody(message: bytes) -> None:
+    index = Indexer(workers=2, blocks=10)
+    subscription = Subscription(index, decoder(), replay=True)
+    subscription.received([b"", (0).to_bytes(8, "big"), message])
+    assert index.stat().blocks <= 10
+
+
+def message(number: int, *events: Any, ts: float | None = None) -> list[bytes]:
+    body = payload(*events, ts=float(number) if ts is None else ts)
+    return [b"kv-events", number.to_bytes(8, "big"), body]
+
+
+def test_subscription_fills_gaps_by_replay() -> None:
+    index = Indexer(workers=2, blocks=100)
+    subscription = Subscription(index, decoder(), replay=True)
+    subscription.received(message(0, stored([11])))
+    subscription.received(message(3, stored([13], parent=12, first=3)))
+    assert subscription.wanted == replay_request(1)
+    assert index.find_matches([1, 2, 3]).held[Worker(7)].device == 1
+    for number, event in ((1, stored([12], parent=11, first=2)), (2, stored([99], first=9))):
+        assert not subscription.replayed(message(number, event))
+    assert subscription.wanted is None
+    assert subscription.replayed([b"", b"", b"\xff" * 8, b""])
+    assert index.find_matches([1, 2, 3]).held[Worker(7)].device == 3
+    assert (subscription.feed.gaps, subscription.feed.lost, subscription.failed) == (1, 0, 0)
+
+
+def test_subscription_goes_on_without_a_replay() -> None:
+    index = Indexer(workers=2, blocks=100)
+    subscription = Subscription(index, decoder(), replay=False)
+    subscription.received(message(4, stored([11])))
+    assert subscription.wanted is None
+    assert index.find_matches([1]).held.keys() == {Worker(7)}
+    subscription.received(message(6, stored([13], parent=12)))
+    assert (subscription.feed.gaps, subscription.feed.lost, subscription.failed) == (2, 5, 1)
+    waiting = Subscription(Indexer(workers=2, blocks=100), decoder(), replay=True)
+    waiting.received(message(4, stored([11])))
+    waiting.replay_failed()
+    assert waiting.wanted is None
+
+
+def test_restarted_engine_has_an_empty_cache() -> None:
+    index = Indexer(workers=2, blocks=100)
+    subscription = Subscription(index, decoder(), replay=False)
+    for number in range(3):
+        subscription.received(message(number, stored([11 + number], first=1 + number)))
+    subscription.received(message(0, stored([21], first=7), ts=50.0))
+    assert index.find_matches([1]).held == {}
+    assert index.find_matches([7]).held.keys() == {Worker(7)}
+    assert subscription.feed.restarts == 1
+    # a late message from before the restart
+    subscription.received(message(0, stored([11]), ts=3.0))
+    assert index.find_matches([1]).held == {}
+    assert subscription.feed.repeated == 1
+
+
+def test_a_message_from_the_end_of_time_does_not_hide_a_restart() -> None:
+    index = Indexer(workers=2, blocks=100)
+    subscription = Subscription(index, decoder(), replay=False)
+    subscription.received(message(0, stored([11])))
+    subscription.received(message(1, ts=float("inf")))
+    subscription.received(message(1, stored([12], first=2)))
+    subscription.received(message(0, stored([21], first=7), ts=50.0))
+    assert (subscription.unread, subscription.feed.restarts) == (1, 1)
+    assert index.find_matches([7]).held.keys() == {Worker(7)}
+
+
+def test_messages_that_are_none_are_counted() -> None:
+    subscription = Subscription(Indexer(workers=2, blocks=100), decoder(), replay=True)
+    subscription.received([b"x"])
+    subscription.received([b"", (0).to_bytes(8, "big"), b"\xc1"])
+    subscription.received(message(0, {"type": "?"}, stored([1])))
+    assert subscription.unread == 3
+    subscription.received([b"", b"\xff" * 8, payload(stored([1]))])  # this number ends replays
+    assert subscription.unread == 4
+    assert not subscription.replayed([b"x"])
