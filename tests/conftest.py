@@ -127,9 +127,9 @@ def start(tmp_path: Path, fork_server: forked.Server) -> Iterator[Start]:
     environment = {key: value for key, value in os.environ.items() if key != "BELUGA_POOL"}
     environment |= {"XDG_STATE_HOME": str(tmp_path / "state"), "COLUMNS": "200"}
 
-    def start(*arguments: object, entry: str = "main") -> subprocess.Popen[str]:
+    def start(*arguments: object, entry: str = "main", cwd: Path = ROOT) -> subprocess.Popen[str]:
         code = f"from beluga.cli.main import {entry}; {entry}()"
-        child = forked.Fork(fork_server, code, [*map(str, arguments)], environment, cwd=ROOT)
+        child = forked.Fork(fork_server, code, [*map(str, arguments)], environment, cwd=cwd)
         started.append(child)
         return child
 
@@ -143,8 +143,10 @@ def start(tmp_path: Path, fork_server: forked.Server) -> Iterator[Start]:
 def run(start: Start) -> Run:
     """Run ``beluga ARGUMENTS...`` to its end: returncode, stdout, stderr."""
 
-    def run(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        child = start(*arguments)
+    def run(
+        *arguments: object, stdin: str = "", entry: str = "main", cwd: Path = ROOT
+    ) -> subprocess.CompletedProcess[str]:
+        child = start(*arguments, entry=entry, cwd=cwd)
         stdout, stderr = child.communicate(stdin, timeout=120 * PATIENCE)
         return subprocess.CompletedProcess(child.args, child.returncode, stdout, stderr)
 

@@ -4,7 +4,8 @@
 
 Importing what the command line needs takes half a second of CPU time, and the tests start hundreds
 of commands. Nothing of ``beluga`` is imported before the copy is made: a command imports that
-itself, as a user's does. Variables that an interpreter reads once, when it starts (PYTHON*, LC_*,
+itself, as a user's does. It finds modules where an installed command does, or, in the folder of
+the checkout, there first. Variables that an interpreter reads once, when it starts (PYTHON*, LC_*,
 LANG), are those of the tests' own process.
 """
 
@@ -24,8 +25,23 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-_LIBRARIES = ("numpy", "asyncio", "msgspec", "pydantic", "typer", "typer.rich_utils")
+_LIBRARIES = (
+    *(
+        "concurrent.futures.thread",
+        "csv",
+        "email.message",
+        "hashlib",
+        "hmac",
+        "http.server",
+        "json",
+    ),
+    *("secrets", "statistics", "sysconfig", "tempfile", "urllib.request", "zipfile", "zoneinfo"),
+    *("asyncio", "importlib.metadata", "importlib.resources", "numpy", "numpy.typing"),
+    *("msgspec", "rich.console", "rich.live", "rich.progress", "rich.table"),
+    *("typer", "typer._adapters", "typer._click.decorators", "typer.rich_utils"),
+)
 _REQUEST = 1 << 20  # bytes
+_ROOT = Path(__file__).resolve().parent.parent
 _KILLED = int(signal.SIGKILL)  # the wait status of a process whose parent has gone
 
 
@@ -162,6 +178,8 @@ def _main() -> dict[str, Any] | None:
     for name in _LIBRARIES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    with contextlib.suppress(ImportError):
+        importlib.import_module("pydantic").TypeAdapter(int)  # it imports most of itself only here
     warnings.simplefilter("ignore", DeprecationWarning)  # of fork() in a process with threads
     request = _serve(socket.socket(fileno=int(sys.argv[1])))
     warnings.resetwarnings()
@@ -170,6 +188,8 @@ def _main() -> dict[str, Any] | None:
         os.environ.update(request["environment"])
         os.chdir(request["cwd"])
         sys.argv[:] = request["argv"]
+        if Path(request["cwd"]) != _ROOT:
+            del sys.path[0]
     return request
 
 

@@ -120,7 +120,7 @@ def state(folder: Path) -> dict[Path, tuple[int, int]]:
     return {path: (one.st_mtime_ns, one.st_size) for path, one in found.items() if path.is_file()}
 
 
-@pytest.mark.parametrize("option", ["--help", "-h"])
+@pytest.mark.parametrize("option", ["--help", pytest.param("-h", marks=pytest.mark.long)])
 def test_help_is_all_that_a_script_does_when_it_is_asked_for_it(sources: Path, option: str) -> None:
     """No script starts another program than the few that print its help, nor changes a file."""
     assert len(SCRIPTS) > 40

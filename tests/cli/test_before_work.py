@@ -59,6 +59,10 @@ def test_a_package_is_looked_for_first(arguments: list[str], package: str, extra
     assert refused.stderr == (
         f"beluga: error: this command needs {package}; pip install 'beluga-kv[{extra}]'\n"
     )
+
+
+@pytest.mark.parametrize("arguments", [SIMULATE, BENCH, GATEWAY, PREFILL])
+def test_a_command_begins_with_its_packages(arguments: list[str]) -> None:
     assert "it has begun" in beluga(*arguments).stderr
 
 

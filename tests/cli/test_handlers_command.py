@@ -5,14 +5,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-from emulation import PATIENCE
 
 from beluga import Client, KVCache, Pool
 
@@ -69,49 +68,19 @@ def folder(tmp_path: Path) -> Path:
     made = tmp_path / "program"
     made.mkdir()
     (made / "jobs.py").write_text(MODULE)
-    (made / "numpy.py").write_text("raise SystemExit('a file of the current folder was imported')")
     return made
 
 
 @pytest.fixture
-def begin(folder: Path, tmp_path: Path) -> Iterator[Begin]:
-    """Start a command in the folder of the program. Python does not search that folder: -I."""
-    started: list[subprocess.Popen[str]] = []
-    environment = {key: value for key, value in os.environ.items() if key != "BELUGA_POOL"}
-    environment |= {"XDG_STATE_HOME": str(tmp_path / "state"), "COLUMNS": "200"}
-
-    def begin(*words: str, program: str = "cxl_rpc") -> subprocess.Popen[str]:
-        code = f"from beluga.cli.main import {program}; {program}()"
-        child = subprocess.Popen(
-            [sys.executable, "-I", "-c", code, *words],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(child)
-        return child
-
-    yield begin
-    for child in started:
-        child.kill()
-        child.communicate()
+def begin(start: Begin, folder: Path) -> Begin:
+    """Start a command in the folder of the program."""
+    return partial(start, entry="cxl_rpc", cwd=folder)
 
 
 @pytest.fixture
-def ask(begin: Begin) -> Ask:
+def ask(run: Ask, folder: Path) -> Ask:
     """Run a command to its end."""
-
-    def ask(
-        *words: str, program: str = "cxl_rpc", stdin: str = ""
-    ) -> subprocess.CompletedProcess[str]:
-        child = begin(*words, program=program)
-        stdout, stderr = child.communicate(stdin, timeout=120 * PATIENCE)
-        return subprocess.CompletedProcess(child.args, child.returncode, stdout, stderr)
-
-    return ask
+    return partial(run, entry="cxl_rpc", cwd=folder)
 
 
 def serves(child: subprocess.Popen[str]) -> None:
@@ -153,6 +122,21 @@ def test_handlers_of_a_module_are_served_listed_and_called(
     assert whole == {"handler": "add", "result": 2}
 
 
+def test_no_other_module_of_the_programs_folder_is_imported(folder: Path, pool: list[str]) -> None:
+    (folder / "numpy.py").write_text(
+        "raise SystemExit('a file of the current folder was imported')"
+    )
+    code = "from beluga.cli.main import cxl_rpc; cxl_rpc()"
+    ended = subprocess.run(
+        [sys.executable, "-I", "-c", code, "serve", "jobs:nothing", *pool],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "jobs:nothing is 3" in ended.stderr
+
+
 def test_a_wrong_call_is_one_line_and_a_status(begin: Begin, ask: Ask, pool: list[str]) -> None:
     serves(begin("serve", "jobs:handlers", *pool))
     for words, code, text in (
@@ -173,7 +157,7 @@ def test_a_wrong_call_is_one_line_and_a_status(begin: Begin, ask: Ask, pool: lis
 def test_beluga_serve_has_handlers_beside_the_index(
     begin: Begin, ask: Ask, pool: list[str]
 ) -> None:
-    serves(begin("serve", "--handlers", "jobs:several", *pool, program="main"))
+    serves(begin("serve", "--handlers", "jobs:several", *pool, entry="main"))
     with Pool.open(pool[1::2]) as opened, Client(opened) as client:
         assert client.call("shout", "a", returns=str) == "A"
         with KVCache(client, namespace="x") as cache:
@@ -183,12 +167,12 @@ def test_beluga_serve_has_handlers_beside_the_index(
 
 
 def test_a_server_in_the_background_has_handlers(ask: Ask, pool: list[str]) -> None:
-    detached = ask("serve", "--detach", "--handlers", "jobs:named", *pool, program="main")
+    detached = ask("serve", "--detach", "--handlers", "jobs:named", *pool, entry="main")
     assert detached.returncode == 0, detached.stderr
     try:
         assert ask("call", "first", "7", *pool).stdout == "7\n"
     finally:
-        ask("stop", *pool, program="main")
+        ask("stop", *pool, entry="main")
 
 
 def test_a_server_without_handlers_says_how_they_are_given(
@@ -218,12 +202,12 @@ def test_handlers_that_cannot_be_loaded_are_named_before_anything_serves(
     folder: Path, ask: Ask, pool: list[str], place: str, text: str
 ) -> None:
     (folder / "broken.py").write_text("import absent_package\n")
-    for words, program in (
+    for words, entry in (
         (("serve", place), "cxl_rpc"),
         (("serve", "--handlers", place), "main"),
         (("serve", "--detach", "--handlers", place), "main"),
     ):
-        ended = ask(*words, *pool, program=program)
+        ended = ask(*words, *pool, entry=entry)
         assert ended.returncode == 1
         assert text in ended.stderr
         assert "Traceback" not in ended.stderr
@@ -233,11 +217,11 @@ def test_a_pool_is_made_with_room_for_long_calls(ask: Ask, shm: Path) -> None:
     path = str(shm / "wide")
     made = ask(
         *("pool", "create", path, "--size", "64M", "--lanes", "2", "--bulk-size", "1M"),
-        program="main",
+        entry="main",
     )
     assert made.returncode == 0, made.stderr
     with Pool.open([path]) as opened:
         assert opened.geometry.bulk_size == 1 << 20
-    refused = ask("pool", "create", path, "--force", "--bulk-size", "100", program="main")
+    refused = ask("pool", "create", path, "--force", "--bulk-size", "100", entry="main")
     assert refused.returncode == 1
     assert "--bulk-size (bulk_size) is from 4096 to 67108864, not 100" in refused.stderr

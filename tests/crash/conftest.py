@@ -14,6 +14,6 @@ def paths(tmp_path: Path) -> list[Path]:
     return [tmp_path / "a", tmp_path / "b"]
 
 
-@pytest.fixture(params=["hardware", "software"])
+@pytest.fixture(params=[pytest.param("hardware", marks=pytest.mark.long), "software"])
 def coherence(request: pytest.FixtureRequest) -> str:
     return str(request.param)

@@ -93,7 +93,13 @@ def lengths_of(kind: str, rng: random.Random) -> Iterator[int]:
         }[kind]
 
 
-@pytest.mark.parametrize("kind", ["some sizes", "growing", "shrinking", "mostly small", "tenants"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("some sizes", "growing", "mostly small", "tenants"),
+        pytest.param("shrinking", marks=pytest.mark.long),
+    ],
+)
 @settings(max_examples=fewer(3), deadline=None)
 @given(seed=st.integers(0, 1 << 30), removes=st.booleans())
 def test_any_mix_of_sizes_fills_the_pool_before_anything_is_evicted(

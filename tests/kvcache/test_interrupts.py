@@ -103,7 +103,14 @@ ENGINES: dict[str, Callable[[Pool], tuple[Engine, FailingGpu | None]]] = {
 }
 
 
-@pytest.fixture(params=ENGINES)
+LONG = {"bounced", "staged"}
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in ENGINES
+    ]
+)
 def scene(request: pytest.FixtureRequest, shm: Path, compiled: None) -> Iterator[Scene]:
     paths = [shm / "a", shm / "b"]
     with (
