@@ -5,13 +5,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from emulation import PATIENCE
 from numpy.typing import NDArray
 
 from beluga.index import Grant, MetaClient
+from beluga.pool import Pool
+from beluga.rpc import Client
 
 MASK = (1 << 64) - 1
 CHAIN = 8
@@ -59,3 +62,11 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
             return False
         time.sleep(0.005)
     return True
+
+
+@contextmanager
+def hasty_client(pool: Pool, timeout_s: float) -> Iterator[Client]:
+    """Yield a client whose calls have a short time limit; its attachment has the usual one."""
+    with Client(pool) as client:
+        client.timeout_s = timeout_s
+        yield client

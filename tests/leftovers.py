@@ -10,11 +10,12 @@ from pathlib import Path
 SHM = Path("/dev/shm")
 
 
-def leftovers(name: str, parent: Path = SHM) -> set[Path]:
-    """Return the folders that ``scratch_folder(name, parent)`` made, and that no process uses any
-    more.
+def leftovers(name: str, pid: int | None = None) -> set[Path]:
+    """Return the folders that ``scratch_folder(name, SHM)`` made, and that no process uses any
+    more. ``pid`` leaves out those of other processes, which may end at any time.
     """
-    return {path for path in parent.glob(f"beluga-{name}-*") if not _in_use(path)}
+    mine = "*" if pid is None else f"{pid}-*"
+    return {path for path in SHM.glob(f"beluga-{name}-{mine}") if not _in_use(path)}
 
 
 def _in_use(folder: Path) -> bool:

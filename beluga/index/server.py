@@ -134,12 +134,11 @@ class MetaServer(Server):
 
         Call it before :meth:`start`. What that tier has must never be below this pool again.
 
-        Raises RpcError for too many tiers.
+        Raises BadValueError for too many tiers.
         """
         with self._running():
-            raise_for_status(
-                lib.bl_lower_give_up(self._meta, _tier_id(name)), "giving up a lower tier"
-            )
+            if lib.bl_lower_give_up(self._meta, _tier_id(name)) < 0:
+                raise BadValueError("too many tiers are given up in one start; give up fewer")
 
     def lower_told(self) -> None:
         """Note that the server was told of all that its lower tiers have. Until then it takes any

@@ -24,9 +24,9 @@ _OWNER = "beluga-owner.lock"
 
 @contextlib.contextmanager
 def scratch_folder(name: str, parent: Path) -> Iterator[Path]:
-    """Make a folder ``beluga-NAME-...`` in ``parent`` and remove it at the end. Raises OSError."""
+    """Make a folder ``beluga-NAME-PID-...``, and remove it at the end. Raises OSError."""
     _sweep(parent)
-    folder = Path(tempfile.mkdtemp(prefix=f"beluga-{name}-", dir=parent))
+    folder = Path(tempfile.mkdtemp(prefix=f"beluga-{name}-{os.getpid()}-", dir=parent))
     owner = os.open(folder / "new", os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     try:
         fcntl.flock(owner, fcntl.LOCK_EX)

@@ -44,14 +44,17 @@ def has_gpu() -> bool:
 def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "beluga_bench.gpu_demo", *arguments]
     environment = os.environ | {"COLUMNS": "200"}  # readline, which pytest imports, says 80
-    return subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment
-    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as child:
+        try:
+            said = child.communicate(timeout=TIMEOUT_S)
+        finally:
+            child.kill()
+    return subprocess.CompletedProcess([child.pid], child.returncode, *said)
 
 
 @pytest.mark.usefixtures("compiled")
 def test_two_workers_share_what_either_has_stored() -> None:
-    before = leftovers()
     found = demo(*SMALL, "--json")
     assert found.returncode == 0, found.stderr
     report: dict[str, Any] = json.loads(found.stdout)
@@ -67,7 +70,7 @@ def test_two_workers_share_what_either_has_stored() -> None:
     if not report["gpu"]:
         assert "NOT a GPU" in report["copied_by"]
         assert "no time here says anything of one" in found.stderr
-    assert leftovers() == before
+    assert leftovers(found.args[0]) == []
 
 
 @pytest.mark.long
@@ -107,6 +110,6 @@ def test_wrong_blocks_fail_the_demo(
     assert "GPU" not in capsys.readouterr().err
 
 
-def leftovers() -> set[str]:
+def leftovers(pid: int) -> list[Path]:
     roots = (Path("/dev/shm"), Path(tempfile.gettempdir()))
-    return {str(path) for root in roots for path in root.glob("beluga-demo-gpu-*")}
+    return [path for root in roots for path in root.glob(f"beluga-demo-gpu-{pid}-*")]

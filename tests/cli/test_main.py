@@ -130,7 +130,6 @@ def test_a_namespace_that_is_not_text_is_one_line(
 )
 def test_an_interrupted_benchmark_is_no_traceback(name: str, begins: str) -> None:
     """Ctrl-C reaches every process of the terminal's group, the benchmark's children, too."""
-    before = leftovers("bench")
     bench = subprocess.Popen(
         [sys.executable, "-m", "beluga.cli.main", "bench", name, "--smoke"],
         cwd=ROOT,
@@ -147,4 +146,4 @@ def test_an_interrupted_benchmark_is_no_traceback(name: str, begins: str) -> Non
         said = bench.stderr.read()
     assert bench.returncode == 130
     assert "Traceback" not in said
-    assert leftovers("bench") <= before
+    assert leftovers("bench", bench.pid) == set()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from blocks import keys, put
+from blocks import hasty_client, keys, put
 from plants import Ground
 from watched_core import WatchedCore
 
@@ -82,7 +82,7 @@ def test_every_call_says_that_nobody_serves(pool: Pool, name: str) -> None:
         put(MetaClient(client), [1])
         meta = MetaClient(client)
         hits, pins = meta.lookup(keys([1])).hits, meta.pin(keys([1]))
-    with MetaServer(pool) as server, Client(pool, timeout_s=0.05) as client:
+    with MetaServer(pool) as server, hasty_client(pool, 0.05) as client:
         meta = MetaClient(client)
         server.stop()
         with pytest.raises(RpcError):  # none is there, or none in time

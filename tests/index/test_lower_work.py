@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from blocks import eventually
+from blocks import eventually, hasty_client
 from numpy.typing import NDArray
 
 from beluga import Client, MetaServer, Pool
 from beluga._ffi import lib
+from beluga.errors import BadValueError
 from beluga.index import LOWER_NOTE, BlockState, LowerWork, MetaClient, Removal, Work
 
 DISK, STORE = 2, 4  # bits of the tiers
@@ -106,7 +107,7 @@ def test_nothing_is_brought_while_the_pool_is_drained(below: Below) -> None:
 
 def test_a_tier_that_has_not_removed_a_key_is_not_asked_for_it(below: Below) -> None:
     assert below.asked.tiers(keys(1))[0] == DISK
-    with Client(below.pool, timeout_s=0.2) as other:
+    with hasty_client(below.pool, 0.2) as other:
         MetaClient(other).remove(keys(1))
     assert below.asked.tiers(keys(1))[0] == 0
     below.asked.onboard(keys(1))  # the store may have it again
@@ -126,7 +127,7 @@ def test_a_key_that_was_removed_while_it_was_taken_is_wanted_only_after_the_repo
 ) -> None:
     below.asked.onboard(keys(1))
     assert below.take(Work.ONBOARD, 1) == [1]
-    with Client(below.pool, timeout_s=0.2) as other:
+    with hasty_client(below.pool, 0.2) as other:
         MetaClient(other).remove(keys(1))
     removals = below.work.take(Work.REMOVE, 10)
     done = notes(1, 1, removal=Removal.DONE)
@@ -138,7 +139,7 @@ def test_a_key_that_was_removed_while_it_was_taken_is_wanted_only_after_the_repo
 
 
 def test_a_late_result_ends_no_later_removal(below: Below) -> None:
-    with Client(below.pool, timeout_s=0.2) as other:
+    with hasty_client(below.pool, 0.2) as other:
         again = MetaClient(other)
         again.remove(keys(1))
         first = below.work.take(Work.REMOVE, 10)
@@ -155,10 +156,17 @@ def test_a_late_result_ends_no_later_removal(below: Below) -> None:
 
 
 def test_removals_of_a_service_that_ended_are_taken_again(below: Below) -> None:
-    with Client(below.pool, timeout_s=0.2) as other:
+    with hasty_client(below.pool, 0.2) as other:
         MetaClient(other).remove(keys(1))
     assert below.take(Work.REMOVE, 10) == [1, 1]
     assert below.take(Work.REMOVE, 10) == []
     below.service.close()
     below.serve()
     assert below.take(Work.REMOVE, 10) == [1, 1]
+
+
+def test_too_many_tiers_to_give_up_are_refused(pool: Pool) -> None:
+    server = MetaServer(pool)
+    with pytest.raises(BadValueError, match="give up fewer"):
+        for number in range(100):
+            server.give_up_tier(f"disk:{number}")

@@ -73,7 +73,7 @@ def test_the_leading_hits_end_at_the_first_of_two_damaged_blocks(
 
 
 def test_without_a_server_a_put_is_an_error_and_no_success(pool: Pool, server: MetaServer) -> None:
-    with KVCache(pool, namespace="test", timeout_s=0.2) as cache:
+    with KVCache(pool, namespace="test", timeout_s=2) as cache:
         cache.put(digests(1), payload(1, 64))
         server.stop()
         with pytest.raises((NoServerError, CallTimeoutError)):
@@ -81,7 +81,7 @@ def test_without_a_server_a_put_is_an_error_and_no_success(pool: Pool, server: M
 
 
 def test_without_a_server_a_get_is_an_error_and_no_miss(pool: Pool, server: MetaServer) -> None:
-    with KVCache(pool, namespace="test", timeout_s=0.2) as cache:
+    with KVCache(pool, namespace="test", timeout_s=2) as cache:
         cache.put(digests(1), payload(1, 64))
         server.stop()
         with pytest.raises((NoServerError, CallTimeoutError)):
