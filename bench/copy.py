@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from beluga._ffi import lib
 from beluga.errors import EngineUnavailableError
-from beluga.transfer import ENGINES, CpuEngine, Engine, EngineEntry
+from beluga.transfer import ENGINES, CopyEngine, CpuEngine, EngineEntry
 
 from .bandwidth import thread_counts
 from .copy_peers import PEERS, Peer
@@ -113,7 +113,7 @@ OWN: dict[str, Callable[[Setting], list[Row]]] = {"cpu": cpu_rows, "cuda": cuda_
 """The engines that have rows of their own; all others have the same."""
 
 
-def engine_rows(setting: Setting, engine: Engine, threads: int) -> list[Row]:
+def engine_rows(setting: Setting, engine: CopyEngine, threads: int) -> list[Row]:
     """Return all cases of an engine that reaches this process's own memory."""
     rows = []
     for fragment, count in DENSE:
@@ -130,7 +130,7 @@ def engine_rows(setting: Setting, engine: Engine, threads: int) -> list[Row]:
     return rows
 
 
-def map_rows(setting: Setting, engine: Engine) -> list[Row]:
+def map_rows(setting: Setting, engine: CopyEngine) -> list[Row]:
     """Return the rows of fragment sizes and counts, as many as there is room for."""
     rows = []
     shapes = [(size, count) for size in MAP_SIZES for count in MAP_COUNTS]
@@ -142,7 +142,7 @@ def map_rows(setting: Setting, engine: Engine) -> list[Row]:
     return rows
 
 
-def _write(engine: Engine, work: Work) -> None:
+def _write(engine: CopyEngine, work: Work) -> None:
     """Write all blocks of a work, so that their checksums are known."""
     for plan in work.plans:
         engine.gather_write(plan).wait()
@@ -156,7 +156,7 @@ def _adopt(written: Work, read: Work) -> None:
 
 
 def _row(
-    setting: Setting, engine: Engine, work: Work, threads: int, note: str | None = None
+    setting: Setting, engine: CopyEngine, work: Work, threads: int, note: str | None = None
 ) -> Row:
     options, crc = setting.options, work.plans[0].checksums is not None
     options.say(
@@ -204,7 +204,7 @@ def _peer_rows(setting: Setting) -> list[Row]:
     return rows
 
 
-def _peer_row(setting: Setting, engine: Engine, work: Work, peer: Peer) -> Row:
+def _peer_row(setting: Setting, engine: CopyEngine, work: Work, peer: Peer) -> Row:
     fixed: Row = {
         "peer": peer.name,
         "crc": False,

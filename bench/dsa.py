@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from beluga.errors import EngineUnavailableError
 from beluga.transfer import DsaEngine
-from beluga.transfer.engines.policy import Row as CacheMaintenance
+from beluga.transfer.engines.policy import PolicyRow as CacheMaintenance
 from beluga.transfer.engines.policy import Step
 
 from . import drive

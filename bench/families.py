@@ -26,7 +26,7 @@ from typing import NamedTuple
 import msgspec
 
 from beluga.router import DEFAULT_POLICY, POLICIES
-from beluga.simulate import Options, Prompt, Trace, make_trace, simulate
+from beluga.simulate import Options, Trace, TraceEntry, make_trace, simulate
 
 from .machine import cpu_model, version
 
@@ -95,14 +95,14 @@ def family_trace(family: int, seed: int, requests: int = REQUESTS) -> Trace:
         weights.append(made.uniform(0.2, 1))
         classes.append((made.choice(kinds)(made, chance, ids), _answers(made, chance)))
     now = 0.0
-    prompts: list[Prompt] = []
+    prompts: list[TraceEntry] = []
     while len(prompts) < requests:
         now += chance.expovariate(1 / burst)
         for _ in range(chance.randint(1, 2 * burst - 1)):
             blocks_of, answer = chance.choices(classes, weights)[0]
             blocks = blocks_of(now)[:_LONGEST]
             tokens = BLOCK * len(blocks) + chance.randint(10, 500)
-            prompts.append(Prompt(now, tokens, answer(), blocks))
+            prompts.append(TraceEntry(now, tokens, answer(), blocks))
     return make_trace(f"family {family}, seed {seed}", BLOCK, prompts[:requests], 1.0)
 
 

@@ -19,7 +19,7 @@ from beluga.errors import EngineUnavailableError
 from beluga.transfer import plan_blocks
 from beluga.transfer.engines.cuda import CudaEngine, CupyDriver, Driver
 from beluga.transfer.engines.policy import CacheMaintenance, Step
-from beluga.transfer.engines.policy import Row as Steps
+from beluga.transfer.engines.policy import PolicyRow as Steps
 
 from .dsa import costs, crossover
 from .region import Region, uniform

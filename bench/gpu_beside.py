@@ -23,7 +23,7 @@ from beluga.pool import Pool
 from beluga.threads import wait_for
 from beluga.transfer import CudaDriver, CudaEngine, CupyDriver, Plan, plan_blocks
 from beluga.transfer.engines.policy import CacheMaintenance, Step
-from beluga.transfer.engines.policy import Row as Steps
+from beluga.transfer.engines.policy import PolicyRow as Steps
 
 from .gpu_copy import BLOCK_SIZE, CASES, FRAGMENT_SIZE, FRAGMENTS
 from .ratio import Once, race, rate

@@ -21,7 +21,7 @@ from beluga.transfer import Plan, plan_blocks, plan_rows
 from beluga.transfer.engines.cuda import CudaEngine, CupyDriver, Driver
 from beluga.transfer.engines.cuda.calibration import Calibration
 from beluga.transfer.engines.policy import CacheMaintenance, Step
-from beluga.transfer.engines.policy import Row as Steps
+from beluga.transfer.engines.policy import PolicyRow as Steps
 
 from .gpu_clock import StreamClock
 from .gpu_peers import peer_rows

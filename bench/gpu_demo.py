@@ -24,7 +24,7 @@ from beluga.cli.output import print_facts, print_json
 from beluga.errors import BelugaError, ReplayError
 from beluga.index import MetaServer
 from beluga.pool import Pool, room, scratch_folder
-from beluga.replay import Conversations, Request, make_workload
+from beluga.replay import Conversations, TraceRequest, make_workload
 from beluga.router import Query, Router, Worker, make_policy
 
 from .gpu_demo_worker import BLOCK_SIZE, Closing, Served, work
@@ -110,7 +110,7 @@ class _Counts:
         self.hits = self.crossed = self.looked_up = self.wrong = 0
         self.stored_by: dict[int, int] = {}
 
-    def add(self, worker: int, request: Request, served: Served) -> None:
+    def add(self, worker: int, request: TraceRequest, served: Served) -> None:
         self.requests[worker] += 1
         self.hits += served.hits
         self.looked_up += served.looked_up
@@ -120,7 +120,7 @@ class _Counts:
         self.stored_by.update(dict.fromkeys(served.stored, worker))
 
 
-def _serve(requests: list[Request], clients: list[Connection]) -> _Counts:
+def _serve(requests: list[TraceRequest], clients: list[Connection]) -> _Counts:
     router = Router(make_policy(POLICY))
     for index in range(len(clients)):
         router.add_worker(Worker(index))

@@ -30,8 +30,8 @@ from beluga.router import DEFAULT_POLICY, POLICIES
 from beluga.simulate import (
     MEMORIES,
     Options,
-    Prompt,
     Trace,
+    TraceEntry,
     goodput,
     load_trace,
     make_trace,
@@ -101,7 +101,7 @@ def long_sessions(sessions: int = 60, turns: int = 25) -> Trace:
             now += chance.expovariate(1 / 8)
             length = min(length + chance.randint(1, 4), 80)
             blocks = range(base, base + length)
-            prompts.append(Prompt(now, 512 * length + 100, chance.randint(50, 600), blocks))
+            prompts.append(TraceEntry(now, 512 * length + 100, chance.randint(50, 600), blocks))
     return make_trace("long sessions", 512, prompts, 1.0)
 
 
@@ -119,7 +119,7 @@ def bursts(requests: int = 2000) -> Trace:
     """Make a trace of prompts that come up to 40 at once; a half of them share 8 blocks."""
     chance = _chance(2)
     now, number = 0.0, 0
-    prompts: list[Prompt] = []
+    prompts: list[TraceEntry] = []
     while len(prompts) < requests:
         now += chance.expovariate(1 / 8)
         for _ in range(chance.randint(1, 40)):
@@ -127,7 +127,7 @@ def bursts(requests: int = 2000) -> Trace:
             common = range(8) if chance.random() < 0.5 else range(0)
             own = range(number, number + chance.randint(1, 30))
             blocks = [*common, *own]
-            prompts.append(Prompt(now, 512 * len(blocks) + 60, chance.randint(20, 500), blocks))
+            prompts.append(TraceEntry(now, 512 * len(blocks) + 60, chance.randint(20, 500), blocks))
     return make_trace("bursts", 512, prompts, 1.0)
 
 
@@ -146,7 +146,7 @@ def tenant_prefixes(requests: int = 700, tenants: int = 12, seed: int = 13) -> T
         prefix = range(1000 * tenant, 1000 * tenant + 30 + 5 * tenant)
         first = 1_000_000 + 100 * number
         blocks = [*prefix, *range(first, first + chance.randint(1, 10))]
-        prompts.append(Prompt(now, 512 * len(blocks) + 50, chance.randint(50, 800), blocks))
+        prompts.append(TraceEntry(now, 512 * len(blocks) + 50, chance.randint(50, 800), blocks))
     return make_trace("tenant prefixes", 512, prompts, 1.0)
 
 
@@ -165,7 +165,7 @@ def documents(requests: int = 700, seed: int = 11) -> Trace:
             first = 6 * numbers.setdefault(tuple(found[:end]), len(numbers))
             blocks += range(first, first + 6)
         tokens = 512 * len(blocks) + chance.randint(20, 400)
-        prompts.append(Prompt(now, tokens, chance.randint(20, 300), blocks))
+        prompts.append(TraceEntry(now, tokens, chance.randint(20, 300), blocks))
     return make_trace("documents", 512, prompts, 1.0)
 
 
@@ -183,7 +183,7 @@ def long_and_short(requests: int = 700, seed: int = 12) -> Trace:
             length, answer = chance.randint(0, 3), chance.randint(200, 1500)
         blocks = range(1000 * number, 1000 * number + length)
         tokens = 512 * length + chance.randint(10, 500)
-        prompts.append(Prompt(now, tokens, answer, blocks))
+        prompts.append(TraceEntry(now, tokens, answer, blocks))
     return make_trace("long and short", 512, prompts, 1.0)
 
 
@@ -203,7 +203,7 @@ def _arriving(  # noqa: PLR0913  a trace's particulars, by name
         first = 1000 + 100 * number
         blocks = [*range(shared), *range(first, first + chance.randint(*own))]
         tokens = 512 * len(blocks) + chance.randint(1, 500)
-        prompts.append(Prompt(now, tokens, chance.randint(*answer), blocks))
+        prompts.append(TraceEntry(now, tokens, chance.randint(*answer), blocks))
     return make_trace(name, 512, prompts, 1.0)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beluga.pool import Pool
-from beluga.transfer import Engine, Plan, plan_blocks, plan_rows
+from beluga.transfer import CopyEngine, Plan, plan_blocks, plan_rows
 
 from . import _limit, drive
 from ._limit import ffi
@@ -75,7 +75,7 @@ class Work:
         ]
         return list(drivers)
 
-    def ours(self, engine: Engine) -> Callable[[Plan], None]:
+    def ours(self, engine: CopyEngine) -> Callable[[Plan], None]:
         """Return a function that executes one plan with an engine."""
         move = engine.gather_write if self.case == "gather_write" else engine.scatter_read
         return lambda plan: move(plan).wait()

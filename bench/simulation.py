@@ -25,10 +25,10 @@ from beluga.simulate import (
     MEMORIES,
     PRESETS,
     Options,
-    Prompt,
     Row,
     Scale,
     Trace,
+    TraceEntry,
     load_trace,
     make_trace,
     simulate,
@@ -84,7 +84,7 @@ def hot_prefix() -> Trace:
     for number in range(4000):
         now += chance.expovariate(8.0)
         own = range(1000 + 4 * number, 1004 + 4 * number)
-        prompts.append(Prompt(now, 36 * 512 + 100, 200, [*range(32), *own]))
+        prompts.append(TraceEntry(now, 36 * 512 + 100, 200, [*range(32), *own]))
     return make_trace("hot prefix", 512, prompts, 1.0)
 
 

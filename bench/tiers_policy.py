@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 
 from beluga._ffi import ffi
 from beluga.index import EVICTIONS
-from beluga.simulate import Prompt, Trace, load_trace, make_trace
-from beluga.simulate.tier import Tier
+from beluga.simulate import Trace, TraceEntry, load_trace, make_trace
+from beluga.simulate.tier import SimulatedTier
 from beluga.tiers.admission import ADMISSIONS, Adaptive, Admission
 
 from .machine import cpu_model, version
@@ -71,7 +71,7 @@ def without_reuse(requests: int = 33_000) -> Trace:
     first, prompts = 0, []
     for number in range(requests):
         count = chance.randint(1, 60)
-        prompts.append(Prompt(float(number), 512 * count, 100, range(first, first + count)))
+        prompts.append(TraceEntry(float(number), 512 * count, 100, range(first, first + count)))
         first += count
     return make_trace("without reuse", 512, prompts, 1.0)
 
@@ -81,7 +81,7 @@ def shared_prompt(requests: int = 2000) -> Trace:
     prompts = []
     for number in range(requests):
         own = range(1000 + 40 * number, 1040 + 40 * number)
-        prompts.append(Prompt(float(number), 72 * 512, 100, [*range(32), *own]))
+        prompts.append(TraceEntry(float(number), 72 * 512, 100, [*range(32), *own]))
     return make_trace("shared prompt", 512, prompts, 1.0)
 
 
@@ -94,7 +94,7 @@ def conversations(users: int = 60, turns: int = 10) -> Trace:
         user = chance.randrange(users)
         length[user] += chance.randint(1, 4)
         blocks = range(user * 1000, user * 1000 + length[user])
-        prompts.append(Prompt(float(number), 512 * len(blocks), 100, blocks))
+        prompts.append(TraceEntry(float(number), 512 * len(blocks), 100, blocks))
     return make_trace("conversations", 512, prompts, 1.0)
 
 
@@ -136,7 +136,7 @@ class _Hierarchy:
     def __init__(self, trace: Trace, sizes: tuple[int, int], eviction: str, admission: str) -> None:
         self.trace = trace
         self.pool, self.disk = (
-            Tier(trace.id_count, size, eviction, trace.block_tokens) for size in sizes
+            SimulatedTier(trace.id_count, size, eviction, trace.block_tokens) for size in sizes
         )
         self.pool_hits = self.disk_hits = self.written = 0
         self.policy: Admission = (

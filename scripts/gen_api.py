@@ -85,7 +85,7 @@ SUBJECTS = (
         {
             "beluga.kvcache": "Run=copies",
             "beluga.transfer": "View=copies BlockLayout=copies Slots=copies Plan=plans "
-            "Engine=plans Transfer=plans CpuEngine=plans Link=link LinkSettings=link "
+            "CopyEngine=plans Transfer=plans CpuEngine=plans Link=link LinkSettings=link "
             "TransferClass=link TransferStats=link engine_names",
             "beluga.transfer.plan.arrangements": "vllm",
         },
@@ -114,7 +114,7 @@ SUBJECTS = (
         "Simulation",
         "Policies on a trace, computed: [Simulation](simulation.md).",
         {
-            "beluga.simulate": "Options=simulation Trace=simulation Prompt=simulation "
+            "beluga.simulate": "Options=simulation Trace=simulation TraceEntry=simulation "
             "Row=simulation make_trace load_trace simulate"
         },
     ),

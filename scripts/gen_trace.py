@@ -17,7 +17,7 @@ from random import Random
 import msgspec
 from check_option import is_check
 
-from beluga.replay import BUNDLED, Conversations, Request, make_workload
+from beluga.replay import BUNDLED, Conversations, TraceRequest, make_workload
 
 BLOCK_TOKENS = 512  # as in Mooncake's traces
 TURN_INTERVAL_MS = 40_000.0
@@ -25,7 +25,7 @@ ANSWER_TOKENS = (32, 512)
 ORIGIN = "made up by Beluga's scripts/gen_trace.py; nobody sent these requests"
 
 
-def requests() -> list[Request]:
+def requests() -> list[TraceRequest]:
     """Return the trace. It is the same whenever it is made."""
     answers = Random(1)  # noqa: S311  a workload, not a secret
     shape = Conversations(block_tokens=BLOCK_TOKENS, turn_interval_ms=TURN_INTERVAL_MS)

@@ -19,7 +19,7 @@ from beluga.coherence import crc32c
 from beluga.metrics import REGISTRY
 from beluga.tiers.disk import DiskTier
 from beluga.tiers.disk.engine import CoreEngine, Requests
-from beluga.tiers.disk.health import Health
+from beluga.tiers.disk.health import DirectionHealth
 
 SIZE = 16 * MIB  # of a FaultyDisk
 SECTOR = 512  # what a disk writes at once
@@ -167,8 +167,8 @@ class FaultyDisk:
         """Open the tier, again if it was closed."""
         self.engines: list[FaultyEngine] = []
         self.tier = DiskTier(self.path, SIZE, io=self._make, limit_s=self._limit_s)
-        self.tier.loads = Health(self.tier.name, "load", lambda: self.now)
-        self.tier.saves = Health(self.tier.name, "save", lambda: self.now)
+        self.tier.loads = DirectionHealth(self.tier.name, "load", lambda: self.now)
+        self.tier.saves = DirectionHealth(self.tier.name, "save", lambda: self.now)
 
     def _make(self, fd: int, depth: int) -> FaultyEngine:
         self.engines.append(FaultyEngine(fd, depth))

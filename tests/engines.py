@@ -23,10 +23,10 @@ from beluga._ffi import ffi, lib
 from beluga.errors import ChecksumError, EngineUnavailableError, LayoutError
 from beluga.pool import Pool
 from beluga.transfer import (
+    CopyEngine,
     CopySettings,
     CpuEngine,
     DsaEngine,
-    Engine,
     IoHandle,
     Link,
     LinkSettings,
@@ -74,7 +74,7 @@ class EngineCase:
     """
 
     name: str
-    make: Callable[[Pool], Engine]
+    make: Callable[[Pool], CopyEngine]
     memory: Callable[[Bytes], EngineMemory] = HostMemory
     missing: Callable[[], str | None] = lambda: None
 
@@ -170,11 +170,11 @@ def _kernels_missing() -> str | None:
     return None
 
 
-def _host_cuda(path: str, *, refused: int = 0) -> Callable[[Pool], Engine]:
+def _host_cuda(path: str, *, refused: int = 0) -> Callable[[Pool], CopyEngine]:
     """The CUDA engine with the host-compiled kernels, its windows as small as can be; of
     ``refused`` windows, one is not registered, so copies of it are bounced."""
 
-    def make(pool: Pool) -> Engine:
+    def make(pool: Pool) -> CopyEngine:
         asked = itertools.count(1)
 
         def refuse(size: int) -> None:
@@ -215,8 +215,8 @@ def _gpu_missing() -> str | None:
     return None
 
 
-def _real_cuda(path: str) -> Callable[[Pool], Engine]:
-    def make(pool: Pool) -> Engine:
+def _real_cuda(path: str) -> Callable[[Pool], CopyEngine]:
+    def make(pool: Pool) -> CopyEngine:
         engine = CudaEngine(pool, path=path, window_size=2 << 20, bounce_size=16 << 20)
         engine.settle(60)
         return engine
@@ -244,26 +244,26 @@ def _link(name: str, pool: Pool) -> Link:
     return Link(f"conformance-{name}-{os.getpid()}", settings, pool=pool, directory=where)
 
 
-def _scheduled(engine: Engine, pool: Pool) -> Engine:
+def _scheduled(engine: CopyEngine, pool: Pool) -> CopyEngine:
     """Over a link of its own."""
     if not hasattr(engine, "piece_size"):
         engine.piece_size = 4096  # type: ignore[attr-defined]
     return ScheduledEngine(engine, IoHandle(_link(engine.name, pool)))
 
 
-def _linked(pool: Pool, threads: int) -> Engine:
+def _linked(pool: Pool, threads: int) -> CopyEngine:
     """The same, by threads that ask for leave themselves, in the midst of chunks."""
     return CpuEngine(pool, threads, handle=IoHandle(_link(f"cpu-{threads}", pool)))
 
 
-def stormy_dsa(pool: Pool) -> Engine:
+def stormy_dsa(pool: Pool) -> CopyEngine:
     """The software queue with everything going wrong now and then."""
     kinds = ("full", "fault", "list_fault", "error", "reorder", "late")
     faults = dict.fromkeys(kinds, 6000) | {"seed": 11, "full_run": 3}
     return DsaEngine(pool, stormy_portal(faults))
 
 
-def _planned(pool: Pool) -> Engine:
+def _planned(pool: Pool) -> CopyEngine:
     engines = {
         "cpu": CpuEngine(pool, threads=1),
         "dsa": DsaEngine(pool, "software"),

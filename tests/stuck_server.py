@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from beluga.admin import Admin, Health
+from beluga.admin import Admin, ServerHealth
 from beluga.cli.serve import serve_until_told
 from beluga.pool import Pool
 from beluga.rpc import METHOD_USER, Server
@@ -26,7 +26,7 @@ def hang(request: bytes) -> bytes:
 
 def main() -> None:
     with Pool.open(sys.argv[1:]) as pool:
-        server, health = Server(pool), Health(still_s=2.0)
+        server, health = Server(pool), ServerHealth(still_s=2.0)
         server.handle(METHOD_USER, hang)
         admin = Admin(health.routes(), address=("127.0.0.1", 0))
         admin.start()

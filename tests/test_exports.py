@@ -24,26 +24,25 @@ EXPORTS: dict[str, str] = {
     "beluga.rpc": (
         "AsyncClient Buffer Calls Client ClientStat DEMOTIONS Figure Followed HandlerInfo Handlers "
         "KINDS Keeper LOST METHOD_COUNTERS METHOD_USER Operation Quota REASONS Report Reported "
-        "SECONDS SILENT_S Server ServerStat TAKEN Trace TracedCall load_handlers method_names "
+        "SECONDS SILENT_S Server ServerStat TAKEN CallTrace TracedCall load_handlers method_names "
         "nanoseconds read_trace stand_by"
     ),
     "beluga.index": (
         "BlockState EVICTIONS Grant LOWER_NOTE LOWER_RECORD Left Lookup LowerStat LowerWork "
-        "MetaClient MetaServer MetaStat Pins Removal Report TaskClient TaskRecord Work "
+        "MetaClient MetaServer MetaStat Pins Removal CheckReport TaskClient TaskRecord Work "
         "check_devices check_pool repair_pool CHANGE NAME NAME_PARENT REMOVED STORED chain_names "
         "names_at read_names "
         "REFUSALS SessionView Sessions Tenant ask_sessions COMMITTED ENTRY EPOCH_SHIFT FREE "
         "read_entries COUNTERS_METHOD ask_counters"
     ),
     "beluga.transfer": (
-        "BlockLayout CHUNK CpuEngine Direction DsaEngine Engine Selection Link LinkSettings Order "
-        "PIECE Plan ScheduledEngine Slots Speed Transfer TransferClass View "
-        "arrangements calibrated TransferStats CopySettings CudaDriver CudaEngine CupyDriver "
-        "default_threads Array CudaArray Tensor is_tensor tensor_start DEVICE_SPEED DTYPE_SIZES "
-        "ENGINES HostDriver host_link host_link_now IoHandle plan_blocks plan_rows "
-        "Planner PlannedEngine policy settings_for settings_said settle tuned Chosen Cost "
-        "Crossovers EngineEntry PlannedStat choose crossovers engine_names "
-        "WorkQueue why_no_queue work_queues"
+        "BlockLayout CHUNK CpuEngine Direction DsaEngine CopyEngine Selection Link LinkSettings "
+        "Order PIECE Plan ScheduledEngine Slots Speed Transfer TransferClass View arrangements "
+        "calibrated TransferStats CopySettings CudaDriver CudaEngine CupyDriver default_threads "
+        "Array CudaArray Tensor is_tensor tensor_start DEVICE_SPEED DTYPE_SIZES ENGINES "
+        "HostDriver host_link host_link_now IoHandle plan_blocks plan_rows Planner PlannedEngine "
+        "policy settings_for settings_said settle tuned Chosen Cost Crossovers EngineEntry "
+        "PlannedStat choose crossovers engine_names WorkQueue why_no_queue work_queues"
     ),
     "beluga.transfer.engines.cuda": (
         "CapturedTransfer CudaEngine CudaStat CupyDriver Driver DriverError HostDriver why_no_cupy"
@@ -56,11 +55,12 @@ EXPORTS: dict[str, str] = {
     "beluga.lease": "EtcdLease KubernetesLease Lease open_lease",
     "beluga.live": "CellState DeviceFacts IndexFacts LinkFacts Note Observer PoolFacts Rates "
     "ServerFacts SessionFacts SlowCall Snapshot TenantFacts TierFacts",
-    "beluga.admin": "Admin Answer Health Request Route Routes ask ask_json ask_someone json_answer "
-    "page_routes read_address "
-    "server_routes standing_by",
+    "beluga.admin": (
+        "Admin Answer ServerHealth AdminRequest Route Routes ask ask_json ask_someone json_answer "
+        "page_routes read_address server_routes standing_by"
+    ),
     "beluga.exporter": "Collector METRICS TIER_PREFIXES",
-    "beluga.verify": "Finding Machine Report verify_pool",
+    "beluga.verify": "VerifyResult MachineRecord VerifyReport verify_pool",
     "beluga.kvcache": (
         "BLOCK_SIZE_MAX Blocks Buffer CHUNK_SIZE Digests Fragments GetResult KVCache Namespace "
         "PutResult Run fold hash_keys Explanation KnownNamespace explain known_namespaces "
@@ -78,12 +78,12 @@ EXPORTS: dict[str, str] = {
         "read_load in_space"
     ),
     "beluga.disagg": (
-        "Claim Course Decide MAX_AGE_S PATHS PrefillTask PrefillWorker Prefiller QueueSize "
+        "Claim PrefillOutcome Decide MAX_AGE_S PATHS PrefillTask PrefillWorker Prefiller QueueSize "
         "TASKS_MAX TASK_SIZE_MAX TaskQueue Ticket VISIBILITY_S WorkerStat decode_task encode_task "
         "open_queue queue_name"
     ),
     "beluga.simulate": (
-        "COUNT_MAX Course ENGINES FORMATS MEMORIES ORDERS Options PRESETS Prompt Reading Row "
+        "COUNT_MAX Course ENGINES FORMATS MEMORIES ORDERS Options PRESETS TraceEntry Reading Row "
         "SPEED_MAX SPEED_MIN Scale Spread TIME_UNITS Trace "
         "check_report found_shares goodput load_trace make_report make_trace simulate "
         "trace_requests unequal_memory"
@@ -94,8 +94,8 @@ EXPORTS: dict[str, str] = {
         "read_workers_file serve"
     ),
     "beluga.replay": (
-        "BUNDLED Conversations Options Request Result ideal_hit_rate make_workload read_trace "
-        "replay write_trace"
+        "BUNDLED Conversations ReplayOptions TraceRequest Result ideal_hit_rate make_workload "
+        "read_trace replay write_trace"
     ),
 }
 

@@ -107,6 +107,26 @@ def test_no_two_test_files_have_one_name() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
+def classes_twice(folder: Path) -> dict[str, list[str]]:
+    """Return the public classes that several files of a folder define, each with its files."""
+    homes: dict[str, list[str]] = {}
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(str(path.relative_to(folder)))
+    return {name: files for name, files in homes.items() if len(files) > 1}
+
+
+def test_a_class_name_exists_once() -> None:
+    assert classes_twice(ROOT / "beluga") == {}
+
+
+def test_a_second_class_of_a_name_is_found(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("class Report: ...\nclass _Own: ...\n")
+    (tmp_path / "two.py").write_text("class Other:\n    class Report: ...\nclass _Own: ...\n")
+    assert classes_twice(tmp_path) == {"Report": ["one.py", "two.py"]}
+
+
 def test_lines_are_narrow() -> None:
     wrong = [
         f"{name_of(path)}:{number}"

@@ -10,18 +10,18 @@ use the socket; over TCP nothing can be changed.
 from beluga.admin.address import read_address
 from beluga.admin.client import ask, ask_json, ask_someone, standing_by
 from beluga.admin.endpoint import Admin
-from beluga.admin.health import Health
+from beluga.admin.health import ServerHealth
 from beluga.admin.page import page_routes
-from beluga.admin.route import Answer, Request, Route, Routes, json_answer
+from beluga.admin.route import AdminRequest, Answer, Route, Routes, json_answer
 from beluga.admin.routes import server_routes
 
 __all__ = [
     "Admin",
+    "AdminRequest",
     "Answer",
-    "Health",
-    "Request",
     "Route",
     "Routes",
+    "ServerHealth",
     "ask",
     "ask_json",
     "ask_someone",

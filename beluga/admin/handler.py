@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from beluga.admin.health import HEALTHZ, READYZ
-from beluga.admin.route import Answer, Request
+from beluga.admin.route import AdminRequest, Answer
 from beluga.errors import BelugaError
 from beluga.listening import KnownHosts, Token
 
@@ -118,7 +118,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return body
         query = {unquote(name): value for name, value in parse_qsl(url.query)}
-        request = Request(url.path, query, body)
+        request = AdminRequest(url.path, query, body)
         if url.path in _HEALTH:  # answered however many other requests there are
             return self._by_route(method, request)
         if not self._turn():
@@ -136,7 +136,7 @@ class Handler(BaseHTTPRequestHandler):
                 return False
         return True
 
-    def _by_route(self, method: str, request: Request) -> Answer:
+    def _by_route(self, method: str, request: AdminRequest) -> Answer:
         self.place.work()
         try:
             return self.routes[method, request.path](request)

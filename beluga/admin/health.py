@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable
 from http import HTTPStatus
 
-from beluga.admin.route import Answer, Request, Routes
+from beluga.admin.route import AdminRequest, Answer, Routes
 
 HEALTHZ, READYZ = "/healthz", "/readyz"
 STILL_S = 15.0
 """A server that has made no progress for so many seconds hangs."""
 
 
-class Health:
+class ServerHealth:
     """What the one that looks after a server has seen; the routes answer from other threads.
 
     A server that has not begun lives: a takeover of a large pool, or of large lower tiers, takes
@@ -46,14 +46,14 @@ class Health:
         """Return the routes."""
         return {("GET", HEALTHZ): self._lives, ("GET", READYZ): self._ready}
 
-    def _lives(self, _: Request) -> Answer:
+    def _lives(self, _: AdminRequest) -> Answer:
         moved_s = self._moved_s
         still_s = 0.0 if moved_s is None else self._clock() - moved_s
         if still_s < self._still_s:
             return Answer(b"alive\n")
         return _failed(f"no progress for {still_s:.0f} s: the server's poll loop hangs")
 
-    def _ready(self, request: Request) -> Answer:
+    def _ready(self, request: AdminRequest) -> Answer:
         lives = self._lives(request)
         if lives.status != HTTPStatus.OK:
             return lives

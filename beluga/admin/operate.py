@@ -13,7 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from beluga.admin.drain import Drain
-from beluga.admin.route import Answer, Request, Routes, json_answer
+from beluga.admin.route import AdminRequest, Answer, Routes, json_answer
 from beluga.rpc import Quota, read_trace
 
 if TYPE_CHECKING:
@@ -30,28 +30,28 @@ def operate_routes(server: MetaServer, pool: Pool, tiers: TierService | None) ->
     """Return the routes of a server, whose lower tiers have this service."""
     drain, lock = Drain(server, tiers), threading.Lock()
 
-    def sessions(_: Request) -> Answer:
+    def sessions(_: AdminRequest) -> Answer:
         return json_answer([dataclasses.asdict(one) for one in server.sessions()])
 
-    def tenants(_: Request) -> Answer:
+    def tenants(_: AdminRequest) -> Answer:
         return json_answer([dataclasses.asdict(one) for one in server.tenants()])
 
-    def trace(request: Request) -> Answer:
+    def trace(request: AdminRequest) -> Answer:
         return json_answer(_trace(pool, request))
 
-    def quota(_: Request) -> Answer:
+    def quota(_: AdminRequest) -> Answer:
         return json_answer(dataclasses.asdict(server.quota))
 
-    def limit(request: Request) -> Answer:
+    def limit(request: AdminRequest) -> Answer:
         changes = _object(request, _LIMITS, int)
         with lock:
             server.limit(dataclasses.replace(server.quota, **changes))
         return quota(request)
 
-    def drained(_: Request) -> Answer:
+    def drained(_: AdminRequest) -> Answer:
         return json_answer(drain.state())
 
-    def draining(request: Request) -> Answer:
+    def draining(request: AdminRequest) -> Answer:
         wanted = _object(request, ("draining",), bool)
         if wanted.get("draining", True):
             drain.begin()
@@ -70,7 +70,7 @@ def operate_routes(server: MetaServer, pool: Pool, tiers: TierService | None) ->
     }
 
 
-def _object(request: Request, names: tuple[str, ...], kind: type) -> dict[str, Any]:
+def _object(request: AdminRequest, names: tuple[str, ...], kind: type) -> dict[str, Any]:
     """Return the request's JSON object, which has only these names. Raises ValueError."""
     found = request.json()
     if not isinstance(found, dict) or not found.keys() <= set(names):
@@ -81,7 +81,7 @@ def _object(request: Request, names: tuple[str, ...], kind: type) -> dict[str, A
     return found
 
 
-def _trace(pool: Pool, request: Request) -> dict[str, Any]:
+def _trace(pool: Pool, request: AdminRequest) -> dict[str, Any]:
     """Answer ``?last=N&slow_ms=MS&method=M&session=S``, or ``?slowest=N``."""
     query = request.query
     found = read_trace(pool.runtime_dir)

@@ -13,7 +13,7 @@ import hashlib
 import re
 from importlib.resources import files
 
-from beluga.admin.route import Answer, Request, Routes
+from beluga.admin.route import AdminRequest, Answer, Routes
 
 
 def page_routes() -> Routes:
@@ -23,7 +23,7 @@ def page_routes() -> Routes:
         body, "text/html; charset=utf-8", headers={"Content-Security-Policy": _policy(body)}
     )
 
-    def page(_: Request) -> Answer:
+    def page(_: AdminRequest) -> Answer:
         return answer
 
     return {("GET", "/"): page}

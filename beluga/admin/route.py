@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class AdminRequest:
     """A request: its path, the last value of each name in its query, and its body."""
 
     path: str
@@ -44,7 +44,7 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-Route: TypeAlias = "Callable[[Request], Answer]"
+Route: TypeAlias = "Callable[[AdminRequest], Answer]"
 Routes: TypeAlias = "Mapping[tuple[str, str], Route]"
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from beluga.admin import Admin, Answer, Request, ask_json, ask_someone, page_routes
+from beluga.admin import Admin, AdminRequest, Answer, ask_json, ask_someone, page_routes
 from beluga.cli.options import Json, PoolPaths, runtime_dir_of
 from beluga.cli.output import print_json, say
 from beluga.errors import BelugaError
@@ -38,7 +38,7 @@ def dashboard(
         _tell(url, open_page, json)
         return
 
-    def live(request: Request) -> Answer:
+    def live(request: AdminRequest) -> Answer:
         query = "?history=1" if "history" in request.query else ""
         return ask_someone(directory, f"/live{query}")
 

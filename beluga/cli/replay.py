@@ -27,7 +27,7 @@ from beluga.cli.tiers import (
 from beluga.cli.trace_options import RATE, BlockTokens, Format, Rate, Read, TimeUnit, named
 from beluga.errors import ReplayError, TierError
 from beluga.pool import show_size
-from beluga.replay import Options, Request, Result
+from beluga.replay import ReplayOptions, Result, TraceRequest
 from beluga.replay import replay as run_replay
 from beluga.simulate import SPEED_MAX, SPEED_MIN, Reading, trace_requests
 from beluga.tiers import TierSettings
@@ -128,7 +128,7 @@ def replay(
     if not (disk or remote):
         refuse_without_tier(offload, admission, usual=(_OFFLOAD, _ADMISSION))
     requests, how = _requests(named(trace, form, rate, time_unit, block_tokens))
-    options = Options(
+    options = ReplayOptions(
         client_count=clients,
         block_size=_block_size(trace) if block_bytes is None else block_bytes,
         pool_size=pool_bytes,
@@ -160,7 +160,7 @@ def _check_tiers(disks: list[str] | None, disk_bytes: int, remotes: list[str] | 
     tiers.check()
 
 
-def _requests(given: Read) -> tuple[list[Request], Reading | None]:
+def _requests(given: Read) -> tuple[list[TraceRequest], Reading | None]:
     """Return the requests of a trace and how it was read, which is shown."""
     requests, how = trace_requests(**given)
     if how is not None:

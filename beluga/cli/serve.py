@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from beluga.admin import Admin, Health, read_address, server_routes
+from beluga.admin import Admin, ServerHealth, read_address, server_routes
 from beluga.cli import logs
 from beluga.cli.detach import detached
 from beluga.cli.notify import Manager
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from beluga.admin import Routes
-    from beluga.cli.services import Service
+    from beluga.cli.services import RestartableService
     from beluga.events import EventSettings
     from beluga.pool import Pool
 
@@ -237,7 +237,7 @@ def serve(
             for name in forgotten:
                 server.give_up_tier(name)
             register(server)
-            patient, health = silent_s is not None, Health()
+            patient, health = silent_s is not None, ServerHealth()
             services = _services(server, opened, tiers, published, host, patient=patient)
             routes = {**server_routes(server, opened, _saving(services)), **health.routes()}
             try:
@@ -319,8 +319,8 @@ def _services(
     host: int | None,
     *,
     patient: bool,
-) -> list[Service]:
-    services: list[Service] = []
+) -> list[RestartableService]:
+    services: list[RestartableService] = []
     if tiers:
         if not patient:
             tiers.check_owner(pool)
@@ -332,7 +332,7 @@ def _services(
     return services
 
 
-def _saving(services: Sequence[Service]) -> TierService | None:
+def _saving(services: Sequence[RestartableService]) -> TierService | None:
     """Return the service of the lower tiers, if there is one."""
     saving = (one for one in services if hasattr(one, "save_missing"))
     return cast("TierService | None", next(saving, None))
@@ -371,9 +371,9 @@ def serve_until_told(
     *,
     told: threading.Event | None = None,
     json: bool = False,
-    services: Sequence[Service] = (),
+    services: Sequence[RestartableService] = (),
     admin: Admin | None = None,
-    health: Health | None = None,
+    health: ServerHealth | None = None,
     silent_s: float | None = None,
     lease: Lease | None = None,
 ) -> None:
@@ -386,7 +386,11 @@ def serve_until_told(
     only while the lease is held. A signal sets ``told``, which may be set before.
     """
     beside = Services(services, patient=silent_s is not None)
-    manager, health, told = Manager(_LOOK_INTERVAL_S), health or Health(), told or threading.Event()
+    manager, health, told = (
+        Manager(_LOOK_INTERVAL_S),
+        health or ServerHealth(),
+        told or threading.Event(),
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told.set())
     try:
@@ -419,7 +423,7 @@ def serve_until_told(
         server.stop()
 
 
-def _say_waiting(server: Server, manager: Manager, health: Health, why: str) -> None:
+def _say_waiting(server: Server, manager: Manager, health: ServerHealth, why: str) -> None:
     """A server is ready when it stands by: after its first look at the server that serves."""
     server.pool.refuse_removed()
     health.moved(serves=False)
@@ -428,7 +432,7 @@ def _say_waiting(server: Server, manager: Manager, health: Health, why: str) -> 
 
 
 def _look_after(
-    server: Server, beside: Services, told: threading.Event, manager: Manager, health: Health
+    server: Server, beside: Services, told: threading.Event, manager: Manager, health: ServerHealth
 ) -> None:
     """Wait until a signal comes. The manager and ``health`` hear that the server lives only if its
     poll loop has moved since the last look. Raises the error that ended the server.

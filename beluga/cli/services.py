@@ -16,7 +16,7 @@ _logger = logging.getLogger(__name__)
 _PERIOD_S = 2.0  # between two tries to start what could not be started
 
 
-class Service(Protocol):
+class RestartableService(Protocol):
     """A service that may be started again if a start has raised an error."""
 
     def start(self) -> None: ...
@@ -32,9 +32,9 @@ class Services:
     one may still have a port or the last lanes of the pool.
     """
 
-    def __init__(self, services: Sequence[Service], *, patient: bool) -> None:
+    def __init__(self, services: Sequence[RestartableService], *, patient: bool) -> None:
         self._services, self._patient = tuple(services), patient
-        self._late: dict[Service, str] = {}  # those that are not started yet, and why
+        self._late: dict[RestartableService, str] = {}  # those that are not started yet, and why
         self._tried_s = 0.0
 
     def start(self) -> None:
@@ -57,7 +57,7 @@ class Services:
         for service in reversed(self._services):
             service.stop()
 
-    def _try(self, service: Service) -> None:
+    def _try(self, service: RestartableService) -> None:
         why = self._late.get(service)
         self._tried_s = time.monotonic()
         try:

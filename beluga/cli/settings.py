@@ -66,7 +66,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Settings:
+class FileSettings:
     """What a file says. ``defaults`` is the parser's default map."""
 
     path: Path | None = None
@@ -86,13 +86,13 @@ def find(named: Path | None) -> Path | None:
 
 def load(
     path: Path | None, context: typer.Context, program: str, above: Mapping[str, str]
-) -> Settings:
+) -> FileSettings:
     """Read the file for the program that a context is of. Raises SettingsError.
 
     ``above`` has the keys that a flag or the environment has set, and which of them.
     """
     if path is None:
-        return Settings()
+        return FileSettings()
     return _Reader(path, context, program, above).settings()
 
 
@@ -137,7 +137,7 @@ class _Reader:
         self._rows: list[Setting] = []
         self._defaults: dict[str, Any] = {}
 
-    def settings(self) -> Settings:
+    def settings(self) -> FileSettings:
         """Check every value of the file."""
         shared: dict[str, Any] = {}
         for name, value in self._parsed().items():
@@ -151,7 +151,7 @@ class _Reader:
             else:
                 known = [*SHARED, *(f"[{table}]" for table in self._tables)]
                 raise self._wrong("", name, f"is no setting of all commands{_meant(key, known)}")
-        return Settings(self._path, shared, self._defaults, tuple(self._rows))
+        return FileSettings(self._path, shared, self._defaults, tuple(self._rows))
 
     def _read(self) -> str:
         try:

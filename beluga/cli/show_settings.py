@@ -10,7 +10,7 @@ from beluga import config
 from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json
 from beluga.cli.output import print_json, print_table, say
-from beluga.cli.settings import Settings
+from beluga.cli.settings import FileSettings
 
 _LEGEND = Legend(
     {
@@ -28,7 +28,7 @@ def show_settings(ctx: typer.Context, json: Json = False) -> None:
 
     A flag comes before the environment, that before the file, and that before a default.
     """
-    found = ctx.find_root().obj or Settings()
+    found = ctx.find_root().obj or FileSettings()
     places = [str(path) for path in config.settings_places()]
     if json:
         rows = [

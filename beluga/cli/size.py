@@ -22,7 +22,7 @@ from beluga.errors import TierError
 from beluga.pool import show_size
 from beluga.router import costs
 from beluga.simulate import Trace, found_shares
-from beluga.tiers import Advice, KvShape, TierSize, advise, read_model
+from beluga.tiers import KvShape, SizingAdvice, TierSize, advise, read_model
 
 _DTYPES = ("F32", "F16", "BF16", "FP8", "U8")
 _GB = 1e9
@@ -184,14 +184,14 @@ def size_tiers(
     _show(advice, shape, loaded, need, found, wide=wide)
 
 
-def _found(advice: Advice, trace: Trace) -> list[float]:
+def _found(advice: SizingAdvice, trace: Trace) -> list[float]:
     """Return what each tier finds of a trace, together with those above it."""
     tokens = accumulate(tier.tokens for tier in advice.tiers)
     return found_shares(trace, [min(one // trace.block_tokens, trace.id_count) for one in tokens])
 
 
 def _show(
-    advice: Advice,
+    advice: SizingAdvice,
     shape: KvShape,
     trace: Trace,
     need: int,

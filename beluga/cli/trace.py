@@ -17,7 +17,7 @@ from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json, PoolPaths, as_bad_value, runtime_dir_of
 from beluga.cli.output import print_json, print_row, say
 from beluga.errors import BadValueError, NoTraceError
-from beluga.rpc import Trace, TracedCall, method_names, read_trace
+from beluga.rpc import CallTrace, TracedCall, method_names, read_trace
 
 Last = Annotated[int, typer.Option(min=1, help="How many calls to show at most.")]
 Slow = Annotated[
@@ -104,7 +104,7 @@ def trace(
         _show(calls)
 
 
-def _headline(found: Trace) -> str:
+def _headline(found: CallTrace) -> str:
     if found.alive:
         state = "serves"
     elif found.ended:
@@ -117,7 +117,7 @@ def _headline(found: Trace) -> str:
 
 def _follow(
     directory: Path,
-    found: Trace,
+    found: CallTrace,
     calls: Sequence[TracedCall],
     json: bool,
     *,

@@ -17,7 +17,7 @@ from beluga.cli.legend import Legend, explains
 from beluga.cli.options import Json, PoolPaths, Wide, among, open_pool
 from beluga.cli.output import print_facts, print_json, print_table, say
 from beluga.errors import VerifyError
-from beluga.verify import Finding, Report, verify_pool
+from beluga.verify import VerifyReport, VerifyResult, verify_pool
 
 _LEGEND = Legend(
     {
@@ -78,7 +78,7 @@ def verify(
         )
 
 
-def _show(report: Report, *, wide: bool) -> None:
+def _show(report: VerifyReport, *, wide: bool) -> None:
     machine = report.machine
     started = datetime.fromtimestamp(report.started_s, timezone.utc)
     print_facts(
@@ -109,7 +109,7 @@ def _show(report: Report, *, wide: bool) -> None:
     say("all that is promised holds" if report.good else "NOT all that is promised holds")
 
 
-def _row(findings: list[Finding]) -> list[object]:
+def _row(findings: list[VerifyResult]) -> list[object]:
     """Make the table's row for one test, initiator and mode over all devices."""
     first = findings[0]
     return [
@@ -123,7 +123,7 @@ def _row(findings: list[Finding]) -> list[object]:
     ]
 
 
-def _verdict(findings: list[Finding]) -> str:
+def _verdict(findings: list[VerifyResult]) -> str:
     wrong = [f for f in findings if f.violations]
     if not wrong:
         return "holds"

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from beluga.connectors.settings import PoolSettings
-    from beluga.transfer import Engine
+    from beluga.transfer import CopyEngine
 
 T = TypeVar("T")
 
@@ -101,7 +101,7 @@ class Attachment:
         return found
 
     def cache(
-        self, namespace: Namespace, engine: Callable[[Pool], Engine | None] = lambda _: None
+        self, namespace: Namespace, engine: Callable[[Pool], CopyEngine | None] = lambda _: None
     ) -> KVCache:
         """Return the cache of a namespace on this session. ``engine`` is called with the pool and
         makes the copy engine, or returns None if the blocks lie in host memory.

@@ -7,7 +7,7 @@ finds it there as a prefix. So this package only queues prompts (:class:`TaskQue
 """
 
 from beluga.disagg.open import open_queue
-from beluga.disagg.prefill import Course, Decide, Prefiller
+from beluga.disagg.prefill import Decide, Prefiller, PrefillOutcome
 from beluga.disagg.queue import (
     TASKS_MAX,
     VISIBILITY_S,
@@ -34,8 +34,8 @@ __all__ = [
     "TASK_SIZE_MAX",
     "VISIBILITY_S",
     "Claim",
-    "Course",
     "Decide",
+    "PrefillOutcome",
     "PrefillTask",
     "PrefillWorker",
     "Prefiller",

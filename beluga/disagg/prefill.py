@@ -33,7 +33,7 @@ _AWAY_S = 5.0  # the pause after a queue could not be reached
 _SIZE_FRESH_S = 0.02  # the greatest age of the queue's size in a decision
 
 
-class Course(enum.Enum):
+class PrefillOutcome(enum.Enum):
     """The outcome of a request's prefill, which is a metric's label."""
 
     LOCAL = "local"  # the rule decided so
@@ -66,7 +66,7 @@ class Prefiller:
 
     async def prefill(
         self, task: Callable[[float], PrefillTask], decide: Decide, *, tokens: int, local_s: float
-    ) -> Course:
+    ) -> PrefillOutcome:
         """Prefill a request remotely, if ``decide`` says so, and wait for it. Raises nothing.
 
         ``task`` makes the task from its deadline (seconds since 1970); it is called only for a
@@ -74,10 +74,10 @@ class Prefiller:
         the decode engine ``local_s`` seconds.
         """
         if time.monotonic() < self._away_until:
-            return Course.UNQUEUED
+            return PrefillOutcome.UNQUEUED
         try:
             if not decide(await self._queue_size(), self._tokens):
-                return Course.LOCAL
+                return PrefillOutcome.LOCAL
             self._tokens += tokens
             try:
                 ticket = await self._queue.enqueue_task(task(time.time() + self._timeout_s))
@@ -88,26 +88,26 @@ class Prefiller:
             if not is_of_request(error):
                 self._away_until = time.monotonic() + _AWAY_S
             self._warn("prefilling locally: %s", error)
-            return Course.UNQUEUED
-        if course is Course.UNTAKEN:
+            return PrefillOutcome.UNQUEUED
+        if course is PrefillOutcome.UNTAKEN:
             self._warn("no worker took a prefill in %.3g s; are prefill workers running?", local_s)
-        elif course is Course.LATE:
+        elif course is PrefillOutcome.LATE:
             self._warn("a prefill worker was not done in %g s", self._timeout_s)
         return course
 
-    async def _wait(self, ticket: Ticket, local_s: float) -> Course:
+    async def _wait(self, ticket: Ticket, local_s: float) -> PrefillOutcome:
         """Wait for a prefill, and withdraw it if nobody takes it, or if the client leaves."""
         try:
             if await ticket.done(local_s):
-                return Course.REMOTE
+                return PrefillOutcome.REMOTE
             if await ticket.withdraw():
-                return Course.UNTAKEN
+                return PrefillOutcome.UNTAKEN
             done = await ticket.done(self._timeout_s - local_s)
         except asyncio.CancelledError:
             with contextlib.suppress(QueueError):
                 await ticket.withdraw()
             raise
-        return Course.REMOTE if done else Course.LATE
+        return PrefillOutcome.REMOTE if done else PrefillOutcome.LATE
 
     async def close(self) -> None:
         """Close the queue."""

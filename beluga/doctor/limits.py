@@ -9,7 +9,7 @@ import resource
 
 from beluga.doctor.finding import Verdict, ok, unknown, warning
 from beluga.doctor.machine import Machine
-from beluga.doctor.pool_look import PoolFacts
+from beluga.doctor.pool_look import PoolInspection
 from beluga.pool import show_size
 
 _MAPS_LEAST = 65530  # the kernel's default
@@ -60,7 +60,7 @@ def check_open_files(machine: Machine) -> Verdict:
         return ok("a process may open any number of files")
     need, why = _FILES_LEAST, "a server with 64 clients and its tiers"
     facts = machine.pool.facts if machine.pool.paths else None
-    if isinstance(facts, PoolFacts):
+    if isinstance(facts, PoolInspection):
         need = _FILES_OF_SERVER + _FILES_OF_CLIENT * facts.lane_count
         why = f"a server with {facts.lane_count} clients, which this pool allows,"
     if limit >= need:

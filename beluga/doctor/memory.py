@@ -58,7 +58,7 @@ def _kinds(first: int, end: int, ranges: list[_Range]) -> set[str]:
     return {each.kind for each in ranges if each.first < end and first < each.end}
 
 
-def _told(machine: Machine) -> policy.Policy | Verdict:
+def _told(machine: Machine) -> policy.PlatformPolicy | Verdict:
     try:
         return policy.probe(cpuinfo=machine.root / "proc/cpuinfo")
     except EngineUnavailableError as failure:

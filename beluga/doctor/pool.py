@@ -13,7 +13,7 @@ from beluga.doctor.devices import quoted_command
 from beluga.doctor.finding import Verdict, error, ok, unknown, warning, worst
 from beluga.doctor.leftovers import share_runtime_dir
 from beluga.doctor.machine import Machine
-from beluga.doctor.pool_look import PoolFacts
+from beluga.doctor.pool_look import PoolInspection
 from beluga.errors import (
     BelugaError,
     CallTimeoutError,
@@ -108,11 +108,11 @@ def _mend_superblock(finding: str, machine: Machine) -> str:
     return f"beluga pool check {machine.pool.options}"
 
 
-def _facts(machine: Machine) -> PoolFacts | Verdict:
+def _facts(machine: Machine) -> PoolInspection | Verdict:
     if (without := _without(machine)) is not None:
         return without
     facts = machine.pool.facts
-    if isinstance(facts, PoolFacts):
+    if isinstance(facts, PoolInspection):
         return facts
     return unknown(str(facts), _FIRST)
 
@@ -176,7 +176,7 @@ _OF_HOST = (
 )
 
 
-def _judge(machine: Machine, facts: PoolFacts, judgments: Sequence[_Judgment]) -> Verdict:
+def _judge(machine: Machine, facts: PoolInspection, judgments: Sequence[_Judgment]) -> Verdict:
     """Return what the first judgment of the failure says."""
     words = {
         "failure": str(facts.failure),

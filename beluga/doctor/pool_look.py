@@ -16,7 +16,7 @@ _WAIT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class PoolFacts:
+class PoolInspection:
     """What an open pool says. ``failure`` is why there is no session with its server."""
 
     devices: tuple[DeviceView, ...]
@@ -84,12 +84,12 @@ class PoolLook:
         return found
 
     @cached_property
-    def facts(self) -> PoolFacts | BelugaError | OSError:
+    def facts(self) -> PoolInspection | BelugaError | OSError:
         """What the pool says, or why it cannot be opened. A session is opened for a moment."""
         try:
             with Pool.open(self.paths) as pool:
                 epoch, failure = _ask(pool, self.host)
-                return PoolFacts(pool.devices, pool.geometry.lane_count, epoch, failure)
+                return PoolInspection(pool.devices, pool.geometry.lane_count, epoch, failure)
         except (BelugaError, OSError) as error:
             return error
 

@@ -113,7 +113,7 @@ class Share:
     def __init__(self, connections_max: int, requests_max: int | None = None) -> None:
         self.connections_max = connections_max
         self.requests_max = connections_max if requests_max is None else requests_max
-        self.places: Places[Connection] = Places(PATIENCE_S)
+        self.places: Places[AcceptedConnection] = Places(PATIENCE_S)
         self.heads_size = 0  # bytes of all unfinished heads
 
     @property
@@ -135,7 +135,9 @@ class Share:
         """Let a connection end with its answer, so that idle ones do not keep others out."""
         if self.crowded:
             answer.force_close()
-            answer.headers["Connection"] = "close"  # aiohttp has made the other headers already
+            answer.headers["AcceptedConnection"] = (
+                "close"  # aiohttp has made the other headers already
+            )
 
 
 def shares(kept: int = 0) -> tuple[Share, Share]:
@@ -152,7 +154,7 @@ def shares(kept: int = 0) -> tuple[Share, Share]:
     return Share(requests_max + max(1, spare // 2), requests_max), Share(operators)
 
 
-class Connection(web.RequestHandler):
+class AcceptedConnection(web.RequestHandler):
     """A connection that has a place in a share."""
 
     __slots__ = ("_asking", "_head_size", "_share", "place")
@@ -162,7 +164,7 @@ class Connection(web.RequestHandler):
         self._share = share
         self._asking = True  # whether a request's head is expected, or has begun to come
         self._head_size = 0
-        self.place: Place[Connection] = Place(self, "", 0.0)
+        self.place: Place[AcceptedConnection] = Place(self, "", 0.0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         peer = transport.get_extra_info("peername") or ("",)
@@ -226,10 +228,10 @@ class Connection(web.RequestHandler):
         self._share.heads_size += size
 
 
-def connection_of(request: web.Request) -> Connection:
+def connection_of(request: web.Request) -> AcceptedConnection:
     """Return the connection of a request."""
     connection = request.protocol
-    assert isinstance(connection, Connection)  # noqa: S101  the acceptor makes no others
+    assert isinstance(connection, AcceptedConnection)  # noqa: S101  the acceptor makes no others
     return connection
 
 
@@ -293,8 +295,8 @@ class Acceptor:
         for one in self._sockets:
             one.close()
 
-    def _made(self) -> Connection:
-        return Connection(self._server, self._share, **self._options)
+    def _made(self) -> AcceptedConnection:
+        return AcceptedConnection(self._server, self._share, **self._options)
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -38,7 +38,7 @@ class _NewWorker(msgspec.Struct, forbid_unknown_fields=True):
     other_ranks: list[tuple[str, str | None]] = []
 
 
-class Admin:
+class AdminHandlers:
     """The handlers of the admin API."""
 
     def __init__(self, fleet: Fleet, cache: Cache) -> None:

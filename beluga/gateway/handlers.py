@@ -40,7 +40,7 @@ _BESIDE_V1 = (
 _OF_OPERATORS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 
 
-class Handlers:
+class ClientHandlers:
     """The handlers of the clients' listener."""
 
     def __init__(  # noqa: PLR0913  its parts, by name

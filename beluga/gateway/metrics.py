@@ -94,7 +94,7 @@ class Metrics:
 
         self._prefills = Counter(
             "beluga_gateway_prefills",
-            "Prompts by where they were prefilled: beluga.disagg.Course",
+            "Prompts by where they were prefilled: beluga.disagg.PrefillOutcome",
             ("model", "course"),
             registry=known,
         )

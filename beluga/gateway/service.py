@@ -16,7 +16,7 @@ from aiohttp import web
 
 from beluga.errors import RouterError
 from beluga.gateway.acceptor import PATIENCE_S, Acceptor, Share, http_log, raise_file_limit, shares
-from beluga.gateway.admin import Admin
+from beluga.gateway.admin import AdminHandlers
 from beluga.gateway.advice import Adviser
 from beluga.gateway.bodies import Bodies
 from beluga.gateway.cache import Cache
@@ -24,7 +24,7 @@ from beluga.gateway.callers import of_clients, of_operators
 from beluga.gateway.director import Director, Placement
 from beluga.gateway.engine import Engine
 from beluga.gateway.fleet import Fleet
-from beluga.gateway.handlers import Handlers, refusals
+from beluga.gateway.handlers import ClientHandlers, refusals
 from beluga.gateway.health import Checker, end_tasks
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.probe import Probe
@@ -148,7 +148,7 @@ class Service:
                 client_max_size=_ADMIN_BODY_MAX,
                 middlewares=[self._operators.follow, answers, check],
             )
-            app.add_routes(Admin(self.fleet, self._cache).routes())
+            app.add_routes(AdminHandlers(self.fleet, self._cache).routes())
             self.admin_address = await self._listen(stack, settings.admin, app, self._operators)
 
     async def _open_handlers(
@@ -201,7 +201,7 @@ class Service:
         await self._join(stack)
         kept = sum(_connections(engine) for engine in self.fleet)
         self._clients, self._operators = shares(kept)
-        self._handlers = Handlers(
+        self._handlers = ClientHandlers(
             fleet=self.fleet,
             proxy=proxy,
             metrics=self.metrics,

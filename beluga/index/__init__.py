@@ -6,7 +6,7 @@
 Most programs want :class:`beluga.kvcache.KVCache` instead.
 """
 
-from beluga.index.check import Report, check_devices, check_pool
+from beluga.index.check import CheckReport, check_devices, check_pool
 from beluga.index.client import BlockState, Grant, Left, Lookup, MetaClient, Pins
 from beluga.index.counters import COUNTERS_METHOD, ask_counters
 from beluga.index.entries import COMMITTED, ENTRY, EPOCH_SHIFT, FREE, read_entries
@@ -43,6 +43,7 @@ __all__ = [
     "REMOVED",
     "STORED",
     "BlockState",
+    "CheckReport",
     "Grant",
     "Left",
     "Lookup",
@@ -53,7 +54,6 @@ __all__ = [
     "MetaStat",
     "Pins",
     "Removal",
-    "Report",
     "SessionView",
     "Sessions",
     "TaskClient",

@@ -23,7 +23,7 @@ Admission: TypeAlias = "tuple[core.bl_io_queue | core.Null, int]"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Report:
+class CheckReport:
     """The result of a pool check. ``findings`` has one line for each finding, at most
     FINDINGS_MAX. ``half`` is that of the tables that were checked.
     """
@@ -39,7 +39,9 @@ class Report:
     findings: tuple[str, ...]
 
 
-def check_pool(pool: Pool, *, payload: bool = False, admission: Admission | None = None) -> Report:
+def check_pool(
+    pool: Pool, *, payload: bool = False, admission: Admission | None = None
+) -> CheckReport:
     """Check what the serving half of the pool says, read-only, live or dead.
 
     ``payload`` compares every block with its checksums, too. With ``admission`` the link admits the
@@ -53,7 +55,7 @@ def check_pool(pool: Pool, *, payload: bool = False, admission: Admission | None
         code = lib.bl_check_pool(handle, payload, findings, FINDINGS_MAX, report, io_queue, kind)
     raise_for_status(code, "checking a pool")
     shown = min(report.finding_count, FINDINGS_MAX)
-    return Report(
+    return CheckReport(
         epoch=report.epoch,
         half=report.half,
         serving=bool(report.serving),
@@ -71,7 +73,7 @@ def check_devices(
     *,
     payload: bool = False,
     admission: Callable[[Pool], AbstractContextManager[Admission | None]] = lambda _: nullcontext(),
-) -> Report:
+) -> CheckReport:
     """Check the pool on ``paths``. If its superblocks are damaged, nothing else can be checked.
 
     ``admission`` is called with the open pool and yields what :func:`check_pool` takes. Raises a
@@ -79,6 +81,6 @@ def check_devices(
     """
     findings = survey(paths)
     if findings:
-        return Report(0, 0, False, 0, 0, 0, 0, len(findings), tuple(findings))
+        return CheckReport(0, 0, False, 0, 0, 0, 0, len(findings), tuple(findings))
     with Pool.open(paths) as pool, admission(pool) as made:
         return check_pool(pool, payload=payload, admission=made)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from beluga._ffi import ffi, lib
 from beluga.errors import ServerAliveError, raise_for_status
-from beluga.index.check import FINDINGS_MAX, Report, check_pool
+from beluga.index.check import FINDINGS_MAX, CheckReport, check_pool
 from beluga.index.findings import describe
 from beluga.pool import Pool
 
@@ -15,7 +15,7 @@ ROUNDS = 16  # Lines that depend on a dropped line are found in the next round.
 
 def repair_pool(
     pool: Pool, *, payload: bool = False, declared_gone: bool = False
-) -> tuple[tuple[str, ...], Report]:
+) -> tuple[tuple[str, ...], CheckReport]:
     """Drop what :func:`check_pool` finds. The payload of blocks is not changed.
 
     Returns a line for each act and the report of a check afterwards. No process may use the pool.

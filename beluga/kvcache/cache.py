@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from beluga.pool import Pool
     from beluga.rpc import Report
     from beluga.transfer import (
-        Engine,
+        CopyEngine,
         IoHandle,
         Link,
         LinkSettings,
@@ -165,7 +165,7 @@ class KVCache(OfThisProcess):
         check_checksums: bool = True,
         chunk_size: int = CHUNK_SIZE,
         timeout_s: float = 5.0,
-        engine: Engine | str = "auto",
+        engine: CopyEngine | str = "auto",
         threads: int = 1,
         link: Link | LinkSettings | IoHandle | None = None,
         read_class: TransferClass = TransferClass.ONBOARD,
@@ -407,7 +407,7 @@ class KVCache(OfThisProcess):
         return self._meta.stat()
 
     @property
-    def engine(self) -> Engine | None:
+    def engine(self) -> CopyEngine | None:
         """The engine for the plans that C does not copy by itself; None: C copies everything."""
         return self._selection.engine
 
@@ -520,7 +520,7 @@ class KVCache(OfThisProcess):
             if not onboarding.more(keys[hits:], BlockState(states[hits]), progress=found > 0):
                 return hits
 
-    def _engine_for(self, direction: Direction, run: Run) -> Engine | None:
+    def _engine_for(self, direction: Direction, run: Run) -> CopyEngine | None:
         size, fragments = run.count * run.length, run.count * run.fragment_count
         return self._selection.engine_for(direction, size, fragments)
 
@@ -532,7 +532,7 @@ class KVCache(OfThisProcess):
 
     def _carry(
         self,
-        engine: Engine,
+        engine: CopyEngine,
         run: Run,
         keys: NDArray[np.uint64],
         move: Callable[[EngineBatch], int],

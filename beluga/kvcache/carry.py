@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from beluga.kvcache.buffers import Run
     from beluga.kvcache.uninterrupted import Left
-    from beluga.transfer import Engine, Transfer
+    from beluga.transfer import CopyEngine, Transfer
 
     Part = tuple[NDArray[np.int64], Plan]  # blocks of a batch, and their plan
 
@@ -48,7 +48,7 @@ class EngineBatch:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: CopyEngine,
         session: core.bl_session,
         batch: core.bl_kv_batch,
         pool_size: int,

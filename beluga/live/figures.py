@@ -54,7 +54,7 @@ class Figures:
         return found
 
 
-class Past:
+class RecentFigures:
     """The figures of the last seconds, and at least those of the last look."""
 
     def __init__(self) -> None:

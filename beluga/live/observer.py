@@ -15,7 +15,7 @@ import beluga
 from beluga.errors import BelugaError
 from beluga.exporter import Collector
 from beluga.live.calls import RecentCalls
-from beluga.live.figures import REPORTED_WINDOW_S, WINDOW_S, Figures, Past, rates_between
+from beluga.live.figures import REPORTED_WINDOW_S, WINDOW_S, Figures, RecentFigures, rates_between
 from beluga.live.notes import notes_of
 from beluga.live.snapshot import IndexFacts, PoolFacts, Rates, ServerFacts, Snapshot
 from beluga.live.space_map import SpaceMap
@@ -40,7 +40,7 @@ class Observer:
         self._sessions = SessionTable(server)
         self._tenants = TenantTable(pool.runtime_dir)
         self._calls = RecentCalls(pool.runtime_dir)
-        self._past = Past()
+        self._past = RecentFigures()
         self._history: deque[tuple[float | None, ...]] = deque(maxlen=_HISTORY)
         self._lock = threading.Lock()
         self._last: Snapshot | None = None

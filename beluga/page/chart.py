@@ -112,7 +112,7 @@ Chart = LineChart | BarChart
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class AxisScale:
     """Places values on an axis: 0 is its beginning and 1 its end."""
 
     axis: Axis
@@ -127,7 +127,7 @@ class Scale:
         return (value - self.least) / (self.most - self.least)
 
 
-def scale_of(axis: Axis, values: Sequence[float], *, from_zero: bool = True) -> Scale:
+def scale_of(axis: Axis, values: Sequence[float], *, from_zero: bool = True) -> AxisScale:
     """Return a scale that has room for all values, with its ticks."""
     usable = [value for value in values if not axis.log or value > 0]
     if axis.log and usable:
@@ -136,19 +136,19 @@ def scale_of(axis: Axis, values: Sequence[float], *, from_zero: bool = True) -> 
     most = max(usable, default=0.0)
     most = most if most > least else least + 1
     if axis.ticks is not None:
-        return Scale(axis, least, most, axis.ticks)
+        return AxisScale(axis, least, most, axis.ticks)
     step = _step(most - least)
     end = math.ceil(most / step - 1e-9) * step
     start = math.floor(least / step + 1e-9) * step
     count = round((end - start) / step)
     ticks = [start + at * step for at in range(count + 1)]
-    return Scale(Axis(axis.label, False, axis.show), start, end, ticks)
+    return AxisScale(Axis(axis.label, False, axis.show), start, end, ticks)
 
 
-def _log_scale(axis: Axis, least: float, most: float) -> Scale:
+def _log_scale(axis: Axis, least: float, most: float) -> AxisScale:
     if axis.ticks is not None:
         edge = 1.0 if most > least else 2.0
-        return Scale(axis, least / edge, most * edge, axis.ticks)
+        return AxisScale(axis, least / edge, most * edge, axis.ticks)
     low = 10.0 ** math.floor(math.log10(least) + 1e-9)
     high = 10.0 ** math.ceil(math.log10(most) - 1e-9)
     high = high if high > low else 10 * low
@@ -156,7 +156,7 @@ def _log_scale(axis: Axis, least: float, most: float) -> Scale:
     steps = (1,) if decades > 3 else (1, 3) if decades > 1 else (1, 2, 5)
     every = -(-decades // _MOST_TICKS) or 1
     ticks = [low * 10**at * step for at in range(0, decades, every) for step in steps]
-    return Scale(axis, low, high, [*ticks, high])
+    return AxisScale(axis, low, high, [*ticks, high])
 
 
 def _step(extent: float) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from beluga.page.chart import Axis, Bar, BarChart, Chart, Line, LineChart, Scale, scale_of
+from beluga.page.chart import Axis, AxisScale, Bar, BarChart, Chart, Line, LineChart, scale_of
 
 WIDTH = 440  # units of the drawing; a page scales it, and a telephone shows about 360 of them
 _HEIGHT = 250  # of a chart of lines
@@ -78,7 +78,7 @@ def _lines(chart: LineChart) -> Iterator[str]:
 
 
 def _runs(
-    line: Line, across: Scale, up: Scale, width: float, height: float
+    line: Line, across: AxisScale, up: AxisScale, width: float, height: float
 ) -> list[list[tuple[float, float, str]]]:
     """Return the unbroken parts of a line as points of the drawing with their texts."""
     runs: list[list[tuple[float, float, str]]] = [[]]
@@ -92,7 +92,7 @@ def _runs(
     return [run for run in runs if run]
 
 
-def _grid(across: Scale, up: Scale, width: float, height: float) -> Iterator[str]:
+def _grid(across: AxisScale, up: AxisScale, width: float, height: float) -> Iterator[str]:
     for tick in up.ticks:
         y = _TOP + (1 - up.place(tick)) * height
         yield f'<path class="g" d="M{_LEFT} {y:.1f}h{width}"/>'
@@ -106,7 +106,7 @@ def _grid(across: Scale, up: Scale, width: float, height: float) -> Iterator[str
         yield f"<text {place}>{escape(text)}</text>"
 
 
-def _apart(across: Scale, width: float) -> Iterator[tuple[float, str]]:
+def _apart(across: AxisScale, width: float) -> Iterator[tuple[float, str]]:
     """Yield the ticks whose texts do not touch the one before."""
     free = -1e9
     for tick in across.ticks:
@@ -151,7 +151,7 @@ def _axis_label(axis: Axis) -> str:
     return f"{axis.label} (logarithmic)" if axis.log else axis.label
 
 
-def _bar(bar: Bar, name: str, scale: Scale, top: int, width: float) -> Iterator[str]:
+def _bar(bar: Bar, name: str, scale: AxisScale, top: int, width: float) -> Iterator[str]:
     if bar.value is None or (scale.axis.log and bar.value <= 0):
         yield f'<text class="v" x="8" y="{top + 11}">no value</text>'
         return

@@ -3,16 +3,16 @@
 """Replay of request traces through a new pool, with a check of every fetched byte."""
 
 from beluga.replay.result import Result
-from beluga.replay.run import Options, replay
-from beluga.replay.trace import Request, ideal_hit_rate, read_trace, write_trace
+from beluga.replay.run import ReplayOptions, replay
+from beluga.replay.trace import TraceRequest, ideal_hit_rate, read_trace, write_trace
 from beluga.replay.workload import BUNDLED, Conversations, make_workload
 
 __all__ = [
     "BUNDLED",
     "Conversations",
-    "Options",
-    "Request",
+    "ReplayOptions",
     "Result",
+    "TraceRequest",
     "ideal_hit_rate",
     "make_workload",
     "read_trace",

@@ -29,7 +29,7 @@ from beluga.replay.contents import Contents, Digests, Ids, digests
 from beluga.replay.dispatcher import tickets
 from beluga.replay.job import Job
 from beluga.replay.process import report
-from beluga.replay.trace import Request, read_trace
+from beluga.replay.trace import TraceRequest, read_trace
 from beluga.rpc import Client
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class Tally:
     rpc_ns: list[int] = field(default_factory=list)
 
 
-class Worker:
+class ReplayWorker:
     """Replays requests, one at a time."""
 
     def __init__(self, client: Client, job: Job) -> None:
@@ -71,7 +71,7 @@ class Worker:
         self._contents = Contents(job.block_size)
         self._blocks = np.empty((0, job.block_size // 8), np.uint64)
 
-    def replay(self, request: Request) -> None:
+    def replay(self, request: TraceRequest) -> None:
         """Get the request's blocks that exist, and put the others."""
         ids = np.array(request.hash_ids, np.uint64)
         if len(ids) > len(self._blocks):
@@ -140,7 +140,7 @@ def work(job: Job) -> None:
     """Do the job and report it."""
     requests = read_trace(Path(job.trace))
     with Pool.open(job.devices) as pool, Client(pool) as client:
-        worker = Worker(client, job)
+        worker = ReplayWorker(client, job)
         report({"ready": True})
         reported_s = time.monotonic()
         for number in tickets(sys.stdin.fileno()):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from beluga.replay.trace import Request
+from beluga.replay.trace import TraceRequest
 from beluga.threads import Thread
 
 _TICKET_SIZE = 4  # bytes of a number in the pipe; a reader never sees part of one
@@ -21,7 +21,7 @@ class Dispatcher:
     space.
     """
 
-    def __init__(self, requests: Sequence[Request], speed: float | None) -> None:
+    def __init__(self, requests: Sequence[TraceRequest], speed: float | None) -> None:
         self._requests = requests
         self._speed = speed
         self._stopped = threading.Event()

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from beluga.replay.trace import Request, ideal_hit_rate, unique_count
+from beluga.replay.trace import TraceRequest, ideal_hit_rate, unique_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Result:
 
 
 def summarize(
-    requests: Sequence[Request],
+    requests: Sequence[TraceRequest],
     block_size: int,
     seconds: float,
     tallies: Sequence[dict[str, Any]],

@@ -28,7 +28,7 @@ from beluga.replay.job import Job, ServerJob
 from beluga.replay.process import Process, ProcessKilledError
 from beluga.replay.result import Result, summarize
 from beluga.replay.sizing import DEVICE_COUNT, PoolSize, pool_size_for
-from beluga.replay.trace import Request, write_trace
+from beluga.replay.trace import TraceRequest, write_trace
 from beluga.threads import Thread
 
 Say = Callable[[str], None]
@@ -38,7 +38,7 @@ _MEMORY = Path("/dev/shm")  # noqa: S108  the files lie in a fresh directory of 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ReplayOptions:
     """The options of a replay. Sizes are in bytes. ``speed`` 1 keeps the trace's own times, and
     None never waits. ``disks`` to ``admission`` are the tiers below the pool
     (:class:`beluga.tiers.TierSettings`). ``admin`` is the address of a page that shows the
@@ -58,7 +58,9 @@ class Options:
     admin: tuple[str, int] | None = None
 
 
-def replay(requests: Sequence[Request], options: Options, *, say: Say, advance: Advance) -> Result:
+def replay(
+    requests: Sequence[TraceRequest], options: ReplayOptions, *, say: Say, advance: Advance
+) -> Result:
     """Replay the requests. ``say`` gets messages for people, ``advance`` gets (done, total).
 
     Raises ReplayError if a process dies or fails, and a PoolError if there is no space. With a tier

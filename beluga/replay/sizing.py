@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from beluga.errors import ReplayError
 from beluga.pool import STRIPE_SIZE, show_size
-from beluga.replay.trace import Request, unique_count
+from beluga.replay.trace import TraceRequest, unique_count
 
 DEVICE_COUNT = 2
 
@@ -35,7 +35,7 @@ class PoolSize:
 
 
 def pool_size_for(
-    requests: Sequence[Request], block_size: int, wanted_size: int | None
+    requests: Sequence[TraceRequest], block_size: int, wanted_size: int | None
 ) -> PoolSize:
     """Return the least size that holds every block, or a pool of ``wanted_size`` bytes if that is
     given.

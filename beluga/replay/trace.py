@@ -22,7 +22,7 @@ from beluga.errors import TraceError
 _LINE_SIZE_MAX = 16 << 20
 
 
-class Request(msgspec.Struct, frozen=True):
+class TraceRequest(msgspec.Struct, frozen=True):
     """One request of a trace."""
 
     timestamp: float
@@ -31,12 +31,12 @@ class Request(msgspec.Struct, frozen=True):
     hash_ids: list[int]
 
 
-def read_trace(path: Path) -> list[Request]:
+def read_trace(path: Path) -> list[TraceRequest]:
     """Read the requests of a file in its order. Raises TraceError with the number of the wrong
     line.
     """
-    decoder = msgspec.json.Decoder(Request)
-    requests: list[Request] = []
+    decoder = msgspec.json.Decoder(TraceRequest)
+    requests: list[TraceRequest] = []
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(iter(partial(lines.readline, _LINE_SIZE_MAX), b""), 1):
@@ -53,13 +53,13 @@ def read_trace(path: Path) -> list[Request]:
     return requests
 
 
-def write_trace(requests: Sequence[Request], path: Path) -> None:
+def write_trace(requests: Sequence[TraceRequest], path: Path) -> None:
     """Write a file that :func:`read_trace` can read."""
     encode = msgspec.json.Encoder().encode
     path.write_bytes(b"".join(encode(request) + b"\n" for request in requests))
 
 
-def _decode(decoder: msgspec.json.Decoder[Request], line: bytes, where: str) -> Request:
+def _decode(decoder: msgspec.json.Decoder[TraceRequest], line: bytes, where: str) -> TraceRequest:
     try:
         request = decoder.decode(line)
     except msgspec.MsgspecError as error:
@@ -72,12 +72,12 @@ def _decode(decoder: msgspec.json.Decoder[Request], line: bytes, where: str) -> 
     return request
 
 
-def unique_count(requests: Sequence[Request]) -> int:
+def unique_count(requests: Sequence[TraceRequest]) -> int:
     """Return how many different blocks the requests name."""
     return len(set().union(*(request.hash_ids for request in requests)))
 
 
-def ideal_hit_rate(requests: Sequence[Request]) -> float:
+def ideal_hit_rate(requests: Sequence[TraceRequest]) -> float:
     """Return the share of blocks that an unlimited cache has, if requests run one after another."""
     seen: set[int] = set()
     hit_count = 0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from beluga.replay.trace import Request
+from beluga.replay.trace import TraceRequest
 
 BUNDLED = Path(__file__).with_name("conversations.jsonl")
 """The trace that commands read if none is named; scripts/gen_trace.py makes it."""
@@ -33,7 +33,7 @@ class Conversations:
     seed: int = 1
 
 
-def make_workload(shape: Conversations) -> list[Request]:
+def make_workload(shape: Conversations) -> list[TraceRequest]:
     """Generate the requests, sorted by time. The same shape gives the same requests."""
     choice = random.Random(shape.seed)  # noqa: S311  a workload, not a secret
     fresh = count(1)
@@ -49,7 +49,7 @@ def make_workload(shape: Conversations) -> list[Request]:
             answer_length = choice.randint(1, shape.turn_length_max)
             blocks = blocks + [next(fresh) for _ in range(answer_length)]
             requests.append(
-                Request(
+                TraceRequest(
                     timestamp=round(time),  # whole milliseconds, as Mooncake's are
                     input_length=len(blocks) * shape.block_tokens,
                     output_length=answer_length * shape.block_tokens,

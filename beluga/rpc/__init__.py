@@ -30,7 +30,7 @@ from beluga.rpc.server import (
 from beluga.rpc.standby import SILENT_S, Keeper, stand_by
 from beluga.rpc.takeovers import DEMOTIONS, LOST, REASONS, TAKEN, Followed
 from beluga.rpc.times import nanoseconds
-from beluga.rpc.trace import Trace, TracedCall, read_trace
+from beluga.rpc.trace import CallTrace, TracedCall, read_trace
 
 __all__ = [
     "DEMOTIONS",
@@ -44,6 +44,7 @@ __all__ = [
     "TAKEN",
     "AsyncClient",
     "Buffer",
+    "CallTrace",
     "Calls",
     "Client",
     "ClientStat",
@@ -58,7 +59,6 @@ __all__ = [
     "Reported",
     "Server",
     "ServerStat",
-    "Trace",
     "TracedCall",
     "load_handlers",
     "method_names",

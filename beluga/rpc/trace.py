@@ -75,7 +75,7 @@ class TracedCall:
     bytes: int
 
 
-class Trace:
+class CallTrace:
     """The calls of a ring, and the server that handled them.
 
     ``ended`` says that the server ended in order. It was last seen alive at ``seen_s``. ``count``
@@ -162,7 +162,7 @@ class Trace:
         )
 
 
-def read_trace(directory: Path, *, before: bool = False) -> Trace:
+def read_trace(directory: Path, *, before: bool = False) -> CallTrace:
     """Read the trace of the last server of a pool's runtime directory, or of the one before.
 
     Raises :class:`~beluga.errors.NoTraceError` if there is none, or if the file is no trace.
@@ -187,7 +187,7 @@ def read_trace(directory: Path, *, before: bool = False) -> Trace:
         or len(data) != lib.BL_TRACE_HEAD_SIZE + count * _ENTRY.itemsize
     ):
         raise NoTraceError(f"{path} is no trace of this version of Beluga")
-    return Trace(head, np.frombuffer(data, _ENTRY, offset=lib.BL_TRACE_HEAD_SIZE))
+    return CallTrace(head, np.frombuffer(data, _ENTRY, offset=lib.BL_TRACE_HEAD_SIZE))
 
 
 def _whole(entries: NDArray[np.void]) -> NDArray[np.void]:

@@ -27,7 +27,7 @@ from beluga.simulate.result import Row, Spread
 from beluga.simulate.reuse import found_shares
 from beluga.simulate.run import simulate
 from beluga.simulate.tier import ORDERS
-from beluga.simulate.trace import Prompt, Trace, make_trace
+from beluga.simulate.trace import Trace, TraceEntry, make_trace
 
 __all__ = [
     "COUNT_MAX",
@@ -41,12 +41,12 @@ __all__ = [
     "TIME_UNITS",
     "Course",
     "Options",
-    "Prompt",
     "Reading",
     "Row",
     "Scale",
     "Spread",
     "Trace",
+    "TraceEntry",
     "check_report",
     "found_shares",
     "goodput",

@@ -30,7 +30,7 @@ from beluga.simulate.options import Options
 from beluga.simulate.planning import INTERVAL_S, Planning
 from beluga.simulate.request import Request
 from beluga.simulate.serial import SerialEngine
-from beluga.simulate.tier import Leads, Tier
+from beluga.simulate.tier import Leads, SimulatedTier
 from beluga.simulate.trace import Trace
 
 
@@ -60,8 +60,8 @@ class Cluster:
         self.refused = 0  # requests too long for a worker, or over the policy's objective
         self.engines: list[ChunkedEngine | SerialEngine] = []
         self.end_s = 0.0
-        self._hbm: list[Tier] = []
-        self._own: list[Tier] = []  # each worker's DRAM, or only the pool
+        self._hbm: list[SimulatedTier] = []
+        self._own: list[SimulatedTier] = []  # each worker's DRAM, or only the pool
         self._hashes = trace.blocks()
         self._held: deque[Request] = deque()  # requests that wait because every worker is busy
         self._asked = self.requests[0]
@@ -102,10 +102,10 @@ class Cluster:
     def _arrivals(self) -> Iterator[tuple[float, Request]]:
         return ((request.arrival, request) for request in self.requests)
 
-    def _tier(self, size: int) -> Tier:
+    def _tier(self, size: int) -> SimulatedTier:
         capacity = min(size // self.block_bytes, 0xFFFFFFFF)
         trace = self.trace
-        return Tier(trace.id_count, capacity, self.options.eviction, trace.block_tokens)
+        return SimulatedTier(trace.id_count, capacity, self.options.eviction, trace.block_tokens)
 
     def _add_worker(self) -> None:
         number, options = len(self.engines), self.options

@@ -20,7 +20,7 @@ from beluga.simulate.clock import Clock
 from beluga.simulate.memory import Far
 from beluga.simulate.options import Options
 from beluga.simulate.request import Request
-from beluga.simulate.tier import Tier
+from beluga.simulate.tier import SimulatedTier
 
 Told = Callable[[float, Request], None]
 
@@ -31,7 +31,9 @@ class ChunkedEngine:
     early if a prompt comes.
     """
 
-    def __init__(self, clock: Clock, options: Options, hbm: Tier, far: Far, tokens: int) -> None:
+    def __init__(
+        self, clock: Clock, options: Options, hbm: SimulatedTier, far: Far, tokens: int
+    ) -> None:
         self.clock, self.options, self.hbm, self.far = clock, options, hbm, far
         self.block_tokens = tokens
         self.first_token: Told = unheard

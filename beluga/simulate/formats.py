@@ -31,10 +31,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from beluga.errors import TraceError
-from beluga.replay import Request, read_trace
+from beluga.replay import TraceRequest, read_trace
 from beluga.simulate.items import Item, csv_rows, head_keys, json_items, whole_json
 from beluga.simulate.reading import TIME_UNITS, Reading
-from beluga.simulate.trace import Prompt, Trace, make_trace
+from beluga.simulate.trace import Trace, TraceEntry, make_trace
 
 _TOKEN_CHARACTERS = 4  # characters of English text that count as a token, without a tokenizer
 _TOKENS_MAX = 100_000_000  # of a request; more is damage
@@ -133,15 +133,15 @@ class _Chain:
         return found
 
 
-def _mooncake(reading: Reading) -> list[Prompt]:
-    def prompt(item: object) -> Prompt:
+def _mooncake(reading: Reading) -> list[TraceEntry]:
+    def prompt(item: object) -> TraceEntry:
         request = _convert(item, _MooncakeRequest, _WHAT["mooncake"])
         if not all(0 <= block < 1 << 63 for block in request.hash_ids):
             raise TraceError(
                 "hash_ids has a number below 0, or above 63 bits; number blocks from 0 on"
             )
         arrival = _moment(request.timestamp)
-        return Prompt(arrival, request.input_length, request.output_length, request.hash_ids)
+        return TraceEntry(arrival, request.input_length, request.output_length, request.hash_ids)
 
     prompts = list(_prompts(reading, json_items(reading.path), prompt))
     if not reading.block_given:
@@ -149,7 +149,7 @@ def _mooncake(reading: Reading) -> list[Prompt]:
     return _with_unit(reading, prompts, _guess_unit)
 
 
-def _find_block_size(reading: Reading, prompts: Sequence[Prompt]) -> None:
+def _find_block_size(reading: Reading, prompts: Sequence[TraceEntry]) -> None:
     """Find the size of blocks with which most prompts have as many blocks as they name; the last
     one may be partial, or left out by all. Raises TraceError if there is none.
     """
@@ -180,13 +180,13 @@ def _guess_unit(moments: Sequence[float]) -> str:
     return "s" if 2 * fractions > len(moments) and gap < _FAST_GAP_S else "ms"
 
 
-def _weka(reading: Reading) -> list[Prompt]:
+def _weka(reading: Reading) -> list[TraceEntry]:
     path = reading.path
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
     if not files:
         raise TraceError(f"{path} has no *.json in it; name a directory of weka sessions")
     sizes: set[int] = set()
-    prompts: list[Prompt] = []
+    prompts: list[TraceEntry] = []
     offset = 0
     for file in files:
         try:
@@ -196,9 +196,9 @@ def _weka(reading: Reading) -> list[Prompt]:
             raise TraceError(text if text.startswith(str(file)) else f"{file}: {text}") from None
         sizes.add(session.block_size)
 
-        def prompt(item: _WekaRequest, offset: int = offset) -> Prompt:
+        def prompt(item: _WekaRequest, offset: int = offset) -> TraceEntry:
             shifted = [block + offset for block in item.hash_ids]
-            return Prompt(item.t, item.input_tokens, item.output_tokens, shifted)
+            return TraceEntry(item.t, item.input_tokens, item.output_tokens, shifted)
 
         items = ((f"{file}: request {n}", one) for n, one in enumerate(session.requests, 1))
         prompts += _prompts(reading, items, prompt)
@@ -212,39 +212,39 @@ def _weka(reading: Reading) -> list[Prompt]:
     return _with_unit(reading, prompts)
 
 
-def _azure(reading: Reading) -> list[Prompt]:
+def _azure(reading: Reading) -> list[TraceEntry]:
     time, tokens_in, tokens_out = _AZURE_COLUMNS
 
-    def prompt(row: Any) -> Prompt:
+    def prompt(row: Any) -> TraceEntry:
         moment = _date(row[time])
         if moment is None:
             raise TraceError(
                 f"{time} {row[time]!r} is not a date with time; write 2024-05-10 00:00:00.5"
             )
-        return Prompt(moment, _count(row, tokens_in), _count(row, tokens_out), ())
+        return TraceEntry(moment, _count(row, tokens_in), _count(row, tokens_out), ())
 
     return list(_prompts(reading, csv_rows(reading.path, _AZURE_COLUMNS), prompt))
 
 
-def _burstgpt(reading: Reading) -> list[Prompt]:
+def _burstgpt(reading: Reading) -> list[TraceEntry]:
     time, tokens_in, tokens_out = _BURST_COLUMNS
 
-    def prompt(row: Any) -> Prompt | None:
+    def prompt(row: Any) -> TraceEntry | None:
         answered = _count(row, tokens_out)
         moment = _moment(row[time])
         if not answered:
             reading.leave_out("requests that failed: no response tokens")
             return None
-        return Prompt(moment, _count(row, tokens_in), answered, ())
+        return TraceEntry(moment, _count(row, tokens_in), answered, ())
 
     prompts = list(_prompts(reading, csv_rows(reading.path, _BURST_COLUMNS), prompt))
     return _with_unit(reading, prompts)
 
 
-def _vllm(reading: Reading) -> list[Prompt]:
+def _vllm(reading: Reading) -> list[TraceEntry]:
     chain = _Chain()
 
-    def prompt(item: object) -> Prompt:
+    def prompt(item: object) -> TraceEntry:
         request = _convert(item, _VllmRequest, _WHAT["vllm"])
         text = request.input_tok_ids if request.prompt is None else request.prompt
         if not text:
@@ -260,10 +260,10 @@ def _vllm(reading: Reading) -> list[Prompt]:
     return _with_unit(reading, prompts)
 
 
-def _sharegpt(reading: Reading) -> list[Prompt]:
+def _sharegpt(reading: Reading) -> list[TraceEntry]:
     chain = _Chain()
 
-    def prompt(item: object) -> Prompt | None:
+    def prompt(item: object) -> TraceEntry | None:
         turns = _convert(item, _Conversation, _WHAT["sharegpt"]).conversations
         if len(turns) < 2 or not turns[0].value:
             reading.leave_out("conversations without a question or an answer")
@@ -274,10 +274,10 @@ def _sharegpt(reading: Reading) -> list[Prompt]:
     return list(_prompts(reading, json_items(reading.path), prompt))
 
 
-def _openai(reading: Reading) -> list[Prompt]:
+def _openai(reading: Reading) -> list[TraceEntry]:
     chain = _Chain()
 
-    def prompt(item: object) -> Prompt:
+    def prompt(item: object) -> TraceEntry:
         if isinstance(item, dict) and "body" in item:
             chat = _convert(item, _Batched, _WHAT["openai"]).body
         else:
@@ -337,9 +337,9 @@ def _date(text: str) -> _Date | None:
 
 def _with_unit(
     reading: Reading,
-    prompts: list[Prompt],
+    prompts: list[TraceEntry],
     guess: Callable[[Sequence[float]], str] | None = None,
-) -> list[Prompt]:
+) -> list[TraceEntry]:
     """Return the prompts with arrivals in seconds. Times that are numbers are in the unit that was
     asked for, else as ``guess`` says, else in seconds.
 
@@ -359,7 +359,7 @@ def _with_unit(
     reading.time_unit = reading.time_asked or (guess(numbers) if guess else "s")
     unit = TIME_UNITS[reading.time_unit]
     return [
-        Prompt(
+        TraceEntry(
             time if isinstance(time, _Seconds) else time * unit,
             one.input_tokens,
             one.output_tokens,
@@ -370,8 +370,8 @@ def _with_unit(
 
 
 def _prompts(
-    reading: Reading, items: Iterator[Item], parse: Callable[[Any], Prompt | None]
-) -> Iterator[Prompt]:
+    reading: Reading, items: Iterator[Item], parse: Callable[[Any], TraceEntry | None]
+) -> Iterator[TraceEntry]:
     """Yield the prompts of items. Raises TraceError with the place of one that cannot be read,
     unless the format skips it.
     """
@@ -393,7 +393,7 @@ def _prompts(
     reading.check()
 
 
-def _check(prompt: Prompt) -> None:
+def _check(prompt: TraceEntry) -> None:
     """Refuse a request that no engine could have. Raises TraceError."""
     if not (0 < prompt.input_tokens <= _TOKENS_MAX and 0 <= prompt.output_tokens <= _TOKENS_MAX):
         raise TraceError(
@@ -426,7 +426,7 @@ def _count(row: dict[str, str], name: str) -> int:
 
 def _prompt(
     chain: _Chain, text: str | list[int], out: int, arrival_s: float | None, size: int
-) -> Prompt:
+) -> TraceEntry:
     """Make a prompt from token ids, or from text, of which _TOKEN_CHARACTERS characters count as
     one token.
     """
@@ -436,12 +436,12 @@ def _prompt(
         ]
     else:
         tokens = text
-    return Prompt(arrival_s, len(tokens), out, chain.blocks(tokens, size))
+    return TraceEntry(arrival_s, len(tokens), out, chain.blocks(tokens, size))
 
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    read: Callable[[Reading], list[Prompt]]
+    read: Callable[[Reading], list[TraceEntry]]
     keys: frozenset[str]  # of which any identifies the format
     what: str  # an item, for errors
     of_text: bool = False
@@ -501,7 +501,7 @@ def trace_requests(
     rate: float = 1.0,
     time_unit: str | None = None,
     block_tokens: int | None = None,
-) -> tuple[list[Request], Reading | None]:
+) -> tuple[list[TraceRequest], Reading | None]:
     """Load the trace at ``path`` for a replay, whose requests name every block of their prompts.
     Return them, and how the file was read (None for a pipe, which has to be mooncake's lines).
 
@@ -515,7 +515,7 @@ def trace_requests(
         if not prompts:
             raise TraceError(reading.advise(f"{path} holds no requests"))
         return [
-            Request(
+            TraceRequest(
                 timestamp=round((one.arrival_s or 0.0) * 1e3, 6),
                 input_length=one.input_tokens,
                 output_length=one.output_tokens,
@@ -528,7 +528,7 @@ def trace_requests(
     for at, blocks in enumerate(trace.blocks()):
         size = -(-trace.input_tokens[at] // trace.block_tokens)
         found.append(
-            Request(
+            TraceRequest(
                 timestamp=trace.arrival_s[at] * 1e3,
                 input_length=trace.input_tokens[at],
                 output_length=trace.output_tokens[at],
@@ -540,7 +540,7 @@ def trace_requests(
 
 def _read(
     path: Path, form: str | None, rate: float, time_unit: str | None, block_tokens: int | None
-) -> tuple[Reading, list[Prompt]]:
+) -> tuple[Reading, list[TraceEntry]]:
     if form is not None and form not in _FORMATS:
         raise TraceError(f"there is no format {form!r}; choose one of {', '.join(FORMATS)}")
     if not 0 < rate < math.inf:

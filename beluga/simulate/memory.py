@@ -11,7 +11,7 @@ from beluga.router import costs
 from beluga.simulate.links import Links
 from beluga.simulate.options import Options
 from beluga.simulate.request import Request
-from beluga.simulate.tier import Tier
+from beluga.simulate.tier import SimulatedTier
 
 
 class Far:
@@ -20,7 +20,7 @@ class Far:
     __slots__ = ("block_bytes", "paid", "read", "route_in", "route_out", "tier", "write")
 
     def __init__(
-        self, tier: Tier, network: Network, routes: tuple[tuple[int, ...], tuple[int, ...]]
+        self, tier: SimulatedTier, network: Network, routes: tuple[tuple[int, ...], tuple[int, ...]]
     ) -> None:
         self.tier = tier
         self.read, self.write = network.read, network.write
@@ -67,7 +67,7 @@ class Network:
                     links.add_link(speed)
         self.paths: list[int] = []
 
-    def join(self, tier: Tier) -> Far:
+    def join(self, tier: SimulatedTier) -> Far:
         """Return the next worker's tier with its links."""
         options, number = self.options, len(self.paths)
         speed = options.path_speed if self.shared else options.local_bandwidth

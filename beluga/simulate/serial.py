@@ -16,13 +16,15 @@ from beluga.simulate.engine import Told, unheard
 from beluga.simulate.memory import Far
 from beluga.simulate.options import Options
 from beluga.simulate.request import Request
-from beluga.simulate.tier import Tier
+from beluga.simulate.tier import SimulatedTier
 
 
 class SerialEngine:
     """A first-come, first-served engine. ``tokens`` is the number of tokens in a block."""
 
-    def __init__(self, clock: Clock, options: Options, hbm: Tier, far: Far, tokens: int) -> None:
+    def __init__(
+        self, clock: Clock, options: Options, hbm: SimulatedTier, far: Far, tokens: int
+    ) -> None:
         self.clock, self.model, self.hbm, self.far = clock, options.model, hbm, far
         self.block_tokens = tokens
         self.first_token: Told = unheard

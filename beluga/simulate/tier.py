@@ -21,7 +21,7 @@ ORDERS = {
 }
 
 
-class Tier:
+class SimulatedTier:
     """Space for ``capacity`` blocks of a trace that has ``id_count`` different ones, of
     ``block_tokens`` tokens each. Raises SimulateError if memory for the account is missing.
     """
@@ -79,7 +79,7 @@ class Tier:
 class Leads:
     """Looks up the leading blocks of a request in several tiers with one call."""
 
-    def __init__(self, tiers: Sequence[Tier]) -> None:
+    def __init__(self, tiers: Sequence[SimulatedTier]) -> None:
         self._tiers = tuple(tiers)  # keeps the tiers alive
         self._handles = ffi.new("bl_tier *[]", [tier.handle for tier in tiers])
         self._leads = ffi.new("uint32_t[]", len(tiers))

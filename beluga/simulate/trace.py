@@ -21,7 +21,7 @@ from beluga.simulate.reading import Reading
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Prompt:
+class TraceEntry:
     """A request as the reader of a format returns it."""
 
     arrival_s: float | None  # None if the format has no times
@@ -73,7 +73,7 @@ class Trace:
 def make_trace(
     name: str,
     block_tokens: int,
-    prompts: Iterable[Prompt],
+    prompts: Iterable[TraceEntry],
     rate: float,
     reading: Reading | None = None,
 ) -> Trace:
@@ -113,7 +113,7 @@ def make_trace(
     )
 
 
-def _timed(prompts: Iterable[Prompt], rate: float) -> Iterator[tuple[float, Prompt]]:
+def _timed(prompts: Iterable[TraceEntry], rate: float) -> Iterator[tuple[float, TraceEntry]]:
     chance = Random(0)  # noqa: S311  arrivals, not secrets
     now = 0.0
     for prompt in prompts:

@@ -7,8 +7,8 @@ from beluga.tiers.admission import ADMISSIONS
 from beluga.tiers.blocks import (
     Alert,
     BlockManager,
+    BlockPhase,
     BlockPool,
-    BlockState,
     Copy,
     CopyAdmission,
     Key,
@@ -24,7 +24,7 @@ from beluga.tiers.kv_shape import KvShape, read_model
 from beluga.tiers.remote import no_panic, object_store
 from beluga.tiers.service import TierService
 from beluga.tiers.settings import OFFLOADS, TierSettings
-from beluga.tiers.sizing import Advice, TierAdvice, TierSize, advise
+from beluga.tiers.sizing import SizingAdvice, TierAdvice, TierSize, advise
 from beluga.tiers.storage import MemoryType, Storage
 from beluga.tiers.tier import BLOCK, LowerTier, StoredBlock
 from beluga.tiers.tier_blocks import TierBlocks, copy_blocks
@@ -33,12 +33,11 @@ __all__ = [
     "ADMISSIONS",
     "BLOCK",
     "OFFLOADS",
-    "Advice",
     "Alert",
     "AlwaysFetch",
     "BlockManager",
+    "BlockPhase",
     "BlockPool",
-    "BlockState",
     "BreakEven",
     "Copy",
     "CopyAdmission",
@@ -51,6 +50,7 @@ __all__ = [
     "MutableBlock",
     "OwnedTier",
     "RegisteredBlock",
+    "SizingAdvice",
     "Storage",
     "StoredBlock",
     "Targets",

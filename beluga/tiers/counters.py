@@ -27,7 +27,7 @@ _BREAKER = ("closed", "half-open", "open")
 _PREFIXES = ("beluga_tier_", "beluga_onboard_", "beluga_offload_")
 
 
-class Counters:
+class CountersService:
     """Answers for the tiers of a service, from :meth:`start` to :meth:`stop`."""
 
     def __init__(self, server: MetaServer) -> None:

@@ -48,7 +48,7 @@ from beluga.index import (
 from beluga.metrics import REGISTRY
 from beluga.rpc import Client
 from beluga.threads import Thread
-from beluga.tiers.counters import Counters
+from beluga.tiers.counters import CountersService
 from beluga.tiers.late import LateTier
 from beluga.tiers.named import PAGE_SIZE, add_names, named_length, padded, take_name
 from beluga.tiers.poolside import PoolSide, kinds
@@ -166,7 +166,7 @@ class TierService:
         self._clients: list[Client] = []
         self._slow: list[_SlowTier] = []  # of all tiers but the first
         self._handle: IoHandle | None = None
-        self._counters: Counters | None = None
+        self._counters: CountersService | None = None
         self._block_size = 1 << 20  # of the last block that came: how many are loaded at once
 
     def start(self) -> None:
@@ -211,7 +211,7 @@ class TierService:
             self._loop(f"cold-{number}", functools.partial(self._onboard_cold, store))
         for tier in late:
             self._spawn("late", functools.partial(self._open_late, tier))
-        counters = Counters(self._server)
+        counters = CountersService(self._server)
         counters.start()
         self._counters = counters
 

@@ -40,7 +40,7 @@ class TierAdvice:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class SizingAdvice:
     """The advice for a model. Below ``break_even_bytes_per_s``, a token is computed again in less
     time than it takes to bring it back.
     """
@@ -68,7 +68,7 @@ def advise(
     *,
     block_tokens: int = 16,
     recompute_ms_per_token: float | None = None,
-) -> Advice:
+) -> SizingAdvice:
     """Advise on tiers for a model's blocks. Raises TierError or a PoolError for impossible ones."""
     if block_tokens < 1:
         raise TierError(f"blocks of {block_tokens} tokens; they need at least one")
@@ -98,7 +98,7 @@ def advise(
         if recompute_ms_per_token <= 0:
             raise TierError("computing a token takes more than 0 ms")
         break_even = shape.bytes_per_token / recompute_ms_per_token * 1e3
-    return Advice(
+    return SizingAdvice(
         shape.bytes_per_token, block_tokens, length, found, recompute_ms_per_token, break_even
     )
 

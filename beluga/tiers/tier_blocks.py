@@ -21,7 +21,7 @@ from beluga.tiers.storage import MemoryType, Storage
 from beluga.transfer import BlockLayout, CpuEngine, plan_blocks
 
 if TYPE_CHECKING:
-    from beluga.transfer import CudaDriver, Engine
+    from beluga.transfer import CopyEngine, CudaDriver
 
 _LINE_SIZE = 64
 
@@ -42,11 +42,13 @@ class TierBlocks:
     type: MemoryType
     storage: Storage | None = None
     layout: BlockLayout | None = None
-    engine: Engine | None = None
+    engine: CopyEngine | None = None
     driver: CudaDriver | None = None
 
     @classmethod
-    def of_storage(cls, storage: Storage, length: int, engine: Engine | None = None) -> TierBlocks:
+    def of_storage(
+        cls, storage: Storage, length: int, engine: CopyEngine | None = None
+    ) -> TierBlocks:
         """Cut a storage in blocks of ``length`` bytes, one after the other.
 
         ``engine`` copies blocks of a pool; None takes the CPU. Raises TierError.

@@ -7,7 +7,7 @@ A plan says what goes where; an engine executes it; nothing here knows keys or s
 
 from beluga.transfer.calibrate.cost import Cost
 from beluga.transfer.calibrate.measure import calibrated
-from beluga.transfer.engine import Direction, Engine, Transfer, settle
+from beluga.transfer.engine import CopyEngine, Direction, Transfer, settle
 from beluga.transfer.engines import policy
 from beluga.transfer.engines.cpu.engine import CpuEngine, default_threads
 from beluga.transfer.engines.cpu.tuning import CopySettings, tuned
@@ -52,6 +52,7 @@ __all__ = [
     "Array",
     "BlockLayout",
     "Chosen",
+    "CopyEngine",
     "CopySettings",
     "Cost",
     "CpuEngine",
@@ -62,7 +63,6 @@ __all__ = [
     "CupyDriver",
     "Direction",
     "DsaEngine",
-    "Engine",
     "EngineEntry",
     "HostDriver",
     "IoHandle",

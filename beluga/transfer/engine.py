@@ -57,7 +57,7 @@ class Transfer(Protocol):
         ...
 
 
-class Engine(Protocol):
+class CopyEngine(Protocol):
     """Moves bytes between an engine's scattered memory and the pool.
 
     Plans were checked when they were made; an engine that can not take one raises
@@ -106,7 +106,7 @@ class Prepared(Protocol):
         ...
 
 
-def prepared(engine: Engine, plan: Plan, direction: Direction) -> Prepared:
+def prepared(engine: CopyEngine, plan: Plan, direction: Direction) -> Prepared:
     """A plan made ready by the engine's ``prepare``, if it has one; else by :class:`Parts`."""
     prepare: Callable[[Plan, Direction], Prepared] | None = getattr(engine, "prepare", None)
     return Parts(engine, plan, direction) if prepare is None else prepare(plan, direction)
@@ -115,7 +115,7 @@ def prepared(engine: Engine, plan: Plan, direction: Direction) -> Prepared:
 class Parts:
     """For an engine that needs no tables: each range is a plan of its own."""
 
-    def __init__(self, engine: Engine, plan: Plan, direction: Direction) -> None:
+    def __init__(self, engine: CopyEngine, plan: Plan, direction: Direction) -> None:
         write = direction is Direction.WRITE
         self._copy = engine.gather_write if write else engine.scatter_read
         self._plan = plan

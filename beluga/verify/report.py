@@ -33,7 +33,7 @@ _UNPROMISED = ("tearing, 16 B", "tearing, 32 B", "tearing, 64 B")
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineRecord:
     """The machine on which this side ran."""
 
     name: str
@@ -42,7 +42,7 @@ class Machine:
     kernel: str
 
     @classmethod
-    def here(cls) -> Machine:
+    def here(cls) -> MachineRecord:
         """Describe this machine."""
         system = platform.uname()
         return cls(system.node, _cpu_name(), tuple(sorted(features())), system.release)
@@ -58,7 +58,7 @@ def _cpu_name() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class VerifyResult:
     """The result of one test, for one initiator in one mode on one device.
 
     The initiator of "a->b" is side a, which writes (in store buffering both write). ``rejected``
@@ -77,7 +77,9 @@ class Finding:
     promised: bool
 
     @classmethod
-    def of(cls, test: int, mode: int, initiator: int, device: DeviceView, **counts: int) -> Finding:
+    def of(
+        cls, test: int, mode: int, initiator: int, device: DeviceView, **counts: int
+    ) -> VerifyResult:
         """Convert the numbers of ``csrc/api/verify.h``."""
         bare = mode == lib.BL_ACCEPTANCE_BARE
         owed = device.coherence == "hardware" and TESTS[test] not in _UNPROMISED
@@ -97,16 +99,16 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class VerifyReport:
     """The result of a test on a pool. ``role`` is "a" or "b", or "alone" if both sides ran here."""
 
     pool: str
-    machine: Machine
+    machine: MachineRecord
     role: str
     started_s: float  # seconds since 1970, by this machine's clock
     seconds: float
     devices: tuple[DeviceView, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[VerifyResult, ...]
 
     @property
     def good(self) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from beluga._ffi import core, ffi, lib
 from beluga.errors import VerifyError, raise_for_status
 from beluga.threads import Thread, wait_for
-from beluga.verify.report import Finding, Machine, Report
+from beluga.verify.report import MachineRecord, VerifyReport, VerifyResult
 
 if TYPE_CHECKING:
     from beluga.pool import Pool
@@ -35,7 +35,7 @@ _WHY = {
 
 def verify_pool(
     pool: Pool, *, role: str | None = None, seconds: float = 3.0, patience: float = 60.0
-) -> Report:
+) -> VerifyReport:
     """Test the memory of an idle pool and report which properties hold.
 
     ``role`` "a" or "b" is one side of two; the other side runs on another host or in another
@@ -54,9 +54,9 @@ def verify_pool(
         for name, code in _run(sides):
             _raise(code, name, patience)
         findings = _findings(pool, sides[0][1])
-    return Report(
+    return VerifyReport(
         pool=pool.id,
-        machine=Machine.here(),
+        machine=MachineRecord.here(),
         role=role or "alone",
         started_s=started_s,
         seconds=time.monotonic() - start,
@@ -133,11 +133,11 @@ def _run(sides: list[tuple[str, core.bl_acceptance]]) -> list[tuple[str, int]]:
     return list(codes.items())
 
 
-def _findings(pool: Pool, side: core.bl_acceptance) -> tuple[Finding, ...]:
+def _findings(pool: Pool, side: core.bl_acceptance) -> tuple[VerifyResult, ...]:
     cells = ffi.new("bl_acceptance_cell **")
     count = lib.bl_acceptance_cells(side, cells)
     return tuple(
-        Finding.of(
+        VerifyResult.of(
             cell.test,
             cell.mode,
             cell.initiator,

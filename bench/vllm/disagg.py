@@ -26,7 +26,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 
-from beluga.disagg import Course, Prefiller, PrefillTask, PrefillWorker, open_queue
+from beluga.disagg import Prefiller, PrefillOutcome, PrefillTask, PrefillWorker, open_queue
 
 from .arm import Setting, beluga_connector, beluga_pool
 from .command import positive, run_in_folder, say
@@ -70,7 +70,7 @@ async def _run(
     async def one(tokens: list[int]) -> None:
         async with turns:
             asked = time.perf_counter()
-            course = Course.LOCAL
+            course = PrefillOutcome.LOCAL
             if prefiller is not None:
                 course = await prefiller.prefill(
                     lambda deadline: PrefillTask(

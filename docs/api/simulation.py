@@ -1,9 +1,9 @@
 """Compare two policies on a conversation."""
 
-from beluga.simulate import Options, Prompt, make_trace, simulate
+from beluga.simulate import Options, TraceEntry, make_trace, simulate
 
 turns = [
-    Prompt(arrival_s=0.4 * turn, input_tokens=512 * (turn + 1), output_tokens=64,
+    TraceEntry(arrival_s=0.4 * turn, input_tokens=512 * (turn + 1), output_tokens=64,
            blocks=list(range(turn + 1)))
     for turn in range(20)
 ]  # fmt: skip

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from beluga.admin import Admin, Answer, Request, ask, ask_json, json_answer, read_address
+from beluga.admin import Admin, AdminRequest, Answer, ask, ask_json, json_answer, read_address
 from beluga.admin import standing_by as names_of_standbys
 from beluga.errors import AdminError, CacheError, NoServerError
 from beluga.listening import Token
 
 
-def echo(request: Request) -> Answer:
+def echo(request: AdminRequest) -> Answer:
     return json_answer({"query": dict(request.query), "body": request.json()})
 
 
-def fail(request: Request) -> Answer:
+def fail(request: AdminRequest) -> Answer:
     raise {"value": ValueError("no such value"), "ours": CacheError("no room"), "bug": KeyError(1)}[
         request.query["how"]
     ]

@@ -14,7 +14,7 @@ import stuck_server
 from blocks import eventually
 
 from beluga import Client, Pool
-from beluga.admin import Health, Request
+from beluga.admin import AdminRequest, ServerHealth
 from beluga.errors import CallTimeoutError
 from beluga.rpc import METHOD_USER
 from tests.exporter.scraped import status_of
@@ -22,15 +22,15 @@ from tests.exporter.scraped import status_of
 WAIT_S = 60.0
 
 
-def statuses(health: Health) -> list[int]:
+def statuses(health: ServerHealth) -> list[int]:
     """Return what both routes answer."""
     routes = health.routes()
-    return [routes["GET", path](Request(path)).status for path in ("/healthz", "/readyz")]
+    return [routes["GET", path](AdminRequest(path)).status for path in ("/healthz", "/readyz")]
 
 
 def test_who_makes_no_progress_is_not_alive() -> None:
     now = [100.0]
-    health = Health(still_s=10.0, clock=lambda: now[0])
+    health = ServerHealth(still_s=10.0, clock=lambda: now[0])
     assert statuses(health) == [200, 503]  # it begins
     now[0] += 1000.0
     assert statuses(health) == [200, 503]
@@ -44,7 +44,7 @@ def test_who_makes_no_progress_is_not_alive() -> None:
     assert statuses(health) == [200, 200]
     now[0] += 1.0
     assert statuses(health) == [503, 503]
-    assert b"no progress for 10 s" in health.routes()["GET", "/healthz"](Request("")).body
+    assert b"no progress for 10 s" in health.routes()["GET", "/healthz"](AdminRequest("")).body
     health.moved(serves=True)
     assert statuses(health) == [200, 200]
 

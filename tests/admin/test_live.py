@@ -68,7 +68,7 @@ class At(figures.Figures):
 
 
 def test_a_rate_is_not_over_a_pause_in_which_nobody_looked() -> None:
-    past = figures.Past()
+    past = figures.RecentFigures()
     for at_s in (100.0, 101.0, 102.0):
         past.add(At(at_s))
     now = At(103.0)

@@ -18,7 +18,7 @@ from beluga_bench.gpu_demo import Report, _Counts
 from beluga_bench.gpu_demo_worker import Served
 
 from beluga.errors import EngineUnavailableError
-from beluga.replay import Request
+from beluga.replay import TraceRequest
 from beluga.transfer import CupyDriver, HostDriver
 
 TIMEOUT_S = 300
@@ -90,7 +90,7 @@ def test_a_demo_that_is_too_long_is_refused() -> None:
 
 def test_blocks_of_the_other_worker_are_counted_apart() -> None:
     counts = _Counts()
-    request = Request(timestamp=0, input_length=48, output_length=1, hash_ids=[1, 2, 3])
+    request = TraceRequest(timestamp=0, input_length=48, output_length=1, hash_ids=[1, 2, 3])
     counts.add(0, request, Served(3, 0, 0, [1, 2]))
     counts.add(1, request, Served(3, 2, 0, [3]))
     counts.add(1, request, Served(3, 3, 1, []))

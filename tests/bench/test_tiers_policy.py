@@ -22,7 +22,7 @@ from beluga_bench.tiers_policy import (
     without_reuse,
 )
 
-from beluga.simulate import Prompt, Trace, load_trace, make_trace
+from beluga.simulate import Trace, TraceEntry, load_trace, make_trace
 from beluga.tiers.admission import TRIAL
 
 TRACES = Path(__file__).resolve().parent.parent.parent.parent / "shared/traces"
@@ -51,7 +51,9 @@ def test_no_choice_beats_the_bound_and_one_reaches_it(seed: int) -> None:
     prompts = []
     for number in range(7):
         tree, count = random.randrange(3), random.randint(1, 3)
-        prompts.append(Prompt(float(number), 16 * count, 1, [tree * 10 + n for n in range(count)]))
+        prompts.append(
+            TraceEntry(float(number), 16 * count, 1, [tree * 10 + n for n in range(count)])
+        )
     trace = make_trace("small", 16, prompts, 1.0)
     for capacity in (3, 4, 5):
         assert bound(trace, capacity) == pytest.approx(best_of_all(trace, capacity))

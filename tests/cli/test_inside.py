@@ -46,7 +46,7 @@ from beluga.gateway.settings import Address
 from beluga.index import MetaStat, Sessions
 from beluga.replay import Conversations, make_workload, write_trace
 from beluga.replay.result import Result as ReplayResult
-from beluga.replay.run import Options as ReplayOptions
+from beluga.replay.run import ReplayOptions
 from beluga.rpc import METHOD_USER, SILENT_S, Followed, Quota
 from beluga.tiers import TierSettings
 

@@ -21,7 +21,7 @@ from beluga import KVCache, MetaServer
 from beluga.cli import verify as command
 from beluga.errors import VerifyError
 from beluga.pool import Pool
-from beluga.verify import Finding, Machine, Report
+from beluga.verify import MachineRecord, VerifyReport, VerifyResult
 
 Start = Callable[..., "subprocess.Popen[str]"]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -151,10 +151,10 @@ def test_sides_must_be_named(run: Run, paths: list[str], options: list[str]) -> 
     assert run("verify", *named(paths), *options).returncode == 2
 
 
-def finding(pool: Pool, test: int, mode: int, coherence: str) -> Finding:
+def finding(pool: Pool, test: int, mode: int, coherence: str) -> VerifyResult:
     """Make a finding with a violation on a device of that coherence."""
     device = replace(pool.devices[0], coherence=coherence)
-    return Finding.of(test, mode, 0, device, trials=1, violations=1, rejected=0)
+    return VerifyResult.of(test, mode, 0, device, trials=1, violations=1, rejected=0)
 
 
 def test_only_what_is_promised_can_be_broken(paths: list[str]) -> None:
@@ -171,9 +171,9 @@ def test_broken_promise_is_an_error_that_names_it(
     paths: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Pool.open(paths) as pool:
-        report = Report(
+        report = VerifyReport(
             pool=pool.id,
-            machine=Machine.here(),
+            machine=MachineRecord.here(),
             role="alone",
             started_s=0,
             seconds=0,

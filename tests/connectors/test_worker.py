@@ -11,21 +11,21 @@ import pytest
 
 from beluga import MetaServer
 from beluga.connectors.connection import Connection
-from beluga.connectors.lmcache.worker import Worker
+from beluga.connectors.lmcache.worker import JobWorker
 from beluga.connectors.settings import PoolSettings
 
 LONG_S = 60.0
 
 
 @pytest.fixture
-def worker(server: MetaServer, pool_name: str) -> Worker:
+def worker(server: MetaServer, pool_name: str) -> JobWorker:
     settings = PoolSettings(pool=pool_name, timeout_ms=5000)
-    worker = Worker(settings, name="test", logger=logging.getLogger("test"))
+    worker = JobWorker(settings, name="test", logger=logging.getLogger("test"))
     assert worker.connection.wait(LONG_S)
     return worker
 
 
-def test_what_was_submitted_is_done_in_order_before_the_session_ends(worker: Worker) -> None:
+def test_what_was_submitted_is_done_in_order_before_the_session_ends(worker: JobWorker) -> None:
     go, done = threading.Event(), list[tuple[int, bool]]()
 
     def first(connection: Connection) -> None:
@@ -41,7 +41,7 @@ def test_what_was_submitted_is_done_in_order_before_the_session_ends(worker: Wor
 
 
 def test_a_job_that_raises_is_logged_and_the_next_is_done(
-    worker: Worker, caplog: pytest.LogCaptureFixture
+    worker: JobWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
     done = threading.Event()
 

@@ -22,8 +22,8 @@ from virtual_clock import run_virtually
 
 from beluga.disagg import (
     TASK_SIZE_MAX,
-    Course,
     Prefiller,
+    PrefillOutcome,
     PrefillTask,
     PrefillWorker,
     QueueSize,
@@ -77,7 +77,7 @@ def test_a_long_prompt_is_prefilled_by_a_worker() -> None:
         prefiller = Prefiller(queue, timeout_s=LONG_S)
         async with FakeEngine().serving() as engine, working(queue, engine) as worker:
             course = await prefiller.prefill(made, remotely, tokens=400, local_s=LONG_S)
-            assert course is Course.REMOTE
+            assert course is PrefillOutcome.REMOTE
             await eventually(lambda: worker.stat.done == 1)
             path, body = engine.asked[0]
             assert path == "/v1/completions"
@@ -85,7 +85,7 @@ def test_a_long_prompt_is_prefilled_by_a_worker() -> None:
                 "model": "m", "prompt": [1, 2], "max_tokens": 1, "n": 1, "stream": False,
             }  # fmt: skip
             local = await prefiller.prefill(made, locally, tokens=100, local_s=LONG_S)
-            assert local is Course.LOCAL
+            assert local is PrefillOutcome.LOCAL
             assert len(engine.asked) == 1
 
     asyncio.run(play())
@@ -137,7 +137,7 @@ class Played:
         self._local_s, self._timeout_s = local_s, timeout_s
         self.course, self.after_s = run_virtually(self._play)
 
-    async def _play(self) -> tuple[Course, float]:
+    async def _play(self) -> tuple[PrefillOutcome, float]:
         loop = asyncio.get_running_loop()
         started = loop.time()
         worker = asyncio.create_task(self._work())
@@ -172,20 +172,20 @@ def test_a_prompt_that_nobody_takes_costs_the_time_of_a_local_prefill(
     done_s = taken_s + takes_ms / 1000
     played = Played(taken_s=taken_s, done_s=done_s, local_s=local_s, timeout_s=timeout_s)
     if taken_s > local_s:
-        want, after_s = Course.UNTAKEN, local_s
+        want, after_s = PrefillOutcome.UNTAKEN, local_s
     elif done_s > timeout_s:
-        want, after_s = Course.LATE, timeout_s
+        want, after_s = PrefillOutcome.LATE, timeout_s
     else:
-        want, after_s = Course.REMOTE, done_s
+        want, after_s = PrefillOutcome.REMOTE, done_s
     assert abs(done_s - timeout_s) < 1e-6 or played.course is want
     assert abs(played.after_s - after_s) < 1e-6
-    assert played.computed == (want is not Course.UNTAKEN)
+    assert played.computed == (want is not PrefillOutcome.UNTAKEN)
     assert not played.queue.waiting
 
 
 def test_a_local_prefill_that_takes_longer_than_a_remote_one_may_is_not_waited_for() -> None:
     played = Played(taken_s=60.0, done_s=60.0, local_s=50.0, timeout_s=5.0)
-    assert (played.course, played.after_s) == (Course.UNTAKEN, 5.0)
+    assert (played.course, played.after_s) == (PrefillOutcome.UNTAKEN, 5.0)
 
 
 def test_what_a_client_that_leaves_has_queued_is_withdrawn() -> None:
@@ -212,8 +212,8 @@ def test_it_is_decided_by_the_tokens_that_are_not_done() -> None:
 
         prefiller = Prefiller(queue, timeout_s=0.2)
         calls = [prefiller.prefill(made, noted, tokens=tokens, local_s=0.2) for tokens in (500, 70)]
-        assert await asyncio.gather(*calls) == [Course.UNTAKEN, Course.UNTAKEN]
-        assert await prefiller.prefill(made, noted, tokens=1, local_s=0.2) is Course.LOCAL
+        assert await asyncio.gather(*calls) == [PrefillOutcome.UNTAKEN, PrefillOutcome.UNTAKEN]
+        assert await prefiller.prefill(made, noted, tokens=1, local_s=0.2) is PrefillOutcome.LOCAL
         assert [sent for _, sent in told] == [0, 500, 0]
 
     asyncio.run(play())
@@ -232,7 +232,7 @@ def test_a_queue_that_is_away_fails_nothing_and_is_left_alone() -> None:
         prefiller = Prefiller(queue)
         for _ in range(3):
             course = await prefiller.prefill(made, remotely, tokens=500, local_s=LONG_S)
-            assert course is Course.UNQUEUED
+            assert course is PrefillOutcome.UNQUEUED
         assert queue.asked == 1
 
     asyncio.run(play())
@@ -266,9 +266,9 @@ def test_a_task_that_no_queue_takes_keeps_no_other_one_out(refused: dict[str, An
 
         async with FakeEngine().serving() as engine, working(queue, engine):
             course = await prefiller.prefill(wrong, remotely, tokens=5, local_s=LONG_S)
-            assert course is Course.UNQUEUED
+            assert course is PrefillOutcome.UNQUEUED
             course = await prefiller.prefill(made, remotely, tokens=5, local_s=LONG_S)
-            assert course is Course.REMOTE
+            assert course is PrefillOutcome.REMOTE
 
     asyncio.run(play())
 
@@ -286,7 +286,7 @@ def test_a_full_queue_is_asked_again() -> None:
         prefiller = Prefiller(queue)
         for _ in range(3):
             course = await prefiller.prefill(made, remotely, tokens=500, local_s=LONG_S)
-            assert course is Course.UNQUEUED
+            assert course is PrefillOutcome.UNQUEUED
         assert queue.asked == 3
 
     asyncio.run(play())

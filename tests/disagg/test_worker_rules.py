@@ -18,7 +18,7 @@ pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 from list_queue import ListQueue, ListTicket
 from prefill_engine import FakeEngine
 
-from beluga.disagg import Course, Prefiller, PrefillTask, PrefillWorker, QueueSize
+from beluga.disagg import Prefiller, PrefillOutcome, PrefillTask, PrefillWorker, QueueSize
 from beluga.disagg.worker import WorkerStat, prefill_request
 from beluga.errors import QueueError, QueueFullError, WorkerError
 from beluga.limit import LogLimit
@@ -259,18 +259,18 @@ def test_a_queue_that_was_away_is_asked_again_later(monkeypatch: pytest.MonkeyPa
         queue.fails = QueueError("away")
         prefiller = Prefiller(queue, timeout_s=0.01)
 
-        async def course() -> Course:
+        async def course() -> PrefillOutcome:
             return await prefiller.prefill(
                 lambda _: task(), lambda *_: True, tokens=1, local_s=LONG_S
             )
 
-        assert await course() is Course.UNQUEUED
+        assert await course() is PrefillOutcome.UNQUEUED
         queue.fails = None
         now[0] += 4.9
-        assert await course() is Course.UNQUEUED
+        assert await course() is PrefillOutcome.UNQUEUED
         assert queue.waiting == []
         now[0] += 0.2
-        assert await course() is Course.UNTAKEN
+        assert await course() is PrefillOutcome.UNTAKEN
         assert queue.waiting == []  # it was asked, and the task was withdrawn
 
     asyncio.run(play())

@@ -13,7 +13,7 @@ import pytest
 from made_machine import MIB, finding, made
 
 from beluga.doctor import CHECKS, Finding, Machine, PoolLook
-from beluga.doctor.pool_look import PoolFacts
+from beluga.doctor.pool_look import PoolInspection
 from beluga.errors import CallTimeoutError, HostClashError, RuntimeDirError, SecondHostError
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
@@ -146,7 +146,7 @@ def test_why_there_is_no_session_is_told(
 ) -> None:
     look = PoolLook(tuple(paths))
     facts = look.facts
-    assert isinstance(facts, PoolFacts)
+    assert isinstance(facts, PoolInspection)
     vars(look)["facts"] = replace(facts, failure=failure)  # it is kept there
     found = [finding(name, Machine(pool=look)) for name in ("pool-server", "pool-host")]
     assert tuple(each.level for each in found) == levels_of
@@ -174,7 +174,7 @@ def test_a_host_number_out_of_range_is_told(paths: list[Path]) -> None:
 def test_hardware_coherence_on_devdax_is_a_warning(paths: list[Path]) -> None:
     look = PoolLook(tuple(paths))
     facts = look.facts
-    assert isinstance(facts, PoolFacts)
+    assert isinstance(facts, PoolInspection)
     devices = (replace(facts.devices[0], kind="devdax"), facts.devices[1])
     vars(look)["facts"] = replace(facts, devices=devices)
     found = finding("pool-coherence", Machine(pool=look))

@@ -33,7 +33,7 @@ from beluga.router import (
     Tier,
     Worker,
 )
-from beluga.simulate import Options, Prompt, Trace, make_trace
+from beluga.simulate import Options, Trace, TraceEntry, make_trace
 from beluga.simulate.cluster import Cluster
 
 BLOCK = 512
@@ -51,7 +51,7 @@ def chats(seed: int) -> Trace:
             blocks = [*blocks, *range(fresh, fresh + added)]
             fresh += added
             size = len(blocks) * BLOCK + random.randint(1, BLOCK - 1)
-            prompts.append(Prompt(chat * 0.5 + turn * 9.5, size, random.randint(1, 99), blocks))
+            prompts.append(TraceEntry(chat * 0.5 + turn * 9.5, size, random.randint(1, 99), blocks))
     return make_trace("chats", BLOCK, prompts, 1.0)
 
 

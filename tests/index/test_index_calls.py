@@ -168,12 +168,12 @@ def test_the_report_of_damaged_superblocks_says_nothing_of_what_is_behind(
     Pool.create([path], device_size=16 << 20, sparse=True).close()
     with Pool.open([path]) as pool:
         epoch, half = check_pool(pool).epoch, check_pool(pool).half
-    assert check_devices([path]) == check_module.Report(epoch, half, False, 0, 0, 0, 0, 0, ())
+    assert check_devices([path]) == check_module.CheckReport(epoch, half, False, 0, 0, 0, 0, 0, ())
     with path.open("r+b") as file:
         file.write(bytes(4096))
     report = check_devices([path])
     assert (report.finding_count, len(report.findings)) == (1, 1)
-    assert report == check_module.Report(0, 0, False, 0, 0, 0, 0, 1, report.findings)
+    assert report == check_module.CheckReport(0, 0, False, 0, 0, 0, 0, 1, report.findings)
 
 
 def test_devices_are_checked_without_their_payload_unless_it_is_asked_for(

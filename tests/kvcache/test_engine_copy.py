@@ -19,8 +19,8 @@ from beluga.index import BlockState, MetaClient, check_pool
 from beluga.kvcache import CHUNK_SIZE, Run
 from beluga.transfer import (
     BlockLayout,
+    CopyEngine,
     CpuEngine,
-    Engine,
     IoHandle,
     Link,
     LinkSettings,
@@ -84,10 +84,10 @@ class Later:
 
 
 @pytest.fixture
-def caches(pool: Pool, server: MetaServer) -> Iterator[Callable[[Engine | None], KVCache]]:
+def caches(pool: Pool, server: MetaServer) -> Iterator[Callable[[CopyEngine | None], KVCache]]:
     made: list[KVCache] = []
 
-    def make(engine: Engine | None = None, *, check_checksums: bool = True) -> KVCache:
+    def make(engine: CopyEngine | None = None, *, check_checksums: bool = True) -> KVCache:
         made.append(KVCache(pool, namespace="test", engine=engine, check_checksums=check_checksums))
         return made[-1]
 

@@ -23,7 +23,7 @@ from interrupts import PACKAGE, Interrupts, within_beluga
 
 from beluga import KVCache, MetaServer, Pool
 from beluga.errors import RpcError, UnsettledError
-from beluga.transfer import DsaEngine, Engine
+from beluga.transfer import CopyEngine, DsaEngine
 from beluga.transfer.engines.cuda import CudaEngine
 from tests.kvcache.conftest import digests, payload
 
@@ -37,7 +37,7 @@ class Scene:
     is no GPU, the gate has no effect.
     """
 
-    def __init__(self, pool: Pool, engine: Engine, gpu: FailingGpu | None) -> None:
+    def __init__(self, pool: Pool, engine: CopyEngine, gpu: FailingGpu | None) -> None:
         self.pool, self.engine, self.gpu = pool, engine, gpu
         self.gate = threading.Event() if gpu is None else gpu.gate
         self.gate.set()
@@ -81,7 +81,9 @@ class Scene:
         self.other.close()
 
 
-def cuda(pool: Pool, *, path: str = "direct", bounced: bool = False) -> tuple[Engine, FailingGpu]:
+def cuda(
+    pool: Pool, *, path: str = "direct", bounced: bool = False
+) -> tuple[CopyEngine, FailingGpu]:
     gpu = FailingGpu(bounced=bounced)
     engine = CudaEngine(
         pool,
@@ -95,7 +97,7 @@ def cuda(pool: Pool, *, path: str = "direct", bounced: bool = False) -> tuple[En
     return engine, gpu
 
 
-ENGINES: dict[str, Callable[[Pool], tuple[Engine, FailingGpu | None]]] = {
+ENGINES: dict[str, Callable[[Pool], tuple[CopyEngine, FailingGpu | None]]] = {
     "bounced": lambda pool: cuda(pool, bounced=True),
     "direct": cuda,
     "staged": lambda pool: cuda(pool, path="staged"),

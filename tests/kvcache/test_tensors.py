@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 
 import beluga
 from beluga import KVCache, MetaServer, Pool
-from beluga.connectors.vllm.layout import BlockLayout
+from beluga.connectors.vllm.layout import GroupLayout
 from beluga.errors import ConnectorError, LayoutError, TierError
 from beluga.tiers import Storage
 from beluga.transfer import View
@@ -136,7 +136,7 @@ def test_a_tensor_without_memory_or_with_pending_work_is_refused(
         (TierError, Storage.of),
         (
             ConnectorError,
-            lambda tensor: BlockLayout({"layer": tensor}, block_count=len(tensor), page_sizes={}),
+            lambda tensor: GroupLayout({"layer": tensor}, block_count=len(tensor), page_sizes={}),
         ),
     ]
 

@@ -26,20 +26,20 @@ from beluga.errors import ReplayError
 from beluga.index import BlockState
 from beluga.pool import STRIPE_SIZE
 from beluga.replay import client, process, run
-from beluga.replay.client import Worker
+from beluga.replay.client import ReplayWorker
 from beluga.replay.contents import Contents, digests
 from beluga.replay.dispatcher import Dispatcher, tickets
 from beluga.replay.job import Job
 from beluga.replay.process import Process, report
 from beluga.replay.result import summarize
 from beluga.replay.sizing import pool_size_for
-from beluga.replay.trace import Request
+from beluga.replay.trace import TraceRequest
 
 MIB = 1 << 20
 
 
-def requests(*ids: Sequence[int], apart_ms: float = 0.0) -> list[Request]:
-    return [Request(100 + n * apart_ms, 1, 1, list(found)) for n, found in enumerate(ids)]
+def requests(*ids: Sequence[int], apart_ms: float = 0.0) -> list[TraceRequest]:
+    return [TraceRequest(100 + n * apart_ms, 1, 1, list(found)) for n, found in enumerate(ids)]
 
 
 # ---- Sizes.
@@ -299,14 +299,16 @@ def test_the_pool_lies_in_memory_if_it_fits(
 @pytest.mark.parametrize("size", [0, 56, 63, 68])
 def test_blocks_are_64_bytes_at_least_in_steps_of_8(size: int) -> None:
     with pytest.raises(ReplayError, match=f"a block of {size} bytes; give 64 or more"):
-        run.replay([], run.Options(block_size=size), say=print, advance=lambda done, total: None)
+        run.replay(
+            [], run.ReplayOptions(block_size=size), say=print, advance=lambda done, total: None
+        )
 
 
 def test_the_smallest_block_is_replayed(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moves: list[tuple[int, int]] = []
     found = run.replay(
         requests([1, 2], [1, 2, 3]),
-        run.Options(block_size=64, client_count=1),
+        run.ReplayOptions(block_size=64, client_count=1),
         say=print,
         advance=lambda done, total: moves.append((done, total)),
     )
@@ -372,9 +374,9 @@ class SharedClock(Clock):
         return self.now_s + self.cache.gets / 4096 + self.cache.puts / 1024
 
 
-def worker(*, compare: bool = True) -> Worker:
+def worker(*, compare: bool = True) -> ReplayWorker:
     connection: Any = SimpleNamespace(ping=lambda: 2.5e-6, report=SimpleNamespace())
-    return Worker(connection, Job([], "", 64, compare, "test", False))
+    return ReplayWorker(connection, Job([], "", 64, compare, "test", False))
 
 
 def key(block: int) -> bytes:

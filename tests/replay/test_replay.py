@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from beluga.child import command
-from beluga.replay import Conversations, Request, make_workload, write_trace
+from beluga.replay import Conversations, TraceRequest, make_workload, write_trace
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -92,7 +92,7 @@ def test_one_client_reaches_the_ideal(run: Run, trace: Path) -> None:
 
 
 def test_a_pool_that_is_too_small_costs_hits_and_no_bytes(run: Run, tmp_path: Path) -> None:
-    blocks = [Request(0, 50 * 512, 1, [n * 100 + i for i in range(50)]) for n in range(40)]
+    blocks = [TraceRequest(0, 50 * 512, 1, [n * 100 + i for i in range(50)]) for n in range(40)]
     write_trace(blocks + blocks, tmp_path / "trace")
     sizes = ["--block-bytes", "64K", "--pool-bytes", "64M"]
     ended = run("replay", tmp_path / "trace", "--json", *sizes)

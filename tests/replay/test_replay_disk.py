@@ -21,7 +21,7 @@ from test_replay import TRACES, pool_directory, wait_for_children
 from beluga.errors import NoServerError
 from beluga.index import MetaClient
 from beluga.pool import Pool
-from beluga.replay import Request, write_trace
+from beluga.replay import TraceRequest, write_trace
 from beluga.rpc import Client
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -31,7 +31,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     """A trace of 2,000 blocks that are all asked for twice."""
-    once = [Request(0, 50 * 512, 1, [n * 100 + i for i in range(50)]) for n in range(40)]
+    once = [TraceRequest(0, 50 * 512, 1, [n * 100 + i for i in range(50)]) for n in range(40)]
     write_trace(once + once, tmp_path / "trace.jsonl")
     return tmp_path / "trace.jsonl"
 
@@ -103,8 +103,10 @@ def kill_servers(replay: subprocess.Popen[str], count: int, pause_s: float) -> N
 
 
 def test_a_server_that_is_killed_loses_nothing(start: Start, tmp_path: Path) -> None:
-    once = [Request(1000 * n, 50 * 512, 1, [n * 100 + i for i in range(50)]) for n in range(40)]
-    again = [Request(1000 * (40 + n), 50 * 512, 1, one.hash_ids) for n, one in enumerate(once)]
+    once = [
+        TraceRequest(1000 * n, 50 * 512, 1, [n * 100 + i for i in range(50)]) for n in range(40)
+    ]
+    again = [TraceRequest(1000 * (40 + n), 50 * 512, 1, one.hash_ids) for n, one in enumerate(once)]
     write_trace(once + again, tmp_path / "trace.jsonl")
     replay = start("replay", tmp_path / "trace.jsonl", *options(tmp_path / "disk"), "--speed", "4")
     kill_servers(replay, 2, 0.5)

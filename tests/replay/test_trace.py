@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from beluga.errors import TraceError
-from beluga.replay import Conversations, Request, ideal_hit_rate, make_workload, write_trace
+from beluga.replay import Conversations, TraceRequest, ideal_hit_rate, make_workload, write_trace
 from beluga.replay import read_trace as read
 
 GOOD = '{"timestamp": 1, "input_length": 2, "output_length": 3, "hash_ids": [4, 5]}\n'
 TRACES = Path(__file__).resolve().parent.parent.parent.parent / "shared/traces"
 
 
-def request(*blocks: int) -> Request:
-    return Request(timestamp=0, input_length=1, output_length=1, hash_ids=list(blocks))
+def request(*blocks: int) -> TraceRequest:
+    return TraceRequest(timestamp=0, input_length=1, output_length=1, hash_ids=list(blocks))
 
 
 def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from beluga._ffi import ffi, lib
 from beluga.errors import BadValueError, NoTraceError, RpcError
 from beluga.index import MetaClient, MetaServer
 from beluga.pool import Pool
-from beluga.rpc import METHOD_USER, Client, Trace, read_trace
+from beluga.rpc import METHOD_USER, CallTrace, Client, read_trace
 
 LENGTH = 4096
 
@@ -41,7 +41,7 @@ def pool(paths: list[Path]) -> Iterator[Pool]:
         yield pool
 
 
-def read(pool: Pool) -> Trace:
+def read(pool: Pool) -> CallTrace:
     return read_trace(pool.runtime_dir)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import pytest
 from simulator import caught, failures, play, site
 
-from beluga.transfer.engines.policy import Ddio, Initiator, Memory, Row, Step, row
+from beluga.transfer.engines.policy import Ddio, Initiator, Memory, PolicyRow, Step, row
 
 SEEDS = 40
 HUNT = 600
@@ -69,7 +69,7 @@ def test_rows_of_the_cpu_on_write_back_memory(ddio: Ddio) -> None:
 @pytest.mark.parametrize("initiator", Initiator)
 def test_rows_of_uncacheable_memory_that_devices_do_not_cache(initiator: Initiator) -> None:
     found = row(initiator, Memory.UNCACHEABLE, Ddio.OFF)
-    assert found == Row(Step.FENCE, Step.FENCE)
+    assert found == PolicyRow(Step.FENCE, Step.FENCE)
     for scenario in ("device_put", "device_get", "device_dsa"):
         for verb in (WRITTEN, READS, ("bl_engine_read", "invalidate")):
             judge(Step.FENCE, scenario, verb, coherent=True)

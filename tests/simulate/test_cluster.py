@@ -13,11 +13,11 @@ import pytest
 from beluga._ffi import ffi
 from beluga.errors import SimulateError
 from beluga.router import Goals, PolicySettings, Query, Worker, costs
-from beluga.simulate import Options, Prompt, Scale, make_trace, simulate
+from beluga.simulate import Options, Scale, TraceEntry, make_trace, simulate
 from beluga.simulate.cluster import Cluster
 from beluga.simulate.memory import Network
 from beluga.simulate.request import Request
-from beluga.simulate.tier import Tier
+from beluga.simulate.tier import SimulatedTier
 
 BLOCK = 10  # in tokens, and in bytes
 # A token of a prompt takes 1 ms, a step of decoding 10 ms.
@@ -27,7 +27,7 @@ MODEL = dataclasses.replace(
 )  # fmt: skip
 
 
-def cluster(*prompts: Prompt, memory: str = "pool", policy: str = "round-robin", seed: int = 0,
+def cluster(*prompts: TraceEntry, memory: str = "pool", policy: str = "round-robin", seed: int = 0,
             **options: Any) -> Cluster:  # fmt: skip
     trace = make_trace("small", BLOCK, prompts, 1.0)
     changed = Options(**{"workers": 1, "model": MODEL, "pool": 1000, **options})
@@ -35,7 +35,7 @@ def cluster(*prompts: Prompt, memory: str = "pool", policy: str = "round-robin",
 
 
 def test_the_last_token_of_a_prompt_is_always_computed() -> None:
-    ran = cluster(*(Prompt(at, size, 1, (1, 2)) for at, size in ((0, 20), (1, 20), (2, 21))))
+    ran = cluster(*(TraceEntry(at, size, 1, (1, 2)) for at, size in ((0, 20), (1, 20), (2, 21))))
     ran.run()
     assert [request.device for request in ran.requests] == [0, 1, 2]
     assert [request.first_token - request.arrival for request in ran.requests] == pytest.approx(
@@ -45,7 +45,7 @@ def test_the_last_token_of_a_prompt_is_always_computed() -> None:
 
 @pytest.mark.parametrize("engine", ["chunked", "serial"])
 def test_a_request_that_fills_hbm_is_served_and_a_larger_one_is_not(engine: str) -> None:
-    ran = cluster(Prompt(0, 45, 5, ()), Prompt(1, 45, 6, ()), hbm=50, engine=engine)
+    ran = cluster(TraceEntry(0, 45, 5, ()), TraceEntry(1, 45, 6, ()), hbm=50, engine=engine)
     ran.run()
     assert ran.refused == 1
     assert [request.first_token for request in ran.requests[:1]] == pytest.approx([0.045])
@@ -54,7 +54,7 @@ def test_a_request_that_fills_hbm_is_served_and_a_larger_one_is_not(engine: str)
 
 def test_whatever_was_prefilled_is_no_work_that_a_worker_still_has() -> None:
     """Otherwise the next request would be expected to wait for it."""
-    ran = cluster(Prompt(0, 45, 5, (1,)), Prompt(1, 45, 5, (2,)), policy="min-ttft")
+    ran = cluster(TraceEntry(0, 45, 5, (1,)), TraceEntry(1, 45, 5, (2,)), policy="min-ttft")
     told: list[float] = []
     real = ran.router.tracker.prefill_done
 
@@ -69,12 +69,12 @@ def test_whatever_was_prefilled_is_no_work_that_a_worker_still_has() -> None:
 
 
 def test_speed_brings_requests_closer() -> None:
-    ran = cluster(Prompt(0, 1, 1, ()), Prompt(8, 1, 1, ()), speed=4.0)
+    ran = cluster(TraceEntry(0, 1, 1, ()), TraceEntry(8, 1, 1, ()), speed=4.0)
     assert [request.arrival for request in ran.requests] == [0, 2]
 
 
 def test_the_seed_orders_requests_of_one_moment_only() -> None:
-    prompts = [Prompt(at, 10 * n + 1, 1, ()) for at in (0, 1) for n in range(8)]
+    prompts = [TraceEntry(at, 10 * n + 1, 1, ()) for at in (0, 1) for n in range(8)]
 
     def order(seed: int, **options: Any) -> list[int]:
         return [request.index for request in cluster(*prompts, seed=seed, **options).requests]
@@ -87,9 +87,9 @@ def test_the_seed_orders_requests_of_one_moment_only() -> None:
 def test_policies_get_the_settings_that_they_have() -> None:
     settings = PolicySettings(host_credit=0.2, shared_credit=0.3, ttft_objective_s=4.0)
     for name in ("linear", "lmetric"):
-        policy = cluster(Prompt(0, 1, 1, ()), policy=name, settings=settings).router.policy
+        policy = cluster(TraceEntry(0, 1, 1, ()), policy=name, settings=settings).router.policy
         assert (policy.host_credit, policy.shared_credit) == (0.2, 0.3)
-    ran = cluster(Prompt(0, 1, 1, ()), policy="min-ttft", settings=settings)
+    ran = cluster(TraceEntry(0, 1, 1, ()), policy="min-ttft", settings=settings)
     assert ran.router.policy.ttft_objective_s == 4
     assert ran.router.policy.estimator is ran.estimator
 
@@ -100,7 +100,7 @@ def ids(*blocks: int) -> object:
 
 @pytest.mark.parametrize(("own", "host"), [(5, 3), (1, 0)])
 def test_a_workers_own_dram_counts_for_what_it_has_beyond_hbm(own: int, host: int) -> None:
-    made = cluster(Prompt(0, 61, 1, range(6)), memory="split", workers=2)
+    made = cluster(TraceEntry(0, 61, 1, range(6)), memory="split", workers=2)
     made.engines[1].hbm.put(ids(0, 1), 2)
     made.engines[1].far.tier.put(ids(*range(own)), own)
     found = made._matches(Query(61, BLOCK))
@@ -109,7 +109,7 @@ def test_a_workers_own_dram_counts_for_what_it_has_beyond_hbm(own: int, host: in
 
 
 def test_a_pool_counts_for_every_worker() -> None:
-    made = cluster(Prompt(0, 61, 1, range(6)), workers=2)
+    made = cluster(TraceEntry(0, 61, 1, range(6)), workers=2)
     made.engines[0].hbm.put(ids(0, 1), 2)
     made.engines[1].far.tier.put(ids(*range(5)), 5)
     found = made._matches(Query(61, BLOCK))
@@ -120,7 +120,7 @@ def test_a_pool_counts_for_every_worker() -> None:
 @pytest.mark.parametrize(("count", "hours"), [(1, 6 + 3 * 4), (-1, 6 + 4)])
 def test_workers_are_paid_from_when_they_come_until_they_go(count: int, hours: int) -> None:
     """Two workers run for three seconds, then three or one for four."""
-    prompts = [Prompt(at, 1000, 1, ()) for at in range(7)]
+    prompts = [TraceEntry(at, 1000, 1, ()) for at in range(7)]
     ran = cluster(*prompts, workers=2, scale=Scale(3.0, count), hbm=2000)
     ran.run()
     assert ran.end_s == pytest.approx(7)
@@ -129,7 +129,7 @@ def test_workers_are_paid_from_when_they_come_until_they_go(count: int, hours: i
 
 
 def test_who_left_comes_back_before_a_new_one() -> None:
-    ran = cluster(Prompt(0, 1, 1, ()), workers=3)
+    ran = cluster(TraceEntry(0, 1, 1, ()), workers=3)
     ran._scale(1.0, -2)
     assert ran.router.workers == [Worker(0), Worker(1), Worker(2)]
     ran._scale(2.0, 3)
@@ -138,7 +138,7 @@ def test_who_left_comes_back_before_a_new_one() -> None:
 
 
 def test_the_planner_looks_every_thirty_seconds_while_there_is_work() -> None:
-    prompts = [Prompt(at * 10, 1, 1, ()) for at in range(10)]
+    prompts = [TraceEntry(at * 10, 1, 1, ()) for at in range(10)]
     ran = cluster(*prompts, goals=Goals(workers_min=3, workers_max=3))
     looks: list[tuple[float, int]] = []
     ran.planning = SimpleNamespace(  # type: ignore[assignment]
@@ -151,13 +151,13 @@ def test_the_planner_looks_every_thirty_seconds_while_there_is_work() -> None:
 
 
 def test_a_refused_request_is_no_work_to_wait_for() -> None:
-    ran = cluster(Prompt(0, 2000, 1, ()), Prompt(1, 10, 1, ()), goals=Goals())
+    ran = cluster(TraceEntry(0, 2000, 1, ()), TraceEntry(1, 10, 1, ()), goals=Goals())
     ran.run()
     assert (ran.refused, ran.end_s) == (1, 30)
 
 
 def test_requests_that_every_worker_is_too_busy_for_wait_in_line() -> None:
-    prompts = [Prompt(0.001 * n, 100, 30, ()) for n in range(6)]
+    prompts = [TraceEntry(0.001 * n, 100, 30, ()) for n in range(6)]
     ran = cluster(*prompts, policy="alpha-gamma", slots=1)
     ran.run()
     first = [request.first_token for request in ran.requests]
@@ -169,7 +169,7 @@ def test_requests_that_every_worker_is_too_busy_for_wait_in_line() -> None:
 def test_workers_publish_at_a_first_token_and_at_the_last(
     engine: str, busy: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran = cluster(Prompt(0, 10, 5, ()), engine=engine)
+    ran = cluster(TraceEntry(0, 10, 5, ()), engine=engine)
     heard: list[tuple[Worker, int]] = []
     monkeypatch.setattr(
         type(ran.router.tracker),
@@ -186,7 +186,7 @@ def network(memory: str, **options: Any) -> Network:
 
 def test_copies_from_the_pool_cross_the_devices_an_adapter_and_a_path() -> None:
     made = network("pool", bandwidth=7.0, devices=3, adapters=2)
-    routes = [made.join(Tier(10, 5)).route_in for _ in range(3)]
+    routes = [made.join(SimulatedTier(10, 5)).route_in for _ in range(3)]
     assert routes == [(0, 1, 3), (0, 2, 4), (0, 1, 5)]
     assert made.read.speeds == [3 * costs.DEVICE, *[costs.ADAPTER_READ] * 2, 7, 7, 7]
     assert made.write.speeds == [3 * costs.DEVICE, *[costs.ADAPTER_WRITE] * 2, 7, 7, 7]
@@ -195,7 +195,9 @@ def test_copies_from_the_pool_cross_the_devices_an_adapter_and_a_path() -> None:
 
 def test_dram_of_its_own_has_a_path_of_its_own() -> None:
     made = network("split", local_bandwidth=9.0)
-    routes = [(far.route_in, far.route_out) for far in (made.join(Tier(10, 5)) for _ in range(2))]
+    routes = [
+        (far.route_in, far.route_out) for far in (made.join(SimulatedTier(10, 5)) for _ in range(2))
+    ]
     assert routes == [((0,), (0,)), ((1,), (1,))]
     assert made.read.speeds == made.write.speeds == [9, 9]
 
@@ -203,7 +205,7 @@ def test_dram_of_its_own_has_a_path_of_its_own() -> None:
 def test_paths_are_used_as_much_as_they_move() -> None:
     made = network("pool", bandwidth=10.0)
     for _ in range(2):
-        made.join(Tier(10, 5))
+        made.join(SimulatedTier(10, 5))
     made.read.moved[-1], made.write.moved[-2] = 100.0, 30.0
     assert made.utilisation(10.0) == (0.5, 0.15)
     assert made.utilisation(0.0) == (0, 0)
@@ -212,7 +214,7 @@ def test_paths_are_used_as_much_as_they_move() -> None:
 @pytest.mark.parametrize("paid", [True, False])
 def test_a_prompt_is_in_the_pool_once_it_is_written(paid: bool) -> None:
     made = network("pool", offload=paid)
-    far = made.join(Tier(10, 5))
+    far = made.join(SimulatedTier(10, 5))
     request = Request(0, 0.0, (30, 1, BLOCK), ids(0, 1, 2), 3)
     far.tier.put(request.ids, 1)
     far.offload(0.0, request)
@@ -226,7 +228,7 @@ def test_a_prompt_is_in_the_pool_once_it_is_written(paid: bool) -> None:
 
 
 def test_a_serial_worker_says_how_many_wait() -> None:
-    made = cluster(*[Prompt(0, 100, 1, ())] * 3, engine="serial")
+    made = cluster(*[TraceEntry(0, 100, 1, ())] * 3, engine="serial")
     [engine] = made.engines
     assert (engine.metrics().request_active_slots, engine.metrics().num_requests_waiting) == (0, 0)
     for request in made.requests:
@@ -236,7 +238,7 @@ def test_a_serial_worker_says_how_many_wait() -> None:
 
 def test_serial_workers_are_busy_from_the_fetch_to_the_first_token() -> None:
     """The second worker fetches 20 blocks of 10 bytes at 1000 bytes/s, and 10 tokens are left."""
-    prompts = [Prompt(at, 210, 1, range(21)) for at in (0, 10, 20)]
+    prompts = [TraceEntry(at, 210, 1, range(21)) for at in (0, 10, 20)]
     ran = cluster(*prompts, workers=2, engine="serial", bandwidth=1000.0, hbm=250)
     ran.run()
     assert [(request.device, request.far) for request in ran.requests] == [(0, 0), (0, 20), (20, 0)]
@@ -246,7 +248,7 @@ def test_serial_workers_are_busy_from_the_fetch_to_the_first_token() -> None:
 
 def test_progress_is_told_after_every_run() -> None:
     told: list[tuple[int, int]] = []
-    trace = make_trace("small", BLOCK, [Prompt(0, 10, 1, ())], 1.0)
+    trace = make_trace("small", BLOCK, [TraceEntry(0, 10, 1, ())], 1.0)
     options = Options(workers=1, model=MODEL)
     rows = simulate(
         trace, options, policies=["random", "round-robin"], seeds=2,
@@ -258,7 +260,7 @@ def test_progress_is_told_after_every_run() -> None:
 
 
 def test_hbm_has_room_for_one_block_at_least() -> None:
-    trace = make_trace("small", BLOCK, [Prompt(0, 1, 1, ())], 1.0)
+    trace = make_trace("small", BLOCK, [TraceEntry(0, 1, 1, ())], 1.0)
     options = Options(workers=1, model=MODEL, hbm=BLOCK)
     assert simulate(trace, options, policies=["random"])[0].rejects == 0
     with pytest.raises(SimulateError, match="no room for a block of 10"):
@@ -270,7 +272,7 @@ def test_hbm_has_room_for_one_block_at_least() -> None:
 
 def test_a_policy_that_follows_blocks_sends_each_prompt_to_its_own() -> None:
     chains = [range(n * 20, n * 20 + 20) for n in range(8)]
-    prompts = [Prompt(100 * again + n, 201, 1, chains[n]) for again in (0, 1) for n in range(8)]
+    prompts = [TraceEntry(100 * again + n, 201, 1, chains[n]) for again in (0, 1) for n in range(8)]
     ran = cluster(*prompts, policy="linear", memory="split", workers=4, hbm=2000)
     ran.run()
     assert len({request.worker for request in ran.requests[:8]}) > 1

@@ -10,14 +10,14 @@ import math
 import pytest
 
 from beluga.router import costs
-from beluga.simulate import Options, Prompt, Trace, make_trace
+from beluga.simulate import Options, Trace, TraceEntry, make_trace
 from beluga.simulate.cluster import Cluster
 
 QWEN = costs.MODELS["qwen3-32b-h200"]
 ONE = Options(workers=1)
 
 
-def trace_of(*prompts: Prompt) -> Trace:
+def trace_of(*prompts: TraceEntry) -> Trace:
     return make_trace("made", 512, prompts, 1.0)
 
 
@@ -32,7 +32,7 @@ def decode_s(steps: int, context: int) -> float:
 
 
 def test_a_request_alone_takes_what_the_costs_say() -> None:
-    [request] = run(trace_of(Prompt(0, 6000, 101, ())), ONE).requests
+    [request] = run(trace_of(TraceEntry(0, 6000, 101, ())), ONE).requests
     # The sum of a step's 12 ms, and 7.19 + 459.78 + 27.378 ms; then come 100 steps of about 30.5
     # ms.
     assert request.first_token == pytest.approx(0.506348)
@@ -40,7 +40,7 @@ def test_a_request_alone_takes_what_the_costs_say() -> None:
 
 
 def test_a_long_prompt_goes_in_steps_of_bounded_size() -> None:
-    [request] = run(trace_of(Prompt(0, 20000, 1, ())), ONE).requests
+    [request] = run(trace_of(TraceEntry(0, 20000, 1, ())), ONE).requests
     expected = sum(
         QWEN.h + QWEN.prefill_ms(tokens, before)
         for tokens, before in ((8192, 0), (8192, 8192), (3616, 16384))
@@ -51,7 +51,7 @@ def test_a_long_prompt_goes_in_steps_of_bounded_size() -> None:
 
 def test_what_the_pool_holds_is_copied_and_not_computed() -> None:
     blocks = list(range(10))
-    first, second = Prompt(0, 5200, 1, blocks), Prompt(100, 5200, 1, blocks)
+    first, second = TraceEntry(0, 5200, 1, blocks), TraceEntry(100, 5200, 1, blocks)
     options = dataclasses.replace(ONE, workers=2)
     one, two = run(trace_of(first, second), options).requests
     if one.worker == two.worker:  # both are on one worker by chance, and its HBM has the blocks
@@ -65,18 +65,20 @@ def test_what_the_pool_holds_is_copied_and_not_computed() -> None:
 
 def test_hbm_hits_are_free_and_own_dram_is_slower() -> None:
     blocks = list(range(10))
-    prompts = [Prompt(100 * n, 5200, 1, blocks) for n in range(2)]
+    prompts = [TraceEntry(100 * n, 5200, 1, blocks) for n in range(2)]
     _, again = run(trace_of(*prompts), ONE, "split").requests
     assert (again.device, again.far) == (10, 0)
     assert again.first_token - 100 == pytest.approx((QWEN.h + QWEN.prefill_ms(80, 5120)) / 1e3)
-    others = [Prompt(10 + n, 5200, 1, range(100 * n + 10, 100 * n + 20)) for n in range(50)]
+    others = [TraceEntry(10 + n, 5200, 1, range(100 * n + 10, 100 * n + 20)) for n in range(50)]
     cluster = run(trace_of(prompts[0], *others, prompts[1]), ONE, "split")
     assert (cluster.requests[-1].device, cluster.requests[-1].far) == (0, 10)
 
 
 def test_a_prompt_waits_for_no_more_than_the_decode_step_under_way() -> None:
-    alone = run(trace_of(Prompt(0, 100, 1000, ())), ONE).requests[0]
-    first, second = run(trace_of(Prompt(0, 100, 1000, ()), Prompt(5, 2000, 1, ())), ONE).requests
+    alone = run(trace_of(TraceEntry(0, 100, 1000, ())), ONE).requests[0]
+    first, second = run(
+        trace_of(TraceEntry(0, 100, 1000, ()), TraceEntry(5, 2000, 1, ())), ONE
+    ).requests
     step = (QWEN.h + QWEN.decode_ms(1, 1100)) / 1e3
     prefill = (QWEN.h + QWEN.prefill_ms(2000) + QWEN.f + QWEN.g * 1100) / 1e3
     assert prefill * 0.99 <= second.first_token - 5 <= step + prefill
@@ -85,7 +87,7 @@ def test_a_prompt_waits_for_no_more_than_the_decode_step_under_way() -> None:
 
 
 def test_decoding_together_costs_each_the_sum_of_contexts() -> None:
-    prompts = [Prompt(0, 8192, 1, ()), *[Prompt(0.01, 512, 50, ())] * 4]
+    prompts = [TraceEntry(0, 8192, 1, ()), *[TraceEntry(0.01, 512, 50, ())] * 4]
     requests = run(trace_of(*prompts), ONE).requests[1:]
     assert len({request.done for request in requests}) == 1
     steps = sum(QWEN.h + QWEN.decode_ms(4, 4 * (513 + step)) for step in range(49)) / 1e3
@@ -94,7 +96,7 @@ def test_decoding_together_costs_each_the_sum_of_contexts() -> None:
 
 def test_hbm_bounds_what_runs_at_once_and_gets_it_all_back() -> None:
     options = dataclasses.replace(ONE, hbm=12 * 512 * QWEN.kv_bytes_per_token)
-    prompts = [Prompt(0, 4096, 200, range(n * 8, n * 8 + 8)) for n in range(5)]
+    prompts = [TraceEntry(0, 4096, 200, range(n * 8, n * 8 + 8)) for n in range(5)]
     cluster = run(trace_of(*prompts), options)
     finished = sorted(request.done for request in cluster.requests)
     begun = sorted(request.first_token for request in cluster.requests)
@@ -106,13 +108,13 @@ def test_hbm_bounds_what_runs_at_once_and_gets_it_all_back() -> None:
 
 def test_a_request_that_fits_no_worker_is_refused() -> None:
     options = dataclasses.replace(ONE, hbm=4 * 512 * QWEN.kv_bytes_per_token)
-    cluster = run(trace_of(Prompt(0, 2048, 10, ()), Prompt(1, 100, 10, ())), options)
+    cluster = run(trace_of(TraceEntry(0, 2048, 10, ()), TraceEntry(1, 100, 10, ())), options)
     assert cluster.refused == 1
     assert [math.isnan(request.done) for request in cluster.requests] == [True, False]
 
 
 def test_serial_workers_fetch_and_then_compute_one_after_another() -> None:
-    prompts = [Prompt(0, 1024, 9, (1, 2)), Prompt(0, 1100, 9, (1, 2))]
+    prompts = [TraceEntry(0, 1024, 9, (1, 2)), TraceEntry(0, 1100, 9, (1, 2))]
     one, two = run(trace_of(*prompts), dataclasses.replace(ONE, engine="serial")).requests
     begin, end = sorted([one, two], key=lambda request: request.first_token)
     assert begin.first_token == pytest.approx(QWEN.prefill_ms(begin.left) / 1e3)
@@ -124,9 +126,9 @@ def test_serial_workers_fetch_and_then_compute_one_after_another() -> None:
 def test_what_a_serial_worker_computed_another_finds_in_the_pool() -> None:
     blocks = list(range(10))
     prompts = [
-        Prompt(0, 5200, 1, blocks),
-        Prompt(100, 5200, 1, blocks),
-        Prompt(200, 5200, 1, blocks),
+        TraceEntry(0, 5200, 1, blocks),
+        TraceEntry(100, 5200, 1, blocks),
+        TraceEntry(200, 5200, 1, blocks),
     ]
     options = dataclasses.replace(ONE, engine="serial", workers=2)
     cluster = Cluster(trace_of(*prompts), options, policy="round-robin", memory="pool")

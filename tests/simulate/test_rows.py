@@ -15,7 +15,7 @@ from page.well_formed import Page
 
 from beluga.errors import SimulateError
 from beluga.page import percent, plain, seconds
-from beluga.simulate import Options, Prompt, Row, Scale, make_report, make_trace, simulate
+from beluga.simulate import Options, Row, Scale, TraceEntry, make_report, make_trace, simulate
 from beluga.simulate.request import Request
 from beluga.simulate.result import make_row, mean_row
 from beluga.simulate.summary import carried, summarize
@@ -137,7 +137,7 @@ def test_a_mean_is_of_the_runs_that_have_the_figure(first: int) -> None:
     assert (mean.hit_rate_before, "hit_rate_before" in mean.spread) == (None, False)
 
 
-TRACE = make_trace("a<b", BLOCK, [Prompt(0, 25, 2, (1, 2)), Prompt(1, 25, 2, (1, 2))], 1.0)
+TRACE = make_trace("a<b", BLOCK, [TraceEntry(0, 25, 2, (1, 2)), TraceEntry(1, 25, 2, (1, 2))], 1.0)
 
 
 @pytest.fixture
@@ -266,7 +266,7 @@ def test_of_several_loads_the_highest_within_the_objective_is_shown(rows: list[R
 
 
 def test_a_course_adds_up_to_the_row() -> None:
-    trace = make_trace("t", BLOCK, [Prompt(at / 4, 25, 20, (1, 2)) for at in range(40)], 1.0)
+    trace = make_trace("t", BLOCK, [TraceEntry(at / 4, 25, 20, (1, 2)) for at in range(40)], 1.0)
     found = simulate(trace, Options(workers=1), policies=["random"], memories=["pool"],
                      courses=True)  # fmt: skip
     course = found[0].course

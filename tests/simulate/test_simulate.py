@@ -12,7 +12,7 @@ import pytest
 
 from beluga.errors import SimulateError
 from beluga.router import POLICIES, Goals, PolicySettings
-from beluga.simulate import MEMORIES, Options, Prompt, Scale, Trace, make_trace, simulate
+from beluga.simulate import MEMORIES, Options, Scale, Trace, TraceEntry, make_trace, simulate
 from beluga.simulate.cluster import Cluster
 
 GIB = 1 << 30
@@ -31,7 +31,7 @@ def conversations(count: int = 60, turns: int = 4, gap_s: float = 4.0) -> Trace:
             blocks = [*blocks, *range(fresh, fresh + added)]
             fresh += added
             tokens = len(blocks) * 512 + random.randint(0, 511)
-            prompts.append(Prompt(start + turn * 20, tokens, random.randint(1, 200), blocks))
+            prompts.append(TraceEntry(start + turn * 20, tokens, random.randint(1, 200), blocks))
     return make_trace("conversations", 512, prompts, 1.0)
 
 
@@ -148,8 +148,8 @@ def test_new_workers_find_the_pool_full_and_their_own_dram_empty() -> None:
 
 @pytest.mark.parametrize("engine", ["chunked", "serial"])
 def test_the_planner_adds_workers_where_prompts_wait_and_stops_idle_ones(engine: str) -> None:
-    crowd = [Prompt(0.5 * n, 20000, 10, ()) for n in range(400)]
-    calm = [Prompt(400.0 + 20 * n, 1000, 10, ()) for n in range(40)]
+    crowd = [TraceEntry(0.5 * n, 20000, 10, ()) for n in range(400)]
+    calm = [TraceEntry(400.0 + 20 * n, 1000, 10, ()) for n in range(40)]
     trace = make_trace("crowd", 512, [*crowd, *calm], 1.0)
     options = dataclasses.replace(OPTIONS, workers=2, goals=Goals(workers_max=5), engine=engine)
     [row, _] = simulate(trace, options, policies=["least-tokens"], memories=["pool"])
@@ -167,7 +167,7 @@ def test_the_planner_adds_workers_where_prompts_wait_and_stops_idle_ones(engine:
 
 
 def test_min_ttft_refuses_what_would_take_too_long() -> None:
-    crowd = make_trace("crowd", 512, [Prompt(0, 20000, 10, ())] * 30, 1.0)
+    crowd = make_trace("crowd", 512, [TraceEntry(0, 20000, 10, ())] * 30, 1.0)
     options = dataclasses.replace(OPTIONS, settings=PolicySettings(ttft_objective_s=10.0))
     row = simulate(crowd, options, policies=["min-ttft"], memories=["pool"])[-1]
     assert 0 < row.rejects < 30

@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from beluga.router import costs
-from beluga.simulate import Options, Prompt, make_trace
+from beluga.simulate import Options, TraceEntry, make_trace
 from beluga.simulate.cluster import Cluster
 
 BLOCK = 16  # tokens
@@ -104,7 +104,7 @@ def test_runs_of_steps_take_as_long_as_their_steps(seed: int, limits: dict[str, 
     for before, one in itertools.pairwise(naive):
         one.arrival += before.arrival
     naive[0].arrival = 0.0  # the trace's first request is at 0
-    prompts = [Prompt(one.arrival, one.input, one.output, ()) for one in naive]
+    prompts = [TraceEntry(one.arrival, one.input, one.output, ()) for one in naive]
     cluster = Cluster(
         make_trace("steps", BLOCK, prompts, 1.0), options, policy="random", memory="pool"
     )
@@ -120,7 +120,7 @@ def test_runs_of_steps_take_as_long_as_their_steps(seed: int, limits: dict[str, 
 def test_a_prompt_that_comes_as_a_step_ends_is_in_the_next() -> None:
     """Steps of 1 ms per token of context end at 1, 3, 6, 10 and 15 ms."""
     model = dataclasses.replace(MODEL, a=0.0, b=1.0, c=0.0, e=0.0, f=0.0, g=1.0, h=0.0)
-    prompts = [Prompt(0, 1, 9, ()), Prompt(0.006, 2, 1, ())]
+    prompts = [TraceEntry(0, 1, 9, ()), TraceEntry(0.006, 2, 1, ())]
     trace = make_trace("two", BLOCK, prompts, 1.0)
     cluster = Cluster(trace, Options(workers=1, model=model), policy="random", memory="pool")
     cluster.run()
@@ -131,7 +131,7 @@ def test_a_prompt_that_comes_as_a_step_ends_is_in_the_next() -> None:
 
 def test_a_worker_says_what_runs_what_waits_and_what_is_in_use() -> None:
     options = Options(workers=1, model=MODEL, hbm=20 * BLOCK, slots=2)
-    prompts = [Prompt(0, 3 * BLOCK, BLOCK, ())] * 4
+    prompts = [TraceEntry(0, 3 * BLOCK, BLOCK, ())] * 4
     cluster = Cluster(make_trace("four", BLOCK, prompts, 1.0), options, policy="random",
                       memory="pool")  # fmt: skip
     [engine] = cluster.engines

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from beluga._ffi import ffi
-from beluga.simulate.tier import Leads, Tier
+from beluga.simulate.tier import Leads, SimulatedTier
 
 
 def ids(*blocks: int) -> object:
@@ -82,7 +82,7 @@ def test_a_tier_does_what_a_naive_one_does(seed: int) -> None:
     random = Random(seed)
     chains = [[tree * 10 + depth for depth in range(random.randint(1, 9))] for tree in range(8)]
     capacity = random.randint(0, 30)
-    tier, naive = Tier(100, capacity), Naive(capacity)
+    tier, naive = SimulatedTier(100, capacity), Naive(capacity)
     held: list[list[int]] = []
     for _ in range(400):
         chain = random.choice(chains)
@@ -113,7 +113,7 @@ def test_a_tier_does_what_a_naive_one_does(seed: int) -> None:
 
 
 def test_a_chain_is_eaten_from_its_tail() -> None:
-    tier = Tier(10, 4)
+    tier = SimulatedTier(10, 4)
     tier.put(ids(0, 1, 2), 3)
     tier.put(ids(5, 6, 7), 3)
     assert tier.lead(ids(0, 1, 2), 3) == 1
@@ -122,14 +122,14 @@ def test_a_chain_is_eaten_from_its_tail() -> None:
 
 
 def test_more_than_fits_leaves_the_head() -> None:
-    tier = Tier(10, 3)
+    tier = SimulatedTier(10, 3)
     assert tier.put(ids(*range(8)), 8) == 8
     assert tier.lead(ids(*range(8)), 8) == 3
 
 
 def test_fifo_does_not_mind_what_was_asked_for() -> None:
     for eviction, kept in (("lru", True), ("fifo", False)):
-        tier = Tier(10, 2, eviction)
+        tier = SimulatedTier(10, 2, eviction)
         tier.put(ids(0), 1)
         tier.put(ids(1), 1)
         tier.touch(ids(0), 1)
@@ -138,7 +138,7 @@ def test_fifo_does_not_mind_what_was_asked_for() -> None:
 
 
 def test_what_is_used_stays() -> None:
-    tier = Tier(10, 2)
+    tier = SimulatedTier(10, 2)
     tier.put(ids(0, 1), 2)
     tier.hold(ids(0, 1), 2)
     assert tier.put(ids(2), 1) == 0
@@ -149,7 +149,7 @@ def test_what_is_used_stays() -> None:
 
 
 def test_several_tiers_are_asked_at_once() -> None:
-    tiers = [Tier(10, 5) for _ in range(3)]
+    tiers = [SimulatedTier(10, 5) for _ in range(3)]
     tiers[0].put(ids(0, 1), 2)
     tiers[2].put(ids(0), 1)
     assert Leads(tiers)(ids(0, 1, 2), 3) == [2, 0, 1]

@@ -15,7 +15,7 @@ from virtual_clock import Clock
 
 from beluga.errors import TierError
 from beluga.metrics import Registry
-from beluga.tiers.blocks import BlockPool, BlockState, MutableBlock, RegisteredBlock, Targets
+from beluga.tiers.blocks import BlockPhase, BlockPool, MutableBlock, RegisteredBlock, Targets
 
 SIZE = 16
 WAIT_S = 30
@@ -38,11 +38,11 @@ def store(
 def test_a_block_goes_through_its_states_and_refuses_wrong_transitions() -> None:
     pool = make()
     (block,) = pool.reserve("r", 1).result(0)
-    assert block.state is BlockState.RESET
+    assert block.state is BlockPhase.RESET
     with pytest.raises(TierError, match="block 0 is reset and cannot be committed"):
         block.commit(1)
     block.fill(SIZE - 1)
-    assert block.state is BlockState.PARTIAL
+    assert block.state is BlockPhase.PARTIAL
     with pytest.raises(TierError, match="has 15 of 16 tokens; it can be committed when"):
         block.commit(1)
     with pytest.raises(TierError, match="has 15 of 16 tokens and cannot take 2 more"):
@@ -53,7 +53,7 @@ def test_a_block_goes_through_its_states_and_refuses_wrong_transitions() -> None
     with pytest.raises(TierError, match="a key that is not its parent's, has 1"):
         block.commit(1, parent=1)
     block.commit(1)
-    assert block.state is BlockState.COMPLETE
+    assert block.state is BlockPhase.COMPLETE
     with pytest.raises(TierError, match="is complete and cannot be filled"):
         block.fill(1)
     (shared,) = pool.register([block])
@@ -72,7 +72,7 @@ def test_blocks_of_two_tiers_or_twice_the_same_are_refused_as_a_whole() -> None:
         pool.register([block, foreign])
     with pytest.raises(TierError, match="twice in one call"):
         pool.register([block, block])
-    assert block.state is BlockState.COMPLETE
+    assert block.state is BlockPhase.COMPLETE
     assert pool.match([1]) == []
 
 

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 
 from beluga.errors import TierError
 from beluga.metrics import Registry
-from beluga.tiers.blocks import BlockPool, BlockState, MutableBlock, RegisteredBlock, WeakBlock
+from beluga.tiers.blocks import BlockPhase, BlockPool, MutableBlock, RegisteredBlock, WeakBlock
 from tests.tiers.pool_model import ModelPool
 
 SIZE = 4  # tokens of a block
@@ -141,7 +141,7 @@ class PoolMachine(RuleBasedStateMachine):
         start = place % len(self.mutable)
         chosen = self.mutable[start : start + count]
         states = [block.state for block, _ in chosen]
-        if any(state is not BlockState.COMPLETE for state in states):
+        if any(state is not BlockPhase.COMPLETE for state in states):
             with pytest.raises(TierError, match="cannot be registered"):
                 self.pool.register([block for block, _ in chosen])
             assert [block.state for block, _ in chosen] == states

@@ -22,7 +22,7 @@ from emulation import PATIENCE
 
 from beluga.errors import TierError
 from beluga.tiers.disk import DiskTier, SpreadTier
-from beluga.tiers.disk.health import Health
+from beluga.tiers.disk.health import DirectionHealth
 
 LENGTH = FaultyDisk.length
 
@@ -259,7 +259,7 @@ def test_damaged_blocks_are_lost_and_the_others_are_still_read(disk: FaultyDisk)
 
 
 def test_many_damaged_blocks_in_a_row_are_a_failure_of_the_disk() -> None:
-    health = Health("disk:test", "load", lambda: 0.0)
+    health = DirectionHealth("disk:test", "load", lambda: 0.0)
     for count in range(3 * 16):
         assert health.allows(), count
         health.failed(errno.EBADMSG)

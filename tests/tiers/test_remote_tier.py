@@ -18,7 +18,7 @@ from remote_blocks import DictStore, blocks, same
 
 from beluga.metrics import REGISTRY, Distribution
 from beluga.tiers.remote import RefusedError, RemoteSettings, RemoteTier
-from beluga.tiers.remote.workers import Workers
+from beluga.tiers.remote.workers import StoreThreads
 
 THREADS = 4
 PATIENT = RemoteSettings(operation_s=60, load_s=120, save_s=120, threads=THREADS, backoff_s=0.001)
@@ -265,7 +265,7 @@ def test_loads_pass_saves_that_take_long(open_tier: Open) -> None:
 def test_what_is_urgent_goes_first() -> None:
     order: list[str] = []
     gate = threading.Event()
-    workers = Workers(2, spare=0, limit_s=60, name="test", hung=lambda begun: None)
+    workers = StoreThreads(2, spare=0, limit_s=60, name="test", hung=lambda begun: None)
     held = [workers.submit(gate.wait, urgent=True) for _ in range(2)]
     others = [
         workers.submit(lambda name=name: order.append(name), urgent=name == "load")

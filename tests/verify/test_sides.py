@@ -20,7 +20,7 @@ import pytest
 from beluga._ffi import lib
 from beluga.errors import BelugaError, VerifyError
 from beluga.pool import Pool
-from beluga.verify import Finding, Machine, Report, verify_pool
+from beluga.verify import MachineRecord, VerifyReport, VerifyResult, verify_pool
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_both_sides_here_try_every_test_on_every_device(pool: Pool) -> None:
     assert before <= report.started_s <= time.time()
     assert 0 < report.seconds <= time.monotonic() - start
     assert (report.role, report.pool, report.devices) == ("alone", pool.id, pool.devices)
-    assert report.machine == Machine.here()
+    assert report.machine == MachineRecord.here()
     tried = {(f.test, f.initiator, f.mode, f.device) for f in report.findings if f.trials}
     assert len(tried) == len(report.findings) == 8 * 2 * 2 * 2
     assert report.good
@@ -87,7 +87,7 @@ def test_both_sides_here_try_every_test_on_every_device(pool: Pool) -> None:
 
 
 def test_two_callers_are_one_side_each(pool: Pool) -> None:
-    reports: list[Report] = []
+    reports: list[VerifyReport] = []
 
     def follow() -> None:
         reports.append(verify_pool(pool, role="b"))
@@ -220,13 +220,13 @@ def test_the_cpu_is_named_as_the_kernel_does_or_by_its_kind(
         file.write_text(text)
     monkeypatch.setattr("beluga.verify.report.Path", lambda _: file)
     monkeypatch.setattr("beluga.verify.report.platform.machine", lambda: "riscv")
-    assert Machine.here().cpu == name
+    assert MachineRecord.here().cpu == name
 
 
 def test_one_violation_of_what_is_promised_breaks_a_report(pool: Pool) -> None:
     report = verify_pool(pool, seconds=0)
     first = next(f for f in report.findings if f.mode == "software")
-    bare = Finding.of(
+    bare = VerifyResult.of(
         lib.BL_ACCEPTANCE_TEARING_16,
         lib.BL_ACCEPTANCE_BARE,
         1,

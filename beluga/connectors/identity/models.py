@@ -87,7 +87,7 @@ class Model:
     since_ns: int = 0
 
 
-class Source(Protocol):
+class WeightsSource(Protocol):
     """Something that identifies weights."""
 
     @property
@@ -195,7 +195,7 @@ class Objects:
 class Several:
     """Several sources that count together, such as a model and its draft model."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[WeightsSource]) -> None:
         self._sources = sources
         self.size = sum(one.size for one in sources)
 
@@ -212,14 +212,14 @@ def counts(name: str) -> bool:
     )
 
 
-def source_of(model: Model, digests: FileDigests | None = None) -> Source:
+def source_of(model: Model, digests: FileDigests | None = None) -> WeightsSource:
     """Return what identifies a model. Raises ConnectorError, with one line that names the setting
     ``identity``, for a model that cannot be identified.
     """
     digests = digests or FileDigests()
     url = model.url or (model.name if _URL.match(model.name) else "")
     if url:
-        parts: list[Source] = [Objects(url)]
+        parts: list[WeightsSource] = [Objects(url)]
         if url != model.name:  # the engine keeps configurations and code in this folder
             parts.append(_Beside(Path(model.name), digests))
         return Several(parts)
@@ -288,7 +288,7 @@ class ModelIdentity:
 
     def __init__(
         self,
-        source: Source,
+        source: WeightsSource,
         *,
         logger: logging.Logger,
         then: Callable[[str], None] | None = None,
@@ -387,7 +387,7 @@ def start_identifying(
     which replaces them. Raises ConnectorError for a model that cannot be identified.
     """
     if vouched:
-        source: Source = Told(f"vouched {vouched}")
+        source: WeightsSource = Told(f"vouched {vouched}")
     else:
         sources = [source_of(model) for model in models]
         source = sources[0] if len(sources) == 1 else Several(sources)

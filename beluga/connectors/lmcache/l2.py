@@ -33,8 +33,8 @@ from beluga.connectors.lmcache.layouts import (
 )
 from beluga.connectors.lmcache.ledger import Ledger, Owed
 from beluga.connectors.lmcache.objects import Hit, Item, bytes_of
-from beluga.connectors.lmcache.pins import Pins
-from beluga.connectors.lmcache.worker import Worker
+from beluga.connectors.lmcache.pins import ConnectionPins
+from beluga.connectors.lmcache.worker import JobWorker
 from beluga.connectors.naming import EngineSettings, Fields, namespace_of
 from beluga.connectors.settings import settings_of
 from beluga.errors import CacheError, QuotaError
@@ -89,14 +89,14 @@ class BelugaL2Adapter(L2AdapterInterface):
         super().__init__()
         self._settings = settings_of(EngineSettings, params)
         self._stores, self._lookups, self._loads = _Results(), _Results(), _Results()
-        self._writer = Worker(self._settings, name="lmcache-store", logger=logger)
-        self._reader = Worker(self._settings, name="lmcache-load", logger=logger)
+        self._writer = JobWorker(self._settings, name="lmcache-store", logger=logger)
+        self._reader = JobWorker(self._settings, name="lmcache-load", logger=logger)
         self._lock = threading.Lock()
         self._task = 0
         self._models = Models(self._settings.identity, logger)
         self._namespaces: dict[tuple[Any, ...], Namespace] = {}
         self._layouts: dict[str, Layouts] = {}  # by model
-        self._pins = Pins()  # of the reader's connection
+        self._pins = ConnectionPins()  # of the reader's connection
         self._ledger = Ledger()
         self._owed = Owed()
         self._reader.connection.settle()
@@ -200,7 +200,7 @@ class BelugaL2Adapter(L2AdapterInterface):
 
     def _submit(
         self,
-        worker: Worker,
+        worker: JobWorker,
         results: _Results,
         failed: T,
         call: Callable[..., T | None],

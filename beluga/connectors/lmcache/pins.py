@@ -30,7 +30,7 @@ class _Pin(NamedTuple):
     since_s: float
 
 
-class Pins:
+class ConnectionPins:
     """Pins of one connection. Several threads may call it, one at a time uses the connection."""
 
     def __init__(self) -> None:

@@ -27,8 +27,8 @@ from beluga.connectors.lmcache import objects
 from beluga.connectors.lmcache.identity import Models, metadata_fields
 from beluga.connectors.lmcache.layouts import layout_of
 from beluga.connectors.lmcache.objects import Hit, Item, bytes_of
-from beluga.connectors.lmcache.pins import Pins
-from beluga.connectors.lmcache.worker import Worker
+from beluga.connectors.lmcache.pins import ConnectionPins
+from beluga.connectors.lmcache.worker import JobWorker
 from beluga.connectors.naming import EngineSettings, Fields, namespace_of
 from beluga.connectors.settings import settings_of
 from beluga.errors import ConnectorError
@@ -76,9 +76,9 @@ class BelugaBackend(StoragePluginInterface):
         self._era = Era(namespace_of(self._settings, "lmcache", lmcache_version, fields))
         self._storing: collections.Counter[Any] = collections.Counter()  # puts by key
         self._lock = threading.Lock()
-        self._pins = Pins()
+        self._pins = ConnectionPins()
         self._reading = threading.Lock()  # one thread at a time may use a connection
-        self._writer = Worker(self._settings, name="lmcache-put", logger=logger)
+        self._writer = JobWorker(self._settings, name="lmcache-put", logger=logger)
         self._reader = Connection(
             self._settings, name="lmcache-get", engine="lmcache", logger=logger
         )

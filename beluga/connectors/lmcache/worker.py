@@ -21,7 +21,7 @@ T = TypeVar("T")
 Job: TypeAlias = Callable[[Connection], object]
 
 
-class Worker:
+class JobWorker:
     """Does jobs one after the other, in the order in which they were submitted.
 
     A job delivers its own result and must not raise: what it returns is dropped, and an exception

@@ -16,7 +16,7 @@ from beluga.connectors.identity import (
     source_of,
     values_under,
 )
-from beluga.connectors.identity.models import VOUCH, Several, Source, Told
+from beluga.connectors.identity.models import VOUCH, Several, Told, WeightsSource
 from beluga.connectors.naming import Fields
 from beluga.connectors.process import engine_start_ns
 from beluga.connectors.sglang.fields import LEFT_OUT
@@ -81,7 +81,7 @@ def identify(
     return ModelIdentity(source, logger=logger, then=then)
 
 
-def _sources(found: Mapping[str, Any]) -> Iterator[Source]:
+def _sources(found: Mapping[str, Any]) -> Iterator[WeightsSource]:
     path = found.get("model_path")
     if not path:
         raise ConnectorError(f"beluga finds no model in SGLang's settings; {VOUCH}")
@@ -97,7 +97,7 @@ def _sources(found: Mapping[str, Any]) -> Iterator[Source]:
         yield Several([Told(name), source_of(Model(place, since_ns=engine_start_ns()))])
 
 
-def _source(found: Mapping[str, Any], path: str, revision: Any, form: Any) -> Source:
+def _source(found: Mapping[str, Any], path: str, revision: Any, form: Any) -> WeightsSource:
     form = str(getattr(form, "value", form) or "auto")
     if form == "dummy":
         return Told(f"dummy {found.get('random_seed')}")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from beluga.connectors.vllm.onboarding import Onboarding
+from beluga.connectors.vllm.onboarding import LookupWait
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,7 +28,7 @@ class Asker:
 
     answers: dict[bytes, bool] = dataclasses.field(default_factory=dict)
     pins: list[Pins] = dataclasses.field(default_factory=list)
-    onboarding: Onboarding | None = None  # while blocks may come from below the pool
+    onboarding: LookupWait | None = None  # while blocks may come from below the pool
     loading: bool = False
     loaded: bool = False
 
@@ -61,7 +61,7 @@ class Answers:
             digests = [self.digest(one) for one in keys]
             hits, pins = self._lookups.pin(digests)
             if asker.onboarding is None:
-                asker.onboarding = Onboarding(self._lookups, self._onboard_s)
+                asker.onboarding = LookupWait(self._lookups, self._onboard_s)
             if asker.onboarding.waits(pins, hits, lambda: digests[hits:]):
                 self._lookups.release(pins)
                 return None

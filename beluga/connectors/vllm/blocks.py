@@ -31,7 +31,7 @@ Offer: TypeAlias = "tuple[int, int, int]"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Found:
+class PinnedPrefix:
     """What a lookup pins: the digests in their order, and how many blocks of the prefix they serve.
     With ``whole`` they serve these or none. ``otherwise`` is the next best if they serve none.
     """
@@ -39,7 +39,7 @@ class Found:
     digests: list[bytes]
     blocks: int
     whole: bool = False
-    otherwise: Found | None = None
+    otherwise: PinnedPrefix | None = None
 
     def reach(self, count: int) -> int:
         """Return how many blocks of the prefix so many leading digests serve."""
@@ -61,7 +61,7 @@ class Blocks(Protocol):
     def saving(self) -> bool:
         """Whether blocks are pinned for saves that have not ended."""
 
-    def find(self, request: Any, local: int) -> Found | None:
+    def find(self, request: Any, local: int) -> PinnedPrefix | None:
         """Return what serves the prefix beyond ``local`` blocks; None if nothing does."""
 
     def loads(self, request: Any, first: int, last: int, table: Any) -> list[BlockRange]:
@@ -117,11 +117,11 @@ class OneGroup:
         self._extra_keys_of = extra_keys_of
         self._announcements, self._names = announcements, names
 
-    def find(self, request: Any, local: int) -> Found:
+    def find(self, request: Any, local: int) -> PinnedPrefix:
         """Return all blocks but the last token's."""
         last = (request.num_tokens - 1) // self._size
         digests = self._lookups.digests(request, local, last)
-        return Found(digests, len(digests))
+        return PinnedPrefix(digests, len(digests))
 
     def loads(self, request: Any, first: int, last: int, table: Sequence[int]) -> list[BlockRange]:
         """Return one range."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from beluga.connectors.vllm.layout import BlockLayout
+from beluga.connectors.vllm.layout import GroupLayout
 from beluga.errors import ConnectorError
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ class LayerGroup:
                     f"{', '.join(kinds[:-1])} and {kinds[-1]}"
                 )
 
-    def layout(self, tensors: Mapping[str, Any]) -> BlockLayout:
+    def layout(self, tensors: Mapping[str, Any]) -> GroupLayout:
         """Return where blocks lie in the tensors that the engine registers."""
-        return BlockLayout(
+        return GroupLayout(
             tensors,
             block_count=self._kv_cache.num_blocks,
             page_sizes={name: _page_size(spec) for name, spec in self.specs.items()},
@@ -131,7 +131,7 @@ class CacheGroups:
             group.refuse_others((*KINDS, *BOUNDARY_KINDS))
         _check_hybrid(vllm_config, self.groups)
 
-    def layouts(self, tensors: Mapping[str, Any]) -> list[BlockLayout]:
+    def layouts(self, tensors: Mapping[str, Any]) -> list[GroupLayout]:
         """Return where each group's blocks lie in the tensors that the engine registers."""
         if not self.hybrid:
             return [self.groups[0].layout(tensors)]

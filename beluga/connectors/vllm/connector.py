@@ -31,9 +31,9 @@ from beluga.connectors.connection import Connection
 from beluga.connectors.settings import settings_of
 from beluga.connectors.vllm import amx
 from beluga.connectors.vllm.cachegroup import CacheGroups
-from beluga.connectors.vllm.counters import Counters
+from beluga.connectors.vllm.counters import ConnectorCounters
 from beluga.connectors.vllm.events import MEDIUM, Announcements
-from beluga.connectors.vllm.following import Following
+from beluga.connectors.vllm.following import EngineUpdates
 from beluga.connectors.vllm.identity import check_hashing, identify, namespace
 from beluga.connectors.vllm.lookups import Lookups
 from beluga.connectors.vllm.names import BlockNames
@@ -41,8 +41,8 @@ from beluga.connectors.vllm.policy import recompute_failed_loads
 from beluga.connectors.vllm.schedule import Schedule
 from beluga.connectors.vllm.settings import VllmSettings
 from beluga.connectors.vllm.stats import SPACE, BelugaMetrics, BelugaStats
-from beluga.connectors.vllm.steps import Orders, Rank, Report
-from beluga.connectors.vllm.worker import Worker
+from beluga.connectors.vllm.steps import Orders, Rank, StepReport
+from beluga.connectors.vllm.worker import RankWorker
 from beluga.errors import ConnectorError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class RankMetadata(KVConnectorHandshakeMetadata):
 class ReportMetadata(KVConnectorWorkerMetadata):
     """The workers' report in vLLM's wrapper, which vLLM adds up."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: StepReport) -> None:
         self.report = report
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
@@ -95,10 +95,10 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
         check_hashing(vllm_config.cache_config.prefix_caching_hash_algo)
         if recompute_failed_loads(vllm_config) and role == KVConnectorRole.SCHEDULER:
             logger.info("beluga: kv_load_failure_policy is recompute, for all connectors")
-        self._counters = Counters()
+        self._counters = ConnectorCounters()
         self._space = 0  # of the names of our blocks, as it was last reported to routers
         self._introduced = False  # this rank, to the scheduler's side
-        self._worker: Worker | None = None
+        self._worker: RankWorker | None = None
         self._namespace: Any = None
         self._connection: Connection | None = None
         if role == KVConnectorRole.SCHEDULER:
@@ -136,7 +136,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
                 names=BlockNames(self._lookups, block_size=self._block_size),
                 blocks=hybrid,
             )
-            self._following = Following(
+            self._following = EngineUpdates(
                 self._schedule, self._lookups, vllm_config, lambda: self._kv_cache_manager
             )
 
@@ -258,7 +258,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
         )
         self._block_bytes = sum(one.block_size for one in (layout, *others))
         self._rank = pp.rank_in_group * parallel.tensor_parallel_size + tp.rank_in_group
-        self._worker = Worker(
+        self._worker = RankWorker(
             self._settings,
             layout,
             self._namespace,
@@ -328,7 +328,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """Return the report for the scheduler's side: what was loaded and stored."""
-        report = self._worker.report() if self._worker is not None else Report()
+        report = self._worker.report() if self._worker is not None else StepReport()
         if self._worker is not None and not self._introduced:
             report.ranks[self._rank] = Rank(self._namespace, self._block_bytes)
             self._introduced = True

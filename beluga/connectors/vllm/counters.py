@@ -57,7 +57,7 @@ def metric_name(name: str, *, offload: bool = False) -> str:
     return f"{PREFIX}{'offload_' if offload else ''}{stem}"
 
 
-class Counters:
+class ConnectorCounters:
     """The sums of one connector, with the names of :data:`NAMES`. Any thread may add."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Counters:
 class LinkFigures:
     """Adds the figures of a link's pieces to the counters. The copying thread uses it."""
 
-    def __init__(self, connection: Connection, counters: Counters) -> None:
+    def __init__(self, connection: Connection, counters: ConnectorCounters) -> None:
         self._connection, self._counters = connection, counters
         self._before = {kind: TransferStats() for kind in TransferClass}
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from beluga.connectors.vllm.staging import Source, StagedSource
+from beluga.connectors.vllm.staging import BlockSource, StagedSource
 from beluga.errors import EngineUnavailableError
 from beluga.transfer import CudaEngine, CupyDriver
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     import logging
     from collections.abc import Iterator, Sequence
 
-    from beluga.connectors.vllm.layout import BlockLayout
+    from beluga.connectors.vllm.layout import GroupLayout
     from beluga.kvcache import Run
     from beluga.pool import Pool
     from beluga.transfer import CudaDriver
 
 
-class DeviceSource(Source):
+class DeviceSource(BlockSource):
     """Blocks that the CUDA engine can reach. With ``urgent`` its stream has priority over others.
     With ``beside`` a load waits for what the engine had queued at the last :meth:`mark`; otherwise
     it waits for everything queued when the load begins. The source closes ``driver``.
     """
 
     def __init__(
-        self, *layouts: BlockLayout, driver: CudaDriver, urgent: bool, beside: bool
+        self, *layouts: GroupLayout, driver: CudaDriver, urgent: bool, beside: bool
     ) -> None:
         super().__init__(*layouts)
         self._driver, self._beside = driver, beside
@@ -83,8 +83,8 @@ def engine_stream(device: object) -> int:
 
 
 def source_of(
-    *layouts: BlockLayout, urgent: bool, own_stream: bool, logger: logging.Logger
-) -> Source:
+    *layouts: GroupLayout, urgent: bool, own_stream: bool, logger: logging.Logger
+) -> BlockSource:
     """Return the source for the device that holds the blocks. With ``own_stream`` copies run beside
     the engine; otherwise the engine waits for them. ``urgent`` says that a request waits for them.
 
@@ -92,7 +92,7 @@ def source_of(
     """
     device = layouts[0].device
     if device == "cpu":
-        return Source(*layouts)
+        return BlockSource(*layouts)
     if device == "cuda":
         try:
             driver = CupyDriver(layouts[0].tensors[0].device.index or 0)

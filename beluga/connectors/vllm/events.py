@@ -12,12 +12,12 @@ import dataclasses
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from beluga.connectors.vllm.steps import Stored
+from beluga.connectors.vllm.steps import StoredCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from beluga.connectors.vllm.steps import Report
+    from beluga.connectors.vllm.steps import StepReport
 
 MEDIUM = "SHARED"
 PENDING_MAX = 1 << 16  # blocks that are being saved; older ones are forgotten without an event
@@ -32,7 +32,7 @@ class Announcement:
     token_ids: list[int]
     lora_name: str | None
     extra_keys: Sequence[Any] | None
-    stored: Stored = dataclasses.field(default_factory=lambda: Stored(0, 0))
+    stored: StoredCounts = dataclasses.field(default_factory=lambda: StoredCounts(0, 0))
 
 
 class Announcements:
@@ -58,7 +58,7 @@ class Announcements:
         if len(self._pending) > PENDING_MAX:
             self._pending.popitem(last=False)
 
-    def reported(self, report: Report) -> None:
+    def reported(self, report: StepReport) -> None:
         """Take the ranks' report of what they have stored."""
         for digest, stored in report.stored.items():
             one = self._pending.get(digest)

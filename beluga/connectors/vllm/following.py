@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from beluga.connectors.vllm.schedule import Schedule
 
 
-class Following:
+class EngineUpdates:
     """Listens to the updates of one engine. ``manager()`` returns vLLM's manager of its own cache,
     once vLLM has bound it.
     """

@@ -25,7 +25,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.coordinator imp
 )
 from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 
-from beluga.connectors.vllm.blocks import Found
+from beluga.connectors.vllm.blocks import PinnedPrefix
 from beluga.connectors.vllm.steps import BlockRange
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _POOL = 1  # the bit of the pool among the tiers
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Held:
+class PinnedBlock:
     """A block that is pinned until it is saved: its group, its number there, its id."""
 
     group: int
@@ -55,7 +55,9 @@ class Holding:
     """What is pinned of one request, by the tokens of its prefix, up to ``tokens``."""
 
     tokens: int = 0
-    blocks: dict[int, list[Held]] = dataclasses.field(default_factory=lambda: defaultdict(list))
+    blocks: dict[int, list[PinnedBlock]] = dataclasses.field(
+        default_factory=lambda: defaultdict(list)
+    )
 
 
 class Groups:
@@ -93,7 +95,7 @@ class Groups:
         """Whether the workers have not yet saved everything that they were asked to."""
         return bool(self._tickets)
 
-    def find(self, request: Any, local: int) -> Found | None:
+    def find(self, request: Any, local: int) -> PinnedPrefix | None:
         """Return the longest prefix that all groups can resume: with what lower tiers have, and
         otherwise with what the pool has.
         """
@@ -106,7 +108,7 @@ class Groups:
         asked = [digest for group, part in parts for digest in self._digests(request, group, part)]
         tiers = self._lookups.tiers(asked)
         if tiers is None:
-            return Found([], 0)
+            return PinnedPrefix([], 0)
         names = [(group, number) for group, part in parts for number in part]
         in_pool = self._found(request, local, limit, names, (tiers & _POOL).astype(bool))
         if not (tiers > _POOL).any():
@@ -136,18 +138,18 @@ class Groups:
         holding = self._holdings.setdefault(request.request_id, Holding())
         after = min(request.num_computed_tokens + tokens, self.hashed(request) * self.block_size)
         after = after // self.block_size * self.block_size
-        new: list[Held] = []
+        new: list[PinnedBlock] = []
         if after > holding.tokens:
             table = self._table_of(request.request_id)
             masks = self._rules.store_mask(after, holding.tokens, request.num_prompt_tokens)
             for group, part in self._parts(masks, holding.tokens, after):
                 row = table[self._rows[group]]
-                new += [Held(group, n, row[n]) for n in part if n < len(row)]
+                new += [PinnedBlock(group, n, row[n]) for n in part if n < len(row)]
             holding.tokens = after
         for row_number, block, boundary in offers:
             if row_number in self._rows and boundary % self.block_size == 0:
                 group = self._rows.index(row_number)
-                new.append(Held(group, boundary // self._sizes[group] - 1, block))
+                new.append(PinnedBlock(group, boundary // self._sizes[group] - 1, block))
         for held in new:
             end = (held.number + 1) * self._sizes[held.group]
             if held.block != _NULL and -(-end // self.block_size) - 1 not in loaded:
@@ -234,7 +236,7 @@ class Groups:
         limit: int,
         names: list[tuple[int, int]],
         present: NDArray[np.bool_],
-    ) -> Found | None:
+    ) -> PinnedPrefix | None:
         """Return what resumes the longest prefix of which these blocks are present, beside those
         that the engine has.
         """
@@ -257,7 +259,7 @@ class Groups:
             for group, part in self._needed(request, local, last)
             for digest in self._digests(request, group, part)
         ]
-        return Found(digests, last - local, whole=True)
+        return PinnedPrefix(digests, last - local, whole=True)
 
     def _needed(self, request: Any, first: int, last: int) -> Iterator[tuple[int, list[int]]]:
         """Yield what a request that resumes behind block ``last`` reads of blocks [first, last)."""

@@ -23,7 +23,7 @@ from beluga.connectors.identity import (
     source_of,
     values_under,
 )
-from beluga.connectors.identity.models import VOUCH, Several, Source, Told
+from beluga.connectors.identity.models import VOUCH, Several, Told, WeightsSource
 from beluga.connectors.naming import major
 from beluga.connectors.process import engine_start_ns
 from beluga.connectors.vllm.fields import LEFT_OUT
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import logging
     from collections.abc import Callable, Sequence
 
-    from beluga.connectors.vllm.layout import BlockLayout
+    from beluga.connectors.vllm.layout import GroupLayout
 
 HASHES = ("sha256", "sha256_cbor")  # each process seeds the others
 
@@ -65,14 +65,14 @@ def namespace(  # noqa: PLR0913  all named
     config: Any,
     *,
     version: str,
-    layout: BlockLayout,
+    layout: GroupLayout,
     packing: str,
     layers: Mapping[str, str],
     tp_rank: int,
     pp_rank: int,
     salt: str | bytes,
     identity: str = "",
-    others: Sequence[BlockLayout] = (),
+    others: Sequence[GroupLayout] = (),
 ) -> Namespace:
     """Return the namespace of a rank, without the weights. ``config`` is a ``VllmConfig``;
     ``version`` is vLLM's; ``identity`` is the operator's word for what has no stable form.
@@ -154,7 +154,7 @@ def _models(config: Any) -> Iterator[tuple[Any, Any]]:
         yield draft, getattr(speculative, "draft_load_config", None) or config.load_config
 
 
-def _source(config: Any, model: Any, load: Any) -> Source:
+def _source(config: Any, model: Any, load: Any) -> WeightsSource:
     form = str(getattr(load.load_format, "value", load.load_format))
     if form == "dummy":
         return Told(f"dummy {model.seed}")

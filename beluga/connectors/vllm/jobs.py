@@ -15,7 +15,7 @@ from beluga.connectors.vllm.steps import BlockRange, Orders
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from beluga.connectors.vllm.worker import Worker
+    from beluga.connectors.vllm.worker import RankWorker
 
 PAUSE_S = 0.001
 
@@ -36,7 +36,7 @@ class Jobs:
     of a load that fails. ``timeout_s`` is how long :meth:`wait` waits for saves to end.
     """
 
-    def __init__(self, worker: Worker, *, block_size: int, timeout_s: float) -> None:
+    def __init__(self, worker: RankWorker, *, block_size: int, timeout_s: float) -> None:
         self._worker, self._block_size, self._timeout_s = worker, block_size, timeout_s
         self._saves: dict[int, tuple[int, float]] = {}  # bytes, and the time of submission
         self._loads: dict[int, tuple[int, float]] = {}

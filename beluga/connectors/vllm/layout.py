@@ -41,7 +41,7 @@ class Piece:
     size: int
 
 
-class BlockLayout:
+class GroupLayout:
     """All pieces of a block, in their order in the pool. Sizes are in bytes."""
 
     def __init__(

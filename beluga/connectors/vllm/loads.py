@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from beluga.connectors.connection import Attachment, Connection
-    from beluga.connectors.vllm.counters import Counters
-    from beluga.connectors.vllm.staging import Source
+    from beluga.connectors.vllm.counters import ConnectorCounters
+    from beluga.connectors.vllm.staging import BlockSource
     from beluga.connectors.vllm.steps import BlockRange
     from beluga.kvcache import GetResult, Namespace
 
@@ -40,10 +40,10 @@ class Loads:
 
     def __init__(
         self,
-        source: Source,
+        source: BlockSource,
         namespace: Namespace,
         connection: Connection,
-        counters: Counters,
+        counters: ConnectorCounters,
         *,
         whole: bool = False,
     ) -> None:
@@ -143,10 +143,10 @@ class AsyncLoads(Loads):
 
     def __init__(
         self,
-        source: Source,
+        source: BlockSource,
         namespace: Namespace,
         connection: Connection,
-        counters: Counters,
+        counters: ConnectorCounters,
         *,
         whole: bool = False,
     ) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from beluga.connectors.identity import with_weights
 from beluga.connectors.vllm.adapters import NONE, Adapter, Adapters
 from beluga.connectors.vllm.media import private_from
-from beluga.connectors.vllm.updates import Era
+from beluga.connectors.vllm.updates import WeightsEra
 from beluga.errors import ConnectorError
 from beluga.index import MetaClient
 from beluga.kvcache import fold
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from beluga.connectors.connection import Attachment, Connection
-    from beluga.connectors.vllm.counters import Counters
+    from beluga.connectors.vllm.counters import ConnectorCounters
     from beluga.index import Pins
     from beluga.kvcache import Namespace
 
@@ -41,7 +41,7 @@ class Lookups:
     def __init__(
         self,
         connection: Connection,
-        counters: Counters,
+        counters: ConnectorCounters,
         *,
         block_size: int = 1,
         logger: logging.Logger | None = None,
@@ -50,7 +50,7 @@ class Lookups:
         logger = logger or logging.getLogger(__name__)
         self.ranks: tuple[Namespace, ...] = ()
         self.weights = ""
-        self.era = Era(logger)  # it separates the blocks of updated weights
+        self.era = WeightsEra(logger)  # it separates the blocks of updated weights
         self.adapters = Adapters(logger)
         self._bases: tuple[Namespace, ...] = ()  # without the weights
         self._meeting = threading.Lock()

@@ -23,7 +23,7 @@ from vllm.v1.kv_offload.base import (
 from beluga.connectors.connection import Connection
 from beluga.connectors.process import process_start_s
 from beluga.connectors.vllm.answers import Answers, Asker
-from beluga.connectors.vllm.counters import Counters, metric_name
+from beluga.connectors.vllm.counters import ConnectorCounters, metric_name
 from beluga.connectors.vllm.following import OffloadingFollowing
 from beluga.connectors.vllm.lookups import Lookups
 from beluga.connectors.vllm.rendezvous import Rendezvous
@@ -54,7 +54,7 @@ class BelugaManager(OffloadingManager):
         self._saves = settings.save
         self._events: list[OffloadingEvent] | None = [] if config.enable_kv_cache_events else None
         self._connection = Connection(settings, name="lookups", engine="vllm", logger=logger)
-        self._counters = Counters()
+        self._counters = ConnectorCounters()
         self._lookups = Lookups(self._connection, self._counters)
         self._answers = Answers(self._lookups, settings.onboard_ms / 1000)
         self._following = OffloadingFollowing(self._answers, self._lookups)
@@ -183,7 +183,7 @@ def _after(req_context: Any, key: Any) -> list[bytes]:
     return [get_offload_block_hash(one) for _, one in following] if here else []
 
 
-def offload_stats(counters: Counters) -> OffloadingConnectorStats | None:
+def offload_stats(counters: ConnectorCounters) -> OffloadingConnectorStats | None:
     """Return the counts since the last call in the form that OffloadingConnector adds up."""
     taken = {name: amount for name, amount in counters.take().items() if amount > 0}
     if not taken:

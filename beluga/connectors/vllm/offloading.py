@@ -54,16 +54,16 @@ from beluga.connectors.identity import with_weights
 from beluga.connectors.settings import settings_of
 from beluga.connectors.vllm import amx
 from beluga.connectors.vllm.cachegroup import CacheGroup
-from beluga.connectors.vllm.counters import NAMES, Counters, figures, metric_name
+from beluga.connectors.vllm.counters import NAMES, ConnectorCounters, figures, metric_name
 from beluga.connectors.vllm.identity import check_hashing, identify, namespace
 from beluga.connectors.vllm.jobs import Jobs
-from beluga.connectors.vllm.layout import BlockLayout
+from beluga.connectors.vllm.layout import GroupLayout
 from beluga.connectors.vllm.manager import BelugaManager, offload_stats
 from beluga.connectors.vllm.rendezvous import Rendezvous
 from beluga.connectors.vllm.retry import RetryTask
 from beluga.connectors.vllm.settings import VllmSettings
 from beluga.connectors.vllm.stats import forget_collectors
-from beluga.connectors.vllm.worker import Worker
+from beluga.connectors.vllm.worker import RankWorker
 from beluga.errors import ConnectorError
 
 if TYPE_CHECKING:
@@ -158,15 +158,15 @@ class BelugaOffloadingSpec(OffloadingSpec):
         group = CacheGroup(config, kv_cache_config)
         check_engine(config)
         parts = {f"part {place}": one for place, one in enumerate(kv_caches.tensors)}
-        layout = BlockLayout(
+        layout = GroupLayout(
             {name: one.tensor for name, one in parts.items()},
             block_count=kv_cache_config.num_blocks,
             page_sizes={name: one.page_size_bytes for name, one in parts.items()},
         )
         amx.permit(layout.device)
         own = self._namespace(config, group, layout)
-        counters = Counters()
-        worker = Worker(self._settings, layout, own, counters, logger)
+        counters = ConnectorCounters()
+        worker = RankWorker(self._settings, layout, own, counters, logger)
         worker.settle()
         timeout_s = self._settings.timeout_ms / 1000
         jobs = Jobs(worker, block_size=layout.block_size, timeout_s=timeout_s)

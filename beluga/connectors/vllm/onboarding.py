@@ -51,7 +51,7 @@ class Worth:
         self._speed.note(count, seconds)
 
 
-class Onboarding:
+class LookupWait:
     """The wait of one request: it begins with the first lookup that stops at a block that a lower
     tier has, and ends when the blocks are there, or after ``limit_s`` seconds.
     """

@@ -17,15 +17,15 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from beluga.connectors.vllm.counters import LinkFigures
-from beluga.connectors.vllm.steps import BlockRange, Stored
+from beluga.connectors.vllm.steps import BlockRange, StoredCounts
 from beluga.errors import TransferCancelledError
 from beluga.index import BlockState
 from beluga.threads import Thread
 
 if TYPE_CHECKING:
     from beluga.connectors.connection import Attachment, Connection
-    from beluga.connectors.vllm.counters import Counters
-    from beluga.connectors.vllm.staging import Source
+    from beluga.connectors.vllm.counters import ConnectorCounters
+    from beluga.connectors.vllm.staging import BlockSource
     from beluga.kvcache import Namespace, PutResult
 
 BATCH_BLOCKS = 16  # put in one call
@@ -37,10 +37,10 @@ class Saves:
 
     def __init__(  # noqa: PLR0913  the last two named
         self,
-        source: Source,
+        source: BlockSource,
         namespace: Namespace,
         connection: Connection,
-        counters: Counters,
+        counters: ConnectorCounters,
         *,
         room: int,
         rank: int = 0,
@@ -54,7 +54,7 @@ class Saves:
         self._waiting: Counter[str] = Counter()  # ranges of each request that are not done
         self._known: set[str] = set()  # requests with an ordered save
         self._finished: set[str] = set()  # known requests that the engine has ended
-        self._stored: dict[bytes, Stored] = {}
+        self._stored: dict[bytes, StoredCounts] = {}
         self._tickets: Counter[int] = Counter()  # of ranges that have ended
         self._copying = ""  # the request whose blocks are being read
         self._cancelled: set[str] = set()  # requests whose saves stop after this batch
@@ -116,7 +116,7 @@ class Saves:
                 del self._waiting[name]
         return ended
 
-    def stored(self) -> dict[bytes, Stored]:
+    def stored(self) -> dict[bytes, StoredCounts]:
         """Return the blocks that these saves put in the pool since the last call."""
         with self._changed:
             stored, self._stored = self._stored, {}
@@ -209,4 +209,4 @@ class Saves:
             for index, state in enumerate(result.states):
                 if state in (BlockState.GRANTED, BlockState.HIT):
                     new = int(state == BlockState.GRANTED)
-                    self._stored[digests[index * size : (index + 1) * size]] = Stored(1, new)
+                    self._stored[digests[index * size : (index + 1) * size]] = StoredCounts(1, new)

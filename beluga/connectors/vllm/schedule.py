@@ -27,19 +27,19 @@ from typing import TYPE_CHECKING, Any
 
 from beluga.connectors.vllm.blocks import ExtraKeys, OneGroup
 from beluga.connectors.vllm.doubts import Doubts
-from beluga.connectors.vllm.onboarding import Onboarding, Worth
+from beluga.connectors.vllm.onboarding import LookupWait, Worth
 from beluga.connectors.vllm.steps import BlockRange, Loaded, Orders, add_loaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from beluga.connectors.vllm.blocks import Blocks, Offer
-    from beluga.connectors.vllm.counters import Counters
+    from beluga.connectors.vllm.counters import ConnectorCounters
     from beluga.connectors.vllm.events import Announcements
     from beluga.connectors.vllm.lookups import Lookups
     from beluga.connectors.vllm.names import BlockNames
     from beluga.connectors.vllm.settings import VllmSettings
-    from beluga.connectors.vllm.steps import Report
+    from beluga.connectors.vllm.steps import StepReport
     from beluga.index import Pins
 
 
@@ -51,7 +51,7 @@ class Tracked:
     local: int = -1  # blocks in the engine's own cache at the lookup; -1 without a lookup
     hits: int = 0  # further blocks in the pool
     pins: Pins | None = None
-    onboarding: Onboarding | None = None  # while blocks may come from below the pool
+    onboarding: LookupWait | None = None  # while blocks may come from below the pool
     failed: bool = False  # a load from the pool failed
     starting: bool = False  # it was asked for, and gets blocks next
     cached: int = 0  # leading blocks that the engine's own cache had at the start
@@ -81,7 +81,7 @@ class Tracked:
 
 
 @dataclasses.dataclass(slots=True)
-class Ended:
+class FinishedRequest:
     """A request that has ended, with blocks that are saved unless a load proves to have failed."""
 
     tracked: Tracked
@@ -103,7 +103,7 @@ class Schedule:
         self,
         settings: VllmSettings,
         lookups: Lookups,
-        counters: Counters,
+        counters: ConnectorCounters,
         *,
         block_size: int,
         block_count: int,
@@ -130,7 +130,7 @@ class Schedule:
         self._requests: dict[str, Tracked] = {}
         self._loads: list[BlockRange] = []  # for the next step
         self._due: dict[str, Tracked] = {}  # scheduled, and not looked at for saves since
-        self._ended: list[Ended] = []
+        self._ended: list[FinishedRequest] = []
         self._doubts = Doubts(block_count)
         self._load_reports: dict[str, Loaded] = {}
 
@@ -211,7 +211,7 @@ class Schedule:
                     self._blocks.hold(found.request, tokens, found.loaded, offered)
         return orders
 
-    def reported(self, report: Report | None, invalid_block_ids: set[int]) -> None:
+    def reported(self, report: StepReport | None, invalid_block_ids: set[int]) -> None:
         """Take what the workers reported after a step: how loads from the pool ended, and blocks
         that any connector failed to load.
         """
@@ -259,7 +259,7 @@ class Schedule:
         tokens = min(tracked.settled_tokens(), self._blocks.room(block_ids))
         if self._saves_at_all and self._unsaved(tracked, tokens):
             # vLLM calls this before it passes on what the same step failed to load.
-            self._ended.append(Ended(tracked, tokens, self._blocks.copied(block_ids)))
+            self._ended.append(FinishedRequest(tracked, tokens, self._blocks.copied(block_ids)))
             return True
         self._blocks.drop(request)
         self._lookups.end(request)
@@ -312,7 +312,7 @@ class Schedule:
             count, tracked.pins = self._lookups.pin(found.digests)
             tracked.hits = found.reach(count)
             if tracked.onboarding is None:
-                tracked.onboarding = Onboarding(self._lookups, self._onboard_s, self._worth)
+                tracked.onboarding = LookupWait(self._lookups, self._onboard_s, self._worth)
             cached, rest = local + tracked.hits, found.digests[count:]
             if tracked.onboarding.waits(tracked.pins, cached, lambda: rest):  # noqa: B023
                 return False
@@ -379,7 +379,7 @@ class Schedule:
         else:
             self._doubts.mark(self._blocks.ids(ids, tracked.sound, None))
 
-    def _last_save(self, one: Ended) -> list[BlockRange]:
+    def _last_save(self, one: FinishedRequest) -> list[BlockRange]:
         """Return the last orders of a request. The workers report its end after at least one."""
         tracked = one.tracked
         orders = self._save(tracked, one.tokens, one.block_ids)

@@ -21,23 +21,23 @@ from beluga.transfer import tensor_start
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from beluga.connectors.vllm.layout import BlockLayout
+    from beluga.connectors.vllm.layout import GroupLayout
     from beluga.pool import Pool
-    from beluga.transfer import Engine
+    from beluga.transfer import CopyEngine
 
 
-class Source:
+class BlockSource:
     """Blocks in this process's own memory. One thread at a time uses it, except for
     :meth:`mark`. Each group of layers has a layout; they are numbered from 0.
     """
 
-    def __init__(self, *layouts: BlockLayout) -> None:
+    def __init__(self, *layouts: GroupLayout) -> None:
         self.layouts = layouts
 
     def mark(self) -> None:
         """Note that a step was given to the device. Copies from now on wait for its end."""
 
-    def engine(self, pool: Pool) -> Engine | None:
+    def engine(self, pool: Pool) -> CopyEngine | None:
         """Make the engine that copies between the runs and this pool; None means the CPU."""
         del pool
         return None
@@ -55,14 +55,14 @@ class Source:
         """Free what belongs to the device. No copy runs any more."""
 
 
-class StagedSource(Source):
+class StagedSource(BlockSource):
     """Blocks in a device's memory, copied through a buffer of this process.
 
     With ``own_stream`` copies run beside the engine's stream, after the mark, and this thread waits
     for them; otherwise the engine's stream runs them in its order.
     """
 
-    def __init__(self, *layouts: BlockLayout, own_stream: bool) -> None:
+    def __init__(self, *layouts: GroupLayout, own_stream: bool) -> None:
         import torch
 
         super().__init__(*layouts)

@@ -52,7 +52,7 @@ class Orders:
 
 
 @dataclasses.dataclass(slots=True)
-class Stored:
+class StoredCounts:
     """Counts for one block: the ranks that have it in the pool now, and those that put it there."""
 
     ranks: int
@@ -78,25 +78,25 @@ class Rank:
 
 
 @dataclasses.dataclass(slots=True)
-class Report:
+class StepReport:
     """The workers' report after a step: the results of loads and saves. Ranks are added up. The
     first one has the workers themselves, by their numbers.
     """
 
     loaded: dict[str, Loaded] = dataclasses.field(default_factory=dict)
-    stored: dict[bytes, Stored] = dataclasses.field(default_factory=dict)
+    stored: dict[bytes, StoredCounts] = dataclasses.field(default_factory=dict)
     ranks: dict[int, Rank] = dataclasses.field(default_factory=dict)
     ended: Counter[int] = dataclasses.field(default_factory=Counter)  # saves' tickets: ranks
 
     def __bool__(self) -> bool:
         return bool(self.loaded or self.stored or self.ranks or self.ended)
 
-    def add(self, other: Report) -> None:
+    def add(self, other: StepReport) -> None:
         """Add another rank's report."""
         for name, loaded in other.loaded.items():
             add_loaded(self.loaded, name, loaded)
         for digest, stored in other.stored.items():
-            mine = self.stored.setdefault(digest, Stored(0, 0))
+            mine = self.stored.setdefault(digest, StoredCounts(0, 0))
             mine.ranks += stored.ranks
             mine.new += stored.new
         self.ranks |= other.ranks

@@ -44,7 +44,7 @@ HARMLESS = frozenset(
 )
 
 
-class Listener(Protocol):
+class UpdateListener(Protocol):
     """What is notified of an engine's updates."""
 
     instance_id: str
@@ -68,7 +68,7 @@ class Listener(Protocol):
         """The workers no longer have an adapter."""
 
 
-class Era:
+class WeightsEra:
     """The era of an engine's blocks, which is part of their names.
 
     It is empty as long as the weights are those that the engine has loaded. ``known`` is false
@@ -111,7 +111,7 @@ class Era:
 _listeners: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def follow(listener: Listener) -> None:
+def follow(listener: UpdateListener) -> None:
     """Notify a listener from now on of what happens to its engine, in the scheduler's process."""
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.engine.core import EngineCore

@@ -11,20 +11,20 @@ from beluga.connectors.identity import with_weights
 from beluga.connectors.vllm.device import source_of
 from beluga.connectors.vllm.loads import AsyncLoads, Loads
 from beluga.connectors.vllm.saves import Saves
-from beluga.connectors.vllm.steps import Report
+from beluga.connectors.vllm.steps import StepReport
 
 if TYPE_CHECKING:
     import logging
     from collections.abc import Sequence
 
-    from beluga.connectors.vllm.counters import Counters
-    from beluga.connectors.vllm.layout import BlockLayout
+    from beluga.connectors.vllm.counters import ConnectorCounters
+    from beluga.connectors.vllm.layout import GroupLayout
     from beluga.connectors.vllm.settings import VllmSettings
     from beluga.connectors.vllm.steps import Orders
     from beluga.kvcache import Namespace
 
 
-class Worker:
+class RankWorker:
     """The loads and saves of one rank, each over its own session, so that no load waits for a
     save. ``more`` has the layouts of further groups of layers; with ``whole`` a request's load
     fails as a whole.
@@ -33,13 +33,13 @@ class Worker:
     def __init__(  # noqa: PLR0913  the last three named
         self,
         settings: VllmSettings,
-        layout: BlockLayout,
+        layout: GroupLayout,
         namespace: Namespace,
-        counters: Counters,
+        counters: ConnectorCounters,
         logger: logging.Logger,
         *,
         rank: int = 0,
-        more: Sequence[BlockLayout] = (),
+        more: Sequence[GroupLayout] = (),
         whole: bool = False,
     ) -> None:
         self._namespace, self._weights = namespace, ""
@@ -94,9 +94,9 @@ class Worker:
         if orders.preempted:
             self.saves.cancel(orders.preempted)
 
-    def report(self) -> Report:
+    def report(self) -> StepReport:
         """Return the report since the last call."""
-        return Report(self.loads.loaded(), self.saves.stored(), ended=self.saves.tickets())
+        return StepReport(self.loads.loaded(), self.saves.stored(), ended=self.saves.tickets())
 
     def close(self) -> None:
         """Finish what runs, and end the sessions."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from beluga.router.prefix.events import RouterEvent, Stored, Tier
-from beluga.router.prefix.tree import Row
+from beluga.router.prefix.tree import TreeEntry
 from beluga.router.worker import Worker
 
 
@@ -21,7 +21,7 @@ class _Chains:
         self.events: list[RouterEvent] = []
         self._ends: dict[tuple[int, Tier, Worker], tuple[list[int], list[int]]] = {}
 
-    def add(self, row: Row, tier: Tier, speaker: Worker, parent: int | None) -> None:
+    def add(self, row: TreeEntry, tier: Tier, speaker: Worker, parent: int | None) -> None:
         end = self._ends.pop((row.before, tier, speaker), None) if row.depth > 1 else None
         if end is None:
             end = ([], [])
@@ -41,7 +41,7 @@ class Dump:
         # block -> the worker that announced it, and that worker's name for it
         self._named: dict[int, tuple[Worker, int]] = {}
 
-    def of_worker(self, rows: Iterable[Row], worker: Worker) -> list[RouterEvent]:
+    def of_worker(self, rows: Iterable[TreeEntry], worker: Worker) -> list[RouterEvent]:
         chains, told = _Chains(), set()
         for row in rows:
             if row.depth > 1 and row.before not in told:
@@ -52,7 +52,7 @@ class Dump:
             chains.add(row, Tier(row.tier), worker, parent)
         return chains.events
 
-    def of_pool(self, rows: Iterable[Row]) -> list[RouterEvent]:
+    def of_pool(self, rows: Iterable[TreeEntry]) -> list[RouterEvent]:
         chains = _Chains()
         told: dict[int, Worker] = {}
         anybody = next((worker for worker, _ in self._named.values()), Worker(0))

@@ -25,7 +25,7 @@ _U64 = (1 << 64) - 1
 _MATCH_WORDS = ffi.sizeof("bl_prefix_match") // 4
 
 
-class Row(NamedTuple):
+class TreeEntry(NamedTuple):
     """A block that a rank holds. ``parent`` is the rank's name for the block ``before``, if it
     holds that, too. A first block (``depth`` 1) has none before it.
     """
@@ -185,7 +185,7 @@ class Tree:
         lib.bl_prefix_paths(self.handle, _pointer(locals_), len(locals_), _pointer(paths))
         return paths
 
-    def rows(self, rank: int) -> list[Row]:
+    def rows(self, rank: int) -> list[TreeEntry]:
         """Return all blocks that a rank holds, parents first."""
         room = 0
         while True:
@@ -195,7 +195,7 @@ class Tree:
                 break
             room = count + count // 8  # other threads may store meanwhile
         found = [
-            Row(r.name, r.parent, r.local, r.block, r.before, r.depth, r.tier)
+            TreeEntry(r.name, r.parent, r.local, r.block, r.before, r.depth, r.tier)
             for r in rows[0:count]
         ]
         return sorted(found, key=lambda row: row.depth)

@@ -13,13 +13,13 @@ from beluga.tiers.blocks.manager import BlockManager
 from beluga.tiers.blocks.measures import Alert, Targets
 from beluga.tiers.blocks.mover import Copy, CopyAdmission, OwnedTier
 from beluga.tiers.blocks.pool import BlockPool
-from beluga.tiers.blocks.state import BlockState, Key
+from beluga.tiers.blocks.state import BlockPhase, Key
 
 __all__ = [
     "Alert",
     "BlockManager",
+    "BlockPhase",
     "BlockPool",
-    "BlockState",
     "Copy",
     "CopyAdmission",
     "Key",

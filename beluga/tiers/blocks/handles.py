@@ -13,12 +13,12 @@ from collections.abc import Hashable
 from typing import Protocol, TypeVar
 
 from beluga.errors import TierError
-from beluga.tiers.blocks.state import Block, BlockState, Key
+from beluga.tiers.blocks.state import Block, BlockPhase, Key
 
 _Self = TypeVar("_Self", bound="_StrongHandle")
 
 
-class Claim:
+class StrongReference:
     """One strong handle's share of a block. Its ``block`` is None once it was released."""
 
     __slots__ = ("block", "request")
@@ -34,16 +34,16 @@ class Claim:
         return self.block
 
 
-class Owner(Protocol):
+class HandleOwner(Protocol):
     """What a handle needs of its pool."""
 
-    def fill(self, claim: Claim, tokens: int) -> None:
+    def fill(self, claim: StrongReference, tokens: int) -> None:
         """Add tokens to the claim's block."""
 
-    def commit(self, claim: Claim, key: Key, parent: Key | None, priority: int) -> None:
+    def commit(self, claim: StrongReference, key: Key, parent: Key | None, priority: int) -> None:
         """Name the content of the claim's block."""
 
-    def drop(self, claim: Claim) -> None:
+    def drop(self, claim: StrongReference) -> None:
         """Release a claim, now or as soon as the pool's lock is free. Never blocks."""
 
     def find(
@@ -55,7 +55,7 @@ class Owner(Protocol):
 class _StrongHandle:
     __slots__ = ("__weakref__", "claim", "owner")
 
-    def __init__(self, owner: Owner, claim: Claim) -> None:
+    def __init__(self, owner: HandleOwner, claim: StrongReference) -> None:
         self.owner, self.claim = owner, claim
 
     @property
@@ -85,7 +85,7 @@ class MutableBlock(_StrongHandle):
     __slots__ = ()
 
     @property
-    def state(self) -> BlockState:
+    def state(self) -> BlockPhase:
         """The state of the block."""
         return self.claim.held().state
 
@@ -111,7 +111,7 @@ class RegisteredBlock(_StrongHandle):
 
     __slots__ = ("key", "parent", "priority")
 
-    def __init__(self, owner: Owner, claim: Claim, block: Block) -> None:
+    def __init__(self, owner: HandleOwner, claim: StrongReference, block: Block) -> None:
         super().__init__(owner, claim)
         self.key, self.parent, self.priority = block.key, block.parent, block.priority
 
@@ -129,7 +129,7 @@ class WeakBlock:
 
     __slots__ = ("key", "owner", "parent", "priority")
 
-    def __init__(self, owner: Owner, key: Key, parent: Key | None, priority: int) -> None:
+    def __init__(self, owner: HandleOwner, key: Key, parent: Key | None, priority: int) -> None:
         self.owner, self.key, self.parent, self.priority = owner, key, parent, priority
 
     def upgrade(

@@ -36,7 +36,7 @@ from beluga.threads import Thread
 from beluga.tiers.blocks.handles import MutableBlock, RegisteredBlock, WeakBlock
 from beluga.tiers.blocks.mover import Copy, CopyAdmission, Mover, OwnedTier, admit_all, pool_keys
 from beluga.tiers.blocks.offload import BATCH, OffloadQueue
-from beluga.tiers.blocks.onboard import Onboarding, OnboardQueue, Source
+from beluga.tiers.blocks.onboard import OnboardCall, OnboardQueue, OnboardSource
 from beluga.tiers.blocks.pool import WAIT_S
 from beluga.tiers.blocks.state import Key
 from beluga.tiers.tier import LowerTier
@@ -95,7 +95,7 @@ class BlockManager:
         self._failures: dict[Key, int] = {}
         self._onboards = OnboardQueue(prefetch_max=self._pools[0].total_blocks)
         self._changed = threading.Condition()
-        self._pending: dict[Hashable, set[Onboarding]] = {}
+        self._pending: dict[Hashable, set[OnboardCall]] = {}
         self._busy = 0
         self._limit = LogLimit()
         self._closed = False
@@ -156,7 +156,7 @@ class BlockManager:
         the request was released. It may be cancelled at any moment until the copy starts.
         """
         until = time.monotonic() + (WAIT_S if timeout_s is None else timeout_s)
-        wanted = Onboarding(keys, tier, request, until)
+        wanted = OnboardCall(keys, tier, request, until)
         with self._changed:
             closed = self._closed
             if not closed:
@@ -238,16 +238,16 @@ class BlockManager:
 
     # Onboard and prefetch.
 
-    def _find(self, key: Key, target: int) -> Source:
+    def _find(self, key: Key, target: int) -> OnboardSource:
         """Hold a block in the target, else in the next tier below, else in one above."""
         count = len(self._pools)
         for tier in (*range(target, count), *range(target)):
             block = self._pools[tier].find(key)
             if block is not None:
-                return Source(tier, block)
-        return Source(count)
+                return OnboardSource(tier, block)
+        return OnboardSource(count)
 
-    def _sources(self, wanted: Onboarding) -> list[Source]:
+    def _sources(self, wanted: OnboardCall) -> list[OnboardSource]:
         """Find an onboard's blocks where they are now, and hold them."""
         sources = []
         for key in wanted.keys:
@@ -257,7 +257,7 @@ class BlockManager:
             sources.append(source)
         return sources
 
-    def _look(self, wanted: Onboarding) -> None:
+    def _look(self, wanted: OnboardCall) -> None:
         """Answer an onboard whose blocks are all there, or reserve room for those that are not."""
         sources = self._sources(wanted)
         missing = sum(source.is_elsewhere(wanted.target) for source in sources)
@@ -270,8 +270,8 @@ class BlockManager:
 
     def _hold(
         self,
-        wanted: Onboarding,
-        sources: list[Source],
+        wanted: OnboardCall,
+        sources: list[OnboardSource],
         room: list[MutableBlock],
         *,
         only_if: bool,
@@ -283,7 +283,7 @@ class BlockManager:
                 wanted.sources, wanted.room = sources, room
             return holds
 
-    def _reserve(self, wanted: Onboarding, count: int) -> None:
+    def _reserve(self, wanted: OnboardCall, count: int) -> None:
         left_s = max(wanted.until - time.monotonic(), 0.0)
         try:
             reservation = self._pools[wanted.target].reserve(wanted, count, timeout_s=left_s)
@@ -295,7 +295,7 @@ class BlockManager:
         if wanted.future.cancelled():  # between the two
             reservation.cancel()
 
-    def _reserved(self, wanted: Onboarding, reservation: Future[list[MutableBlock]]) -> None:
+    def _reserved(self, wanted: OnboardCall, reservation: Future[list[MutableBlock]]) -> None:
         """Hold the sources of an onboard that has room, unless it needs more room by now."""
         try:
             room = reservation.result()
@@ -317,7 +317,7 @@ class BlockManager:
             # Blocks of the target were evicted meanwhile. This is enough, whatever else goes.
             self._reserve(wanted, len(wanted.keys))
 
-    def _ended(self, wanted: Onboarding, _: Future[list[RegisteredBlock]]) -> None:
+    def _ended(self, wanted: OnboardCall, _: Future[list[RegisteredBlock]]) -> None:
         """Let go of everything, however the onboard has ended."""
         wanted.begin()
         with self._changed:
@@ -331,7 +331,7 @@ class BlockManager:
             wanted.reservation.cancel()
         _release(held)
 
-    def _fail(self, wanted: Onboarding, error: TierError) -> None:
+    def _fail(self, wanted: OnboardCall, error: TierError) -> None:
         if wanted.begin():
             wanted.future.set_exception(error)
 
@@ -345,7 +345,7 @@ class BlockManager:
             self._prefetch(*prefetch)
         return prefetch is not None
 
-    def _carry_out(self, wanted: Onboarding) -> None:
+    def _carry_out(self, wanted: OnboardCall) -> None:
         """Resolve the future of an onboard that has begun."""
         try:
             blocks = self._bring(wanted)
@@ -359,7 +359,7 @@ class BlockManager:
         else:
             wanted.future.set_result(blocks)
 
-    def _bring(self, wanted: Onboarding) -> list[RegisteredBlock]:
+    def _bring(self, wanted: OnboardCall) -> list[RegisteredBlock]:
         pool = self._pools[wanted.target]
         missing = [
             place
@@ -508,7 +508,7 @@ class BlockManager:
                     self._changed.wait(_RETRY_S)
 
 
-def _held(sources: Sequence[Source]) -> list[RegisteredBlock]:
+def _held(sources: Sequence[OnboardSource]) -> list[RegisteredBlock]:
     return [source.block for source in sources if source.block is not None]
 
 

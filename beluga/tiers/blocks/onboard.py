@@ -22,7 +22,7 @@ from beluga.tiers.blocks.state import Key
 
 
 @dataclass(slots=True)
-class Source:
+class OnboardSource:
     """Where a wanted block is: the number of its tier, and a strong handle of it there.
 
     Without a handle it is in a tier below, if it is anywhere.
@@ -41,7 +41,7 @@ class Source:
 
 
 @dataclass(slots=True, eq=False)
-class Onboarding:
+class OnboardCall:
     """One call of ``onboard``. Once there is room, ``sources`` has an entry for each key, and
     ``room`` a block for each that is not in the target yet. It waits for room until ``until``, a
     time.monotonic().
@@ -51,7 +51,7 @@ class Onboarding:
     target: int
     request: Hashable | None
     until: float
-    sources: list[Source] = field(default_factory=list)
+    sources: list[OnboardSource] = field(default_factory=list)
     future: Future[list[RegisteredBlock]] = field(default_factory=Future)
     reservation: Future[list[MutableBlock]] | None = None
     room: list[MutableBlock] = field(default_factory=list)
@@ -81,16 +81,16 @@ class OnboardQueue:
 
     def __init__(self, prefetch_max: int) -> None:
         self._lock = threading.Lock()
-        self._ready: deque[Onboarding] = deque()
+        self._ready: deque[OnboardCall] = deque()
         self._prefetch: OrderedDict[tuple[int, Key], Key | None] = OrderedDict()
         self._prefetch_max = prefetch_max
 
-    def put(self, wanted: Onboarding) -> None:
+    def put(self, wanted: OnboardCall) -> None:
         """Enter an onboard that has all it needs."""
         with self._lock:
             self._ready.append(wanted)
 
-    def take(self) -> Onboarding | None:
+    def take(self) -> OnboardCall | None:
         """Take the first onboard out that was not cancelled; its future is running then."""
         while True:
             with self._lock:

@@ -16,12 +16,12 @@ from beluga.errors import TierError
 from beluga.tiers.blocks.deadlines import DEADLINES
 from beluga.tiers.blocks.exclusive import Exclusive
 from beluga.tiers.blocks.ghosts import Ghosts
-from beluga.tiers.blocks.handles import Claim, MutableBlock, RegisteredBlock, WeakBlock
+from beluga.tiers.blocks.handles import MutableBlock, RegisteredBlock, StrongReference, WeakBlock
 from beluga.tiers.blocks.heat import PREFETCH_ABOVE, Heat
 from beluga.tiers.blocks.inactive import Inactive
 from beluga.tiers.blocks.measures import Alert, PoolMetrics, Targets
 from beluga.tiers.blocks.reservations import Reservation, Reservations
-from beluga.tiers.blocks.state import Block, BlockState, Key
+from beluga.tiers.blocks.state import Block, BlockPhase, Key
 
 if TYPE_CHECKING:
     from beluga.metrics import Registry
@@ -82,7 +82,7 @@ class BlockPool:
         self._free = deque(Block(index) for index in range(total_blocks))
         self._inactive = Inactive()
         self._registered: dict[Key, Block] = {}
-        self._claims: dict[Hashable, dict[Claim, None]] = {}
+        self._claims: dict[Hashable, dict[StrongReference, None]] = {}
         self._waiting = Reservations()
         self._ghosts = Ghosts(total_blocks if ghosts is None else ghosts)
         self._heat = Heat(2 * total_blocks, half_life_s=half_life_s, clock=clock)
@@ -281,17 +281,17 @@ class BlockPool:
                 self._answer(one, TierError(f"tier {self.name} was closed"))
         self._metrics.close()
 
-    def fill(self, claim: Claim, tokens: int) -> None:
+    def fill(self, claim: StrongReference, tokens: int) -> None:
         """See :meth:`MutableBlock.fill`."""
         with self._exclusive:
             claim.held().fill(tokens, self.block_size)
 
-    def commit(self, claim: Claim, key: Key, parent: Key | None, priority: int) -> None:
+    def commit(self, claim: StrongReference, key: Key, parent: Key | None, priority: int) -> None:
         """See :meth:`MutableBlock.commit`."""
         with self._exclusive:
             claim.held().commit(key, parent, priority, self.block_size)
 
-    def drop(self, claim: Claim) -> None:
+    def drop(self, claim: StrongReference) -> None:
         """Release a claim, now or as soon as the lock is free. Never blocks."""
         self._exclusive.later(functools.partial(self._drop_and_grant, claim))
 
@@ -322,20 +322,20 @@ class BlockPool:
 
     # All below is called under the lock.
 
-    def _own(self, block: MutableBlock) -> Claim:
+    def _own(self, block: MutableBlock) -> StrongReference:
         if block.owner is not self:
             raise TierError("a block of another tier cannot be registered here")
         block.claim.held()
         return block.claim
 
-    def _claim(self, block: Block, request: Hashable | None) -> Claim:
-        claim = Claim(block, request)
+    def _claim(self, block: Block, request: Hashable | None) -> StrongReference:
+        claim = StrongReference(block, request)
         block.references += 1
         if request is not None:
             self._claims.setdefault(request, {})[claim] = None
         return claim
 
-    def _end(self, claim: Claim) -> Block | None:
+    def _end(self, claim: StrongReference) -> Block | None:
         """End a claim, and return its block; None if it has ended before."""
         block, claim.block = claim.block, None
         if block is None:
@@ -348,16 +348,16 @@ class BlockPool:
                 del self._claims[claim.request]
         return block
 
-    def _drop(self, claim: Claim) -> None:
+    def _drop(self, claim: StrongReference) -> None:
         block = self._end(claim)
         if block is None or block.references:
             return
-        if block.state is BlockState.REGISTERED:
+        if block.state is BlockPhase.REGISTERED:
             self._inactive.add(block)
         else:
             self._set_free(block)
 
-    def _drop_and_grant(self, claim: Claim) -> None:
+    def _drop_and_grant(self, claim: StrongReference) -> None:
         self._drop(claim)
         self._grant()
 
@@ -374,7 +374,7 @@ class BlockPool:
             block.tick = 0
         return RegisteredBlock(self, self._claim(block, request), block)
 
-    def _register(self, claim: Claim) -> tuple[RegisteredBlock, bool]:
+    def _register(self, claim: StrongReference) -> tuple[RegisteredBlock, bool]:
         block = claim.held()
         known = self._registered.get(block.key)
         if known is not None:

@@ -25,7 +25,7 @@ Key: TypeAlias = Hashable
 """What names a block's content. Tiers below the pool need the pool's keys: pairs of integers."""
 
 
-class BlockState(enum.Enum):
+class BlockPhase(enum.Enum):
     """The state of a block of a :class:`~beluga.tiers.blocks.BlockPool`."""
 
     RESET = "reset"
@@ -60,7 +60,7 @@ class Block:
 
     def reset(self) -> None:
         """Forget the content. This is right in every state."""
-        self.state = BlockState.RESET
+        self.state = BlockPhase.RESET
         self.filled = 0
         self.key: Key | None = None
         self.parent: Key | None = None
@@ -70,7 +70,7 @@ class Block:
 
     def fill(self, tokens: int, block_size: int) -> None:
         """Add tokens. Raises TierError in a state that takes none, or beyond the block's size."""
-        if self.state not in {BlockState.RESET, BlockState.PARTIAL}:
+        if self.state not in {BlockPhase.RESET, BlockPhase.PARTIAL}:
             raise self._wrong("be filled")
         if tokens < 1 or self.filled + tokens > block_size:
             raise TierError(
@@ -78,11 +78,11 @@ class Block:
                 f"{tokens} more"
             )
         self.filled += tokens
-        self.state = BlockState.PARTIAL
+        self.state = BlockPhase.PARTIAL
 
     def commit(self, key: Key, parent: Key | None, priority: int, block_size: int) -> None:
         """Name the content. Raises TierError unless the block has exactly its tokens."""
-        if self.state is not BlockState.PARTIAL:
+        if self.state is not BlockPhase.PARTIAL:
             raise self._wrong("be committed")
         if self.filled != block_size:
             raise TierError(
@@ -92,16 +92,16 @@ class Block:
         if key is None or key == parent:
             raise TierError(f"block {self.index} needs a key that is not its parent's, has {key}")
         self.key, self.parent, self.priority = key, parent, priority
-        self.state = BlockState.COMPLETE
+        self.state = BlockPhase.COMPLETE
 
     def register(self) -> None:
         """Make the content immutable. Raises TierError unless the block is complete."""
         self.refuse_registration()
-        self.state = BlockState.REGISTERED
+        self.state = BlockPhase.REGISTERED
 
     def refuse_registration(self) -> None:
         """Raise TierError unless the block is complete."""
-        if self.state is not BlockState.COMPLETE:
+        if self.state is not BlockPhase.COMPLETE:
             raise self._wrong("be registered")
 
     def _wrong(self, what: str) -> TierError:

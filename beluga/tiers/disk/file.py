@@ -60,7 +60,7 @@ _CLAIM_S = 1.0  # how long a device that another one still uses is waited for
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FileLayout:
     """Where everything lies in the file."""
 
     id: int
@@ -82,7 +82,7 @@ class Layout:
         return self.slot_count * int(lib.BL_STORE_ENTRY_SIZE)
 
 
-def plan_layout(size: int, smallest_block: int, server: str, pool: str = "") -> Layout:
+def plan_layout(size: int, smallest_block: int, server: str, pool: str = "") -> FileLayout:
     """Lay out a new file of at most ``size`` bytes. Raises TierError if it is too small."""
     per_stripe = _slots_per_stripe(smallest_block)
     entry, group = int(lib.BL_STORE_ENTRY_SIZE), int(lib.BL_STORE_SECTOR_SLOTS)
@@ -91,7 +91,7 @@ def plan_layout(size: int, smallest_block: int, server: str, pool: str = "") -> 
         slots = -(-stripes * per_stripe // group) * group
         data = -(-(PAGE + slots * entry) // _ALIGN) * _ALIGN
         if data + stripes * _STRIPE <= size:
-            return Layout(secrets.randbits(64), size, slots, data, stripes, server, pool)
+            return FileLayout(secrets.randbits(64), size, slots, data, stripes, server, pool)
         stripes -= max(1, -(-(data + stripes * _STRIPE - size) // (_STRIPE + per_stripe * entry)))
     raise TierError(f"a disk tier of {size} bytes is too small; give it at least 4 MiB")
 
@@ -100,7 +100,7 @@ def _slots_per_stripe(smallest_block: int) -> int:
     return max(1, min(_STRIPE // PAGE, _STRIPE // max(1, smallest_block)))
 
 
-def _header_of(layout: Layout, magic: bytes) -> bytes:
+def _header_of(layout: FileLayout, magic: bytes) -> bytes:
     head = _HEADER.pack(
         magic,
         _VERSION,
@@ -166,7 +166,7 @@ class LockedFile:
         if self._claim >= 0:
             os.close(self._claim)
 
-    def read_header(self) -> Layout | None:
+    def read_header(self) -> FileLayout | None:
         """Return what the header says; None if the file may be formatted. Raises OSError, and
         TierError for a file that is not ours.
         """
@@ -187,7 +187,7 @@ class LockedFile:
             )
         if not _is_whole(whole):
             raise TierError(f"the header of {self.path} is damaged; {self._mend}")
-        layout = Layout(ident, had, slots, data, stripes, *map(_text, owner))
+        layout = FileLayout(ident, had, slots, data, stripes, *map(_text, owner))
         if self._length() < layout.data_offset:
             raise TierError(f"{self.path} was cut short; {self._mend}")
         return layout
@@ -203,7 +203,7 @@ class LockedFile:
     def _length(self) -> int:
         return os.lseek(self.fd, 0, os.SEEK_END)
 
-    def write_header(self, layout: Layout, magic: bytes = _MAGIC) -> None:
+    def write_header(self, layout: FileLayout, magic: bytes = _MAGIC) -> None:
         """Write the header. Raises OSError."""
         page = Arena(0).take(PAGE)
         page[:] = np.frombuffer(_header_of(layout, magic), np.uint8)
@@ -275,7 +275,7 @@ class TierFile(LockedFile):
                 f"{self.path} has {self._length()} bytes, not {size}; ask for at most that many"
             )
 
-    def _fit(self, made: Layout, size: int, smallest_block: int) -> Layout:
+    def _fit(self, made: FileLayout, size: int, smallest_block: int) -> FileLayout:
         """Return the layout for this size of a file that was made with another one. The index stays
         as it is, and stripes come or go at the end: with them go the blocks that lie there, whose
         entries recovery refuses.
@@ -308,7 +308,7 @@ class TierFile(LockedFile):
             )
         return layout
 
-    def _format(self, layout: Layout) -> Layout:
+    def _format(self, layout: FileLayout) -> FileLayout:
         """Make a new file: first what lies behind the header, then the header. Until then, the page
         says that this is a format of ours, so that an interrupted one is made anew.
         """

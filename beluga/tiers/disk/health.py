@@ -38,7 +38,7 @@ _PAUSE_S = 0.5
 _PAUSE_MAX_S = 30.0
 
 
-class Health:
+class DirectionHealth:
     """What is known of one direction of a disk: its loads, or its saves. Any thread may call it.
 
     After ``_PATIENCE`` failures in a row the disk is left alone for ``_PAUSE_S``, then tried again;

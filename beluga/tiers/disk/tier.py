@@ -33,7 +33,7 @@ from beluga.tiers.arena import Arena
 from beluga.tiers.disk.calls import DiskCall, DiskThreads
 from beluga.tiers.disk.engine import EngineMaker, Requests, make_engine
 from beluga.tiers.disk.file import PAGE
-from beluga.tiers.disk.health import Health
+from beluga.tiers.disk.health import DirectionHealth
 from beluga.tiers.disk.owner import Owner
 from beluga.tiers.disk.store import (
     GRANTED,
@@ -123,8 +123,8 @@ class DiskTier:
         self._threads = DiskThreads(limit_s)
         self._lost: Callable[[Keys], None] = _nobody
         self._reopening = threading.Lock()
-        self.loads = Health(self.name, "load")
-        self.saves = Health(self.name, "save")
+        self.loads = DirectionHealth(self.name, "load")
+        self.saves = DirectionHealth(self.name, "save")
         when_forked(self)
         ref = weakref.ref(self)
         _BREAKER.set(partial(_breaker, ref), tier=self.name)

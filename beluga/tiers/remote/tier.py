@@ -29,7 +29,7 @@ from .breaker import Breaker
 from .envelope import HEADER, WrongObjectError, name_of, pack, unpack
 from .settings import RemoteSettings
 from .store import ObjectStore
-from .workers import Workers
+from .workers import StoreThreads
 
 _T = TypeVar("_T")
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class RemoteTier:
         self.threads = settings.threads or store.threads
         """How many operations run at once. Saves have at most half of them."""
         self._breaker = Breaker(settings)
-        self._workers = Workers(
+        self._workers = StoreThreads(
             self.threads,
             spare=settings.abandoned,
             limit_s=settings.operation_s,

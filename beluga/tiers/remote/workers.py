@@ -34,7 +34,7 @@ class _Job:
     abandoned: bool = False
 
 
-class Workers:
+class StoreThreads:
     """``count`` threads with two queues. What is urgent goes first, and what is not has at most
     half of the threads, so that an urgent operation never waits for all of them. ``hung`` is
     called with the time at which an abandoned operation began.

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from beluga.pool import Pool
-    from beluga.transfer.engine import Engine
+    from beluga.transfer.engine import CopyEngine
 
-    Engines = Mapping[tuple[str, Direction], Engine]
+    Engines = Mapping[tuple[str, Direction], CopyEngine]
 
 _REPETITIONS = 9
 _SHAPES = ((4096, 1), (4096, 64), (65536, 1), (65536, 4), (65536, 16))
@@ -99,7 +99,7 @@ def calibrated(pool: Pool, setup: str, engines_of: Callable[[Pool], Engines]) ->
     return table
 
 
-def measure(engine: Engine, direction: Direction, offset: int) -> Cost:
+def measure(engine: CopyEngine, direction: Direction, offset: int) -> Cost:
     """Measure the cost of an engine's copies, by least squares over a few shapes.
 
     This overwrites 1 MiB of its pool from ``offset`` on.
@@ -130,7 +130,7 @@ def fit(shapes: Sequence[tuple[int, int]], times_ns: Sequence[float]) -> Cost:
 
 
 def _time(
-    engine: Engine,
+    engine: CopyEngine,
     direction: Direction,
     memory: NDArray[np.uint8],
     offset: int,

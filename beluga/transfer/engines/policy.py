@@ -82,21 +82,21 @@ _CARE = {
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Row:
+class PolicyRow:
     """The steps before a read (the entry has been looked at) and after a complete write."""
 
     before_read: Step
     after_write: Step
 
 
-_BARE = Row(Step.FENCE, Step.FENCE)
-_DROP = Row(Step.INVALIDATE, Step.FENCE)
-_SAFE = Row(Step.INVALIDATE, Step.FLUSH)
+_BARE = PolicyRow(Step.FENCE, Step.FENCE)
+_DROP = PolicyRow(Step.INVALIDATE, Step.FENCE)
+_SAFE = PolicyRow(Step.INVALIDATE, Step.FLUSH)
 
 # The CPU streams its stores past its cache, so DDIO does not matter to it. A device reads through
 # its host's cache. DSA's cache control is only a hint, so Beluga relies on it only where the
 # environment describes the machine.
-_TABLE: dict[tuple[Initiator, Memory], dict[Ddio, Row]] = {
+_TABLE: dict[tuple[Initiator, Memory], dict[Ddio, PolicyRow]] = {
     (Initiator.CPU, Memory.WRITE_BACK): dict.fromkeys(Ddio, _DROP),
     (Initiator.CPU, Memory.UNCACHEABLE): dict.fromkeys(Ddio, _BARE),
     (Initiator.DSA, Memory.WRITE_BACK): {Ddio.ON: _DROP, Ddio.OFF: _DROP, Ddio.UNKNOWN: _SAFE},
@@ -106,7 +106,7 @@ _TABLE: dict[tuple[Initiator, Memory], dict[Ddio, Row]] = {
 }
 
 
-def row(initiator: str, memory: str, ddio: str) -> Row:
+def row(initiator: str, memory: str, ddio: str) -> PolicyRow:
     """Return a row of the table. Raises :class:`ValueError` for a word that is not in it."""
     return _TABLE[Initiator(initiator), Memory(memory)][Ddio(ddio)]
 
@@ -116,7 +116,7 @@ class CacheMaintenance:
     """Runs the steps of one initiator's row on one pool."""
 
     pool: Pool
-    row: Row
+    row: PolicyRow
 
     def before_read(self, plan: Plan) -> None:
         """Drop this host's cached lines of the bytes that ``plan`` reads, if the row needs that.
@@ -135,7 +135,7 @@ class CacheMaintenance:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Policy:
+class PlatformPolicy:
     """The known properties of this machine, and the source of each."""
 
     memory: Memory
@@ -143,7 +143,7 @@ class Policy:
     memory_source: str
     ddio_source: str
 
-    def row(self, initiator: str) -> Row:
+    def row(self, initiator: str) -> PolicyRow:
         """Return the row of ``cpu``, ``dsa`` or ``gpu`` on this machine."""
         return row(initiator, self.memory, self.ddio)
 
@@ -152,7 +152,7 @@ class Policy:
         return CacheMaintenance(pool, self.row(initiator))
 
 
-def probe(*, cpuinfo: Path = CPUINFO) -> Policy:
+def probe(*, cpuinfo: Path = CPUINFO) -> PlatformPolicy:
     """Return the policy that the environment describes, else the safe one with a hint for people.
 
     Raises :class:`~beluga.errors.EngineUnavailableError` for a setting that is no word of the
@@ -160,7 +160,7 @@ def probe(*, cpuinfo: Path = CPUINFO) -> Policy:
     """
     memory, memory_source = _told("BELUGA_MEMORY", config.memory_type(), Memory)
     ddio, ddio_source = _told("BELUGA_DDIO", config.ddio(), Ddio)
-    return Policy(
+    return PlatformPolicy(
         memory or Memory.WRITE_BACK,
         ddio or Ddio.UNKNOWN,
         memory_source or "mappings of files and devdax",

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from beluga.transfer.engine import Engine, Transfer
+    from beluga.transfer.engine import CopyEngine, Transfer
     from beluga.transfer.iosched.io_handle import IoHandle
     from beluga.transfer.iosched.link import Link, LinkSettings
     from beluga.transfer.plan.plan import Plan
@@ -58,13 +58,13 @@ _LOOK_NS = 50_000  # of waiting for an admission, between two looks at pieces th
 class ScheduledEngine:
     """An engine whose copies wait for admission to a link, in the classes ``read`` and ``write``.
 
-    See :class:`~beluga.transfer.engine.Engine`. If the engine refuses a range when it is started,
-    the transfer's ``wait`` raises that.
+    See :class:`~beluga.transfer.engine.CopyEngine`. If the engine refuses a range when it is
+    started, the transfer's ``wait`` raises that.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        engine: CopyEngine,
         handle: IoHandle,
         *,
         read: TransferClass = TransferClass.ONBOARD,
@@ -351,7 +351,7 @@ def _left(deadline: float | None) -> float | None:
     return left
 
 
-def piece_size(engine: Engine, settings: LinkSettings, direction: Direction) -> int:
+def piece_size(engine: CopyEngine, settings: LinkSettings, direction: Direction) -> int:
     """Return the bytes that an engine is given at a time.
 
     That is what the engine needs to be fast, or what the link carries in 100 microseconds, and

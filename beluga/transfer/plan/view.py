@@ -27,7 +27,7 @@ DTYPE_SIZES = {"F32": 4, "F16": 2, "BF16": 2, "FP8": 1, "U8": 1}
 """Bytes of an element, by the name that engines give to its type."""
 
 
-class Device(Protocol):
+class TensorDevice(Protocol):
     """The device of a tensor, as torch describes it."""
 
     @property
@@ -39,7 +39,7 @@ class Tensor(Protocol):
     """The part of ``torch.Tensor`` that Beluga uses."""
 
     @property
-    def device(self) -> Device:
+    def device(self) -> TensorDevice:
         """Where its memory is."""
 
     @property

@@ -26,7 +26,7 @@ from beluga.transfer.select.registry import AUTO, ENGINES, EngineEntry, default_
 
 if TYPE_CHECKING:
     from beluga.pool import Pool
-    from beluga.transfer.engine import Engine
+    from beluga.transfer.engine import CopyEngine
 
 _logger = logging.getLogger(__name__)
 
@@ -56,8 +56,8 @@ class Chosen:
     ``planner`` says so. Without either, the CPU alone copies. The caller closes the ``made`` ones.
     """
 
-    engine: Engine | None = None
-    beside: Mapping[str, Engine] = dataclasses.field(default_factory=dict)
+    engine: CopyEngine | None = None
+    beside: Mapping[str, CopyEngine] = dataclasses.field(default_factory=dict)
     planner: Planner | None = None
     made: bool = False
 
@@ -71,7 +71,7 @@ class Chosen:
                     each.callback(engine.close)
 
 
-def choose(pool: Pool, engine: Engine | str, threads: int) -> Chosen:
+def choose(pool: Pool, engine: CopyEngine | str, threads: int) -> Chosen:
     """Choose the engines of a cache whose gets have ``threads`` threads of the CPU.
 
     ``engine`` is an engine, the name of one, or ``auto``. For ``auto``, the size from which on an
@@ -115,7 +115,7 @@ def _crossovers(entry: EngineEntry, pool: Pool, threads: int) -> Crossovers:
 
 def _beside_the_cpu(pool: Pool, threads: int) -> Chosen:
     """Open the engine of this name, or return None and warn if it cannot be used. Never raises."""
-    beside: dict[str, Engine] = {}
+    beside: dict[str, CopyEngine] = {}
     table = dict(default_costs())
     for entry in ENGINES.values():
         if entry.name == CPU or entry.memory != "host" or entry.why_none() is not None:
@@ -130,7 +130,7 @@ def _beside_the_cpu(pool: Pool, threads: int) -> Chosen:
     return Chosen(beside=beside, planner=Planner(table), made=True) if beside else Chosen()
 
 
-def _calibrated(entry: EngineEntry, pool: Pool, threads: int) -> tuple[Engine, Table]:
+def _calibrated(entry: EngineEntry, pool: Pool, threads: int) -> tuple[CopyEngine, Table]:
     """Return the open engine, and what was measured of it and the CPU beside it."""
     engine = entry.open(pool, threads)
     table = _kept(entry, engine, pool, threads)
@@ -149,9 +149,9 @@ def _calibrated(entry: EngineEntry, pool: Pool, threads: int) -> tuple[Engine, T
     return engine, table
 
 
-def _kept(entry: EngineEntry, engine: Engine, pool: Pool, threads: int) -> Table:
+def _kept(entry: EngineEntry, engine: CopyEngine, pool: Pool, threads: int) -> Table:
     return kept_table(pool, _setup(entry, engine, threads))
 
 
-def _setup(entry: EngineEntry, engine: Engine, threads: int) -> str:
+def _setup(entry: EngineEntry, engine: CopyEngine, threads: int) -> str:
     return f"{threads} threads; {entry.name} {entry.device(engine)}"

@@ -22,7 +22,7 @@ from beluga.transfer.select.planner import CPU
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from beluga.transfer.engine import Engine, Transfer
+    from beluga.transfer.engine import CopyEngine, Transfer
     from beluga.transfer.plan.plan import Plan
     from beluga.transfer.select.planner import Planner
 
@@ -50,7 +50,7 @@ class PlannedEngine:
 
     name = "planned"
 
-    def __init__(self, planner: Planner, engines: Mapping[str, Engine]) -> None:
+    def __init__(self, planner: Planner, engines: Mapping[str, CopyEngine]) -> None:
         if any(planner.choose(direction, 1, 1, engines) is None for direction in Direction):
             raise LayoutError(f"the planner's table has none of {', '.join(engines) or 'nothing'}")
         self._planner, self._engines = planner, dict(engines)
@@ -144,7 +144,7 @@ class _Covered:
                 self._owner.judge(self._kind)
 
 
-def _begin(engine: Engine, direction: Direction, plan: Plan) -> Transfer:
+def _begin(engine: CopyEngine, direction: Direction, plan: Plan) -> Transfer:
     if direction is Direction.WRITE:
         return engine.gather_write(plan)
     return engine.scatter_read(plan)

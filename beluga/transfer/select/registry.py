@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from beluga.errors import EngineUnavailableError
 from beluga.transfer.calibrate.cost import Cost, Table
-from beluga.transfer.engine import Direction, Engine
+from beluga.transfer.engine import CopyEngine, Direction
 from beluga.transfer.engines import cpu, cuda, dsa
 from beluga.transfer.select.planner import CPU
 
@@ -47,14 +47,14 @@ class EngineEntry:
     """
 
     name: str
-    open: Callable[[Pool, int], Engine]
+    open: Callable[[Pool, int], CopyEngine]
     why_none: Callable[[], str | None] = _always
     memory: Literal["host", "gpu"] = "host"
     costs: Mapping[Direction, Cost] = dataclasses.field(default_factory=dict)
-    to_measure: Callable[[Pool, int], Mapping[Direction, Engine]] | None = None
-    device: Callable[[Engine], str] = lambda engine: engine.name
+    to_measure: Callable[[Pool, int], Mapping[Direction, CopyEngine]] | None = None
+    device: Callable[[CopyEngine], str] = lambda engine: engine.name
 
-    def measured(self, pool: Pool, threads: int) -> dict[tuple[str, Direction], Engine]:
+    def measured(self, pool: Pool, threads: int) -> dict[tuple[str, Direction], CopyEngine]:
         """Return the engines that are timed, by direction, on a pool that is overwritten."""
         if self.to_measure is not None:
             made = self.to_measure(pool, threads)

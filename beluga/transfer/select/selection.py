@@ -18,7 +18,7 @@ from beluga.transfer.select.planner import CPU
 
 if TYPE_CHECKING:
     from beluga.pool import Pool
-    from beluga.transfer.engine import Direction, Engine
+    from beluga.transfer.engine import CopyEngine, Direction
     from beluga.transfer.select.choice import Chosen
 
 _NO_PLACE = nullcontext(ffi.NULL)
@@ -60,7 +60,7 @@ class Selection:
         self.engine = self._planned or engine
         self.token_engine = cpu if engine is None else engine
 
-    def engine_for(self, direction: Direction, size: int, fragments: int) -> Engine | None:
+    def engine_for(self, direction: Direction, size: int, fragments: int) -> CopyEngine | None:
         """Return the engine that copies ``size`` bytes or less in ``fragments`` pieces; None means
         C.
         """

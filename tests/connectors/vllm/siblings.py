@@ -26,7 +26,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from beluga.connectors.vllm.cachegroup import CacheGroup
 from beluga.connectors.vllm.connector import BelugaConnector
-from beluga.connectors.vllm.layout import BlockLayout
+from beluga.connectors.vllm.layout import GroupLayout
 from beluga.index import BlockState
 
 GARBAGE = 0x40  # of each byte: as floats about 3
@@ -50,7 +50,7 @@ class Memory:
 
     def __init__(self, connector: Any, tensors: dict[str, Any]) -> None:
         group = CacheGroup(connector._vllm_config, connector._kv_cache_config)
-        self.layout: BlockLayout = group.layout(tensors)
+        self.layout: GroupLayout = group.layout(tensors)
 
     def read(self, block: int) -> bytes:
         return b"".join(ctypes.string_at(*one) for one in self._fragments(block))

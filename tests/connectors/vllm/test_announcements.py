@@ -11,7 +11,7 @@ from vllm_parts import BLOCK_TOKENS, request
 
 from beluga.connectors.vllm import events
 from beluga.connectors.vllm.events import Announcements
-from beluga.connectors.vllm.steps import Report, Stored
+from beluga.connectors.vllm.steps import StepReport, StoredCounts
 
 TOKENS = list(range(5 * BLOCK_TOKENS))
 
@@ -20,8 +20,8 @@ def announcements(ranks: int = 1) -> Announcements:
     return Announcements(rank_count=lambda: ranks, block_size=BLOCK_TOKENS)
 
 
-def stored(*digests: bytes) -> Report:
-    return Report(stored={digest: Stored(1, 1) for digest in digests})
+def stored(*digests: bytes) -> StepReport:
+    return StepReport(stored={digest: StoredCounts(1, 1) for digest in digests})
 
 
 def test_a_block_is_announced_with_its_tokens_its_parent_and_its_adapter() -> None:

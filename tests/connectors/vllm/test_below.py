@@ -20,7 +20,7 @@ from vllm_parts import BLOCK_TOKENS, no_extra_keys, request
 from beluga import KVCache, Namespace, Pool
 from beluga.connectors.connection import Connection
 from beluga.connectors.vllm.answers import Answers
-from beluga.connectors.vllm.counters import Counters
+from beluga.connectors.vllm.counters import ConnectorCounters
 from beluga.connectors.vllm.lookups import Lookups
 from beluga.connectors.vllm.onboarding import Worth
 from beluga.connectors.vllm.schedule import Schedule
@@ -47,7 +47,7 @@ def looking(path: Path, **changes: Any) -> Iterator[tuple[VllmSettings, Lookups]
     connection = Connection(settings, name="lookups", logger=logging.getLogger("test"))
     try:
         assert connection.wait(60)
-        lookups = Lookups(connection, Counters())
+        lookups = Lookups(connection, ConnectorCounters())
         lookups.ranks = RANKS
         yield settings, lookups
     finally:
@@ -58,7 +58,7 @@ def schedule(settings: VllmSettings, lookups: Lookups) -> Schedule:
     return Schedule(
         settings,
         lookups,
-        Counters(),
+        ConnectorCounters(),
         block_size=BLOCK_TOKENS,
         block_count=16,
         block_ids_of=lambda _: [],

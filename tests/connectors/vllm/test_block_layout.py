@@ -9,7 +9,7 @@ import pytest
 from vllm_parts import Tensor, layer_major
 
 from beluga import KVCache, MetaServer, Pool
-from beluga.connectors.vllm.layout import BlockLayout
+from beluga.connectors.vllm.layout import GroupLayout
 from beluga.errors import ConnectorError
 
 LAYERS, BLOCKS, HEADS, TOKENS, SIZE = 3, 7, 2, 16, 32
@@ -19,8 +19,8 @@ def fill(memory: np.ndarray) -> None:
     memory[...] = np.random.default_rng(7).integers(0, 1 << 16, memory.shape, dtype=np.uint16)
 
 
-def layout_of(tensors: dict[str, Tensor]) -> BlockLayout:
-    return BlockLayout(tensors, block_count=BLOCKS, page_sizes={})
+def layout_of(tensors: dict[str, Tensor]) -> GroupLayout:
+    return GroupLayout(tensors, block_count=BLOCKS, page_sizes={})
 
 
 def packed_block() -> tuple[dict[str, Tensor], np.ndarray]:
@@ -126,13 +126,13 @@ def test_what_is_not_understood_is_refused(array: np.ndarray, said: str) -> None
 
 def test_two_blocks_after_keys_and_values_cannot_be_told() -> None:
     with pytest.raises(ConnectorError, match="not known"):
-        BlockLayout({"layer": Tensor(np.zeros((2, 2, 8)))}, block_count=2, page_sizes={})
+        GroupLayout({"layer": Tensor(np.zeros((2, 2, 8)))}, block_count=2, page_sizes={})
 
 
 def test_a_page_of_another_size_than_the_engine_says_is_refused() -> None:
     tensors, _ = layer_major(1, BLOCKS, HEADS, TOKENS, SIZE)
     with pytest.raises(ConnectorError, match="where the engine says 99"):
-        BlockLayout(tensors, block_count=BLOCKS, page_sizes={"layer.0": 99})
+        GroupLayout(tensors, block_count=BLOCKS, page_sizes={"layer.0": 99})
 
 
 @pytest.mark.parametrize("block", [-1, BLOCKS])
@@ -150,14 +150,14 @@ def test_no_tensors_are_no_cache() -> None:
 def test_blocks_of_a_kernel_make_up_a_block() -> None:
     memory = np.arange(BLOCKS * 4 * 8, dtype=np.uint16).reshape(BLOCKS * 4, 8)
     tensors = {"layer": Tensor(memory)}
-    layout = BlockLayout(tensors, block_count=BLOCKS, page_sizes={"layer": 4 * 16})
+    layout = GroupLayout(tensors, block_count=BLOCKS, page_sizes={"layer": 4 * 16})
     assert layout.block_size == 4 * 16
     assert layout.fragments([2]).tolist() == [[memory.ctypes.data + 2 * 4 * 16, 4 * 16]]
-    whole = BlockLayout(
+    whole = GroupLayout(
         {"layer": Tensor(memory.reshape(BLOCKS, 4, 8))}, block_count=BLOCKS, page_sizes={}
     )
     assert layout.declared == whole.declared  # it is the same block
     with pytest.raises(ConnectorError, match="not known"):  # nothing says that these are parts
-        BlockLayout(tensors, block_count=BLOCKS, page_sizes={})
+        GroupLayout(tensors, block_count=BLOCKS, page_sizes={})
     with pytest.raises(ConnectorError, match="not known"):
-        BlockLayout(tensors, block_count=BLOCKS, page_sizes={"layer": 16})
+        GroupLayout(tensors, block_count=BLOCKS, page_sizes={"layer": 16})

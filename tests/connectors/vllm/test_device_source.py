@@ -18,11 +18,11 @@ from vllm_parts import Tensor, layer_major
 
 from beluga import MetaServer, Namespace
 from beluga.connectors.vllm import device
-from beluga.connectors.vllm.counters import Counters
-from beluga.connectors.vllm.layout import BlockLayout
+from beluga.connectors.vllm.counters import ConnectorCounters
+from beluga.connectors.vllm.layout import GroupLayout
 from beluga.connectors.vllm.settings import VllmSettings
 from beluga.connectors.vllm.steps import BlockRange, Orders
-from beluga.connectors.vllm.worker import Worker
+from beluga.connectors.vllm.worker import RankWorker
 from beluga.errors import EngineUnavailableError
 from beluga.transfer import CudaEngine, HostDriver
 
@@ -78,11 +78,11 @@ class Side:
         tensors, self.memory = layer_major(LAYERS, BLOCKS, ITEMS)
         for tensor in tensors.values() if gpu else ():
             tensor.device = SimpleNamespace(type="cuda", index=1)
-        layout = BlockLayout(tensors, block_count=BLOCKS, page_sizes={})
+        layout = GroupLayout(tensors, block_count=BLOCKS, page_sizes={})
         self.size = layout.block_size
         settings = VllmSettings(pool=pool_name, timeout_ms=5000, retry_s=0.05, load=load)
         logger = logging.getLogger("test")
-        self.worker = Worker(settings, layout, Namespace.of("gpu"), Counters(), logger)
+        self.worker = RankWorker(settings, layout, Namespace.of("gpu"), ConnectorCounters(), logger)
         assert self.worker.load_connection.wait(LONG_S)
         assert self.worker.save_connection.wait(LONG_S)
 
@@ -246,7 +246,7 @@ def test_without_cupy_blocks_are_staged_and_a_warning_says_so(
     monkeypatch.setattr(device, "StagedSource", lambda _, own_stream: ("staged", own_stream))
     tensor = Tensor(np.zeros((4, 64), np.uint16))
     tensor.device = SimpleNamespace(type="cuda", index=0)
-    layout = BlockLayout({"layer.0": tensor}, block_count=4, page_sizes={})
+    layout = GroupLayout({"layer.0": tensor}, block_count=4, page_sizes={})
     logger = logging.getLogger("beluga.test")
     found: Any = device.source_of(layout, urgent=True, own_stream=False, logger=logger)
     assert found == ("staged", False)

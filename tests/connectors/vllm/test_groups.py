@@ -19,11 +19,11 @@ from vllm_parts import no_extra_keys, request
 
 from beluga import KVCache, MetaServer, Namespace
 from beluga.connectors.connection import Connection
-from beluga.connectors.vllm.counters import Counters
+from beluga.connectors.vllm.counters import ConnectorCounters
 from beluga.connectors.vllm.lookups import Lookups
 from beluga.connectors.vllm.schedule import Schedule
 from beluga.connectors.vllm.settings import VllmSettings
-from beluga.connectors.vllm.steps import BlockRange, Loaded, Orders, Report
+from beluga.connectors.vllm.steps import BlockRange, Loaded, Orders, StepReport
 
 RANKS = tuple(Namespace({"rank": rank}) for rank in range(2))
 BLOCKS = 64  # of an engine
@@ -41,7 +41,7 @@ class Engine:
             pool=pool_name, timeout_ms=500, retry_s=0.05, load="async", **changes
         )
         self.connection = Connection(settings, name="lookups", logger=logging.getLogger("test"))
-        self.counters, self.pool = Counters(), BlockPool(BLOCKS)
+        self.counters, self.pool = ConnectorCounters(), BlockPool(BLOCKS)
         self.lookups = Lookups(self.connection, self.counters)
         self.lookups.ranks = RANKS
         self.tables: dict[str, tuple[list[int], ...]] = {}
@@ -156,7 +156,7 @@ def test_pins_go_when_all_ranks_have_saved(engine: Engine) -> None:
     assert engine.schedule.pending  # vLLM goes on with steps until they have ended
     for _ in RANKS:
         assert engine.pool.pinned()
-        engine.schedule.reported(Report(ended=Counter(tickets)), set())
+        engine.schedule.reported(StepReport(ended=Counter(tickets)), set())
     assert not engine.pool.pinned()
     assert not engine.schedule.saving
 
@@ -190,7 +190,7 @@ def test_the_end_of_a_request_saves_what_is_settled(engine: Engine) -> None:
     assert engine.schedule.finished(made, engine.tables["r"])
     (save,) = engine.schedule.orders({}, []).saves
     assert shape([save]) == [(FULL, [1, 2])]
-    engine.schedule.reported(Report(ended=Counter({save.ticket: len(RANKS)})), set())
+    engine.schedule.reported(StepReport(ended=Counter({save.ticket: len(RANKS)})), set())
     assert not engine.pool.pinned()
 
 
@@ -239,7 +239,7 @@ def test_a_load_that_fails_is_asked_for_no_more(engine: Engine, caches: list[KVC
     made = request("r", TOKENS)
     assert engine.start(made) == 3 * STEP
     engine.counters.take()
-    engine.schedule.reported(Report({"r": Loaded(2, 8)}), set())
+    engine.schedule.reported(StepReport({"r": Loaded(2, 8)}), set())
     assert caches[0].stat().pinned_count == 0
     assert engine.counters.take()["hit_tokens"] == 0
     assert engine.start(made) == 0
@@ -255,7 +255,7 @@ def test_a_load_that_succeeds_counts_its_tokens_and_is_not_saved(
     before = engine.pool.pinned()
     made = request("r", TOKENS)
     engine.start(made)
-    engine.schedule.reported(Report({"r": Loaded(2, 9)}), set())
+    engine.schedule.reported(StepReport({"r": Loaded(2, 9)}), set())
     assert engine.counters.take()["hit_tokens"] == 3 * STEP
     engine.step(made, 1, [(3, 50, 3 * STEP)])  # vLLM offers what was loaded, too
     assert engine.pool.pinned() == before
@@ -292,5 +292,5 @@ def test_a_place_without_a_block_fails_the_load(engine: Engine, caches: list[KVC
     table = ([1, 2, 3, 4, 5, 6], [NULL] * 5 + [25], [60], [NULL, NULL, 42])
     engine.schedule.allocated(made, table, tokens or 0)
     assert shape(engine.step(made, 0).loads) == [(FULL, [])]
-    engine.schedule.reported(Report({"r": Loaded(2, 0)}), set())
+    engine.schedule.reported(StepReport({"r": Loaded(2, 0)}), set())
     assert engine.schedule.matched_tokens(made, 0) == (0, False)

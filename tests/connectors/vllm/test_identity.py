@@ -20,7 +20,7 @@ from beluga.connectors.naming import major
 from beluga.connectors.vllm.cachegroup import CacheGroup, CacheGroups
 from beluga.connectors.vllm.fields import LEFT_OUT
 from beluga.connectors.vllm.identity import check_hashing, identify, namespace
-from beluga.connectors.vllm.layout import BlockLayout
+from beluga.connectors.vllm.layout import GroupLayout
 from beluga.errors import ConnectorError
 from beluga.kvcache import Namespace
 
@@ -45,7 +45,7 @@ def space(**changes: Any) -> Namespace:
         "salt": changes.pop("salt", ""),
     }
     tensors, _ = layer_major(2, 8, *page)
-    layout = BlockLayout(tensors, block_count=8, page_sizes={})
+    layout = GroupLayout(tensors, block_count=8, page_sizes={})
     return namespace(config(**changes), layout=layout, **given)
 
 

@@ -18,14 +18,14 @@ from beluga.connectors.connection import Connection
 from beluga.connectors.process import process_start_s
 from beluga.connectors.settings import PoolSettings
 from beluga.connectors.vllm.answers import Answers
-from beluga.connectors.vllm.counters import Counters
+from beluga.connectors.vllm.counters import ConnectorCounters
 from beluga.connectors.vllm.jobs import Jobs
-from beluga.connectors.vllm.layout import BlockLayout
+from beluga.connectors.vllm.layout import GroupLayout
 from beluga.connectors.vllm.lookups import Lookups
 from beluga.connectors.vllm.rendezvous import Rendezvous
 from beluga.connectors.vllm.retry import RetryTask
 from beluga.connectors.vllm.settings import VllmSettings
-from beluga.connectors.vllm.worker import Worker
+from beluga.connectors.vllm.worker import RankWorker
 
 BLOCKS, PAGE_ITEMS = 64, 512
 LONG_S = 60.0
@@ -109,7 +109,7 @@ class Scheduler:
     """Answers over a pool that has the first four blocks on both ranks, and two more on one."""
 
     def __init__(self, connection: Connection, pool: Pool) -> None:
-        self.counters = Counters()
+        self.counters = ConnectorCounters()
         self.lookups = Lookups(connection, self.counters)
         self.lookups.ranks = tuple(RANKS)
         self.answers = Answers(self.lookups)
@@ -193,9 +193,9 @@ class Side:
 
     def __init__(self, pool_name: str) -> None:
         tensors, self.memory = layer_major(2, BLOCKS, PAGE_ITEMS)
-        layout = BlockLayout(tensors, block_count=BLOCKS, page_sizes={})
+        layout = GroupLayout(tensors, block_count=BLOCKS, page_sizes={})
         settings = VllmSettings(pool=pool_name, timeout_ms=5000, retry_s=0.05, load="async")
-        self.worker = Worker(settings, layout, RANKS[0], Counters(), LOGGER)
+        self.worker = RankWorker(settings, layout, RANKS[0], ConnectorCounters(), LOGGER)
         self.jobs = Jobs(self.worker, block_size=layout.block_size, timeout_s=LONG_S)
         assert self.worker.load_connection.wait(LONG_S)
         assert self.worker.save_connection.wait(LONG_S)

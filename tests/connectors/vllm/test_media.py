@@ -13,7 +13,7 @@ from vllm_parts import BLOCK_TOKENS, request
 
 from beluga import Namespace
 from beluga.connectors.vllm import media
-from beluga.connectors.vllm.counters import Counters
+from beluga.connectors.vllm.counters import ConnectorCounters
 from beluga.connectors.vllm.lookups import Lookups
 from beluga.connectors.vllm.media import MARK, ContentHash, mark_contents, private_from
 
@@ -91,7 +91,9 @@ def test_a_vllm_without_these_functions_shares_no_media(monkeypatch: pytest.Monk
 def lookups() -> Lookups:
     """Make the lookups of an engine process."""
     connection: Any = SimpleNamespace()
-    found = Lookups(connection, Counters(), block_size=BLOCK_TOKENS, logger=logging.getLogger("t"))
+    found = Lookups(
+        connection, ConnectorCounters(), block_size=BLOCK_TOKENS, logger=logging.getLogger("t")
+    )
     found.ranks = (Namespace.of("rank"),)
     return found
 

@@ -18,12 +18,12 @@ from vllm_parts import BLOCK_TOKENS, adapter, extend, no_extra_keys, request
 from beluga import KVCache, MetaServer, Namespace
 from beluga.connectors.connection import Connection
 from beluga.connectors.identity.models import Files
-from beluga.connectors.vllm.counters import Counters
+from beluga.connectors.vllm.counters import ConnectorCounters
 from beluga.connectors.vllm.events import Announcements
 from beluga.connectors.vllm.lookups import Lookups
 from beluga.connectors.vllm.schedule import Schedule
 from beluga.connectors.vllm.settings import VllmSettings
-from beluga.connectors.vllm.steps import Loaded, Orders, Report, Stored
+from beluga.connectors.vllm.steps import Loaded, Orders, StepReport, StoredCounts
 
 RANKS = tuple(Namespace({"rank": rank}) for rank in range(2))
 BLOCKS = 200  # of an engine
@@ -37,7 +37,7 @@ class Engine:
     def __init__(self, pool_name: str, **changes: Any) -> None:
         settings = VllmSettings(pool=pool_name, timeout_ms=500, retry_s=0.05, **changes)
         self.connection = Connection(settings, name="lookups", logger=logging.getLogger("test"))
-        self.counters = Counters()
+        self.counters = ConnectorCounters()
         self.lookups = Lookups(self.connection, self.counters)
         self.lookups.ranks = RANKS
         self.blocks: dict[str, list[int]] = {}
@@ -82,7 +82,7 @@ class Engine:
         blocks: int = 5,
     ) -> None:
         """Report that so many ranks have each loaded so many leading blocks of a request."""
-        self.schedule.reported(Report({name: Loaded(ranks, blocks)}), invalid or set())
+        self.schedule.reported(StepReport({name: Loaded(ranks, blocks)}), invalid or set())
 
 
 @pytest.fixture
@@ -531,7 +531,7 @@ def test_a_rank_that_is_late_with_one_request_does_not_hold_up_another(
     for made in (first, second):
         store(caches, made, 5, 5)
         assert engine.start(made) == 5 * BLOCK_TOKENS
-    both = Report({"first": Loaded(1, 5), "second": Loaded(2, 5)})
+    both = StepReport({"first": Loaded(1, 5), "second": Loaded(2, 5)})
     engine.schedule.reported(both, set())
     assert pinned(caches) == 5 * len(RANKS)  # the pins of the first request
     engine.loaded("first", ranks=1)
@@ -603,26 +603,30 @@ def test_a_block_is_announced_when_every_rank_has_stored_it_and_it_is_new(engine
     engine.start(made)
     engine.saves(made, 21)
     first, second, third = made.block_hashes[:3]
-    half = Report(stored={first: Stored(1, 1), second: Stored(1, 0), third: Stored(1, 1)})
+    half = StepReport(
+        stored={first: StoredCounts(1, 1), second: StoredCounts(1, 0), third: StoredCounts(1, 1)}
+    )
     engine.announcements.reported(half)
     assert engine.announcements.take() == []
-    engine.announcements.reported(Report(stored={first: Stored(1, 1), second: Stored(1, 0)}))
+    engine.announcements.reported(
+        StepReport(stored={first: StoredCounts(1, 1), second: StoredCounts(1, 0)})
+    )
     (one,) = engine.announcements.take()
     assert (one.block_hash, one.parent_hash) == (first, None)
     assert one.token_ids == TOKENS[:BLOCK_TOKENS]
-    engine.announcements.reported(Report(stored={third: Stored(1, 0)}))
+    engine.announcements.reported(StepReport(stored={third: StoredCounts(1, 0)}))
     (one,) = engine.announcements.take()
     assert (one.block_hash, one.parent_hash) == (third, second)
 
 
 def test_reports_of_ranks_add_up() -> None:
-    report = Report({"r": Loaded(1, 5)}, {b"x": Stored(1, 1)})
+    report = StepReport({"r": Loaded(1, 5)}, {b"x": StoredCounts(1, 1)})
     other = {"r": Loaded(1, 3), "s": Loaded(1, 4)}
-    report.add(Report(other, {b"x": Stored(1, 0), b"y": Stored(1, 1)}))
+    report.add(StepReport(other, {b"x": StoredCounts(1, 0), b"y": StoredCounts(1, 1)}))
     assert report.loaded == {"r": Loaded(2, 3), "s": Loaded(1, 4)}
-    assert report.stored == {b"x": Stored(2, 1), b"y": Stored(1, 1)}
+    assert report.stored == {b"x": StoredCounts(2, 1), b"y": StoredCounts(1, 1)}
     assert report
-    assert not Report()
+    assert not StepReport()
 
 
 @pytest.mark.parametrize(

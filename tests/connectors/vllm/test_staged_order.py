@@ -20,11 +20,11 @@ from vllm_parts import layer_major
 
 from beluga import MetaServer, Namespace
 from beluga.connectors.vllm import device
-from beluga.connectors.vllm.counters import Counters
-from beluga.connectors.vllm.layout import BlockLayout
+from beluga.connectors.vllm.counters import ConnectorCounters
+from beluga.connectors.vllm.layout import GroupLayout
 from beluga.connectors.vllm.settings import VllmSettings
 from beluga.connectors.vllm.steps import BlockRange, Orders
-from beluga.connectors.vllm.worker import Worker
+from beluga.connectors.vllm.worker import RankWorker
 from beluga.errors import EngineUnavailableError
 
 BLOCKS, LAYERS, ITEMS = 12, 3, 256
@@ -40,10 +40,10 @@ class Rank:
         tensors, self.memory = layer_major(LAYERS, BLOCKS, ITEMS)
         for tensor in tensors.values():
             tensor.device = SimpleNamespace(type="cuda", index=0)
-        layout = BlockLayout(tensors, block_count=BLOCKS, page_sizes={})
+        layout = GroupLayout(tensors, block_count=BLOCKS, page_sizes={})
         settings = VllmSettings(pool=pool_name, timeout_ms=5000, load=load)
-        self.worker = Worker(
-            settings, layout, Namespace.of("staged"), Counters(), logging.getLogger("test")
+        self.worker = RankWorker(
+            settings, layout, Namespace.of("staged"), ConnectorCounters(), logging.getLogger("test")
         )
         assert self.worker.load_connection.wait(LONG_S)
         assert self.worker.save_connection.wait(LONG_S)

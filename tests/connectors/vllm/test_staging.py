@@ -13,8 +13,8 @@ import pytest
 
 from beluga import KVCache, MetaServer, Pool
 from beluga.connectors.vllm.device import source_of
-from beluga.connectors.vllm.layout import BlockLayout
-from beluga.connectors.vllm.staging import Source, StagedSource
+from beluga.connectors.vllm.layout import GroupLayout
+from beluga.connectors.vllm.staging import BlockSource, StagedSource
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -43,8 +43,8 @@ def test_a_buffer_holds_the_same_bytes(
     """A block is stored through a buffer and loaded without one, and vice versa."""
     memory, tensors = make()
     memory.copy_(torch.randn(memory.shape))
-    layout = BlockLayout(tensors, block_count=BLOCKS, page_sizes={})
-    staged, direct = StagedSource(layout, own_stream=True), Source(layout)
+    layout = GroupLayout(tensors, block_count=BLOCKS, page_sizes={})
+    staged, direct = StagedSource(layout, own_stream=True), BlockSource(layout)
     digests = [bytes([i]) * 32 for i in range(4)]
     with KVCache(pool, namespace="a") as first, KVCache(pool, namespace="b") as second:
         assert first.put(digests, staged.read([8, 1, 5, 2])).stored == 4
@@ -70,9 +70,9 @@ def _same(wanted: Any, found: Any, make: Any) -> None:
 
 def test_a_cpu_needs_no_buffer() -> None:
     _, tensors = layer_major()
-    layout = BlockLayout(tensors, block_count=BLOCKS, page_sizes={})
+    layout = GroupLayout(tensors, block_count=BLOCKS, page_sizes={})
     source = source_of(layout, urgent=True, own_stream=True, logger=logging.getLogger("test"))
-    assert type(source) is Source
+    assert type(source) is BlockSource
     assert source.read([1, 2]).fragment_count == LAYERS
     assert np.array_equal(
         source.read([0]).fragments[:, 0], [tensor.data_ptr() for tensor in tensors.values()]

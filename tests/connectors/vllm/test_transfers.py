@@ -16,13 +16,13 @@ import pytest
 from vllm_parts import Tensor, layer_major
 
 from beluga import KVCache, MetaServer, Namespace, Pool
-from beluga.connectors.vllm.counters import Counters, figures
-from beluga.connectors.vllm.layout import BlockLayout
+from beluga.connectors.vllm.counters import ConnectorCounters, figures
+from beluga.connectors.vllm.layout import GroupLayout
 from beluga.connectors.vllm.saves import BATCH_BLOCKS
 from beluga.connectors.vllm.settings import VllmSettings
-from beluga.connectors.vllm.staging import Source
-from beluga.connectors.vllm.steps import BlockRange, Loaded, Orders, Stored
-from beluga.connectors.vllm.worker import Worker
+from beluga.connectors.vllm.staging import BlockSource
+from beluga.connectors.vllm.steps import BlockRange, Loaded, Orders, StoredCounts
+from beluga.connectors.vllm.worker import RankWorker
 from beluga.errors import ConnectorError
 from beluga.index import BlockState
 from beluga.kvcache import PutResult
@@ -37,10 +37,10 @@ class Side:
 
     def __init__(self, pool_name: str, *, rank: int = 0, **changes: Any) -> None:
         tensors, self.memory = layer_major(2, BLOCKS, 512)
-        self.layout = BlockLayout(tensors, block_count=BLOCKS, page_sizes={})
-        self.counters = Counters()
+        self.layout = GroupLayout(tensors, block_count=BLOCKS, page_sizes={})
+        self.counters = ConnectorCounters()
         settings = VllmSettings(pool=pool_name, timeout_ms=300, retry_s=0.05, **changes)
-        self.worker = Worker(
+        self.worker = RankWorker(
             settings, self.layout, NAMESPACE, self.counters, logging.getLogger("test"), rank=rank
         )
 
@@ -112,8 +112,8 @@ def test_what_the_pool_has_is_not_written_again(side: Side) -> None:
     counted = side.counters.take()
     assert (counted["save_blocks"], counted["save_present_blocks"]) == (1, 3)
     stored = side.worker.report().stored
-    assert stored[digests(0, 1)] == Stored(1, 0)
-    assert stored[digests(3, 1)] == Stored(1, 1)
+    assert stored[digests(0, 1)] == StoredCounts(1, 0)
+    assert stored[digests(3, 1)] == StoredCounts(1, 1)
 
 
 def test_a_miss_is_reported_by_its_blocks(side: Side) -> None:
@@ -157,10 +157,10 @@ def test_without_a_server_loads_fail_and_saves_are_left_out(pool_name: str) -> N
     side.worker.close()
 
 
-class Gate(Source):
+class Gate(BlockSource):
     """A source that blocks reads until it is opened."""
 
-    def __init__(self, *layouts: BlockLayout) -> None:
+    def __init__(self, *layouts: GroupLayout) -> None:
         super().__init__(*layouts)
         self.reading, self.go = threading.Event(), threading.Event()
 
@@ -318,7 +318,7 @@ def test_blocks_that_find_no_room_in_the_pool_are_counted_as_left_out(
     side.saved("r")
     counted = side.counters.take()
     assert (counted["save_blocks"], counted["save_skipped_blocks"]) == (1, 2)
-    assert side.worker.report().stored == {digests(0, 1): Stored(1, 1)}
+    assert side.worker.report().stored == {digests(0, 1): StoredCounts(1, 1)}
 
 
 def test_a_worker_that_closes_ends_its_threads_and_sessions(side: Side) -> None:
@@ -343,13 +343,13 @@ class Hybrid:
     def __init__(self, pool_name: str) -> None:
         self.memory = np.zeros((BLOCKS, 32), dtype=np.uint16)
         full, state = (
-            BlockLayout({"layer": Tensor(view)}, block_count=BLOCKS, page_sizes={})
+            GroupLayout({"layer": Tensor(view)}, block_count=BLOCKS, page_sizes={})
             for view in (self.memory, self.memory[:, :16])
         )
         settings = VllmSettings(pool=pool_name, timeout_ms=500, retry_s=0.05, load="async")
         logger = logging.getLogger("test")
-        self.worker = Worker(
-            settings, full, NAMESPACE, Counters(), logger, more=[state], whole=True
+        self.worker = RankWorker(
+            settings, full, NAMESPACE, ConnectorCounters(), logger, more=[state], whole=True
         )
         self.worker.settle()
 

@@ -32,8 +32,8 @@ def _steps() -> dict[str, Callable[[], Any]]:
     return {
         NOTHING: contextlib.nullcontext,
         "the calls of the workers": lambda: mock.patch.object(updates, "_changes", _never),
-        "the notice": lambda: mock.patch.object(following.Following, "updated"),
-        "an era of its own": lambda: mock.patch.object(updates.Era, "reset"),
+        "the notice": lambda: mock.patch.object(following.EngineUpdates, "updated"),
+        "an era of its own": lambda: mock.patch.object(updates.WeightsEra, "reset"),
     }
 
 

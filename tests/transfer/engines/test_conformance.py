@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from beluga import coherence
 from beluga.errors import ChecksumError, LayoutError
 from beluga.pool import STRIPE_SIZE, Pool
-from beluga.transfer import CHUNK, PIECE, Engine, Plan, Transfer, plan_blocks, plan_rows
+from beluga.transfer import CHUNK, PIECE, CopyEngine, Plan, Transfer, plan_blocks, plan_rows
 
 CANARY = 253
 SLACK = 256  # bytes watched on both sides of the blocks
@@ -48,7 +48,7 @@ def case(request: pytest.FixtureRequest) -> EngineCase:
 
 
 @pytest.fixture(scope="module")
-def engine(case: EngineCase, pool: Pool) -> Iterator[Engine]:
+def engine(case: EngineCase, pool: Pool) -> Iterator[CopyEngine]:
     made = case.make(pool)
     yield made
     made.close()
@@ -162,7 +162,7 @@ def run(transfers: list[Transfer]) -> None:
         assert transfer.done()
 
 
-def write(case: EngineCase, engine: Engine, pool: Pool, scene: Scene, part: int = 0) -> None:
+def write(case: EngineCase, engine: CopyEngine, pool: Pool, scene: Scene, part: int = 0) -> None:
     """Write a scene, whole or in parts under way at once; compare pool, checksums and source."""
     content = scene.noise(scene.memory_size)
     memory = case.memory(content)
@@ -177,7 +177,7 @@ def write(case: EngineCase, engine: Engine, pool: Pool, scene: Scene, part: int 
         assert np.array_equal(plan.checksums, scene.sums(payloads).reshape(-1))
 
 
-def read(case: EngineCase, engine: Engine, pool: Pool, scene: Scene, part: int = 0) -> None:
+def read(case: EngineCase, engine: CopyEngine, pool: Pool, scene: Scene, part: int = 0) -> None:
     """Read a scene back; compare the bytes, and check that no others were touched."""
     payloads = [scene.noise(scene.length) for _ in scene.offsets]
     poke(pool, scene.area[0], scene.stored(payloads))
@@ -209,7 +209,9 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_blocks_come_and_go_whole(case: EngineCase, engine: Engine, pool: Pool, shape: str) -> None:
+def test_blocks_come_and_go_whole(
+    case: EngineCase, engine: CopyEngine, pool: Pool, shape: str
+) -> None:
     sizes, count, chunk_size = SHAPES[shape]
     rng = np.random.default_rng(5)
     scene = Scene.make(rng, near_stripe_end(pool, 4096), sizes, count, chunk_size)
@@ -219,7 +221,7 @@ def test_blocks_come_and_go_whole(case: EngineCase, engine: Engine, pool: Pool, 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_any_fragments_chunks_and_parts(
-    case: EngineCase, engine: Engine, pool: Pool, seed: int
+    case: EngineCase, engine: CopyEngine, pool: Pool, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(4):
@@ -235,7 +237,7 @@ def test_any_fragments_chunks_and_parts(
 
 @pytest.mark.parametrize("place", [0, 16383, 16384, 39_999])
 def test_one_wrong_byte_in_the_pool_is_found(
-    case: EngineCase, engine: Engine, pool: Pool, place: int
+    case: EngineCase, engine: CopyEngine, pool: Pool, place: int
 ) -> None:
     rng = np.random.default_rng(place)
     scene = Scene.make(rng, near_stripe_end(pool, 20_480), (30_000, 10_000), 2, 16384)
@@ -300,7 +302,7 @@ class Rows:
 @pytest.mark.parametrize("check_checksums", [False, True], ids=["bare", "verified"])
 @pytest.mark.parametrize("seed", range(8))
 def test_rows_are_read_and_nothing_else(
-    case: EngineCase, engine: Engine, pool: Pool, seed: int, *, check_checksums: bool
+    case: EngineCase, engine: CopyEngine, pool: Pool, seed: int, *, check_checksums: bool
 ) -> None:
     rng = np.random.default_rng(100 + seed)
     for _ in range(3):
@@ -318,7 +320,7 @@ def test_rows_are_read_and_nothing_else(
 
 
 def test_chunks_that_rows_touch_are_compared_and_no_other(
-    case: EngineCase, engine: Engine, pool: Pool
+    case: EngineCase, engine: CopyEngine, pool: Pool
 ) -> None:
     rng = np.random.default_rng(9)
     scene = Scene.make(rng, near_stripe_end(pool, 10_240), (20_000,), 2, 4096)
@@ -346,7 +348,7 @@ def test_chunks_that_rows_touch_are_compared_and_no_other(
 
 
 def test_a_plan_that_cannot_be_is_refused_and_moves_nothing(
-    case: EngineCase, engine: Engine, pool: Pool
+    case: EngineCase, engine: CopyEngine, pool: Pool
 ) -> None:
     content = np.arange(4096).astype(np.uint8)
     memory = case.memory(content)
@@ -376,7 +378,7 @@ def test_a_plan_that_cannot_be_is_refused_and_moves_nothing(
     assert np.array_equal(memory.content(), content)
 
 
-def test_an_engine_says_its_kind(case: EngineCase, engine: Engine) -> None:
+def test_an_engine_says_its_kind(case: EngineCase, engine: CopyEngine) -> None:
     kind = engine.name.split("-")[0]
     assert kind in ("reference", "cpu", "dsa", "cuda", "planned")
     assert case.name.startswith(kind)

@@ -113,7 +113,7 @@ def plans(offset: int) -> list[Plan]:
 def test_care_is_taken_of_plans_within_the_pool(
     pool: Pool, initiator: str, memory: Memory, ddio: Ddio
 ) -> None:
-    maintenance = policy.Policy(memory, ddio, "", "").maintenance(initiator, pool)
+    maintenance = policy.PlatformPolicy(memory, ddio, "", "").maintenance(initiator, pool)
     for plan in plans(pool.geometry.size - 70_016):
         maintenance.before_read(plan)
         maintenance.after_write(plan)
@@ -147,7 +147,7 @@ def test_each_step_is_told_to_c_as_what_it_is(pool: Pool, monkeypatch: pytest.Mo
     for before, after in itertools.product(Step, Step):
         told.clear()
         maintenance = policy.CacheMaintenance(
-            pool, policy.Row(before_read=before, after_write=after)
+            pool, policy.PolicyRow(before_read=before, after_write=after)
         )
         maintenance.before_read(plan)
         maintenance.after_write(plan)

@@ -25,9 +25,9 @@ from beluga.errors import (
 )
 from beluga.pool import STRIPE_SIZE, Pool
 from beluga.transfer import (
+    CopyEngine,
     CpuEngine,
     Direction,
-    Engine,
     Plan,
     PlannedEngine,
     PlannedStat,
@@ -182,7 +182,7 @@ class Counted(CpuEngine):
         return super().gather_write(plan)
 
 
-def cpu_of(scratch: Pool) -> dict[tuple[str, Direction], Engine]:
+def cpu_of(scratch: Pool) -> dict[tuple[str, Direction], CopyEngine]:
     engine = Counted(scratch, threads=1)
     return {("cpu", direction): engine for direction in Direction}
 

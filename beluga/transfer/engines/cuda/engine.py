@@ -43,7 +43,7 @@ PATHS = ("auto", "direct", "staged")
 
 
 class CudaEngine:
-    """An :class:`~beluga.transfer.engine.Engine` for the memory of a GPU.
+    """An :class:`~beluga.transfer.engine.CopyEngine` for the memory of a GPU.
 
     Work goes to ``stream`` (a handle, or a stream of torch or cupy), or to the stream that is given
     with a call. Without either it goes to streams of the engine, where reads have the higher
@@ -125,18 +125,18 @@ class CudaEngine:
         return self._registrar.settle(timeout_s)
 
     def gather_write(self, plan: Plan, *, stream: StreamLike | None = None) -> CudaTransfer:
-        """See :meth:`beluga.transfer.engine.Engine.gather_write`."""
+        """See :meth:`beluga.transfer.engine.CopyEngine.gather_write`."""
         plan.refuse_direction(write=True)
         return self._start(plan, self._stream_for(stream, write=True))
 
     def scatter_read(self, plan: Plan, *, stream: StreamLike | None = None) -> CudaTransfer:
-        """See :meth:`beluga.transfer.engine.Engine.scatter_read`."""
+        """See :meth:`beluga.transfer.engine.CopyEngine.scatter_read`."""
         plan.refuse_direction(write=False)
         return self._start(plan, self._stream_for(stream, write=False))
 
     def prepare(self, plan: Plan, direction: Direction) -> Prepared:
-        """See :meth:`beluga.transfer.engine.Engine`: the tables go to the GPU now where it copies
-        the plan by itself, by one kernel; else each range is a copy of its own."""
+        """See :meth:`beluga.transfer.engine.CopyEngine`: the tables go to the GPU now where it
+        copies the plan by itself, by one kernel; else each range is a copy of its own."""
         write = direction is Direction.WRITE
         plan.refuse_direction(write=write)
         self._refuse(plan)
@@ -194,7 +194,7 @@ class CudaEngine:
         return found
 
     def close(self) -> None:
-        """See :meth:`beluga.transfer.engine.Engine.close`. A second call does nothing."""
+        """See :meth:`beluga.transfer.engine.CopyEngine.close`. A second call does nothing."""
         if self._buffers.closed:
             return
         self._driver.use()  # any thread may close

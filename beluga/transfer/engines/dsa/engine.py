@@ -38,13 +38,13 @@ from beluga.errors import (
 from beluga.transfer.calibrate.cost import Cost
 from beluga.transfer.engine import Direction
 from beluga.transfer.engines.dsa.queue import Portal, open_device, open_software
-from beluga.transfer.engines.policy import Row, Step, probe
+from beluga.transfer.engines.policy import PolicyRow, Step, probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from beluga.pool import Pool
-    from beluga.transfer.engine import Engine
+    from beluga.transfer.engine import CopyEngine
     from beluga.transfer.plan.plan import Plan
 
 _EXIT_WAIT_S = 1.0
@@ -138,7 +138,7 @@ class DsaEngine:
         *,
         device_flushes: bool = False,
         cache_control: bool = False,
-        row: Row | None = None,
+        row: PolicyRow | None = None,
     ) -> None:
         self.why_software: str | None = None
         self._handle: core.bl_dsa_engine | None = None
@@ -162,7 +162,7 @@ class DsaEngine:
         out: core.CPointer[core.bl_dsa_engine],
         device_flushes: bool,
         cache_control: bool,
-        row: Row | None,
+        row: PolicyRow | None,
     ) -> None:
         pool = self._pool
         portal = queue if isinstance(queue, Portal) else self._choose(pool, queue)
@@ -345,6 +345,6 @@ def _error_of(status: int, doing: str, fault: str | None) -> BelugaError | OSErr
     return None
 
 
-def queue_of(engine: Engine) -> str:
+def queue_of(engine: CopyEngine) -> str:
     """The work queue by which an engine copies."""
     return engine.queue_text if isinstance(engine, DsaEngine) else engine.name
