@@ -67,7 +67,9 @@ EXTRAS = {
     "disagg": {"aiohttp", "msgspec", "nats"},
     "replay": {"msgspec", "rich"},
     "events": {"zmq"},
-    "gateway": {"aiohttp", "msgspec", "prometheus_client", "tokenizers", "transformers", "zmq"},
+    "gateway": {
+        *("aiohttp", "msgspec", "prometheus_client", "tokenizers", "transformers", "uvloop", "zmq"),
+    },
     "page": {"matplotlib"},
     "simulate": {"msgspec", "rich"},
     "tiers": {"mooncake", "obstore", "redis"},

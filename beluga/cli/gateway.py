@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -76,6 +75,14 @@ RuleName = Annotated[
     str,
     typer.Option(
         autocompletion=among(*RULES), help=f"The rule for remote prefill: {', '.join(RULES)}."
+    ),
+]
+Thresholds = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prefill-threshold",
+        metavar="NAME=NUMBER",
+        help="A threshold of the rule, such as effective_max=4096. Repeat the option for each.",
     ),
 ]
 Admin = Annotated[
@@ -215,6 +222,7 @@ def gateway(
     seed: Seed = 0,
     prefill_queue: Queues = None,
     prefill_when: RuleName = "isl-bounding",
+    prefill_threshold: Thresholds = None,
     prefill_wait: PrefillWait = 60.0,
     advise: Advise = 180.0,
     ttft_goal: TtftGoal = None,
@@ -248,20 +256,30 @@ def gateway(
         block_size=block_size,
         index_ranks=index_ranks,
         seed=seed,
-        advise_s=advise,
-        goals=Goals(ttft_s=ttft_goal, between_tokens_s=token_goal),
-        prefill=_prefill(prefill_queue, prefill_when, prefill_wait),
+        **_advice(advise, ttft_goal, token_goal),
+        prefill=_prefill(prefill_queue, prefill_when, prefill_threshold, prefill_wait),
         queue=queue,
         queue_threshold=queue_threshold,
         limits=_limits(queue_wait, max_inflight, retries, stall, health_interval, drain, bodies),
     )
-    asyncio.run(service.serve(asked, partial(_say_where, json=json)))
+    service.run(service.serve(asked, partial(_say_where, json=json)))
 
 
-def _prefill(queues: list[str] | None, rule: str, wait_s: float) -> Prefill:
+def _advice(
+    interval_s: float, ttft_goal: float | None, token_goal: float | None
+) -> dict[str, object]:
+    goals = Goals(ttft_s=ttft_goal, between_tokens_s=token_goal)
+    return {"advise_s": interval_s, "goals": goals}
+
+
+def _prefill(
+    queues: list[str] | None, rule: str, thresholds: list[str] | None, wait_s: float
+) -> Prefill:
     from beluga import gateway as service
 
-    return service.Prefill(service.read_queues(queues or ()), rule, wait_s)
+    return service.Prefill(
+        service.read_queues(queues or ()), rule, service.read_thresholds(thresholds or ()), wait_s
+    )
 
 
 def _limits(

@@ -6,6 +6,7 @@ starts it.
 It needs the packages of the extra ``router``.
 """
 
+from beluga.gateway.loop import run
 from beluga.gateway.service import Service, serve
 from beluga.gateway.settings import (
     Address,
@@ -16,6 +17,7 @@ from beluga.gateway.settings import (
     Settings,
     read_engines,
     read_queues,
+    read_thresholds,
     read_workers_file,
 )
 
@@ -29,6 +31,8 @@ __all__ = [
     "Settings",
     "read_engines",
     "read_queues",
+    "read_thresholds",
     "read_workers_file",
+    "run",
     "serve",
 ]

@@ -9,6 +9,8 @@
     POST   /workers/{id}/drain       send it nothing new; it leaves after its last request
     DELETE /workers/{id}             remove it at once; its running requests continue
     GET    /pool                     show how the index follows the pool's events
+    GET    /prefill                  show the rule for remote prefill, with its thresholds
+    PUT    /prefill                  {"effective_max": 4096}; others as at the start
     GET    /alerts                   alert rules for Prometheus
 
 It has its own listener, by default on the loopback address, because its users can redirect the
@@ -16,6 +18,8 @@ requests of all clients. ``callers.py`` has the checks of all its requests.
 """
 
 from __future__ import annotations
+
+import logging
 
 import msgspec
 from aiohttp import web
@@ -28,6 +32,9 @@ from beluga.gateway.cache import Cache
 from beluga.gateway.engine import Engine
 from beluga.gateway.fleet import Fleet
 from beluga.gateway.settings import EngineSpec, read_url
+from beluga.router import Decision
+
+log = logging.getLogger(__name__)
 
 
 class _NewWorker(msgspec.Struct, forbid_unknown_fields=True):
@@ -41,8 +48,8 @@ class _NewWorker(msgspec.Struct, forbid_unknown_fields=True):
 class AdminHandlers:
     """The handlers of the admin API."""
 
-    def __init__(self, fleet: Fleet, cache: Cache) -> None:
-        self._fleet, self._cache = fleet, cache
+    def __init__(self, fleet: Fleet, cache: Cache, decision: Decision) -> None:
+        self._fleet, self._cache, self._decision = fleet, cache, decision
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -51,6 +58,8 @@ class AdminHandlers:
             web.post("/workers/{id}/drain", self._drain),
             web.delete("/workers/{id}", self._remove),
             web.get("/pool", self._pool),
+            web.get("/prefill", self._rule),
+            web.put("/prefill", self._change_rule),
             web.get("/alerts", self._alerts),
         ]
 
@@ -58,10 +67,7 @@ class AdminHandlers:
         return _json([described(engine) for engine in self._fleet])
 
     async def _add(self, request: web.Request) -> web.Response:
-        connection = connection_of(request)
-        connection.wait()  # a client whose body does not come gives its place up
-        body = await request.read()
-        connection.place.work()
+        body = await _body(request)
         try:
             asked = msgspec.json.decode(body, type=_NewWorker)
             spec = EngineSpec(
@@ -89,6 +95,18 @@ class AdminHandlers:
         spaces = {f"{space:016x}": blocks for space, blocks in pool.feed.spaces.items()}
         return _json(pool.figures() | {"spaces": spaces, "problem": pool.problem})
 
+    async def _rule(self, _: web.Request) -> web.Response:
+        return _json({"rule": self._decision.name, "thresholds": self._decision.settings})
+
+    async def _change_rule(self, request: web.Request) -> web.Response:
+        try:
+            asked = msgspec.json.decode(await _body(request), type=dict[str, float | int | None])
+            self._decision.update(asked)
+        except (msgspec.MsgspecError, RouterError) as error:
+            raise Refusal(400, str(error)) from None
+        log.info("rule %s has the thresholds %s now", self._decision.name, self._decision.settings)
+        return await self._rule(request)
+
     async def _alerts(self, _: web.Request) -> web.Response:
         return web.Response(text=ALERTS, content_type="application/yaml")
 
@@ -98,6 +116,15 @@ class AdminHandlers:
             return self._fleet[int(number)]
         except (ValueError, RouterError):
             raise Refusal(404, f"there is no worker {number}") from None
+
+
+async def _body(request: web.Request) -> bytes:
+    """Return a request's body. A client whose body does not come gives its place up."""
+    connection = connection_of(request)
+    connection.wait()
+    body = await request.read()
+    connection.place.work()
+    return body
 
 
 def described(engine: Engine) -> dict[str, object]:

@@ -80,15 +80,26 @@ class Bodies:
         most = self._limits.body_size_max
         if request.content_length is not None and request.content_length > most:
             raise Refusal(413, f"the request's body has more than {most} bytes")
+        if request.content.is_eof():  # it has come with the headers
+            body = await request.content.readany()
+            if len(body) > most:
+                raise Refusal(413, f"the request's body has more than {most} bytes")
+            held.grow(len(body))
+            return body
+        # A timer that ends the content is cheaper than asyncio.wait_for, which needs a task.
+        late = asyncio.TimeoutError()
+        timer = asyncio.get_running_loop().call_later(
+            self._limits.body_s, request.content.set_exception, late
+        )
         try:
-            if request.content.is_eof():  # it has come with the headers
-                return await self._pieces(request, held)
-            return await asyncio.wait_for(self._pieces(request, held), self._limits.body_s)
+            return await self._pieces(request, held)
         except asyncio.TimeoutError:
             text = f"the request's body has not come whole in {self._limits.body_s:g} s"
             raise Refusal(408, text) from None
         except ConnectionError:  # the client has gone, for which aiohttp cancels this task
             raise asyncio.CancelledError from None
+        finally:
+            timer.cancel()
 
     async def _pieces(self, request: web.Request, held: Held) -> bytes:
         connection, most = connection_of(request), self._limits.body_size_max

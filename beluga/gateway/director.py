@@ -32,6 +32,9 @@ engine is up. A check is under way meanwhile, because an idle connection that th
 looks like a failure.
 """
 
+COUNTED_S = 1.0
+"""How often the metrics get the times between the tokens of an answer that is under way."""
+
 
 class Placement:
     """A request on a worker. The account ends with the context."""
@@ -48,6 +51,9 @@ class Placement:
         self._status = "cancelled"
         self._sent = time.perf_counter()
         self._last: float | None = None
+        self._last_gap_s = 0.0
+        self._gaps = director.metrics.gaps()
+        self._counted_at = self._sent  # when the metrics last got the gaps
         self._count = 0
 
     async def __aenter__(self) -> Placement:
@@ -60,6 +66,8 @@ class Placement:
         trace: TracebackType | None,
     ) -> None:
         self.end()
+        if self._gaps.times:
+            self._count_gaps()
         self._director.metrics.ended(self._parsed, self._status, self._count)
 
     def end(self) -> None:
@@ -77,11 +85,17 @@ class Placement:
         """Note that about ``count`` more tokens have come."""
         now = time.perf_counter()
         if self._last is not None and count > 0:
-            self._director.metrics.tokens(
-                self._parsed, self.engine, (now - self._last) / count, count
-            )
+            self._last_gap_s = gap_s = (now - self._last) / count
+            self._gaps.add(gap_s, count)
+            if now - self._counted_at > COUNTED_S:
+                self._count_gaps()
+                self._counted_at = now
         self._last = now
         self._count += count
+
+    def _count_gaps(self) -> None:
+        self._director.metrics.tokens(self._parsed, self.engine, self._gaps, self._last_gap_s)
+        self._gaps = self._director.metrics.gaps()
 
     def answered(self, status: object) -> None:
         """Note how the request ended: the HTTP status of a complete answer, or a word."""

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from beluga.gateway.histogram import RequestHistogram, BucketCounts
 from beluga.gateway.engine import PROBLEMS, Engine
 from beluga.gateway.parsed_request import ParsedRequest
 from beluga.router import Choice, Indexer, Load, Query
@@ -42,15 +43,14 @@ class Metrics:
         self._by_router()
         self._by_worker()
         self._pool: dict[str, Gauge] = {}  # made when there is one
-        self._children: dict[tuple[object, str], Any] = {}
+        self._children: dict[tuple[object, ...], Any] = {}
 
     def _by_router(self) -> None:
         known = self.registry
         prefix = "dynamo_component_router_"
-        of_model = ("model",)
 
-        def histogram(name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(prefix + name, what, of_model, buckets=buckets, registry=known)
+        def histogram(name: str, what: str, bounds: tuple[float, ...]) -> RequestHistogram:
+            return RequestHistogram(prefix + name, what, bounds, registry=known, label="model")
 
         self._requests = Counter(
             prefix + "requests", "Requests by how they ended", ("model", "status"), registry=known
@@ -61,23 +61,23 @@ class Metrics:
         self._output = histogram("output_sequence_tokens", "Answer lengths", _TOKENS)
         self._hits = histogram("kv_hit_rate", "Expected share of cached tokens", _SHARE)
         self._cached = histogram("cached_tokens", "Expected cached tokens", _TOKENS)
-        self._routing = Histogram(
+        self._routing = RequestHistogram(
             "dynamo_routing_latency_seconds",
             "Request read to worker chosen",
-            buckets=_LATENCY_S,
+            _LATENCY_S,
             registry=known,
         )
         self._parts = {
-            part: Histogram(
+            part: RequestHistogram(
                 f"dynamo_router_overhead_{part}_ms",
                 f"Routing: {part.replace('_', ' ')}",
-                buckets=_OVERHEAD_MS,
+                _OVERHEAD_MS,
                 registry=known,
             )
             for part in ("block_hashing", "indexer_find_matches", "seq_hashing", "scheduling")
         }
-        self._total = Histogram(
-            "dynamo_router_overhead_total_ms", "Routing", buckets=_OVERHEAD_MS, registry=known
+        self._total = RequestHistogram(
+            "dynamo_router_overhead_total_ms", "Routing", _OVERHEAD_MS, registry=known
         )
         self._events = Gauge(
             "dynamo_component_kv_cache_events_applied",
@@ -161,13 +161,14 @@ class Metrics:
             self._inflight,
         )
 
-    def _of(self, metric: Any, label: str) -> Any:
-        """Return a metric's child for one label. It is cached, because the package's lookup costs
-        more than the count.
+    def _of(self, metric: Any, *labels: str) -> Any:
+        """Return a metric's child for these labels. It is cached, because the package's lookup
+        costs more than the count.
         """
-        child = self._children.get((metric, label))
+        key = (metric, *labels)
+        child = self._children.get(key)
         if child is None:
-            child = self._children[metric, label] = metric.labels(label)
+            child = self._children[key] = metric.labels(*labels)
         return child
 
     def routed(
@@ -178,9 +179,9 @@ class Metrics:
         model = parsed.model or ""
         self._routing.observe(seconds)
         self._total.observe(seconds * 1e3)
-        self._of(self._input, model).observe(query.isl)
-        self._of(self._hits, model).observe(choice.hit_rate)
-        self._of(self._cached, model).observe(choice.hit_rate * query.isl)
+        self._input.observe(query.isl, model)
+        self._hits.observe(choice.hit_rate, model)
+        self._cached.observe(choice.hit_rate * query.isl, model)
 
     def part(self, name: str, seconds: float) -> None:
         """Note that a part of routing took so long."""
@@ -188,31 +189,37 @@ class Metrics:
 
     def first_token(self, parsed: ParsedRequest, engine: Engine, seconds: float) -> None:
         """Note the first byte of an answer, ``seconds`` after the request was sent."""
-        self._of(self._first, parsed.model or "").observe(seconds)
+        self._first.observe(seconds, parsed.model or "")
         if not engine.gone:
             self._of(self._last_first, engine.url).set(seconds)
 
-    def tokens(self, parsed: ParsedRequest, engine: Engine, seconds: float, count: int) -> None:
-        """Note ``count`` more tokens with ``seconds`` between them."""
-        between = self._of(self._next, parsed.model or "")
-        for _ in range(count):
-            between.observe(seconds)
+    def gaps(self) -> BucketCounts:
+        """Return a tally for the seconds between the tokens of an answer; see :meth:`tokens`."""
+        return self._next.tally()
+
+    def tokens(
+        self, parsed: ParsedRequest, engine: Engine, gaps: BucketCounts, last_s: float
+    ) -> None:
+        """Note the seconds between tokens of an answer, of which the last ones were ``last_s``
+        apart.
+        """
+        self._next.merge(gaps, parsed.model or "")
         if not engine.gone:
-            self._of(self._last_next, engine.url).set(seconds)
+            self._of(self._last_next, engine.url).set(last_s)
 
     def latencies(self) -> tuple[Latency, Latency]:
         """Return the latencies of first tokens and of later ones, for all models since the
         start.
         """
-        return _latency(self._first), _latency(self._next)
+        return Latency(*self._first.whole()), Latency(*self._next.whole())
 
     def ended(self, parsed: ParsedRequest, status: str, tokens: int) -> None:
         """Note that a request has ended, with an HTTP status, ``broken``, ``unanswered`` or
         ``cancelled``.
         """
-        self._requests.labels(parsed.model or "", status).inc()
+        self._of(self._requests, parsed.model or "", status).inc()
         if tokens:
-            self._of(self._output, parsed.model or "").observe(tokens)
+            self._output.observe(tokens, parsed.model or "")
 
     def prefilled(self, parsed: ParsedRequest, course: str) -> None:
         """Note where a prompt was prefilled."""
@@ -282,9 +289,3 @@ class Metrics:
     def text(self) -> bytes:
         """Return all metrics in Prometheus's text format."""
         return bytes(generate_latest(self.registry))
-
-
-def _latency(histogram: Histogram) -> Latency:
-    samples = [sample for metric in histogram.collect() for sample in metric.samples]
-    sums = (sum(s.value for s in samples if s.name.endswith(end)) for end in ("_sum", "_count"))
-    return Latency(*sums)

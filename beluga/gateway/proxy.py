@@ -276,7 +276,6 @@ class Proxy:
                 answer = await _whole(response, engine.url)
                 raise _UnansweredError(response.status, why, answer, pause_s=pause_s)
             engine.answered(response.status)
-            source = Source(response)
             target = web.StreamResponse(
                 status=response.status,
                 reason=response.reason,
@@ -284,18 +283,19 @@ class Proxy:
             )
             if response.content_length is not None:
                 target.content_length = response.content_length
-            try:
-                first = await source.next()
-                if parsed.path == RESPONSES and response.status == HTTPStatus.OK:
-                    first += await _until_data(source, first)
-                    self._director.responses.made(first, engine.worker.worker_id)
-            except BrokenOffError as error:
-                engine.broke_off(placement.client, str(error))
-                raise _UnansweredError(502, str(error), begun=True) from error
-            placement.first_token()
-            parsed.drop_body()  # nobody else gets it now
-            held.release()
-            await self._pass_on(request, source, first, target, placement)
+            with Source(response, self._limits.stall_s) as source:
+                try:
+                    first = await source.next()
+                    if parsed.path == RESPONSES and response.status == HTTPStatus.OK:
+                        first += await _until_data(source, first)
+                        self._director.responses.made(first, engine.worker.worker_id)
+                except BrokenOffError as error:
+                    engine.broke_off(placement.client, str(error))
+                    raise _UnansweredError(502, str(error), begun=True) from error
+                placement.first_token()
+                parsed.drop_body()  # nobody else gets it now
+                held.release()
+                await self._pass_on(request, source, first, target, placement)
             return target
 
     async def _pass_on(

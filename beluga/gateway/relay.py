@@ -10,7 +10,10 @@ that is split between two chunks does no harm.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
+from types import TracebackType
 
 import aiohttp
 from aiohttp import web
@@ -41,6 +44,8 @@ class Lines:
 
     def push(self, chunk: bytes) -> bytes:
         """Add a chunk. Returns what can be forwarded now."""
+        if not self._held and chunk.endswith(b"\n"):
+            return chunk
         cut = chunk.rfind(b"\n") + 1
         if cut == len(chunk):
             whole, self._held = self._held + chunk, b""
@@ -59,26 +64,67 @@ class Lines:
 
 
 class Source:
-    """An engine's answer, as pieces that can be forwarded."""
+    """An engine's answer, as pieces that can be forwarded; a context manager.
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
+    An engine that sends nothing for ``stall_s`` seconds while the client waits has stalled. aiohttp
+    sets a new timer for this with each piece; here one timer looks at when the last piece came.
+    """
+
+    def __init__(self, response: aiohttp.ClientResponse, stall_s: float) -> None:
         self.has_events = response.content_type == EVENT_STREAM
+        self._response = response
         self._content = response.content
         self._lines = Lines()
+        self._stall_s = stall_s
+        self._since: float | None = None  # since when the engine is waited for
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> Source:
+        connection = self._response.connection
+        if connection is not None and connection.protocol is not None:
+            connection.protocol.read_timeout = None
+            connection.protocol.start_timeout()  # without a timeout, this ends the old timer
+            self._look_in(self._stall_s)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     async def next(self) -> bytes:
         """Return the next piece, which is empty at the end. Raises BrokenOffError."""
         while True:
+            self._since = time.monotonic()
             try:
                 chunk = await self._content.readany()
             except FAILURES as error:
                 raise BrokenOffError(words_of(error)) from error
+            finally:
+                self._since = None
             if not chunk:
                 return self._lines.rest()
             if not self.has_events:
                 return chunk
             if whole := self._lines.push(chunk):
                 return whole
+
+    def _look_in(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        """End the answer if the engine has stalled, or look again when it may have."""
+        silent_s = 0.0 if self._since is None else time.monotonic() - self._since
+        if silent_s < self._stall_s:
+            self._look_in(self._stall_s - silent_s)
+        else:
+            stalled = aiohttp.SocketTimeoutError(f"nothing came for {self._stall_s:g} s")
+            self._content.set_exception(stalled)
+            self._response.close()
 
 
 async def relay(
@@ -91,14 +137,10 @@ async def relay(
     """
     piece = first
     while piece:
-        await _write(target, piece)
+        try:
+            await target.write(piece)
+        except (ConnectionError, RuntimeError) as error:  # "Cannot write to closing transport"
+            raise ClientGoneError(words_of(error)) from error
         if source.has_events:
             tokens(piece.count(_DATA) - piece.count(_DONE))
         piece = await source.next()
-
-
-async def _write(target: web.StreamResponse, data: bytes) -> None:
-    try:
-        await target.write(data)
-    except (ConnectionError, RuntimeError) as error:  # aiohttp: "Cannot write to closing transport"
-        raise ClientGoneError(words_of(error)) from error

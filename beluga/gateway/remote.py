@@ -41,17 +41,19 @@ class Remote:
     async def open(
         cls,
         settings: Prefill,
+        decision: Decision,
         load_of: Callable[[Worker], Load],
         metrics: Metrics,
         estimator: CostEstimator,
     ) -> Remote:
-        """Connect to the queues. ``load_of`` raises NoWorkersError for a decode engine that has
-        left. ``estimator`` tells how long a decode engine prefills.
+        """Connect to the queues of the prompts for which ``decision`` decides. ``load_of`` raises
+        NoWorkersError for a decode engine that has left. ``estimator`` returns how long a decode
+        engine prefills.
 
-        Raises RouterError for an unknown rule, and QueueError.
+        Raises QueueError.
         """
         prefillers: dict[str, Prefiller] = {}
-        remote = cls(prefillers, Decision(settings.rule), load_of, metrics, estimator)
+        remote = cls(prefillers, decision, load_of, metrics, estimator)
         try:
             for model, url in settings.queues:
                 queue = await open_queue(url, model)

@@ -39,6 +39,7 @@ from beluga.gateway.workers_file import WorkersFile
 from beluga.router import (
     DEFAULT_POLICY,
     BusyThresholds,
+    Decision,
     Load,
     Policy,
     PredictiveIndexer,
@@ -110,6 +111,7 @@ class Service:
             always_match=apart,
             wait_above=BusyThresholds(prefill_batches=settings.queue_threshold or None),
             on_index_error=lambda error: log.warning("the index failed: %s", error),
+            name_of=lambda worker: self.fleet[worker.worker_id].url,
         )
         self._director = Director(
             fleet=self.fleet,
@@ -120,6 +122,8 @@ class Service:
             wait_queue=self._wait_queue,
         )
         self.fleet.on_change(joined=self._cache.joined, left=self._cache.left)
+        rule = settings.prefill
+        self._decision = Decision(rule.rule, **dict(rule.thresholds))
         await self._open_handlers(stack, client)
         watch = Watch(self.fleet, self.metrics, self._cache.problems)
         task = asyncio.get_running_loop().create_task(watch.run())
@@ -148,7 +152,7 @@ class Service:
                 client_max_size=_ADMIN_BODY_MAX,
                 middlewares=[self._operators.follow, answers, check],
             )
-            app.add_routes(AdminHandlers(self.fleet, self._cache).routes())
+            app.add_routes(AdminHandlers(self.fleet, self._cache, self._decision).routes())
             self.admin_address = await self._listen(stack, settings.admin, app, self._operators)
 
     async def _open_handlers(
@@ -165,6 +169,7 @@ class Service:
         )
         remote = await Remote.open(
             settings.prefill,
+            self._decision,
             self._router.tracker.load,
             self.metrics,
             settings.estimator,

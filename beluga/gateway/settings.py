@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import ssl
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -122,6 +123,7 @@ class Prefill:
 
     queues: tuple[tuple[str, str], ...] = ()  # pairs of a model and the address of its queue
     rule: str = "isl-bounding"  # current Dynamo's rule
+    thresholds: tuple[tuple[str, float], ...] = ()  # of the rule, instead of its defaults
     wait_s: float = 60.0  # the longest wait for a prefill that a worker has taken
 
 
@@ -227,6 +229,21 @@ def read_queues(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
             raise RouterError(f"model {model} has two prefill queues; name one")
         queues[model] = url
     return tuple(queues.items())
+
+
+def read_thresholds(texts: Iterable[str]) -> tuple[tuple[str, float], ...]:
+    """Read the thresholds of a rule from texts ``NAME=NUMBER``. Raises RouterError."""
+    found: dict[str, float] = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not name or not math.isfinite(value):
+            raise RouterError(f"'{text}' is not NAME=NUMBER; give, for example, effective_max=4096")
+        found[name] = int(value) if value.is_integer() else value
+    return tuple(found.items())
 
 
 def read_workers_file(path: Path) -> tuple[EngineSpec, ...]:

@@ -207,6 +207,13 @@ class Decision:
         """Return whether a prefill worker should prefill the prompt."""
         return self.rule.remote(prompt)
 
+    @property
+    def settings(self) -> dict[str, object]:
+        """The rule's settings now, by name."""
+        return {
+            name: getattr(self.rule, name) for name in inspect.signature(type(self.rule)).parameters
+        }
+
     def update(self, settings: Mapping[str, object] | None) -> None:
         """Replace some of the first settings; None restores the first ones, as when the key in etcd
         is deleted. Raises RouterError without any change.

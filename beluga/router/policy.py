@@ -63,6 +63,7 @@ class Choice:
     cost: float = 0.0  # the policy's own figure, of which the lowest wins
     # the seconds of prefill that the worker is expected to need; None if the policy does not know
     prefill_s: float | None = None
+    costs: Sequence[float] = ()  # of all candidates, in their order, if the policy has costs
 
 
 class Policy(Protocol):

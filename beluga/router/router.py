@@ -8,7 +8,8 @@ The proxy and the simulator both route with this object. It does no I/O and read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+import logging
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from beluga.errors import AllWorkersBusyError, NoWorkersError, WorkersOverloadedError
 from beluga.router.constraints import BusyThresholds, Constraints
@@ -16,6 +17,8 @@ from beluga.router.load.tracker import LoadTracker
 from beluga.router.policy import Candidate, Choice, Policy, Query, Remembers
 from beluga.router.prefix.matches import FindMatches, Matches
 from beluga.router.worker import Overlap, Worker
+
+log = logging.getLogger(__name__)
 
 _NO_DEMANDS = Constraints()
 
@@ -28,6 +31,7 @@ class Router:
     routed as if nothing were cached: ``index_errors`` counts that and ``on_index_error`` gets the
     error. While every suitable worker is over ``wait_above`` (Dynamo: 16 prefill batches) the
     request must wait. A single worker that is over ``thresholds`` is excluded.
+    Each decision is one line of the log at debug level, in which ``name_of`` names workers.
     """
 
     def __init__(  # noqa: PLR0913  its parts, by name
@@ -40,6 +44,7 @@ class Router:
         thresholds: BusyThresholds | None = None,
         wait_above: BusyThresholds | None = None,
         on_index_error: Callable[[Exception], None] | None = None,
+        name_of: Callable[[Worker], str] = str,
     ) -> None:
         self.policy = policy
         self.tracker = tracker or LoadTracker()
@@ -49,6 +54,7 @@ class Router:
         self._find_matches = find_matches
         self._always_match = always_match
         self._on_index_error = on_index_error
+        self._name_of = name_of
         self._taints: dict[Worker, frozenset[str]] = {}
         self._suspended: set[Worker] = set()
 
@@ -113,7 +119,11 @@ class Router:
         """Choose a worker without an account. Raises the errors of candidates() and of the
         policy.
         """
-        return self.policy.choose(query, self.candidates(query, constraints, now))
+        candidates = self.candidates(query, constraints, now)
+        choice = self.policy.choose(query, candidates)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%s", self._explained(choice, candidates))
+        return choice
 
     def route(  # noqa: PLR0913  a request's particulars, by name
         self,
@@ -174,3 +184,13 @@ class Router:
             if self._on_index_error is not None:
                 self._on_index_error(error)
             return Matches()
+
+    def _explained(self, choice: Choice, candidates: Sequence[Candidate]) -> str:
+        """Return a line with the choice, and what speaks for each candidate."""
+        costs = [f"{cost:.4g}" for cost in choice.costs] or ["none"] * len(candidates)
+        seen = (
+            f"{self._name_of(each.worker)} cost {cost}, cached {each.overlap.blocks} blocks, "
+            f"requests {each.load.active_requests}"
+            for each, cost in zip(candidates, costs, strict=True)
+        )
+        return f"{self.policy.name} chose {self._name_of(choice.worker)} of: {'; '.join(seen)}"

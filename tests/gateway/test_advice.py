@@ -89,7 +89,9 @@ def test_objectives_are_of_the_last_interval() -> None:
     assert rack.advice() == ["add a worker: TTFT is 2 s, the objective 1 s"]
     rack.metrics.first_token(parsed, rack.engines[0], 0.5)
     assert rack.advice() == []
-    rack.metrics.tokens(parsed, rack.engines[0], 0.2, 4)
+    gaps = rack.metrics.gaps()
+    gaps.add(0.2, 4)
+    rack.metrics.tokens(parsed, rack.engines[0], gaps, 0.2)
     assert rack.advice() == ["add a worker: 0.2 s between tokens, the objective is 0.1 s"]
 
 

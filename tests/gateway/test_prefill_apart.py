@@ -22,12 +22,12 @@ from routed import routed, run, until
 
 from beluga.disagg import PrefillWorker
 from beluga.errors import NoWorkersError, QueueError, RouterError
-from beluga.gateway import Prefill, read_queues
+from beluga.gateway import Prefill, read_queues, read_thresholds
 from beluga.gateway import remote as remote_module
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.parsed_request import ParsedRequest
 from beluga.gateway.remote import Remote
-from beluga.router import Choice, CostEstimator, Load, Overlap, Worker
+from beluga.router import Choice, CostEstimator, Decision, Load, Overlap, Worker
 from beluga.router.load.costs import DEFAULT_MODEL, MODELS
 
 LONG = "a long prompt " * 400
@@ -174,7 +174,7 @@ async def remote_by(rule: str, load: Load | None) -> AsyncIterator[tuple[Remote,
         return load
 
     slow = CostEstimator(costs=dataclasses.replace(MODELS[DEFAULT_MODEL], a=1e6))
-    remote = await Remote.open(apart(rule=rule, wait_s=60), load_of, metrics, slow)
+    remote = await Remote.open(apart(wait_s=60), Decision(rule), load_of, metrics, slow)
     yield remote, came
     await remote.close()
 
@@ -258,3 +258,42 @@ def test_queues_are_read_as_model_and_address() -> None:
     for texts in (["m"], ["=pool"], ["m="], ["m=pool", "m=pool"]):
         with pytest.raises(RouterError, match=r"MODEL=QUEUE|two prefill queues"):
             read_queues(texts)
+
+
+def test_a_threshold_decides_and_changes_while_the_router_runs(queue: ListQueue) -> None:
+    async def scenario() -> None:
+        few = apart(thresholds=read_thresholds(["effective_max=100000", "ratio_max=2"]), wait_s=0.1)
+        async with routed(FakeEngine(), prefill=few) as site:
+            assert (await site.completed(prompt=LONG))[0] == 200
+            assert courses(await site.text("/metrics")) == {"local": 1}
+            rule = f"{site.admin}/prefill"
+            async with site.client.put(rule, json={"effective_max": 100}) as answer:
+                assert answer.status == 200
+                thresholds = (await answer.json())["thresholds"]
+                assert thresholds["effective_max"] == 100
+                assert thresholds["ratio_max"] == 2  # as it was started
+            assert (await site.completed(prompt="another " + LONG))[0] == 200
+            assert courses(await site.text("/metrics")) == {"local": 1, "untaken": 1}
+            for wrong in ({"effective": 1}, {"effective_max": "many"}, [1]):
+                async with site.client.put(rule, json=wrong) as answer:
+                    assert answer.status == 400
+            async with site.client.get(rule) as answer:
+                assert (await answer.json())["thresholds"]["effective_max"] == 100
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("text", ["effective_max", "=3", "effective_max=many", "a=nan", "a=inf"])
+def test_a_threshold_is_a_name_and_a_finite_number(text: str) -> None:
+    with pytest.raises(RouterError, match="NAME=NUMBER"):
+        read_thresholds([text])
+
+
+def test_a_threshold_that_the_rule_lacks_is_refused_at_the_start(queue: ListQueue) -> None:
+    async def scenario() -> None:
+        wrong = apart(thresholds=(("effective", 1.0),))
+        with pytest.raises(RouterError, match="no setting 'effective'; it has decode_blocks_max"):
+            async with routed(FakeEngine(), prefill=wrong):
+                pass
+
+    run(scenario)

@@ -63,7 +63,7 @@ class CacheAware:
     def _least_loaded(self, query: Query, candidates: Sequence[Candidate]) -> Choice:
         requests = [candidate.load.active_requests for candidate in candidates]
         place = lowest(requests, self.random)
-        return chosen(query, candidates[place], requests[place])
+        return chosen(query, candidates[place], requests[place], requests)
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -86,7 +86,7 @@ class LeastCost:
             costs.append(ttft_s + reuse * estimate.transfer_s + others_s)
             estimates.append(estimate)
         place = lowest(costs, self.random)
-        choice = chosen(query, candidates[place], costs[place])
+        choice = chosen(query, candidates[place], costs[place], costs)
         choice.prefill_s = estimates[place].added_s
         return choice
 

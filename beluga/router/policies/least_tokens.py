@@ -35,4 +35,4 @@ class LeastTokens:
             if count == fewest
         ]
         requests = [candidate.load.active_requests for candidate in tied]
-        return chosen(query, tied[lowest(requests, self._random)], fewest)
+        return chosen(query, tied[lowest(requests, self._random)], fewest, tokens)

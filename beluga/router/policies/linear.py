@@ -48,7 +48,7 @@ class Linear(PrefillCost):
     def choose(self, query: Query, candidates: Sequence[Candidate]) -> Choice:
         costs = self.costs(query, candidates)
         place = draw(costs, self.temperature, self.random)
-        return chosen(query, candidates[place], costs[place])
+        return chosen(query, candidates[place], costs[place], costs)
 
     def costs(self, query: Query, candidates: Sequence[Candidate]) -> list[float]:
         """Return the cost of each candidate in blocks. Raises NoWorkersError without candidates."""

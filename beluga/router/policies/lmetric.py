@@ -25,4 +25,4 @@ class LMetric(PrefillCost):
             for prefill, candidate in zip(prefills, candidates, strict=True)
         ]
         place = draw(costs, self.temperature, self.random)
-        return chosen(query, candidates[place], costs[place])
+        return chosen(query, candidates[place], costs[place], costs)

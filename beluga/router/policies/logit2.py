@@ -36,4 +36,4 @@ class Logit2:
             for candidate in candidates
         ]
         place = lowest(costs, self._random)
-        return chosen(query, candidates[place], costs[place])
+        return chosen(query, candidates[place], costs[place], costs)

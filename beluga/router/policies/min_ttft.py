@@ -58,7 +58,12 @@ class MinTtft:
         ]
         place = lowest([estimate.ttft_s for estimate in estimates], self.random)
         self._keep_objectives(estimates[place])
-        choice = chosen(query, candidates[place], estimates[place].ttft_s)
+        choice = chosen(
+            query,
+            candidates[place],
+            estimates[place].ttft_s,
+            [estimate.ttft_s for estimate in estimates],
+        )
         choice.prefill_s = estimates[place].added_s
         return choice
 

@@ -31,7 +31,12 @@ def lowest(costs: Sequence[float], random: Random) -> int:
     return random.choice([place for place, cost in enumerate(costs) if cost == best])
 
 
-def chosen(query: Query, candidate: Candidate, cost: float = 0.0) -> Choice:
-    """Return the choice of a candidate, with the share of the request that its overlap saves."""
+def chosen(
+    query: Query, candidate: Candidate, cost: float = 0.0, costs: Sequence[float] = ()
+) -> Choice:
+    """Return the choice of a candidate, with the share of the request that its overlap saves.
+    ``costs`` are those of all candidates.
+    """
     cached = min(candidate.overlap.blocks * query.block_size, query.isl)
-    return Choice(candidate.worker, candidate.overlap, cached / query.isl if cached else 0.0, cost)
+    hit_rate = cached / query.isl if cached else 0.0
+    return Choice(candidate.worker, candidate.overlap, hit_rate, cost, costs=costs)
