@@ -35,7 +35,7 @@ SCENES = {
     "drop": "bereaved",  # a client whose server dies
     "serve give lobby end session entry name extent space evict": "server",
     "grant reserve commit abort lookup release remove tomb": "server",
-    "take elect register recover": "heir",  # a server that takes over
+    "take elect register recover tomb.tier_written": "heir",  # a server that takes over
     "pidfds": "reaper",  # a server whose client dies
     "stop": "leaver",  # a server that stops in order
     "heartbeat": "client",
@@ -194,7 +194,10 @@ class Loop:
 
     def _play(self, arena: Arena, plan: Plan) -> None:
         """Play one round, until every call has ended and no process is stopped any more."""
-        arming = {"arm": [plan.point, plan.passage, plan.stop, plan.words]} if plan.point else {}
+        arming: Told = {}
+        if plan.point:
+            arming["arm"] = [plan.point, plan.passage, plan.stop, plan.words]
+            arming["brings_tier"] = plan.point == "tomb.tier_written"
         victim = arena.server if plan.scene in ("server", "leaver", "reaper") else arena.clients[-1]
         if arming and plan.scene != "heir":
             self._arm(victim, arming, plan)
@@ -226,6 +229,8 @@ class Loop:
         self._attend(arena, victim, plan, arming if plan.scene == "heir" else {})
         if plan.point and victim.ended is None:
             self._arm(victim, {"arm": [None, 0, False, 0]}, plan)
+        if arming.get("brings_tier"):
+            arena.server.kill()  # removals wait for the usual tier, which it lacks
 
     def _attend(self, arena: Arena, victim: Member, plan: Plan, arming: Told) -> None:
         """Let the work end. A dead server gets a successor (the first of them armed), and a stopped

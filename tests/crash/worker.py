@@ -36,6 +36,15 @@ from beluga.index import (
 from beluga.kvcache import KVCache, PutResult
 from beluga.pool import Pool
 from beluga.rpc import Client as RpcClient
+from beluga.rpc import Handlers
+
+handlers = Handlers()
+
+
+@handlers.add
+def mirrored(data: bytes) -> bytes:
+    return data[::-1]
+
 
 Told = dict[str, Any]
 Talk = Callable[[Told | None], Told]  # answers, then hears what is next
@@ -45,9 +54,10 @@ KEPT = 24  # the first of them are never removed
 CHAIN = 6
 WORDS = (384, 5120, 80_000)  # of 8 bytes: one checksum, three, many
 PAGE_WORDS = 512
-OWN = 1000  # from here on a number has a size class of its own
+OWN = 1000  # from here on a block is longer than a stripe: it has an extent, which closes with it
 SLOTS_MAX = 4
 EVERY = (*range(NUMBERS), *range(OWN, OWN + 2 * SLOTS_MAX))
+SIZES = (0, 8, 300, 3000)  # bytes of a handler's call: within a line, and in the bulk area
 CALL_S = 60.0  # a call that takes longer has hung
 REMOVER_S = 0.005  # for which tombstones wait
 HASTE_S = 0.02  # less than a server stands still
@@ -55,7 +65,7 @@ HASTE_S = 0.02  # less than a server stands still
 
 def words_of(number: int) -> int:
     """Return the length of a block."""
-    return WORDS[number % len(WORDS)] if number < OWN else (number - OWN + 20) * PAGE_WORDS
+    return WORDS[number % len(WORDS)] if number < OWN else (number - OWN + 520) * PAGE_WORDS
 
 
 def content(number: int) -> NDArray[np.uint64]:
@@ -89,7 +99,13 @@ def serve(talk: Talk, paths: list[Path], first: Told) -> None:
         arm(first)
     with Pool.open(paths) as pool:
         server = MetaServer(pool)
-        token = server.attach_lower(0, wait=False, unknown=2)
+        # A server in between has another tier. Its successors give that one up.
+        brings = first.get("brings_tier", False)
+        if not brings:
+            server.give_up_tier("another")
+        names = ["another" if brings else "usual"]
+        token = server.attach_lower(0, wait=False, unknown=2, names=names)
+        server.register(handlers, threads=2)
         server.start()
         remover = Remover(server, pool, token)
         told = talk({"epoch": server.stat().epoch})
@@ -149,7 +165,7 @@ class Client:
     def __init__(self, pool: Pool, slot: int) -> None:
         self._pool = pool
         self._gone = False  # its own numbers, which nobody else puts, were removed
-        self._own = OWN + 2 * slot  # two numbers in size classes that nobody else uses
+        self._own = OWN + 2 * slot  # two numbers that nobody else uses
         self._cache = self._attach()
         self._stored: set[int] = set()
         self._checked = 0
@@ -171,7 +187,7 @@ class Client:
             self._attach_in_vain()
         self._stored, self._checked = set(), 0
         dice = random.Random(told["seed"])
-        steps = [self._store, self._fetch, self._doom, self._give_up, self._own_class]
+        steps = [self._store, self._fetch, self._doom, self._give_up, self._own_class, self._call]
         if "churn" in told:
             steps = dice.choices([*steps, self._attach_anew], k=told["churn"])
         else:
@@ -255,7 +271,7 @@ class Client:
         meta.abort([grant for grant in grants if grant.state == BlockState.GRANTED])
 
     def _own_class(self, _: random.Random) -> None:
-        """Open an extent and empty it; what was removed is there no more, whoever serves."""
+        """Open extents and empty them; what was removed is there no more, whoever serves."""
         numbers = [self._own, self._own + 1]
         if self._gone and (back := [number for number in numbers if self._right([number])]):
             raise AssertionError(f"blocks {back} were removed and are there")
@@ -264,6 +280,13 @@ class Client:
         self._right(numbers)
         self._cache.remove(keys(numbers))
         self._gone = True
+
+    def _call(self, dice: random.Random) -> None:
+        """Call a handler, whose thread the server's death ends, too; the answer is this call's."""
+        sent = dice.randbytes(dice.choice(SIZES))
+        got = self._cache.client.call("mirrored", sent, returns=bytes, timeout_s=CALL_S)
+        if got != sent[::-1]:
+            raise AssertionError(f"a handler's answer of {len(got)} bytes is of another call")
 
     def _audit(self) -> list[int]:
         return [number for number in EVERY if self._right([number])]
