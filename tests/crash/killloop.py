@@ -89,6 +89,16 @@ class Plan:
             return f"{self.point}+{STORES.index(self.words) + 1}"
         return f"{self.point}~" if self.words else str(self.point)
 
+    @property
+    def arming(self) -> Told:
+        """Return what a process is given that is to fall at the point."""
+        if self.point is None:
+            return {}
+        return {
+            "arm": [self.point, self.passage, self.stop, self.words],
+            "brings_tier": self.point == "tomb.tier_written",
+        }
+
     def __str__(self) -> str:
         where = f"{self.point}:{self.passage}" if self.point else "a random moment"
         where += f" with the words {self.words:#010b}" if self.words else ""
@@ -194,10 +204,7 @@ class Loop:
 
     def _play(self, arena: Arena, plan: Plan) -> None:
         """Play one round, until every call has ended and no process is stopped any more."""
-        arming: Told = {}
-        if plan.point:
-            arming["arm"] = [plan.point, plan.passage, plan.stop, plan.words]
-            arming["brings_tier"] = plan.point == "tomb.tier_written"
+        arming = plan.arming
         victim = arena.server if plan.scene in ("server", "leaver", "reaper") else arena.clients[-1]
         if arming and plan.scene != "heir":
             self._arm(victim, arming, plan)
@@ -210,6 +217,15 @@ class Loop:
             arena.server.kill()  # first, so that a call of the client finds it dead
         for number, member in enumerate(arena.clients):
             member.tell({"seed": seed + number} | told)
+        self._strike(arena, victim, plan)
+        self._attend(arena, victim, plan, arming if plan.scene == "heir" else {})
+        if plan.point and victim.ended is None:
+            self._arm(victim, {"arm": [None, 0, False, 0]}, plan)
+        if arming.get("brings_tier"):
+            arena.server.kill()  # removals wait for the usual tier, which it lacks
+
+    def _strike(self, arena: Arena, victim: Member, plan: Plan) -> None:
+        """Kill or stop who is struck at no point, while the clients work."""
         if plan.scene == "leaver":
             victim.tell({"stop": 1})
         elif plan.scene == "heir":
@@ -226,11 +242,6 @@ class Loop:
                 else:
                     member.kill()
                 self._count(plan)
-        self._attend(arena, victim, plan, arming if plan.scene == "heir" else {})
-        if plan.point and victim.ended is None:
-            self._arm(victim, {"arm": [None, 0, False, 0]}, plan)
-        if arming.get("brings_tier"):
-            arena.server.kill()  # removals wait for the usual tier, which it lacks
 
     def _attend(self, arena: Arena, victim: Member, plan: Plan, arming: Told) -> None:
         """Let the work end. A dead server gets a successor (the first of them armed), and a stopped
