@@ -67,23 +67,27 @@ typedef struct bl_link {
 } bl_link;
 
 typedef struct bl_block {
-    uint64_t key[2];
     uint64_t generation;
     uint64_t offset;
-    uint64_t fingerprint;
     uint32_t length;
-    uint32_t chunk_size;
-    uint16_t state;             /* bl_number_state */
-    uint16_t tenant;            /* of a committed block: its place in bl_meta.tenants */
     uint32_t pin_count;
-    uint32_t lane;              /* the lane that has the grant */
     uint32_t task;              /* 1 + its place among the tasks; 0: it may be evicted */
-    uint8_t offload;            /* bl_offload */
-    uint8_t again;              /* it was offered again since the last hit */
-    uint16_t brought;           /* bl_brought */
+    uint16_t tenant;            /* of a committed block: its place in bl_meta.tenants */
+    uint8_t state;              /* bl_number_state */
+    uint8_t offload : 4;        /* bl_offload */
+    uint8_t again : 4;          /* it was offered again since the last hit */
+    uint64_t key[2];            /* a lookup reads nothing from here on */
+    uint64_t fingerprint;
+    uint32_t chunk_size;
+    uint32_t lane;              /* the lane that has the grant */
     uint32_t named;             /* its line of the name table has its name */
+    uint16_t brought;           /* bl_brought */
     bl_link links[BL_LIST_COUNT]; /* bl_list */
 } bl_block;
+
+_Static_assert(offsetof(bl_block, key) == BL_LINE_SIZE / 2 &&
+                   sizeof(bl_block) % (BL_LINE_SIZE / 2) == 0,
+               "half a line, which never straddles two: a hit costs one miss here");
 
 /* The part of a session's holdings that counts against its quota, besides its pins. */
 typedef struct bl_hold {

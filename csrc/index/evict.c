@@ -68,6 +68,18 @@ void bl_evict_expect(bl_evict *order, uint32_t id_count)
 
 int bl_evict_assigns(const bl_evict *order) { return order->policy != BL_EVICT_LRU; }
 
+void bl_evict_prefetch(const bl_evict *order, uint32_t id)
+{
+    if (order->policy == BL_EVICT_LRU)
+        bl_ring_prefetch(&order->ring, id);
+}
+
+void bl_evict_prefetch_neighbors(const bl_evict *order, uint32_t id)
+{
+    if (order->policy == BL_EVICT_LRU)
+        bl_ring_prefetch_neighbors(&order->ring, id);
+}
+
 void bl_evict_touch(bl_evict *order, uint32_t id)
 {
     if (order->policy == BL_EVICT_LRU)

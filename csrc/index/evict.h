@@ -45,6 +45,11 @@ void bl_evict_expect(bl_evict *order, uint32_t id_count);
 /* Return whether the policy needs bl_evict_assign. */
 int bl_evict_assigns(const bl_evict *order);
 
+/* Prefetch what a touch or a removal of an id reads: its own node, and later that node's neighbors,
+ * whose numbers it has. */
+void bl_evict_prefetch(const bl_evict *order, uint32_t id);
+void bl_evict_prefetch_neighbors(const bl_evict *order, uint32_t id);
+
 /* Count a use of an id, and add it to the order if it is not there. The first touch of a new block
  * only adds it. LRU: it becomes the newest of all. */
 void bl_evict_touch(bl_evict *order, uint32_t id);

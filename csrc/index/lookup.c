@@ -4,11 +4,12 @@
  * Handles the calls of readers: lookup, release, remove, stat. A pinned block is not evicted; its
  * bytes stay where they are until the last pin is gone, even if the block is removed meanwhile.
  */
+#include "base/minmax.h"
 #include "coherence/crash_point.h"
 #include "index/call.h"
 #include "index/tombs.h"
 
-enum { BL_PREFETCH_KEYS = 8 };
+enum { BL_GROUP_KEYS = 16 };   /* about as many misses as a core has under way */
 
 /* Add a pin for a lane: 0, -BL_ERROR_PIN_LIMIT or _QUOTA. A pinned block is not in the eviction
  * order. */
@@ -50,36 +51,71 @@ void bl_unpin(bl_meta *meta, uint32_t number, uint32_t count)
     }
 }
 
+static void bl_key_at(const uint8_t *keys, uint32_t index, uint64_t key[2])
+{
+    memcpy(key, keys + index * 2 * sizeof *key, 2 * sizeof *key); /* of any alignment */
+}
+
+/* Prefetch the buckets of keys [first, end). */
+static void bl_lookup_begin(const bl_meta *meta, const uint8_t *keys, uint32_t first, uint32_t end)
+{
+    uint64_t key[2];
+    for (uint32_t i = first; i < end; i++) {
+        bl_key_at(keys, i, key);
+        bl_index_prefetch(meta->index, key);
+    }
+}
+
+/* Find the numbers of keys [first, end), whose buckets are on their way, and prefetch what a hit
+ * reads of each block and of its place in the eviction order. */
+static void bl_lookup_find(const bl_meta *meta, const uint8_t *keys, uint32_t first, uint32_t end,
+                           int64_t *numbers)
+{
+    uint64_t key[2];
+    for (uint32_t i = first; i < end; i++) {
+        bl_key_at(keys, i, key);
+        int64_t number = numbers[i - first] = bl_index_find(meta->index, key);
+        if (number < 0)
+            return; /* the chain ends here */
+        bl_prefetch(&meta->blocks[number]);
+        bl_evict_prefetch(meta->order, (uint32_t)number);
+    }
+}
+
 /* Look up the leading keys that are committed: return their number; state is that of the key after
- * them. */
+ * them. Each of a hit's four misses (bucket, block, node, neighbors) is asked for a group ahead. */
 static uint32_t bl_lookup_chain(bl_meta *meta, const uint8_t *keys, uint32_t count, bl_call *call,
                                 uint32_t *state)
 {
-    uint64_t key[2];
-    uint32_t hits = 0;
+    int64_t numbers[BL_GROUP_KEYS];
+    uint32_t end;
     *state = BL_BLOCK_HIT;
-    for (; hits < count; hits++) {
-        if (hits + BL_PREFETCH_KEYS < count) {
-            memcpy(key, keys + (hits + BL_PREFETCH_KEYS) * sizeof key, sizeof key);
-            bl_index_prefetch(meta->index, key);
+    bl_lookup_begin(meta, keys, 0, (uint32_t)bl_least(count, BL_GROUP_KEYS));
+    for (uint32_t first = 0; first < count; first = end) {
+        end = (uint32_t)bl_least(first + BL_GROUP_KEYS, count);
+        bl_lookup_begin(meta, keys, end, (uint32_t)bl_least(end + BL_GROUP_KEYS, count));
+        bl_lookup_find(meta, keys, first, end, numbers);
+        for (uint32_t hits = first; hits < end; hits++) {
+            int64_t number = numbers[hits - first];
+            if (number < 0 || meta->blocks[number].state != BL_NUMBER_COMMITTED) {
+                uint64_t key[2];
+                bl_key_at(keys, hits, key);
+                *state = number < 0 ? bl_lower_state(meta, key) : BL_BLOCK_PENDING;
+                return hits;
+            }
+            const bl_block *block = &meta->blocks[number];
+            bl_block_record record = {
+                .offset = block->offset,
+                .generation = block->generation,
+                .block = (uint32_t)number,
+                .length = block->length,
+                .state = BL_BLOCK_HIT,
+            };
+            bl_meta_record(call, hits, &record);
+            bl_evict_prefetch_neighbors(meta->order, (uint32_t)number);
         }
-        memcpy(key, keys + hits * sizeof key, sizeof key);
-        int64_t number = bl_index_find(meta->index, key);
-        if (number < 0 || meta->blocks[number].state != BL_NUMBER_COMMITTED) {
-            *state = number < 0 ? bl_lower_state(meta, key) : BL_BLOCK_PENDING;
-            break;
-        }
-        const bl_block *block = &meta->blocks[number];
-        bl_block_record record = {
-            .offset = block->offset,
-            .generation = block->generation,
-            .block = (uint32_t)number,
-            .length = block->length,
-            .state = BL_BLOCK_HIT,
-        };
-        bl_meta_record(call, hits, &record);
     }
-    return hits;
+    return count;
 }
 
 static uint32_t bl_record_block(const bl_call *call, uint32_t index)

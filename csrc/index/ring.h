@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "base/lazy.h"
+#include "coherence/coherence.h"
 
 /* Node numbers: the sentinels of the two lists, then id 0. */
 enum { BL_RING_MAIN = 1, BL_RING_SMALL = 2, BL_RING_FIRST = 3 };
@@ -42,6 +43,18 @@ static inline void bl_ring_destroy(bl_ring *ring) { bl_lazy_unmap(ring->node, ri
 static inline int bl_ring_has(const bl_ring *ring, uint32_t id)
 {
     return ring->node[id + BL_RING_FIRST].newer != 0;
+}
+
+static inline void bl_ring_prefetch(const bl_ring *ring, uint32_t id)
+{
+    bl_prefetch(&ring->node[id + BL_RING_FIRST]);
+}
+
+static inline void bl_ring_prefetch_neighbors(const bl_ring *ring, uint32_t id)
+{
+    const bl_ring_node *node = &ring->node[id + BL_RING_FIRST];
+    bl_prefetch(&ring->node[node->older]);
+    bl_prefetch(&ring->node[node->newer]);
 }
 
 /* Remove an id from its list; if it is in none, nothing happens. */
