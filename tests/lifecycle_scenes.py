@@ -248,7 +248,7 @@ class Scene:
 
 
 def _no_pins() -> Any:
-    pins: Any = type("Pins", (), {"count": 0, "_commits": ()})()
+    pins: Any = type("Pins", (), {"count": 0, "_records": ()})()
     return pins
 
 

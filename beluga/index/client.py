@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -38,6 +38,9 @@ class BlockState(enum.IntEnum):
     GRANTED = 3
     REFUSED = 4
     BELOW = 5
+
+
+_STATES = tuple(BlockState)
 
 
 class Left(enum.IntEnum):
@@ -73,7 +76,11 @@ class Lookup:
     __slots__ = ("_keys", "_records", "count", "state")
 
     def __init__(
-        self, count: int, state: BlockState, records: NDArray[np.void], keys: NDArray[np.uint64]
+        self,
+        count: int,
+        state: BlockState,
+        records: core.bl_block_record,
+        keys: NDArray[np.uint64],
     ) -> None:
         self.count, self.state = count, state
         self._records, self._keys = records, keys
@@ -81,15 +88,11 @@ class Lookup:
     @property
     def hits(self) -> tuple[Grant, ...]:
         """The hits one by one, made anew at each use; ``count`` costs nothing."""
-        records = ffi.from_buffer("bl_block_record[]", self._records)
-        return tuple(_grant(records[i], self._keys[i]) for i in range(self.count))
+        return tuple(_grant(self._records[i], self._keys[i]) for i in range(self.count))
 
     def pins(self) -> Pins:
         """The hits of a lookup with ``pin``, for their release in one call."""
-        commits = np.zeros(self.count, dtype=_COMMIT)
-        for name in ("generation", "block"):
-            commits[name] = self._records[name][: self.count]
-        return Pins(self.count, ffi.from_buffer("bl_commit[]", commits), self.state)
+        return Pins(self.count, self._records, self.state)
 
 
 @dataclasses.dataclass(slots=True)
@@ -99,7 +102,7 @@ class Pins:
     """
 
     count: int
-    _commits: core.bl_commit = dataclasses.field(repr=False)
+    _records: core.bl_block_record = dataclasses.field(repr=False)
     state: BlockState = BlockState.MISS
 
 
@@ -113,25 +116,21 @@ class MetaClient:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._timeout_ns = nanoseconds(client.timeout_s)
+        self._state = ffi.new("uint32_t *")  # of the lookup that has the client's lock
 
     def lookup(self, keys: NDArray[np.uint64], *, pin: bool = False) -> Lookup:
         """Find the leading keys that are committed. With ``pin`` they stay until
         :meth:`release`.
         """
-        records = np.empty(len(keys), dtype=_RECORD)
-        state = ffi.new("uint32_t *")
+        words, asked, flags = _words(keys), len(keys), lib.BL_LOOKUP_PIN if pin else 0
+        records = ffi.new("bl_block_record[]", asked)
         with self._client.lock:
-            count = lib.bl_lookup(
-                self._client.session,
-                _words(keys),
-                len(keys),
-                lib.BL_LOOKUP_PIN if pin else 0,
-                ffi.from_buffer("bl_block_record[]", records, require_writable=True),
-                state,
-                self._timeout_ns,
-            )
-        raise_for_status(count, "looking blocks up")
-        return Lookup(count, BlockState(state[0]), records, keys)
+            session, state = self._client.session, self._state
+            count = lib.bl_lookup(session, words, asked, flags, records, state, self._timeout_ns)
+            after = state[0]
+        if count < 0:
+            raise_for_status(count, "looking blocks up")
+        return Lookup(count, _STATES[after], records, keys)
 
     def pin(self, keys: NDArray[np.uint64]) -> Pins:
         """Pin the leading keys that are committed."""
@@ -139,10 +138,10 @@ class MetaClient:
 
     def unpin(self, pins: Pins) -> int:
         """Drop these pins, once. Returns how many were dropped."""
-        count, pins.count = min(pins.count, len(pins._commits)), 0
+        count, pins.count = min(pins.count, len(pins._records)), 0
         if count <= 0:
             return 0
-        return self._tell(lib.bl_release_blocks, pins._commits, count, "releasing")
+        return self._tell(lib.bl_release_blocks, pins._records, count, "releasing blocks")
 
     def reserve(
         self, keys: NDArray[np.uint64], *, length: int, fingerprint: int = 0, chunk_size: int = 0
@@ -184,11 +183,15 @@ class MetaClient:
 
     def abort(self, grants: Sequence[Grant]) -> int:
         """Give grants back; the caller writes to them no more. Returns how many were given back."""
-        return self._tell(lib.bl_abort_blocks, _commits(grants, 0), len(grants), "aborting")
+        return self._tell(lib.bl_abort_blocks, _commits(grants, 0), len(grants), "aborting blocks")
 
     def release(self, hits: Sequence[Grant]) -> int:
         """Drop the pins of a lookup. Returns how many were dropped."""
-        return self._tell(lib.bl_release_blocks, _commits(hits, 0), len(hits), "releasing")
+        records = ffi.new(
+            "bl_block_record[]",
+            [{"generation": hit.generation, "block": hit.block} for hit in hits],
+        )
+        return self._tell(lib.bl_release_blocks, records, len(hits), "releasing blocks")
 
     def remove(self, keys: NDArray[np.uint64]) -> int:
         """Remove blocks. Returns how many the pool had; pinned blocks keep their bytes until
@@ -197,7 +200,7 @@ class MetaClient:
         The pool remembers what its lower tiers have not removed yet, and nothing of it comes back.
         Raises :class:`~beluga.errors.RemovalsFullError` if it remembers too much of this already.
         """
-        return self._tell(lib.bl_remove_blocks, _words(keys), len(keys), "removing")
+        return self._tell(lib.bl_remove_blocks, _words(keys), len(keys), "removing blocks")
 
     def removing(self, keys: NDArray[np.uint64]) -> NDArray[np.uint8]:
         """Return which lower tiers have not removed each key yet, as bits: ``1 << n`` is tier n."""
@@ -269,27 +272,8 @@ class MetaClient:
         doing: str,
     ) -> int:
         with self._client.lock:
-            return raise_for_status(
-                function(self._client.session, items, count, self._timeout_ns), f"{doing} blocks"
-            )
-
-
-def _struct(
-    name: Literal["bl_block_record", "bl_commit"], fields: dict[str, str]
-) -> np.dtype[np.void]:
-    """Describe some fields of a C struct as a numpy dtype."""
-    return np.dtype(
-        {
-            "names": list(fields),
-            "formats": list(fields.values()),
-            "offsets": [ffi.offsetof(name, field) for field in fields],
-            "itemsize": ffi.sizeof(name),
-        }
-    )
-
-
-_RECORD = _struct("bl_block_record", {"generation": "u8", "block": "u4"})
-_COMMIT = _struct("bl_commit", {"generation": "u8", "block": "u4"})
+            told = function(self._client.session, items, count, self._timeout_ns)
+        return raise_for_status(told, doing)
 
 
 def _words(keys: NDArray[np.uint64]) -> core.uint64_p:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import core, ffi, lib
 from beluga.arguments import of_type, short
 from beluga.errors import BadTypeError, BadValueError, raise_for_status
 
@@ -93,21 +93,30 @@ class Namespace:
         return cls(value if isinstance(value, Mapping) else {"name": value})
 
 
-def _packed(digests: Sequence[bytes]) -> NDArray[np.uint8]:
-    if set(map(type, digests)) != {bytes}:  # what engines have, with no look at each
-        for digest in digests:
-            if not isinstance(digest, bytes | bytearray | memoryview | np.ndarray):
-                raise BadTypeError(
-                    f"a key is {DIGEST_SIZE_MIN} to {DIGEST_SIZE_MAX} bytes, not {short(digest)}; "
-                    "give beluga.kvcache.hash_keys() of names"
-                )
-    sizes = set(map(len, digests))
+def _joined(digests: Sequence[bytes]) -> tuple[bytes, int]:
+    """Return digests end to end, and the size of each. They are not looked at one by one unless
+    something is wrong.
+    """
+    try:
+        joined = b"".join(digests)
+    except (TypeError, BufferError, ValueError):
+        joined = b""
+    sizes = set(map(len, digests)) if joined else set()
+    if len(sizes) == 1 and len(joined) == len(digests) * (size := sizes.pop()):
+        return joined, size
+    for digest in digests:
+        if not isinstance(digest, bytes | bytearray | memoryview | np.ndarray):
+            raise BadTypeError(
+                f"a key is {DIGEST_SIZE_MIN} to {DIGEST_SIZE_MAX} bytes, not {short(digest)}; "
+                "give beluga.kvcache.hash_keys() of names"
+            )
     if len(sizes) > 1:
         raise BadValueError(
             f"digests of {min(sizes)} to {max(sizes)} bytes; give all the same size"
         )
-    packed = np.frombuffer(b"".join(digests), dtype=np.uint8)
-    return packed.reshape(len(digests), sizes.pop() if sizes else DIGEST_SIZE_MIN)
+    if digests:
+        raise BadValueError("a digest is no run of bytes; give bytes in a list")
+    return b"", DIGEST_SIZE_MIN
 
 
 def fold(namespace: Namespace, digests: Sequence[bytes] | NDArray[np.uint8]) -> NDArray[np.uint64]:
@@ -116,24 +125,25 @@ def fold(namespace: Namespace, digests: Sequence[bytes] | NDArray[np.uint8]) -> 
     ``digests`` have 16 to 64 uniformly random bytes each. They are a list of bytes, or a uint8
     array (or other buffer) of shape (count, size). Raises :class:`ValueError` for any other shape.
     """
-    packed = (
-        _packed(digests)
-        if isinstance(digests, (list, tuple))
-        else np.ascontiguousarray(np.asarray(digests))
-    )
-    if packed.dtype != np.uint8 or packed.ndim != 2:
-        raise BadValueError(
-            f"digests are a {packed.dtype} array of shape {packed.shape}; "
-            "give bytes in a list, or a uint8 array of shape (count, size)"
-        )
-    count, size = packed.shape
+    if isinstance(digests, (list, tuple)):
+        joined, size = _joined(digests)
+        source: bytes | core.uint8_p = joined
+        count = len(digests)
+    else:
+        packed = np.ascontiguousarray(np.asarray(digests))
+        if packed.dtype != np.uint8 or packed.ndim != 2:
+            raise BadValueError(
+                f"digests are a {packed.dtype} array of shape {packed.shape}; "
+                "give bytes in a list, or a uint8 array of shape (count, size)"
+            )
+        source = ffi.from_buffer("uint8_t[]", packed)
+        count, size = packed.shape
     if not DIGEST_SIZE_MIN <= size <= DIGEST_SIZE_MAX:
         raise BadValueError(
             f"digests of {size} bytes; give {DIGEST_SIZE_MIN} to {DIGEST_SIZE_MAX} random bytes, "
             "or beluga.kvcache.hash_keys() of what you have"
         )
     keys = np.empty((count, 2), dtype=np.uint64)
-    source = ffi.from_buffer("uint8_t[]", packed)
     target = ffi.from_buffer("uint64_t[]", keys, require_writable=True)
     raise_for_status(
         lib.bl_fold_keys(source, size, count, namespace.digest, target), "folding keys"

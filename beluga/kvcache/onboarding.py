@@ -34,8 +34,8 @@ class Found(int):
 
     def __new__(cls, tiers: NDArray[np.uint8]) -> Found:
         """Count the leading blocks."""
-        absent = np.flatnonzero(tiers == 0)
-        found = super().__new__(cls, int(absent[0]) if len(absent) else len(tiers))
+        absent = tiers.tobytes().find(0)
+        found = super().__new__(cls, len(tiers) if absent < 0 else absent)
         found.tiers = tiers
         return found
 

@@ -93,17 +93,16 @@ class Client(OfThisProcess):
         if not hasattr(pool, "using"):
             raise BadTypeError(f"a session is of a Pool, not of {short(pool)}; open one")
         self.pool = pool
-        self.timeout_s = timeout_s
+        self._timeout_s, self._timeout_ns = timeout_s, timeout_ns
         self.report = Report()
         """What this session counts for the server's exporter; see :meth:`tell`."""
         self._mismatches = 0, 0
         self._exchanging, self._number = threading.Lock(), 0
         self._held = _Held()
-        self._size = ffi.new("uint32_t *")
-        self._reply = ffi.new("uint8_t[]", pool.geometry.bulk_size)
-        self._message = ffi.new("bl_message *")
-        self._message.reply, self._message.reply_capacity = self._reply, len(self._reply)
-        self._pid = os.getpid()
+        self._reply_size = pool.geometry.bulk_size
+        self._reply = ffi.new("uint8_t[]", self._reply_size)
+        self._reply_bytes = ffi.buffer(self._reply)
+        self._forked = False
         self._end = weakref.finalize(self, self._held.end_at_exit)
         when_forked(self)
         try:
@@ -117,6 +116,7 @@ class Client(OfThisProcess):
                 except NoServerError:
                     refuse_unstarted(pool)
                     raise
+                self._held.session = self._held.out[0]
         except BaseException:
             self.close()
             raise
@@ -181,7 +181,8 @@ class Client(OfThisProcess):
                 f"method {short(method)} takes one request, not {len(arguments)} arguments; give "
                 "bytes, or call a handler by its name"
             )
-        data = _bytes_of(arguments[0] if arguments else b"")
+        request = arguments[0] if arguments else b""
+        data = request if type(request) is bytes else _bytes_of(request)
         return self._call_method(method, data, timeout_s)
 
     def remote(
@@ -227,7 +228,7 @@ class Client(OfThisProcess):
                 return self._call_method(method, part, left_s, f"the handler {name}")
 
             try:
-                reply = exchange(call, message, number, len(self._reply), limit_s)
+                reply = exchange(call, message, number, self._reply_size, limit_s)
             except NoMethodError:
                 raise NoMethodError(
                     f"the server has no handlers, so not {name} either; start it with handlers: "
@@ -239,24 +240,22 @@ class Client(OfThisProcess):
         self, number: int, request: bytes, timeout_s: float | None, what: str = ""
     ) -> bytes:
         method = whole("method", number)
-        if not 0 <= method < 1 << 32:
+        if not 0 <= method <= _NUMBER_MAX:
             raise BadValueError(f"method {method} is no number of a call; give 0 to 254")
-        if len(request) > len(self._reply):
+        size, capacity, reply = len(request), self._reply_size, self._reply
+        if size > capacity:
             raise BadRequestError(
-                f"a request has {len(request)} bytes, {len(self._reply)} is the most; create the "
-                "pool with a larger --bulk-size, or call a handler by its name"
+                f"a request has {size} bytes, {capacity} is the most; create the pool with a "
+                "larger --bulk-size, or call a handler by its name"
             )
+        timeout_ns = self._timeout_ns if timeout_s is None else nanoseconds(timeout_s)
         with self.lock:
-            session, message = self.session, self._message
-            data = ffi.from_buffer("uint8_t[]", request)
-            message.method = method
-            message.request, message.request_size = data, len(request)
-            message.reply_size = self._size
-            timeout_ns = nanoseconds(self.timeout_s if timeout_s is None else timeout_s)
-            status = lib.bl_session_call(session, message, timeout_ns)
-            if status < 0:
-                raise_for_status(status, f"calling {what or f'method {method}'}")
-            return bytes(ffi.buffer(self._reply, self._size[0]))
+            size = lib.bl_session_call_bytes(
+                self.session, method, request, size, reply, capacity, timeout_ns
+            )
+            if size < 0:
+                raise_for_status(size, f"calling {what or f'method {method}'}")
+            return self._reply_bytes[:size]
 
     def tell(self) -> None:
         """Send the :attr:`report` if it is time for one. If that fails, its figures are lost."""
@@ -291,23 +290,35 @@ class Client(OfThisProcess):
                 session = client.session
 
         Nothing but the lock stands in the ``with``: entered and left in C, it is not left locked
-        by an interrupt. Raises ForkedSessionError in a forked child.
+        by an interrupt.
         """
-        if self._pid != os.getpid():
-            raise ForkedSessionError(
-                "this session belongs to the parent process; make a new Client after fork"
-            )
         return self._held.lock
 
     @property
     def session(self) -> core.bl_session:
         """The ``bl_session *``. The caller holds the :attr:`lock`. Raises RpcError if this client
-        is closed.
+        is closed, and ForkedSessionError in a forked child.
         """
-        session = self._held.out[0]
-        if session == ffi.NULL:
-            raise RpcError("this client is closed; make a new one")
-        return session
+        session = self._held.session
+        if session is not None:
+            return session
+        if self._forked:
+            raise ForkedSessionError(
+                "this session belongs to the parent process; make a new Client after fork"
+            )
+        raise RpcError("this client is closed; make a new one")
+
+    @property
+    def timeout_s(self) -> float:
+        """The seconds that a call waits for an answer. Raises BadValueError, if it is set out of
+        range, or BadTypeError.
+        """
+        return self._timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, seconds: float) -> None:
+        self._timeout_ns = nanoseconds(seconds)
+        self._timeout_s = seconds
 
     def stat(self) -> ClientStat:
         """Return the counters of this session."""
@@ -328,7 +339,7 @@ class Client(OfThisProcess):
         # The session may be NULL: the fork may have come while it was attaching.
         if self._held.out[0] != ffi.NULL:
             lib.bl_session_forked(self._held.out[0])
-        self._held = _Held()
+        self._held, self._forked = _Held(), True
         self._exchanging = threading.Lock()
         self._end.detach()
 
@@ -341,8 +352,6 @@ class Client(OfThisProcess):
 
 def _bytes_of(request: object) -> bytes:
     """Return the bytes of a request by number. Raises BadTypeError."""
-    if type(request) is bytes:
-        return request
     if isinstance(request, str):
         return request.encode()
     try:
@@ -366,7 +375,8 @@ class _Held:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.mapped = ExitStack()
-        self.out = ffi.new("bl_session **")
+        self.out = ffi.new("bl_session **")  # a fork during the attachment finds it here
+        self.session: core.bl_session | None = None
 
     def end(self) -> None:
         """Close the session when nobody uses it."""
@@ -382,7 +392,8 @@ class _Held:
                 self.lock.release()
 
     def _close(self) -> None:
-        session, self.out[0] = self.out[0], ffi.NULL
+        session, self.session = self.out[0], None
+        self.out[0] = ffi.NULL
         if session != ffi.NULL:
             lib.bl_session_close(session)
         self.mapped.close()

@@ -68,8 +68,11 @@ assert REPORT_FIGURES <= lib.BL_REPORT_FIGURES  # noqa: S101  else the server re
 
 # Plain numbers: those of an enumeration take longer.
 _ASKED, _HIT = int(Figure.ASKED_BLOCKS), int(Figure.HIT_BLOCKS)
+_STORED, _PRESENT = int(Figure.STORED_BLOCKS), int(Figure.PRESENT_BLOCKS)
+_REFUSED, _WRITTEN = int(Figure.REFUSED_BLOCKS), int(Figure.WRITTEN_BYTES)
 _READ, _FLUSHED = int(Figure.READ_BYTES), int(Figure.FLUSHED_BYTES)
-_GET = len(Figure) + Operation.GET * TIME_FIGURES
+_TIMES = len(Figure)
+_GET, _PUT, _LOOKUP = (_TIMES + operation * TIME_FIGURES for operation in Operation)
 
 
 class Report:
@@ -84,23 +87,36 @@ class Report:
         """Add to a figure."""
         self._figures[figure] += amount
 
-    def took(self, operation: Operation, seconds: float) -> None:
-        """Note that an operation took so long."""
-        first = len(Figure) + operation * TIME_FIGURES
-        self._figures[first + bisect.bisect_left(SECONDS, seconds)] += 1
-        self._figures[first + TIME_FIGURES - 1] += int(seconds * 1e9)
+    # Each of the next three counts an operation that began at ``started``, by
+    # :func:`time.perf_counter`, and returns whether it is time for a report. They are one call each
+    # because one comes with every operation.
 
     def got(self, asked: int, hits: int, size: int, flushed: int, started: float) -> bool:
-        """Count a get that began at ``started``, by :func:`time.perf_counter`. Returns whether it
-        is time for a report. This is one call because it comes with every get.
-        """
-        now, figures = time.perf_counter(), self._figures
+        """Count a get of ``size`` bytes."""
+        figures = self._figures
         figures[_ASKED] += asked
         figures[_HIT] += hits
         figures[_READ] += size
         figures[_FLUSHED] += flushed
-        figures[_GET + bisect.bisect_left(SECONDS, now - started)] += 1
-        figures[_GET + TIME_FIGURES - 1] += int((now - started) * 1e9)
+        return self._took(_GET, started)
+
+    def put(self, stored: int, present: int, refused: int, size: int, started: float) -> bool:
+        """Count a put that wrote ``size`` bytes."""
+        figures = self._figures
+        figures[_STORED] += stored
+        figures[_PRESENT] += present
+        figures[_REFUSED] += refused
+        figures[_WRITTEN] += size
+        return self._took(_PUT, started)
+
+    def looked_up(self, started: float) -> bool:
+        """Count a lookup."""
+        return self._took(_LOOKUP, started)
+
+    def _took(self, first: int, started: float) -> bool:
+        now, figures = time.perf_counter(), self._figures
+        figures[first + bisect.bisect_left(SECONDS, now - started)] += 1
+        figures[first + TIME_FIGURES - 1] += int((now - started) * 1e9)
         return now >= self._due_s
 
     def saved(self, tokens: int, seconds: float = 0.0) -> None:

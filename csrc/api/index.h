@@ -225,7 +225,7 @@ int bl_commit_blocks(bl_session *session, const bl_commit *commits, uint32_t cou
  * to execute it, at most a second. */
 int64_t bl_abort_blocks(bl_session *session, const bl_commit *commits, uint32_t count,
                         uint64_t timeout_ns);
-int64_t bl_release_blocks(bl_session *session, const bl_commit *commits, uint32_t count,
+int64_t bl_release_blocks(bl_session *session, const bl_block_record *records, uint32_t count,
                           uint64_t timeout_ns);
 int64_t bl_remove_blocks(bl_session *session, const uint64_t *keys, uint32_t count,
                          uint64_t timeout_ns);

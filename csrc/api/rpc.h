@@ -157,6 +157,12 @@ typedef struct bl_message {
 /* Make one call: the handler's status, or a negative error. */
 int bl_session_call(bl_session *session, const bl_message *message, uint64_t timeout_ns);
 
+/* Make one call whose parts are plain arguments, as Python has them: the size of the reply, or a
+ * negative error. */
+int64_t bl_session_call_bytes(bl_session *session, uint32_t method, const uint8_t *request,
+                              uint32_t request_size, uint8_t *reply, uint32_t reply_capacity,
+                              uint64_t timeout_ns);
+
 /* Many short calls of one method, of which up to depth are out at a time. */
 typedef struct bl_pump {
     const uint8_t *requests;    /* count * size bytes */

@@ -245,11 +245,23 @@ int64_t bl_abort_blocks(bl_session *session, const bl_commit *commits, uint32_t 
                         count, timeout_ns);
 }
 
-int64_t bl_release_blocks(bl_session *session, const bl_commit *commits, uint32_t count,
+int64_t bl_release_blocks(bl_session *session, const bl_block_record *records, uint32_t count,
                           uint64_t timeout_ns)
 {
-    return bl_meta_tell(session, (bl_meta_ask){BL_METHOD_RELEASE, sizeof *commits, commits, {0}, 0},
-                        count, timeout_ns);
+    bl_commit commits[BL_CALL_KEYS_MAX];
+    int64_t released = 0;
+    for (uint32_t done = 0, part; done < count; done += part) {
+        part = count - done < BL_CALL_KEYS_MAX ? count - done : BL_CALL_KEYS_MAX;
+        for (uint32_t i = 0; i < part; i++)
+            commits[i] = (bl_commit){.generation = records[done + i].generation,
+                                     .block = records[done + i].block};
+        bl_meta_ask ask = {BL_METHOD_RELEASE, sizeof *commits, commits, {0}, 0};
+        int64_t now = bl_meta_tell(session, ask, part, timeout_ns);
+        if (now < 0)
+            return now;
+        released += now;
+    }
+    return released;
 }
 
 /* ---- Removals. */

@@ -295,10 +295,7 @@ static int64_t bl_kv_unpin(bl_session *session, const bl_kv_batch *batch, const 
 {
     if (batch->records != NULL)
         return 0;
-    for (uint32_t i = 0; i < work->count; i++)
-        work->commits[i] = (bl_commit){.generation = work->records[i].generation,
-                                       .block = work->records[i].block};
-    int64_t released = bl_release_blocks(session, work->commits, work->count, batch->timeout_ns);
+    int64_t released = bl_release_blocks(session, work->records, work->count, batch->timeout_ns);
     bl_crash_point("get.released");
     return released;
 }

@@ -168,6 +168,23 @@ int bl_session_call(bl_session *session, const bl_message *message, uint64_t tim
     return bl_session_run(session, bl_session_ask, &task);
 }
 
+int64_t bl_session_call_bytes(bl_session *session, uint32_t method, const uint8_t *request,
+                              uint32_t request_size, uint8_t *reply, uint32_t reply_capacity,
+                              uint64_t timeout_ns)
+{
+    uint32_t size = 0;
+    bl_message message = {
+        .method = method,
+        .request = request,
+        .request_size = request_size,
+        .reply = reply,
+        .reply_capacity = reply_capacity,
+        .reply_size = &size,
+    };
+    int status = bl_session_call(session, &message, timeout_ns);
+    return status < 0 ? status : (int64_t)size;
+}
+
 static int bl_session_pump_all(void *context)
 {
     const bl_session_task *task = context;

@@ -317,6 +317,9 @@ FAULTS: dict[str, Ready] = {
     "bl_meta_serve": _meta(_no_word(lib.bl_meta_serve)),
     "bl_session_open": _opening,
     "bl_session_call": _session(_message),
+    "bl_session_call_bytes": _session(
+        _no_word(lambda s: lib.bl_session_call_bytes(s, 0, b"", 0, _a("uint8_t[64]"), 64, T))
+    ),
     "bl_session_pump": _session(_pump),
     "bl_lookup": _keyed(
         lambda s, key: lib.bl_lookup(s, key, 1, 0, _a("bl_block_record[1]"), _a("uint32_t *"), T)
@@ -328,7 +331,9 @@ FAULTS: dict[str, Ready] = {
     ),
     "bl_commit_blocks": _committed(lambda s, c: lib.bl_commit_blocks(s, c, 1, _a("int32_t[1]"), T)),
     "bl_abort_blocks": _committed(lambda s, c: lib.bl_abort_blocks(s, c, 1, T)),
-    "bl_release_blocks": _committed(lambda s, c: lib.bl_release_blocks(s, c, 1, T)),
+    "bl_release_blocks": _session(
+        _no_word(lambda s: lib.bl_release_blocks(s, _a("bl_block_record[1]"), 1, T))
+    ),
     "bl_remove_blocks": _keyed(lambda s, key: lib.bl_remove_blocks(s, key, 1, T)),
     "bl_meta_ask_stat": _session(
         _no_word(lambda s: lib.bl_meta_ask_stat(s, _a("bl_meta_stat *"), T))

@@ -109,12 +109,13 @@ def c_calls(session: Any) -> dict[str, Callable[[], int]]:
     t = TIMEOUT_NS
     return {
         "bl_session_call": lambda: lib.bl_session_call(session, message, t),
+        "bl_session_call_bytes": lambda: lib.bl_session_call_bytes(session, 0, b"", 0, data, 64, t),
         "bl_session_pump": lambda: lib.bl_session_pump(session, pump, t),
         "bl_lookup": lambda: lib.bl_lookup(session, key, 1, 0, records, word, t),
         "bl_reserve": lambda: lib.bl_reserve(session, key, 1, what, records, t),
         "bl_commit_blocks": lambda: lib.bl_commit_blocks(session, commits, 1, statuses, t),
         "bl_abort_blocks": lambda: lib.bl_abort_blocks(session, commits, 1, t),
-        "bl_release_blocks": lambda: lib.bl_release_blocks(session, commits, 1, t),
+        "bl_release_blocks": lambda: lib.bl_release_blocks(session, records, 1, t),
         "bl_remove_blocks": lambda: lib.bl_remove_blocks(session, key, 1, t),
         "bl_task_withdraw": lambda: lib.bl_task_withdraw(session, key, t),
         "bl_meta_ask_stat": lambda: lib.bl_meta_ask_stat(session, ffi.new("bl_meta_stat *"), t),

@@ -178,7 +178,7 @@ static void kv_call(const uint64_t *keys, int put, int engine)
 
 static void call(const uint64_t *keys)
 {
-    bl_block_record records[FUZZ_KEYS];
+    bl_block_record records[FUZZ_KEYS] = {0};
     bl_commit commits[FUZZ_KEYS] = {0};
     bl_block_request what = {.length = fuzz_length, .chunk_size = fuzz_chunk};
     int32_t statuses[FUZZ_KEYS];
@@ -193,7 +193,7 @@ static void call(const uint64_t *keys)
             records_check(records, FUZZ_KEYS);
         break;
     case 2: bl_commit_blocks(&session, commits, FUZZ_KEYS, statuses, 0); break;
-    case 3: bl_release_blocks(&session, commits, FUZZ_KEYS, 0); break;
+    case 3: bl_release_blocks(&session, records, FUZZ_KEYS, 0); break;
     case 4:
         bl_remove_blocks(&session, keys, FUZZ_KEYS, 0);
         bl_task_withdraw(&session, keys, 0);

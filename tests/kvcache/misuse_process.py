@@ -251,8 +251,8 @@ def meta(cache: KVCache) -> Iterator[Case]:
     for call in (client.commit, client.abort, client.release):
         yield f"{call.__name__} of a stranger's", lambda call=call: call([grant])
     many = cache.pin(keys(1))
-    yield "more pins than there are", lambda: client.unpin(Pins(10**6, many._commits))
-    yield "fewer pins than none", lambda: client.unpin(Pins(-1, many._commits))
+    yield "more pins than there are", lambda: client.unpin(Pins(10**6, many._records))
+    yield "fewer pins than none", lambda: client.unpin(Pins(-1, many._records))
 
 
 def buffers() -> Iterator[Case]:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import struct
+import time
 
 import numpy as np
 import pytest
@@ -84,10 +85,12 @@ def test_a_report_that_fails_is_lost_and_no_call_fails_for_it(
 
 
 def test_times_fall_into_the_bucket_of_their_bound(
-    at_once: None, cache: KVCache, server: MetaServer
+    at_once: None, cache: KVCache, server: MetaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for seconds in (report.SECONDS[0], 0.3, 1.0, 1.5, 7.0):
-        cache.client.report.took(Operation.LOOKUP, seconds)
+        with monkeypatch.context() as clock:
+            clock.setattr(time, "perf_counter", lambda now=seconds: now)
+            cache.client.report.looked_up(0.0)
     cache.client.tell()
     counts, total = server.reported(0).times(Operation.LOOKUP)
     assert (counts[0], counts[-2], counts[-1], sum(counts)) == (1, 2, 2, 5)

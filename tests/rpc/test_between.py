@@ -22,7 +22,7 @@ from emulation import PATIENCE
 from watched_core import WatchedCore
 
 from beluga._ffi import lib
-from beluga.errors import NoServerError, RpcError, ServerAliveError
+from beluga.errors import BadValueError, NoServerError, RpcError, ServerAliveError
 from beluga.pool import Pool
 from beluga.rpc import METHOD_USER, Client, Quota, Server
 
@@ -131,13 +131,19 @@ def test_clients_wait_so_long_as_they_are_told(
     with Client(pool) as client:
         assert core.last("bl_session_open")[3] == 5_000_000_000
         client.ping()
-        assert core.last("bl_session_call")[2] == 5_000_000_000
+        assert core.last("bl_session_call_bytes")[-1] == 5_000_000_000
     with Client(pool, timeout_s=0.5) as client:
         assert core.last("bl_session_open")[3] == 500_000_000
         client.ping()
-        assert core.last("bl_session_call")[2] == 500_000_000
+        assert core.last("bl_session_call_bytes")[-1] == 500_000_000
         client.ping(timeout_s=1.5)
-        assert core.last("bl_session_call")[2] == 1_500_000_000
+        assert core.last("bl_session_call_bytes")[-1] == 1_500_000_000
+        client.timeout_s = 0.25
+        client.ping()
+        assert core.last("bl_session_call_bytes")[-1] == 250_000_000
+        with pytest.raises(BadValueError, match="times are from 0"):
+            client.timeout_s = -1
+        assert client.timeout_s == 0.25
 
 
 def test_a_child_does_not_wait_for_a_call_of_its_parent(

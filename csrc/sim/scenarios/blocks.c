@@ -174,7 +174,6 @@ int bl_blocks_get(bl_blocks_client *client, uint64_t first, uint32_t count, uint
     bl_blocks *blocks = client->blocks;
     uint64_t keys[2 * BL_BLOCKS_CHAIN] = {0};
     bl_block_record records[BL_BLOCKS_CHAIN];
-    bl_commit releases[BL_BLOCKS_CHAIN];
     uint64_t due[BL_BLOCKS_CHAIN], removed[BL_BLOCKS_CHAIN], removed_in[BL_BLOCKS_CHAIN];
     uint8_t buried[BL_BLOCKS_CHAIN];
     bl_session_stat stat;
@@ -201,14 +200,12 @@ int bl_blocks_get(bl_blocks_client *client, uint64_t first, uint32_t count, uint
         int gone = removed[i] && records[i].generation == removed[i];
         if (gone && stat.epoch >= removed_in[i])
             return -EBADMSG;
-        releases[i] = (bl_commit){.key = {first + i, first + i}, .block = records[i].block,
-                                  .generation = records[i].generation};
         status = bl_blocks_read(client, first + i, &records[i]);
         if (gone && status > 0)
             return -EBADMSG;
     }
     if (status >= 0 && hits > 0 && flags & BL_LOOKUP_PIN) {
-        hits = bl_release_blocks(client->session, releases, (uint32_t)hits, BL_PATH_TIMEOUT_NS);
+        hits = bl_release_blocks(client->session, records, (uint32_t)hits, BL_PATH_TIMEOUT_NS);
         status = hits < 0 ? bl_path_bear(&blocks->path, (int)hits) : 0;
     }
     return status < 0 ? status : 0;
