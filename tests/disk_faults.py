@@ -8,6 +8,7 @@ import ctypes
 import errno
 import os
 import random
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -143,15 +144,32 @@ class VolatileEngine(FaultyEngine):
     def _step(self) -> None:
         self.left -= 1
         if self.left <= 0:
-            for offset, had in self.before.items():
-                if self.chance.random() < 0.5:
-                    os.pwrite(self.buffered, had, offset)
-            self.before.clear()
+            self._lose(0.5)
             raise PowerCut
+
+    def _lose(self, share: float) -> None:
+        """Undo about that share of what was written since a sync."""
+        for offset, had in self.before.items():
+            if self.chance.random() < share:
+                os.pwrite(self.buffered, had, offset)
+        self.before.clear()
 
     def close(self) -> None:
         os.close(self.buffered)
         super().close()
+
+
+class LosingEngine(VolatileEngine):
+    """A disk whose sync loses what it fails on."""
+
+    def __init__(self, fd: int, depth: int) -> None:
+        super().__init__(fd, depth, cut_at=sys.maxsize, seed=0)
+
+    def sync(self) -> int:
+        if self.sync_error:
+            self._lose(1.0)
+            return -self.sync_error
+        return super().sync()
 
 
 class FaultyDisk:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
-from beluga.gateway.histogram import RequestHistogram, BucketCounts
 from beluga.gateway.engine import PROBLEMS, Engine
+from beluga.gateway.histogram import BucketCounts, RequestHistogram
 from beluga.gateway.parsed_request import ParsedRequest
 from beluga.router import Choice, Indexer, Load, Query
 

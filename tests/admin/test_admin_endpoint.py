@@ -14,10 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from beluga.admin import Admin, AdminRequest, Answer, ask, ask_json, json_answer, read_address
+from beluga.admin import (
+    Admin,
+    AdminRequest,
+    Answer,
+    ask,
+    ask_json,
+    endpoint,
+    json_answer,
+    read_address,
+)
 from beluga.admin import standing_by as names_of_standbys
 from beluga.errors import AdminError, CacheError, NoServerError
-from beluga.listening import Token
+from beluga.listening import Places, Token
 
 
 def echo(request: AdminRequest) -> Answer:
@@ -164,6 +173,17 @@ def test_a_further_connection_gets_the_place_of_the_slowest(make: Make, tmp_path
     finally:
         for peer in peers:
             peer.close()
+
+
+def test_a_client_that_lags_too_long_is_closed(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "Places", lambda: Places(patience_s=0.01))
+    make().claim()
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.settimeout(30)
+        silent.connect(str(tmp_path / "admin.sock"))
+        assert silent.recv(1) == b""
 
 
 def test_nobody_serves(tmp_path: Path) -> None:

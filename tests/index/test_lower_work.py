@@ -13,9 +13,9 @@ from blocks import eventually, hasty_client
 from numpy.typing import NDArray
 
 from beluga import Client, MetaServer, Pool
-from beluga._ffi import lib
+from beluga._ffi import ffi, lib
 from beluga.errors import BadValueError
-from beluga.index import LOWER_NOTE, BlockState, LowerWork, MetaClient, Removal, Work
+from beluga.index import LOWER_NOTE, BlockState, Grant, LowerWork, MetaClient, Removal, Work
 
 DISK, STORE = 2, 4  # bits of the tiers
 FIRST, TURN = 16, 8  # cold keys of a new chain; keys of a chain's turn (csrc/index/lower.c)
@@ -52,6 +52,16 @@ class Below:
 
     def take(self, kind: Work, count: int, **more: int) -> list[int]:
         return [int(key[0]) for key in self.work.take(kind, count, **more)["key"]]
+
+    def reserve_brought(self, number: int) -> Grant:
+        """Reserve a block of a lower tier, as its service does."""
+        what = ffi.new("bl_block_request *", {"length": 4096, "flags": lib.BL_RESERVE_BROUGHT})
+        record = ffi.new("bl_block_record *")
+        key = ffi.from_buffer("uint64_t[]", keys(number))
+        assert lib.bl_reserve(self.service.session, key, 1, what, record, 10**10) == 0
+        assert record.state == BlockState.GRANTED
+        state, place = BlockState.GRANTED, (record.offset, record.length, record.generation)
+        return Grant(state, *place, record.block, record.status, (number, number))
 
     def close(self) -> None:
         self.service.close()
@@ -120,6 +130,30 @@ def test_a_tier_that_has_not_removed_a_key_is_not_asked_for_it(below: Below) -> 
     below.work.tell(done)
     assert below.asked.onboard(keys(1)) == 1
     assert below.take(Work.COLD, 1) == [1]
+
+
+def test_a_key_that_its_disk_has_not_removed_is_work_of_the_store(below: Below) -> None:
+    with hasty_client(below.pool, 0.2) as other:
+        MetaClient(other).remove(keys(1))
+    removals = below.work.take(Work.REMOVE, 10)
+    done = notes(1, 1)
+    done["generation"], done["block"] = removals["generation"], removals["block"]
+    done["removal"] = np.where(removals["tiers"] == STORE, Removal.DONE, Removal.FAILED)
+    below.work.tell(done)
+    assert below.asked.onboard(keys(1)) == 1
+    assert below.take(Work.ONBOARD, 1) == []
+    assert below.work.take(Work.COLD, 1)[["tiers", "stale"]].tolist() == [(0, DISK)]
+
+
+def test_a_block_that_was_removed_while_it_was_brought_is_not_committed(below: Below) -> None:
+    below.asked.onboard(keys(1))
+    assert below.take(Work.ONBOARD, 1) == [1]
+    grant = below.reserve_brought(1)
+    with hasty_client(below.pool, 0.2) as other:
+        MetaClient(other).remove(keys(1))
+    assert MetaClient(below.service).commit([grant]) == [-lib.BL_ERROR_NO_GRANT]
+    below.work.tell(notes(1, ended=1))
+    assert below.asked.lookup(keys(1)).state == BlockState.MISS
 
 
 def test_a_key_that_was_removed_while_it_was_taken_is_wanted_only_after_the_report(

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Serves a pool over a store that deletes nothing until it is killed: ``POOL FOLDER``."""
+"""Serves a pool over stores that delete nothing until it is killed: ``POOL FOLDER ...``. A folder
+in the form ``-FOLDER`` was one, and is given up.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +48,18 @@ class Folder:
 
 
 def main() -> None:
-    path, folder = map(Path, sys.argv[1:])
+    path, *words = sys.argv[1:]
+    folders = [Path(word) for word in words if not word.startswith("-")]
     with Pool.open([path]) as pool:
         server = MetaServer(pool)
-        service = TierService(server, pool, [RemoteTier(Folder(folder), name="folder")])
+        for word in words:
+            if word.startswith("-"):
+                server.give_up_tier(word[1:])
+        tiers = [RemoteTier(Folder(folder), name=str(folder)) for folder in folders]
+        service = TierService(server, pool, tiers)
         server.start()
         service.start()
-        os.write(1, b"serving\n")
+        os.write(1, b"serving %d\n" % server.lower_stat().removal_parked)
         threading.Event().wait()
 
 

@@ -360,6 +360,30 @@ def test_an_onboard_that_finds_no_room_in_time_fails() -> None:
         assert held[0].index == 0
 
 
+def test_an_onboard_that_needs_more_room_holds_nothing_while_it_asks_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene, held = Scene(), []
+    scene.sink(1, 2)
+    store(scene.host, [3])
+    scene.manager.release("r")
+    pool, inner = scene.device.pool, scene.device.pool.reserve
+    busy = pool.reserve("busy", 6).result(0)
+    before = pool.reserve("before", 7)  # evicts 1 or 2, and lets 3 have one block
+
+    def reserve(request: Any, count: int, **options: Any) -> Any:
+        held.append((count, pool.inflight_blocks, scene.host.pool.inflight_blocks))
+        return inner(request, count, **options)
+
+    monkeypatch.setattr(pool, "reserve", reserve)
+    found = scene.manager.onboard(keys(1, 2, 3), "x")
+    pool.drop_all(busy)
+    assert held == [(1, 6, 0), (3, 7, 0)]
+    pool.drop_all(before.result(0))
+    assert scene.manager.step()
+    assert len(found.result(0)) == 3
+
+
 def test_an_onboard_is_not_held_up_by_an_offload_that_stands_still() -> None:
     scene, stands, go_on = Scene(threads=True), threading.Event(), threading.Event()
     inner = scene.copy

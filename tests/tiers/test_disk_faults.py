@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from disk_faults import SIZE, FaultyDisk, PowerCut, VolatileEngine
+from disk_faults import SIZE, FaultyDisk, LosingEngine, PowerCut, VolatileEngine
 from disk_tiers import MIB, is_block, keys_of, payload_of, records_of
 from emulation import PATIENCE
 
@@ -75,6 +75,38 @@ def test_a_disk_that_does_not_sync_saves_nothing(disk: FaultyDisk) -> None:
     assert not any(disk.load(range(4)))
     disk.engine.sync_error = 0
     assert all(disk.save(range(4)))
+
+
+def test_a_removal_that_a_failed_sync_has_lost_is_written_again(tmp_path: Path) -> None:
+    """The next sync succeeds, since the kernel has given up what the first one failed on."""
+    engines: list[LosingEngine] = []
+
+    def make(fd: int, depth: int) -> LosingEngine:
+        engines.append(LosingEngine(fd, depth))
+        return engines[-1]
+
+    tier = DiskTier(tmp_path / "disk", SIZE, io=make)
+    assert tier.save(records_of(range(2), LENGTH), payload_of(range(2), LENGTH)).all()
+    engines[0].sync_error = errno.EIO
+    assert not tier.forget(keys_of([0])).any()
+    engines[0].sync_error = 0
+    assert tier.forget(keys_of([0])).all()
+    tier.close()
+    tier = DiskTier(tmp_path / "disk", SIZE)
+    assert tier.contains(keys_of(range(2))).tolist() == [False, True]
+    tier.close()
+
+
+def test_nothing_is_removed_for_good_from_a_file_that_is_away(disk: FaultyDisk) -> None:
+    assert all(disk.save(range(2)))
+    blocks, away = disk.path / "blocks", disk.path / "away"
+    blocks.rename(away)
+    assert not disk.tier.forget(keys_of([0])).any()
+    away.rename(blocks)
+    assert disk.tier.forget(keys_of([0])).all()
+    disk.tier.close()
+    disk.open()
+    assert disk.load(range(2)) == [False, True]
 
 
 @pytest.mark.parametrize("fault", ["error", "short"])

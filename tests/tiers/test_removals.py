@@ -118,6 +118,24 @@ def test_a_put_after_a_removal_is_read_and_replaces_what_a_store_did_not_delete(
     assert scene.has("block", 1)
 
 
+def test_saving_what_no_tier_has_replaces_what_a_store_did_not_delete(make: Make) -> None:
+    scene = make(disk=False)
+    assert scene.store is not None
+    scene.put_surely("block", 0)
+    scene.offered()
+    key = scene.cache.keys([digest("block")])
+    assert eventually(lambda: objects(scene.store, key) == [True])
+    scene.store.refused = {"delete", "put"}
+    scene.remove("block")
+    scene.put_surely("block", 1)
+    scene.offered()  # and not saved
+    scene.store.refused = {"delete"}
+    assert eventually(lambda: list(scene.service.save_missing(threading.Event())) == [(1, 0)])
+    scene.settle()
+    scene.evict()
+    assert scene.has("block", 1)
+
+
 def test_a_store_that_still_has_a_removed_block_does_not_answer_for_a_disk_that_fails(
     make: Make,
 ) -> None:

@@ -21,13 +21,15 @@ COUNT = 8
 
 
 @contextlib.contextmanager
-def serving(path: Path, folder: Path) -> Iterator[KVCache]:
-    """A cache of a server that is killed at the end."""
-    command = [sys.executable, removal_server.__file__, str(path), str(folder)]
+def serving(path: Path, *folders: Path | str, parked: int = 0) -> Iterator[KVCache]:
+    """A cache of a server that is killed at the end. It begins with so many removals of stores that
+    it lacks.
+    """
+    command = [sys.executable, removal_server.__file__, str(path), *map(str, folders)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
-            assert process.stdout.readline() == b"serving\n"
+            assert process.stdout.readline() == b"serving %d\n" % parked
             with Pool.open([path]) as pool, KVCache(pool, namespace="test", timeout_s=60) as cache:
                 yield cache
                 process.kill()
@@ -52,3 +54,27 @@ def test_a_killed_server_forgets_no_removal(shm: Path, tmp_path: Path) -> None:
         assert cache.put(names[:1], content(0, 1)).stored == 1
         assert cache.get(names[:1], target[:1]).hits == 1
         assert np.array_equal(target[:1], content(0, 1))
+
+
+def test_a_removal_waits_through_kills_for_a_store_that_the_servers_lack(
+    shm: Path, tmp_path: Path
+) -> None:
+    path, away, here = shm / "pool", tmp_path / "away", tmp_path / "here"
+    away.mkdir()
+    here.mkdir()
+    Pool.create([path], device_size=POOL_BYTES, sparse=True).close()
+    names = [digest(number) for number in range(COUNT)]
+    target = np.zeros((COUNT, LENGTH), np.uint8)
+    with serving(path, away) as cache:
+        cache.put(names, np.concatenate([content(number, 0) for number in range(COUNT)]))
+        assert eventually(lambda: len(list(away.glob("beluga-1*"))) == COUNT)
+    for gone in range(4):
+        with serving(path, here, parked=gone) as cache:
+            assert cache.remove(names[gone : gone + 1]) == 1
+    with serving(path, here, away) as cache:  # now under another number
+        assert [cache.get([name], target[:1]).hits for name in names[:4]] == [0] * 4
+        assert cache.get(names[4:], target[4:]).hits == 4
+    with serving(path, here, f"-{away}") as cache:
+        assert cache.remove(names[4:5]) == 1
+    with serving(path, here):  # and it stays given up
+        pass

@@ -47,6 +47,29 @@ def contents(numbers: range) -> NDArray[np.uint8]:
     )
 
 
+class AskedTier(MemoryTier):
+    """Notes the keys of loads. It removes nothing while ``stubborn``, and raises ``unable``."""
+
+    def __init__(self, name: str, *, remote: bool) -> None:
+        super().__init__(name, remote=remote)
+        self.asked: list[NDArray[np.uint64]] = []
+        self.forgets = 0
+        self.stubborn = False
+        self.unable: Exception | None = None
+
+    def load(self, keys: NDArray[np.uint64]) -> list[StoredBlock | None]:
+        self.asked.append(keys)
+        return super().load(keys)
+
+    def forget(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        self.forgets += 1
+        if self.unable is not None:
+            raise self.unable
+        if not self.stubborn:
+            self.remove(keys)
+        return ~self.contains(keys).astype(np.bool_)
+
+
 class Served:
     """A pool of 24 MiB, its server, and tiers below it."""
 
@@ -205,6 +228,67 @@ def test_a_remote_store_that_hangs_holds_up_no_other_tier(shm: Path) -> None:
         asked.join()
         assert served.wrong(range(MANY)) == []
         far.open.set()
+
+
+def test_what_a_disk_has_is_brought_before_what_only_a_store_may_have(shm: Path) -> None:
+    """Also where one thread brings both, because the store is the first tier."""
+    store, disk = AskedTier("store", remote=True), MemoryTier("disk")
+    with serving(shm, [disk]) as served:
+        served.put_all(range(1))
+        assert served.offered()
+    store.open.clear()
+    with Pool.create([shm / "other"], device_size=24 << 20, sparse=True) as pool:
+        server = MetaServer(pool)
+        service = TierService(server, pool, [store, disk], onboard_threads=1)
+        with server, KVCache(pool, namespace="test") as cache:
+            service.start()
+            cache.onboard([b"first" * 8])
+            assert eventually(lambda: store.waiting == 1)
+            cache.onboard([b"cold" * 8])
+            cache.onboard(NAMES[:1])
+            store.open.set()
+            assert eventually(lambda: len(store.asked) == 3)
+            service.stop()
+            keys = cache.keys([NAMES[0], b"cold" * 8])
+    assert [key.tolist() for key in store.asked[1:]] == [keys[:1].tolist(), keys[1:].tolist()]
+
+
+def test_a_removal_that_a_tier_answered_with_an_error_is_tried_again(shm: Path) -> None:
+    store = AskedTier("store", remote=True)
+    with serving(shm, [store], wait=True) as served:
+        served.put_all(range(1))
+        assert served.offered()
+        store.unable = RuntimeError("not now")
+        served.cache.remove(NAMES[:1])
+        assert eventually(lambda: served.server.lower_stat().removal_failed == 1)
+        assert served.wrong(range(1)) == [0]
+        store.unable = None
+        assert eventually(lambda: served.server.lower_stat().removal_count == 0)
+        assert store.blocks == {}
+
+
+def test_a_removal_that_waited_for_a_save_does_not_remove_what_was_saved(shm: Path) -> None:
+    """It had failed before, and the save has replaced what it was to remove."""
+    disk, store = MemoryTier("disk"), AskedTier("store", remote=True)
+    with serving(shm, [disk, store], wait=True) as served:
+        served.put_all(range(1))
+        assert eventually(lambda: len(store.blocks) == 1)
+        store.stubborn = True
+        served.cache.remove(NAMES[:1])
+        stat = served.server.lower_stat
+        assert eventually(lambda: stat().removal_count == stat().removal_failed == 1)
+        store.open.clear()
+        waited = store.waiting
+        served.cache.put(NAMES[:1], contents(range(1, 2)))
+        assert eventually(lambda: store.waiting > waited)  # the save
+        assert eventually(lambda: stat().removal_failed == 0)  # the removal is behind it
+        store.stubborn = False
+        forgets = store.forgets
+        store.open.set()
+        assert eventually(lambda: store.forgets > forgets)
+        ((_, saved),) = store.blocks.values()
+        assert saved == contents(range(1, 2)).tobytes()
+        assert eventually(lambda: stat().removal_count == 0)
 
 
 def test_what_comes_from_a_remote_store_is_saved_on_the_disk_below_the_pool(shm: Path) -> None:
