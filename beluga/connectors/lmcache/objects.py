@@ -3,7 +3,7 @@
 """Batches of LMCache's objects on a session, by namespace and with misses between the hits.
 
 LMCache asks for the objects of all ranks and layer groups at once; each rank and group is a
-namespace here. The pool answers with leading hits, so the keys behind a miss are looked up again.
+namespace here. The pool answers with leading hits; ``_Row`` finds those behind a miss.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from beluga.connectors.fetch import fetch
 from beluga.errors import CacheError, LayoutError, PinLimitError, QuotaError
 from beluga.index import BlockState, Grant, MetaClient
 from beluga.kvcache import Namespace, hash_keys
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from beluga.connectors.connection import Attachment
+    from beluga.kvcache import KVCache
 
 Item: TypeAlias = tuple[Namespace, bytes]
 """The namespace of an object, and its name there, which may be any bytes."""
@@ -36,7 +38,7 @@ class Hit(NamedTuple):
 
 _COMING = BlockState.BELOW, BlockState.PENDING
 
-HOLES_MAX = 64  # after so many misses the rest of a namespace's batch counts as missing
+UNSEEN_MAX = 64  # keys of a row that are asked for although only a store can have them
 
 
 def bytes_of(memory: Any) -> memoryview:
@@ -80,20 +82,67 @@ def _find(
 ) -> None:
     for namespace, start, digests in _spans(items):
         cache = attachment.cache(namespace)
-        keys = cache.keys(digests)
-        at, holes, window = 0, 0, len(keys)
-        while at < len(keys) and holes <= HOLES_MAX:
-            asked = keys[at : at + window]
-            hits, state = _lookup(meta, asked, pin=pin)
-            rest = asked[len(hits) :]
-            found[start + at : start + at + len(hits)] = hits
-            if state in _COMING and cache.onboard(rest, wait_s=attachment.onboard_s):
-                hits += _lookup(meta, rest, pin=pin)[0]
-                found[start + at : start + at + len(hits)] = hits
-            whole = len(hits) == len(asked)
-            at += len(hits) + (not whole)
-            holes += not whole
-            window = 2 * window if whole else 1  # another miss usually follows a miss
+        row = _Row(attachment, meta, cache, cache.keys(digests), pin=pin)
+        try:
+            row.find()
+        finally:
+            found[start : start + len(row.found)] = row.found
+
+
+class _Row:
+    """The objects of one namespace in a batch.
+
+    A row of a hybrid model's window or state is nearly all misses. So behind the first miss, the
+    index says for each key whether the pool or a tier has it, and only runs of these are looked up.
+    """
+
+    def __init__(
+        self,
+        attachment: Attachment,
+        meta: MetaClient,
+        cache: KVCache,
+        keys: NDArray[np.uint64],
+        *,
+        pin: bool,
+    ) -> None:
+        self.found: list[Hit | None] = [None] * len(keys)
+        self._attachment, self._meta, self._cache = attachment, meta, cache
+        self._keys, self._pin = keys, pin
+
+    def find(self) -> None:
+        """Find each object."""
+        count, state = self._leading(0, len(self._keys))
+        behind = count + 1
+        if behind >= len(self._keys):
+            return
+        there = self._meta.tiers(self._keys[behind:]) != 0
+        for first, end in _runs(behind + np.flatnonzero(there)):
+            place = first
+            while place < end:
+                place += self._leading(place, end)[0] + 1
+        if state in _COMING:
+            for place in behind + np.flatnonzero(~there)[:UNSEEN_MAX]:
+                self._leading(place, place + 1)
+
+    def _leading(self, first: int, end: int) -> tuple[int, BlockState]:
+        """Find the leading keys of [first, end). Returns their number, and the state of the key
+        behind them at the first look.
+        """
+        keys = self._keys[first:end]
+        hits, state = _lookup(self._meta, keys, pin=self._pin)
+        self.found[first : first + len(hits)] = hits
+        rest = keys[len(hits) :]
+        if state in _COMING and self._cache.onboard(rest, wait_s=self._attachment.onboard_s):
+            hits += _lookup(self._meta, rest, pin=self._pin)[0]
+            self.found[first : first + len(hits)] = hits
+        return len(hits), state
+
+
+def _runs(places: NDArray[np.intp]) -> Iterator[tuple[int, int]]:
+    """Yield the runs of ascending places without a gap, as [first, end)."""
+    for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1):
+        if len(run):
+            yield int(run[0]), int(run[-1]) + 1
 
 
 def release(attachment: Attachment, grants: Sequence[Grant]) -> int:
