@@ -24,6 +24,7 @@ from beluga.index import (
     NAME,
     BlockState,
     LowerWork,
+    MetaClient,
     MetaServer,
     Work,
     chain_names,
@@ -228,6 +229,46 @@ def test_a_remote_store_that_hangs_holds_up_no_other_tier(shm: Path) -> None:
         asked.join()
         assert served.wrong(range(MANY)) == []
         far.open.set()
+
+
+def test_saves_beyond_those_that_may_wait_for_a_slow_tier_are_dropped(shm: Path) -> None:
+    near, far = MemoryTier("near"), MemoryTier("far", remote=True)
+    dropped = REGISTRY.counter("beluga_offload_dropped_blocks_total", "")
+    before = dropped.value(reason="tier is behind")
+    with serving(shm, [near, far], wait=True) as served:
+        far.open.clear()
+        for number in range(10):  # a batch each
+            served.put_all(range(number, number + 1))
+            assert served.offered()
+        far.open.set()
+        assert eventually(lambda: len(far.blocks) == 4)
+    assert far.saves == [1] * 4
+    assert dropped.value(reason="tier is behind") - before == 6
+
+
+def test_a_wanted_block_for_which_the_pool_has_no_room_is_given_up(
+    shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("beluga.tiers.service._PUT_TRIES_S", 0.0)
+    missed = REGISTRY.counter("beluga_onboard_missed_blocks_total", "")
+    before = missed.value(reason="no space in the pool")
+    tier = MemoryTier()
+    with serving(shm, [tier]) as served:
+        served.put_all(range(1))
+        assert served.offered()
+    (shm / "other").mkdir()
+    with serving(shm / "other", [tier]) as served:
+        asked, pins = MetaClient(served.cache.client), []
+        for number in range(1, MANY):  # until all of the pool is in use
+            if not served.cache.put(NAMES[number : number + 1], contents(range(1))).stored:
+                break
+            pins.append(asked.pin(served.cache.keys(NAMES[number : number + 1])))
+        assert len(pins) < MANY - 1
+        assert served.cache.onboard(NAMES[:1]) == 1
+        assert eventually(lambda: served.server.lower_stat().wanted_count == 0)
+        assert missed.value(reason="no space in the pool") - before == 1
+        for pin in pins:
+            asked.unpin(pin)
 
 
 def test_what_a_disk_has_is_brought_before_what_only_a_store_may_have(shm: Path) -> None:

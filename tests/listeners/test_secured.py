@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Tokens and certificates as settings name them."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from beluga.errors import SettingsError
+from beluga.listening import Token, read_tls, read_token
+
+SECRET = "no-one-may-read-this"  # noqa: S105  it is none
+
+
+def made(folder: Path, *secret: str) -> str:
+    """Return the setting of a new certificate."""
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-days", "2"),
+            *("-keyout", folder / "key", "-out", folder / "cert", "-subj", "/CN=localhost"),
+            *(secret or ("-nodes",)),
+        ],
+        capture_output=True,
+        check=True,
+    )
+    return f"{folder / 'cert'},{folder / 'key'}"
+
+
+def test_a_token_shows_itself_to_nobody() -> None:
+    assert SECRET not in f"{Token(SECRET)!r} {Token(SECRET)} {[Token(SECRET)]}"
+
+
+def test_a_token_that_is_soon_guessed_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("x" * 15 + "\n")
+    with pytest.raises(SettingsError, match="has 15 characters; make one of at least 16"):
+        read_token(file)
+    file.write_text("x" * 16 + "\n")
+    assert read_token(file).shown_by("Bearer " + "x" * 16)
+
+
+def test_versions_of_tls_that_are_broken_are_not_spoken(tmp_path: Path) -> None:
+    assert read_tls(made(tmp_path)).minimum_version == ssl.TLSVersion.TLSv1_2
+
+
+def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(tmp_path: Path) -> None:
+    setting = made(tmp_path, "-passout", f"pass:{SECRET}")
+    with pytest.raises(SettingsError, match="the key is encrypted"):
+        read_tls(setting)
