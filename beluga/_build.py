@@ -35,6 +35,7 @@ CORE_HEADERS = (
     "api/check.h",
     "api/verify.h",
     "api/prefix.h",
+    "api/routing.h",
     "index/hash.h",
     "index/evict_policy.h",
     "index/tier.h",
@@ -93,7 +94,11 @@ def builder(
         include_dirs=[str(source)],
         define_macros=[("BL_FORMAT_HASH", f"0x{format_hash():016x}ull"), *macros],
         depends=[str(path) for path in sorted(source.rglob("*.[ch]"))],
-        extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", *WARNINGS, *strict],
+        # Costs are computed as Python does, on every machine: without fused operations.
+        extra_compile_args=[
+            *("-std=gnu11", "-O2", "-ffp-contract=off", "-fvisibility=hidden"),
+            *(*WARNINGS, *strict),
+        ],
         libraries=["pthread"],
     )
     return ffi

@@ -133,6 +133,10 @@
 #include "prefix/prefix.c"
 #include "prefix/prefix_find.c"
 
+#include "routing/xxh3.c"
+#include "routing/sent.c"
+#include "routing/active.c"
+
 #ifdef BL_SIM
 #include "sim/verdict.c"
 #include "sim/change.c"

@@ -29,7 +29,8 @@ from beluga.kvcache.uninterrupted import Uninterrupted
 from beluga.pool import STRIPE_SIZE
 from beluga.router import Indexer, RouterEvent, Stored, Worker
 from beluga.router.policy import Query
-from beluga.router.prefix.tree import Tree, words
+from beluga.router.prefix.tree import Tree
+from beluga.router.words import words
 from beluga.rpc import Quota, Server
 from beluga.transfer import (
     Chosen,

@@ -48,7 +48,7 @@ INSIDE = {
         ("select",),
     ),
     "router": (
-        ("worker",),
+        ("worker", "words"),
         ("policy",),  # what every policy is
         ("prefix", "load"),
         ("policies",),
@@ -63,12 +63,12 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 EXTRAS = {
     "_build": {"cffi"},
     "cli": {"typer", "rich", "msgspec", "tomli", "tomllib", "beluga_bench"},
-    "router": {"msgspec", "xxhash"},
+    "router": {"msgspec"},
     "disagg": {"aiohttp", "msgspec", "nats"},
     "replay": {"msgspec", "rich"},
     "events": {"zmq"},
     "gateway": {
-        *("aiohttp", "msgspec", "prometheus_client", "tokenizers", "transformers", "uvloop", "zmq"),
+        *("aiohttp", "msgspec", "prometheus_client", "tokenizers", "transformers", "zmq"),
     },
     "page": {"matplotlib"},
     "simulate": {"msgspec", "rich"},
@@ -76,7 +76,7 @@ EXTRAS = {
     "transfer": {"cupy", "torch"},
     "kvcache": {"torch"},
     "connectors": {
-        *("torch", "vllm", "lmcache", "sglang", "prometheus_client", "xxhash", "obstore"),
+        *("torch", "vllm", "lmcache", "sglang", "prometheus_client", "obstore"),
     },
 }
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -262,7 +263,7 @@ def gateway(
         queue_threshold=queue_threshold,
         limits=_limits(queue_wait, max_inflight, retries, stall, health_interval, drain, bodies),
     )
-    service.run(service.serve(asked, partial(_say_where, json=json)))
+    asyncio.run(service.serve(asked, partial(_say_where, json=json)))
 
 
 def _advice(
@@ -308,7 +309,7 @@ def _limits(
 
 def _begin(log_level: str | None, log_format: str | None, *, events: bool) -> Any:
     """Refuse to start if a package is missing, and begin the log. Returns beluga.gateway."""
-    need("router", "aiohttp", "prometheus_client", "xxhash", *(["zmq"] if events else []))
+    need("router", "aiohttp", "prometheus_client", *(["zmq"] if events else []))
     logs.begin(log_level, log_format)
     from beluga import gateway as service
 

@@ -6,7 +6,6 @@ starts it.
 It needs the packages of the extra ``router``.
 """
 
-from beluga.gateway.loop import run
 from beluga.gateway.service import Service, serve
 from beluga.gateway.settings import (
     Address,
@@ -33,6 +32,5 @@ __all__ = [
     "read_queues",
     "read_thresholds",
     "read_workers_file",
-    "run",
     "serve",
 ]

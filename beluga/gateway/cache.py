@@ -96,8 +96,6 @@ class Cache:
         if wanted:
             ttl_s = ANNOUNCED_S if announced else UNANNOUNCED_S
             self.index = PredictiveIndexer(Indexer(workers=ranks), ttl_s=ttl_s)
-            # this needs xxhash and raises now if it is missing
-            BlockHasher(block_size=self._block_size).local([0] * self._block_size)
         self.pool: PoolListener | None = None
         self._open_pool()
 
@@ -196,9 +194,9 @@ class Cache:
         size, salt = self._block_size, parsed.salt or ""
         make = _hasher if len(salt) <= _SALT_SIZE_MAX else _hasher.__wrapped__
         hasher = make(size, salt, adapter)
-        local = hasher.local(parsed.tokens[:HASHED_TOKENS_MAX])
+        local = hasher.packed(parsed.tokens[:HASHED_TOKENS_MAX])
         hashed = time.perf_counter()
-        sequence = hasher.sequence(local)
+        sequence = hasher.chained(local)
         self._metrics.part("block_hashing", hashed - started)
         self._metrics.part("seq_hashing", time.perf_counter() - hashed)
         space = self._space_of(parsed.model) if self.pool is not None else None

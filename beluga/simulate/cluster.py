@@ -8,6 +8,7 @@ its account of loads are the real ones (beluga/router), and so is the code that 
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from random import Random
@@ -62,7 +63,7 @@ class Cluster:
         self.end_s = 0.0
         self._hbm: list[SimulatedTier] = []
         self._own: list[SimulatedTier] = []  # each worker's DRAM, or only the pool
-        self._hashes = trace.blocks()
+        self._hashes = [array("Q", blocks) for blocks in trace.blocks()]
         self._held: deque[Request] = deque()  # requests that wait because every worker is busy
         self._asked = self.requests[0]
         self.active = 0  # how many workers, from the first on, get requests

@@ -9,7 +9,7 @@
 
 /* ---- Tables. */
 
-static void bl_prefix_table_add(bl_prefix_table *table, uint32_t tag, uint32_t number)
+void bl_prefix_table_add(bl_prefix_table *table, uint32_t tag, uint32_t number)
 {
     uint64_t at = tag;
     while (table->slot[at & table->mask])
@@ -19,7 +19,7 @@ static void bl_prefix_table_add(bl_prefix_table *table, uint32_t tag, uint32_t n
 
 /* Entries that lie further on because this slot was taken move up, so a search still ends at an
  * empty slot. */
-static void bl_prefix_table_remove(bl_prefix_table *table, uint32_t tag, uint32_t number)
+void bl_prefix_table_remove(bl_prefix_table *table, uint32_t tag, uint32_t number)
 {
     uint64_t hole = tag, mask = table->mask;
     while ((uint32_t)table->slot[hole & mask] != number)

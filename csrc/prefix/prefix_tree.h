@@ -134,6 +134,10 @@ static inline uint32_t bl_prefix_tiers(const uint64_t *held, uint32_t words, uin
 
 /* ---- prefix/prefix_tree.c: the tree's own; the lock is the caller's */
 
+/* Add an item that a table lacks, which has a free slot; remove one that it has. */
+void bl_prefix_table_add(bl_prefix_table *table, uint32_t tag, uint32_t number);
+void bl_prefix_table_remove(bl_prefix_table *table, uint32_t tag, uint32_t number);
+
 /* Return the child with these contents, or 0. */
 uint32_t bl_prefix_child(const bl_prefix *prefix, uint32_t parent, uint64_t local);
 

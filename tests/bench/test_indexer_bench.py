@@ -6,11 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 from beluga_bench import Row
 from beluga_bench.indexer import LENGTH
-
-pytest.importorskip("xxhash", reason="xxhash is not installed (the extra 'router')")
 
 
 def test_lookups_have_a_ratio_and_the_rest_percentiles(smoke: Callable[[str], list[Row]]) -> None:

@@ -17,13 +17,12 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 # No command may begin the work that this program replaces.
 BEGUN = """
 import sys
-import beluga.cli.simulate, beluga.cli.bench, beluga.cli.prefill_worker
+import beluga.cli.simulate, beluga.cli.bench, beluga.cli.gateway, beluga.cli.prefill_worker
 def begun(*arguments, **options):
     sys.exit("it has begun")
 beluga.cli.simulate.read_named = beluga.cli.simulate.run_simulation = begun
 beluga.cli.bench.beluga_bench.BENCHES = {"rpc": begun}
-beluga.cli.prefill_worker.asyncio.run = begun  # of all modules
-sys.modules["uvloop"] = None  # then the gateway runs by asyncio, too
+beluga.cli.gateway.asyncio.run = beluga.cli.prefill_worker.asyncio.run = begun
 """
 SIMULATE = ["simulate", "nothing"]
 BENCH = ["bench", "rpc"]
@@ -49,7 +48,6 @@ def beluga(*arguments: str, without: str | None = None) -> subprocess.CompletedP
         ([*SIMULATE, "--report", "report.png"], "matplotlib", "plot"),
         ([*BENCH, "--plot", "."], "matplotlib", "plot"),
         (GATEWAY, "aiohttp", "router"),
-        (GATEWAY, "xxhash", "router"),
         ([*GATEWAY, "--kv-events", "http://127.0.0.1:1=tcp://127.0.0.1:2"], "zmq", "router"),
         (PREFILL, "aiohttp", "router"),
     ],

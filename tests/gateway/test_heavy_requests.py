@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
-pytest.importorskip("xxhash", reason="the router's packages are not installed")
 
 from fake_engine import FakeEngine
 from routed import QUICK, Site, routed, run

@@ -13,7 +13,6 @@ from typing import Any, cast
 import pytest
 
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
-pytest.importorskip("xxhash", reason="the router's packages are not installed")
 
 from announcer import Announcer
 from fake_engine import FakeEngine

@@ -9,7 +9,6 @@ import re
 import pytest
 
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
-pytest.importorskip("xxhash", reason="the router's packages are not installed")
 
 from fake_engine import FakeEngine
 from prometheus_lint import complaints

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
-pytest.importorskip("xxhash", reason="the router's packages are not installed")
 pytest.importorskip("zmq", reason="pyzmq is not installed")
 
 from announcer import Announcer

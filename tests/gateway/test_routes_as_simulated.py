@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
-pytest.importorskip("xxhash", reason="the router's packages are not installed")
 
 from routed import ANY_PORT, run
 

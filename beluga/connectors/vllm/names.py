@@ -22,16 +22,10 @@ if TYPE_CHECKING:
 
 
 class BlockNames:
-    """Names blocks as the router hashes them. Without xxhash there are no names."""
+    """Names blocks as the router hashes them."""
 
     def __init__(self, lookups: Lookups, *, block_size: int) -> None:
         self._lookups, self._block_size = lookups, block_size
-        try:
-            import xxhash  # noqa: F401
-        except ModuleNotFoundError:
-            self._can = False
-        else:
-            self._can = True
 
     def of(
         self, request: Any, start: int, stop: int, extra_keys: Sequence[Sequence[Any] | None]
@@ -40,7 +34,7 @@ class BlockNames:
         :data:`beluga.index.NAME`, or b"". ``extra_keys`` are those of these blocks.
         """
         ranks, private = self._lookups.ranks, private_from(request, self._block_size)
-        if not self._can or not ranks or (private is not None and stop > private):
+        if not ranks or (private is not None and stop > private):
             return b""
         size = self._block_size
         adapter = request.lora_request.lora_name if request.lora_request else ""

@@ -4,14 +4,18 @@
 
 Blocks are named by sequence hashes, each of which stands for its whole prefix. So the set of held
 blocks is closed under prefixes, and reference counts never grow along a request; a binary search
-suffices for both.
+suffices for both (csrc/routing/active.c).
 """
 
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left
 from collections.abc import Container, Sequence
+
+from beluga._ffi import core, ffi, lib
+from beluga.errors import raise_for_status
 
 _MOST = 4  # holders of a block; with more of them a request holds it alone for 0.3 % of its time
 
@@ -33,7 +37,7 @@ def alone(holders: int) -> float:
     return (1 - none) * math.factorial(holders) / float(holders) ** (holders + 1)
 
 
-_ALONE = [alone(holders) for holders in range(_MOST + 1)]
+_ALONE = ffi.new("double[]", [alone(holders) for holders in range(_MOST + 1)])
 
 
 def leading(chain: Sequence[int], held: Container[int]) -> int:
@@ -46,58 +50,69 @@ def leading(chain: Sequence[int], held: Container[int]) -> int:
 
 
 class ActiveBlocks:
+    """The blocks, as arrays of unsigned 64 bits, of one worker's requests."""
+
     def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
-        self._faded: dict[
-            int, float
-        ] = {}  # for blocks of only one request: how much less than 1 they weigh
+        out = ffi.new("bl_active **")
+        raise_for_status(lib.bl_active_create(out), "an account of blocks")
+        self.handle: core.bl_active = ffi.gc(out[0], lib.bl_active_destroy)
+        # for blocks of only one request: how much less than 1 they weigh
+        self._faded: dict[int, float] = {}
 
     def __len__(self) -> int:
         """Return the number of distinct blocks, with the faded ones at their weight, rounded."""
-        if self._faded:
-            return round(len(self._counts) - sum(self._faded.values()))
-        return len(self._counts)
+        count = int(lib.bl_active_count(self.handle))
+        return round(count - sum(self._faded.values())) if self._faded else count
 
-    def held(self, sequence: Sequence[int]) -> int:
-        """Return how many leading blocks of a request are held already."""
-        return leading(sequence, self._counts)
-
-    def held_alone(self, sequence: Sequence[int], held: int) -> float:
-        """Return how many of the first ``held`` blocks of a request, which others hold, it would
-        hold alone, in the mean over its time.
-        """
-        counts, blocks, end = self._counts, 0.0, held
-        while end and (holders := counts[sequence[end - 1]]) <= _MOST:
-            start = bisect_left(range(end), -holders, key=lambda at: -counts[sequence[at]])
-            blocks += (end - start) * _ALONE[holders]
-            end = start
-        return blocks
-
-    def add(self, sequence: Sequence[int]) -> None:
-        counts = self._counts
-        for block in sequence:
-            counts[block] = counts.get(block, 0) + 1
+    def add(self, sequence: array[int]) -> None:
+        """Add a request's blocks."""
+        blocks = ffi.from_buffer("uint64_t[]", sequence)
+        raise_for_status(
+            lib.bl_active_add(self.handle, blocks, len(sequence)), "a request's blocks"
+        )
         if self._faded:
             for block in sequence:
                 self._faded.pop(block, None)
 
-    def remove(self, sequence: Sequence[int]) -> None:
-        counts = self._counts
-        for block in sequence:
-            left = counts[block] - 1
-            if left:
-                counts[block] = left
-            else:
-                del counts[block]
+    def remove(self, sequence: array[int]) -> None:
+        """Remove a request's blocks, which were added."""
+        lib.bl_active_remove(self.handle, ffi.from_buffer("uint64_t[]", sequence), len(sequence))
         if self._faded:
             for block in sequence:
                 self._faded.pop(block, None)
 
-    def fade(self, sequence: Sequence[int], weight: float) -> None:
+    def fade(self, sequence: array[int], weight: float) -> None:
         """Give the blocks that only this request holds, its exclusive suffix, a weight of 0..1
         each.
         """
         for block in reversed(sequence):
-            if self._counts[block] > 1:
+            if lib.bl_active_holders(self.handle, block) > 1:
                 break
             self._faded[block] = 1 - weight
+
+
+class Group:
+    """Several workers' blocks, which are looked up together."""
+
+    def __init__(self, workers: Sequence[ActiveBlocks]) -> None:
+        self._workers = tuple(workers)  # keeps them alive
+        self._handles = ffi.new("bl_active *[]", [one.handle for one in workers])
+        self._held = ffi.new("uint32_t[]", len(workers))
+        self._alone = ffi.new("double[]", len(workers))
+
+    def states(self, sequence: array[int]) -> tuple[core.uint32_p, core.double_p]:
+        """Return how many leading blocks of a request each worker holds already, and how many of
+        these, which others hold, it would hold alone, in the mean over its time. The next call
+        overwrites both.
+        """
+        lib.bl_active_states(
+            self._handles,
+            len(self._workers),
+            ffi.from_buffer("uint64_t[]", sequence),
+            len(sequence),
+            _ALONE,
+            _MOST + 1,
+            self._held,
+            self._alone,
+        )
+        return self._held, self._alone

@@ -10,13 +10,15 @@ request's blocks. Times are seconds of one clock that never goes back; the calle
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from beluga.errors import NoWorkersError
-from beluga.router.load.blocks import ActiveBlocks
+from beluga.router.load.blocks import ActiveBlocks, Group
 from beluga.router.load.prefill import ActivePrefills
 from beluga.router.policy import Query, Usual
+from beluga.router.words import words
 from beluga.router.worker import Load, Overlap, Worker, WorkerMetrics
 
 SWEEP_S = 60.0  # seconds between searches for requests that nobody freed (Dynamo's value)
@@ -43,7 +45,7 @@ class _Account:
 class _Request:
     account: _Account  # stays valid if the worker is removed and added again
     isl: int
-    blocks: Sequence[int]
+    blocks: array[int]
     expected_output: int
     decoding_since: float | None = None  # None before the first token
     held_blocks: int = 0  # of the worker, with this request, when it was added
@@ -62,6 +64,8 @@ class LoadTracker:
         self._requests: dict[Hashable, _Request] = {}
         self._expiries: dict[Hashable, float] = {}
         self._swept = 0.0
+        self._grouped: list[Worker] = []  # whose blocks ``_group`` has
+        self._group = Group([])
         self._fresh = 0  # unique names of blocks are below 0, where no hash is
         self._predicted = False
         self._added = 0  # requests in the means of ``usual``
@@ -72,10 +76,12 @@ class LoadTracker:
     def add_worker(self, worker: Worker) -> None:
         """Add an empty account, unless the worker already has one."""
         self._accounts.setdefault(worker, _Account())
+        self._grouped = []
 
     def remove_worker(self, worker: Worker) -> None:
         """Forget a worker. Requests of it that are freed later change nothing."""
         self._accounts.pop(worker, None)
+        self._grouped = []
 
     @property
     def loads(self) -> Mapping[Worker, Load]:
@@ -99,12 +105,13 @@ class LoadTracker:
         accounts = [self._account(worker) for worker in workers]
         if not length or not self._reuse:
             return [State(account.load, length, 0.0) for account in accounts]
-        found = []
-        for account in accounts:
-            held = account.blocks.held(sequence)
-            alone = account.blocks.held_alone(sequence, held) if held else 0.0
-            found.append(State(account.load, length - held, alone))
-        return found
+        if workers != self._grouped:
+            self._grouped = list(workers)
+            self._group = Group([account.blocks for account in accounts])
+        held, alone = self._group.states(words(sequence))
+        return [
+            State(account.load, length - held[at], alone[at]) for at, account in enumerate(accounts)
+        ]
 
     def add(  # noqa: PLR0913  a request's particulars, by name
         self,
@@ -130,7 +137,8 @@ class LoadTracker:
             raise ValueError(f"request {request!r} is being tracked already")
         account = self._account(worker)
         size = query.block_size
-        blocks = query.sequence if self._reuse else self._own_blocks(len(query.sequence))
+        length = len(query.sequence)
+        blocks = words(query.sequence) if self._reuse else self._own_blocks(length)
         entry = self._requests[request] = _Request(account, query.isl, blocks, expected_output)
         if expires is not None:
             self._expiries[request] = expires
@@ -176,7 +184,7 @@ class LoadTracker:
             return False
         own = self._own_blocks(1)
         blocks = entry.account.blocks
-        entry.blocks = [*entry.blocks, *own]
+        entry.blocks = entry.blocks + own
         blocks.add(own)
         if entry.expected_output:
             blocks.fade(entry.blocks, max(1 - generated / entry.expected_output, 0.0))
@@ -239,6 +247,6 @@ class LoadTracker:
         except KeyError:
             raise NoWorkersError(f"{worker} is not known to the router; add it first") from None
 
-    def _own_blocks(self, number: int) -> Sequence[int]:
+    def _own_blocks(self, number: int) -> array[int]:
         self._fresh -= number
-        return range(self._fresh, self._fresh + number)
+        return words(range(self._fresh, self._fresh + number))

@@ -11,15 +11,14 @@ caller, which must not go back.
 from __future__ import annotations
 
 import threading
-from array import array
-from collections import OrderedDict
 from collections.abc import Sequence
 
-from beluga._ffi import ffi
-from beluga.errors import EventError, RouterError
+from beluga._ffi import core, ffi, lib
+from beluga.errors import EventError, RouterError, raise_for_status
 from beluga.router.prefix.indexer import WORKERS_MAX, Indexer
 from beluga.router.prefix.matches import Matches
-from beluga.router.prefix.tree import Tree, words
+from beluga.router.prefix.tree import Tree
+from beluga.router.words import words
 from beluga.router.worker import Overlap, Worker
 
 # Source: Dynamo, lib/kv-router/src/indexer/pruning.rs 18bcdc90, and its advice for
@@ -27,14 +26,13 @@ from beluga.router.worker import Overlap, Worker
 TTL_S = 120.0
 PREDICTION_TTL_S = 5.0
 BLOCKS_MAX = 1 << 20
-PRUNED_TO = 0.8  # the share of ``blocks`` that pruning leaves
 
 
 class ApproximateIndexer:
     """An index in which a block counts for a worker until ``ttl_s`` after the last request with it.
 
     When it has more than ``blocks`` entries (one for each worker that may hold a block), it forgets
-    those that would expire first until ``PRUNED_TO`` of the limit is left. Raises RouterError for
+    those that would expire first until four fifths of the limit are left. Raises RouterError for
     invalid limits.
     """
 
@@ -44,43 +42,40 @@ class ApproximateIndexer:
         if ttl_s <= 0:
             raise RouterError(f"blocks count for some time, not for {ttl_s} s")
         self._tree = Tree(rank_max=workers, block_max=blocks, name_max=blocks)
-        self._ttl_s, self._blocks = ttl_s, blocks
+        out = ffi.new("bl_sent **")
+        raise_for_status(
+            lib.bl_sent_create(out, self._tree.handle, workers, blocks, ttl_s), "making an index"
+        )
+        self._account = ffi.gc(out[0], lib.bl_sent_destroy)
         self._lock = threading.Lock()
         self._ranks: dict[Worker, int] = {}
         self._workers: list[Worker | None] = [None] * (workers + 1)
-        # Each worker's blocks with their expiry, in order of expiry because all live equally long.
-        self._until: dict[Worker, OrderedDict[int, float]] = {}
-        self._count = 0
-        self._outcome = ffi.new("bl_prefix_outcome *")
+
+    @property
+    def _sent(self) -> core.bl_sent:
+        """The ``bl_sent *``. Raises RouterError in a forked child."""
+        assert self._tree.handle  # noqa: S101  it raises the error
+        return self._account
 
     def __len__(self) -> int:
         """Return the number of entries: one for each block and worker that may hold it."""
-        return self._count
+        return int(lib.bl_sent_count(self._sent))
 
     def routed(self, worker: Worker, tokens_hashes: Sequence[int], now: float) -> None:
         """Note that a request was sent to a worker. Raises EventError if there are too many
         workers.
         """
-        contents = words(tokens_hashes)[: self._blocks]
+        contents = words(tokens_hashes)
         with self._lock:
-            self._expire(now)
             rank = self._rank_of(worker)
-            names = self._tree.paths(contents)
-            until = self._until[worker]
-            before = len(until)
-            # The last block comes first, so that pruning shortens a prompt from its end.
-            for name in reversed(names):
-                until[name] = now + self._ttl_s
-                until.move_to_end(name)
-            self._count += len(until) - before
-            if self._count > self._blocks:
-                self._prune(int(self._blocks * PRUNED_TO))
-            self._tree.store(rank, 0, rank, None, names, contents, self._outcome)
+            lib.bl_sent_add(
+                self._sent, rank, ffi.from_buffer("uint64_t[]", contents), len(contents), now
+            )
 
     def find_matches(self, tokens_hashes: Sequence[int], now: float) -> Matches:
         """Return how many of a request's leading blocks each worker may hold on its device."""
         with self._lock:
-            self._expire(now)
+            lib.bl_sent_expire(self._sent, now)
         runs, _ = self._tree.find(words(tokens_hashes), False)
         workers = self._workers
         return Matches(
@@ -97,8 +92,7 @@ class ApproximateIndexer:
             for worker in [worker for worker in self._ranks if worker.worker_id == worker_id]:
                 rank = self._ranks.pop(worker)
                 self._workers[rank] = None
-                self._count -= len(self._until.pop(worker))
-                self._tree.clear(rank, self._outcome)
+                lib.bl_sent_clear(self._sent, rank)
 
     def _rank_of(self, worker: Worker) -> int:
         rank = self._ranks.get(worker)
@@ -110,40 +104,7 @@ class ApproximateIndexer:
                 )
             rank = self._ranks[worker] = self._workers.index(None, 1)
             self._workers[rank] = worker
-            self._until[worker] = OrderedDict()
         return rank
-
-    def _expire(self, now: float) -> None:
-        for worker, until in self._until.items():
-            gone = array("Q")
-            for name, when in until.items():
-                if when > now:
-                    break
-                gone.append(name)
-            self._forget(worker, gone)
-
-    def _prune(self, left: int) -> None:
-        """Forget the blocks that would expire first, of any worker."""
-        while self._count > left:
-            worker = min(
-                (worker for worker, until in self._until.items() if until),
-                key=lambda worker: next(iter(self._until[worker].values())),
-            )
-            oldest = next(iter(self._until[worker].values()))
-            gone = array("Q")
-            for name, when in self._until[worker].items():
-                if when > oldest or len(gone) == self._count - left:
-                    break
-                gone.append(name)
-            self._forget(worker, gone)
-
-    def _forget(self, worker: Worker, names: array[int]) -> None:
-        until = self._until[worker]
-        for name in names:
-            del until[name]
-        self._count -= len(names)
-        if names:
-            self._tree.remove(self._ranks[worker], 0, names, self._outcome)
 
 
 class PredictiveIndexer:

@@ -15,11 +15,13 @@ import dataclasses
 import hashlib
 import json
 import struct
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
+from beluga._ffi import ffi, lib
 from beluga.errors import RouterError
 from beluga.router.policy import Query
 
@@ -38,14 +40,17 @@ def unsigned(value: int) -> int:
     return value & _U64
 
 
+def xxh3(data: bytes, seed: int = 0) -> int:
+    """Return the XXH3-64 of some bytes."""
+    return int(lib.bl_xxh3(ffi.from_buffer(data), len(data), seed))
+
+
 def salt_seed(salt: str = "", lora_name: str = "") -> int:
     """Return era B's seed of local hashes. Empty fields are left out of the JSON."""
-    from xxhash import xxh3_64_intdigest
-
     fields = {"salt": salt, "lora_name": lora_name}
     named = {name: value for name, value in fields.items() if value}
     text = json.dumps(named, separators=(",", ":"), ensure_ascii=False)
-    return int(xxh3_64_intdigest(text.encode()))
+    return xxh3(text.encode())
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,38 +96,59 @@ class BlockHasher:
         ``multimodal`` maps a block's index to the hashes (64 bits) of the objects that it shows, in
         any order. Raises RouterError for tokens that are not 32-bit integers.
         """
-        from xxhash import xxh3_64_intdigest
-
+        if not self._suffix and not multimodal:
+            return self.packed(tokens).tolist()
         data = memoryview(_token_bytes(tokens))
         stride = 4 * self.block_size
         window = stride + 4 * self.eagle
-        seed, suffix = self._seed, self._suffix
-        starts = range(0, len(data) - window + 1, stride)
-        if not suffix and not multimodal:
-            return [xxh3_64_intdigest(data[at : at + window], seed) for at in starts]
         shown = multimodal or {}
         return [
-            xxh3_64_intdigest(
-                b"".join((data[at : at + window], _packed(shown.get(place, ())), suffix)), seed
+            xxh3(
+                b"".join((data[at : at + window], _packed(shown.get(place, ())), self._suffix)),
+                self._seed,
             )
-            for place, at in enumerate(starts)
+            for place, at in enumerate(range(0, len(data) - window + 1, stride))
         ]
+
+    def packed(self, tokens: Tokens) -> array[int]:
+        """Return the local hash of every full block as an array of unsigned 64 bits. No block shows
+        anything. Raises RouterError for tokens that are not 32-bit integers.
+        """
+        if self._suffix:
+            return array("Q", self.local(tokens, {}))
+        data = _token_bytes(tokens)
+        stride = 4 * self.block_size
+        window = stride + 4 * self.eagle
+        hashes = array("Q", bytes(8 * max((len(data) - window) // stride + 1, 0)))
+        lib.bl_hash_windows(
+            ffi.from_buffer("uint8_t[]", data),
+            stride,
+            window,
+            self._seed,
+            ffi.from_buffer("uint64_t[]", hashes),
+            len(hashes),
+        )
+        return hashes
 
     def sequence(self, local: Sequence[int]) -> list[int]:
         """Return the sequence hash of every block, from the local hashes."""
-        from xxhash import xxh3_64_intdigest
+        return self.chained(array("Q", local)).tolist()
 
-        pack = struct.Struct("<QQ").pack
-        seed = SEED_A if self.era == "a" else 0
-        chained = list(local[:1])
-        for block in local[1:]:
-            chained.append(xxh3_64_intdigest(pack(chained[-1], block), seed))
-        return chained
+    def chained(self, local: array[int]) -> array[int]:
+        """Return the sequence hash of every block as an array of unsigned 64 bits."""
+        found = array("Q", bytes(8 * len(local)))
+        lib.bl_hash_chain(
+            ffi.from_buffer("uint64_t[]", local),
+            len(local),
+            SEED_A if self.era == "a" else 0,
+            ffi.from_buffer("uint64_t[]", found),
+        )
+        return found
 
     def query(self, tokens: Tokens, *, priority_jump: float = 0.0) -> Query:
         """Return the query for a prompt, as policies take it."""
-        local = self.local(tokens)
-        return Query(len(tokens), self.block_size, local, self.sequence(local), priority_jump)
+        local = self.packed(tokens)
+        return Query(len(tokens), self.block_size, local, self.chained(local), priority_jump)
 
 
 def salt_of(keys: Sequence[object] | None, lora_name: str) -> str:
@@ -168,6 +194,8 @@ def _beyond_tokens(tokens_hash: int, keys: Sequence[object]) -> int:
 
 
 def _token_bytes(tokens: Tokens) -> bytes:
+    if isinstance(tokens, np.ndarray) and tokens.dtype == np.uint32:
+        return tokens.astype("<u4", copy=False).tobytes()
     try:
         wide = np.asarray(tokens, dtype=np.int64)
     except (OverflowError, TypeError, ValueError) as error:

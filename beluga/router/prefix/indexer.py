@@ -37,7 +37,8 @@ from beluga.router.policy import Query
 from beluga.router.prefix.dump import Dump
 from beluga.router.prefix.events import Cleared, Removed, RouterEvent, Stored, Tier
 from beluga.router.prefix.matches import Matches
-from beluga.router.prefix.tree import RANKS_MAX, SHARED_RANK, Tree, TreeStat, words
+from beluga.router.prefix.tree import RANKS_MAX, SHARED_RANK, Tree, TreeStat
+from beluga.router.words import words
 from beluga.router.worker import Overlap, Worker
 
 log = logging.getLogger(__name__)

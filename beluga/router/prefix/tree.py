@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 from beluga._ffi import core, ffi, lib
 from beluga._shared import when_forked
-from beluga.errors import EventError, RouterError, raise_for_status
+from beluga.errors import RouterError, raise_for_status
+from beluga.router.words import U64
 
 SHARED_RANK: int = lib.BL_PREFIX_SHARED
 RANKS_MAX: int = lib.BL_PREFIX_RANKS_MAX - 1
 BLOCKS_MAX: int = lib.BL_PREFIX_BLOCKS_MAX
 
-_U64 = (1 << 64) - 1
 _MATCH_WORDS = ffi.sizeof("bl_prefix_match") // 4
 
 
@@ -47,24 +47,6 @@ class TreeStat(NamedTuple):
     block_max: int
     name_max: int
     evicted: int
-
-
-def words(values: Iterable[int]) -> array[int]:
-    """Convert hashes for C. Negative values are read as unsigned 64 bits.
-
-    Raises EventError for a value that is not a number.
-    """
-    if isinstance(values, array) and values.typecode == "Q":
-        return values
-    listed = values if isinstance(values, list | tuple) else list(values)
-    try:
-        return array("Q", listed)
-    except (OverflowError, TypeError):
-        pass
-    try:
-        return array("Q", [value & _U64 for value in listed])
-    except TypeError:
-        raise EventError("a KV event has a hash that is not a number") from None
 
 
 def _pointer(values: array[int] | None) -> core.uint64_p | core.Null:
@@ -127,7 +109,7 @@ class Tree:
             )
         if len(names) != len(locals_):
             return -errno.EINVAL
-        before = ffi.NULL if parent is None else ffi.new("uint64_t *", parent & _U64)
+        before = ffi.NULL if parent is None else ffi.new("uint64_t *", parent & U64)
         return int(
             lib.bl_prefix_store(
                 self.handle,

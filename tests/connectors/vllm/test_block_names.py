@@ -6,7 +6,6 @@ which the router finds them.
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +22,6 @@ from beluga.connectors.vllm.steps import BlockRange, Orders
 from beluga.index import NAME, NAME_PARENT, check_pool, read_names
 from beluga.router import BlockHasher
 
-pytest.importorskip("xxhash")
 pytest.importorskip("msgspec")
 TOKENS = list(range(5 * BLOCK_TOKENS))
 RANKS = (Namespace.of("one"), Namespace.of("two"))
@@ -91,12 +89,10 @@ def test_blocks_that_rest_on_a_name_of_a_client_have_no_names() -> None:
     assert named(made, 2, 3) == named(made, 0, 5) == b""
 
 
-def test_what_no_router_can_know_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_router_can_know_has_no_name() -> None:
     lookups: Any = SimpleNamespace(ranks=())  # before the ranks' handshake
     unmet = BlockNames(lookups, block_size=BLOCK_TOKENS)
     assert named(request("r", TOKENS), 0, 3, of=unmet) == b""
-    monkeypatch.setitem(sys.modules, "xxhash", None)
-    assert named(request("r", TOKENS), 0, 3) == b""
 
 
 def test_a_rank_stores_its_part_under_the_names(

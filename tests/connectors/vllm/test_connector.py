@@ -309,7 +309,6 @@ def test_a_router_tells_salted_blocks_from_others_by_what_is_announced(
     server: MetaServer, pool: Pool, make: Callable[..., Engine], tmp_path: Path, name: str
 ) -> None:
     msgspec = pytest.importorskip("msgspec")
-    pytest.importorskip("xxhash")
     engine = make(events=True)
     lora = adapter(tmp_path, name) if name else None
     made = request("a", TOKENS, salt="secret", lora=lora)

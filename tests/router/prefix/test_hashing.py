@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 
 import numpy as np
@@ -14,6 +15,7 @@ from xxhash import xxh3_64_intdigest
 
 from beluga.errors import RouterError
 from beluga.router import BlockHasher, salt_seed, unsigned
+from beluga.router.prefix.hashing import xxh3
 
 TOKENS = list(range(1, 9))
 
@@ -95,8 +97,8 @@ def test_lists_and_arrays_hash_alike(tokens: list[int], block_size: int) -> None
 def test_a_query_has_both_hashes() -> None:
     query = BlockHasher(block_size=4).query(TOKENS, priority_jump=2.0)
     assert (query.isl, query.block_size, query.priority_jump) == (8, 4, 2.0)
-    assert query.hashes == [8026409477313730465, 4932910930253085737]
-    assert query.sequence == [8026409477313730465, 12668468526058386974]
+    assert list(query.hashes) == [8026409477313730465, 4932910930253085737]
+    assert list(query.sequence) == [8026409477313730465, 12668468526058386974]
 
 
 def test_signed_hashes_are_the_same_bits() -> None:
@@ -118,3 +120,31 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         BlockHasher(block_size=4, era="a", salt="x")
     with pytest.raises(RouterError, match="at least one token"):
         BlockHasher(block_size=0)
+
+
+def test_hashes_are_those_of_xxhash() -> None:
+    """Each size has a way of its own: up to 16, 128, 240 and more bytes, and blocks of 1,024."""
+    chance = random.Random(1)
+    for size in [*range(1100), 2047, 2048, 2049, 4096, 65537]:
+        data = chance.randbytes(size)
+        for seed in (0, 1337, chance.getrandbits(64)):
+            assert xxh3(data, seed) == xxh3_64_intdigest(data, seed), (size, seed)
+
+
+@pytest.mark.parametrize("eagle", [False, True])
+@pytest.mark.parametrize("block_size", [1, 4, 16, 512])
+def test_arrays_have_the_hashes_of_each_block(block_size: int, eagle: bool) -> None:
+    chance = random.Random(block_size)
+    hasher = BlockHasher(block_size=block_size, salt="s", eagle=eagle)
+    seed = salt_seed("s")
+    for count in (0, 1, block_size, block_size + 1, 5 * block_size, 5 * block_size + 3):
+        tokens = np.array([chance.getrandbits(32) for _ in range(count)], np.uint32)
+        window = block_size + eagle
+        starts = range(0, count - window + 1, block_size)
+        wanted = [xxh3_64_intdigest(tokens[at : at + window].tobytes(), seed) for at in starts]
+        local = hasher.packed(tokens)
+        assert list(local) == wanted == hasher.local([int(token) for token in tokens])
+        chained = wanted[:1]
+        for block in wanted[1:]:
+            chained.append(xxh3_64_intdigest(struct.pack("<QQ", chained[-1], block), 0))
+        assert list(hasher.chained(local)) == chained == hasher.sequence(wanted)

@@ -114,7 +114,6 @@ def test_block_without_tokens_is_one_that_is_known() -> None:
 
 
 def test_blocks_are_hashed_as_the_router_hashes_prompts() -> None:
-    pytest.importorskip("xxhash", reason="xxhash is not installed (the extra 'router')")
     hasher = BlockHasher(block_size=SIZE)
     tokens = list(range(1, 9))
     wire = WireDecoder(7, block_size=SIZE, hash_blocks=hash_blocks_by(hasher))
