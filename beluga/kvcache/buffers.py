@@ -37,7 +37,7 @@ Blocks: TypeAlias = "Sequence[Fragments] | NDArray[np.generic] | Tensor | Run"
 _ADDRESS_MAX = 2**64 - 1
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class Run:
     """Blocks of one length and one number of fragments, at known addresses of this process.
 
@@ -132,10 +132,6 @@ def _has_objects(buffer: typing_extensions.Buffer | NDArray[np.generic]) -> bool
     return "O" in re.sub(":[^:]*:", "", kind)  # without the names of fields
 
 
-def _is_matrix(blocks: object) -> bool:
-    return isinstance(blocks, np.ndarray) and blocks.ndim >= 2 and blocks[0].flags.c_contiguous
-
-
 def runs(blocks: Blocks, *, writable: bool) -> list[Run]:
     """Cut a batch into runs of equal shape.
 
@@ -183,18 +179,28 @@ def _list_run(
 
 
 def _matrix_run(blocks: NDArray[np.generic], *, writable: bool) -> Run:
-    if not _is_matrix(blocks):
+    if blocks.ndim < 2 or not (first := blocks[0]).flags.c_contiguous:
         raise LayoutError("an array of blocks needs two axes, and each block must be contiguous")
     if blocks.dtype.hasobject:
         raise LayoutError("an array of Python's objects has no bytes to be stored")
     if writable and not blocks.flags.writeable:
         raise LayoutError("the target array is read-only")
-    count, length = len(blocks), blocks[0].nbytes
+    count, length, stride = len(blocks), first.nbytes, blocks.strides[0]
     if length == 0:
         raise LayoutError("the blocks of this array have no bytes")
-    if writable and count > 1 and abs(blocks.strides[0]) < length:
+    if writable and count > 1 and abs(stride) < length:
         raise LayoutError("the target blocks share bytes; give an array in which each has its own")
-    fragments = np.empty((count, 2), dtype=np.uint64)
-    fragments[:, 0] = blocks.ctypes.data + np.arange(count, dtype=np.int64) * blocks.strides[0]
-    fragments[:, 1] = length
+    fragments = np.empty((count, 2), np.uint64)
+    fragments[0, 0] = start = _start(first)
+    fragments[0, 1] = length
+    if count > 1:
+        fragments[1:, 0] = start + np.arange(1, count, dtype=np.int64) * stride
+        fragments[1:, 1] = length
     return Run(count, length, 1, fragments, [blocks])
+
+
+def _start(block: NDArray[np.generic]) -> int:
+    try:
+        return int(ffi.cast("uintptr_t", ffi.from_buffer(block)))
+    except (TypeError, ValueError, BufferError):  # the buffer protocol lacks the type
+        return block.ctypes.data

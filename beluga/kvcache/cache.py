@@ -201,12 +201,19 @@ class KVCache(OfThisProcess):
         self._flushes = any(device.coherence == "software" for device in devices)
         self._space_bytes = self.client.pool.geometry.stripe_count * int(lib.BL_STRIPE_SIZE)
         self._threads = threads
-        self._kept = kept
         self._onboards = onboard
-        self._settings: core.bl_copy_settings | None = (
-            None  # for C; measured or loaded before the first copy
-        )
+        self._settings: core.bl_copy_settings | None = None
         self._batches = Uninterrupted()
+        self._batch = ffi.new(
+            "bl_kv_batch *",
+            {
+                "fingerprint": self._fingerprint,
+                "timeout_ns": self._timeout_ns,
+                "chunk_size": chunk_size,
+                "check_checksums": bool(check_checksums),
+                "reserve_flags": lib.BL_RESERVE_KEPT if kept else 0,
+            },
+        )  # of the put or get that has the client's lock
         self._read_class, self._write_class = read_class, write_class
         try:
             self._chosen = choose(self.client.pool, engine, threads)
@@ -456,14 +463,11 @@ class KVCache(OfThisProcess):
             return self._carry(
                 engine, run, keys, lambda carrier: carrier.put(run, states, statuses), names
             )
-        told = (
-            ffi.from_buffer("uint8_t[]", states, require_writable=True),
-            ffi.from_buffer("int32_t[]", statuses, require_writable=True),
-        )
-        with self._selection.using() as io_queue:
-            batch = self._batch(run, keys, self._write_class, io_queue, names)
-            with self.client.lock:
-                code = lib.bl_kv_put(self.client.session, batch, *told)
+        self._tune()
+        told = ffi.from_buffer("uint8_t[]", states), ffi.from_buffer("int32_t[]", statuses)
+        with self._selection.using() as io_queue, self.client.lock:
+            batch = self._filled(run, keys, self._write_class, io_queue, names)
+            code = lib.bl_kv_put(self.client.session, batch, *told)
         return self._ended(code, "storing blocks")
 
     def _get(
@@ -480,11 +484,11 @@ class KVCache(OfThisProcess):
                 keys,
                 lambda carrier: carrier.get(states, mismatches, carrier.blocks(run)),
             )
-        told = ffi.from_buffer("uint8_t[]", states, require_writable=True)
-        with self._selection.using() as io_queue:
-            batch = self._batch(run, keys, self._read_class, io_queue)
-            with self.client.lock:
-                code = lib.bl_kv_get(self.client.session, batch, told, mismatches)
+        self._tune()
+        told = ffi.from_buffer("uint8_t[]", states)
+        with self._selection.using() as io_queue, self.client.lock:
+            batch = self._filled(run, keys, self._read_class, io_queue)
+            code = lib.bl_kv_get(self.client.session, batch, told, mismatches)
         return self._ended(code, "fetching blocks")
 
     def _get_all(
@@ -499,17 +503,18 @@ class KVCache(OfThisProcess):
 
         The wait for a block that is coming ends after the cache's timeout without progress.
         """
-        hits = 0
-        onboarding = Onboarding(self._meta, self.client.timeout_s)
-        while True:
+        hits = raise_for_status(self._get(run, keys, states, mismatches), "fetching blocks")
+        if hits == run.count or not self._onboards:
+            return hits
+        found, onboarding = hits, Onboarding(self._meta, self.client.timeout_s)
+        while hits < run.count and onboarding.more(
+            keys[hits:], BlockState(states[hits]), progress=found > 0
+        ):
             found = raise_for_status(
                 self._get(run.rest(hits), keys[hits:], states[hits:], mismatches), "fetching blocks"
             )
             hits += found
-            if hits == run.count or not self._onboards:
-                return hits
-            if not onboarding.more(keys[hits:], BlockState(states[hits]), progress=found > 0):
-                return hits
+        return hits
 
     def _engine_for(self, direction: Direction, run: Run) -> CopyEngine | None:
         size, fragments = run.count * run.length, run.count * run.fragment_count
@@ -532,15 +537,22 @@ class KVCache(OfThisProcess):
         """Run ``move`` for a batch, where no interrupt reaches it, and return its result."""
 
         def carry(left: Left) -> int:
-            # the engine asks the link
-            batch = self._batch(run, keys, self._read_class, ffi.NULL, names)
+            self._tune()
             with self.client.lock:
+                # the engine asks the link
+                batch = self._filled(run, keys, self._read_class, ffi.NULL, names)
                 session, pool_size = self.client.session, self.client.pool.geometry.size
                 return move(EngineBatch(engine, session, batch, pool_size, left))
 
         return self._batches.run(carry)
 
-    def _batch(
+    def _tune(self) -> None:
+        """Load or measure how C copies, before the first copy."""
+        if self._settings is None:
+            self._settings = tuned(self.client.pool).struct(self._threads)
+            self._batch.settings = self._settings
+
+    def _filled(
         self,
         run: Run,
         keys: NDArray[np.uint64],
@@ -548,27 +560,14 @@ class KVCache(OfThisProcess):
         io_queue: core.bl_io_queue | core.Null,
         names: NDArray[np.void] | None = None,
     ) -> core.bl_kv_batch:
-        if self._settings is None:
-            self._settings = tuned(self.client.pool).struct(self._threads)
-        return ffi.new(
-            "bl_kv_batch *",
-            {
-                "keys": ffi.from_buffer("uint64_t[]", keys),
-                "fragments": ffi.from_buffer("bl_fragment[]", run.fragments),
-                "names": ffi.NULL if names is None else ffi.from_buffer("bl_name[]", names),
-                "fingerprint": self._fingerprint,
-                "timeout_ns": self._timeout_ns,
-                "count": run.count,
-                "fragment_count": run.fragment_count,
-                "length": run.length,
-                "chunk_size": self._chunk_size,
-                "check_checksums": self._check_checksums,
-                "settings": self._settings,
-                "io_queue": io_queue,
-                "transfer_class": kind,
-                "reserve_flags": lib.BL_RESERVE_KEPT if self._kept else 0,
-            },
-        )
+        """Return the batch for C. The caller has the client's lock, and keeps the arrays alive."""
+        batch = self._batch
+        batch.keys = ffi.from_buffer("uint64_t[]", keys)
+        batch.fragments = ffi.from_buffer("bl_fragment[]", run.fragments)
+        batch.names = ffi.NULL if names is None else ffi.from_buffer("bl_name[]", names)
+        batch.count, batch.fragment_count, batch.length = run.count, run.fragment_count, run.length
+        batch.io_queue, batch.transfer_class = io_queue, kind
+        return batch
 
     def __enter__(self) -> KVCache:
         return self

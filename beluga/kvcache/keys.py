@@ -143,8 +143,8 @@ def fold(namespace: Namespace, digests: Sequence[bytes] | NDArray[np.uint8]) -> 
             f"digests of {size} bytes; give {DIGEST_SIZE_MIN} to {DIGEST_SIZE_MAX} random bytes, "
             "or beluga.kvcache.hash_keys() of what you have"
         )
-    keys = np.empty((count, 2), dtype=np.uint64)
-    target = ffi.from_buffer("uint64_t[]", keys, require_writable=True)
+    keys = np.empty((count, 2), np.uint64)
+    target = ffi.from_buffer("uint64_t[]", keys)
     raise_for_status(
         lib.bl_fold_keys(source, size, count, namespace.digest, target), "folding keys"
     )

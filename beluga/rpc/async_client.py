@@ -9,7 +9,7 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast, overload
 
 from beluga._shared import OfThisProcess
 from beluga.arguments import short, whole
@@ -86,7 +86,12 @@ class AsyncClient(OfThisProcess):
         timeout_s: float | None = None,
     ) -> object:
         """Call a handler by its name, or a method by its number, as :meth:`Client.call` does."""
-        return await self._run(lambda client: client._call(method, arguments, returns, timeout_s))
+
+        def ask(client: Client) -> object:
+            call = cast("Callable[..., object]", client.call)  # its overloads are those above
+            return call(method, *arguments, returns=returns, timeout_s=timeout_s)
+
+        return await self._run(ask)
 
     def remote(
         self, handler: Callable[_P, _T], *, timeout_s: float | None = None

@@ -165,15 +165,6 @@ class Client(OfThisProcess):
         :class:`~beluga.errors.BadRequestError` for a request that is too large, and
         :class:`~beluga.errors.QuotaError` for more calls than the server's quota allows.
         """
-        return self._call(method, arguments, returns, timeout_s)
-
-    def _call(
-        self,
-        method: int | str,
-        arguments: tuple[object, ...],
-        returns: object,
-        timeout_s: float | None,
-    ) -> object:
         if isinstance(method, str):
             return self._call_handler(method, arguments, {}, returns, timeout_s)
         if len(arguments) > 1:
@@ -239,7 +230,7 @@ class Client(OfThisProcess):
     def _call_method(
         self, number: int, request: bytes, timeout_s: float | None, what: str = ""
     ) -> bytes:
-        method = whole("method", number)
+        method = number if type(number) is int else whole("method", number)
         if not 0 <= method <= _NUMBER_MAX:
             raise BadValueError(f"method {method} is no number of a call; give 0 to 254")
         size, capacity, reply = len(request), self._reply_size, self._reply
@@ -249,7 +240,7 @@ class Client(OfThisProcess):
                 "larger --bulk-size, or call a handler by its name"
             )
         timeout_ns = self._timeout_ns if timeout_s is None else nanoseconds(timeout_s)
-        with self.lock:
+        with self._held.lock:
             size = lib.bl_session_call_bytes(
                 self.session, method, request, size, reply, capacity, timeout_ns
             )
