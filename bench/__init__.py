@@ -20,6 +20,7 @@ from .coherence import bench_coherence
 from .copy import bench_copy
 from .events import bench_events
 from .gateway import bench_gateway
+from .index import bench_index
 from .indexer import bench_indexer
 from .latency import bench_latency
 from .machine import cpu_model, facts, version
@@ -47,6 +48,7 @@ BENCHES: dict[str, Bench] = {
     "copy": bench_copy,
     "scheduler": bench_scheduler,
     "gateway": bench_gateway,
+    "index": bench_index,
     "indexer": bench_indexer,
     "blocks": bench_blocks,
     "events": bench_events,

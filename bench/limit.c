@@ -365,3 +365,41 @@ uint64_t limit_hash_walk(const limit_hash *hash, const uint64_t *keys, uint64_t 
         sum += slot_of(hash, keys[i])->value;
     return sum;
 }
+
+/* ---- A bare index. */
+
+enum { INDEX_AHEAD = 16 };      /* keys prefetched; as many misses as a core has under way */
+
+static void prefetch(const limit_index *index, const uint64_t *keys, uint64_t i, uint64_t count)
+{
+    if (i < count)
+        index->prefetch(index->index, keys + 2 * i);
+}
+
+uint64_t limit_index_walk(const limit_index *index, const uint64_t *keys, uint64_t count)
+{
+    uint64_t found = 0;
+    for (uint64_t i = 0; i < INDEX_AHEAD; i++)
+        prefetch(index, keys, i, count);
+    for (uint64_t i = 0; i < count; i++) {
+        prefetch(index, keys, i + INDEX_AHEAD, count);
+        found += index->find(index->index, keys + 2 * i) >= 0;
+    }
+    return found;
+}
+
+int limit_index_replace(const limit_index *index, const uint64_t *old, const uint64_t *keys,
+                        uint64_t count)
+{
+    int status = 0;
+    for (uint64_t i = 0; i < count && status == 0; i++) {
+        prefetch(index, keys, i + INDEX_AHEAD, count);
+        if (old) {
+            prefetch(index, old, i + INDEX_AHEAD, count);
+            status = index->remove(index->index, old + 2 * i);
+        }
+        if (status == 0)
+            status = index->insert(index->index, keys + 2 * i, (uint32_t)i);
+    }
+    return status;
+}

@@ -89,4 +89,25 @@ void limit_hash_put(const limit_hash *hash, const uint64_t *keys, uint64_t count
 /* Look up one key after the other. Returns the sum of the values. */
 uint64_t limit_hash_walk(const limit_hash *hash, const uint64_t *keys, uint64_t count);
 
+/* A bare index of keys of two words (csrc/index/hash.h), without anything around it. */
+typedef void (*limit_prefetch)(const void *index, const uint64_t *key);
+typedef int64_t (*limit_find)(const void *index, const uint64_t *key);
+typedef int (*limit_remove)(void *index, const uint64_t *key);
+
+typedef struct limit_index {
+    void *index;
+    limit_prefetch prefetch;
+    limit_find find;
+    limit_insert insert;
+    limit_remove remove;
+} limit_index;
+
+/* Find count keys, each prefetched some keys ahead. Returns how many there are. */
+uint64_t limit_index_walk(const limit_index *index, const uint64_t *keys, uint64_t count);
+
+/* Remove count old keys, or none if old is NULL, and insert as many others with the numbers from 0
+ * on. Returns 0, or the first error. */
+int limit_index_replace(const limit_index *index, const uint64_t *old, const uint64_t *keys,
+                        uint64_t count);
+
 #endif

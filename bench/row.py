@@ -38,7 +38,9 @@ FIELDS = (
     "p50_q1_ns",  # quartiles of p50_ns over rounds
     "p50_q3_ns",
     "p99_ns",
+    "blocks",  # in the pool
     "ops_per_s",
+    "keys_per_s",
     "gb_per_s",  # 1e9 bytes
     "limit",  # the speed of the limit loop, in limit_unit
     "limit_unit",

@@ -27,6 +27,7 @@ STEPS = {
     "copy": 53,
     "scheduler": 17,
     "gateway": 10,
+    "index": 5,
     "indexer": 4,
     "blocks": 2,
     "events": 4,

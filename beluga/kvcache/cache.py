@@ -204,16 +204,7 @@ class KVCache(OfThisProcess):
         self._onboards = onboard
         self._settings: core.bl_copy_settings | None = None
         self._batches = Uninterrupted()
-        self._batch = ffi.new(
-            "bl_kv_batch *",
-            {
-                "fingerprint": self._fingerprint,
-                "timeout_ns": self._timeout_ns,
-                "chunk_size": chunk_size,
-                "check_checksums": bool(check_checksums),
-                "reserve_flags": lib.BL_RESERVE_KEPT if kept else 0,
-            },
-        )  # of the put or get that has the client's lock
+        self._batch = self._new_batch(kept=kept)
         self._read_class, self._write_class = read_class, write_class
         try:
             self._chosen = choose(self.client.pool, engine, threads)
@@ -551,6 +542,14 @@ class KVCache(OfThisProcess):
         if self._settings is None:
             self._settings = tuned(self.client.pool).struct(self._threads)
             self._batch.settings = self._settings
+
+    def _new_batch(self, *, kept: bool) -> core.bl_kv_batch:
+        """Make the one batch of this cache, which the put or get with the client's lock fills."""
+        batch = ffi.new("bl_kv_batch *")
+        batch.fingerprint, batch.timeout_ns = self._fingerprint, self._timeout_ns
+        batch.chunk_size, batch.check_checksums = self._chunk_size, bool(self._check_checksums)
+        batch.reserve_flags = lib.BL_RESERVE_KEPT if kept else 0
+        return batch
 
     def _filled(
         self,

@@ -50,6 +50,7 @@ JUDGED = {
         *("gather_write", "scatter_read", "sparse_read"),
         *("null_gpu write, alone", "null_gpu read, alone", "null_gpu read, 2 processes"),
     ],
+    "index": ["lookup", "reserve_commit"],
     "indexer": [],  # see test_indexer_bench.py
     "events": ["in the server's loop", "put, with pauses", "put, without pauses"],
     "blocks": [],  # see test_blocks_bench.py
