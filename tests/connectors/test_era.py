@@ -84,12 +84,14 @@ class Stubborn(MemoryTier):
         return 0
 
 
-def eras(path: Path, tier: MemoryTier, *, clear: bool = False) -> list[bytes]:
+def eras(
+    path: Path, tier: MemoryTier, *, clear: bool = False, one: Era | None = None
+) -> list[bytes]:
     """Return the eras in a new pool over the tier, before and after a clear, when it has them."""
     with served(path, tier):
         session = Attachment(PoolSettings(pool=str(path), timeout_ms=5000))
         try:
-            one = Era(MODEL)
+            one = one or Era(MODEL)
             found = [one.now(session)]
             if clear:
                 one.clear()
@@ -145,6 +147,30 @@ def test_an_ended_era_stays_ended_when_a_server_follows_on_the_same_pool(
     first, again, second, last = found
     assert first == again
     assert second == last != first
+
+
+def test_a_process_that_has_ended_an_era_does_not_accept_it_from_a_store(
+    shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the era while it could begin no other one, and the pool is made anew."""
+    tier, one = Stubborn(remote=True), Era(MODEL)
+    (first,) = eras(shm / "first", tier, one=one)
+    write = era.records.write
+
+    def full(attachment: Attachment, namespace: Namespace, key: object, content: bytes) -> bytes:
+        if key is era._RECORD:
+            raise CacheError("the pool has no space")
+        return write(attachment, namespace, key, content)
+
+    with monkeypatch.context() as patch, served(shm / "second", tier):
+        patch.setattr(era.records, "write", full)
+        session = Attachment(PoolSettings(pool=str(shm / "second"), timeout_ms=5000))
+        one.clear()
+        with pytest.raises(CacheError, match="has no space"):
+            one.now(session)
+        session.close()
+        assert eventually(lambda: len(tier.blocks) == 2)
+    assert eras(shm / "third", tier, one=one) != [first]
 
 
 def test_threads_that_clear_at_once_end_the_era_and_blocks_of_the_next_stay(

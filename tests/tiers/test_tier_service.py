@@ -71,6 +71,18 @@ class AskedTier(MemoryTier):
         return ~self.contains(keys).astype(np.bool_)
 
 
+class OldTier(MemoryTier):
+    """A tier of a program that knows no ``forget``, and removes and replaces nothing."""
+
+    def remove(self, keys: NDArray[np.uint64]) -> int:
+        return 0
+
+    def save(self, records: NDArray[np.void], payload: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        new = ~self.contains(records["key"])
+        super().save(records[new], payload[new])
+        return np.ones(len(records), np.bool_)
+
+
 class Served:
     """A pool of 24 MiB, its server, and tiers below it."""
 
@@ -306,6 +318,21 @@ def test_a_removal_that_a_tier_answered_with_an_error_is_tried_again(shm: Path) 
         store.unable = None
         assert eventually(lambda: served.server.lower_stat().removal_count == 0)
         assert store.blocks == {}
+
+
+def test_a_tier_that_cannot_remove_saves_nothing_over_what_was_removed(shm: Path) -> None:
+    """It may take what it has for what it is to save."""
+    tier = OldTier()
+    with serving(shm, [tier], wait=True) as served:
+        served.put_all(range(1))
+        assert served.offered()
+        served.cache.remove(NAMES[:1])
+        assert eventually(lambda: served.server.lower_stat().removal_failed == 1)
+        served.cache.put(NAMES[:1], contents(range(1, 2)))
+        assert served.offered()
+        served.put_all(range(1, MANY))
+        target = np.zeros((1, LENGTH), np.uint8)
+        assert served.cache.get(NAMES[:1], target).hits == 0
 
 
 def test_a_removal_that_waited_for_a_save_does_not_remove_what_was_saved(shm: Path) -> None:
