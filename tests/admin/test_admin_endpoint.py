@@ -8,7 +8,9 @@ import http.client
 import os
 import socket
 import stat
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from beluga.admin import (
     ask,
     ask_json,
     endpoint,
+    handler,
     json_answer,
     read_address,
 )
@@ -184,6 +187,53 @@ def test_a_client_that_lags_too_long_is_closed(
         silent.settimeout(30)
         silent.connect(str(tmp_path / "admin.sock"))
         assert silent.recv(1) == b""
+
+
+def raw(admin: Admin, request: str) -> bytes:
+    """Return all that is answered over TCP until the connection ends."""
+    host, port = admin.url.removeprefix("http://").rstrip("/").rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=30) as peer:
+        peer.sendall(request.encode())
+        return b"".join(iter(lambda: peer.recv(4096), b""))
+
+
+def test_a_request_with_two_names_is_refused(make: Make) -> None:
+    head = "GET /echo HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n"
+    assert raw(make(address="0"), head).startswith(b"HTTP/1.1 421 ")
+
+
+def test_the_body_of_a_refused_request_is_not_taken_for_a_request(make: Make) -> None:
+    second = "GET /echo HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    head = f"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(second)}\r\n\r\n"
+    answer = raw(make(address="0"), head + second)
+    assert answer.startswith(b"HTTP/1.1 403 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_health_is_answered_while_routes_hang_and_others_are_refused(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside, going_on = threading.Semaphore(0), threading.Event()
+
+    def hang(_: AdminRequest) -> Answer:
+        inside.release()
+        going_on.wait()
+        return Answer(b"done")
+
+    monkeypatch.setitem(ROUTES, ("GET", "/hang"), hang)
+    monkeypatch.setattr(handler, "_TURN_S", 0.05)
+    admin = make(address="0")
+    with ThreadPoolExecutor(endpoint._TURNS) as threads:
+        hung = [threads.submit(over_tcp, admin, path="/hang") for _ in range(endpoint._TURNS)]
+        try:
+            for _ in hung:
+                inside.acquire()
+            assert over_tcp(admin, path="/healthz") == HTTPStatus.OK
+            assert over_tcp(admin) == HTTPStatus.SERVICE_UNAVAILABLE
+        finally:
+            going_on.set()
+        assert [one.result() for one in hung] == [HTTPStatus.OK] * len(hung)
+    assert over_tcp(admin) == HTTPStatus.OK
 
 
 def test_nobody_serves(tmp_path: Path) -> None:
