@@ -169,6 +169,15 @@ def test_a_pool_is_named_by_its_first_devices_place(shm: Path) -> None:
         assert owner_of(again) == Owner(os.path.realpath(shm / "a"), pool.id)
 
 
+def test_pools_in_parts_of_one_device_have_names_of_their_own(tmp_path: Path) -> None:
+    file, size = tmp_path / "file", 24 << 20
+    file.touch()
+    os.truncate(file, 2 * size)
+    for place in (0, size):
+        with Pool.create([f"{file}@{place}+{size}"], sparse=True) as pool:
+            assert owner_of(pool).name == os.path.realpath(file) + (f"@{place}" if place else "")
+
+
 # ---- Servers
 
 

@@ -68,6 +68,8 @@ def test_a_removal_waits_through_kills_for_a_store_that_the_servers_lack(
     with serving(path, away) as cache:
         cache.put(names, np.concatenate([content(number, 0) for number in range(COUNT)]))
         assert eventually(lambda: len(list(away.glob("beluga-1*"))) == COUNT)
+    with serving(path, here):  # it has nothing of the store to remember but that there was one
+        pass
     for gone in range(4):
         with serving(path, here, parked=gone) as cache:
             assert cache.remove(names[gone : gone + 1]) == 1
