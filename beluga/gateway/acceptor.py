@@ -135,9 +135,7 @@ class Share:
         """Let a connection end with its answer, so that idle ones do not keep others out."""
         if self.crowded:
             answer.force_close()
-            answer.headers["AcceptedConnection"] = (
-                "close"  # aiohttp has made the other headers already
-            )
+            answer.headers["Connection"] = "close"  # aiohttp has made the other headers already
 
 
 def shares(kept: int = 0) -> tuple[Share, Share]:
