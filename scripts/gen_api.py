@@ -91,6 +91,11 @@ SUBJECTS = (
         },
     ),
     Subject(
+        "Cache control",
+        "Streaming copies, flushes and checksums of a program's own memory, for tools and tests.",
+        {"beluga.coherence": "crc32c features fence flush invalidate isa ntstore_copy"},
+    ),
+    Subject(
         "Remote calls",
         "Functions of a program, called over the pool: [Calls over shared memory](rpc.md).",
         {
@@ -177,14 +182,11 @@ def entries(subject: Subject) -> Iterator[Entry]:
 
 ALL = [entry for subject in SUBJECTS for entry in entries(subject)]
 LINKED = {entry.name for entry in ALL}
-ANCHORS = set(re.findall(r"^### (\w+Error)$", (ROOT / "docs/errors.md").read_text(), re.MULTILINE))
 
 
 def linked(name: str) -> str:
     """Return a class as code, with a link to where it is described."""
     short = name.lstrip("~").rpartition(".")[2]
-    if short in ANCHORS:
-        return f"[`{short}`](errors.md#{short.lower()})"
     if hasattr(errors, short):
         return f"[`{short}`](errors.md#classes)"
     return f"[`{short}`](#{short.lower()})" if short in LINKED else f"`{short}`"

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_capture import begin_capture, end_capture, replay
 
 from beluga.transfer.engines.cuda import HostDriver, source
 from beluga.transfer.engines.cuda.driver import DriverError, Grid, Pinned
@@ -179,11 +180,11 @@ class FakeStream:
         return 0, self.ptr
 
     def begin_capture(self) -> None:
-        self._cuda.host.begin_capture(self.ptr)
+        begin_capture(self._cuda.host, self.ptr)
 
     def end_capture(self) -> Any:
-        graph = self._cuda.host.end_capture(self.ptr)
-        return SimpleNamespace(launch=lambda stream: self._cuda.host.replay(graph, stream.ptr))
+        graph = end_capture(self._cuda.host, self.ptr)
+        return SimpleNamespace(launch=lambda stream: replay(self._cuda.host, graph, stream.ptr))
 
     def synchronize(self) -> None:
         event = self._cuda.host.make_event()

@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib.util
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 import typer
 from shown import DOCUMENTS, PAGES, ROOT, blocks, commands, name_of, spans
 
+from beluga import errors
 from beluga.cli.app import app
 from beluga.cli.cxl_rpc import app as cxl_rpc_app
 from beluga.connectors.naming import EngineSettings
@@ -188,8 +191,29 @@ OTHERS_OPTIONS = {
 }
 
 
+def error_messages() -> Iterator[str]:
+    """Yield the texts of the errors that are raised, with … for the parts that differ."""
+    yield from (text for _, text in errors.CODES)
+    for path in sorted((ROOT / "beluga").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and node.args:
+                name = getattr(node.func, "id", "")
+                if name.endswith("Error") and hasattr(errors, name):
+                    yield text_of(node.args[0])
+
+
+def text_of(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(text_of, node.values))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return text_of(node.left) + text_of(node.right)
+    return "…"
+
+
 def test_what_errors_advise_exists() -> None:
-    text = (ROOT / "docs/errors.md").read_text()
+    text = "\n".join([(ROOT / "docs/errors.md").read_text(), *error_messages()])
     options = {option for command in KNOWN.values() for option in options_of(command)}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
     assert len(named) > 20

@@ -70,7 +70,7 @@ EXPORTS: dict[str, str] = {
         "Advice BlockHasher BusyThresholds Candidate Choice Constraints CostEstimator "
         "Decision Era Estimate Estimator FindMatches Goals Load LoadTracker Matches "
         "LoadReport ORDERS Overlap POLICIES Policy Prompt Query RULES "
-        "ReplicaSync Role Router RouterQueue Seen Tokens Worker WorkerMetrics advise costs "
+        "Role Router RouterQueue Seen Tokens Worker WorkerMetrics advise costs "
         "make_policy salt_seed unsigned Cleared Indexer Removed RouterEvent Stored Tier "
         "ApproximateIndexer PredictiveIndexer Subscription WireDecoder hash_blocks_by "
         "Kept PoolEvent PoolFeed encode_dynamo encode_pool DEFAULT_POLICY PolicySettings "
@@ -91,7 +91,7 @@ EXPORTS: dict[str, str] = {
     "beluga.events": "EventService EventSettings NameTable",
     "beluga.gateway": (
         "Address Callers EngineSpec Limits Prefill Service Settings read_engines read_queues "
-        "read_thresholds read_workers_file serve"
+        "read_thresholds serve"
     ),
     "beluga.replay": (
         "BUNDLED Conversations ReplayOptions TraceRequest Result ideal_hit_rate make_workload "

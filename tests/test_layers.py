@@ -53,7 +53,7 @@ INSIDE = {
         ("prefix", "load"),
         ("policies",),
         ("constraints", "planner"),
-        ("decision", "router", "sync"),
+        ("decision", "router"),
     ),
 }
 EXTENSIONS = ("_core", "_sim")

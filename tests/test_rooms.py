@@ -157,6 +157,33 @@ def test_every_function_has_a_user(both: dict[str, References]) -> None:
     assert without_user(CSRC, both, (*CORE_HEADERS, *DSA_HEADERS, *SIM_HEADERS)) == []
 
 
+def without_caller(headers: tuple[str, ...], both: dict[str, References]) -> list[str]:
+    """Return the functions of these headers that nothing but tests and the simulator calls: no C of
+    the core, and no Python of the packages.
+    """
+    core = both["core"]
+    used = {used for user, used in core.pairs if user != used}
+    python = "\n".join(
+        path.read_text()
+        for folder in ("beluga", "bench")
+        for path in (CSRC.parent / folder).rglob("*.py")
+    )
+    return [
+        name
+        for header in headers
+        for name in re.findall(r"^[a-z][\w *]*?\b(bl_\w+)\(", code_of(CSRC / header), re.MULTILINE)
+        if name not in used and not re.search(rf"\b{name}\b", python)
+    ]
+
+
+@needs_tools
+def test_every_function_for_python_has_a_caller_outside_tests(
+    both: dict[str, References],
+) -> None:
+    headers = tuple(name for name in (*CORE_HEADERS, *DSA_HEADERS) if name.startswith("api/"))
+    assert without_caller(headers, both) == []
+
+
 @needs_tools
 def test_a_function_without_a_user_is_found(tmp_path: Path) -> None:
     csrc = tmp_path / "csrc"

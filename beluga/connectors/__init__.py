@@ -6,7 +6,7 @@
 ``era``         how a cache that several processes share is cleared
 ``releases``    which releases of engines they are for
 ``settings``    what a user may say of the pool in an engine's own configuration
-``vllm``        vLLM's KV connector and offloading spec
+``vllm``        vLLM's KV connector
 ``lmcache``     LMCache's storage plugins
 ``sglang``      SGLang's HiCache storage backend
 """

@@ -17,7 +17,6 @@ from beluga.gateway.settings import (
     read_engines,
     read_queues,
     read_thresholds,
-    read_workers_file,
 )
 
 __all__ = [
@@ -31,6 +30,5 @@ __all__ = [
     "read_engines",
     "read_queues",
     "read_thresholds",
-    "read_workers_file",
     "serve",
 ]

@@ -246,11 +246,6 @@ def read_thresholds(texts: Iterable[str]) -> tuple[tuple[str, float], ...]:
     return tuple(found.items())
 
 
-def read_workers_file(path: Path) -> tuple[EngineSpec, ...]:
-    """Read the engines in a file, as :func:`read_workers`. Raises RouterError."""
-    return read_workers(workers_text(path), path) or ()
-
-
 def workers_text(path: Path) -> str:
     """Return the text of a workers file. Raises RouterError."""
     try:

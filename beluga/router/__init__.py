@@ -53,7 +53,6 @@ from beluga.router.prefix.wire import (
     hash_blocks_by,
 )
 from beluga.router.router import Router
-from beluga.router.sync import ReplicaSync
 from beluga.router.worker import Load, Overlap, Worker, WorkerMetrics
 
 __all__ = [
@@ -92,7 +91,6 @@ __all__ = [
     "Prompt",
     "Query",
     "Removed",
-    "ReplicaSync",
     "Role",
     "Router",
     "RouterEvent",

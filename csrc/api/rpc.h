@@ -90,9 +90,6 @@ typedef struct bl_quota {
  * a millisecond. Whatever a session has already, it keeps. */
 void bl_server_limit(bl_server *server, const bl_quota *quota);
 
-/* Copy the quota that the poll loop has applied. */
-void bl_server_quota(const bl_server *server, bl_quota *out);
-
 /* Refuse new grants from now on, or grant again. Any thread may call this; bl_server_stat says when
  * it is applied. */
 void bl_server_drain(bl_server *server, int draining);

@@ -58,8 +58,6 @@ void bl_operate_apply(bl_server *server)
         bl_operate_fill(server);
 }
 
-void bl_server_quota(const bl_server *server, bl_quota *out) { *out = server->quota; }
-
 void bl_operate_name(const bl_server *server, bl_lane *lane)
 {
     if (lane->pid == 0 && server->pidfds)

@@ -20,7 +20,7 @@ from denied import CALLS
 import beluga.pool.runtime
 from beluga import MetaServer, Pool
 from beluga.errors import RuntimeDirError
-from beluga.gateway.settings import read_workers_file
+from beluga.gateway.settings import read_workers, workers_text
 from beluga.text import decode_text
 
 DENY = Path(__file__).resolve().parent.parent / "denied.py"
@@ -104,7 +104,9 @@ def test_files_that_people_write_may_begin_with_a_byte_order_mark(
 ) -> None:
     workers, settings = tmp_path / "workers", tmp_path / "beluga.toml"
     workers.write_bytes("http://127.0.0.1:19005\n".encode(encoding))
-    assert [engine.url for engine in read_workers_file(workers)] == ["http://127.0.0.1:19005"]
+    engines = read_workers(workers_text(workers), workers)
+    assert engines is not None
+    assert [engine.url for engine in engines] == ["http://127.0.0.1:19005"]
     settings.write_bytes('log_level = "info"\n'.encode(encoding))
     shown = ran("--config", settings, "config", "--json")
     assert b"info" in shown.stdout, shown.stderr

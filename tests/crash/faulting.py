@@ -385,8 +385,6 @@ FAULTS: dict[str, Ready] = {
         )
     ),
     "bl_kv_get_end": _stored(_begun_get),
-    "bl_dsa_write_one": _dsa(lambda s, e: lambda: lib.bl_dsa_write_one(e, AT, s.data(), 4096)),
-    "bl_dsa_read_one": _dsa(lambda s, e: lambda: lib.bl_dsa_read_one(e, AT, s.data(), 4096)),
     "bl_dsa_start": _dsa_copy(0),
     "bl_dsa_wait": _dsa_copy(1),
     "bl_dsa_poll": _dsa_copy(1),
@@ -423,9 +421,6 @@ SURVIVES: dict[str, Ready] = {
     "bl_server_stop": _server(_no_word(lib.bl_server_stop), serving=True),
     "bl_server_describe": _server(
         _no_word(lambda s: lib.bl_server_describe(s, _a("bl_server_stat *"))), serving=True
-    ),
-    "bl_server_quota": _server(
-        _no_word(lambda server: lib.bl_server_quota(server, _a("bl_quota *")))
     ),
     "bl_server_drain": _server(_no_word(lambda server: lib.bl_server_drain(server, 1))),
     "bl_server_calls": _server(

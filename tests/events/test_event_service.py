@@ -24,7 +24,6 @@ from beluga.gateway.metrics import Metrics
 from beluga.index import MetaServer, chain_names
 from beluga.pool import Pool
 from beluga.router import RouterEvent, Stored, Tier, Worker
-from beluga.router.prefix.events import from_dynamo
 from tests.events.follower import Follower, endpoints, table
 
 pytest.importorskip("zmq")
@@ -189,12 +188,12 @@ def test_dynamos_form(pool: Pool, tmp_path: Path) -> None:
         with serving(pool, tmp_path, dynamo=True), KVCache(pool, namespace="x") as cache:
             assert reader.poll(60_000)  # the reader is connected
             put(cache, 0, 2)
-            forms: list[object] = []
+            forms: list[dict[str, Any]] = []
             while not forms and reader.poll(60_000):
                 forms = msgspec.msgpack.decode(reader.recv_multipart()[2])[1]
-    event = from_dynamo(forms[0])  # type: ignore[arg-type]
-    assert event.tier.name == "SHARED"
-    assert list(event.data.block_hashes) == [1, 2]  # type: ignore[union-attr]
+    assert forms[0]["storage_tier"] == "shared"
+    blocks = forms[0]["event"]["data"]["stored"]["blocks"]
+    assert [block["block_hash"] for block in blocks] == [1, 2]
 
 
 def test_an_endpoint_that_cannot_be_is_told(pool: Pool) -> None:

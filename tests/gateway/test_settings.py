@@ -25,11 +25,10 @@ from beluga.gateway import (
     Service,
     Settings,
     read_engines,
-    read_workers_file,
 )
 from beluga.gateway.cache import Cache
 from beluga.gateway.metrics import Metrics
-from beluga.gateway.settings import read_url
+from beluga.gateway.settings import read_url, read_workers, workers_text
 from beluga.simulate import Options
 
 
@@ -85,7 +84,7 @@ def test_each_rank_of_an_engine_may_have_an_endpoint(tmp_path: Path) -> None:
     assert EngineSpec("http://a:1").feeds == ()
     path = tmp_path / "workers"
     path.write_text("http://a:1 events=tcp://a:5 replay=tcp://a:6 events=tcp://a:7")
-    assert read_workers_file(path) == (engine,)
+    assert read_workers(workers_text(path), path) == (engine,)
 
 
 def test_a_file_has_a_worker_a_line(tmp_path: Path) -> None:
@@ -93,7 +92,7 @@ def test_a_file_has_a_worker_a_line(tmp_path: Path) -> None:
     path.write_text(
         "\n# all of ours\nhttp://a:1 model=m model=n # first\nhttp://b:2 events=ipc:///e\n"
     )
-    assert read_workers_file(path) == (
+    assert read_workers(workers_text(path), path) == (
         EngineSpec("http://a:1", ("m", "n")),
         EngineSpec("http://b:2", (), "ipc:///e"),
     )
@@ -115,7 +114,7 @@ def test_a_file_that_makes_no_sense_is_refused(tmp_path: Path, text: str, said: 
     path = tmp_path / "workers"
     path.write_text(text)
     with pytest.raises(RouterError, match=said):
-        read_workers_file(path)
+        read_workers(workers_text(path), path)
 
 
 def test_addresses_may_be_of_version_6() -> None:

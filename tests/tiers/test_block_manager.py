@@ -343,7 +343,7 @@ def test_an_onboard_that_ends_early_lets_go_of_everything(moment: str, how: str)
     scene.manager.release("x")
     scene.device.pool.drop_all(held)
     assert (scene.device.pool.inflight_blocks, scene.host.pool.inflight_blocks) == (0, 0)
-    assert scene.device.pool.waiting_reservations == 0
+    assert len(scene.device.pool._waiting) == 0
 
 
 def test_an_onboard_that_finds_no_room_in_time_fails() -> None:
@@ -483,7 +483,7 @@ def test_a_prefetch_takes_only_room_that_nobody_waits_for() -> None:
     scene.manager.flush()
     assert scene.dropped("full", kind="prefetch") == 2
     assert held[0].index == 0
-    assert scene.device.pool.waiting_reservations == 0
+    assert len(scene.device.pool._waiting) == 0
 
 
 def test_the_watermark_follows_from_the_memory_unless_it_is_given() -> None:

@@ -323,7 +323,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.manager.close()
         assert all(future.done() for _, _, future, _ in self.onboards)
         for tier in self.tiers:
-            assert (tier.pool.inflight_blocks, tier.pool.waiting_reservations) == (0, 0)
+            assert (tier.pool.inflight_blocks, len(tier.pool._waiting)) == (0, 0)
             every = tier.pool.reserve("last", tier.pool.total_blocks).result(0)
             assert len(every) == tier.pool.total_blocks
 

@@ -235,7 +235,7 @@ class PoolMachine(RuleBasedStateMachine):
         }
         assert pool.available_blocks == len(model.free) + len(model.inactive())
         assert pool.inflight_blocks == sum(1 for one in model.blocks if one.claims)
-        assert pool.waiting_reservations == len(model.waiting) == len(self.futures)
+        assert len(pool._waiting) == len(model.waiting) == len(self.futures)
         active = {
             id(block.claim.block): block.claim.block for block, _ in self.mutable + self.shared
         }

@@ -26,7 +26,6 @@ from beluga.connectors.identity.models import (
     Model,
     ModelIdentity,
     source_of,
-    start_identifying,
     with_weights,
 )
 
@@ -43,7 +42,6 @@ __all__ = [
     "digest_of",
     "signature",
     "source_of",
-    "start_identifying",
     "values_under",
     "with_weights",
 ]

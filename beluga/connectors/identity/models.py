@@ -23,7 +23,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -373,25 +373,6 @@ class ModelIdentity:
 
 class _ClosedError(Exception):
     pass
-
-
-def start_identifying(
-    models: Iterable[Model],
-    vouched: str,
-    *,
-    logger: logging.Logger,
-    then: Callable[[str], None] | None = None,
-    hashed: Callable[[int], None] = lambda _: None,
-) -> ModelIdentity:
-    """Begin to identify the weights of all ``models`` together. ``vouched`` is the operator's word,
-    which replaces them. Raises ConnectorError for a model that cannot be identified.
-    """
-    if vouched:
-        source: WeightsSource = Told(f"vouched {vouched}")
-    else:
-        sources = [source_of(model) for model in models]
-        source = sources[0] if len(sources) == 1 else Several(sources)
-    return ModelIdentity(source, logger=logger, then=then, hashed=hashed)
 
 
 def with_weights(namespace: Namespace, digest: str) -> Namespace:

@@ -29,10 +29,7 @@ Files of the KV connector:
   ``saves``, ``staging`` and ``device`` the workers' side; ``steps`` has the messages between them.
 * ``events`` and ``stats`` report to the outside; ``amx`` asks for the processor's tiles.
 
-The other way goes behind vLLM's OffloadingConnector: ``offloading``. Its scheduler's side is
-``manager`` with ``answers``, its workers' side ``jobs``. They find each other by ``rendezvous``,
-with a ``retry`` task on each side. Only ``connector``, ``groups``, ``stats``, ``plugin``,
-``offloading`` and ``manager`` import vLLM.
+Only ``connector``, ``groups``, ``stats`` and ``plugin`` import vLLM.
 
 A block is saved only after the step that computes it, and every load that it rests on, are known to
 have succeeded: on every rank, and for every connector beside this one (see ``schedule``). This

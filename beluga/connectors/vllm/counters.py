@@ -51,10 +51,9 @@ _process: defaultdict[str, float] = defaultdict(float)
 _lock = threading.Lock()
 
 
-def metric_name(name: str, *, offload: bool = False) -> str:
-    """Return the name of a counter in Prometheus, of the connector or of the offloading spec."""
-    stem = f"{name[:-2]}_seconds" if name.endswith("_s") else name
-    return f"{PREFIX}{'offload_' if offload else ''}{stem}"
+def metric_name(name: str) -> str:
+    """Return the name of a counter in Prometheus."""
+    return PREFIX + (f"{name[:-2]}_seconds" if name.endswith("_s") else name)
 
 
 class ConnectorCounters:

@@ -11,7 +11,6 @@ from beluga.connectors.vllm.updates import follow
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from beluga.connectors.vllm.answers import Answers
     from beluga.connectors.vllm.lookups import Lookups
     from beluga.connectors.vllm.schedule import Schedule
 
@@ -61,42 +60,6 @@ class EngineUpdates:
     def adapter_removed(self, number: int) -> None:
         """Forget the state of an adapter's files."""
         self._lookups.adapters.removed(number)
-
-
-class OffloadingFollowing:
-    """Listens for the manager of the offloading spec, which does not see vLLM's own cache and
-    serves no adapters.
-    """
-
-    instance_id = ""
-
-    def __init__(self, answers: Answers, lookups: Lookups) -> None:
-        self._answers, self._lookups = answers, lookups
-        follow(self)
-
-    def updated(self, method: str) -> None:
-        """Use no block of former weights, and save none as one of the new weights."""
-        self._lookups.era.updated(method, clean=False)
-        self._answers.forget()
-
-    def named(self, version: str) -> None:
-        """Share blocks with other engines that were updated to this version."""
-        self._lookups.era.named(version)
-
-    def flushed(self, manager: Any) -> None:
-        """Use the pool again, because no request can build on blocks of former weights."""
-        if not self._lookups.era.known:
-            self._answers.forget()
-            self._lookups.era.flushed()
-
-    def adapter_loads(self, lora: Any) -> None:
-        """Do nothing: the spec refuses LoRA."""
-
-    def adapter_loaded(self, lora: Any) -> None:
-        """Do nothing: the spec refuses LoRA."""
-
-    def adapter_removed(self, number: int) -> None:
-        """Do nothing: the spec refuses LoRA."""
 
 
 def _is_empty(manager: Any) -> bool:

@@ -56,7 +56,7 @@ class LookupWait:
     tier has, and ends when the blocks are there, or after ``limit_s`` seconds.
     """
 
-    def __init__(self, lookups: Lookups, limit_s: float, worth: Worth | None = None) -> None:
+    def __init__(self, lookups: Lookups, limit_s: float, worth: Worth) -> None:
         self._lookups, self._limit_s, self._worth = lookups, limit_s, worth
         self._since_s: float | None = None
         self._count = 0  # blocks that were promised
@@ -71,7 +71,7 @@ class LookupWait:
             return False
         now_s = time.monotonic()
         if pins.state not in _COMING:
-            if self._count and self._worth is not None and self._since_s is not None:
+            if self._count and self._since_s is not None:
                 self._worth.took(self._count, now_s - self._since_s)
             return False
         if self._since_s is None:
@@ -83,7 +83,7 @@ class LookupWait:
         return self._asks(cached, rest())
 
     def _asks(self, cached: int, rest: list[bytes]) -> bool:
-        if self._worth is not None and not self._worth.pays(cached, len(rest)):
+        if not self._worth.pays(cached, len(rest)):
             return False
         self._count = self._lookups.onboard(rest)
         return self._count > 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from beluga.errors import EventError
@@ -117,47 +117,3 @@ def to_dynamo(event: RouterEvent) -> dict[str, Any]:
         "storage_tier": event.tier.name.lower(),
         "event": {"event_id": event.event_id, "data": data, "dp_rank": event.worker.dp_rank},
     }
-
-
-_DYNAMO_TIERS = {
-    "device": Tier.DEVICE,
-    "host": Tier.HOST,
-    "host_pinned": Tier.HOST,
-    "disk": Tier.DISK,
-    "external": Tier.SHARED,
-    "shared": Tier.SHARED,
-}
-
-
-def from_dynamo(form: Mapping[str, Any]) -> RouterEvent:
-    """Convert a decoded message in Dynamo's form to an event.
-
-    Raises EventError if it does not have that form.
-    """
-    try:
-        inner = form["event"]
-        word = form.get("storage_tier") or "device"
-        return RouterEvent(
-            Worker(int(form["worker_id"]), int(inner.get("dp_rank") or 0)),
-            _dynamo_data(inner["data"]),
-            None if inner.get("event_id") is None else int(inner["event_id"]),
-            _DYNAMO_TIERS[str(word).lower()],
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise EventError(f"an event is not in Dynamo's form: {error!r:.80}") from None
-
-
-def _dynamo_data(data: Any) -> Data:
-    if data == "cleared" or (isinstance(data, dict) and "cleared" in data):
-        return Cleared()
-    if "removed" in data:
-        return Removed([int(name) for name in data["removed"]["block_hashes"]])
-    stored = data["stored"]
-    blocks = stored["blocks"]
-    contents = [block["tokens_hash"] for block in blocks]
-    parent = stored.get("parent_hash")
-    return Stored(
-        [int(block["block_hash"]) for block in blocks],
-        None if None in contents else [int(local) for local in contents],
-        None if parent is None else int(parent),
-    )

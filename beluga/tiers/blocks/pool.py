@@ -120,11 +120,6 @@ class BlockPool:
         """Whether the usage is above the watermark."""
         return self.usage > (self.watermark or WATERMARK)
 
-    @property
-    def waiting_reservations(self) -> int:
-        """Calls of :meth:`reserve` that wait for blocks."""
-        return len(self._waiting)
-
     def alerts(self, targets: Targets | None = None) -> list[Alert]:
         """Return the targets that are missed, by default those of :class:`Targets`."""
         return self._metrics.missed(self, targets or Targets())
@@ -265,11 +260,6 @@ class BlockPool:
         with self._exclusive:
             absent = (key for key in keys if key not in self._registered)
             return [key for key in absent if self._heat.of(key) > PREFETCH_ABOVE]
-
-    def was_evicted(self, key: Key) -> bool:
-        """Whether the key was evicted not long ago, and has not come back."""
-        with self._exclusive:
-            return key in self._ghosts
 
     def close(self) -> None:
         """Fail the reservations that wait, and refuse new ones. Handles may still be released. A

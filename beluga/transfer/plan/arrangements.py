@@ -72,40 +72,6 @@ def sglang(view: View, layout: str, *, page_size: int, order: Order | None = Non
     return BlockLayout([view], axes, order)
 
 
-def dynamo_contiguous(
-    view: View, *, outer_dim: int = KV, order: Order | None = None
-) -> BlockLayout:
-    """Describe Dynamo's FullyContiguous, of shape (blocks, layers, outer_dim, page_size, inner).
-
-    ``outer_dim`` is 2 for K and V, 1 for MLA. Raises LayoutError.
-    """
-    if len(view.shape) != 5 or view.shape[2] != outer_dim:
-        raise LayoutError(f"shape {view.shape} needs 5 axes, the third of them {outer_dim}")
-    return BlockLayout([view], ("block", "layer", "kv", "token", "dim"), order)
-
-
-def dynamo_separate(
-    views: Sequence[View],
-    *,
-    outer_contiguous: bool,
-    outer_dim: int = KV,
-    order: Order | None = None,
-) -> BlockLayout:
-    """Describe Dynamo's LayerSeparate, which has a view for each layer.
-
-    A view has the shape (outer_dim, blocks, page_size, inner) if ``outer_contiguous``, else
-    (blocks, outer_dim, page_size, inner). Raises LayoutError.
-    """
-    shape = _shape(views)
-    axes = ["kv", "block"] if outer_contiguous else ["block", "kv"]
-    if len(shape) != 4 or shape[axes.index("kv")] != outer_dim:
-        raise LayoutError(
-            f"shape {shape} needs 4 axes, of which number {axes.index('kv')} has {outer_dim} "
-            f"if outer_contiguous is {outer_contiguous}"
-        )
-    return BlockLayout(views, [*axes, "token", "dim"], order)
-
-
 def _shape(views: Sequence[View]) -> tuple[int, ...]:
     if not views:
         raise LayoutError("a layout needs a view")

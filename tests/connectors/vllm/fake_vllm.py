@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Fakes of the parts of vLLM and torch that our connector and offloading spec import."""
+"""Fakes of the parts of vLLM and torch that our connector imports."""
 
 from __future__ import annotations
 
@@ -47,83 +47,6 @@ class Stats:
 class PromMetrics:
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
-
-
-class OffloadingStats:
-    def __init__(self) -> None:
-        self.data: dict[str, float] = {}
-
-    def increase_counter(self, name: str, amount: float) -> None:
-        self.data[name] = self.data.get(name, 0) + amount
-
-
-class Medium(enum.Enum):
-    CPU = "CPU"
-
-
-class LookupResult(enum.Enum):
-    MISS = 1
-    HIT = 2
-    RETRY = 3
-
-
-class TierFilter:
-    """A filter: whether a request loads blocks of a tier."""
-
-    def __init__(self, *, all_tiers: bool) -> None:
-        self.all_tiers = all_tiers
-
-    def allows(self, medium: Medium, locality: None) -> bool:
-        assert (medium, locality) == (Medium.CPU, None)
-        return self.all_tiers
-
-
-class ReqContext:
-    """A request, as the offloading connector keeps it."""
-
-    def __init__(self, req_id: str, *, load: bool = True) -> None:
-        self.req_id, self.load_tier_filter = req_id, TierFilter(all_tiers=load)
-        self._state: dict[type, Any] = {}
-        self._offload_key_positions: dict[bytes, int] = {}
-
-    def set_state(self, state: Any) -> None:
-        self._state[type(state)] = state
-
-    def get_state(self, kind: type) -> Any:
-        return self._state.get(kind)
-
-    def set_offload_key_position(self, key: bytes, position: int) -> None:
-        self._offload_key_positions[key] = position
-
-    def get_offload_key_position(self, key: bytes) -> int | None:
-        return self._offload_key_positions.get(key)
-
-
-@dataclasses.dataclass
-class OffloadingEvent:
-    keys: list[bytes]
-    medium: Medium
-    removed: bool
-
-
-@dataclasses.dataclass
-class PrepareStoreOutput:
-    keys_to_store: list[bytes]
-    store_spec: Any
-    evicted_keys: list[bytes]
-
-
-@dataclasses.dataclass
-class TransferResult:
-    job_id: int
-    success: bool
-    transfer_size: int
-    transfer_time: float
-
-
-class OffloadingSpec:
-    def __init__(self, config: Any) -> None:
-        self.config = config
 
 
 @dataclasses.dataclass
@@ -226,11 +149,6 @@ class Factory:
         self._registry[name] = module, class_name
 
 
-def key_of(block_hash: bytes) -> bytes:
-    """Return vLLM's offload key: the hash, and the number of the group."""
-    return block_hash + bytes(4)
-
-
 def vllm(*, tp_rank: int = 0, pp_rank: int = 0) -> dict[str, types.ModuleType]:
     """Make the package vllm, in a process of these ranks. ``group`` is its connector."""
 
@@ -253,7 +171,6 @@ def vllm(*, tp_rank: int = 0, pp_rank: int = 0) -> dict[str, types.ModuleType]:
                 "KVConnectorWorkerMetadata": Metadata,
             },
             f"{V1}.metrics": {"KVConnectorPromMetrics": PromMetrics, "KVConnectorStats": Stats},
-            f"{V1}.offloading.metrics": {"OffloadingConnectorStats": OffloadingStats},
             "distributed.kv_transfer.kv_connector.factory": {"KVConnectorFactory": Factory()},
             "distributed.kv_transfer": {"get_kv_transfer_group": lambda: group, "group": group},
             "distributed.parallel_state": {
@@ -269,21 +186,6 @@ def vllm(*, tp_rank: int = 0, pp_rank: int = 0) -> dict[str, types.ModuleType]:
                 "generate_block_hash_extra_keys": tagged_keys,
                 "to_event_extra_keys": event_keys,
             },
-            "v1.kv_offload.base": {
-                "LoadStoreSpec": type("LoadStoreSpec", (), {}),
-                "LookupResult": LookupResult,
-                "Medium": Medium,
-                "OffloadingEvent": OffloadingEvent,
-                "OffloadingManager": type("OffloadingManager", (), {}),
-                "PrepareStoreOutput": PrepareStoreOutput,
-                "RequestOffloadingContext": type("RequestOffloadingContext", (), {}),
-                "get_offload_block_hash": lambda key: key[:-4],
-                "OffloadingCounterMetadata": types.SimpleNamespace,
-                "OffloadingMetricMetadata": types.SimpleNamespace,
-                "OffloadingSpec": OffloadingSpec,
-                "OffloadingWorker": type("OffloadingWorker", (), {}),
-                "TransferResult": TransferResult,
-            },
         },
     )
 
@@ -298,7 +200,7 @@ def torch(asked: list[str]) -> types.ModuleType:
     return module
 
 
-OURS = ("connector", "manager", "offloading", "stats")
+OURS = ("connector", "stats")
 
 
 def installed(monkeypatch: Any, asked: list[str] | None = None, **ranks: int) -> None:

@@ -19,7 +19,6 @@ from vllm_parts import BLOCK_TOKENS, no_extra_keys, request
 
 from beluga import KVCache, Namespace, Pool
 from beluga.connectors.connection import Connection
-from beluga.connectors.vllm.answers import Answers
 from beluga.connectors.vllm.counters import ConnectorCounters
 from beluga.connectors.vllm.lookups import Lookups
 from beluga.connectors.vllm.onboarding import Worth
@@ -118,19 +117,6 @@ def test_blocks_that_turn_out_to_be_lost_are_a_miss(shm: Path) -> None:
         gone = first[3]
         del tier.blocks[gone], kept
         assert asked_until_answered(schedule(settings, lookups), made) == 3 * BLOCK_TOKENS
-
-
-def test_the_offloading_manager_says_retry(shm: Path) -> None:
-    made = request("r", TOKENS)
-    tier = sunk(shm, made)
-    with served(shm / "pool", tier), looking(shm / "pool") as (settings, lookups):
-        answers = Answers(lookups, settings.onboard_ms / 1000)
-        asker = answers.begin("r")
-        first, *following = made.block_hashes[:5]
-        assert answers.ask(asker, first, following) is None
-        assert eventually(lambda: answers.ask(asker, first, following) is True)
-        assert all(answers.ask(asker, key, []) for key in following)
-        answers.end("r")
 
 
 def test_blocks_that_are_computed_sooner_are_not_fetched(shm: Path) -> None:

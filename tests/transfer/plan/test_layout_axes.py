@@ -50,12 +50,6 @@ def sglang(name: str) -> Callable[[list[View], Order | None], BlockLayout]:
     return lambda views, order: arrangements.sglang(views[0], name, page_size=BS, order=order)
 
 
-def separate(outer_contiguous: bool) -> Callable[[list[View], Order | None], BlockLayout]:
-    return lambda views, order: arrangements.dynamo_separate(
-        views, outer_contiguous=outer_contiguous, order=order
-    )
-
-
 def stacked(*axes: int) -> Callable[[tuple[Array, ...]], Array]:
     return lambda arrays: np.stack(arrays).transpose(axes)
 
@@ -90,19 +84,6 @@ CASES = {
         (noise(NB * BS, L, 1, D),),
         sglang("page_first"),
         lambda a: a[0].reshape(NB, BS, L, 1, 1, D).transpose(2, 3, 0, 1, 4, 5),
-    ),
-    "dynamo-contiguous": Case(
-        (noise(NB, L, 2, BS, D),),
-        lambda views, order: arrangements.dynamo_contiguous(views[0], order=order),
-        lambda a: a[0].transpose(1, 2, 0, 3, 4)[:, :, :, :, None],
-    ),
-    "dynamo-separate-outer": Case(
-        layers(2, NB, BS, D), separate(True), lambda a: np.stack(a)[:, :, :, :, None]
-    ),
-    "dynamo-separate-block": Case(
-        layers(NB, 2, BS, D),
-        separate(False),
-        lambda a: np.stack(a).transpose(0, 2, 1, 3, 4)[:, :, :, :, None],
     ),
 }
 
@@ -173,7 +154,6 @@ def test_runs_that_lie_together_are_one() -> None:
         "vllm-mla": L,
         "sglang-page-first-direct": 2 * L,
         "sglang-layer-first": 2 * L,
-        "dynamo-contiguous": 1,
     }
     for name, count in counts.items():
         case = CASES[name]
@@ -200,10 +180,6 @@ def test_what_is_told_apart_by_shape_alone_is_told_apart() -> None:
         lambda: arrangements.sglang(view(2, L, NB * BS + 1, H, D), "layer_first", page_size=BS),
         lambda: arrangements.sglang(view(3, L, NB * BS, H, D), "layer_first", page_size=BS),
         lambda: arrangements.sglang(view(2, NB, L, BS, H, D), "page_first_direct", page_size=8),
-        lambda: arrangements.dynamo_contiguous(view(NB, 2, L, BS, D)),
-        lambda: arrangements.dynamo_contiguous(view(NB, L, 2, BS, D), outer_dim=1),
-        lambda: arrangements.dynamo_separate([view(NB, 2, BS, D)], outer_contiguous=True),
-        lambda: arrangements.dynamo_separate([view(2, NB, BS, D)], outer_contiguous=False),
         lambda: BlockLayout([view(2, 3)], ("block", "block")),
         lambda: BlockLayout([view(2, 3)], ("dim", "block")),
         lambda: BlockLayout([view(2, 3)], ("token", "dim")),
@@ -232,4 +208,4 @@ def test_what_engines_must_have_in_common_is_declared() -> None:
         for name, case in CASES.items()
     }
     assert found["vllm-kv-first"] == found["vllm-block-first"] == found["sglang-layer-first"]
-    assert len(set(found.values())) == 4  # heads apart, packed, of one head, and MLA
+    assert len(set(found.values())) == 3  # heads apart, packed, and MLA

@@ -182,19 +182,6 @@ class HostDriver:
     def capturing(self, stream: int) -> bool:
         return self._streams[stream].graph is not None
 
-    def begin_capture(self, stream: int) -> None:
-        """Record the work that is put on the stream, without doing it."""
-        self._streams[stream].graph = []
-
-    def end_capture(self, stream: int) -> list[Work]:
-        """End the recording and return the graph."""
-        graph, self._streams[stream].graph = self._streams[stream].graph, None
-        return graph or []
-
-    def replay(self, graph: list[Work], stream: int) -> None:
-        for work in graph:
-            self._streams[stream].put(work)
-
     def make_event(self) -> int:
         handle = next(self._handles)
         self._events[handle] = _Event()

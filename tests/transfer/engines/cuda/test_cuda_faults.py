@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_capture import begin_capture
 from cuda_gpu import PATIENCE_S, STRIPE, Blocks, FailingGpu, Gpu, engine_on
 from engines import poke
 
@@ -43,7 +44,7 @@ def test_a_plan_of_nothing_has_ended(pool: Pool, gpu: Gpu, path: str) -> None:
         assert transfer.done()
     assert gpu.launches == []
     stream = gpu.make_stream(urgent=False)
-    gpu.begin_capture(stream)
+    begin_capture(gpu, stream)
     with pytest.raises(LayoutError, match="nothing"):
         engine.capture(nothing, stream, write=True)
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from cuda_capture import begin_capture, end_capture, replay
 from cuda_gpu import PATIENCE_S, Blocks, Gpu, engine_on
 from engines import poke
 
@@ -27,13 +28,13 @@ class TestGraphs:
         assert engine.settle(PATIENCE_S)
         stream, event = gpu.make_stream(urgent=True), gpu.make_event()
         engine.gather_write(blocks.plan, stream=stream).wait(PATIENCE_S)
-        gpu.begin_capture(stream)
+        begin_capture(gpu, stream)
         transfer = engine.capture(blocks.plan, stream, write=True)
-        graph = gpu.end_capture(stream)
+        graph = end_capture(gpu, stream)
         for value in (1, 2):
             blocks.memory[:] = value
             transfer.prepare()
-            gpu.replay(graph, stream)
+            replay(gpu, graph, stream)
             gpu.record(event, stream)
             gpu.wait(event)
             transfer.wait()
@@ -41,14 +42,14 @@ class TestGraphs:
             assert blocks.plan.checksums is not None
             assert blocks.plan.checksums[0] == coherence.crc32c(bytes([value]) * 16384)
         engine.scatter_read(blocks.plan, stream=stream).wait(PATIENCE_S)
-        gpu.begin_capture(stream)
+        begin_capture(gpu, stream)
         reading = engine.capture(blocks.plan, stream, write=False)
-        graph = gpu.end_capture(stream)
+        graph = end_capture(gpu, stream)
         for spoilt in (False, True):
             if spoilt:
                 poke(pool, int(blocks.plan.chunks["offset"][1]), np.zeros(1, np.uint8))
             reading.prepare()
-            gpu.replay(graph, stream)
+            replay(gpu, graph, stream)
             gpu.record(event, stream)
             gpu.wait(event)
             if spoilt:
@@ -63,20 +64,20 @@ class TestGraphs:
         stream = gpu.make_stream(urgent=True)
         with pytest.raises(TransferError, match="not being captured"):
             engine.capture(blocks.plan, stream, write=True)
-        gpu.begin_capture(stream)
+        begin_capture(gpu, stream)
         for start in (engine.gather_write, engine.scatter_read):
             with pytest.raises(TransferError, match="captured"):
                 start(blocks.plan, stream=stream)
         with pytest.raises(TransferError, match="once"):  # it would have to allocate
             engine.capture(Blocks.make(pool, 6).plan, stream, write=True)
-        assert gpu.end_capture(stream) == []
+        assert end_capture(gpu, stream) == []
 
     def test_unregistered_memory_is_not_captured(self, pool: Pool) -> None:
         let = threading.Event()
         gpu = Gpu(before_register=lambda _: let.wait(PATIENCE_S) and None)
         engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
         stream = gpu.make_stream(urgent=True)
-        gpu.begin_capture(stream)
+        begin_capture(gpu, stream)
         with pytest.raises(TransferError, match="not registered yet"):
             engine.capture(blocks.plan, stream, write=True)
         let.set()

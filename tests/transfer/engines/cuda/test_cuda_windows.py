@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cuda_capture import begin_capture, end_capture, replay
 from cuda_gpu import PATIENCE_S, STRIPE, Blocks, Gpu, engine_on
 
 from beluga.errors import TransferError
@@ -169,15 +170,15 @@ def test_what_cannot_be_registered_is_not_tried_again(pool: Pool) -> None:
 def test_a_graph_keeps_its_windows(pool: Pool, gpu: Gpu, engine: CudaEngine) -> None:
     near, stream = Blocks.make(pool), gpu.make_stream(urgent=True)
     move(engine, near, stream)
-    gpu.begin_capture(stream)
+    begin_capture(gpu, stream)
     transfer = engine.capture(near.plan, stream, write=True)
-    graph = gpu.end_capture(stream)
+    graph = end_capture(gpu, stream)
     for stripe in range(FAR - CAP, FAR):
         registered(engine, pool, stripe)
     assert windows_of(engine, near) <= ready(engine)
     near.memory[:] = 7
     event = gpu.make_event()
-    gpu.replay(graph, stream)
+    replay(gpu, graph, stream)
     gpu.record(event, stream)
     gpu.wait(event)
     transfer.wait()
