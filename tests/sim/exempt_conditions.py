@@ -438,10 +438,8 @@ REASONED: Conditions = {
     ("rpc/lobby.c", "bl_lobby_reply_read"): {
         ("out->sequence == out->sequence_end", 0, "true"): _PIECE,
     },
-    ("index/lookup.c", "bl_lookup_chain"): {
-        ("hits + BL_PREFETCH_KEYS < count", 0, "true"): (
-            "asks for memory by a key behind the last one, which is a hint"
-        ),
+    ("index/lookup.c", "bl_lookup_find"): {
+        ("number < 0", 0, "false"): "asks for memory of no block, which is a hint",
     },
     ("pool/message.h", "bl_reply_whole"): {
         ("reply->sequence == reply->sequence_end", 0, "true"): _PIECE,
