@@ -91,7 +91,7 @@ EXPORTS: dict[str, str] = {
     "beluga.events": "EventService EventSettings NameTable",
     "beluga.gateway": (
         "Address Callers EngineSpec Limits Prefill Service Settings read_engines read_queues "
-        "read_thresholds serve"
+        "read_thresholds run serve"
     ),
     "beluga.replay": (
         "BUNDLED Conversations ReplayOptions TraceRequest Result ideal_hit_rate make_workload "

@@ -68,7 +68,7 @@ EXTRAS = {
     "replay": {"msgspec", "rich"},
     "events": {"zmq"},
     "gateway": {
-        *("aiohttp", "msgspec", "prometheus_client", "tokenizers", "transformers", "zmq"),
+        *("aiohttp", "msgspec", "prometheus_client", "tokenizers", "transformers", "uvloop", "zmq"),
     },
     "page": {"matplotlib"},
     "simulate": {"msgspec", "rich"},

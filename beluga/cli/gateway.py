@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -263,7 +262,7 @@ def gateway(
         queue_threshold=queue_threshold,
         limits=_limits(queue_wait, max_inflight, retries, stall, health_interval, drain, bodies),
     )
-    asyncio.run(service.serve(asked, partial(_say_where, json=json)))
+    service.run(service.serve(asked, partial(_say_where, json=json)))
 
 
 def _advice(

@@ -6,6 +6,7 @@ starts it.
 It needs the packages of the extra ``router``.
 """
 
+from beluga.gateway.loop import run
 from beluga.gateway.service import Service, serve
 from beluga.gateway.settings import (
     Address,
@@ -30,5 +31,6 @@ __all__ = [
     "read_engines",
     "read_queues",
     "read_thresholds",
+    "run",
     "serve",
 ]

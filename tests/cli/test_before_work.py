@@ -17,12 +17,13 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 # No command may begin the work that this program replaces.
 BEGUN = """
 import sys
-import beluga.cli.simulate, beluga.cli.bench, beluga.cli.gateway, beluga.cli.prefill_worker
+import beluga.cli.simulate, beluga.cli.bench, beluga.cli.prefill_worker
 def begun(*arguments, **options):
     sys.exit("it has begun")
 beluga.cli.simulate.read_named = beluga.cli.simulate.run_simulation = begun
 beluga.cli.bench.beluga_bench.BENCHES = {"rpc": begun}
-beluga.cli.gateway.asyncio.run = beluga.cli.prefill_worker.asyncio.run = begun
+beluga.cli.prefill_worker.asyncio.run = begun  # of all modules
+sys.modules["uvloop"] = None  # then the gateway runs by asyncio, too
 """
 SIMULATE = ["simulate", "nothing"]
 BENCH = ["bench", "rpc"]

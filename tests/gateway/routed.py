@@ -15,6 +15,7 @@ import aiohttp
 from fake_engine import FakeEngine
 
 from beluga.gateway import Address, Limits, Service, Settings, read_engines
+from beluga.gateway import run as run_loop
 from beluga.gateway.engine import Health
 
 ANY_PORT = Address("127.0.0.1", 0)
@@ -23,8 +24,12 @@ WAIT_S = 60.0  # for what takes milliseconds on an idle machine
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a test's scenario to its end."""
-    asyncio.run(asyncio.wait_for(scenario(), 120))
+    """Run a test's scenario to its end, on the event loop that users have."""
+    run_loop(_within(scenario()))
+
+
+async def _within(scenario: Coroutine[Any, Any, None]) -> None:
+    await asyncio.wait_for(scenario, 120)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -88,7 +88,7 @@ def test_clients_beyond_the_descriptors_are_told_so_and_others_are_served(
             clients = [asyncio.create_task(ask()) for _ in range(CLIENTS)]
             await until(lambda: engine.under_way + sum(c.done() for c in clients) == CLIENTS)
             served = engine.under_way
-            assert FILES / 4 < served < FILES / 2
+            assert FILES / 5 < served < FILES / 2  # the event loop has some files, too
             assert await asyncio.to_thread(health, admin) == "up"
             engine.faults.hold.set()
             answers = await asyncio.gather(*clients)

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What the router does for each event of a stream, and what it logs of each decision."""
+"""What the router does for each event of a stream, and on which event loop."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,7 @@ from fake_engine import FakeEngine
 from routed import QUICK, routed, run
 
 from beluga.gateway import director
+from beluga.gateway import run as run_loop
 from beluga.gateway.metrics import Metrics
 
 WORDS = tuple(f"w{number}" for number in range(40))
@@ -111,3 +114,27 @@ def test_a_decision_is_one_debug_line_with_the_costs(
         assert re.fullmatch(rf"{policy} chose ({a.url}|{b.url}) of:{seen}", line)
 
     run(scenario)
+
+
+def test_the_gateway_runs_without_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    loops: list[object] = []
+
+    async def scenario() -> None:
+        loops.append(asyncio.get_running_loop())
+        async with routed(FakeEngine()) as site:
+            assert (await site.completed())[0] == 200
+
+    run_loop(scenario())
+    assert type(loops[0]).__module__.startswith("asyncio.")
+
+
+def test_the_gateway_runs_on_uvloop_where_it_is_installed() -> None:
+    uvloop = pytest.importorskip("uvloop", reason="uvloop is not installed")
+    loops: list[object] = []
+
+    async def scenario() -> None:
+        loops.append(asyncio.get_running_loop())
+
+    run_loop(scenario())
+    assert isinstance(loops[0], uvloop.Loop)
