@@ -106,12 +106,16 @@ class Bodies:
         pieces: list[bytes] = []
         size = 0
         connection.wait()
-        while piece := await request.content.readany():
-            size += len(piece)
-            if size > most:
-                raise Refusal(413, f"the request's body has more than {most} bytes")
-            held.grow(size)
-            connection.place.move(len(piece))
-            pieces.append(piece)
+        try:
+            while piece := await request.content.readany():
+                size += len(piece)
+                if size > most:
+                    raise Refusal(413, f"the request's body has more than {most} bytes")
+                held.grow(size)
+                connection.place.move(len(piece))
+                pieces.append(piece)
+        except BaseException:
+            pieces.clear()  # the error's traceback has this frame for as long as it is answered
+            raise
         connection.place.work()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
