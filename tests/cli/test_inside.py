@@ -556,7 +556,7 @@ def test_a_router_is_set_up_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     pytest.importorskip("aiohttp")
     service_module = pytest.importorskip("beluga.gateway")
     made: list[Any] = []
-    monkeypatch.setattr(gateway.asyncio, "run", lambda what: None)
+    monkeypatch.setattr(service_module, "run", lambda what: None)
     monkeypatch.setattr(service_module, "serve", lambda settings, say: made.append(settings))
     assert beluga("gateway", "--worker", "http://a:1").exit_code == 0
     plain = service_module.Settings(
