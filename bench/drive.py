@@ -49,7 +49,8 @@ def by_dsa(engine: DsaEngine, verb: str) -> Operation:
     """Return a whole "read" or "write" by this engine, with the cache maintenance of its policy's
     row.
     """
-    function = core_ffi.addressof(core_lib, f"bl_dsa_{verb}_one")
+    name = {"read": "bl_dsa_read_one", "write": "bl_dsa_write_one"}[verb]
+    function = core_ffi.addressof(core_lib, name)
     return Operation(_address(core_ffi, function), _address(core_ffi, engine.handle))
 
 

@@ -68,4 +68,8 @@ void bl_dsa_free(bl_dsa_transfer *transfer);
 
 void bl_dsa_engine_stat(const bl_dsa_engine *engine, bl_dsa_stat *out);
 
+/* One run in one stripe, to the end: for measurements. Offset and size are multiples of a line. */
+int bl_dsa_write_one(bl_dsa_engine *engine, uint64_t offset, void *buffer, uint64_t size);
+int bl_dsa_read_one(bl_dsa_engine *engine, uint64_t offset, void *buffer, uint64_t size);
+
 #endif

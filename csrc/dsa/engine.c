@@ -334,4 +334,31 @@ void bl_dsa_engine_close(bl_dsa_engine *engine)
     free(engine);
 }
 
+static int bl_dsa_move_one(bl_dsa_engine *engine, uint64_t offset, void *buffer, uint64_t size,
+                           uint32_t is_read)
+{
+    bl_piece piece = {(uintptr_t)buffer, offset, (uint32_t)size, 0};
+    bl_chunk chunk = {offset, (uint32_t)size, 0};
+    bl_plan plan = {.pieces = &piece, .chunks = &chunk, .piece_count = 1, .chunk_count = 1};
+    bl_dsa_transfer *transfer;
+    int status = bl_dsa_start(engine, &plan, is_read, &transfer);
+    if (status < 0)
+        return status;
+    while (bl_dsa_wait(engine, transfer, UINT32_MAX) < 0)
+        continue;
+    status = bl_dsa_status(transfer);
+    bl_dsa_free(transfer);
+    return status;
+}
+
+int bl_dsa_write_one(bl_dsa_engine *engine, uint64_t offset, void *buffer, uint64_t size)
+{
+    return bl_dsa_move_one(engine, offset, buffer, size, 0);
+}
+
+int bl_dsa_read_one(bl_dsa_engine *engine, uint64_t offset, void *buffer, uint64_t size)
+{
+    return bl_dsa_move_one(engine, offset, buffer, size, 1);
+}
+
 #endif

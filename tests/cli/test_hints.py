@@ -21,7 +21,6 @@ PROGRAMS = {"beluga": app, "cxl-rpc": cxl_rpc.app}
 # the CUDA compiler.
 OF_OTHERS = {
     "--kv-events-config",
-    "--kv-transfer-config",
     "--max-num-batched-tokens",
     "--enable-metrics",
     "--enable-prefix-caching",

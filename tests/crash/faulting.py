@@ -385,6 +385,8 @@ FAULTS: dict[str, Ready] = {
         )
     ),
     "bl_kv_get_end": _stored(_begun_get),
+    "bl_dsa_write_one": _dsa(lambda s, e: lambda: lib.bl_dsa_write_one(e, AT, s.data(), 4096)),
+    "bl_dsa_read_one": _dsa(lambda s, e: lambda: lib.bl_dsa_read_one(e, AT, s.data(), 4096)),
     "bl_dsa_start": _dsa_copy(0),
     "bl_dsa_wait": _dsa_copy(1),
     "bl_dsa_poll": _dsa_copy(1),
