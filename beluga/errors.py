@@ -37,6 +37,7 @@ BelugaError
 │   ├── HostClashError            another machine uses this host number
 │   ├── SecondHostError           the pool has hardware coherence, and is another host's
 │   ├── RuntimeDirError           this host's server has another runtime directory
+│   │   └── BootIdError           a sandbox hides the id of this host's boot
 │   ├── NoLaneError               every lane is taken or in quarantine
 │   ├── SessionLostError          the server gave this session up
 │   ├── SessionAliveError         a session that was declared gone lives
@@ -223,6 +224,10 @@ class SecondHostError(RpcError):
 
 class RuntimeDirError(RpcError):
     """Set BELUGA_RUNTIME_DIR to one directory for all processes of the host."""
+
+
+class BootIdError(RuntimeDirError):
+    """Show /proc/sys/kernel/random/boot_id in this container or sandbox."""
 
 
 class NoLaneError(RpcError):

@@ -16,6 +16,7 @@ from beluga.doctor.machine import Machine
 from beluga.doctor.pool_look import PoolInspection
 from beluga.errors import (
     BelugaError,
+    BootIdError,
     CallTimeoutError,
     DeviceMissingError,
     DevicePermissionError,
@@ -146,6 +147,7 @@ class _Judgment(NamedTuple):
     mend: str
 
 
+_SHOW_BOOT_ID = "show /proc/sys/kernel/random/boot_id in this container or sandbox"
 _OF_SERVER = (
     _Judgment(NoServerError, warning, "no server serves the pool", "beluga serve {options}"),
     _Judgment(
@@ -160,10 +162,12 @@ _OF_SERVER = (
         "the pool names a server that does not answer: it died, or hangs; another can take over",
         "beluga serve {options}",
     ),
+    _Judgment(BootIdError, error, "{failure}", _SHOW_BOOT_ID),
     _Judgment(RuntimeDirError, error, "{failure}", "{share}"),
     _Judgment(BelugaError, unknown, "{failure}", "beluga doctor {options} --host N"),
 )
 _OF_HOST = (
+    _Judgment(BootIdError, unknown, "{failure}", _SHOW_BOOT_ID),
     _Judgment(HostClashError, error, "{failure}", "give every machine its own number: --host N"),
     _Judgment(
         SecondHostError,

@@ -20,7 +20,7 @@ import stat
 from pathlib import Path
 
 from beluga import config
-from beluga.errors import DeviceBusyError, DevicePermissionError, RuntimeDirError
+from beluga.errors import BootIdError, DeviceBusyError, DevicePermissionError
 from beluga.pool.device import Device, explain
 from beluga.pool.spec import DeviceSpec
 
@@ -64,7 +64,7 @@ def make_runtime_dir(first: Device, pool_id: str) -> Path:
     return path
 
 
-def unreadable_host(doing: str) -> RuntimeDirError | None:
+def unreadable_host(doing: str) -> BootIdError | None:
     """Return the error of a sandbox that hides this boot's id, or None. A server and a session need
     it: it says that two processes run on one host.
     """
@@ -74,7 +74,7 @@ def unreadable_host(doing: str) -> RuntimeDirError | None:
         why = "it has no id"
     except OSError as error:
         why = str(error.strerror)
-    return RuntimeDirError(
+    return BootIdError(
         f"{doing}: {_BOOT_ID} cannot be read ({why}); show it in this container or sandbox"
     )
 

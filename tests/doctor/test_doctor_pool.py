@@ -14,7 +14,13 @@ from made_machine import MIB, finding, made
 
 from beluga.doctor import CHECKS, Finding, Machine, PoolLook
 from beluga.doctor.pool_look import PoolInspection
-from beluga.errors import CallTimeoutError, HostClashError, RuntimeDirError, SecondHostError
+from beluga.errors import (
+    BootIdError,
+    CallTimeoutError,
+    HostClashError,
+    RuntimeDirError,
+    SecondHostError,
+)
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
 from tests.rpc.other_machine import OtherMachine
@@ -137,6 +143,7 @@ def test_a_device_that_may_not_be_written_is_an_error(
         (SecondHostError("another host uses it"), ("warning", "error")),
         (CallTimeoutError("no answer"), ("error", "warning")),
         (RuntimeDirError("another runtime directory"), ("error", "warning")),
+        (BootIdError("the boot's id is hidden"), ("error", "warning")),
         (OSError(12, "Cannot allocate memory"), ("warning", "warning")),
     ],
     ids=lambda value: type(value).__name__,
@@ -151,6 +158,15 @@ def test_why_there_is_no_session_is_told(
     found = [finding(name, Machine(pool=look)) for name in ("pool-server", "pool-host")]
     assert tuple(each.level for each in found) == levels_of
     assert all(each.mend for each in found)
+
+
+def test_a_hidden_boot_id_is_not_mended_by_another_directory(paths: list[Path]) -> None:
+    look = PoolLook(tuple(paths))
+    facts = look.facts
+    assert isinstance(facts, PoolInspection)
+    vars(look)["facts"] = replace(facts, failure=BootIdError("the boot's id is hidden"))
+    for name in ("pool-server", "pool-host"):
+        assert finding(name, Machine(pool=look)).mend.startswith("show /proc/sys/kernel/random")
 
 
 def test_another_machine_with_this_hosts_number_is_an_error(
