@@ -57,8 +57,8 @@ class RequestHistogram:
         self._series: dict[str, BucketCounts] = {} if label else {"": BucketCounts(bounds)}
         registry.register(self)
 
-    def tally(self) -> BucketCounts:
-        """Return a tally without values, to count in and then to :meth:`merge`."""
+    def empty(self) -> BucketCounts:
+        """Return counts without values, for a request to fill and then to :meth:`merge`."""
         return BucketCounts(self._bounds)
 
     def observe(self, value: float, label: str = "") -> None:
@@ -66,12 +66,12 @@ class RequestHistogram:
         with self._lock:
             self._of(label).add(value)
 
-    def merge(self, tally: BucketCounts, label: str = "") -> None:
-        """Count the values of a tally."""
+    def merge(self, counts: BucketCounts, label: str = "") -> None:
+        """Add the values that a request has counted."""
         with self._lock:
             own = self._of(label)
-            own.counts = [a + b for a, b in zip(own.counts, tally.counts, strict=True)]
-            own.total += tally.total
+            own.counts = [a + b for a, b in zip(own.counts, counts.counts, strict=True)]
+            own.total += counts.total
 
     def whole(self) -> tuple[float, int]:
         """Return the sum of all values, and how many there are."""
@@ -80,7 +80,7 @@ class RequestHistogram:
             return sum(each.total for each in series), sum(each.times for each in series)
 
     def describe(self) -> list[HistogramMetricFamily]:
-        """Return the metric without values, so that the registry knows its name."""
+        """Return the metric without values, so that the registry has its name."""
         return [HistogramMetricFamily(self._name, self._what)]
 
     def collect(self) -> Iterator[HistogramMetricFamily]:

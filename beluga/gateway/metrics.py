@@ -194,8 +194,8 @@ class Metrics:
             self._of(self._last_first, engine.url).set(seconds)
 
     def gaps(self) -> BucketCounts:
-        """Return a tally for the seconds between the tokens of an answer; see :meth:`tokens`."""
-        return self._next.tally()
+        """Return empty counts for the seconds between an answer's tokens; see :meth:`tokens`."""
+        return self._next.empty()
 
     def tokens(
         self, parsed: ParsedRequest, engine: Engine, gaps: BucketCounts, last_s: float

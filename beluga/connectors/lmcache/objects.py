@@ -92,8 +92,9 @@ def _find(
 class _Row:
     """The objects of one namespace in a batch.
 
-    A row of a hybrid model's window or state is nearly all misses. So behind the first miss, the
-    index says for each key whether the pool or a tier has it, and only runs of these are looked up.
+    A row of a hybrid model's window or state is nearly all misses. Behind the first miss, the index
+    therefore returns for each key whether the pool or a tier has it, and only runs of these are
+    looked up.
     """
 
     def __init__(
