@@ -33,7 +33,7 @@ EXPORTS: dict[str, str] = {
         "check_devices check_pool repair_pool CHANGE NAME NAME_PARENT REMOVED STORED chain_names "
         "names_at read_names "
         "REFUSALS SessionView Sessions Tenant ask_sessions COMMITTED ENTRY EPOCH_SHIFT FREE "
-        "read_entries COUNTERS_METHOD ask_counters"
+        "read_entries COUNTERS_METHOD ask_counters BLOCK_RECORD"
     ),
     "beluga.transfer": (
         "BlockLayout CHUNK CpuEngine Direction DsaEngine CopyEngine Selection Link LinkSettings "

@@ -19,10 +19,16 @@ if TYPE_CHECKING:
 
 
 def fetch(
-    cache: KVCache, keys: NDArray[np.uint8] | NDArray[np.uint64], targets: Sequence[Any] | Run
+    cache: KVCache,
+    keys: NDArray[np.uint8] | NDArray[np.uint64],
+    targets: Sequence[Any] | Run,
+    *,
+    records: NDArray[np.void] | None = None,
 ) -> GetResult:
-    """Fetch the leading blocks that the pool has undamaged. Raises what the cache raises."""
-    result = cache.get(keys, targets)
+    """Fetch the leading blocks that the pool has undamaged. ``records`` says where another session
+    has pinned them. Raises what the cache raises.
+    """
+    result = cache.get(keys, targets, records=records)
     if result.mismatches and result.hits < len(keys):
         cache.remove(keys[result.hits : result.hits + 1])
     return result

@@ -7,7 +7,15 @@ Most programs want :class:`beluga.kvcache.KVCache` instead.
 """
 
 from beluga.index.check import CheckReport, check_devices, check_pool
-from beluga.index.client import BlockState, Grant, Left, Lookup, MetaClient, Pins
+from beluga.index.client import (
+    BLOCK_RECORD,
+    BlockState,
+    Grant,
+    Left,
+    Lookup,
+    MetaClient,
+    Pins,
+)
 from beluga.index.counters import COUNTERS_METHOD, ask_counters
 from beluga.index.entries import COMMITTED, ENTRY, EPOCH_SHIFT, FREE, read_entries
 from beluga.index.lower import LOWER_NOTE, LOWER_RECORD, LowerStat, LowerWork, Removal, Work
@@ -28,6 +36,7 @@ from beluga.index.stat import MetaStat, Tenant
 from beluga.index.tasks import TaskClient, TaskRecord
 
 __all__ = [
+    "BLOCK_RECORD",
     "CHANGE",
     "COMMITTED",
     "COUNTERS_METHOD",

@@ -26,6 +26,21 @@ Keys = "NDArray[np.uint64]"
 """Keys are a C-contiguous uint64 array of shape (count, 2)."""
 
 
+BLOCK_RECORD: np.dtype[np.void] = np.dtype(
+    [
+        ("offset", "<u8"),
+        ("generation", "<u8"),
+        ("block", "<u4"),
+        ("length", "<u4"),
+        ("state", "<u4"),
+        ("status", "<i4"),
+    ]
+)
+"""Where a block lies (``bl_block_record`` of ``csrc/format/pool_format.h``)."""
+
+if BLOCK_RECORD.itemsize != ffi.sizeof("bl_block_record"):
+    raise ImportError("beluga/index/client.py contradicts csrc/format/pool_format.h")
+
 _Items = TypeVar("_Items")
 
 
@@ -104,6 +119,13 @@ class Pins:
     count: int
     _records: core.bl_block_record = dataclasses.field(repr=False)
     state: BlockState = BlockState.MISS
+
+    def records(self) -> NDArray[np.void]:
+        """Where the blocks lie, for another session of this machine: an array of
+        :data:`BLOCK_RECORD` of shape (count,).
+        """
+        size = max(self.count, 0) * BLOCK_RECORD.itemsize
+        return np.frombuffer(bytes(ffi.buffer(self._records)[:size]), BLOCK_RECORD)
 
 
 class MetaClient:

@@ -22,7 +22,7 @@ from beluga.errors import (
     TransferCancelledError,
     raise_for_status,
 )
-from beluga.index import NAME, BlockState, MetaClient
+from beluga.index import BLOCK_RECORD, NAME, BlockState, MetaClient
 from beluga.kvcache.buffers import Run, runs
 from beluga.kvcache.carry import EngineBatch
 from beluga.kvcache.keys import Namespace, fold
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 Digests: TypeAlias = "Sequence[bytes] | NDArray[np.uint8] | NDArray[np.uint64]"
 """The names of a batch: digests as bytes or packed into an array, or keys that are folded."""
 
+_ROWS = {"names": "NAME", "records": "BLOCK_RECORD"}
 CHUNK_SIZE: int = lib.BL_CHUNK_SIZE
 _LINE_SIZE: int = lib.BL_LINE_SIZE
 BLOCK_SIZE_MAX: int = lib.BL_BLOCK_SIZE_MAX
@@ -249,7 +250,7 @@ class KVCache(OfThisProcess):
         """
         started = time.perf_counter()
         keys = self._paired(digests, sources)
-        told = _names(names, len(keys))
+        told = _rows("names", names, NAME, len(keys))
         states = np.zeros(len(keys), dtype=np.uint8)
         statuses = np.zeros(len(keys), dtype=np.int32)
         largest = size = 0
@@ -273,20 +274,32 @@ class KVCache(OfThisProcess):
             self.client.tell()
         return result
 
-    def get(self, digests: Digests, targets: Blocks) -> GetResult:
+    def get(
+        self, digests: Digests, targets: Blocks, *, records: NDArray[np.void] | None = None
+    ) -> GetResult:
         """Fetch the leading blocks that the pool has into ``targets``.
+
+        ``records`` says where the blocks lie, which another session has pinned
+        (:meth:`beluga.index.Pins.records`): an array of :data:`beluga.index.BLOCK_RECORD` of shape
+        (count,). Then the server is asked only for blocks that are not there any more.
 
         Raises :class:`~beluga.errors.LayoutError` and :class:`~beluga.errors.RpcError`.
         """
         started = time.perf_counter()
         keys = self._paired(digests, targets)
+        where = _rows("records", records, BLOCK_RECORD, len(keys))
         states = np.zeros(len(keys), dtype=np.uint8)
         mismatches = ffi.new("uint64_t *")
         hits = size = 0
         for run in runs(targets, writable=True):
             _refuse_long(run)
             part = slice(run.start, run.start + run.count)
-            found = self._get_all(run, keys[part], states[part], mismatches)
+            found = 0
+            if where is not None:
+                found = self._get_there(run, keys[part], states[part], where[part])
+            if found < run.count:
+                rest = slice(run.start + found, run.start + run.count)
+                found += self._get_all(run.rest(found), keys[rest], states[rest], mismatches)
             hits += found
             size += found * run.length
             if found < run.count:
@@ -467,6 +480,7 @@ class KVCache(OfThisProcess):
         keys: NDArray[np.uint64],
         states: NDArray[np.uint8],
         mismatches: core.uint64_p,
+        records: NDArray[np.void] | None = None,
     ) -> int:
         if (engine := self._engine_for(Direction.READ, run)) is not None:
             return self._carry(
@@ -474,11 +488,12 @@ class KVCache(OfThisProcess):
                 run,
                 keys,
                 lambda carrier: carrier.get(states, mismatches, carrier.blocks(run)),
+                records=records,
             )
         self._tune()
         told = ffi.from_buffer("uint8_t[]", states)
         with self._selection.using() as io_queue, self.client.lock:
-            batch = self._filled(run, keys, self._read_class, io_queue)
+            batch = self._filled(run, keys, self._read_class, io_queue, records=records)
             code = lib.bl_kv_get(self.client.session, batch, told, mismatches)
         return self._ended(code, "fetching blocks")
 
@@ -507,6 +522,20 @@ class KVCache(OfThisProcess):
             hits += found
         return hits
 
+    def _get_there(
+        self,
+        run: Run,
+        keys: NDArray[np.uint64],
+        states: NDArray[np.uint8],
+        records: NDArray[np.void],
+    ) -> int:
+        """Fetch the leading blocks that lie where ``records`` says, and do not ask the server.
+        Returns their number. What is wrong with the next one shows when the server is asked for it.
+        """
+        elsewhere = ffi.new("uint64_t *")
+        code = self._get(run, keys, states, elsewhere, records)
+        return raise_for_status(code, "fetching blocks")
+
     def _engine_for(self, direction: Direction, run: Run) -> CopyEngine | None:
         size, fragments = run.count * run.length, run.count * run.fragment_count
         return self._selection.engine_for(direction, size, fragments)
@@ -517,13 +546,15 @@ class KVCache(OfThisProcess):
             raise TransferCancelledError(f"{doing}: it was stopped")
         return int(code)
 
-    def _carry(
+    def _carry(  # noqa: PLR0913  the last one named
         self,
         engine: CopyEngine,
         run: Run,
         keys: NDArray[np.uint64],
         move: Callable[[EngineBatch], int],
         names: NDArray[np.void] | None = None,
+        *,
+        records: NDArray[np.void] | None = None,
     ) -> int:
         """Run ``move`` for a batch, where no interrupt reaches it, and return its result."""
 
@@ -531,7 +562,7 @@ class KVCache(OfThisProcess):
             self._tune()
             with self.client.lock:
                 # the engine asks the link
-                batch = self._filled(run, keys, self._read_class, ffi.NULL, names)
+                batch = self._filled(run, keys, self._read_class, ffi.NULL, names, records=records)
                 session, pool_size = self.client.session, self.client.pool.geometry.size
                 return move(EngineBatch(engine, session, batch, pool_size, left))
 
@@ -551,19 +582,24 @@ class KVCache(OfThisProcess):
         batch.reserve_flags = lib.BL_RESERVE_KEPT if kept else 0
         return batch
 
-    def _filled(
+    def _filled(  # noqa: PLR0913  the last one named
         self,
         run: Run,
         keys: NDArray[np.uint64],
         kind: TransferClass,
         io_queue: core.bl_io_queue | core.Null,
         names: NDArray[np.void] | None = None,
+        *,
+        records: NDArray[np.void] | None = None,
     ) -> core.bl_kv_batch:
         """Return the batch for C. The caller has the client's lock, and keeps the arrays alive."""
         batch = self._batch
         batch.keys = ffi.from_buffer("uint64_t[]", keys)
         batch.fragments = ffi.from_buffer("bl_fragment[]", run.fragments)
         batch.names = ffi.NULL if names is None else ffi.from_buffer("bl_name[]", names)
+        batch.records = (
+            ffi.NULL if records is None else ffi.from_buffer("bl_block_record[]", records)
+        )
         batch.count, batch.fragment_count, batch.length = run.count, run.fragment_count, run.length
         batch.io_queue, batch.transfer_class = io_queue, kind
         return batch
@@ -575,13 +611,17 @@ class KVCache(OfThisProcess):
         self.close()
 
 
-def _names(names: NDArray[np.void] | None, count: int) -> NDArray[np.void] | None:
-    """Return the names in the form of C. Raises LayoutError for other arrays."""
-    if names is None:
+def _rows(
+    what: str, rows: NDArray[np.void] | None, kind: np.dtype[np.void], count: int
+) -> NDArray[np.void] | None:
+    """Return the rows in the form of C. Raises LayoutError for other arrays."""
+    if rows is None:
         return None
-    if not isinstance(names, np.ndarray) or names.dtype != NAME or names.shape != (count,):
-        raise LayoutError(f"{count} blocks need as many names, in an array of beluga.index.NAME")
-    return np.ascontiguousarray(names)
+    if not isinstance(rows, np.ndarray) or rows.dtype != kind or rows.shape != (count,):
+        raise LayoutError(
+            f"{count} blocks need as many {what}, in an array of beluga.index.{_ROWS[what]}"
+        )
+    return np.ascontiguousarray(rows)
 
 
 def _refuse_long(run: Run) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from beluga._ffi import ffi, lib
 from beluga.errors import raise_for_status
-from beluga.index import BlockState
+from beluga.index import BLOCK_RECORD, BlockState
 from beluga.rpc import nanoseconds
 from beluga.tiers.named import names_of
 from beluga.tiers.tier import StoredBlock
@@ -26,18 +26,6 @@ if TYPE_CHECKING:
     from beluga._ffi import core
     from beluga.rpc import Client
     from beluga.transfer import IoHandle
-
-_BLOCK_RECORD: np.dtype[np.void] = np.dtype(
-    [
-        ("offset", "<u8"),
-        ("generation", "<u8"),
-        ("block", "<u4"),
-        ("length", "<u4"),
-        ("state", "<u4"),
-        ("status", "<i4"),
-    ]
-)
-"""``bl_block_record`` of ``csrc/format/pool_format.h``."""
 
 _NO_QUEUE = nullcontext(ffi.NULL)
 
@@ -76,7 +64,7 @@ class PoolSide:
         Returns which blocks are right: one that was evicted meanwhile is not. Blocks that are read
         become neither newer nor pinned.
         """
-        where = np.zeros(len(records), _BLOCK_RECORD)
+        where = np.zeros(len(records), BLOCK_RECORD)
         for name in ("offset", "generation", "block", "length"):
             where[name] = records[name]
         where["state"] = BlockState.HIT

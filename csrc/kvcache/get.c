@@ -5,8 +5,9 @@
  *
  *   lookup, pinned --> look at the entries --> refetch, copy, check --> look again --> release
  *
- * The service of the lower tiers knows where the blocks were, and neither looks them up nor pins
- * them: it must not make them newer in the eviction order.
+ * Who knows where the blocks were neither looks them up nor pins them: the service of the lower
+ * tiers, because it must not make them newer in the eviction order, and the workers of an engine
+ * whose scheduler has pinned them.
  *
  * If an engine copies, the first half ends before the copy, and the second half looks again.
  *
@@ -162,9 +163,14 @@ static int bl_kv_ask(bl_session *session, const bl_kv_batch *batch, bl_kv_work *
 {
     memset(states, BL_BLOCK_MISS, batch->count);
     if (batch->records != NULL) {
-        memcpy(work->records, batch->records, batch->count * sizeof *work->records);
+        for (uint32_t i = 0; i < batch->count; i++)
+            if (batch->records[i].block < session->pool->geometry.block_count_max)
+                work->records[i] = batch->records[i];
+            else /* of another pool; no entry agrees with this one */
+                work->records[i] = (bl_block_record){0};
         work->count = batch->count;
         work->half = session->half;
+        work->nonce = session->nonce;
         return 0;
     }
     int64_t hits = bl_lookup(session, batch->keys, batch->count, BL_LOOKUP_PIN, work->records,

@@ -12,8 +12,8 @@ How a block travels::
     scheduler process                        worker process, one per rank
     -----------------                        ----------------------------
     lookup: leading hits of all ranks'
-    keys, one call, pinned        --Step-->  load: one get per request, before the forward
-                                             (or in a thread of its own, load=async)
+    keys, one call, pinned        --Step-->  load: one get per request, where the blocks lie;
+                                             before the forward, or a long one in a thread
     the output of a step that
     completed blocks is taken     --Step-->  save: queued; a low-priority thread puts them
     pins go, events go out      <--Report--  loaded, stored
@@ -22,7 +22,7 @@ Files of the KV connector:
 
 * ``connector`` implements vLLM's interface and only forwards calls; ``plugin`` makes it known.
 * ``settings``, ``identity`` (the namespace) and ``layout`` (where a block's bytes lie) are shared.
-* ``policy`` makes vLLM compute what was not loaded.
+* ``policy`` makes vLLM compute what was not loaded; ``pauses`` says which loads it waits for.
 * ``cachegroup`` has the groups of layers. ``blocks`` defines a block of a prefix: one block of
   the engine, or in a hybrid model parts in several groups, by vLLM's rules (``groups``).
 * ``lookups``, ``schedule`` and ``doubts`` are the scheduler's side, ``worker``, ``loads``,

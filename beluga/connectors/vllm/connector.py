@@ -264,7 +264,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
             self._namespace,
             self._counters,
             logger,
-            rank=self._rank,
+            part=self._rank,
             more=others,
             whole=self._groups.hybrid,
         )
@@ -372,7 +372,9 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _meet(self, ranks: list[Rank]) -> None:
         """Begin to look blocks up for these ranks."""
-        self._lookups.meet([one.namespace for one in ranks])
+        self._lookups.meet(
+            [one.namespace for one in ranks], block_bytes=max(one.block_bytes for one in ranks)
+        )
         logger.info(
             "beluga: blocks of %d tokens, %d bytes on each of %d ranks; namespace %s",
             self._block_size,

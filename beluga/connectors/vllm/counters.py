@@ -18,6 +18,7 @@ NAMES: dict[str, str] = {
     "lookup_s": "seconds the scheduler waited for lookups",
     "hit_tokens": "tokens loaded from the pool on all ranks, beyond the engine's own prefix cache",
     "loads": "requests whose blocks were loaded",
+    "loads_beside": "of these, those that no forward waited for",
     "load_blocks": "blocks loaded",
     "load_bytes": "bytes loaded",
     "load_s": "seconds of loading",

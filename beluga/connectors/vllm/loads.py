@@ -2,6 +2,9 @@
 # Copyright The Beluga Authors
 """Loading: one get for a request's blocks, before the forward that needs them or in a thread.
 
+The scheduler's side has found and pinned the blocks, and its orders say where they lie. A load asks
+the server only for those that are not there any more.
+
 Blocks that are not loaded are reported by their ids, and the engine computes them (its
 ``kv_load_failure_policy`` is set to "recompute"). With several groups of layers a block's id does
 not show whose it is: then a request's load fails as a whole, and the engine computes all of it. A
@@ -34,20 +37,24 @@ if TYPE_CHECKING:
 
 
 class Loads:
-    """Loads in the caller's thread, and keeps the results until they are reported. With ``whole`` a
-    request's load fails as a whole.
+    """Loads in the caller's thread, and keeps the results until they are reported. ``part`` is the
+    number of this rank's part of a block. With ``whole`` a request's load fails as a whole.
     """
 
-    def __init__(
+    _beside = False
+
+    def __init__(  # noqa: PLR0913  the last two named
         self,
         source: BlockSource,
         namespace: Namespace,
         connection: Connection,
         counters: ConnectorCounters,
         *,
+        part: int = 0,
         whole: bool = False,
     ) -> None:
-        self._source, self.namespace = source, namespace
+        self._part = part
+        self._source, self._namespace = source, namespace
         self._connection, self._counters = connection, counters
         self._figures = LinkFigures(connection, counters)
         self._lock = threading.Lock()
@@ -55,6 +62,15 @@ class Loads:
         self._failed: set[int] = set()
         self._spoiled: set[str] = set()  # requests whose load has failed as a whole
         self._loaded: dict[str, Loaded] = {}
+
+    @property
+    def sides(self) -> tuple[Loads, ...]:
+        """The loads of each kind, which are these."""
+        return (self,)
+
+    def identified(self, namespace: Namespace) -> None:
+        """Load from this namespace from now on."""
+        self._namespace = namespace
 
     def load(self, ranges: list[BlockRange]) -> None:
         """Load the ranges as far as possible. Those of a request follow one another."""
@@ -91,6 +107,7 @@ class Loads:
 
     def _load_all(self, ranges: list[BlockRange]) -> None:
         """Load the ranges of one request, up to the first that fails."""
+        started = time.perf_counter()
         blocks, wanted = 0, sum(len(one.block_ids) for one in ranges)
         for one in ranges if wanted else ():
             hits = self._load(one)
@@ -101,15 +118,16 @@ class Loads:
         with self._lock:
             if self._whole and (blocks < wanted or not wanted):
                 self._spoiled.add(name)
-            add_loaded(self._loaded, name, Loaded(1, blocks))
+            add_loaded(self._loaded, name, Loaded(1, blocks, time.perf_counter() - started))
 
     def _load(self, one: BlockRange) -> int:
         """Load a range. Returns how many leading blocks of it the engine has now."""
-        packed = one.packed()
+        packed, records = one.packed(), one.located(self._part)
 
         def get(attachment: Attachment) -> GetResult:
+            cache = attachment.cache(self._namespace, self._source.engine)
             with self._source.write(one.block_ids, one.group) as run:
-                return fetch(attachment.cache(self.namespace, self._source.engine), packed, run)
+                return fetch(cache, packed, run, records=records)
 
         started = time.perf_counter()
         result = self._connection.attempt("loading blocks", get)
@@ -123,6 +141,7 @@ class Loads:
             load_failed_blocks=len(missing),
             mismatches=result.mismatches if result is not None else 0,
             load_failures=int(result is None),
+            loads_beside=int(self._beside),
         )
         self._figures.add()
         if not self._whole:
@@ -141,16 +160,19 @@ class AsyncLoads(Loads):
     arrived.
     """
 
-    def __init__(
+    _beside = True
+
+    def __init__(  # noqa: PLR0913  the last two named
         self,
         source: BlockSource,
         namespace: Namespace,
         connection: Connection,
         counters: ConnectorCounters,
         *,
+        part: int = 0,
         whole: bool = False,
     ) -> None:
-        super().__init__(source, namespace, connection, counters, whole=whole)
+        super().__init__(source, namespace, connection, counters, part=part, whole=whole)
         self._arrived: set[str] = set()
         self._queue: deque[list[BlockRange]] = deque()
         self._closing = False
@@ -192,3 +214,43 @@ class AsyncLoads(Loads):
             self._load_all(ranges)
             with self._lock:
                 self._arrived.add(ranges[0].request)
+
+
+class SplitLoads:
+    """Loads before a forward and loads beside it, as the orders ask. Each kind has its own session,
+    so that a forward never waits for the others.
+    """
+
+    def __init__(self, before: Loads, beside: AsyncLoads) -> None:
+        self.sides = self._before, self._beside = before, beside
+
+    def identified(self, namespace: Namespace) -> None:
+        """Load from this namespace from now on."""
+        for side in self.sides:
+            side.identified(namespace)
+
+    def load(self, ranges: list[BlockRange]) -> None:
+        """Begin what loads beside the forward, and load the rest."""
+        self._beside.load([one for one in ranges if one.beside])
+        self._before.load([one for one in ranges if not one.beside])
+
+    def loaded(self) -> dict[str, Loaded]:
+        """Return the loads that have ended since the last call, by request."""
+        return self._before.loaded() | self._beside.loaded()
+
+    def failed(self) -> set[int]:
+        """Return the engine's blocks that were not loaded since the last call."""
+        return self._before.failed() | self._beside.failed()
+
+    def arrived(self) -> set[str]:
+        """Return the requests whose wait is over."""
+        return self._beside.arrived()
+
+    def spoiled(self, arrived: set[str]) -> set[str]:
+        """Return those of the requests that have arrived whose load has failed as a whole."""
+        return self._beside.spoiled(arrived)
+
+    def close(self) -> None:
+        """Finish the current load and stop."""
+        for side in self.sides:
+            side.close()

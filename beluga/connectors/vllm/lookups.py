@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from beluga.connectors.connection import Attachment, Connection
     from beluga.connectors.vllm.counters import ConnectorCounters
+    from beluga.connectors.vllm.steps import BlockRange
     from beluga.index import Pins
     from beluga.kvcache import Namespace
 
@@ -52,6 +53,8 @@ class Lookups:
         self.weights = ""
         self.era = WeightsEra(logger)  # it separates the blocks of updated weights
         self.adapters = Adapters(logger)
+        self.block_bytes = 0  # of a rank's part of a block, the largest
+        self._workers = 0
         self._bases: tuple[Namespace, ...] = ()  # without the weights
         self._meeting = threading.Lock()
         self._connection = connection
@@ -80,9 +83,17 @@ class Lookups:
             first = hashlib.blake2b(first, key=self.era.name, digest_size=16).digest()
         return int.from_bytes(first[:8], "little")
 
-    def meet(self, ranks: Sequence[Namespace]) -> None:
-        """Take the namespaces of all ranks, in their order and without the weights."""
+    @property
+    def worker_count(self) -> int:
+        """How many ranks load and save."""
+        return max(self._workers, len(self.ranks))
+
+    def meet(self, ranks: Sequence[Namespace], *, block_bytes: int = 0) -> None:
+        """Take the namespaces of all ranks, in their order and without the weights. The largest
+        part of a block has ``block_bytes``.
+        """
         with self._meeting:
+            self._workers, self.block_bytes = len(ranks), block_bytes
             self._bases = tuple(ranks)
             self._join()
 
@@ -243,6 +254,22 @@ class Lookups:
             attachment.client.report.saved(tokens, seconds)
 
         self._connection.attempt("counting", note)
+
+    def locate(self, ranges: Sequence[BlockRange], pins: Pins | None) -> None:
+        """Note where the blocks lie that are loaded, so that no rank looks them up again. They are
+        the leading ones of the pins.
+        """
+        if pins is None:
+            return
+        records = pins.records()
+        wanted = sum(len(one.block_ids) for one in ranges) * len(self.ranks)
+        if not 0 < wanted <= len(records):
+            return
+        place = 0
+        for one in ranges:
+            following = place + len(one.block_ids) * len(self.ranks)
+            one.records = records[place:following].tobytes()
+            place = following
 
     def release(self, pins: Pins | None) -> None:
         """Release the pins of :meth:`pin`."""

@@ -3,9 +3,9 @@
 """The scheduler's side: it decides what is loaded into which blocks, and which blocks are saved.
 
 *Loads.* A request is looked up when it is first considered, for blocks beyond those in the engine's
-own prefix cache. Its hits stay pinned until every rank has loaded them. At least one token is left
-to compute. A request with a failed load is not looked up again, because the same hit would fail
-again.
+own prefix cache. Its hits stay pinned until every rank has loaded them, and the orders say where
+they lie. A forward waits only for short loads (``pauses``). At least one token is left to compute.
+A request with a failed load is not looked up again, because the same hit would fail again.
 
 *Saves.* A step may compute on what a failed load leaves behind: a load of ours or of another
 connector (under ``MultiConnector``), on any rank, for any request that shares the blocks. vLLM
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from beluga.connectors.vllm.blocks import ExtraKeys, OneGroup
 from beluga.connectors.vllm.doubts import Doubts
 from beluga.connectors.vllm.onboarding import LookupWait, Worth
+from beluga.connectors.vllm.pauses import Pauses
 from beluga.connectors.vllm.steps import BlockRange, Loaded, Orders, add_loaded
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Tracked:
     local: int = -1  # blocks in the engine's own cache at the lookup; -1 without a lookup
     hits: int = 0  # further blocks in the pool
     pins: Pins | None = None
+    beside: bool = False  # they load beside forwards
     onboarding: LookupWait | None = None  # while blocks may come from below the pool
     failed: bool = False  # a load from the pool failed
     starting: bool = False  # it was asked for, and gets blocks next
@@ -113,7 +115,7 @@ class Schedule:
         names: BlockNames | None = None,
         blocks: Blocks | None = None,
     ) -> None:
-        self._asynchronous = settings.load == "async"
+        self._pauses = Pauses(settings.load, lambda: lookups.block_bytes)
         self._onboard_s = settings.onboard_ms / 1000
         self._worth = Worth(settings, block_size)
         self._loads_at_all, self._saves_at_all = settings.loads, settings.saves
@@ -157,8 +159,8 @@ class Schedule:
             return 0, False
         if tracked.local != local and not self._look_up(tracked, local):
             return None, False
-        tokens = tracked.hits * self._block_size
-        return tokens, self._asynchronous and tokens > 0
+        tracked.beside = tracked.hits > 0 and self._pauses.beside(tracked.hits)
+        return tracked.hits * self._block_size, tracked.beside
 
     def allocated(self, request: Any, block_ids: Any, tokens: int) -> None:
         """Note that the engine has blocks for a request and wants ``tokens`` from the pool in
@@ -169,12 +171,18 @@ class Schedule:
             tracked.start()
             self._blocks.drop(request)
         if tokens == 0:
-            if not tracked.loaded_ids or not self._asynchronous:
+            if not tracked.loaded_ids or not tracked.beside:
                 self._forget_lookup(tracked)
             return
         count = tokens // self._block_size
         first, last = tracked.local, tracked.local + count
         loads = self._blocks.loads(request, first, last, block_ids)
+        if count == tracked.hits or not self._blocks.whole:
+            self._lookups.locate(loads, tracked.pins)
+        for one in loads:
+            one.beside = tracked.beside
+        if not tracked.beside:
+            self._pauses.planned(count)
         self._loads += loads
         ids = frozenset(block for one in loads for block in one.block_ids)
         tracked.loaded, tracked.loaded_ids = range(first, last), ids
@@ -189,6 +197,7 @@ class Schedule:
         """Return the workers' orders for the next step. ``offers`` are states that it makes."""
         orders = Orders(self._loads, [], list(preempted), self._lookups.weights)
         self._loads = []
+        self._pauses.began()
         if not self._saves_at_all:
             return orders
         for one in self._ended:
@@ -217,7 +226,7 @@ class Schedule:
         """
         for name, part in report.loaded.items() if report else ():
             loaded = add_loaded(self._load_reports, name, part)
-            if loaded.ranks < len(self._lookups.ranks):
+            if loaded.ranks < self._lookups.worker_count:
                 continue
             del self._load_reports[name]
             tracked = self._requests.get(name)
@@ -225,6 +234,8 @@ class Schedule:
             count = loaded.blocks
             if self._blocks.whole:
                 count = self._loaded_whole(tracked, loaded)
+            else:
+                self._pauses.took(count, loaded.seconds)
             tokens = count * self._block_size
             self._counters.add(hit_tokens=tokens)
             self._lookups.saved(tokens, self._worth.compute_s(first, count))

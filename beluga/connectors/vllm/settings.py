@@ -9,7 +9,7 @@ import dataclasses
 from beluga.connectors.settings import PoolSettings
 from beluga.errors import ConnectorError
 
-LOADS = ("sync", "async")
+LOADS = ("auto", "sync", "async")
 ROLES = ("kv_both", "kv_producer", "kv_consumer")
 
 
@@ -18,7 +18,8 @@ class VllmSettings(PoolSettings):
     """The pool's settings, and those of vLLM's connector.
 
     ``load`` "sync" loads before the forward that needs the blocks, which gives the fastest first
-    token; "async" loads beside the forwards of other requests. ``save`` is false for an engine that
+    token; "async" loads beside the forwards of other requests; "auto" decides for each request, so
+    that no forward waits for more than a few milliseconds. ``save`` is false for an engine that
     only reads. ``save_queue`` is how many blocks may wait to be saved; more are skipped.
 
     ``prefill_b_ms`` and ``prefill_c_ms`` say how long a prefill takes for each token, and for each
@@ -26,7 +27,7 @@ class VllmSettings(PoolSettings):
     only if they come sooner than they are computed; without them, they always are.
     """
 
-    load: str = "sync"
+    load: str = "auto"
     save: bool = True
     save_queue: int = 4096
     kv_role: str = "kv_both"  # vLLM's own setting beside these, which the connector fills in
@@ -46,7 +47,9 @@ class VllmSettings(PoolSettings):
     def __post_init__(self) -> None:
         super(VllmSettings, self).__post_init__()
         if self.load not in LOADS:
-            raise ConnectorError(f"beluga's setting load is {self.load!r}; it must be sync, async")
+            raise ConnectorError(
+                f"beluga's setting load is {self.load!r}; it must be {', '.join(LOADS)}"
+            )
         if self.kv_role not in ROLES:
             raise ConnectorError(f"kv_role is {self.kv_role!r}; it must be {', '.join(ROLES)}")
         if self.save_queue <= 0:

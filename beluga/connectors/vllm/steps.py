@@ -12,7 +12,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from beluga.index import NAME
+from beluga.index import BLOCK_RECORD, NAME
 from beluga.kvcache import Namespace
 
 
@@ -26,11 +26,20 @@ class BlockRange:
     names: bytes = b""  # of a save: what the engine calls the blocks (vllm/names.py), or nothing
     group: int = 0  # whose layout the blocks have
     ticket: int = 0  # of a save whose blocks the scheduler's side has pinned, or 0
+    beside: bool = False  # of a load: no forward waits for it
+    records: bytes = b""  # of a load: where the blocks lie, all parts of each; or nothing
 
     def packed(self) -> NDArray[np.uint8]:
         """Return the digests in the shape that :func:`beluga.kvcache.fold` takes."""
         count = len(self.block_ids)
         return np.frombuffer(self.digests, dtype=np.uint8).reshape(count, -1)
+
+    def located(self, part: int) -> NDArray[np.void] | None:
+        """Return where one part of each block lies, if that is known."""
+        if not self.records:
+            return None
+        rows: NDArray[np.void] = np.frombuffer(self.records, dtype=BLOCK_RECORD)
+        return np.ascontiguousarray(rows.reshape(len(self.block_ids), -1)[:, part])
 
     def named(self, rank: int) -> NDArray[np.void] | None:
         """Return the names of a rank's part of the blocks, if they have names."""
@@ -61,12 +70,13 @@ class StoredCounts:
 
 @dataclasses.dataclass(slots=True)
 class Loaded:
-    """The end of a request's load: the ranks whose load has ended, and the leading blocks that each
-    of them has loaded.
+    """The end of a request's load: the ranks whose load has ended, the leading blocks that each of
+    them has loaded, and how long the slowest one took.
     """
 
     ranks: int
     blocks: int
+    seconds: float = dataclasses.field(default=0.0, compare=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,4 +120,5 @@ def add_loaded(loads: dict[str, Loaded], name: str, loaded: Loaded) -> Loaded:
     found = loads.setdefault(name, Loaded(0, loaded.blocks))
     found.ranks += loaded.ranks
     found.blocks = min(found.blocks, loaded.blocks)
+    found.seconds = max(found.seconds, loaded.seconds)
     return found

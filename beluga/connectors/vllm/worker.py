@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from beluga.connectors.connection import Connection
 from beluga.connectors.identity import with_weights
 from beluga.connectors.vllm.device import source_of
-from beluga.connectors.vllm.loads import AsyncLoads, Loads
+from beluga.connectors.vllm.loads import AsyncLoads, Loads, SplitLoads
 from beluga.connectors.vllm.saves import Saves
 from beluga.connectors.vllm.steps import StepReport
 
@@ -20,14 +20,18 @@ if TYPE_CHECKING:
     from beluga.connectors.vllm.counters import ConnectorCounters
     from beluga.connectors.vllm.layout import GroupLayout
     from beluga.connectors.vllm.settings import VllmSettings
+    from beluga.connectors.vllm.staging import BlockSource
     from beluga.connectors.vllm.steps import Orders
     from beluga.kvcache import Namespace
 
+LoadsKind = TypeVar("LoadsKind", bound=Loads)
+
 
 class RankWorker:
-    """The loads and saves of one rank, each over its own session, so that no load waits for a
-    save. ``more`` has the layouts of further groups of layers; with ``whole`` a request's load
-    fails as a whole.
+    """The loads and saves of one rank, each kind over its own session, so that no load waits for a
+    save, and no short load for a long one. ``part`` is the number of this rank's part of a block.
+    ``more`` has the layouts of further groups of layers; with ``whole`` a request's load fails as a
+    whole.
     """
 
     def __init__(  # noqa: PLR0913  the last three named
@@ -38,19 +42,31 @@ class RankWorker:
         counters: ConnectorCounters,
         logger: logging.Logger,
         *,
-        rank: int = 0,
+        part: int = 0,
         more: Sequence[GroupLayout] = (),
         whole: bool = False,
     ) -> None:
         self._namespace, self._weights = namespace, ""
-        asynchronous = settings.load == "async"
-        kind = AsyncLoads if asynchronous else Loads
-        self.load_connection = Connection(
-            settings, name="loads", engine="vllm", logger=logger, prefault=True
-        )
         layouts = (layout, *more)
-        load_source = source_of(*layouts, urgent=True, own_stream=asynchronous, logger=logger)
-        self.loads = kind(load_source, namespace, self.load_connection, counters, whole=whole)
+        self._connections: list[Connection] = []
+        self._sources: list[BlockSource] = []
+
+        def made(kind: type[LoadsKind], name: str) -> LoadsKind:
+            connection = Connection(
+                settings, name=name, engine="vllm", logger=logger, prefault=True
+            )
+            beside = issubclass(kind, AsyncLoads)
+            source = source_of(*layouts, urgent=True, own_stream=beside, logger=logger)
+            self._connections.append(connection)
+            self._sources.append(source)
+            return kind(source, namespace, connection, counters, part=part, whole=whole)
+
+        self.loads: Loads | SplitLoads
+        if settings.load == "auto":
+            self.loads = SplitLoads(made(Loads, "loads"), made(AsyncLoads, "loads-beside"))
+        else:
+            self.loads = made(AsyncLoads if settings.load == "async" else Loads, "loads")
+        self.load_connection = self._connections[0]
         self.save_connection = Connection(
             settings, name="saves", engine="vllm", logger=logger, prefault=settings.saves
         )
@@ -61,14 +77,15 @@ class RankWorker:
             self.save_connection,
             counters,
             room=settings.save_queue,
-            rank=rank,
+            rank=part,
         )
-        self._sources = (load_source, save_source)
+        self._connections.append(self.save_connection)
+        self._sources.append(save_source)
 
     def settle(self) -> None:
-        """Wait until both sessions are attached, or cannot be; see :meth:`Connection.settle`."""
-        self.load_connection.settle()
-        self.save_connection.settle()
+        """Wait until all sessions are attached, or cannot be; see :meth:`Connection.settle`."""
+        for connection in self._connections:
+            connection.settle()
 
     def load(self, orders: Orders) -> None:
         """Load before the forward, or beside it."""
@@ -87,7 +104,8 @@ class RankWorker:
         if weights and weights != self._weights:
             self._weights = weights
             namespace = with_weights(self._namespace, weights)
-            self.loads.namespace = self.saves.namespace = namespace
+            self.loads.identified(namespace)
+            self.saves.namespace = namespace
 
     def preempt(self, orders: Orders) -> None:
         """Cancel saves of preempted requests, before the engine overwrites their blocks."""
@@ -102,7 +120,7 @@ class RankWorker:
         """Finish what runs, and end the sessions."""
         self.loads.close()
         self.saves.close()
-        self.load_connection.close()
-        self.save_connection.close()
+        for connection in self._connections:
+            connection.close()
         for source in self._sources:
             source.close()

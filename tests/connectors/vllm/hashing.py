@@ -10,6 +10,7 @@ own tensors.
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 from typing import Any
@@ -29,7 +30,7 @@ class HashingConnector(BelugaConnector):
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         super().register_kv_caches(kv_caches)
         assert self._worker is not None
-        saves, loads = self._worker.saves, self._worker.loads
+        saves, loads = self._worker.saves, self._worker.loads.sides
         layouts = saves._source.layouts
         log = open(os.environ["BELUGA_TEST_HASHES"], "a", buffering=1)  # noqa: PTH123, SIM115
 
@@ -39,7 +40,7 @@ class HashingConnector(BelugaConnector):
                 digest.update(ctypes.string_at(address, size))
             return digest.hexdigest()
 
-        read, account, load = saves._source.read, saves._account, loads._load
+        read, account = saves._source.read, saves._account
         copied: list[str] = []
 
         def read_hashed(block_ids: Any, group: int = 0) -> Any:
@@ -53,8 +54,8 @@ class HashingConnector(BelugaConnector):
                     name = digests[32 * index : 32 * index + 32].hex()
                     log.write(f"save {name} {copied[index]}\n")
 
-        def load_hashed(one: Any) -> int:
-            hits = load(one)
+        def load_hashed(load: Any, one: Any) -> int:
+            hits: int = load(one)
             for index, block in enumerate(one.block_ids[:hits]):
                 name = one.digests[32 * index : 32 * index + 32].hex()
                 log.write(f"load {name} {hash_of(block, one.group)}\n")
@@ -62,4 +63,5 @@ class HashingConnector(BelugaConnector):
 
         saves._source.read = read_hashed  # type: ignore[method-assign]
         saves._account = account_hashed  # type: ignore[method-assign]
-        loads._load = load_hashed  # type: ignore[method-assign]
+        for side in loads:
+            side._load = functools.partial(load_hashed, side._load)  # type: ignore[method-assign]

@@ -98,7 +98,7 @@ def test_what_no_router_can_know_has_no_name() -> None:
 def test_a_rank_stores_its_part_under_the_names(
     pool: Pool, server: MetaServer, pool_name: str
 ) -> None:
-    side = Side(pool_name, rank=1)
+    side = Side(pool_name, part=1)
     side.attached()
     told = named(request("r", TOKENS), 0, 5)
     side.worker.save(Orders(saves=[BlockRange("r", digests(0, 5), [3, 4, 5, 6, 7], told)]))

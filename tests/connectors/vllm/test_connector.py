@@ -194,6 +194,25 @@ def test_one_engine_loads_what_another_has_saved(
     assert asked == ["amx", "amx"]
 
 
+@pytest.mark.parametrize("load", ["auto", "sync", "async"])
+def test_a_hit_costs_two_calls_of_the_server(
+    server: MetaServer, make: Callable[..., Engine], load: str
+) -> None:
+    """The scheduler's side looks up and releases; the worker asks nothing."""
+    make().run(request("a", TOKENS), 3, fill=7)
+    other, made = make(load=load), request("b", TOKENS)
+    before = server.stat().call_count
+    assert other.start(made, 8) == (5 * BLOCK_TOKENS, load == "async")
+    assert server.stat().call_count == before + 1
+    other.step(made)
+    if load == "async":
+        assert eventually(lambda: other.worker.get_finished(set()) == (None, {"b"}), LONG_S)
+    assert server.stat().call_count == before + 1
+    other.report()
+    assert server.stat().call_count == before + 2
+    assert (other.memory[:, 8:13] == 7).all()
+
+
 def test_the_first_prompt_after_a_start_finds_what_the_pool_has(
     server: MetaServer, make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,7 +458,7 @@ def test_after_the_end_nothing_is_asked_of_it(
 ) -> None:
     engine = make()
     engine.run(request("a", TOKENS), 0, fill=1)
-    assert server.stat().live_count == 3
+    assert server.stat().live_count == 4  # lookups, saves, and two for loads
     engine.close()
     assert server.stat().live_count == 0
     worker = engine.worker

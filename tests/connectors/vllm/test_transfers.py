@@ -35,13 +35,13 @@ LONG_S = 60.0
 class Side:
     """A worker over two layers of 64 blocks with 2 KiB per block."""
 
-    def __init__(self, pool_name: str, *, rank: int = 0, **changes: Any) -> None:
+    def __init__(self, pool_name: str, *, part: int = 0, **changes: Any) -> None:
         tensors, self.memory = layer_major(2, BLOCKS, 512)
         self.layout = GroupLayout(tensors, block_count=BLOCKS, page_sizes={})
         self.counters = ConnectorCounters()
         settings = VllmSettings(pool=pool_name, timeout_ms=300, retry_s=0.05, **changes)
         self.worker = RankWorker(
-            settings, self.layout, NAMESPACE, self.counters, logging.getLogger("test"), rank=rank
+            settings, self.layout, NAMESPACE, self.counters, logging.getLogger("test"), part=part
         )
 
     def fill(self, seed: int) -> None:
@@ -253,6 +253,67 @@ def test_loads_in_a_thread_arrive_later(side: Side, server: MetaServer, pool_nam
     other.worker.close()
 
 
+def ordered(side: Side, pool: Pool, name: str, ids: list[int], *, beside: bool) -> BlockRange:
+    """Return an order with the places of the blocks, which another session has pinned."""
+    order = blocks(name, ids)
+    with KVCache(pool, namespace=NAMESPACE) as finder:
+        order.records = finder.pin(list(order.packed())).records().tobytes()
+    order.beside = beside
+    return order
+
+
+class SlowSource(BlockSource):
+    """A source whose loads wait until they may go on."""
+
+    def __init__(self, *layouts: GroupLayout) -> None:
+        super().__init__(*layouts)
+        self.go = threading.Event()
+
+    def write(self, block_ids: Any, group: int = 0) -> Any:
+        assert self.go.wait(LONG_S)
+        return super().write(block_ids, group)
+
+
+def test_a_short_load_does_not_wait_for_a_long_one(side: Side, pool: Pool) -> None:
+    side.fill(5)
+    right = side.memory[:, [0, 1, 2]].copy()
+    side.worker.save(Orders(saves=[blocks("r", [0, 1, 2])]))
+    side.saved("r")
+    slow = SlowSource(side.layout)
+    side.worker.loads.sides[1]._source = slow
+    long = ordered(side, pool, "long", [10, 11, 12], beside=True)
+    short = ordered(side, pool, "short", [20, 21, 22], beside=False)
+    side.worker.load(Orders(loads=[long, short]))
+    assert (side.memory[:, [20, 21, 22]] == right).all()
+    assert side.worker.loads.arrived() == set()
+    assert side.worker.report().loaded == {"short": Loaded(1, 3)}
+    slow.go.set()
+    wait_until(lambda: side.worker.loads.arrived() == {"long"})
+    assert (side.memory[:, [10, 11, 12]] == right).all()
+    assert side.worker.report().loaded == {"long": Loaded(1, 3)}
+    assert side.worker.loads.failed() == set()
+    counted = side.counters.take()
+    assert (counted["loads"], counted["loads_beside"]) == (2, 1)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_what_left_the_pool_meanwhile_fails_and_the_rest_is_loaded(
+    side: Side, pool: Pool, server: MetaServer, beside: bool
+) -> None:
+    side.fill(6)
+    side.worker.save(Orders(saves=[blocks("r", [0, 1, 2, 3])]))
+    side.saved("r")
+    order = ordered(side, pool, "s", [10, 11, 12, 13], beside=beside)
+    with KVCache(pool, namespace=NAMESPACE) as other:
+        other.remove([bytes([2]) * 32])
+    side.worker.load(Orders(loads=[order]))
+    loaded: dict[str, Loaded] = {}
+    wait_until(lambda: (loaded.update(side.worker.report().loaded), loaded)[1])
+    assert loaded == {"s": Loaded(1, 2)}
+    assert side.worker.loads.failed() == {12, 13}
+    assert np.array_equal(side.memory[:, [0, 1]], side.memory[:, [10, 11]])
+
+
 def test_another_namespace_sees_nothing(side: Side, server: MetaServer, pool: Pool) -> None:
     side.worker.save(Orders(saves=[blocks("r", [0, 1])]))
     side.saved("r")
@@ -269,7 +330,8 @@ def test_figures_are_the_process_s_sums(side: Side) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"), [({"load": "lazy"}, "sync, async"), ({"save_queue": 0}, "greater than 0")]
+    ("given", "said"),
+    [({"load": "lazy"}, "auto, sync, async"), ({"save_queue": 0}, "greater than 0")],
 )
 def test_settings_are_checked(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConnectorError, match=said):

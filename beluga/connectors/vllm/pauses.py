@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Which loads the engine waits for: short ones, before a forward. Longer ones run beside forwards.
+
+A load before the forward gives the fastest first token, but meanwhile nobody computes. With the
+setting ``load`` "auto" all loads of a step together may take so little time that nobody notices,
+estimated by their bytes and the speed of earlier loads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from beluga.tiers import MeasuredBandwidth
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LIMIT_S = 0.004  # of the loads before one forward
+_ASSUMED_BYTES_PER_S = 8e9  # before the first load
+_TELLING_BYTES = 4 << 20  # a smaller load is mostly calls and waits, and shows no speed
+
+
+class Pauses:
+    """Decides for each load. ``load`` is the setting, ``block_bytes()`` the bytes of a block on the
+    rank that has the most.
+    """
+
+    def __init__(self, load: str, block_bytes: Callable[[], int]) -> None:
+        self._load, self._block_bytes = load, block_bytes
+        self._speed = MeasuredBandwidth(_ASSUMED_BYTES_PER_S)
+        self._planned_s = 0.0  # before the next forward
+
+    def beside(self, blocks: int) -> bool:
+        """Return whether a load of so many blocks runs beside the forwards."""
+        if self._load != "auto":
+            return self._load == "async"
+        return self._planned_s + self._takes_s(blocks) > LIMIT_S
+
+    def planned(self, blocks: int) -> None:
+        """Note that the next forward waits for a load."""
+        self._planned_s += self._takes_s(blocks)
+
+    def began(self) -> None:
+        """Note that the workers have their orders for the next forward."""
+        self._planned_s = 0.0
+
+    def took(self, blocks: int, seconds: float) -> None:
+        """Note that so many blocks were loaded in so many seconds, on the slowest rank."""
+        size = blocks * self._block_bytes()
+        if size >= _TELLING_BYTES:
+            self._speed.note(size, seconds)
+
+    def _takes_s(self, blocks: int) -> float:
+        return blocks * self._block_bytes() / self._speed.bytes_per_s

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""``load: auto``: no forward waits for more than a few milliseconds of loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from vllm_parts import BLOCK_TOKENS, request
+
+from beluga import KVCache, MetaServer
+from beluga.connectors.vllm.pauses import LIMIT_S, Pauses
+from beluga.connectors.vllm.steps import Loaded, StepReport
+from tests.connectors.vllm.test_schedule import RANKS, TOKENS, Engine, pinned, store
+
+MIB = 1 << 20
+
+
+def pauses(load: str = "auto", size: int = MIB) -> Pauses:
+    return Pauses(load, lambda: size)
+
+
+@pytest.mark.parametrize(("load", "beside"), [("sync", False), ("async", True)])
+def test_the_other_settings_decide_for_every_load(load: str, beside: bool) -> None:
+    for blocks in (1, 1000):
+        assert pauses(load).beside(blocks) is beside
+
+
+def test_a_load_is_beside_if_its_bytes_take_too_long() -> None:
+    rule = pauses()
+    at_once = int(8e9 * LIMIT_S) // MIB  # at the speed that is assumed
+    assert not rule.beside(at_once)
+    assert rule.beside(at_once + 1)
+    assert not pauses(size=MIB // 4).beside(4 * at_once)
+
+
+def test_the_speed_is_that_of_earlier_loads() -> None:
+    rule = pauses()
+    rule.took(64, 64 * MIB / 1e9)  # slow memory
+    assert not rule.beside(3)
+    assert rule.beside(4)
+    for _ in range(100):
+        rule.took(64, 64 * MIB / 32e9)
+    assert not rule.beside(100)
+
+
+def test_small_loads_show_no_speed() -> None:
+    """They take as long as a call, or as a thread that the machine lets wait."""
+    rule = pauses(size=4096)
+    rule.took(8, 0.5)
+    assert not rule.beside(1000)
+
+
+def test_the_loads_of_one_forward_have_one_limit() -> None:
+    rule = pauses()
+    half = int(8e9 * LIMIT_S) // MIB // 2 + 1
+    assert not rule.beside(half)
+    rule.planned(half)
+    assert rule.beside(half)
+    rule.began()
+    assert not rule.beside(half)
+
+
+@pytest.fixture
+def engine(server: MetaServer, pool_name: str) -> Iterator[Engine]:
+    engine = Engine(pool_name)  # with the default settings
+    engine.lookups.block_bytes = 8 * MIB
+    assert engine.connection.wait(60)
+    yield engine
+    engine.connection.close()
+
+
+@pytest.fixture
+def caches(server: MetaServer, engine: Engine, pool: Any) -> Iterator[list[KVCache]]:
+    made = [KVCache(pool, namespace=rank) for rank in RANKS]
+    yield made
+    for cache in made:
+        cache.close()
+
+
+def prompts(caches: list[KVCache], *counts: int) -> list[Any]:
+    """Return requests that have so many blocks in the pool."""
+    made = []
+    for number, count in enumerate(counts):
+        one = request(f"r{number}", [number * 1000 + token for token in TOKENS])
+        store(caches, one, count, count)
+        made.append(one)
+    return made
+
+
+def test_each_request_is_loaded_in_its_own_way(engine: Engine, caches: list[KVCache]) -> None:
+    short, long, late = prompts(caches, 2, 5, 1)
+    for one in (short, long, late):
+        engine.start(one)
+    orders = engine.schedule.orders({}, [])
+    assert [(one.request, one.beside) for one in orders.loads] == [
+        ("r0", False),
+        ("r1", True),
+        ("r2", False),
+    ]
+
+
+def test_many_short_loads_do_not_add_up_to_a_long_pause(
+    engine: Engine, caches: list[KVCache]
+) -> None:
+    made = prompts(caches, 2, 2, 2)
+    for one in made:
+        engine.start(one)
+    assert [one.beside for one in engine.schedule.orders({}, []).loads] == [False, True, True]
+
+
+def test_what_loads_beside_a_step_shows_the_speed_for_later_ones(
+    engine: Engine, caches: list[KVCache]
+) -> None:
+    first, second = prompts(caches, 5, 5)
+    assert engine.schedule.matched_tokens(first, 0) == (5 * BLOCK_TOKENS, True)
+    engine.schedule.allocated(first, list(range(10)), 5 * BLOCK_TOKENS)
+    report = StepReport({"r0": Loaded(1, 5, 0.0001)})
+    report.add(StepReport({"r0": Loaded(1, 5, 0.001)}))  # the slowest rank counts
+    engine.schedule.reported(report, set())
+    assert pinned(caches) == 0
+    assert engine.schedule.matched_tokens(second, 0) == (5 * BLOCK_TOKENS, False)
+
+
+@pytest.mark.parametrize("end", ["abort", "preempt"])
+def test_a_request_that_ends_while_it_loads_beside_a_step_lets_go(
+    engine: Engine, caches: list[KVCache], end: str
+) -> None:
+    (made,) = prompts(caches, 5)
+    assert engine.start(made) == 5 * BLOCK_TOKENS
+    assert engine.schedule.orders({}, []).loads[0].beside
+    if end == "abort":
+        assert not engine.schedule.finished(made, engine.blocks["r0"])
+        assert pinned(caches) == 0
+        engine.loaded("r0")  # the ranks report it all the same
+        assert not engine.schedule.pending
+        return
+    made.num_computed_tokens = 0
+    engine.schedule.orders({}, ["r0"])
+    engine.lookups.block_bytes = MIB  # the next load is short
+    assert engine.schedule.matched_tokens(made, 0) == (5 * BLOCK_TOKENS, False)
+    engine.schedule.allocated(made, engine.blocks["r0"], 5 * BLOCK_TOKENS)
+    assert [one.beside for one in engine.schedule.orders({}, []).loads] == [False]
+
+
+def test_orders_say_where_each_rank_s_part_of_a_block_lies(
+    engine: Engine, caches: list[KVCache]
+) -> None:
+    (made,) = prompts(caches, 5)
+    tokens, _ = engine.schedule.matched_tokens(made, BLOCK_TOKENS)
+    engine.schedule.allocated(made, list(range(10)), 3 * BLOCK_TOKENS)  # vLLM wants fewer
+    assert tokens == 4 * BLOCK_TOKENS
+    (load,) = engine.schedule.orders({}, []).loads
+    for part, cache in enumerate(caches):
+        found = cache.pin(made.block_hashes[1:4])
+        records = load.located(part)
+        assert records is not None
+        assert (records == found.records()).all()
+        cache.release(found)
+
+
+def test_an_order_without_pins_says_nothing_of_places(
+    engine: Engine, caches: list[KVCache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (made,) = prompts(caches, 3)
+    engine.schedule.matched_tokens(made, 0)
+    engine.schedule._unpin(engine.schedule._requests["r0"])
+    engine.schedule.allocated(made, list(range(10)), 3 * BLOCK_TOKENS)
+    assert engine.schedule.orders({}, []).loads[0].located(0) is None
