@@ -179,6 +179,7 @@ class Registry:
     """Metrics by name. Asking twice for a name returns the same metric."""
 
     _metrics: dict[str, Metric] = field(default_factory=dict)
+    _included: dict[str, Mapping[str, Sample]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def counter(self, name: str, text: str) -> Counter:
@@ -193,11 +194,21 @@ class Registry:
         """Return the histogram of this name. Raises ValueError if the name is of another kind."""
         return self._get(name, Histogram, lambda: Histogram(name, text, bounds))
 
+    def include(self, source: str, samples: Mapping[str, Sample]) -> None:
+        """Add the series of another process to each snapshot, until the next ones of ``source``."""
+        with self._lock:
+            self._included[source] = samples
+
     def snapshot(self) -> dict[str, Sample]:
         """Return the state of all metrics by name."""
         with self._lock:
-            metrics = dict(self._metrics)
-        return {name: metric.sample() for name, metric in sorted(metrics.items())}
+            metrics, included = dict(self._metrics), list(self._included.values())
+        found = {name: metric.sample() for name, metric in metrics.items()}
+        for samples in included:
+            for name, sample in samples.items():
+                own = found.setdefault(name, Sample(sample.kind, sample.help, {}))
+                own.series.update(sample.series)
+        return dict(sorted(found.items()))
 
     def _get(self, name: str, kind: type[_M], make: Callable[[], _M]) -> _M:
         with self._lock:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from beluga.kvbm import BlockPool, Key, MutableBlock, RegisteredBlock
 from beluga.metrics import Registry
-from beluga.tiers import BlockPool, Key, MutableBlock, RegisteredBlock
 
 from .options import Options
 from .row import Recorder, Row, percentiles

@@ -3,8 +3,9 @@
 """``scripts/demo-gpu``: two workers with GPU memory, one pool, and a router that knows no caches.
 
 A conversation goes to the worker with the fewest outstanding tokens, whichever worker served its
-last turn. The CUDA kernels bring its blocks out of the pool into GPU memory, and every byte is
-checked. Without a GPU the kernels compiled for this CPU do it, and the output says so.
+last turn. Each worker has GPU memory for some blocks, which its block manager offloads to the pool
+and onboards from there. The CUDA kernels move the blocks, and every byte is checked. Without a GPU
+the kernels compiled for this CPU do it, and the output says so.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Report:
     """The result of the demo.
 
     ``crossed`` counts the blocks that came from the pool where the other worker had put them;
-    ``requests`` counts by worker.
+    ``requests`` counts by worker. ``engine_blocks`` is the size of a worker's GPU memory, where
+    ``blocks_in_engines`` were found and from which ``blocks_evicted`` made room for others.
     """
 
     gpu: bool
@@ -51,10 +53,13 @@ class Report:
     why_no_gpu: str
     policy: str
     requests: list[int]
+    engine_blocks: int
+    blocks_in_engines: int
     blocks_from_pool: int
     crossed: int
     blocks_looked_up: int
     blocks_stored: int
+    blocks_evicted: int
     bytes_from_pool: int
     bytes_bounced: int
     kernel_launches: int
@@ -62,13 +67,20 @@ class Report:
     seconds: float
 
 
-def run(shape: Conversations) -> Report:
-    """Run the demo in a pool of its own, which is removed afterwards.
+def run(shape: Conversations, engine_blocks: int | None = None) -> Report:
+    """Run the demo in a pool of its own, which is removed afterwards. ``engine_blocks`` is the size
+    of each worker's GPU memory, by default that of the longest request.
 
-    Raises BelugaError if a worker fails or dies.
+    Raises BelugaError if that does not hold the longest request, or a worker fails or dies.
     """
     requests = make_workload(shape)
-    capacity = max(len(request.hash_ids) for request in requests)
+    longest = max(len(request.hash_ids) for request in requests)
+    capacity = longest if engine_blocks is None else engine_blocks
+    if capacity < longest:
+        raise ReplayError(
+            f"an engine of {capacity} blocks is too small for a request of {longest}; give "
+            f"--engine-blocks {longest} or more"
+        )
     memory = Path("/dev/shm")  # noqa: S108  a fresh directory of mode 0700
     fits = memory.is_dir() and room(memory).size >= len(_DEVICES) * _DEVICE_SIZE
     with ExitStack() as stack:
@@ -90,11 +102,14 @@ def run(shape: Conversations) -> Report:
         why_no_gpu=closings[0].reason,
         policy=POLICY,
         requests=counts.requests,
-        blocks_from_pool=counts.hits,
+        engine_blocks=capacity,
+        blocks_in_engines=counts.device_hits,
+        blocks_from_pool=counts.onboarded,
         crossed=counts.crossed,
         blocks_looked_up=counts.looked_up,
         blocks_stored=len(counts.stored_by),
-        bytes_from_pool=counts.hits * BLOCK_SIZE,
+        blocks_evicted=sum(closing.evicted_blocks for closing in closings),
+        bytes_from_pool=counts.onboarded * BLOCK_SIZE,
         bytes_bounced=sum(closing.bounced_bytes for closing in closings),
         kernel_launches=sum(closing.launches for closing in closings),
         wrong_blocks=counts.wrong,
@@ -107,16 +122,16 @@ class _Counts:
 
     def __init__(self) -> None:
         self.requests = [0] * _WORKERS
-        self.hits = self.crossed = self.looked_up = self.wrong = 0
+        self.device_hits = self.onboarded = self.crossed = self.looked_up = self.wrong = 0
         self.stored_by: dict[int, int] = {}
 
-    def add(self, worker: int, request: TraceRequest, served: Served) -> None:
+    def add(self, worker: int, served: Served) -> None:
         self.requests[worker] += 1
-        self.hits += served.hits
+        self.device_hits += served.device_hits
+        self.onboarded += len(served.onboarded)
         self.looked_up += served.looked_up
         self.wrong += served.wrong
-        ids = request.hash_ids[: served.hits]
-        self.crossed += sum(self.stored_by.get(one, worker) != worker for one in ids)
+        self.crossed += sum(self.stored_by.get(one, worker) != worker for one in served.onboarded)
         self.stored_by.update(dict.fromkeys(served.stored, worker))
 
 
@@ -144,7 +159,7 @@ def _serve(requests: list[TraceRequest], clients: list[Connection]) -> _Counts:
             router.tracker.prefill_done(number)
             router.tracker.free(number)
             assert isinstance(served, Served)  # noqa: S101  one answer for each list of ids
-            counts.add(index, requests[number], served)
+            counts.add(index, served)
 
 
 def _start(stack: ExitStack, devices: list[str], capacity: int) -> Connection:
@@ -196,11 +211,13 @@ def _facts(report: Report) -> dict[str, object]:
         "blocks are copied by": report.copied_by,
         "routing policy": f"{report.policy} (knows nothing of caches)",
         "requests, by worker": " + ".join(map(str, report.requests)),
-        "blocks from pool to GPU memory": (
-            f"{report.blocks_from_pool:,} of {report.blocks_looked_up:,} looked up"
-        ),
+        "blocks of an engine's GPU memory": f"{report.engine_blocks:,}",
+        "blocks looked up": f"{report.blocks_looked_up:,}",
+        "found in the engine's own memory": f"{report.blocks_in_engines:,}",
+        "onboarded from the pool": f"{report.blocks_from_pool:,}",
         "of them put there by the other worker": f"{report.crossed:,}",
-        "blocks from GPU memory to pool": f"{report.blocks_stored:,}",
+        "offloaded to the pool": f"{report.blocks_stored:,}",
+        "evicted from GPU memory": f"{report.blocks_evicted:,}",
         "kernel launches": f"{report.kernel_launches:,}",
         "wrong blocks": report.wrong_blocks,
         "seconds": report.seconds,
@@ -212,13 +229,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="demo-gpu", description=__doc__)
     parser.add_argument("--conversations", type=int, default=16, metavar="N")
     parser.add_argument("--turns", type=int, default=6, metavar="N")
+    parser.add_argument(
+        "--engine-blocks",
+        type=int,
+        metavar="N",
+        help="blocks of each worker's GPU memory; by default those of the longest request",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     given = parser.parse_args()
     if min(given.conversations, given.turns) < 1 or given.conversations * given.turns > 200:
         parser.error("give 1 to 200 turns in all")
     os.chdir("/")  # a spawned Python imports the standard library from the current folder first
     try:
-        report = run(Conversations(conversation_count=given.conversations, turn_count=given.turns))
+        shape = Conversations(conversation_count=given.conversations, turn_count=given.turns)
+        report = run(shape, given.engine_blocks)
     except BelugaError as error:
         sys.exit(f"demo-gpu: {error}")
     if given.json:

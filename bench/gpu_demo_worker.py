@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A worker of ``scripts/demo-gpu``: an engine's paged memory on a GPU, filled from the pool.
+"""A worker of ``scripts/demo-gpu``: an engine's paged memory on a GPU, which a block manager fills
+from the pool and offloads to it.
 
 In place of computed data the worker writes bytes that follow from a block's id, so that each byte
 that comes out of the pool can be checked. Without a GPU, the kernels compiled for this CPU move the
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -18,11 +20,13 @@ import numpy.typing as npt
 
 from beluga.errors import BelugaError, EngineUnavailableError
 from beluga.index import BlockState
-from beluga.kvcache import KVCache, Run
+from beluga.kvbm import BlockManager, BlockPool, CacheTier
+from beluga.kvcache import KVCache, PutResult, Run
+from beluga.metrics import REGISTRY
 from beluga.pool import Pool
 from beluga.replay.contents import Contents, digests
 from beluga.rpc import Client
-from beluga.transfer import CudaDriver, CudaEngine, CupyDriver, HostDriver
+from beluga.transfer import BlockLayout, CudaDriver, CudaEngine, CupyDriver, HostDriver, View
 
 FRAGMENTS, FRAGMENT_SIZE = 32, 4096  # of a block: K and V of sixteen layers
 BLOCK_SIZE = FRAGMENTS * FRAGMENT_SIZE
@@ -37,11 +41,12 @@ Ids = npt.NDArray[np.uint64]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Served:
-    """One request: counts of blocks; ``stored`` are ids."""
+    """One request: counts of blocks, and the ids of those that moved."""
 
     looked_up: int
-    hits: int
-    wrong: int  # of the hits
+    device_hits: int
+    onboarded: list[int]
+    wrong: int  # of the hits and the onboarded
     stored: list[int]
 
 
@@ -55,6 +60,7 @@ class Closing:
     launches: int
     moved_bytes: int  # by kernels and copy engines, between GPU memory and the pool
     bounced_bytes: int  # by way of this process's memory
+    evicted_blocks: int  # from GPU memory
 
 
 def work(connection: Connection, devices: list[str], capacity: int) -> None:
@@ -86,6 +92,7 @@ def work(connection: Connection, devices: list[str], capacity: int) -> None:
                         stat.launch_count,
                         moved,
                         stat.bounced_bytes,
+                        worker.evicted_count(),
                     )
                 )
     except (BelugaError, OSError) as error:
@@ -99,6 +106,20 @@ def _driver() -> tuple[CudaDriver, str]:
         return HostDriver(), str(error)
 
 
+class _RecordedCache:
+    """A cache that records the digests of the blocks that it stored."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self.stored: list[bytes] = []
+        self.get = cache.get
+        self._cache = cache
+
+    def put(self, digests: list[bytes], sources: Run) -> PutResult:
+        result = self._cache.put(digests, sources)
+        self.stored += itertools.compress(digests, result.states == _GRANTED)
+        return result
+
+
 class _Worker:
     """The memory for ``capacity`` blocks: a tensor for each fragment, with a page for each
     block.
@@ -108,51 +129,72 @@ class _Worker:
         self, client: Client, engine: CudaEngine, driver: CudaDriver, capacity: int
     ) -> None:
         self._driver, self._engine = driver, engine
-        self._cache = KVCache(client, namespace=_NAMESPACE, engine=engine)
-        self._capacity = capacity
+        self._cache = _RecordedCache(KVCache(client, namespace=_NAMESPACE, engine=engine))
         self._contents = Contents(BLOCK_SIZE)
         self._size = capacity * BLOCK_SIZE
         self._memory = driver.allocate(self._size)
         self._pinned = driver.pin(self._size)
+        self._pinned.array[:] = 0
         self._pages = self._pinned.array[: self._size].reshape(FRAGMENTS, capacity, FRAGMENT_SIZE)
         self._stream, self._event = driver.make_stream(urgent=True), driver.make_event()
-        self._random = np.random.default_rng(1)
+        self._copy(to_gpu=True)
+        tensors = [
+            View.foreign(
+                self._memory + place * capacity * FRAGMENT_SIZE,
+                capacity * FRAGMENT_SIZE,
+                shape=(capacity, FRAGMENT_SIZE),
+                dtype="U8",
+            )
+            for place in range(FRAGMENTS)
+        ]
+        below = CacheTier(self._cache, self._cache, BlockLayout(tensors, ("block", "dim")))
+        self._device = BlockPool("device", capacity)
+        self._manager = BlockManager(self._device, below, threads=False)
+        self._count = 0
 
     def serve(self, ids: Ids) -> Served:
-        """Fetch the leading blocks that the pool has, check them, and store the others."""
-        keys, count = digests(ids), len(ids)
-        pages = self._random.permutation(self._capacity)[:count]
-        self._pages[:] = 0
-        self._copy(to_gpu=True)
-        hits = self._cache.get(keys, self._run(pages)).hits
+        """Onboard the leading blocks that the pool has, check them, and compute the others."""
+        keys, self._count = [row.tobytes() for row in digests(ids)], self._count + 1
+        matched = self._device.match(keys, self._count)
+        onboard = self._manager.onboard(keys, self._count)
+        self._manager.flush()
+        pages = [block.index for block in onboard.result()]
+        hits, device_hits = len(pages), len(matched)
         self._copy(to_gpu=False)
-        found = self._pages[:, pages[:hits]].transpose(1, 0, 2).reshape(hits, BLOCK_SIZE)
+        found = self._pages[:, pages].transpose(1, 0, 2).reshape(hits, BLOCK_SIZE)
         wrong = self._contents.wrong_count(ids[:hits], found.view(np.uint64))
-        stored: list[int] = []
-        if hits < count:
-            rest = np.empty((count - hits, BLOCK_SIZE // 8), np.uint64)
+        room = self._device.reserve(self._count, len(keys) - hits).result()
+        if room:
+            rest = np.empty((len(room), BLOCK_SIZE // 8), np.uint64)
             self._contents.fill(ids[hits:], rest)
-            shape = (count - hits, FRAGMENTS, FRAGMENT_SIZE)
-            self._pages[:, pages[hits:]] = rest.view(np.uint8).reshape(shape).transpose(1, 0, 2)
+            shape = (len(room), FRAGMENTS, FRAGMENT_SIZE)
+            computed = rest.view(np.uint8).reshape(shape).transpose(1, 0, 2)
+            self._pages[:, [block.index for block in room]] = computed
             self._copy(to_gpu=True)
-            result = self._cache.put(keys[hits:], self._run(pages[hits:]))
-            stored = ids[hits:][result.states == _GRANTED].tolist()
-        return Served(count, hits, wrong, stored)
+            for place, block in enumerate(room, hits):
+                block.fill(self._device.block_size)
+                block.commit(keys[place], parent=keys[place - 1] if place else None)
+            self._device.register(room)
+        del matched, onboard, room
+        self._manager.release(self._count)
+        self._manager.flush()
+        names = dict(zip(keys, ids.tolist(), strict=True))
+        stored = [names[digest] for digest in self._cache.stored]
+        self._cache.stored.clear()
+        return Served(len(keys), device_hits, ids[device_hits:hits].tolist(), wrong, stored)
+
+    def evicted_count(self) -> int:
+        """Return how many blocks made room for others in GPU memory."""
+        counter = REGISTRY.counter("beluga_kvbm_evicted_blocks_total", "")
+        return int(counter.value(tier=self._device.name))
 
     def close(self) -> None:
+        self._manager.close()
         self._driver.free_event(self._event)
         self._driver.end_stream(self._stream)
         del self._pages
         self._driver.unpin(self._pinned)
         self._driver.free(self._memory)
-
-    def _run(self, pages: npt.NDArray[np.int64]) -> Run:
-        """Return the blocks on these pages, by their GPU addresses."""
-        fragments = np.empty((len(pages), FRAGMENTS, 2), np.uint64)
-        at = np.arange(FRAGMENTS)[None, :] * self._capacity + pages[:, None]
-        fragments[:, :, 0] = self._memory + at * FRAGMENT_SIZE
-        fragments[:, :, 1] = FRAGMENT_SIZE
-        return Run(len(pages), BLOCK_SIZE, FRAGMENTS, fragments.reshape(-1, 2))
 
     def _copy(self, *, to_gpu: bool) -> None:
         """Copy all pages between GPU memory and this process's."""

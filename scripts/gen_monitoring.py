@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from beluga import tiers  # noqa: E402, F401  its metrics are in the registry
 from beluga.exporter import METRICS, TIER_PREFIXES  # noqa: E402
+from beluga.kvbm.metrics import METRICS as ENGINE_METRICS  # noqa: E402
 from beluga.metrics import REGISTRY  # noqa: E402
 from beluga.tiers import disk, remote  # noqa: E402, F401
 
@@ -241,6 +242,45 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
     ),
+    "Engines' memory (replay)": (
+        Panel(
+            "Blocks that moved",
+            "ops",
+            _rates("kind", "beluga_kvbm_moved_blocks_total"),
+        ),
+        Panel(
+            "Blocks found, evicted and dropped",
+            "ops",
+            (
+                (f"sum(rate(beluga_kvbm_hit_blocks_total{_RATE}))", "found"),
+                (f"sum(rate(beluga_kvbm_evicted_blocks_total{_RATE}))", "evicted"),
+                (f"sum(rate(beluga_kvbm_ghost_hits_total{_RATE}))", "missed soon after"),
+                (f"sum by (reason) (rate(beluga_kvbm_dropped_blocks_total{_RATE}))", "{{reason}}"),
+            ),
+        ),
+        Panel(
+            "Usage and the threshold of offload",
+            "percentunit",
+            (
+                ("beluga_kvbm_usage_ratio", "engine {{engine}}"),
+                ("max(beluga_kvbm_watermark_ratio)", "threshold"),
+            ),
+        ),
+        Panel(
+            "Heat of what is asked for, and the threshold of prefetch",
+            "percentunit",
+            (
+                *_quantiles("beluga_kvbm_heat_ratio"),
+                ("max(beluga_kvbm_prefetch_heat_ratio)", "threshold"),
+            ),
+        ),
+        Panel("Time of an allocation", "s", _quantiles("beluga_kvbm_allocation_seconds")),
+        Panel(
+            "Targets missed",
+            "none",
+            (("sum by (target) (beluga_kvbm_target_missed)", "{{target}}"),),
+        ),
+    ),
 }
 
 
@@ -441,6 +481,16 @@ ALERTS = (
         "The tier {{ $labels.tier }} fails, and is not used",
         "The server's log has its error; the pool works without it. The breaker closes by itself.",
     ),
+    Alert(
+        "BelugaEngineMissesTarget",
+        "beluga_kvbm_target_missed == 1",
+        5,
+        "warning",
+        "Engine {{ $labels.engine }} misses its target {{ $labels.target }}",
+        "available_share_min, inflight_share_max: requests hold nearly all of its memory; give it "
+        "more (`--engine-blocks`). allocation_s_max: requests wait for room, as when the pool is "
+        "slower than what must be offloaded. release_s_max: the engine's host is overloaded.",
+    ),
 )
 
 
@@ -539,18 +589,29 @@ def tables() -> dict[str, list[str]]:
         f"| {metric.help} |"
         for name, metric in METRICS.items()
     ]
-    lower = ["| metric | kind | meaning |", "| --- | --- | --- |"]
-    lower += [
-        f"| `{name}` | {sample.kind} | {sample.help} |"
+    lower = [
+        (name, sample.kind, sample.help)
         for name, sample in REGISTRY.snapshot().items()
         if name.startswith(TIER_PREFIXES)
     ]
+    engines = [(f"beluga_kvbm_{name}", *declared) for name, declared in ENGINE_METRICS.items()]
     rules = ["| alert | when | what to do |", "| --- | --- | --- |"]
     for alert in ALERTS:
         held = f", for {alert.minutes} min" if alert.minutes else ""
         when = alert.expr.replace("|", "\\|")
         rules.append(f"| `{alert.name}` ({alert.severity}) | `{when}`{held} | {alert.runbook} |")
-    return {"metrics": metrics, "tiers": lower, "alerts": rules}
+    return {
+        "metrics": metrics,
+        "tiers": _named(lower),
+        "engines": _named(engines),
+        "alerts": rules,
+    }
+
+
+def _named(found: list[tuple[str, str, str]]) -> list[str]:
+    """Return a table of names, kinds and meanings."""
+    rows = (f"| `{name}` | {kind} | {text} |" for name, kind, text in found)
+    return ["| metric | kind | meaning |", "| --- | --- | --- |", *rows]
 
 
 def page() -> str:

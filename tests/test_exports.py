@@ -48,6 +48,10 @@ EXPORTS: dict[str, str] = {
         "CapturedTransfer CudaEngine CudaStat CupyDriver Driver DriverError HostDriver why_no_cupy"
     ),
     "beluga.tiers.disk": "DiskTier SpreadTier adopt_disk",
+    "beluga.kvbm": (
+        "BlockManager BlockPhase BlockPool CacheTier Key MissedTarget MutableBlock "
+        "OFFLOAD_POLICIES RegisteredBlock SharedTier Targets WeakBlock"
+    ),
     "beluga.listening": (
         "KnownHosts PATIENCE_S Place Places Token from_other_site is_loopback plain_path read_tls "
         "read_token shown_url"

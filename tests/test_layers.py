@@ -25,6 +25,7 @@ LAYERS = (
     ("transfer",),
     ("tiers",),
     ("kvcache",),
+    ("kvbm",),
     ("exporter",),
     ("live",),
     ("admin",),

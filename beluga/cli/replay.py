@@ -14,7 +14,7 @@ import typer
 
 from beluga.admin import read_address
 from beluga.cli.legend import Legend, explains
-from beluga.cli.options import AdminAddress, Json, as_bad_value, size
+from beluga.cli.options import AdminAddress, Json, among, as_bad_value, one_of, size
 from beluga.cli.output import print_facts, print_json, progress, say
 from beluga.cli.tiers import (
     AdmissionName,
@@ -26,6 +26,7 @@ from beluga.cli.tiers import (
 )
 from beluga.cli.trace_options import RATE, BlockTokens, Format, Rate, Read, TimeUnit, named
 from beluga.errors import ReplayError, TierError
+from beluga.kvbm import OFFLOAD_POLICIES
 from beluga.pool import show_size
 from beluga.replay import ReplayOptions, Result, TraceRequest
 from beluga.replay import replay as run_replay
@@ -35,6 +36,8 @@ from beluga.tiers import TierSettings
 _BUNDLED_BLOCK_SIZE = 128 << 10
 _POOL_SIZE_MAX = 1 << 48  # of a pool's two devices
 _OFFLOAD, _ADMISSION = "wait", "always"
+_ENGINE_OFFLOAD = "wait"
+_ENGINE_BLOCKS_MAX = 1 << 24
 
 
 def _pool_size(text: str | int) -> int:
@@ -64,6 +67,41 @@ BlockBytes = Annotated[
 ]
 
 
+PoolBytes = Annotated[
+    int | None,
+    typer.Option(
+        parser=_pool_size,
+        metavar="SIZE",
+        help="The size of the pool. By default everything fits.",
+    ),
+]
+
+
+EngineBlocks = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=_ENGINE_BLOCKS_MAX,
+        metavar="N",
+        help="Make each process an engine with memory for N blocks: blocks that it evicts are in "
+        "the pool, and come back from there. 0 is a client without memory of its own.",
+    ),
+]
+
+
+EngineOffload = Annotated[
+    str,
+    typer.Option(
+        parser=one_of(*OFFLOAD_POLICIES),
+        autocompletion=among(*OFFLOAD_POLICIES),
+        metavar="|".join(OFFLOAD_POLICIES),
+        help="When an engine offloads a block: wait offloads it when it is computed and evicts it "
+        "only then, drop may evict it before, and watermark offloads the coldest blocks when 85 % "
+        "of the memory is in use.",
+    ),
+]
+
+
 _LEGEND = Legend(
     {
         "requests": "how many requests of the trace were replayed",
@@ -72,10 +110,16 @@ _LEGEND = Legend(
         "hit rate": "the share of the blocks that were looked up and found",
         "ideal hit rate": "the same with a pool that has room for everything",
         "blocks put": "how many blocks were stored, and how fast a client did it",
-        "blocks got": "how many blocks were fetched, and how fast a client did it",
+        "blocks got": "how many blocks came from the pool, and how fast a client did it",
         "RPC p50 / p99": "the time of a ping to the server after each request",
         "put again": "how many blocks were stored once more, because they had been lost",
         "wrong blocks": "how many blocks came back with other bytes; it has to be 0",
+        "engine hits": "how many blocks were in the engines' own memory",
+        "onboarded": "how many blocks requests waited for, from the pool to the engines' memory",
+        "prefetched": "how many hot blocks came before a request asked for them",
+        "offloaded": "how many blocks were copied from the engines' memory to the pool",
+        "evicted": "how many blocks made room for others in the engines' memory",
+        "targets missed": "which targets the engines missed at the end",
     }
 )
 
@@ -87,14 +131,7 @@ def replay(
         int, typer.Option(min=1, max=16, help="How many client processes to start.")
     ] = 2,
     block_bytes: BlockBytes = None,
-    pool_bytes: Annotated[
-        int | None,
-        typer.Option(
-            parser=_pool_size,
-            metavar="SIZE",
-            help="The size of the pool. By default everything fits.",
-        ),
-    ] = None,
+    pool_bytes: PoolBytes = None,
     speed: Annotated[
         float | None,
         typer.Option(
@@ -112,6 +149,8 @@ def replay(
     remote: Remotes = None,
     offload: Offload = _OFFLOAD,
     admission: AdmissionName = _ADMISSION,
+    engine_blocks: EngineBlocks = 0,
+    engine_offload: EngineOffload = _ENGINE_OFFLOAD,
     form: Format = None,
     rate: Rate = RATE,
     time_unit: TimeUnit = None,
@@ -122,8 +161,10 @@ def replay(
     """Replay a trace: several processes put and get its blocks in a pool of their own.
 
     With --disk or --remote, blocks that the pool evicts sink to these tiers and come back; and if
-    the server is killed meanwhile, it is started again. With --admin, a page shows the replay.
+    the server is killed meanwhile, it is started again. With --engine-blocks, each process is an
+    engine with memory of its own. With --admin, a page shows the replay.
     """
+    _refuse_without_engine(engine_offload, engine_blocks)
     _check_tiers(disk, disk_bytes, remote)
     if not (disk or remote):
         refuse_without_tier(offload, admission, usual=(_OFFLOAD, _ADMISSION))
@@ -140,6 +181,8 @@ def replay(
         offload=offload,
         admission=admission,
         admin=read_address(admin) if admin else None,
+        engine_blocks=engine_blocks,
+        engine_offload=engine_offload,
     )
     with progress(f"replaying {len(requests):,} requests", shown=not json) as advance:
         result = run_replay(requests, options, say=say, advance=advance)
@@ -149,6 +192,13 @@ def replay(
         print_facts(_facts(result, clients, compare), _LEGEND)
     if result.verify_errors:
         raise ReplayError(f"{result.verify_errors} blocks came back with wrong bytes")
+
+
+def _refuse_without_engine(engine_offload: str, engine_blocks: int) -> None:
+    if engine_offload != _ENGINE_OFFLOAD and not engine_blocks:
+        raise typer.BadParameter(
+            f"--engine-offload {engine_offload} is about engines' memory; give --engine-blocks"
+        )
 
 
 def _check_tiers(disks: list[str] | None, disk_bytes: int, remotes: list[str] | None) -> None:
@@ -180,10 +230,25 @@ def _facts(result: Result, clients: int, compare: bool) -> dict[str, object]:
         "hit rate": f"{result.hit_rate:.1%} of {result.blocks_looked_up:,} blocks",
         "ideal hit rate": f"{result.ideal_hit_rate:.1%}",
         "blocks put": _moved(result.blocks_put, result.bytes_put, result.put_gb_per_s),
-        "blocks got": _moved(result.blocks_hit, result.bytes_got, result.get_gb_per_s),
+        "blocks got": _moved(result.blocks_got, result.bytes_got, result.get_gb_per_s),
         "RPC p50 / p99": f"{result.rpc_p50_us:.1f} / {result.rpc_p99_us:.1f} us",
         "put again": result.blocks_put_again,
         "wrong blocks": result.verify_errors if compare else "not compared",
+        **_engine_facts(result),
+    }
+
+
+def _engine_facts(result: Result) -> dict[str, object]:
+    engines = result.engines
+    if engines is None:
+        return {}
+    return {
+        "engine hits": f"{engines.device_hits:,} of {result.blocks_looked_up:,} blocks",
+        "onboarded": f"{engines.onboarded:,}",
+        "prefetched": f"{engines.prefetched:,}",
+        "offloaded": f"{engines.offloaded:,}",
+        "evicted": f"{engines.evicted:,}",
+        "targets missed": ", ".join(engines.missed_targets) or "none",
     }
 
 

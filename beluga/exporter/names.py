@@ -3,15 +3,15 @@
 """All metrics of a server by name: the kind, and what a person needs to know.
 
 ``docs/monitoring.md`` has this table (``scripts/gen_monitoring.py``). The metrics of the lower
-tiers are not here: they are those of the registry (:mod:`beluga.metrics`) that begin with one of
-:data:`TIER_PREFIXES`.
+tiers and of emulated engines are not here: they are those of the registry (:mod:`beluga.metrics`)
+that begin with one of :data:`TIER_PREFIXES`.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-TIER_PREFIXES = ("beluga_tier_", "beluga_onboard_", "beluga_offload_")
+TIER_PREFIXES = ("beluga_tier_", "beluga_onboard_", "beluga_offload_", "beluga_kvbm_")
 
 
 class Metric(NamedTuple):

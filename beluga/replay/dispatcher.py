@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from beluga.replay.trace import TraceRequest
@@ -56,7 +57,16 @@ class Dispatcher:
                 pipe.write(number.to_bytes(_TICKET_SIZE, "little"))
 
 
-def tickets(descriptor: int) -> Iterator[int]:
-    """Yield the numbers that a client gets, until there are no more."""
-    while ticket := os.read(descriptor, _TICKET_SIZE):
+def tickets(descriptor: int, idle_s: float, idle: Callable[[], None]) -> Iterator[int]:
+    """Yield the numbers that a client gets, until there are no more. ``idle()`` is called where the
+    next one does not come within ``idle_s``.
+    """
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    while True:
+        if not poll.poll(idle_s * 1000):
+            idle()
+        ticket = os.read(descriptor, _TICKET_SIZE)
+        if not ticket:
+            return
         yield int.from_bytes(ticket, "little")

@@ -8,7 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import IO, Any, cast
 
 import msgspec
@@ -39,6 +41,7 @@ class Process:
 
     def __init__(self, name: str, module: str, arguments: Sequence[str], stdin: int) -> None:
         self.name = name
+        self._sending = threading.Lock()
         self._child = start(module, *arguments, stdin=stdin, stdout=subprocess.PIPE)
 
     @property
@@ -66,10 +69,18 @@ class Process:
             raise kind(f"{self.name} ended before its work did: {how}")
         return message
 
+    def send(self, message: object) -> None:
+        """Write a line of JSON to the child's stdin, unless the child has ended."""
+        with self._sending, suppress(OSError, ValueError):
+            stdin = cast("IO[bytes]", self._child.stdin)
+            stdin.write(msgspec.json.encode(message) + b"\n")
+            stdin.flush()
+
     def stop(self) -> None:
         """End the child by closing its stdin, or else by signals."""
         if self._child.stdin is not None:
-            self._child.stdin.close()
+            with suppress(OSError):  # what was not read has no reader any more
+                self._child.stdin.close()
         else:
             self._child.terminate()
         try:

@@ -42,7 +42,8 @@ class ReplayOptions:
     """The options of a replay. Sizes are in bytes. ``speed`` 1 keeps the trace's own times, and
     None never waits. ``disks`` to ``admission`` are the tiers below the pool
     (:class:`beluga.tiers.TierSettings`). ``admin`` is the address of a page that shows the
-    replay.
+    replay. With ``engine_blocks``, each client is an engine with so many blocks of its own memory,
+    which it offloads by a policy of :data:`beluga.kvbm.OFFLOAD_POLICIES`.
     """
 
     client_count: int = 2
@@ -56,6 +57,8 @@ class ReplayOptions:
     offload: str = "wait"
     admission: str = "always"
     admin: tuple[str, int] | None = None
+    engine_blocks: int = 0
+    engine_offload: str = "wait"
 
 
 def replay(
@@ -68,7 +71,14 @@ def replay(
     """
     if options.block_size < 64 or options.block_size % 8:
         raise ReplayError(f"a block of {options.block_size} bytes; give 64 or more, in steps of 8")
-    size = pool_size_for(requests, options.block_size, options.pool_size)
+    _refuse_small_engines(requests, options.engine_blocks)
+    sessions = 2 if options.engine_blocks else 1
+    size = pool_size_for(
+        requests,
+        options.block_size,
+        options.pool_size,
+        session_count=options.client_count * sessions,
+    )
     with ExitStack() as cleanup:
         parent = _choose_parent(size.total_size, say)
         directory = cleanup.enter_context(scratch_folder("replay", parent))
@@ -77,7 +87,17 @@ def replay(
         write_trace(requests, trace)
         namespace = f"beluga replay {uuid.uuid4()}"
         patient = bool(options.disks or options.remotes)
-        job = Job(devices, str(trace), options.block_size, options.compare, namespace, patient)
+        job = Job(
+            devices,
+            str(trace),
+            options.block_size,
+            options.compare,
+            namespace,
+            patient,
+            options.client_count,
+            options.engine_blocks,
+            options.engine_offload,
+        )
         server_job = ServerJob(
             str(directory),
             devices,
@@ -119,7 +139,7 @@ class _Processes:
         self._cleanup, self._server_job = cleanup, server_job
         self._again, self._say = job.patient, say
         self.server_restarts = 0
-        server = self._serve()
+        self._server = server = self._serve()
         argument = msgspec.json.encode(job).decode()
         self._clients = []
         for index in range(client_count):
@@ -152,10 +172,13 @@ class _Processes:
             index, message = self._messages.get()
             if isinstance(message, ProcessKilledError) and index == len(done) and self._again:
                 self.server_restarts += 1
-                self._listen_to(index, self._serve())
+                self._server = self._serve()
+                self._listen_to(index, self._server)
                 continue
             if isinstance(message, ReplayError):
                 raise message
+            if "metrics" in message:
+                self._server.send({"engine": index, "metrics": message["metrics"]})
             if "tally" in message:
                 tallies.append(message["tally"])
                 done[index] = message["tally"]["request_count"]
@@ -174,6 +197,16 @@ class _Processes:
                     return
         except ReplayError as error:
             self._messages.put((index, error))
+
+
+def _refuse_small_engines(requests: Sequence[TraceRequest], engine_blocks: int) -> None:
+    """Raise ReplayError if an engine's memory does not hold the longest request."""
+    longest = max((len(set(request.hash_ids)) for request in requests), default=0)
+    if 0 < engine_blocks < longest:
+        raise ReplayError(
+            f"an engine of {engine_blocks} blocks is too small for a request of {longest}; give "
+            f"--engine-blocks {longest} or more"
+        )
 
 
 def _choose_parent(size: int, say: Say) -> Path:

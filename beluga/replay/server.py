@@ -2,8 +2,9 @@
 # Copyright The Beluga Authors
 """The server process of a replay, a program with a :class:`ServerJob` as its argument.
 
-It reports on stdout once it serves, and ends when its stdin does, and so with its parent. Then it
-removes the directory of the devices, because a parent that was killed cannot.
+It reports on stdout once it serves. Its stdin has the engines' metrics, which its exporter shows.
+It ends when its stdin does, and so with its parent. Then it removes the directory of the devices,
+because a parent that was killed cannot.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from beluga.index import MetaServer
 from beluga.pool import Pool
 from beluga.replay.job import ServerJob
 from beluga.replay.process import report
+from beluga.replay.samples import include
 from beluga.tiers import TierService, TierSettings
 
 
@@ -45,7 +47,8 @@ def serve(job: ServerJob) -> None:
             service.start()
         admin.claim()
         report({"ready": True, "page": admin.url})
-        sys.stdin.buffer.read()
+        for line in sys.stdin.buffer:
+            include(line)
         if server.failure is not None:
             raise server.failure
 

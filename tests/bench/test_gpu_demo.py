@@ -18,7 +18,6 @@ from beluga_bench.gpu_demo import Report, _Counts
 from beluga_bench.gpu_demo_worker import Served
 
 from beluga.errors import EngineUnavailableError
-from beluga.replay import TraceRequest
 from beluga.transfer import CupyDriver, HostDriver
 
 TIMEOUT_S = 300
@@ -63,7 +62,10 @@ def test_two_workers_share_what_either_has_stored() -> None:
     assert min(report["requests"]) > 0
     assert report["wrong_blocks"] == 0
     assert 0 < report["crossed"] <= report["blocks_from_pool"] < report["blocks_looked_up"]
-    assert report["blocks_from_pool"] + report["blocks_stored"] <= report["blocks_looked_up"]
+    moved = report["blocks_in_engines"] + report["blocks_from_pool"] + report["blocks_stored"]
+    assert moved <= report["blocks_looked_up"]
+    assert report["blocks_in_engines"] > 0
+    assert report["blocks_evicted"] > 0
     assert report["kernel_launches"] > 0
     assert report["bytes_bounced"] == 0  # every window was registered
     assert report["gpu"] == has_gpu()
@@ -88,22 +90,28 @@ def test_a_demo_that_is_too_long_is_refused() -> None:
     assert "1 to 200 turns" in found.stderr
 
 
+def test_gpu_memory_that_does_not_hold_a_request_is_refused() -> None:
+    found = demo(*SMALL, "--engine-blocks", "1")
+    assert found.returncode == 1
+    assert "an engine of 1 blocks is too small" in found.stderr
+
+
 def test_blocks_of_the_other_worker_are_counted_apart() -> None:
     counts = _Counts()
-    request = TraceRequest(timestamp=0, input_length=48, output_length=1, hash_ids=[1, 2, 3])
-    counts.add(0, request, Served(3, 0, 0, [1, 2]))
-    counts.add(1, request, Served(3, 2, 0, [3]))
-    counts.add(1, request, Served(3, 3, 1, []))
-    assert (counts.hits, counts.looked_up, counts.wrong) == (5, 9, 1)
-    assert counts.crossed == 4  # blocks 1 and 2, twice
+    counts.add(0, Served(3, 0, [], 0, [1, 2]))
+    counts.add(1, Served(3, 0, [1, 2], 0, [3]))
+    counts.add(1, Served(3, 1, [2, 3], 1, []))
+    assert (counts.device_hits, counts.onboarded) == (1, 4)
+    assert (counts.looked_up, counts.wrong) == (9, 1)
+    assert counts.crossed == 3, "blocks 1 and 2, and 2 once more"
     assert counts.requests == [1, 2]
 
 
 def test_wrong_blocks_fail_the_demo(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = Report(True, "made up", "", "", [1, 1], 9, 4, 9, 9, 9, 0, 9, 2, 1.0)
-    monkeypatch.setattr(gpu_demo, "run", lambda _: report)
+    report = Report(True, "made up", "", "", [1, 1], 9, 9, 9, 4, 9, 9, 9, 9, 0, 9, 2, 1.0)
+    monkeypatch.setattr(gpu_demo, "run", lambda *_: report)
     monkeypatch.setattr(sys, "argv", ["demo-gpu"])
     with pytest.raises(SystemExit, match="2 blocks came with wrong bytes"):
         gpu_demo.main()

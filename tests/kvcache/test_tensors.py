@@ -18,8 +18,7 @@ from numpy.lib.stride_tricks import as_strided
 import beluga
 from beluga import KVCache, MetaServer, Pool
 from beluga.connectors.vllm.layout import GroupLayout
-from beluga.errors import ConnectorError, LayoutError, TierError
-from beluga.tiers import Storage
+from beluga.errors import ConnectorError, LayoutError
 from beluga.transfer import View
 
 torch = pytest.importorskip("torch")
@@ -133,7 +132,6 @@ def test_a_tensor_without_memory_or_with_pending_work_is_refused(
         (LayoutError, lambda tensor: cache.put(KEYS, [[tensor], [tensor]])),
         (LayoutError, lambda tensor: cache.get(KEYS, [tensor, tensor])),
         (LayoutError, View.of),
-        (TierError, Storage.of),
         (
             ConnectorError,
             lambda tensor: GroupLayout({"layer": tensor}, block_count=len(tensor), page_sizes={}),

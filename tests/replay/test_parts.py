@@ -25,7 +25,7 @@ import beluga.child
 from beluga.errors import ReplayError
 from beluga.index import BlockState
 from beluga.pool import STRIPE_SIZE
-from beluga.replay import client, process, run
+from beluga.replay import client, patient, process, run
 from beluga.replay.client import ReplayWorker
 from beluga.replay.contents import Contents, digests
 from beluga.replay.dispatcher import Dispatcher, tickets
@@ -80,8 +80,9 @@ def test_the_least_pool_has_its_tables_and_eight_stripes() -> None:
 # ---- Results.
 
 TALLY = {
-    "request_count": 1, "looked_up_count": 8, "hit_count": 2, "put_count": 6, "refused_count": 1,
-    "wrong_count": 3, "mismatch_count": 4, "get_s": 0.5, "put_s": 2.0, "rpc_ns": [1000, 3000],
+    "request_count": 1, "looked_up_count": 8, "hit_count": 2, "got_count": 2, "put_count": 6,
+    "refused_count": 1, "wrong_count": 3, "mismatch_count": 4, "get_s": 0.5, "put_s": 2.0,
+    "rpc_ns": [1000, 3000],
 }  # fmt: skip
 
 
@@ -110,7 +111,7 @@ def dispatched(dispatcher: Dispatcher) -> list[int]:
     end = os.dup(dispatcher.read_end)
     dispatcher.start()
     try:
-        return list(tickets(end))
+        return list(tickets(end, 60.0, lambda: None))
     finally:
         os.close(end)
         dispatcher.stop()
@@ -141,7 +142,7 @@ def test_a_stopped_dispatcher_sends_no_more_numbers() -> None:
     dispatcher = Dispatcher(requests([1], [2], apart_ms=1e9), 1.0)
     end = os.dup(dispatcher.read_end)
     dispatcher.start()
-    numbers = tickets(end)
+    numbers = tickets(end, 60.0, lambda: None)
     assert next(numbers) == 0
     dispatcher.stop()
     assert list(numbers) == []
@@ -353,14 +354,21 @@ class Cache:
         self.puts += 1
         for key, block in zip(map(bytes, keys), blocks, strict=True):
             self.blocks[key] = block.copy()
-        return SimpleNamespace(stored=len(keys), refused=1, statuses=np.zeros(len(keys), np.int32))
+        return SimpleNamespace(
+            stored=len(keys),
+            refused=1,
+            states=np.full(len(keys), BlockState.GRANTED, np.uint8),
+            statuses=np.zeros(len(keys), np.int32),
+        )
 
 
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch) -> Cache:
     made = Cache()
     monkeypatch.setattr(client, "KVCache", lambda *_, **__: made)
-    monkeypatch.setattr(client, "time", clock := SharedClock())
+    clock = SharedClock()
+    for module in (client, patient):
+        monkeypatch.setattr(module, "time", clock)
     clock.cache = made
     return made
 
@@ -436,7 +444,7 @@ def test_a_client_tells_its_progress_ten_times_a_second(
     for name in ("Pool", "Client"):
         monkeypatch.setattr(client, name, Context)
 
-    def numbers(descriptor: int) -> Any:
+    def numbers(descriptor: int, idle_s: float, idle: Any) -> Any:
         for number in range(5):
             client.time.sleep(0.06)
             yield number

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The blocks of one tier: who has them, which of them are found by key, and which are evicted."""
+"""The blocks of a device: who has them, which of them are found by key, and which are evicted."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from beluga.errors import TierError
-from beluga.tiers.blocks.deadlines import DEADLINES
-from beluga.tiers.blocks.exclusive import Exclusive
-from beluga.tiers.blocks.ghosts import Ghosts
-from beluga.tiers.blocks.handles import MutableBlock, RegisteredBlock, StrongReference, WeakBlock
-from beluga.tiers.blocks.heat import PREFETCH_ABOVE, Heat
-from beluga.tiers.blocks.inactive import Inactive
-from beluga.tiers.blocks.measures import Alert, PoolMetrics, Targets
-from beluga.tiers.blocks.reservations import Reservation, Reservations
-from beluga.tiers.blocks.state import Block, BlockPhase, Key
+from beluga.kvbm.deadlines import DEADLINES
+from beluga.kvbm.exclusive import Exclusive
+from beluga.kvbm.ghosts import Ghosts
+from beluga.kvbm.handles import MutableBlock, RegisteredBlock, StrongReference, WeakBlock
+from beluga.kvbm.heat import Heat
+from beluga.kvbm.inactive import Inactive
+from beluga.kvbm.metrics import PREFETCH_ABOVE, MissedTarget, PoolMetrics, Targets
+from beluga.kvbm.reservations import Reservation, Reservations
+from beluga.kvbm.state import Block, BlockPhase, Key
 
 if TYPE_CHECKING:
     from beluga.metrics import Registry
 
-WATERMARK = 0.90
-"""The share of blocks with content above which offload is due, in memory of the host."""
+WATERMARK = 0.85
+"""The share of blocks with content above which offload is due."""
 WAIT_S = 60.0
 """How long a reservation waits for blocks, unless it says so. Its request may hold others, for
 which another one waits.
@@ -37,13 +37,13 @@ WAITING_MAX = 1024
 
 
 class BlockPool:
-    """The blocks of a tier that this program owns, numbered as their places in its storage.
+    """The blocks of a device, numbered as in its memory.
 
     A block is free, active (somebody holds a strong handle), or inactive (registered, and nobody
     does). ``reserve`` takes free blocks in the order in which they became free, then evicts
     inactive ones, leaves first. Any thread may call any method::
 
-        pool = BlockPool("host", 1024, block_size=16)
+        pool = BlockPool("device", 1024, block_size=16)
         (block,) = pool.reserve("request-1", 1).result()
         block.fill(16)
         block.commit(key)
@@ -62,22 +62,21 @@ class BlockPool:
         total_blocks: int,
         *,
         block_size: int = 16,
-        watermark: float | None = None,
+        watermark: float = WATERMARK,
         ghosts: int | None = None,
         half_life_s: float = 60.0,
         registry: Registry | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if total_blocks < 1 or block_size < 1 or not (watermark is None or 0 < watermark <= 1):
+        if total_blocks < 1 or block_size < 1 or not 0 < watermark <= 1:
             raise TierError(
                 f"tier {name}: {total_blocks} blocks of {block_size} tokens with a watermark of "
                 f"{watermark}; it needs a block, a token, and a share between 0 and 1"
             )
         self.name, self.total_blocks, self.block_size = name, total_blocks, block_size
         self.watermark = watermark
-        """None stands for the one of its kind of memory, or :data:`WATERMARK`."""
         self.on_registered: Callable[[list[RegisteredBlock]], None] | None = None
-        """Called without the lock after blocks were registered that no lower tier has."""
+        """Called without the lock after blocks were registered that the tier below may lack."""
         self._exclusive = Exclusive()
         self._free = deque(Block(index) for index in range(total_blocks))
         self._inactive = Inactive()
@@ -106,11 +105,6 @@ class BlockPool:
             self._grant()
 
     @property
-    def utilization(self) -> float:
-        """``inflight / (available + inflight)``"""
-        return self.inflight_blocks / self.total_blocks
-
-    @property
     def usage(self) -> float:
         """The share of blocks that are held or have content."""
         return 1 - len(self._free) / self.total_blocks
@@ -118,9 +112,9 @@ class BlockPool:
     @property
     def offload_due(self) -> bool:
         """Whether the usage is above the watermark."""
-        return self.usage > (self.watermark or WATERMARK)
+        return self.usage > self.watermark
 
-    def alerts(self, targets: Targets | None = None) -> list[Alert]:
+    def missed_targets(self, targets: Targets | None = None) -> list[MissedTarget]:
         """Return the targets that are missed, by default those of :class:`Targets`."""
         return self._metrics.missed(self, targets or Targets())
 
@@ -169,7 +163,7 @@ class BlockPool:
         """Register complete blocks, and return a handle for each key. The mutable handles end.
 
         If a key is registered already, the new block is reset and the known one is handed out.
-        Blocks that came from a lower tier ``is_saved`` there. Raises TierError, and has changed
+        Blocks that came from the tier below ``is_saved`` there. Raises TierError, and has changed
         nothing, if a block is not complete.
         """
         with self._exclusive:
@@ -198,6 +192,8 @@ class BlockPool:
         """
         with self._exclusive:
             self._heat.touch(keys)
+            for key in keys:
+                self._metrics.heat.observe(self._heat.of(key), tier=self.name)
             found = []
             for key in keys:
                 block = self._registered.get(key)
@@ -206,6 +202,7 @@ class BlockPool:
                         self._metrics.ghost_hits.add(tier=self.name)
                     break
                 found.append(self._share(block, request))
+            self._metrics.hits.add(len(found), tier=self.name)
             return found
 
     def release(self, request: Hashable) -> int:
@@ -237,23 +234,15 @@ class BlockPool:
             return [key in self._registered for key in keys]
 
     def mark_saved(self, keys: Iterable[Key]) -> None:
-        """Say that a lower tier has these blocks now, so that they may be evicted."""
+        """Say that the tier below has these blocks now, so that they may be evicted."""
         with self._exclusive:
             self._mark_saved(keys)
             self._grant()
 
     def coldest(self, count: int) -> list[WeakBlock]:
-        """Return the first inactive blocks by (priority, return) that are in no lower tier."""
+        """Return the inactive blocks that were returned first and are not in the tier below."""
         with self._exclusive:
-            return [
-                WeakBlock(self, block.key, block.parent, block.priority)
-                for block in self._inactive.coldest(count)
-            ]
-
-    def heat(self, key: Key) -> float:
-        """Return how hot a key is, from 0 to below 1. It need not be here."""
-        with self._exclusive:
-            return self._heat.of(key)
+            return [WeakBlock(self, block.key) for block in self._inactive.coldest(count)]
 
     def wants_prefetch(self, keys: Iterable[Key]) -> list[Key]:
         """Return the keys that are hot and not here."""
@@ -276,10 +265,10 @@ class BlockPool:
         with self._exclusive:
             claim.held().fill(tokens, self.block_size)
 
-    def commit(self, claim: StrongReference, key: Key, parent: Key | None, priority: int) -> None:
+    def commit(self, claim: StrongReference, key: Key, parent: Key | None) -> None:
         """See :meth:`MutableBlock.commit`."""
         with self._exclusive:
-            claim.held().commit(key, parent, priority, self.block_size)
+            claim.held().commit(key, parent, self.block_size)
 
     def drop(self, claim: StrongReference) -> None:
         """Release a claim, now or as soon as the lock is free. Never blocks."""

@@ -2,15 +2,13 @@
 # Copyright The Beluga Authors
 """The block manager in any order of calls, failures and cancellations (Hypothesis).
 
-After every step: each block has the bytes of its key, in every tier; each block has one owner; and
+After every step: each block has the bytes of its key, in both tiers; each block has one owner; and
 nothing is held but by the handles of the test and of onboards under way. With ``wait`` no block is
 ever lost. An onboard that can be done is done before anything else.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 
 import pytest
@@ -24,25 +22,16 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from memory_tier import MemoryTier
 
 from beluga.errors import TierError, TransferError
+from beluga.kvbm import OFFLOAD_POLICIES, BlockManager, MutableBlock, RegisteredBlock
 from beluga.metrics import Registry
-from beluga.tiers import (
-    BlockManager,
-    MutableBlock,
-    OwnedTier,
-    RegisteredBlock,
-    TierBlocks,
-    copy_blocks,
-)
-from beluga.transfer import TransferClass
-from tests.tiers.tier_parts import bytes_of, content, key_of, owned, write
+from tests.kvbm.device import Device, SharedMemory, content
 
 REQUESTS = st.sampled_from(["a", "b", "c"])
 LEAVES = st.integers(1, 31)
 PLACES = st.integers(0, 63)
-CONTENT = {number: content(number).tobytes() for number in range(1, 32)}
+CONTENT: dict[object, bytes] = {number: content(number).tobytes() for number in range(1, 32)}
 
 
 def chain(leaf: int) -> list[int]:
@@ -51,76 +40,45 @@ def chain(leaf: int) -> list[int]:
 
 
 class ManagerMachine(RuleBasedStateMachine):
-    """A manager without threads, over two owned tiers and perhaps a lower one. Rules have no
-    preconditions, so what is drawn never depends on what the manager did before.
+    """A manager without threads. Rules have no preconditions, so what is drawn never depends on
+    what the manager did before.
     """
 
-    @initialize(
-        device=st.integers(2, 7),
-        host=st.integers(1, 4),
-        is_lower=st.booleans(),
-        waits=st.booleans(),
-        on_watermark=st.booleans(),
-    )
-    def begin(
-        self, device: int, host: int, is_lower: bool, waits: bool, on_watermark: bool
-    ) -> None:
-        self.tiers = [  # time stands still, or heat would make a run depend on the machine
-            owned("device", device, watermark=0.5, clock=lambda: 0.0),
-            owned("host", host, clock=lambda: 0.0),
-        ]
-        self.disk = MemoryTier("disk")
-        self.waits = waits and is_lower
-        self.copy_fails = self.refuses = self.has_failed = False
-        self.kinds: list[TransferClass] = []
+    @initialize(size=st.integers(2, 7), offload=st.sampled_from(OFFLOAD_POLICIES))
+    def begin(self, size: int, offload: str) -> None:
+        # time stands still, or heat would make a run depend on the machine
+        self.device = Device(size, watermark=0.5, clock=lambda: 0.0)
+        self.pool = self.device.pool
+        self.below = SharedMemory(self.device)
+        self.below.before = self.copy
+        self.waits = offload == "wait"
+        self.copy_fails = self.has_failed = False
         self.manager = BlockManager(
-            self.tiers,
-            [self.disk] if is_lower else [],
-            offload="wait" if self.waits else "drop",
-            offload_on="watermark" if on_watermark else "registration",
-            copy=self.copy,
-            admission=self.admission,
-            threads=False,
-            registry=Registry(),
+            self.pool, self.below, offload=offload, threads=False, registry=Registry()
         )
         self.known: set[int] = set()
         self.reserved: list[tuple[int, str, Future[list[MutableBlock]]]] = []
         self.onboards: list[tuple[list[int], str, Future[list[RegisteredBlock]], int]] = []
         self.held: list[RegisteredBlock] = []
 
-    @contextlib.contextmanager
-    def admission(self, kind: TransferClass, size: int) -> Iterator[bool]:
-        del size
-        self.kinds.append(kind)
-        yield not self.refuses
-
-    def copy(
-        self, source: TierBlocks, of: Sequence[int], target: TierBlocks, to: Sequence[int]
-    ) -> None:
-        assert self.kinds, "the copy was admitted"
+    def copy(self, _: str) -> None:
         if self.copy_fails:
             raise TransferError("planned")
-        copy_blocks(source, of, target, to)
 
-    @rule(
-        leaf=LEAVES,
-        request=REQUESTS,
-        priority=st.integers(0, 1),
-        sinks=st.sampled_from([True, True, False]),
-    )
-    def store(self, leaf: int, request: str, priority: int, sinks: bool) -> None:
+    @rule(leaf=LEAVES, request=REQUESTS, sinks=st.sampled_from([True, True, False]))
+    def store(self, leaf: int, request: str, sinks: bool) -> None:
         """Store a chain and release it, and let it sink perhaps."""
-        blocks = self.tiers[0].pool.try_reserve(request, len(chain(leaf)))
+        blocks = self.pool.try_reserve(request, len(chain(leaf)))
         if blocks is not None:
-            write(self.tiers[0], blocks, chain(leaf), priority=priority)
+            self.device.write(blocks, chain(leaf))
             self.known |= set(chain(leaf))
         if sinks:
             self.step(8)
 
     @rule(leaf=LEAVES, request=REQUESTS)
     def reserve(self, leaf: int, request: str) -> None:
-        if len(chain(leaf)) <= self.tiers[0].pool.total_blocks:
-            future = self.tiers[0].pool.reserve(request, len(chain(leaf)))
+        if len(chain(leaf)) <= self.pool.total_blocks:
+            future = self.pool.reserve(request, len(chain(leaf)))
             self.reserved.append((leaf, request, future))
 
     @rule(place=PLACES, keeps=st.booleans(), is_cancelled=st.booleans())
@@ -136,7 +94,7 @@ class ManagerMachine(RuleBasedStateMachine):
             return
         if future.exception(0) is not None:
             return
-        handles = write(self.tiers[0], future.result(0), chain(leaf))
+        handles = self.device.write(future.result(0), chain(leaf))
         self.known |= set(chain(leaf))
         if keeps:
             self.held += handles
@@ -168,7 +126,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def ask(self, numbers: list[int], request: str) -> None:
         """Onboard blocks; with wait, those that are known now must come."""
         least = next((at for at, one in enumerate(numbers) if one not in self.known), len(numbers))
-        future = self.manager.onboard([key_of(number) for number in numbers], request)
+        future = self.manager.onboard(numbers, request)
         self.onboards.append((numbers, request, future, least))
 
     @rule(place=PLACES)
@@ -183,12 +141,12 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @rule(leaf=LEAVES)
     def prefetch(self, leaf: int) -> None:
-        self.manager.prefetch([key_of(number) for number in chain(leaf)])
+        self.manager.prefetch(chain(leaf))
 
     @rule(leaf=LEAVES, request=REQUESTS, keeps=st.booleans())
     def match(self, leaf: int, request: str, keeps: bool) -> None:
-        found = self.manager.match([key_of(number) for number in chain(leaf)], request)
-        assert [block.key for block in found] == [key_of(one) for one in chain(leaf)][: len(found)]
+        found = self.pool.match(chain(leaf), request)
+        assert [block.key for block in found] == chain(leaf)[: len(found)]
         if keeps:
             self.held += found
 
@@ -214,7 +172,7 @@ class ManagerMachine(RuleBasedStateMachine):
             return  # what is in no lower tier keeps its place
         self.trouble("heal")
         for request in ("a", "b", "c"):
-            self.tiers[0].pool.release(request)
+            self.pool.release(request)
         self.reserved = []
         for _ in range(2 * len(self.onboards) + 2):
             while self.manager.step():
@@ -224,22 +182,22 @@ class ManagerMachine(RuleBasedStateMachine):
                 block.release()
         assert not self.onboards, "onboards wait for each other"
 
-    @rule(what=st.sampled_from(["copy", "refuse", "disk", "lose", *["heal"] * 12]))
+    @rule(what=st.sampled_from(["copy", "full", "lose", *["heal"] * 12]))
     def trouble(self, what: str) -> None:
         if what == "lose":
-            self.disk.blocks.clear()
-        self.copy_fails, self.refuses = what == "copy", what == "refuse"
-        self.disk.full = what == "disk"
+            self.below.blocks.clear()
+        self.copy_fails = what == "copy"
+        self.below.is_full = what == "full"
         self.has_failed |= what != "heal"
 
     @rule(count=st.integers(1, 6))
     def step(self, count: int) -> None:
         for _ in range(count):
-            self.kinds.clear()
+            self.below.copies.clear()
             can_start = any(not one.future.cancelled() for one in self.manager._onboards._ready)
             self.manager.step()
             if can_start:
-                assert set(self.kinds) <= {TransferClass.ONBOARD}, "an onboard was overtaken"
+                assert {what for what, _ in self.below.copies} <= {"load"}, "it was overtaken"
 
     @invariant()
     def all_is_well(self) -> None:
@@ -259,22 +217,20 @@ class ManagerMachine(RuleBasedStateMachine):
             except CancelledError:
                 continue
             except TierError:
-                in_time = len(numbers) > self.tiers[0].pool.total_blocks
+                in_time = len(numbers) > self.pool.total_blocks
                 assert self.has_failed or in_time
                 continue
-            keys = [key_of(number) for number in numbers]
-            assert [block.key for block in blocks] == keys[: len(blocks)]
+            assert [block.key for block in blocks] == numbers[: len(blocks)]
             if self.waits and not self.has_failed:
                 assert len(blocks) >= least
             self.held += blocks
         self.onboards = left
 
     def bytes_are_those_of_their_keys(self) -> None:
-        for tier in self.tiers:
-            for (number, _), block in tier.pool._registered.items():  # type: ignore[misc]
-                assert bytes_of(tier, block.index).tobytes() == CONTENT[number]
-        for key, (_, payload) in self.disk.blocks.items():
-            assert payload == CONTENT[key[0]]
+        for key, block in self.pool._registered.items():
+            assert self.device.memory[block.index].tobytes() == CONTENT[key]
+        for key, payload in self.below.blocks.items():
+            assert payload == CONTENT[key]
 
     def every_block_has_one_place_and_one_owner(self) -> None:
         mutable = [
@@ -286,29 +242,17 @@ class ManagerMachine(RuleBasedStateMachine):
         waiting = [one for pending in self.manager._pending.values() for one in pending]
         mutable += [block.index for one in waiting for block in one.room]
         assert len(set(mutable)) == len(mutable), "two reservations have one block"
-        for number, tier in enumerate(self.tiers):
-            pool = tier.pool
-            free = [block.index for block in pool._free]
-            registered = [block.index for block in pool._registered.values()]
-            own = mutable if number == 0 else []
-            assert sorted(free + registered + own) == list(range(pool.total_blocks))
-            held = {block.index for block in self.live(tier)}
-            held |= {
-                source.block.index
-                for one in waiting
-                for source in one.sources
-                if source.block is not None and source.tier == number
-            }
-            assert pool.inflight_blocks == len(held) + len(own), "somebody holds a block for good"
-
-    def live(self, tier: OwnedTier) -> list[RegisteredBlock]:
+        free = [block.index for block in self.pool._free]
+        registered = [block.index for block in self.pool._registered.values()]
+        assert sorted(free + registered + mutable) == list(range(self.pool.total_blocks))
         self.held = [block for block in self.held if block.claim.block is not None]
-        return [block for block in self.held if block.owner is tier.pool]
+        held = {block.index for block in self.held}
+        held |= {block.index for one in waiting for block in one.present if block is not None}
+        assert self.pool.inflight_blocks == len(held) + len(mutable), "a block is held for good"
 
     def nothing_is_lost(self) -> None:
         if self.waits and not self.has_failed:
-            where = self.manager.where([key_of(number) for number in sorted(self.known)])
-            assert None not in where
+            assert self.known <= {*self.pool._registered, *self.below.blocks}
 
     def teardown(self) -> None:
         if not hasattr(self, "manager"):
@@ -322,10 +266,9 @@ class ManagerMachine(RuleBasedStateMachine):
             pass
         self.manager.close()
         assert all(future.done() for _, _, future, _ in self.onboards)
-        for tier in self.tiers:
-            assert (tier.pool.inflight_blocks, len(tier.pool._waiting)) == (0, 0)
-            every = tier.pool.reserve("last", tier.pool.total_blocks).result(0)
-            assert len(every) == tier.pool.total_blocks
+        assert (self.pool.inflight_blocks, len(self.pool._waiting)) == (0, 0)
+        every = self.pool.reserve("last", self.pool.total_blocks).result(0)
+        assert len(every) == self.pool.total_blocks
 
 
 QUICK = settings(max_examples=fewer(60), stateful_step_count=50, deadline=None)

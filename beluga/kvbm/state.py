@@ -22,11 +22,11 @@ from typing import TypeAlias
 from beluga.errors import TierError
 
 Key: TypeAlias = Hashable
-"""What names a block's content. Tiers below the pool need the pool's keys: pairs of integers."""
+"""What names a block's content. A :class:`~beluga.kvbm.CacheTier` needs digests in bytes."""
 
 
 class BlockPhase(enum.Enum):
-    """The state of a block of a :class:`~beluga.tiers.blocks.BlockPool`."""
+    """The state of a block of a :class:`~beluga.kvbm.BlockPool`."""
 
     RESET = "reset"
     PARTIAL = "partial"
@@ -37,8 +37,8 @@ class BlockPhase(enum.Enum):
 class Block:
     """One block of a pool: the number of its place, and what is there. The pool's lock guards it.
 
-    ``priority`` is high for blocks that are evicted late. ``tick`` is the time of the last return,
-    and 0 if there was a use since. A ``saved`` block is in a lower tier, too.
+    ``tick`` is the time of the last return, and 0 if there was a use since. A ``saved`` block is in
+    the tier below, too.
     """
 
     __slots__ = (
@@ -46,7 +46,6 @@ class Block:
         "index",
         "key",
         "parent",
-        "priority",
         "references",
         "saved",
         "state",
@@ -64,7 +63,6 @@ class Block:
         self.filled = 0
         self.key: Key | None = None
         self.parent: Key | None = None
-        self.priority = 0
         self.tick = 0
         self.saved = False
 
@@ -80,7 +78,7 @@ class Block:
         self.filled += tokens
         self.state = BlockPhase.PARTIAL
 
-    def commit(self, key: Key, parent: Key | None, priority: int, block_size: int) -> None:
+    def commit(self, key: Key, parent: Key | None, block_size: int) -> None:
         """Name the content. Raises TierError unless the block has exactly its tokens."""
         if self.state is not BlockPhase.PARTIAL:
             raise self._wrong("be committed")
@@ -91,7 +89,7 @@ class Block:
             )
         if key is None or key == parent:
             raise TierError(f"block {self.index} needs a key that is not its parent's, has {key}")
-        self.key, self.parent, self.priority = key, parent, priority
+        self.key, self.parent = key, parent
         self.state = BlockPhase.COMPLETE
 
     def register(self) -> None:

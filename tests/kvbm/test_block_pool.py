@@ -14,15 +14,15 @@ import pytest
 from virtual_clock import Clock
 
 from beluga.errors import TierError
+from beluga.kvbm import BlockPhase, BlockPool, MutableBlock, RegisteredBlock, Targets
 from beluga.metrics import Registry
-from beluga.tiers.blocks import BlockPhase, BlockPool, MutableBlock, RegisteredBlock, Targets
 
 SIZE = 16
 WAIT_S = 30
 
 
 def make(total: int = 8, **options: Any) -> BlockPool:
-    return BlockPool("host", total, block_size=SIZE, registry=Registry(), **options)
+    return BlockPool("device", total, block_size=SIZE, registry=Registry(), **options)
 
 
 def store(
@@ -142,7 +142,7 @@ def test_a_reservation_that_waits_too_long_fails_and_makes_way() -> None:
     pool.reserve("a", 1).result(0)[0].fill(1)
     held = pool.reserve("a", 1).result(0)
     large, small = pool.reserve("b", 2, timeout_s=0.01), pool.reserve("c", 1)
-    with pytest.raises(TierError, match="tier host had no 2 blocks within"):
+    with pytest.raises(TierError, match="tier device had no 2 blocks within"):
         large.result(WAIT_S)
     assert len(small.result(WAIT_S)) == 1
     assert held[0].index == 1
@@ -164,9 +164,9 @@ def test_closing_fails_what_waits_and_refuses_what_comes() -> None:
     waiting = pool.reserve("b", 1)
     pool.close()
     pool.close()
-    with pytest.raises(TierError, match="tier host was closed"):
+    with pytest.raises(TierError, match="tier device was closed"):
         waiting.result(0)
-    with pytest.raises(TierError, match="tier host is closed"):
+    with pytest.raises(TierError, match="tier device is closed"):
         pool.reserve("c", 1)
     held[0].release()
     assert pool.available_blocks == 1
@@ -264,44 +264,65 @@ def test_threads_lose_no_block_and_share_none() -> None:
     assert len({block.index for block in pool.reserve("all", 24).result(0)}) == 24
 
 
-def test_gauges_are_those_of_the_article() -> None:
+def test_gauges_show_a_pool_until_it_is_closed() -> None:
     registry = Registry()
-    pool = BlockPool("host", 8, block_size=SIZE, registry=registry)
-    held = pool.reserve("a", 2).result(0)
-    labels = (("tier", "host"),)
+    pool = BlockPool("device", 8, block_size=SIZE, registry=registry)
+    held = pool.reserve("a", 7).result(0)
 
-    def gauge(name: str) -> object:
-        return registry.snapshot()[f"beluga_tier_{name}"].series[labels]
+    def gauge(name: str, **labels: str) -> object:
+        labels["tier"] = "device"
+        return registry.gauge(f"beluga_kvbm_{name}", "").value(**labels)
 
-    assert [gauge(f"{name}_blocks") for name in ("available", "inflight", "total")] == [6, 2, 8]
-    assert gauge("utilization") == 0.25
+    assert [gauge(name) for name in ("available_blocks", "inflight_blocks", "blocks")] == [1, 7, 8]
+    assert [gauge(name) for name in ("usage_ratio", "watermark_ratio")] == [0.875, 0.85]
+    assert gauge("offload_due") == 1
+    assert gauge("prefetch_heat_ratio") == 0.7
+    assert gauge("target", target="allocation_s_max") == 0.001
+    assert gauge("target", target="available_share_min") == 0.1
+    assert gauge("target_missed", target="available_share_min") == 0
+    held += pool.reserve("a", 1).result(0)
+    assert gauge("target_missed", target="available_share_min") == 1
     pool.release("a")
     assert held[0].claim.block is None
-    latency = registry.histogram("beluga_tier_allocation_latency_seconds", "")
-    assert latency.value(tier="host").count == 1
-    assert registry.histogram("beluga_tier_release_latency_seconds", "").value(tier="host").count
+    latency = registry.histogram("beluga_kvbm_allocation_seconds", "")
+    assert latency.value(tier="device").count == 2
+    assert registry.histogram("beluga_kvbm_release_seconds", "").value(tier="device").count
     pool.close()
-    assert registry.snapshot()["beluga_tier_total_blocks"].series == {}
+    kinds = registry.snapshot().values()
+    assert all(sample.series == {} for sample in kinds if sample.kind == "gauge")
 
 
-def test_alerts_name_the_targets_that_are_missed() -> None:
+def test_missed_targets_are_named_with_their_values() -> None:
     pool = make(10)
     lax = Targets(allocation_s_max=60, release_s_max=60)
     held = pool.reserve("a", 8).result(0)
-    assert pool.alerts(lax) == []
+    assert pool.missed_targets(lax) == []
     held += pool.reserve("a", 1).result(0)
-    assert [alert.name for alert in pool.alerts(lax)] == [
-        "available_blocks / total_blocks",
-        "inflight_blocks / total_blocks",
+    assert [missed.name for missed in pool.missed_targets(lax)] == [
+        "available_share_min",
+        "inflight_share_max",
     ]
-    assert str(pool.alerts(lax)[0]).endswith("is 0.1, its target is 0.1")
+    assert str(pool.missed_targets(lax)[0]).endswith("is 0.1, its target is 0.1")
     pool.release("a")
-    pool._metrics.allocation.observe(2.0, tier="host")
-    pool._metrics.release.observe(0.004, tier="host")
-    assert [(alert.name, alert.target) for alert in pool.alerts()] == [
-        ("allocation_latency", 0.001),
-        ("release_latency", 0.0005),
+    pool._metrics.allocation.observe(2.0, tier="device")
+    pool._metrics.release.observe(0.004, tier="device")
+    assert [(missed.name, missed.target) for missed in pool.missed_targets()] == [
+        ("allocation_s_max", 0.001),
+        ("release_s_max", 0.0005),
     ]
+
+
+def test_a_match_counts_its_hits_and_the_heat_of_its_keys() -> None:
+    registry = Registry()
+    pool = BlockPool("device", 4, block_size=SIZE, registry=registry, clock=Clock().monotonic)
+    store(pool, [1, 2])
+    for _ in range(3):
+        pool.match([1, 2, 3])
+    assert registry.counter("beluga_kvbm_hit_blocks_total", "").value(tier="device") == 6
+    heat = registry.histogram("beluga_kvbm_heat_ratio", "").value(tier="device")
+    at_most = dict(zip(heat.bounds, heat.counts, strict=False))
+    assert (at_most[0.5], at_most[0.7], at_most[0.8]) == (3, 3, 3), "1/2, 2/3 and 3/4"
+    assert heat.count == 9
 
 
 def test_keys_that_are_asked_for_often_and_lately_are_prefetched() -> None:
@@ -311,10 +332,10 @@ def test_keys_that_are_asked_for_often_and_lately_are_prefetched() -> None:
         pool.match([1, 2])
     assert pool.wants_prefetch([1, 2, 3]) == []
     pool.match([1])
-    assert pool.heat(1) == 0.75
+    assert pool._heat.of(1) == 0.75
     assert pool.wants_prefetch([1, 2, 3]) == [1]
     clock.now_s += 10
-    assert pool.heat(1) == 0.6
+    assert pool._heat.of(1) == 0.6
     assert pool.wants_prefetch([1, 2, 3]) == []
     clock.now_s -= 10
     store(pool, [1])
@@ -326,24 +347,24 @@ def test_heat_is_kept_of_a_bounded_number_of_keys() -> None:
     pool.match([0])
     for key in range(1, 5):
         pool.match([key])
-    assert pool.heat(0) == 0
-    assert pool.heat(4) == 0.5
+    assert pool._heat.of(0) == 0
+    assert pool._heat.of(4) == 0.5
 
 
 def test_ghosts_are_keys_that_were_evicted_and_a_miss_of_one_is_counted() -> None:
     registry = Registry()
-    pool = BlockPool("host", 1, block_size=SIZE, ghosts=2, registry=registry)
+    pool = BlockPool("device", 1, block_size=SIZE, ghosts=2, registry=registry)
     for key in range(4):
         store(pool, [key])
         pool.release("r")
     pool.match([0, 1])
-    hits = registry.counter("beluga_tier_ghost_hits_total", "")
-    assert hits.value(tier="host") == 0
+    hits = registry.counter("beluga_kvbm_ghost_hits_total", "")
+    assert hits.value(tier="device") == 0
     pool.match([1, 3])
-    assert hits.value(tier="host") == 1
+    assert hits.value(tier="device") == 1
     store(pool, [1])
     pool.match([1])
-    assert hits.value(tier="host") == 1
+    assert hits.value(tier="device") == 1
 
 
 def test_offload_is_due_above_the_watermark() -> None:
@@ -364,7 +385,7 @@ def test_wrong_sizes_are_refused() -> None:
     for total, size, watermark in ((0, 1, 0.5), (1, 0, 0.5), (1, 1, 0.0), (1, 1, 1.5)):
         with pytest.raises(TierError, match="it needs a block, a token, and a share"):
             BlockPool("x", total, block_size=size, watermark=watermark, registry=Registry())
-    with pytest.raises(TierError, match="tier host has 8 blocks, not 9"):
+    with pytest.raises(TierError, match="tier device has 8 blocks, not 9"):
         make().reserve("r", 9)
     with pytest.raises(TierError, match="not -1"):
         make().reserve("r", -1)

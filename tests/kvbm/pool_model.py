@@ -14,7 +14,6 @@ class ModelBlock:
     index: int
     key: int | None = None
     parent: int | None = None
-    priority: int = 0
     tokens: int = 0
     is_committed: bool = False
     is_registered: bool = False
@@ -24,7 +23,7 @@ class ModelBlock:
 
 
 class ModelPool:
-    """The rules of :class:`beluga.tiers.blocks.BlockPool`, by brute force."""
+    """The rules of :class:`beluga.kvbm.BlockPool`, by brute force."""
 
     def __init__(self, total: int, *, keep_unsaved: bool) -> None:
         self.blocks = [ModelBlock(index) for index in range(total)]
@@ -51,7 +50,7 @@ class ModelPool:
             for one in inactive
             if one.key not in parents and (one.is_saved or not self.keep_unsaved)
         ]
-        return min(leaves, key=lambda one: (one.priority, one.tick), default=None)
+        return min(leaves, key=lambda one: one.tick, default=None)
 
     def claim(self, block: ModelBlock, request: str | None) -> int:
         self.next_claim += 1

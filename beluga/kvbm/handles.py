@@ -3,7 +3,7 @@
 """Handles of blocks: strong ones keep a block active, weak ones only remember it.
 
 A strong handle is released by its ``release``, at the end of its ``with``, by garbage collection,
-or by :meth:`~beluga.tiers.blocks.BlockPool.release` of its request, whichever comes first. A handle
+or by :meth:`~beluga.kvbm.BlockPool.release` of its request, whichever comes first. A handle
 that was released raises TierError when it is used.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Hashable
 from typing import Protocol, TypeVar
 
 from beluga.errors import TierError
-from beluga.tiers.blocks.state import Block, BlockPhase, Key
+from beluga.kvbm.state import Block, BlockPhase, Key
 
 _Self = TypeVar("_Self", bound="_StrongHandle")
 
@@ -40,7 +40,7 @@ class HandleOwner(Protocol):
     def fill(self, claim: StrongReference, tokens: int) -> None:
         """Add tokens to the claim's block."""
 
-    def commit(self, claim: StrongReference, key: Key, parent: Key | None, priority: int) -> None:
+    def commit(self, claim: StrongReference, key: Key, parent: Key | None) -> None:
         """Name the content of the claim's block."""
 
     def drop(self, claim: StrongReference) -> None:
@@ -60,7 +60,7 @@ class _StrongHandle:
 
     @property
     def index(self) -> int:
-        """The number of the block's place in the tier's storage."""
+        """The number of the block in the device's memory."""
         return self.claim.held().index
 
     def release(self) -> None:
@@ -93,13 +93,11 @@ class MutableBlock(_StrongHandle):
         """Say that so many more tokens are there. Raises TierError beyond the block's size."""
         self.owner.fill(self.claim, tokens)
 
-    def commit(self, key: Key, *, parent: Key | None = None, priority: int = 0) -> None:
-        """Name the content of a full block.
-
-        ``parent`` is the key of the block before it in its chain. Blocks of a lower ``priority``
-        are evicted earlier and offloaded later. Raises TierError for a block that is not full.
+    def commit(self, key: Key, *, parent: Key | None = None) -> None:
+        """Name the content of a full block. ``parent`` is the key of the block before it in its
+        chain. Raises TierError for a block that is not full.
         """
-        self.owner.commit(self.claim, key, parent, priority)
+        self.owner.commit(self.claim, key, parent)
 
     def __repr__(self) -> str:
         block = self.claim.block
@@ -109,15 +107,15 @@ class MutableBlock(_StrongHandle):
 class RegisteredBlock(_StrongHandle):
     """A strong handle of a registered block. Its content does not change while this is held."""
 
-    __slots__ = ("key", "parent", "priority")
+    __slots__ = ("key",)
 
     def __init__(self, owner: HandleOwner, claim: StrongReference, block: Block) -> None:
         super().__init__(owner, claim)
-        self.key, self.parent, self.priority = block.key, block.parent, block.priority
+        self.key = block.key
 
     def weak(self) -> WeakBlock:
         """Return a weak reference to the block."""
-        return WeakBlock(self.owner, self.key, self.parent, self.priority)
+        return WeakBlock(self.owner, self.key)
 
     def __repr__(self) -> str:
         block = self.claim.block
@@ -127,10 +125,10 @@ class RegisteredBlock(_StrongHandle):
 class WeakBlock:
     """A weak reference: it remembers a registered block, and does not keep it from eviction."""
 
-    __slots__ = ("key", "owner", "parent", "priority")
+    __slots__ = ("key", "owner")
 
-    def __init__(self, owner: HandleOwner, key: Key, parent: Key | None, priority: int) -> None:
-        self.owner, self.key, self.parent, self.priority = owner, key, parent, priority
+    def __init__(self, owner: HandleOwner, key: Key) -> None:
+        self.owner, self.key = owner, key
 
     def upgrade(
         self, request: Hashable | None = None, *, is_use: bool = True

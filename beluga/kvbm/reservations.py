@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 
-from beluga.tiers.blocks.handles import MutableBlock
+from beluga.kvbm.handles import MutableBlock
 
 
 class Reservation:

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """The inactive blocks of a pool: registered, without a user, and in the order of their eviction.
 
-The block that is evicted next is the *leaf* with the lowest (priority, tick): a leaf is a block
+The block that is evicted next is the *leaf* with the lowest tick: a leaf is a block
 without inactive children, so the end of a chain goes before its beginning. For example, after
 chains A-B-C and A-D were returned in the order C, B, D, A, the order of eviction is C, B, D, A; had
 A been returned first, it would still be the last.
@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import heapq
 
-from beluga.tiers.blocks.state import Block, Key
+from beluga.kvbm.state import Block, Key
 
-_Entry = tuple[int, int, Block]
+_Entry = tuple[int, Block]
 _SLACK = 64
 
 
@@ -39,7 +39,7 @@ class Inactive:
         return self._blocks.get(block.key) is block
 
     def keep_unsaved(self, keep: bool) -> None:
-        """Say whether blocks that are in no lower tier are kept from eviction."""
+        """Say whether blocks that are not in the tier below are kept from eviction."""
         self._keep_unsaved = keep
         for block in self._blocks.values():
             self.offer(block)
@@ -77,13 +77,13 @@ class Inactive:
             if len(self._leaves) > 2 * len(self._blocks) + _SLACK:
                 self._leaves = [entry for entry in set(self._leaves) if self._is_current(entry)]
                 heapq.heapify(self._leaves)
-            heapq.heappush(self._leaves, (block.priority, block.tick, block))
+            heapq.heappush(self._leaves, (block.tick, block))
 
     def evict(self) -> Block | None:
         """Remove and return the block that is evicted next; None if no block may be evicted."""
         entry = self._pop()
         if entry is not None:
-            block = entry[2]
+            block = entry[1]
         elif self._blocks and not self._keep_unsaved:
             # Parents that a caller named in a circle leave no leaf.
             block = min(self._blocks.values(), key=_order)
@@ -93,7 +93,7 @@ class Inactive:
         return block
 
     def coldest(self, count: int) -> list[Block]:
-        """Return the first blocks by (priority, tick) that are in no lower tier."""
+        """Return the first blocks by tick that are not in the tier below."""
         unsaved = (block for block in self._blocks.values() if not block.saved)
         return heapq.nsmallest(count, unsaved, key=_order)
 
@@ -106,12 +106,12 @@ class Inactive:
         return None
 
     def _is_current(self, entry: _Entry) -> bool:
-        block = entry[2]
-        return block.tick == entry[1] and block in self and self._is_candidate(block)
+        block = entry[1]
+        return block.tick == entry[0] and block in self and self._is_candidate(block)
 
     def _is_candidate(self, block: Block) -> bool:
         return block.key not in self._children and (block.saved or not self._keep_unsaved)
 
 
-def _order(block: Block) -> tuple[int, int]:
-    return block.priority, block.tick
+def _order(block: Block) -> int:
+    return block.tick

@@ -21,9 +21,9 @@ from hypothesis.stateful import (
 )
 
 from beluga.errors import TierError
+from beluga.kvbm import BlockPhase, BlockPool, MutableBlock, RegisteredBlock, WeakBlock
 from beluga.metrics import Registry
-from beluga.tiers.blocks import BlockPhase, BlockPool, MutableBlock, RegisteredBlock, WeakBlock
-from tests.tiers.pool_model import ModelPool
+from tests.kvbm.pool_model import ModelPool
 
 SIZE = 4  # tokens of a block
 KEYS = st.integers(1, 31)
@@ -120,8 +120,8 @@ class PoolMachine(RuleBasedStateMachine):
         known.tokens += tokens
 
     @precondition(lambda self: self.mutable)
-    @rule(place=PLACES, key=KEYS, priority=st.integers(0, 1), is_filled=st.booleans())
-    def commit(self, place: int, key: int, priority: int, is_filled: bool) -> None:
+    @rule(place=PLACES, key=KEYS, is_filled=st.booleans())
+    def commit(self, place: int, key: int, is_filled: bool) -> None:
         block, claim = self.pick(self.mutable, place)
         known = self.model.blocks[self.model.owner[claim][0]]
         if is_filled and not known.is_committed and known.tokens < SIZE:
@@ -129,11 +129,10 @@ class PoolMachine(RuleBasedStateMachine):
             known.tokens = SIZE
         if known.is_committed or known.tokens < SIZE:
             with pytest.raises(TierError):
-                block.commit(key, parent=parent_of(key), priority=priority)
+                block.commit(key, parent=parent_of(key))
             return
-        block.commit(key, parent=parent_of(key), priority=priority)
-        known.key, known.parent, known.priority = key, parent_of(key), priority
-        known.is_committed = True
+        block.commit(key, parent=parent_of(key))
+        known.key, known.parent, known.is_committed = key, parent_of(key), True
 
     @precondition(lambda self: self.mutable)
     @rule(place=PLACES, count=st.integers(1, 4))

@@ -8,9 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from beluga.tiers.blocks.state import Key
-
-PREFETCH_ABOVE = 0.7
+from beluga.kvbm.state import Key
 
 
 class Heat:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from beluga.tiers.blocks.state import Key
+from beluga.kvbm.state import Key
 
 
 class Ghosts:

@@ -1,0 +1,518 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The block manager: what sinks, what comes back, in which order, and what failures leave."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import threading
+from concurrent.futures import CancelledError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beluga import KVCache, MetaServer, Pool
+from beluga.errors import TierError, TransferError, UnsettledError
+from beluga.kvbm import BlockManager, CacheTier
+from beluga.metrics import Registry
+from beluga.transfer import BlockLayout, View
+from tests.kvbm.device import LENGTH, Device, SharedMemory, content
+
+WAIT_S = 30
+
+
+class Scene:
+    """A device over a tier whose copies are recorded and may fail."""
+
+    def __init__(self, device: int = 8, **options: Any) -> None:
+        self.registry = Registry()
+        self.device = Device(device, self.registry)
+        self.pool = self.device.pool
+        self.below = SharedMemory(self.device)
+        self.manager = BlockManager(
+            self.pool, self.below, registry=self.registry, **{"threads": False, **options}
+        )
+
+    def moved(self, kind: str) -> float:
+        counter = self.registry.counter("beluga_kvbm_moved_blocks_total", "")
+        return counter.value(tier="device", kind=kind)
+
+    def dropped(self, reason: str, kind: str = "offload") -> float:
+        counter = self.registry.counter("beluga_kvbm_dropped_blocks_total", "")
+        return counter.value(tier="device", kind=kind, reason=reason)
+
+    def fail(self, error: Exception | None) -> None:
+        def before(_: str) -> None:
+            if error is not None:
+                raise error
+
+        self.below.before = before
+
+    def sink(self, *numbers: int, request: str = "r") -> None:
+        """Store blocks in the device, release them, and let them sink."""
+        self.device.store(numbers, request)
+        self.manager.release(request)
+        self.manager.flush()
+
+    def sunk(self) -> None:
+        """Sink blocks 1 to 8 out of the device, which has 11 to 18 then."""
+        self.sink(*range(1, 9))
+        self.sink(*range(11, 19))
+        self.below.copies.clear()
+
+
+def test_blocks_sink_and_come_back_with_their_bytes() -> None:
+    scene = Scene()
+    scene.sink(1, 2, 3)
+    assert scene.pool.contains([1, 2, 3]) == [True] * 3
+    scene.sink(*range(11, 19))
+    assert scene.pool.contains([1, 2, 3]) == [False] * 3
+    found = scene.manager.onboard([1, 2, 3, 4], "next")
+    assert not found.done()
+    assert scene.manager.step()
+    blocks = found.result(0)
+    assert [block.key for block in blocks] == [1, 2, 3], "4 is nowhere"
+    for block, number in zip(blocks, (1, 2, 3), strict=True):
+        assert (scene.device.memory[block.index] == content(number)).all()
+    assert [scene.pool._registered[key].parent for key in (1, 2, 3)] == [None, 1, 2]
+    assert scene.pool.inflight_blocks == 3
+    scene.manager.release("next")
+    assert scene.pool.inflight_blocks == 0
+    assert (scene.moved("offload"), scene.moved("onboard")) == (11, 3)
+
+
+def test_an_onboard_loads_only_what_the_device_does_not_have() -> None:
+    scene = Scene(device=4)
+    scene.sink(1, 2, 3)
+    scene.sink(11, 12)  # evicts 3, and keeps the beginning of the chain
+    assert scene.pool.contains([1, 2, 3]) == [True, True, False]
+    scene.below.copies.clear()
+    found = scene.manager.onboard([1, 2, 3], "next")
+    scene.manager.flush()
+    assert [block.key for block in found.result(0)] == [1, 2, 3]
+    assert scene.below.copies == [("load", [3])]
+    scene.manager.release("next")
+    scene.manager.flush()
+    assert scene.below.copies == [("load", [3])], "what came from below is not offloaded again"
+
+
+def test_an_onboard_of_what_is_there_moves_nothing_and_waits_for_nobody() -> None:
+    scene = Scene()
+    scene.device.store([1])
+    busy = scene.pool.reserve("busy", 7).result(0)
+    cold = scene.manager.onboard([2, 3], "cold")
+    found = scene.manager.onboard([1], "next")
+    assert [block.key for block in found.result(0)] == [1]
+    assert scene.manager.onboard([], "next").result(0) == []
+    assert not cold.done()
+    scene.pool.drop_all(busy)
+    scene.manager.flush()
+    assert cold.result(0) == []
+
+
+def test_two_chains_that_come_at_once_do_not_wait_for_each_other() -> None:
+    scene = Scene(device=6)
+    scene.sink(1, 2, 3, 7, 8)
+    scene.sink(4, 5, 6)
+    scene.manager.release("warm")
+    busy = scene.pool.reserve("busy", 2).result(0)
+    chains = {"a": [1, 2, 3, 7, 8], "b": [4, 5, 6]}
+    found = {name: scene.manager.onboard(chain, name) for name, chain in chains.items()}
+    assert scene.pool.inflight_blocks == 2, "who waits holds nothing"
+    scene.pool.drop_all(busy)
+    for name, chain in chains.items():
+        scene.manager.flush()
+        assert [block.key for block in found[name].result(0)] == chain
+        scene.manager.release(name)
+
+
+def test_a_chain_whose_own_blocks_make_room_comes_nevertheless() -> None:
+    scene = Scene(device=4)
+    scene.sink(3, 4)
+    scene.sink(1, 2)
+    busy = scene.pool.reserve("busy", 1).result(0)  # evicts 4
+    found = scene.manager.onboard([1, 2, 3, 4], "next")
+    scene.manager.flush()
+    assert not found.done(), "it needs all four"
+    scene.pool.drop_all(busy)
+    scene.manager.flush()
+    assert [block.key for block in found.result(0)] == [1, 2, 3, 4]
+    scene.manager.release("next")
+    with pytest.raises(TierError, match="has 4 blocks, not 5"):
+        scene.manager.onboard([5, 6, 7, 8, 9], "more").result(0)
+
+
+def test_threads_that_onboard_chains_at_once_all_end() -> None:
+    scene, failures = Scene(device=6, threads=True), []
+    with scene.manager:
+        scene.sink(1, 2, 3, 4, 5)
+        scene.sink(11, 12, 13, 14, 15)
+        scene.sink(21, 22, 23, 24, 25)
+
+        def work(number: int) -> None:
+            order, first = random.Random(number), 1 + number % 3 * 10
+            for turn in range(100):
+                chain = list(range(first, first + order.randint(1, 5)))
+                name = f"{number} {turn}"
+                try:
+                    blocks = scene.manager.onboard(chain, name).result(WAIT_S)
+                    assert [block.key for block in blocks] == chain
+                except BaseException as error:
+                    failures.append(error)
+                    return
+                del blocks
+                scene.manager.release(name)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+    assert scene.pool.inflight_blocks == 0
+
+
+def heat_up(scene: Scene, *keys: int) -> None:
+    for _ in range(3):
+        scene.pool.match(keys)
+
+
+def test_onboards_go_before_prefetches_and_both_before_offloads() -> None:
+    scene = Scene()
+    scene.sunk()
+    heat_up(scene, 1)
+    scene.device.store([50])  # an offload
+    scene.manager.prefetch([1])
+    found = [scene.manager.onboard([number], "x") for number in (2, 3)]
+    while scene.manager.step():
+        pass
+    assert scene.below.copies == [
+        ("load", [2]),
+        ("load", [3]),
+        ("load", [1]),
+        ("save", [50]),
+    ]
+    assert all(future.result(0) for future in found)
+    assert (scene.moved("onboard"), scene.moved("prefetch")) == (2, 1)
+
+
+def test_offloads_go_by_age_in_batches_of_16() -> None:
+    scene = Scene(device=64)
+    scene.device.store(range(1, 21))
+    scene.manager.step()
+    assert scene.below.copies == [("save", list(range(1, 17)))]
+    scene.manager.step()
+    assert scene.below.copies[1] == ("save", [17, 18, 19, 20])
+
+
+def test_offloaded_blocks_that_went_or_find_no_room_are_dropped_and_counted() -> None:
+    scene = Scene(device=4, offload="drop")
+    scene.device.store([1, 2, 3, 4])
+    scene.manager.release("r")
+    scene.pool.reserve("x", 2).result(0)[0].fill(1)  # 3 and 4 are evicted
+    scene.below.is_full = True
+    scene.manager.step()
+    assert (scene.dropped("gone"), scene.dropped("refused")) == (2, 2)
+    assert scene.below.blocks == {}
+
+
+def test_a_block_that_is_below_already_is_not_counted_as_a_copy() -> None:
+    scene = Scene()
+    scene.below.blocks[1] = content(1).tobytes()
+    scene.sink(1)
+    assert (scene.dropped("present"), scene.moved("offload")) == (1, 0)
+
+
+def test_a_copy_that_fails_is_a_typed_error_and_leaves_no_block_taken() -> None:
+    scene = Scene(offload="drop")
+    scene.sunk()
+    scene.fail(TransferError("the link is down"))
+    found = scene.manager.onboard([1], "x")
+    scene.manager.step()
+    with pytest.raises(TierError, match=r"an onboard failed: .*the link is down"):
+        found.result(0)
+    scene.device.store([50])
+    scene.manager.step()
+    assert scene.dropped("failed") == 1
+    heat_up(scene, 2)
+    scene.manager.prefetch([2])
+    scene.manager.step()
+    assert scene.dropped("failed", "prefetch") == 1
+    scene.manager.release("r")
+    assert scene.pool.inflight_blocks == 0
+
+
+def test_failures_of_one_kind_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene(offload="drop")
+    scene.fail(TransferError("the link is down"))
+    for number in range(5):
+        scene.device.store([number])
+        scene.manager.step()
+    assert scene.dropped("failed") == 5
+    assert caplog.messages == ["beluga: an offload of tier device failed: the link is down"]
+
+
+def test_blocks_that_a_copy_may_still_write_are_never_given_to_anybody() -> None:
+    scene = Scene(offload="drop")
+    scene.sunk()
+    scene.fail(UnsettledError("no answer"))
+    found = scene.manager.onboard([1], "x")
+    scene.manager.step()
+    with pytest.raises(TierError, match="an onboard has not ended: no answer"):
+        found.result(0)
+    scene.device.store([50])
+    scene.manager.step()
+    heat_up(scene, 2)
+    scene.manager.prefetch([2])
+    scene.manager.step()
+    scene.manager.release("x")
+    scene.manager.release("r")
+    assert scene.pool.inflight_blocks == 3, "an onboard's and a prefetch's target, and a source"
+
+
+@pytest.mark.parametrize("moment", ["waits for room", "is ready", "is copied"])
+@pytest.mark.parametrize("how", ["cancel", "release", "close"])
+def test_an_onboard_that_ends_early_lets_go_of_everything(moment: str, how: str) -> None:
+    scene = Scene()
+    scene.sunk()
+    held = scene.pool.reserve("busy", 8 if moment == "waits for room" else 1).result(0)
+    found = scene.manager.onboard([1, 2], "x")
+
+    def end() -> None:
+        if how == "cancel":
+            assert found.cancel() == (moment != "is copied")
+        elif how == "release":
+            scene.manager.release("x")
+        else:
+            scene.manager.close()
+
+    if moment == "is copied":
+        scene.below.before = lambda what: end()
+        scene.manager.step()
+    else:
+        end()
+        scene.manager.step()
+    if how == "release" and moment == "is copied":
+        with pytest.raises(TierError, match="request 'x' was released"):
+            found.result(0)
+    elif moment == "is copied":
+        assert len(found.result(0)) == 2
+    else:
+        with pytest.raises((CancelledError, TierError)):
+            found.result(0)
+    scene.manager.release("x")
+    scene.pool.drop_all(held)
+    assert scene.pool.inflight_blocks == 0
+    assert len(scene.pool._waiting) == 0
+
+
+def test_an_onboard_that_finds_no_room_in_time_fails() -> None:
+    scene = Scene(threads=True)
+    with scene.manager:
+        scene.sink(*range(1, 9))
+        scene.sink(*range(11, 19))
+        held = scene.pool.reserve("busy", 8).result(0)
+        found = scene.manager.onboard([1], "x", timeout_s=0.01)
+        with pytest.raises(TierError, match="tier device had no 1 blocks within"):
+            found.result(WAIT_S)
+        with pytest.raises(TierError, match="tier device has 8 blocks, not 9"):
+            scene.manager.onboard(list(range(200, 209)), "x").result(WAIT_S)
+        assert held[0].index == 0
+
+
+def test_an_onboard_that_needs_more_room_holds_nothing_while_it_asks_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene, held = Scene(), []
+    scene.sink(1, 2)
+    pool, inner = scene.pool, scene.pool.reserve
+    busy = pool.reserve("busy", 6).result(0)
+    before = pool.reserve("before", 6)  # leaves the two blocks of 1 and 2, of which 3 takes one
+
+    def reserve(request: Any, count: int, **options: Any) -> Any:
+        held.append((count, pool.inflight_blocks))
+        return inner(request, count, **options)
+
+    monkeypatch.setattr(pool, "reserve", reserve)
+    found = scene.manager.onboard([1, 2, 3], "x")
+    pool.drop_all(busy)
+    assert held == [(1, 6), (3, 6)]  # the second time for all three, whatever else goes
+    pool.drop_all(before.result(0))
+    assert scene.manager.step()
+    assert len(found.result(0)) == 2
+
+
+def test_an_onboard_is_not_held_up_by_an_offload_that_stands_still() -> None:
+    scene, stands, go_on = Scene(threads=True), threading.Event(), threading.Event()
+    scene.below.blocks = {number: content(number).tobytes() for number in (1, 2)}
+
+    def before(what: str) -> None:
+        if what == "save":
+            stands.set()
+            assert go_on.wait(WAIT_S)
+
+    with scene.manager:
+        scene.below.before = before
+        scene.device.store([50])
+        assert stands.wait(WAIT_S)
+        assert len(scene.manager.onboard([1, 2], "x").result(WAIT_S)) == 2
+        go_on.set()
+        assert scene.manager.flush(WAIT_S)
+        assert 50 in scene.below.blocks
+
+
+def test_a_manager_may_be_closed_by_a_callback_and_is_closed_in_a_forked_child() -> None:
+    scene, closed = Scene(threads=True), threading.Event()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            scene.manager.onboard([1]).result(0)
+            os._exit(1)
+        os._exit(0 if scene.manager.flush(1) else 2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def close(_: object) -> None:
+        scene.manager.close()
+        closed.set()
+
+    scene.manager.onboard([1], "x").add_done_callback(close)
+    assert closed.wait(WAIT_S)
+    with pytest.raises(TierError, match="the block manager is closed"):
+        scene.manager.onboard([1], "x").result(0)
+
+
+def test_with_wait_no_block_is_lost_however_small_the_device_is() -> None:
+    scene = Scene(device=4, threads=True)
+    with scene.manager:
+        for first in range(0, 60, 3):
+            scene.device.store([first, first + 1, first + 2], "r")
+            scene.manager.release("r")
+        assert scene.manager.flush(WAIT_S)
+        assert set(scene.below.blocks) == set(range(60))
+        for number in range(60):
+            (block,) = scene.manager.onboard([number], "r").result(WAIT_S)
+            assert (scene.device.memory[block.index] == content(number)).all()
+            scene.manager.release("r")
+
+
+def test_with_wait_a_full_tier_below_stops_nobody_for_good() -> None:
+    scene = Scene(device=2, threads=True)
+    scene.below.is_full = True
+    with scene.manager:
+        for number in range(12):
+            scene.device.store([number], "r")
+            scene.manager.release("r")
+    assert scene.dropped("given_up") > 0
+    assert scene.below.blocks == {}
+
+
+def test_with_drop_eviction_waits_for_nobody() -> None:
+    scene = Scene(device=2, offload="drop")
+    for number in range(5):
+        scene.device.store([number], "r")
+        scene.manager.release("r")
+    scene.manager.flush()
+    assert set(scene.below.blocks) == {3, 4}
+    assert scene.dropped("gone") == 3
+
+
+def test_with_the_watermark_the_coldest_blocks_are_offloaded_when_the_device_is_full() -> None:
+    scene = Scene(device=20, offload="watermark")
+    scene.device.store(range(1, 18))
+    scene.manager.release("r")
+    assert not scene.manager.step(), "17 of 20 are 85 %"
+    scene.device.store([18])
+    scene.manager.flush()
+    assert set(scene.below.blocks) == set(range(2, 18)), "16 of the end of the chain; 18 is in use"
+
+
+def test_hot_blocks_that_are_expected_are_prefetched() -> None:
+    scene = Scene()
+    scene.sunk()
+    for _ in range(2):
+        assert scene.pool.match([1, 2]) == []
+    scene.manager.prefetch([1, 2])
+    scene.manager.flush()
+    assert scene.pool.contains([1, 2]) == [False, False]
+    assert scene.pool.match([1, 2]) == []  # the third touch within a short time
+    scene.manager.prefetch([1, 2])
+    scene.manager.flush()
+    assert scene.pool.contains([1, 2]) == [True, True]
+    assert [block.key for block in scene.pool.match([1, 2])] == [1, 2]
+    assert scene.moved("prefetch") == 2
+
+
+def test_a_prefetch_takes_only_room_that_nobody_waits_for() -> None:
+    scene = Scene()
+    scene.sunk()
+    heat_up(scene, 1, 2)
+    held = scene.pool.reserve("busy", 8).result(0)
+    scene.manager.prefetch([1, 2])
+    scene.manager.flush()
+    assert scene.dropped("full", kind="prefetch") == 2
+    assert held[0].index == 0
+    assert len(scene.pool._waiting) == 0
+
+
+def test_a_prefetch_of_more_keys_than_the_device_has_forgets_the_oldest() -> None:
+    scene = Scene()
+    scene.sunk()
+    heat_up(scene, *range(1, 9))
+    scene.manager.prefetch(list(range(1, 6)))
+    scene.manager.prefetch(list(range(5, 9)))
+    assert scene.dropped("overflow", kind="prefetch") == 5
+    scene.manager.flush()
+    assert scene.pool.contains(range(1, 9)) == [False] * 4 + [True] * 4
+
+
+def test_a_chain_ends_at_the_first_block_that_the_tier_below_lost() -> None:
+    scene = Scene()
+    scene.sunk()
+    del scene.below.blocks[2]
+    found = scene.manager.onboard([1, 2, 3], "x")
+    scene.manager.flush()
+    assert [block.key for block in found.result(0)] == [1]
+    assert scene.pool.inflight_blocks == 1
+    heat_up(scene, 2)
+    scene.manager.prefetch([2])
+    scene.manager.flush()
+    assert scene.dropped("gone", kind="prefetch") == 1
+
+
+def test_an_offload_policy_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(TierError, match="'never' is no policy; give wait, drop, watermark"):
+        Scene(offload="never")
+
+
+def test_blocks_sink_to_a_pool_and_come_back_by_way_of_a_cache(shm: Path) -> None:
+    with (
+        Pool.create([shm / "a"], device_size=32 << 20) as pool,
+        MetaServer(pool),
+        KVCache(pool, namespace="x") as up,
+        KVCache(pool, namespace="x") as down,
+    ):
+        device = Device(4)
+        view = View.of(device.memory)
+        below = CacheTier(up, down, BlockLayout([view], ("block", "dim")))
+        keys = [bytes([number]) * 16 for number in range(8)]
+        with BlockManager(device.pool, below, registry=Registry()) as manager:
+            for first in (0, 4):
+                blocks = device.pool.reserve("r", 4).result(WAIT_S)
+                for number, block in enumerate(blocks, first):
+                    device.memory[block.index] = number
+                    block.fill(4)
+                    block.commit(keys[number])
+                device.pool.register(blocks)
+                del blocks
+                manager.release("r")
+            assert manager.flush(WAIT_S)
+            found = manager.onboard(keys[:4], "next").result(WAIT_S)
+            assert [device.memory[block.index].tolist() for block in found] == [
+                [number] * LENGTH for number in range(4)
+            ]
+        with pytest.raises(TierError, match="digests in bytes; give no 'a'"):
+            below.load(["a"], [0])
+        assert up.lookup(keys[4:]) == 4
