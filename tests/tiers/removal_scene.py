@@ -4,10 +4,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from beluga import KVCache, MetaServer, Pool
 from beluga.tiers import LowerTier, TierService
 from beluga.tiers.disk import DiskTier
 from beluga.tiers.remote import RefusedError, RemoteSettings, RemoteTier
+from beluga.tiers.remote.envelope import name_of
 
 LENGTH = 200_000
 POOL_BYTES = 16 << 20  # blocks of the pool: about 60
@@ -151,6 +151,22 @@ class Scene:
     def put_surely(self, name: object, version: int) -> None:
         assert eventually(lambda: self.put(name, version))
 
+    @property
+    def faulty(self) -> FaultyStore:
+        assert self.store is not None
+        return self.store
+
+    def stored(self, name: object) -> FaultyStore:
+        """Put a block, and return the store when that has it."""
+        self.put_surely(name, 0)
+        self.offered()
+        assert eventually(lambda: self.in_store(name))
+        return self.faulty
+
+    def in_store(self, name: object) -> bool:
+        (key,) = self.cache.keys([digest(name)])
+        return name_of(key) in self.faulty.objects
+
     def get(self, name: object) -> NDArray[np.uint8] | None:
         target = np.zeros((1, LENGTH), np.uint8)
         return target if self.cache.get([digest(name)], target).hits else None
@@ -179,16 +195,3 @@ class Scene:
     def settle(self) -> None:
         """Wait until all removals are executed."""
         assert eventually(lambda: self.pending() == 0)
-
-
-def during(fault: Callable[[], None], heal: Callable[[], None]) -> contextlib.ExitStack:
-    stack = contextlib.ExitStack()
-    fault()
-    stack.callback(heal)
-    return stack
-
-
-def objects(store: FaultyStore, keys: NDArray[np.uint64]) -> Sequence[bool]:
-    from beluga.tiers.remote.envelope import name_of
-
-    return [name_of(key) in store.objects for key in keys]

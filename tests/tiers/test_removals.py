@@ -18,7 +18,7 @@ from blocks import eventually
 from disk_faults import VolatileEngine
 from disk_tiers import MIB, keys_of, payload_of, records_of
 from numpy.typing import NDArray
-from removal_scene import LENGTH, SETTINGS, FaultyStore, Scene, content, digest, objects
+from removal_scene import LENGTH, SETTINGS, FaultyStore, Scene, content, digest
 
 from beluga import KVCache, MetaServer, Pool
 from beluga.errors import RemovalsFullError
@@ -43,24 +43,20 @@ def make(shm: Path) -> Iterator[Make]:
 
 
 def refuse(scene: Scene) -> None:
-    assert scene.store is not None
-    scene.store.refused = {"delete"}
+    scene.faulty.refused = {"delete"}
 
 
 def lose(scene: Scene) -> None:
-    assert scene.store is not None
-    scene.store.lost = {"delete"}
+    scene.faulty.lost = {"delete"}
 
 
 def hang(scene: Scene) -> None:
-    assert scene.store is not None
-    scene.store.hung = {"delete", "exists"}
+    scene.faulty.hung = {"delete", "exists"}
 
 
 def break_open(scene: Scene) -> None:
     """Let the circuit breaker open, and stay open."""
-    assert scene.store is not None
-    scene.store.lost = {"get", "put", "delete", "exists"}
+    scene.faulty.lost = {"get", "put", "delete", "exists"}
     remote = scene.tiers[-1]
     for _ in range(5):
         remote.load(scene.cache.keys([digest("nobody")]))
@@ -73,26 +69,22 @@ def test_a_block_does_not_come_back_from_a_store_that_did_not_delete_it(
     make: Make, fault: Callable[[Scene], None], disk: bool
 ) -> None:
     scene = make(disk=disk)
-    assert scene.store is not None
-    scene.put_surely("block", 0)
-    scene.offered()
-    key = scene.cache.keys([digest("block")])
-    assert eventually(lambda: objects(scene.store, key) == [True])
+    store = scene.stored("block")
     fault(scene)
     assert scene.remove("block") == 1
     assert scene.get("block") is None
-    scene.store.heal() if fault is hang else None
-    scene.store.refused = {"delete"}
-    scene.store.lost.clear()
+    store.heal() if fault is hang else None
+    store.refused = {"delete"}
+    store.lost.clear()
     assert eventually(lambda: scene.tiers[-1]._breaker.closed or scene.get("x") is not None)
     assert scene.get("block") is None
     scene.restart()
     assert scene.get("block") is None
-    assert objects(scene.store, key) == [True]
+    assert scene.in_store("block")
     assert scene.pending() >= 1
-    scene.store.heal()
+    store.heal()
     scene.settle()
-    assert objects(scene.store, key) == [False]
+    assert not scene.in_store("block")
     assert scene.get("block") is None
 
 
@@ -100,12 +92,8 @@ def test_a_put_after_a_removal_is_read_and_replaces_what_a_store_did_not_delete(
     make: Make,
 ) -> None:
     scene = make(disk=False)
-    assert scene.store is not None
-    scene.put_surely("block", 0)
-    scene.offered()
-    key = scene.cache.keys([digest("block")])
-    assert eventually(lambda: objects(scene.store, key) == [True])
-    scene.store.refused = {"delete"}
+    store = scene.stored("block")
+    store.refused = {"delete"}
     scene.remove("block")
     assert eventually(lambda: scene.server.lower_stat().removal_failed == 1)
     scene.put_surely("block", 1)
@@ -120,16 +108,12 @@ def test_a_put_after_a_removal_is_read_and_replaces_what_a_store_did_not_delete(
 
 def test_saving_what_no_tier_has_replaces_what_a_store_did_not_delete(make: Make) -> None:
     scene = make(disk=False)
-    assert scene.store is not None
-    scene.put_surely("block", 0)
-    scene.offered()
-    key = scene.cache.keys([digest("block")])
-    assert eventually(lambda: objects(scene.store, key) == [True])
-    scene.store.refused = {"delete", "put"}
+    store = scene.stored("block")
+    store.refused = {"delete", "put"}
     scene.remove("block")
     scene.put_surely("block", 1)
     scene.offered()  # and not saved
-    scene.store.refused = {"delete"}
+    store.refused = {"delete"}
     assert eventually(lambda: list(scene.service.save_missing(threading.Event())) == [(1, 0)])
     scene.settle()
     scene.evict()
@@ -140,12 +124,8 @@ def test_a_store_that_still_has_a_removed_block_does_not_answer_for_a_disk_that_
     make: Make,
 ) -> None:
     scene = make()
-    assert scene.store is not None
-    scene.put_surely("block", 0)
-    scene.offered()
-    key = scene.cache.keys([digest("block")])
-    assert eventually(lambda: objects(scene.store, key) == [True])
-    scene.store.refused = {"delete", "put"}
+    store = scene.stored("block")
+    store.refused = {"delete", "put"}
     scene.remove("block")
     scene.put_surely("block", 1)
     scene.evict()
@@ -240,13 +220,9 @@ def test_a_removed_block_that_is_being_saved_does_not_come_back(make: Make) -> N
 
 def test_removals_beyond_the_bound_are_refused_and_none_is_forgotten(make: Make) -> None:
     scene = make(disk=False)
-    assert scene.store is not None
-    scene.put_surely("block", 0)
     scene.put_surely("last", 0)
-    scene.offered()
-    key = scene.cache.keys([digest("block")])
-    assert eventually(lambda: objects(scene.store, key) == [True])
-    scene.store.refused = {"delete"}
+    store = scene.stored("block")
+    store.refused = {"delete"}
     scene.remove("block")
     most = scene.server.lower_stat().removal_max
     with KVCache(scene.pool, namespace="test", timeout_s=0.2) as hasty:
@@ -260,7 +236,7 @@ def test_removals_beyond_the_bound_are_refused_and_none_is_forgotten(make: Make)
     scene.restart()
     assert scene.pending() == most
     assert scene.get("block") is None
-    scene.store.heal()
+    store.heal()
     scene.settle()
     assert scene.remove("last") == 1
 
@@ -274,12 +250,8 @@ def test_many_removals_wait_for_room_while_the_tiers_execute_them(make: Make) ->
 
 def test_a_removal_waits_for_its_tier_also_if_a_server_runs_without_it(make: Make) -> None:
     scene = make()
-    assert scene.store is not None
-    scene.put_surely("block", 0)
-    scene.offered()
-    key = scene.cache.keys([digest("block")])
-    assert eventually(lambda: objects(scene.store, key) == [True])
-    scene.store.refused = {"delete"}
+    store = scene.stored("block")
+    store.refused = {"delete"}
     scene.remove("block")
     scene.away = True
     scene.restart()
@@ -288,9 +260,9 @@ def test_a_removal_waits_for_its_tier_also_if_a_server_runs_without_it(make: Mak
     scene.away = False
     scene.restart()
     assert scene.get("block") is None
-    scene.store.heal()
+    store.heal()
     scene.settle()
-    assert objects(scene.store, key) == [False]
+    assert not scene.in_store("block")
 
 
 @pytest.mark.parametrize("lacking", ["disk", "store"])
@@ -361,8 +333,7 @@ def test_a_pool_remembers_so_many_tiers_and_refuses_more(shm: Path) -> None:
 def test_a_put_that_is_still_under_way_does_not_undo_a_removal(make: Make) -> None:
     """A save hangs, is given up, and reaches the store after the block was removed."""
     scene = make(disk=False)
-    assert scene.store is not None
-    store, key = scene.store, scene.cache.keys([digest("block")])
+    store = scene.faulty
     store.hung = {"put"}
     scene.put_surely("block", 0)
     assert eventually(lambda: "put" in store.calls)
@@ -371,15 +342,13 @@ def test_a_put_that_is_still_under_way_does_not_undo_a_removal(make: Make) -> No
     assert eventually(lambda: scene.server.lower_stat().removal_failed == 1)
     store.heal()  # the put arrives
     scene.settle()
-    assert objects(store, key) == [False]
+    assert not scene.in_store("block")
     assert scene.get("block") is None
 
 
 def test_a_load_from_before_a_removal_brings_nothing_after_it(make: Make) -> None:
     scene = make(disk=False)
-    assert scene.store is not None
-    scene.put_surely("block", 0)
-    scene.offered()
+    scene.stored("block")
     scene.evict()
     taken, going_on = threading.Event(), threading.Event()
     inner = scene.tiers[0].load
@@ -405,12 +374,8 @@ def test_a_store_that_confirms_deletes_and_keeps_the_objects_has_not_removed_the
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = make(disk=False)
-    assert scene.store is not None
-    scene.put_surely("block", 0)
-    scene.offered()
-    key = scene.cache.keys([digest("block")])
-    assert eventually(lambda: objects(scene.store, key) == [True])
-    monkeypatch.setattr(scene.store, "delete", len)
+    store = scene.stored("block")
+    monkeypatch.setattr(store, "delete", len)
     scene.remove("block")
     assert eventually(lambda: scene.server.lower_stat().removal_failed == 1)
     scene.restart()
