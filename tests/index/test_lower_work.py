@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from blocks import eventually, hasty_client
+from blocks import eventually
 from numpy.typing import NDArray
 
 from beluga import Client, MetaServer, Pool
@@ -117,8 +117,7 @@ def test_nothing_is_brought_while_the_pool_is_drained(below: Below) -> None:
 
 def test_a_tier_that_has_not_removed_a_key_is_not_asked_for_it(below: Below) -> None:
     assert below.asked.tiers(keys(1))[0] == DISK
-    with hasty_client(below.pool, 0.2) as other:
-        MetaClient(other).remove(keys(1))
+    below.asked.remove(keys(1))
     assert below.asked.tiers(keys(1))[0] == 0
     below.asked.onboard(keys(1))  # the store may have it again
     assert below.take(Work.ONBOARD, 1) == []  # the disk is not asked
@@ -133,8 +132,7 @@ def test_a_tier_that_has_not_removed_a_key_is_not_asked_for_it(below: Below) -> 
 
 
 def test_a_key_that_its_disk_has_not_removed_is_work_of_the_store(below: Below) -> None:
-    with hasty_client(below.pool, 0.2) as other:
-        MetaClient(other).remove(keys(1))
+    below.asked.remove(keys(1))
     removals = below.work.take(Work.REMOVE, 10)
     done = notes(1, 1)
     done["generation"], done["block"] = removals["generation"], removals["block"]
@@ -149,8 +147,7 @@ def test_a_block_that_was_removed_while_it_was_brought_is_not_committed(below: B
     below.asked.onboard(keys(1))
     assert below.take(Work.ONBOARD, 1) == [1]
     grant = below.reserve_brought(1)
-    with hasty_client(below.pool, 0.2) as other:
-        MetaClient(other).remove(keys(1))
+    below.asked.remove(keys(1))
     assert MetaClient(below.service).commit([grant]) == [-lib.BL_ERROR_NO_GRANT]
     below.work.tell(notes(1, ended=1))
     assert below.asked.lookup(keys(1)).state == BlockState.MISS
@@ -161,8 +158,7 @@ def test_a_key_that_was_removed_while_it_was_taken_is_wanted_only_after_the_repo
 ) -> None:
     below.asked.onboard(keys(1))
     assert below.take(Work.ONBOARD, 1) == [1]
-    with hasty_client(below.pool, 0.2) as other:
-        MetaClient(other).remove(keys(1))
+    below.asked.remove(keys(1))
     removals = below.work.take(Work.REMOVE, 10)
     done = notes(1, 1, removal=Removal.DONE)
     done["generation"], done["block"] = removals["generation"], removals["block"]
@@ -173,12 +169,10 @@ def test_a_key_that_was_removed_while_it_was_taken_is_wanted_only_after_the_repo
 
 
 def test_a_late_result_ends_no_later_removal(below: Below) -> None:
-    with hasty_client(below.pool, 0.2) as other:
-        again = MetaClient(other)
-        again.remove(keys(1))
-        first = below.work.take(Work.REMOVE, 10)
-        assert sorted(first["tiers"].tolist()) == [DISK, STORE]
-        again.remove(keys(1))
+    below.asked.remove(keys(1))
+    first = below.work.take(Work.REMOVE, 10)
+    assert sorted(first["tiers"].tolist()) == [DISK, STORE]
+    below.asked.remove(keys(1))
     late = notes(1, 1, removal=Removal.DONE)
     late["generation"], late["block"] = first["generation"], first["block"]
     below.work.tell(late)
@@ -190,8 +184,7 @@ def test_a_late_result_ends_no_later_removal(below: Below) -> None:
 
 
 def test_removals_of_a_service_that_ended_are_taken_again(below: Below) -> None:
-    with hasty_client(below.pool, 0.2) as other:
-        MetaClient(other).remove(keys(1))
+    below.asked.remove(keys(1))
     assert below.take(Work.REMOVE, 10) == [1, 1]
     assert below.take(Work.REMOVE, 10) == []
     below.service.close()
