@@ -7,6 +7,7 @@ them.
 from __future__ import annotations
 
 import collections
+import gc
 import os
 import shutil
 import signal
@@ -70,6 +71,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return fits[0] if fits else len(_LONGEST), name.partition("::")[0]
 
     items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """Take the tests out of garbage collections, which would go through all of them, and copy their
+    pages in each child that a test forks.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -7,10 +7,14 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:  # processes of tests import this module, too: it imports nothing for them
+    from collections.abc import Iterable
+
     import pytest
+
+_Case = TypeVar("_Case")
 
 PATIENCE = float(os.environ.get("TEST_PATIENCE", "1"))
 """How much longer a wait may take than on a CPU."""
@@ -28,6 +32,13 @@ def fewer(count: int) -> int:
     quick one, a tenth under an emulator; but at least ``FEWEST``.
     """
     return max(count // _PARTS, min(count, FEWEST))
+
+
+def share(cases: Iterable[_Case], number: int) -> list[_Case]:
+    """Return what a test that has this number, of several with the same cases, tries of them: all
+    in a full run. In a quick one each case has its turn in one test out of four.
+    """
+    return list(cases)[number % _PARTS :: _PARTS]
 
 
 def lighten() -> None:

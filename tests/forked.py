@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -180,6 +181,8 @@ def _main() -> dict[str, Any] | None:
             importlib.import_module(name)
     with contextlib.suppress(ImportError):
         importlib.import_module("pydantic").TypeAdapter(int)  # it imports most of itself only here
+    gc.collect()
+    gc.freeze()  # the last collection of a copy would go through all of this and copy its pages
     warnings.simplefilter("ignore", DeprecationWarning)  # of fork() in a process with threads
     request = _serve(socket.socket(fileno=int(sys.argv[1])))
     warnings.resetwarnings()

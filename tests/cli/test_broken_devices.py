@@ -10,6 +10,7 @@ Commands run in forked children, which takes a tenth of a process's start.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import typer
-from emulation import PATIENCE
+from emulation import PATIENCE, share
 
 from beluga import MetaServer, Pool
 from beluga.cli import app, cxl_rpc, lazy, main
@@ -95,6 +96,7 @@ def ran(name: str, arguments: list[str], home: Path, *, without: tuple[int, ...]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         if (child := os.fork()) == 0:
             status = 255
+            gc.freeze()  # a collection would copy the pages of all that pytest has
             try:
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
                 os.dup2(out.fileno(), 1)
@@ -196,13 +198,14 @@ def test_each_command_is_walked_or_takes_no_pool() -> None:
     assert set(ARGUMENTS) | REPORTS | MAKES <= set(WITH)
 
 
-@pytest.mark.parametrize(("place", "how"), [(n % 2, how) for n, how in enumerate(SPOILT)])
+@pytest.mark.parametrize(("number", "how"), enumerate(SPOILT))
 def test_a_spoilt_device_is_one_line(
-    paths: list[Path], tmp_path: Path, how: str, place: int
+    paths: list[Path], tmp_path: Path, how: str, number: int
 ) -> None:
+    place = number % 2
     kept = {path: path.stat().st_ino for path in paths}
     SPOILT[how](paths[place])
-    for name, taken in WITH.items():
+    for name, taken in share(WITH.items(), number):
         if name == "beluga pool destroy" and how == "cut short":
             continue  # it works: what is left is a device of the pool
         arguments = [*given(name, tmp_path), *taken.words(paths)]
@@ -220,10 +223,10 @@ def test_no_pool_is_one_line_that_names_the_option(tmp_path: Path) -> None:
             refused(name, ended, "--pool PATH", "beluga mount")
 
 
-@pytest.mark.parametrize("path", ["", "x" * 300, "/proc/self/mem", "file/a"])
-def test_a_path_that_cannot_be_a_device_is_one_line(tmp_path: Path, path: str) -> None:
+@pytest.mark.parametrize(("number", "path"), enumerate(["", "x" * 300, "/proc/self/mem", "file/a"]))
+def test_a_path_that_cannot_be_a_device_is_one_line(tmp_path: Path, number: int, path: str) -> None:
     named = path.replace("file", str(tmp_path / "file"))
-    for name, taken in WITH.items():
+    for name, taken in share(WITH.items(), number):
         arguments = given(name, tmp_path)
         arguments += ["--pool", named] if taken.option else [named]
         refused(name, ran(name, arguments, tmp_path), named or "a device needs a path", "device")

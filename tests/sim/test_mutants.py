@@ -208,6 +208,7 @@ def test_a_mutant_is_caught_and_counted(
     assert last == "caught 1 of 1"
 
 
+@pytest.mark.long
 def test_a_survivor_fails_the_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
