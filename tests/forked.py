@@ -3,9 +3,9 @@
 """Processes that begin as copies of one that has imported the libraries.
 
 Importing what the command line needs takes half a second of CPU time, and the tests start hundreds
-of commands. Nothing of ``beluga`` is imported before the copy is made: a command imports that
-itself, as a user's does. It finds modules where an installed command does, or, in the folder of
-the checkout, there first. Variables that an interpreter reads once, when it starts (PYTHON*, LC_*,
+of commands. In a full run (``TEST_EFFORT=full``) nothing of ``beluga`` is imported before the copy
+is made: a command imports that itself, as a user's does. It finds modules where an installed
+command does, or, in the folder of the checkout, there first. Variables that an interpreter reads once, when it starts (PYTHON*, LC_*,
 LANG), are those of the tests' own process.
 """
 
@@ -17,6 +17,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import select
 import signal
 import socket
@@ -25,6 +26,8 @@ import sys
 import warnings
 from pathlib import Path
 from typing import Any
+
+from emulation import FULL
 
 _LIBRARIES = (
     *(
@@ -41,6 +44,7 @@ _LIBRARIES = (
     *("msgspec", "rich.console", "rich.live", "rich.progress", "rich.table"),
     *("typer", "typer._adapters", "typer._click.decorators", "typer.rich_utils"),
 )
+_OURS = ("beluga.admin", "beluga.index", "beluga.kvcache", "beluga.tiers", "beluga.transfer")
 _REQUEST = 1 << 20  # bytes
 _ROOT = Path(__file__).resolve().parent.parent
 _KILLED = int(signal.SIGKILL)  # the wait status of a process whose parent has gone
@@ -174,6 +178,15 @@ def _reap(children: dict[int, int]) -> None:
             os.close(descriptor)
 
 
+def _import_ours() -> None:
+    """Import what most commands do."""
+    cli = importlib.import_module("beluga.cli")
+    names = [f"beluga.cli.{each.name}" for each in pkgutil.iter_modules(cli.__path__)]
+    for name in (*names, *_OURS):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
 def _main() -> dict[str, Any] | None:
     sys.path[0] = ""
     for name in _LIBRARIES:
@@ -181,6 +194,8 @@ def _main() -> dict[str, Any] | None:
             importlib.import_module(name)
     with contextlib.suppress(ImportError):
         importlib.import_module("pydantic").TypeAdapter(int)  # it imports most of itself only here
+    if not FULL:
+        _import_ours()
     gc.collect()
     gc.freeze()  # the last collection of a copy would go through all of this and copy its pages
     warnings.simplefilter("ignore", DeprecationWarning)  # of fork() in a process with threads

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,7 @@ def layer_of(path: Path) -> str:
     return path.relative_to(ROOT / "beluga").parts[0].removesuffix(".py")
 
 
+@cache
 def imported_modules(path: Path) -> set[str]:
     """Return the absolute names of all modules that a file imports, at whatever depth."""
     package = ["beluga", *path.relative_to(ROOT / "beluga").parts[:-1]]

@@ -11,6 +11,7 @@ import inspect
 import pickle
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,9 @@ ROWS = np.ones((2, 64), np.uint8)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("pools")
+def folder(memory_root: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="beluga-test-", dir=memory_root) as made:
+        yield Path(made)
 
 
 @pytest.fixture(scope="module")

@@ -163,16 +163,17 @@ def without_caller(headers: tuple[str, ...], both: dict[str, References]) -> lis
     """
     core = both["core"]
     used = {used for user, used in core.pairs if user != used}
-    python = "\n".join(
-        path.read_text()
+    python = {
+        word
         for folder in ("beluga", "bench")
         for path in (CSRC.parent / folder).rglob("*.py")
-    )
+        for word in re.findall(r"\bbl_\w+", path.read_text())
+    }
     return [
         name
         for header in headers
         for name in re.findall(r"^[a-z][\w *]*?\b(bl_\w+)\(", code_of(CSRC / header), re.MULTILINE)
-        if name not in used and not re.search(rf"\b{name}\b", python)
+        if name not in used | python
     ]
 
 

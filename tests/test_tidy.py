@@ -8,8 +8,10 @@ import ast
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -107,13 +109,46 @@ def test_no_two_test_files_have_one_name() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
+class Outline(NamedTuple):
+    """What a Python file is judged by; its tree takes a hundred times the memory."""
+
+    purpose: str | None
+    classes: list[str]
+    long: list[str]  # functions, with their lines
+
+
+def statements(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
+    """Yield these statements and the ones within them, without their expressions."""
+    for node in body:
+        yield node
+        for part in ("body", "handlers", "orelse", "finalbody", "cases"):
+            inner = getattr(node, part, ())
+            yield from statements(inner if isinstance(inner, list) else ())
+
+
+@cache
+def outline(path: Path) -> Outline:
+    tree = ast.parse(path.read_text())
+    inside = list(statements(tree.body))
+    return Outline(
+        ast.get_docstring(tree),
+        [node.name for node in inside if isinstance(node, ast.ClassDef)],
+        [
+            f"{node.lineno} {node.name}"
+            for node in inside
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and (node.end_lineno or 0) - node.lineno >= FUNCTION_LINES_MAX
+        ],
+    )
+
+
 def classes_twice(folder: Path) -> dict[str, list[str]]:
     """Return the public classes that several files of a folder define, each with its files."""
     homes: dict[str, list[str]] = {}
     for path in sorted(folder.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                homes.setdefault(node.name, []).append(str(path.relative_to(folder)))
+        for name in outline(path).classes:
+            if not name.startswith("_"):
+                homes.setdefault(name, []).append(str(path.relative_to(folder)))
     return {name: files for name, files in homes.items() if len(files) > 1}
 
 
@@ -148,13 +183,7 @@ def test_c_functions_are_short() -> None:
 
 
 def test_python_functions_are_short() -> None:
-    wrong = [
-        f"{name_of(path)}:{node.lineno} {node.name}"
-        for path in tracked(".py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (node.end_lineno or 0) - node.lineno >= FUNCTION_LINES_MAX
-    ]
+    wrong = [f"{name_of(path)}:{each}" for path in tracked(".py") for each in outline(path).long]
     assert wrong == []
 
 
@@ -223,7 +252,7 @@ def test_python_files_say_their_purpose() -> None:
     wrong = [
         name_of(path)
         for path in tracked(".py")
-        if path.read_text() and ast.get_docstring(ast.parse(path.read_text())) is None
+        if path.stat().st_size and outline(path).purpose is None
     ]
     assert wrong == []
 

@@ -10,8 +10,8 @@ import pytest
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> list[Path]:
-    return [tmp_path / "a", tmp_path / "b"]
+def paths(shm: Path) -> list[Path]:
+    return [shm / "a", shm / "b"]
 
 
 @pytest.fixture(params=[pytest.param("hardware", marks=pytest.mark.long), "software"])

@@ -19,8 +19,8 @@ BLOCK_COUNT_MAX = 256
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> list[Path]:
-    return [tmp_path / "a", tmp_path / "b"]
+def paths(shm: Path) -> list[Path]:
+    return [shm / "a", shm / "b"]
 
 
 @pytest.fixture

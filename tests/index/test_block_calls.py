@@ -224,9 +224,9 @@ def test_the_table_takes_as_many_blocks_as_it_has_lines(meta: MetaClient, pool: 
 
 
 @pytest.fixture
-def roomy(tmp_path: Path) -> Iterator[MetaClient]:
+def roomy(shm: Path) -> Iterator[MetaClient]:
     """A pool with room for many sizes."""
-    paths = [tmp_path / "roomy"]
+    paths = [shm / "roomy"]
     with (
         Pool.create(paths, device_size=512 * MIB, sparse=True) as pool,
         MetaServer(pool),

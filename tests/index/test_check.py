@@ -7,8 +7,10 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from plants import PLANTS, Ground, Plant
@@ -48,20 +50,16 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.fixture(scope="module", params=SHAPES)
-def paths(
-    request: pytest.FixtureRequest,
-    memory_root: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> list[Path]:
+def paths(request: pytest.FixtureRequest, memory_root: Path) -> Iterator[list[Path]]:
     """The devices of a dead pool with COUNT + 1 committed blocks, written by epoch 2 (half 0)."""
     shape = dict(SHAPES[request.param])
-    folder = tmp_path_factory.mktemp(request.param)
-    paths = [folder / f"device{i}" for i in range(shape.pop("devices"))]
-    size = (192 << 20) // len(paths)
-    Pool.create(paths, device_size=size, sparse=True, max_blocks=200, lane_count=4, **shape).close()
-    ended = subprocess.run([sys.executable, "-c", HISTORY, "-", *map(str, paths)], check=False)
-    assert ended.returncode == -signal.SIGKILL
-    return paths
+    with tempfile.TemporaryDirectory(prefix="beluga-test-", dir=memory_root) as folder:
+        paths = [Path(folder) / f"device{i}" for i in range(shape.pop("devices"))]
+        rest: dict[str, Any] = {"sparse": True, "max_blocks": 200, "lane_count": 4, **shape}
+        Pool.create(paths, device_size=(192 << 20) // len(paths), **rest).close()
+        ended = subprocess.run([sys.executable, "-c", HISTORY, "-", *map(str, paths)], check=False)
+        assert ended.returncode == -signal.SIGKILL
+        yield paths
 
 
 @pytest.fixture
@@ -91,8 +89,8 @@ def test_a_look_over_a_pool_writes_nothing(ground: Ground) -> None:
     assert before == [bytes(ground.at(offset)) for offset in range(0, end, 64)]
 
 
-def test_a_pool_that_was_never_served_has_no_findings(tmp_path: Path) -> None:
-    with Pool.create([tmp_path / "a"], device_size=16 << 20, sparse=True) as pool:
+def test_a_pool_that_was_never_served_has_no_findings(shm: Path) -> None:
+    with Pool.create([shm / "a"], device_size=16 << 20, sparse=True) as pool:
         report = check_pool(pool, payload=True)
         assert (report.epoch, report.block_count, report.findings) == (0, 0, ())
 

@@ -23,9 +23,9 @@ LENGTHS = (9_000, 100_000, 700_000, 2_200_000)
 
 
 @pytest.fixture(params=["hardware", "software"])
-def pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pool]:
+def pool(request: pytest.FixtureRequest, shm: Path) -> Iterator[Pool]:
     """A small pool: everything is evicted soon, extents come and go."""
-    paths = [tmp_path / name for name in "ab"]
+    paths = [shm / name for name in "ab"]
     with Pool.create(
         paths,
         device_size=20 << 20,

@@ -47,9 +47,9 @@ def shuffled(numbers: Iterable[int]) -> list[int]:
 @pytest.mark.parametrize("second", SIZES.values(), ids=SIZES)
 @each_size
 def test_blocks_of_one_size_and_then_of_another_fill_the_pool(
-    tmp_path: Path, *, device_count: int, pool_size: int, size: int, second: int, order: str
+    shm: Path, *, device_count: int, pool_size: int, size: int, second: int, order: str
 ) -> None:
-    paths = [tmp_path / str(index) for index in range(device_count)]
+    paths = [shm / str(index) for index in range(device_count)]
     device_size = pool_size // device_count
     with (
         Pool.create(paths, device_size=device_size, sparse=True) as pool,
@@ -67,10 +67,10 @@ def test_blocks_of_one_size_and_then_of_another_fill_the_pool(
 
 
 @each_size
-def test_a_pool_is_filled_before_anything_is_evicted(tmp_path: Path, size: int) -> None:
+def test_a_pool_is_filled_before_anything_is_evicted(shm: Path, size: int) -> None:
     pool_size = 512 * MIB
     with (
-        Pool.create([tmp_path / "a"], device_size=pool_size, sparse=True) as pool,
+        Pool.create([shm / "a"], device_size=pool_size, sparse=True) as pool,
         MetaServer(pool),
         Client(pool) as client,
     ):
@@ -81,12 +81,12 @@ def test_a_pool_is_filled_before_anything_is_evicted(tmp_path: Path, size: int) 
         assert stat.block_bytes >= FILL_MIN * pool_size
 
 
-def test_a_change_of_models_keeps_the_pool_in_use(tmp_path: Path) -> None:
+def test_a_change_of_models_keeps_the_pool_in_use(shm: Path) -> None:
     """While one size replaces another, the old blocks go no faster than the new ones come."""
     pool_size = 1024 * MIB
     old, new = SIZES["2.5 MiB"], SIZES["3 MiB"]
     with (
-        Pool.create([tmp_path / "a"], device_size=pool_size, sparse=True) as pool,
+        Pool.create([shm / "a"], device_size=pool_size, sparse=True) as pool,
         MetaServer(pool),
         Client(pool) as client,
     ):

@@ -162,9 +162,9 @@ def test_an_index_that_cannot_be_made_is_an_error(pool: Pool, core: WatchedCore)
 
 
 def test_the_report_of_damaged_superblocks_says_nothing_of_what_is_behind(
-    tmp_path: Path,
+    shm: Path,
 ) -> None:
-    path = tmp_path / "a"
+    path = shm / "a"
     Pool.create([path], device_size=16 << 20, sparse=True).close()
     with Pool.open([path]) as pool:
         epoch, half = check_pool(pool).epoch, check_pool(pool).half
@@ -211,10 +211,10 @@ def test_a_check_or_repair_that_fails_is_an_error(pool: Pool, core: WatchedCore)
 
 
 def test_a_server_of_another_host_stops_a_repair(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Pool, "refuse_in_use", lambda _: None)  # its locks are not here
-    paths = [tmp_path / "a"]
+    paths = [shm / "a"]
     with (
         Pool.create(paths, device_size=SIZE, sparse=True, coherence="software") as pool,
         MetaServer(pool),

@@ -193,10 +193,8 @@ def test_a_pool_in_use_is_not_touched(pool: Pool) -> None:
     assert bytes(ground.at(ground.entry(3))) == before
 
 
-def test_other_hosts_must_be_declared_gone(tmp_path: Path) -> None:
-    with Pool.create(
-        [tmp_path / "a"], device_size=32 << 20, sparse=True, coherence="software"
-    ) as pool:
+def test_other_hosts_must_be_declared_gone(shm: Path) -> None:
+    with Pool.create([shm / "a"], device_size=32 << 20, sparse=True, coherence="software") as pool:
         fill(pool)
         ground = Ground(pool)
         ground.forge("bl_session_line", ground.session(0), 0, seal_table, nonce=9, epoch=2, state=1)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -29,9 +30,9 @@ Place = tuple[int, int]  # where a block begins, and where it ends
 
 
 @pytest.fixture
-def quick(tmp_path: Path) -> Iterator[Pool]:
+def quick(shm: Path) -> Iterator[Pool]:
     """The pool of the quick start."""
-    paths = [tmp_path / "a", tmp_path / "b"]
+    paths = [shm / "a", shm / "b"]
     with Pool.create(paths, device_size=256 * MIB, sparse=True) as pool:
         yield pool
 
@@ -103,14 +104,16 @@ def lengths_of(kind: str, rng: random.Random) -> Iterator[int]:
 @settings(max_examples=fewer(3), deadline=None)
 @given(seed=st.integers(0, 1 << 30), removes=st.booleans())
 def test_any_mix_of_sizes_fills_the_pool_before_anything_is_evicted(
-    kind: str, tmp_path_factory: pytest.TempPathFactory, seed: int, *, removes: bool
+    kind: str, memory_root: Path, seed: int, *, removes: bool
 ) -> None:
     """Blocks are up to 1/64 of the pool. Where sizes only grow, what was removed is too short."""
     rng = random.Random(seed)
     least = 0.75 if removes and kind == "growing" else 0.85
-    path = tmp_path_factory.mktemp("pool") / "a"
     with (
-        Pool.create([path], device_size=256 * MIB, sparse=True, max_blocks=100_000) as pool,
+        tempfile.TemporaryDirectory(prefix="beluga-test-", dir=memory_root) as folder,
+        Pool.create(
+            [Path(folder) / "a"], device_size=256 * MIB, sparse=True, max_blocks=100_000
+        ) as pool,
         MetaServer(pool),
         Client(pool) as client,
     ):
@@ -170,13 +173,13 @@ def youngest_needed(ages: list[Place], fixed: list[Place], size: int, space: Pla
 @settings(max_examples=fewer(30), deadline=None)
 @given(seed=st.integers(0, 1 << 30))
 def test_no_other_choice_of_victims_would_have_an_older_youngest(
-    tmp_path_factory: pytest.TempPathFactory, seed: int
+    memory_root: Path, seed: int
 ) -> None:
     """A full pool of many sizes whose blocks were used in an order that is unrelated to place."""
     rng = random.Random(seed)
-    path = tmp_path_factory.mktemp("pool") / "a"
     with (
-        Pool.create([path], device_size=32 * MIB, sparse=True) as pool,
+        tempfile.TemporaryDirectory(prefix="beluga-test-", dir=memory_root) as folder,
+        Pool.create([Path(folder) / "a"], device_size=32 * MIB, sparse=True) as pool,
         MetaServer(pool),
         Client(pool) as client,
     ):
@@ -217,12 +220,10 @@ def test_nothing_is_evicted_for_a_block_that_pins_leave_no_room_for(meta: MetaCl
         meta.release(hits)
 
 
-def test_more_blocks_than_a_walk_sees_make_room_at_once(tmp_path: Path) -> None:
+def test_more_blocks_than_a_walk_sees_make_room_at_once(shm: Path) -> None:
     """The coldest thousands lie between blocks that are pinned; room is made elsewhere."""
     with (
-        Pool.create(
-            [tmp_path / "a"], device_size=256 * MIB, sparse=True, max_blocks=70_000
-        ) as pool,
+        Pool.create([shm / "a"], device_size=256 * MIB, sparse=True, max_blocks=70_000) as pool,
         MetaServer(pool),
         Client(pool) as client,
     ):

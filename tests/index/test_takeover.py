@@ -197,9 +197,9 @@ def test_a_damaged_mark_costs_its_own_extent_alone(pool: Pool) -> None:
         assert held(MetaClient(client), range(6)) == {2, 3, 4, 5}
 
 
-def test_a_full_table_is_taken_over(tmp_path: Path) -> None:
+def test_a_full_table_is_taken_over(shm: Path) -> None:
     count = 50_000
-    paths = [tmp_path / "a"]
+    paths = [shm / "a"]
     with Pool.create(paths, device_size=512 * MIB, sparse=True, max_blocks=count) as pool:
         with Process("serve_index", paths) as server, Client(pool) as client:
             meta = MetaClient(client)

@@ -23,8 +23,8 @@ def coherence(request: pytest.FixtureRequest) -> str | list[str]:
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> list[Path]:
-    return [tmp_path / "a", tmp_path / "b"]
+def paths(shm: Path) -> list[Path]:
+    return [shm / "a", shm / "b"]
 
 
 @pytest.fixture

@@ -31,8 +31,8 @@ LENGTH = 4096
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> list[Path]:
-    return [tmp_path / "a", tmp_path / "b"]
+def paths(shm: Path) -> list[Path]:
+    return [shm / "a", shm / "b"]
 
 
 @pytest.fixture

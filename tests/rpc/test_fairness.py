@@ -28,9 +28,9 @@ AGGRESSORS = 3
 
 
 @pytest.fixture
-def pool(tmp_path: Path, coherence: str) -> Iterator[Pool]:
+def pool(shm: Path, coherence: str) -> Iterator[Pool]:
     with Pool.create(
-        [tmp_path / "a"], device_size=64 << 20, coherence=coherence, sparse=True, slot_count=256
+        [shm / "a"], device_size=64 << 20, coherence=coherence, sparse=True, slot_count=256
     ) as pool:
         yield pool
 

@@ -49,13 +49,13 @@ def test_a_device_of_a_pool_in_use_is_not_taken_alone(paths: list[Path]) -> None
     Pool.destroy(paths[1:], force=True)
 
 
-def test_a_slice_is_not_in_use_because_another_one_is(tmp_path: Path) -> None:
-    size, file, first = SIZE, tmp_path / "file", tmp_path / "first"
+def test_a_slice_is_not_in_use_because_another_one_is(shm: Path) -> None:
+    size, file, first = SIZE, shm / "file", shm / "first"
     with file.open("wb") as made:
         made.truncate(2 * size)
     low, high = f"{file}@0+{size}", f"{file}@{size}+{size}"
     Pool.create([first, low], device_size=size, sparse=True).close()
-    Pool.create([tmp_path / "second", high], device_size=size, sparse=True).close()
+    Pool.create([shm / "second", high], device_size=size, sparse=True).close()
     with Process("serve", [first, Path(low)]):
         Pool.destroy([high], force=True)
         with pytest.raises(DeviceBusyError):
