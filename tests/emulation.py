@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # processes of tests import this module, too: it imports noth
     from collections.abc import Iterable
 
     import pytest
+    from _pytest.mark import ParameterSet
 
 _Case = TypeVar("_Case")
 
@@ -39,6 +40,13 @@ def share(cases: Iterable[_Case], number: int) -> list[_Case]:
     in a full run. In a quick one each case has its turn in one test out of four.
     """
     return list(cases)[number % _PARTS :: _PARTS]
+
+
+def long(*case: object) -> ParameterSet:
+    """A case of a test whose others show most of it: only full runs try this one."""
+    import pytest
+
+    return pytest.param(*case, marks=pytest.mark.long)
 
 
 def lighten() -> None:

@@ -5,8 +5,8 @@
 Importing what the command line needs takes half a second of CPU time, and the tests start hundreds
 of commands. In a full run (``TEST_EFFORT=full``) nothing of ``beluga`` is imported before the copy
 is made: a command imports that itself, as a user's does. It finds modules where an installed
-command does, or, in the folder of the checkout, there first. Variables that an interpreter reads once, when it starts (PYTHON*, LC_*,
-LANG), are those of the tests' own process.
+command does, or, in the folder of the checkout, there first. Variables that an interpreter reads
+once, when it starts (PYTHON*, LC_*, LANG), are those of the tests' own process.
 """
 
 from __future__ import annotations

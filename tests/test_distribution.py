@@ -52,6 +52,7 @@ def sdist(archive: Path) -> set[str]:
         return {name.partition("/")[2] for name in opened.getnames()}
 
 
+@pytest.mark.long
 def test_the_source_distribution_has_all_sources(sdist: set[str]) -> None:
     wanted = {
         str(path.relative_to(ROOT))
@@ -112,6 +113,7 @@ def test_containers_run_the_command_as_a_user_without_privileges() -> None:
     assert 'ENTRYPOINT ["beluga"]' in last
 
 
+@pytest.mark.long
 def test_a_package_index_is_given_no_links_into_the_repository(archive: Path) -> None:
     with tarfile.open(archive) as opened:
         member = opened.extractfile(archive.name.removesuffix(".tar.gz") + "/PKG-INFO")

@@ -31,6 +31,7 @@ def run_tests(selection: list[str], before: str, environment: dict[str, str], fo
     assert ended.returncode == 0, ended.stdout
 
 
+@pytest.mark.long
 def test_signals_may_be_ignored(tmp_path: Path) -> None:
     """As nohup and a shell's background do."""
     selection = [f"{STOPPED}[1-129]", f"{STOPPED}[2-130]"]

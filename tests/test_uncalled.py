@@ -8,6 +8,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -23,6 +25,7 @@ def script() -> Any:
 uncalled = script()
 
 
+@pytest.mark.long
 def test_everything_has_a_caller_outside_tests() -> None:
     assert uncalled.uncalled(ROOT) == []
 

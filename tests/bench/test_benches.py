@@ -62,7 +62,8 @@ JUDGED = {
 }
 
 
-LONG = {"events", "gateway", "scheduler", "tiers-pool"}  # several seconds, even in smoke mode
+# These take several seconds, even in smoke mode.
+LONG = {"copy", "events", "gateway", "rpc", "rpc-peers", "scheduler", "tiers-pool"}
 EACH = [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in BENCHES]
 
 Smoke = Callable[[str], list[Row]]
@@ -93,6 +94,7 @@ def test_what_is_judged_has_a_ratio_and_a_spread(smoke: Smoke, name: str) -> Non
             assert row["memory"] == "tmpfs/DRAM" or "file" in str(row["memory"])
 
 
+@pytest.mark.long
 def test_rpc_measures_all_depths_under_both_coherence_modes(smoke: Smoke) -> None:
     if len(cores()) < 2:
         pytest.skip("needs two cores")
@@ -101,6 +103,7 @@ def test_rpc_measures_all_depths_under_both_coherence_modes(smoke: Smoke) -> Non
     assert found == {(d, depth) for d in both for depth in (1, 8, 32, 128, 256)}
 
 
+@pytest.mark.long
 def test_paced_rows_never_mix_with_others() -> None:
     for name in ("latency", "bandwidth"):
         rows = BENCHES[name](Options(smoke=True, pace="device=20GB/s,latency=650ns"))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from emulation import long
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -47,10 +48,10 @@ def beluga(*arguments: str, without: str | None = None) -> subprocess.CompletedP
     ("arguments", "package", "extra"),
     [
         ([*SIMULATE, "--report", "report.png"], "matplotlib", "plot"),
-        ([*BENCH, "--plot", "."], "matplotlib", "plot"),
-        (GATEWAY, "aiohttp", "router"),
+        long([*BENCH, "--plot", "."], "matplotlib", "plot"),
+        long(GATEWAY, "aiohttp", "router"),
         ([*GATEWAY, "--kv-events", "http://127.0.0.1:1=tcp://127.0.0.1:2"], "zmq", "router"),
-        (PREFILL, "aiohttp", "router"),
+        long(PREFILL, "aiohttp", "router"),
     ],
 )
 def test_a_package_is_looked_for_first(arguments: list[str], package: str, extra: str) -> None:
@@ -61,7 +62,7 @@ def test_a_package_is_looked_for_first(arguments: list[str], package: str, extra
     )
 
 
-@pytest.mark.parametrize("arguments", [SIMULATE, BENCH, GATEWAY, PREFILL])
+@pytest.mark.parametrize("arguments", [long(SIMULATE), long(BENCH), GATEWAY, long(PREFILL)])
 def test_a_command_begins_with_its_packages(arguments: list[str]) -> None:
     assert "it has begun" in beluga(*arguments).stderr
 
@@ -73,9 +74,9 @@ def test_a_command_begins_with_its_packages(arguments: list[str]) -> None:
             [*SIMULATE, "--report", "/nowhere/report.html"],
             "/nowhere/report.html: No such file or directory",
         ),
-        ([*SIMULATE, "--report", "/proc/report.html"], "/proc/report.html"),
-        ([*BENCH, "--plot", "/proc/charts"], "/proc/charts"),
-        (
+        long([*SIMULATE, "--report", "/proc/report.html"], "/proc/report.html"),
+        long([*BENCH, "--plot", "/proc/charts"], "/proc/charts"),
+        long(
             ["bench", "report", "--out", "/nowhere/page.html"],
             "/nowhere/page.html: No such file or directory",
         ),
@@ -90,7 +91,7 @@ def test_where_a_result_goes_is_looked_at_first(arguments: list[str], said: str)
     assert "begun" not in refused.stderr
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", [long("<&-"), long(">&-"), long("2>&-"), "<&- >&- 2>&-"])
 def test_closed_streams_hurt_nobody(pool: list[str], closed: str) -> None:
     """The next file that is opened must not get a stream's number, or it would be written to."""
     code = "from beluga.cli.main import main; main()"

@@ -9,6 +9,8 @@ import os
 import subprocess
 from collections.abc import Callable
 
+import pytest
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 PROMISED = {
@@ -26,6 +28,7 @@ def test_rows_have_the_promised_fields(run: Run) -> None:
     assert all(row["coherence"] == "hardware" and row["memory"] for row in rows)
 
 
+@pytest.mark.long
 def test_calls_are_measured_or_the_row_says_that_cores_lack(run: Run) -> None:
     ended = run("bench", "rpc", "--smoke", "--json", "--coherence", "hardware")
     assert ended.returncode == 0, ended.stderr

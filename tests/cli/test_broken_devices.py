@@ -28,6 +28,7 @@ from emulation import PATIENCE, share
 
 from beluga import MetaServer, Pool
 from beluga.cli import app, cxl_rpc, lazy, main
+from beluga.pool import default
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 SIZE = 16 << 20
@@ -216,7 +217,10 @@ def test_a_spoilt_device_is_one_line(
         assert whole.stat().st_ino == kept[whole], name
 
 
-def test_no_pool_is_one_line_that_names_the_option(tmp_path: Path) -> None:
+def test_no_pool_is_one_line_that_names_the_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(default, "emulated_paths", lambda: [str(tmp_path / "none")])
     for name in WITH:
         if name not in MAKES:
             ended = ran(name, given(name, tmp_path), tmp_path)

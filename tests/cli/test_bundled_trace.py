@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from emulation import long
 
 from beluga.replay import BUNDLED
 from beluga.simulate import found_shares, load_trace
@@ -33,7 +34,7 @@ def test_its_format_is_recognized() -> None:
     ("command", "requests"),
     [
         (("simulate", "--policy", "least-tokens", "--memory", "pool"), 1200),
-        (("replay", "--block-bytes", "4K"), 1200),
+        long(("replay", "--block-bytes", "4K"), 1200),
         (("size",), 1200),
     ],
 )

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from emulation import long
 from leftovers import leftovers
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -95,7 +96,7 @@ def test_shells_complete_commands_and_options(typed: str, offered: str) -> None:
     assert completed(asked).split() == [offered]
 
 
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
+@pytest.mark.parametrize("shell", ["zsh", long("fish")])
 @pytest.mark.parametrize(("typed", "offered"), [("beluga po", "pool"), ("beluga pool in", "info")])
 def test_other_shells_complete_with_the_help_of_what_they_offer(
     shell: str, typed: str, offered: str
@@ -124,8 +125,8 @@ def test_a_namespace_that_is_not_text_is_one_line(
     ("name", "begins"),
     [
         ("rpc", "rpc c"),  # the other process answers
-        ("bandwidth", "bandwidth read"),
-        ("copy", "copy gather_write"),
+        long("bandwidth", "bandwidth read"),
+        long("copy", "copy gather_write"),
     ],
 )
 def test_an_interrupted_benchmark_is_no_traceback(name: str, begins: str) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from denied import CALLS
+from emulation import long
 
 import beluga.pool.runtime
 from beluga import MetaServer, Pool
@@ -37,6 +38,7 @@ def ran(
     )
 
 
+@pytest.mark.long
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the filter is for x86-64")
 @pytest.mark.parametrize(
     "deny",
@@ -77,6 +79,7 @@ def test_large_buffers_need_no_huge_pages() -> None:
     subprocess.run([*deny, sys.executable, "-c", code], check=True, timeout=120)
 
 
+@pytest.mark.long
 def test_every_command_draws_what_the_output_can_show(shm: Path) -> None:
     pool = ("--pool", shm / "a")
     ran("pool", "create", shm / "a", "--size", "16M")
@@ -98,7 +101,7 @@ def test_json_stays_json_in_ascii(tmp_path: Path) -> None:
     assert "süß.toml" in str(json.loads(shown.stdout.decode("ascii")))
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", long("utf-16"), long("utf-32")])
 def test_files_that_people_write_may_begin_with_a_byte_order_mark(
     tmp_path: Path, encoding: str
 ) -> None:

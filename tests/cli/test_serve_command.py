@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from blocks import eventually
+from emulation import long
 
 from beluga.cli import serve
 from beluga.errors import DeposedError
@@ -275,7 +276,7 @@ SPOILT: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("how", SPOILT)
-@pytest.mark.parametrize("root", [None, "told"])
+@pytest.mark.parametrize("root", [None, long("told")])
 def test_a_server_whose_device_cannot_be_opened_is_stopped(
     request: pytest.FixtureRequest, pool: list[str], how: str, root: str | None
 ) -> None:

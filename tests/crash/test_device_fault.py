@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from emulation import PATIENCE
+from emulation import PATIENCE, long
 from processes import Process
 
 from beluga.pool import Pool
@@ -250,7 +250,9 @@ def run(code: str, paths: list[Path], *options: str) -> subprocess.CompletedProc
     )
 
 
-@pytest.mark.parametrize("options", [(), ("-X", "faulthandler")], ids=["plain", "faulthandler"])
+@pytest.mark.parametrize(
+    "options", [(), long(("-X", "faulthandler"))], ids=["plain", "faulthandler"]
+)
 def test_a_client_lives_and_reads_what_is_left(paths: list[Path], options: tuple[str, ...]) -> None:
     with Process("serve_index", paths):
         ended = run(CLIENT, paths, *options)
@@ -258,7 +260,9 @@ def test_a_client_lives_and_reads_what_is_left(paths: list[Path], options: tuple
     assert "Bus error" not in ended.stderr
 
 
-@pytest.mark.parametrize("settings", ["", ", check_checksums=False"], ids=["verified", "bare"])
+@pytest.mark.parametrize(
+    "settings", ["", long(", check_checksums=False")], ids=["verified", "bare"]
+)
 def test_an_engine_meets_what_failed_as_the_one_call_does(paths: list[Path], settings: str) -> None:
     made = 'KVCache(pool, namespace="fault"'
     code = CLIENT.replace(made, f"{made}, engine=CpuEngine(pool, threads=2){settings}")
@@ -267,6 +271,7 @@ def test_an_engine_meets_what_failed_as_the_one_call_does(paths: list[Path], set
     assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
 
 
+@pytest.mark.long
 def test_what_failed_stays_retired_under_the_next_server(paths: list[Path]) -> None:
     with Process("serve_index", paths):
         ended = run(CLIENT, paths)

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from emulation import PATIENCE
+from emulation import PATIENCE, long
 
 ALIVE = "still alive"
 
@@ -212,14 +212,14 @@ def run(code: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "engine", ["", ", engine=CpuEngine(pool, threads=2)"], ids=["call", "engine"]
+    "engine", ["", long(", engine=CpuEngine(pool, threads=2)")], ids=["call", "engine"]
 )
 def test_only_blocks_without_memory_are_refused(tmp_path: Path, engine: str) -> None:
     run(PUT.replace("ENGINE", engine), tmp_path)
 
 
 @pytest.mark.parametrize(
-    "code", [PARTS, START, CUT, MAKE, TIER], ids=["parts", "start", "cut", "make", "tier"]
+    "code", [PARTS, START, CUT, MAKE, long(TIER)], ids=["parts", "start", "cut", "make", "tier"]
 )
 def test_a_full_file_system_is_no_broken_device(tmp_path: Path, code: str) -> None:
     run(code, tmp_path)

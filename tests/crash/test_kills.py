@@ -95,6 +95,7 @@ def test_killed_clients_leave_nothing_behind(
             assert stat.free_stripe_count == stat.stripe_count
 
 
+@pytest.mark.long
 @each_length
 def test_killed_servers_lose_no_block(paths: list[Path], coherence: str, rounds: int) -> None:
     dice = random.Random(rounds)

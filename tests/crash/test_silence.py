@@ -149,6 +149,7 @@ def test_a_session_killed_elsewhere_is_held_back_for_good(
         assert server.meta_stat().held_bytes > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("heartbeat_lost_s", "hold_s"), [(3.0, 6.0), pytest.param(5.0, 60.0, marks=pytest.mark.slow)]
 )

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from blocks import BLOCK_WORDS, content, eventually, keys
+from emulation import long
 from processes import Process
 
 from beluga.index import MetaServer
@@ -70,7 +71,9 @@ def ends_well(pool: Pool, workers: list[Process]) -> None:
 
 
 @pytest.mark.parametrize(
-    "kills", [5, pytest.param(20, marks=pytest.mark.slow)], ids=["few", "many"]
+    "kills",
+    [2, long(5), pytest.param(20, marks=pytest.mark.slow)],
+    ids=["two", "few", "many"],
 )
 def test_standby_follows_every_server_that_is_killed(
     pool: Pool, paths: list[Path], kills: int

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
+from emulation import long
 
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 pytest.importorskip("openai", reason="OpenAI's SDK is not installed")
@@ -194,7 +195,7 @@ def test_a_client_that_leaves_ends_the_engines_work(stream: bool, leaves: str) -
     run(play)
 
 
-@pytest.mark.parametrize("count", [20, 200])
+@pytest.mark.parametrize("count", [20, long(200)])
 def test_streams_at_once_leave_nothing_behind(count: int) -> None:
     """All streams are open at the same time; some of their clients leave."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from blocks import eventually, held, keys, put, states
-from emulation import fewer
+from emulation import fewer, long
 from forge import line_hash
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -97,8 +97,8 @@ def lengths_of(kind: str, rng: random.Random) -> Iterator[int]:
 @pytest.mark.parametrize(
     "kind",
     [
-        *("some sizes", "growing", "mostly small", "tenants"),
-        pytest.param("shrinking", marks=pytest.mark.long),
+        *("some sizes", "tenants"),
+        *map(long, ("growing", "mostly small", "shrinking")),
     ],
 )
 @settings(max_examples=fewer(3), deadline=None)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from blocks import eventually
+from emulation import long
 from processes import Process
 
 from beluga.index import check_pool
@@ -18,8 +19,8 @@ from beluga.pool import Pool
 CHAINS = 12
 MIXED = [
     ["hardware", "software"],
-    ["software", "hardware"],
-    ["hardware", "software", "hardware"],
+    long(["software", "hardware"]),
+    long(["hardware", "software", "hardware"]),
 ]
 
 
@@ -29,7 +30,7 @@ def hits(server: Process) -> int:
     return int(found[1])
 
 
-@pytest.mark.parametrize("interleave", [True, False], ids=["interleaved", "one by one"])
+@pytest.mark.parametrize("interleave", [True, long(False)], ids=["interleaved", "one by one"])
 @pytest.mark.parametrize("modes", MIXED, ids=",".join)
 def test_processes_share_blocks_on_a_mixed_pool(
     shm: Path, modes: list[str], interleave: bool

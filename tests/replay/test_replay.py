@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from emulation import long
 
 from beluga.child import command
 from beluga.replay import Conversations, TraceRequest, make_workload, write_trace
@@ -85,12 +86,14 @@ def test_a_replay_counts_and_verifies(run: Run, trace: Path) -> None:
     assert result["rpc_p50_us"] <= result["rpc_p99_us"]
 
 
+@pytest.mark.long
 def test_one_client_reaches_the_ideal(run: Run, trace: Path) -> None:
     result = json.loads(run("replay", trace, "--json", "--clients", "1").stdout)
     assert result["hit_rate"] == pytest.approx(result["ideal_hit_rate"])
     assert result["blocks_put"] == result["blocks_looked_up"] - result["blocks_hit"]
 
 
+@pytest.mark.long
 def test_a_pool_that_is_too_small_costs_hits_and_no_bytes(run: Run, tmp_path: Path) -> None:
     blocks = [TraceRequest(0, 50 * 512, 1, [n * 100 + i for i in range(50)]) for n in range(40)]
     write_trace(blocks + blocks, tmp_path / "trace")
@@ -123,7 +126,7 @@ def test_a_person_gets_a_table(run: Run) -> None:
     assert "wrong blocks" in ended.stdout
 
 
-@pytest.mark.parametrize("module", ["beluga.replay.client", "beluga.replay.server"])
+@pytest.mark.parametrize("module", ["beluga.replay.client", long("beluga.replay.server")])
 def test_a_killed_process_ends_the_replay(start: Start, trace: Path, module: str) -> None:
     replay = start("replay", trace, "--json", "--speed", "0.05")
     server = wait_for_children(replay.pid, "beluga.replay.server", 1)
@@ -139,7 +142,8 @@ def test_a_killed_process_ends_the_replay(start: Start, trace: Path, module: str
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("number", "status"),
+    [(signal.SIGINT, 130), long(signal.SIGTERM, 143), long(signal.SIGHUP, 129)],
 )
 def test_a_stopped_replay_leaves_nothing(
     start: Start, trace: Path, number: signal.Signals, status: int
@@ -181,6 +185,7 @@ def killed_group(trace: Path) -> Path:
     return left
 
 
+@pytest.mark.long
 def test_what_a_killed_group_left_is_removed_by_the_next(run: Run, trace: Path) -> None:
     # Any other replay on this machine removes it, too, so there are several tries.
     left = next((path for path in (killed_group(trace) for _ in range(5)) if path.exists()), None)

@@ -58,6 +58,7 @@ def test_every_block_that_was_stored_is_a_hit(run: Run, trace: Path, tmp_path: P
     assert result["hit_rate"] == result["ideal_hit_rate"]
 
 
+@pytest.mark.long
 def test_two_clients_and_a_second_replay_on_the_same_disk(
     run: Run, trace: Path, tmp_path: Path
 ) -> None:
@@ -68,6 +69,7 @@ def test_two_clients_and_a_second_replay_on_the_same_disk(
         assert result["hit_rate"] == pytest.approx(result["ideal_hit_rate"], abs=0.02)
 
 
+@pytest.mark.long
 def test_a_folder_as_a_remote_store(run: Run, trace: Path, tmp_path: Path) -> None:
     pytest.importorskip("obstore")
     sizes = ["--block-bytes", "64K", "--pool-bytes", "64M"]
@@ -102,6 +104,7 @@ def kill_servers(replay: subprocess.Popen[str], count: int, pause_s: float) -> N
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_a_server_that_is_killed_loses_nothing(start: Start, tmp_path: Path) -> None:
     once = [
         TraceRequest(1000 * n, 50 * 512, 1, [n * 100 + i for i in range(50)]) for n in range(40)

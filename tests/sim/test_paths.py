@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 import pytest
-from emulation import fewer
+from emulation import FULL, fewer
 from simulator import caught, failures, play, site, total
 
 SEEDS = 100
-RUNS = fewer(SEEDS)
+RUNS = SEEDS if FULL else fewer(40)
 
 # Function, verb, and number of the verb in that function.
 MUTANTS = {

@@ -15,6 +15,7 @@ from pathlib import Path
 import disk_writer
 import pytest
 from disk_tiers import MIB, is_block, keys_of
+from emulation import FULL
 
 from beluga.errors import TierError
 from beluga.tiers.disk import DiskTier
@@ -73,7 +74,7 @@ def kill_often(tmp_path: Path, io: str, rounds: int) -> None:
 
 
 def test_killed_while_writing(tmp_path: Path) -> None:
-    kill_often(tmp_path, "auto", 15)
+    kill_often(tmp_path, "auto", 15 if FULL else 6)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from beluga_bench.throttlers import Queue
+from emulation import long
 from link_process import PIECE, RATE, SLOW
 
 from beluga._ffi import lib
@@ -90,7 +91,7 @@ def drain(direction: LinkDirection, *, start_ns: int) -> int:
     return now - start_ns
 
 
-@pytest.mark.parametrize("capped", [True, False])
+@pytest.mark.parametrize("capped", [True, long(False)])
 def test_killed_processes_take_nothing_along(shm: Path, process: Start, capped: bool) -> None:
     answer = said(process("kill", shm, "killed", int(capped), 60, 7))
     link = Link("killed", directory=shm)
