@@ -28,7 +28,8 @@ from emulation import PATIENCE, share
 
 from beluga import MetaServer, Pool
 from beluga.cli import app, cxl_rpc, lazy, main
-from beluga.pool import default
+from beluga.cli import pool as cli_pool
+from beluga.pool import default, gone
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 SIZE = 16 << 20
@@ -199,7 +200,7 @@ def test_each_command_is_walked_or_takes_no_pool() -> None:
     assert set(ARGUMENTS) | REPORTS | MAKES <= set(WITH)
 
 
-@pytest.mark.parametrize(("number", "how"), enumerate(SPOILT))
+@pytest.mark.parametrize(("number", "how"), list(enumerate(SPOILT)))
 def test_a_spoilt_device_is_one_line(
     paths: list[Path], tmp_path: Path, how: str, number: int
 ) -> None:
@@ -220,14 +221,17 @@ def test_a_spoilt_device_is_one_line(
 def test_no_pool_is_one_line_that_names_the_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(default, "emulated_paths", lambda: [str(tmp_path / "none")])
+    for module in (default, gone, cli_pool):  # this user may have mounted one
+        monkeypatch.setattr(module, "emulated_paths", lambda: [str(tmp_path / "none")])
     for name in WITH:
         if name not in MAKES:
             ended = ran(name, given(name, tmp_path), tmp_path)
             refused(name, ended, "--pool PATH", "beluga mount")
 
 
-@pytest.mark.parametrize(("number", "path"), enumerate(["", "x" * 300, "/proc/self/mem", "file/a"]))
+@pytest.mark.parametrize(
+    ("number", "path"), list(enumerate(["", "x" * 300, "/proc/self/mem", "file/a"]))
+)
 def test_a_path_that_cannot_be_a_device_is_one_line(tmp_path: Path, number: int, path: str) -> None:
     named = path.replace("file", str(tmp_path / "file"))
     for name, taken in share(WITH.items(), number):
