@@ -231,6 +231,9 @@ int bl_handle_sessions(void *meta, bl_call *call);
 int bl_left_create(bl_meta *meta);
 void bl_left_destroy(bl_meta *meta);
 
+/* Prefetch the place of a key that leaves soon. */
+void bl_left_prefetch(const bl_meta *meta, const uint64_t key[2]);
+
 /* Remember why a key has left the index. */
 void bl_left_note(bl_meta *meta, const uint64_t key[2], enum bl_left why);
 int bl_handle_left(void *meta, bl_call *call);
@@ -337,6 +340,14 @@ static inline void bl_block_touch(bl_meta *meta, uint32_t number)
 {
     if (meta->blocks[number].task == 0 && bl_lower_frees(meta, &meta->blocks[number]))
         bl_evict_touch(meta->order, number);
+}
+
+/* Prefetch all of a block, which lies on two lines. */
+static inline void bl_block_prefetch(const bl_meta *meta, uint32_t number)
+{
+    const bl_block *block = &meta->blocks[number];
+    bl_prefetch(block);
+    bl_prefetch((const uint8_t *)(block + 1) - 1);
 }
 
 /* Return the space that a block has. */

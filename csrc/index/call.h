@@ -8,7 +8,10 @@
 #define BL_META_CALL_H
 
 #include "api/index.h"
+#include "base/minmax.h"
 #include "index/blocks.h"
+
+enum { BL_GROUP_KEYS = 16 };    /* about as many misses as a core has under way */
 
 /* Check a request's head and items against its size: return the items, or NULL. */
 static inline const uint8_t *bl_meta_items(const bl_call *call, uint32_t item_size,
@@ -21,6 +24,23 @@ static inline const uint8_t *bl_meta_items(const bl_call *call, uint32_t item_si
     return head->count > 0 && head->count <= BL_CALL_KEYS_MAX && size == call->request_size
                ? call->request + sizeof *head
                : NULL;
+}
+
+/* Copy one of the keys of a request, which have any alignment. */
+static inline void bl_key_at(const uint8_t *keys, uint32_t index, uint64_t key[2])
+{
+    memcpy(key, keys + index * 2 * sizeof *key, 2 * sizeof *key);
+}
+
+/* Prefetch the buckets of a group of a request's keys, which begins at first. */
+static inline void bl_meta_prefetch(const bl_meta *meta, const uint8_t *keys, uint32_t first,
+                                    uint32_t count)
+{
+    uint64_t key[2], end = bl_least(first + BL_GROUP_KEYS, count);
+    for (uint32_t i = first; i < end; i++) {
+        bl_key_at(keys, i, key);
+        bl_index_prefetch(meta->index, key);
+    }
 }
 
 /* Is there room for the records of the answer? */

@@ -144,7 +144,9 @@ int bl_handle_reserve(void *context, bl_call *call)
     for (uint32_t i = 0; i < head.count; i++) {
         uint64_t key[2];
         bl_block_record record;
-        memcpy(key, keys + i * sizeof key, sizeof key);
+        if (i % BL_GROUP_KEYS == 0)
+            bl_meta_prefetch(meta, keys, i, head.count);
+        bl_key_at(keys, i, key);
         bl_reserve_one(meta, call->lane, key, &head, i, &record);
         bl_meta_record(call, i, &record);
     }

@@ -38,6 +38,11 @@ void bl_left_destroy(bl_meta *meta)
     bl_lazy_unmap(meta->left, (meta->left_mask + 1) * sizeof *meta->left);
 }
 
+void bl_left_prefetch(const bl_meta *meta, const uint64_t key[2])
+{
+    bl_prefetch(bl_left_at(meta, key));
+}
+
 void bl_left_note(bl_meta *meta, const uint64_t key[2], enum bl_left why)
 {
     *bl_left_at(meta, key) = (bl_departure){key[0], (uint32_t)key[1], why};

@@ -9,8 +9,6 @@
 #include "index/call.h"
 #include "index/tombs.h"
 
-enum { BL_GROUP_KEYS = 16 };   /* about as many misses as a core has under way */
-
 /* Add a pin for a lane: 0, -BL_ERROR_PIN_LIMIT or _QUOTA. A pinned block is not in the eviction
  * order. */
 static int bl_pin(bl_meta *meta, uint32_t lane, uint32_t number)
@@ -51,21 +49,6 @@ void bl_unpin(bl_meta *meta, uint32_t number, uint32_t count)
     }
 }
 
-static void bl_key_at(const uint8_t *keys, uint32_t index, uint64_t key[2])
-{
-    memcpy(key, keys + index * 2 * sizeof *key, 2 * sizeof *key); /* of any alignment */
-}
-
-/* Prefetch the buckets of keys [first, end). */
-static void bl_lookup_begin(const bl_meta *meta, const uint8_t *keys, uint32_t first, uint32_t end)
-{
-    uint64_t key[2];
-    for (uint32_t i = first; i < end; i++) {
-        bl_key_at(keys, i, key);
-        bl_index_prefetch(meta->index, key);
-    }
-}
-
 /* Find the numbers of keys [first, end), whose buckets are on their way, and prefetch what a hit
  * reads of each block and of its place in the eviction order. */
 static void bl_lookup_find(const bl_meta *meta, const uint8_t *keys, uint32_t first, uint32_t end,
@@ -90,10 +73,10 @@ static uint32_t bl_lookup_chain(bl_meta *meta, const uint8_t *keys, uint32_t cou
     int64_t numbers[BL_GROUP_KEYS];
     uint32_t end;
     *state = BL_BLOCK_HIT;
-    bl_lookup_begin(meta, keys, 0, (uint32_t)bl_least(count, BL_GROUP_KEYS));
+    bl_meta_prefetch(meta, keys, 0, count);
     for (uint32_t first = 0; first < count; first = end) {
         end = (uint32_t)bl_least(first + BL_GROUP_KEYS, count);
-        bl_lookup_begin(meta, keys, end, (uint32_t)bl_least(end + BL_GROUP_KEYS, count));
+        bl_meta_prefetch(meta, keys, end, count);
         bl_lookup_find(meta, keys, first, end, numbers);
         for (uint32_t hits = first; hits < end; hits++) {
             int64_t number = numbers[hits - first];

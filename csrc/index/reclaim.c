@@ -125,10 +125,8 @@ void bl_space_give(bl_meta *meta, uint32_t number)
 void bl_block_leave(bl_meta *meta, uint32_t number, enum bl_left why)
 {
     bl_block *block = &meta->blocks[number];
-    bl_entry_clear(meta, number);
+    bl_entry_clear(meta, number); /* void for readers before the reply that grants its space */
     bl_crash_point("evict.cleared");
-    bl_fence_store(&meta->pool->memory); /* void for readers before the space is reused */
-    bl_crash_point("evict.fenced");
     bl_index_remove(meta->index, block->key);
     bl_evict_forget(meta->order, number);
     bl_lower_forget(meta, number);
@@ -172,6 +170,23 @@ static int bl_space_open(bl_meta *meta, uint64_t offset, uint32_t size)
     return status;
 }
 
+/* Prefetch what evicting the next two blocks reads, if they go by age: of the later one the block
+ * itself, and of the next one, whose key is here by now, where that key leads to. */
+static void bl_evict_ahead(const bl_meta *meta, uint32_t number)
+{
+    int64_t next = bl_evict_warmer(meta->order, number);
+    if (next < 0)
+        return;
+    bl_index_prefetch(meta->index, meta->blocks[next].key);
+    bl_left_prefetch(meta, meta->blocks[next].key);
+    bl_pages_prefetch(meta->pages, meta->blocks[next].offset);
+    int64_t later = bl_evict_warmer(meta->order, (uint32_t)next);
+    if (later < 0)
+        return;
+    bl_block_prefetch(meta, (uint32_t)later);
+    bl_evict_prefetch(meta->order, (uint32_t)later);
+}
+
 /* Evict the blocks without which size bytes are free at *offset: 1; or 0, with nothing done. */
 static int bl_space_evict(bl_meta *meta, uint32_t size, uint64_t *offset)
 {
@@ -179,8 +194,10 @@ static int bl_space_evict(bl_meta *meta, uint32_t size, uint64_t *offset)
     const uint32_t *numbers;
     uint32_t count =
         bl_victims_choose(meta->victims, meta->pages, &residents, size, &numbers, offset);
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; i < count; i++) {
+        bl_evict_ahead(meta, numbers[i]);
         bl_block_leave(meta, numbers[i], BL_LEFT_SPACE);
+    }
     return count > 0;
 }
 

@@ -241,11 +241,8 @@ static void bl_recover_blocks(bl_meta *meta, const bl_recovered *recovered, uint
 {
     bl_pages_defer(meta->pages);
     for (uint32_t i = count; i-- > 0;) {
-        if (i >= 2 * BL_AHEAD) {
-            const bl_block *later = &meta->blocks[recovered[i - 2 * BL_AHEAD].number];
-            bl_prefetch(later);
-            bl_prefetch((const uint8_t *)(later + 1) - 1); /* it lies on two lines */
-        }
+        if (i >= 2 * BL_AHEAD)
+            bl_block_prefetch(meta, recovered[i - 2 * BL_AHEAD].number);
         if (i >= BL_AHEAD) {
             const bl_block *next = &meta->blocks[recovered[i - BL_AHEAD].number];
             bl_index_prefetch(meta->index, next->key);

@@ -107,7 +107,7 @@ def test_a_commit_counts_once(
 
 
 @pytest.mark.parametrize(
-    "point", ["remove.found", "evict.cleared", "evict.fenced", "space.given", "serve.fenced:3"]
+    "point", ["remove.found", "evict.cleared", "space.given", "serve.fenced:3"]
 )
 def test_a_remove_removes_once(
     pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch, point: str

@@ -178,6 +178,7 @@ REASONED: Conditions = {
         ("head.flags & BL_RESERVE_KEPT", 0, "true"): (
             "looks for tasks whose time is up once more than is needed"
         ),
+        ("i % BL_GROUP_KEYS == 0", 0, "true"): "asks for memory once more, which is a hint",
         ("status == 0", 0, "true"): _UNREAD,
     },
     ("index/grant.c", "bl_reuse_check"): {
@@ -440,6 +441,10 @@ REASONED: Conditions = {
     },
     ("index/lookup.c", "bl_lookup_find"): {
         ("number < 0", 0, "false"): "asks for memory of no block, which is a hint",
+    },
+    ("index/reclaim.c", "bl_evict_ahead"): {
+        ("next < 0", 0, "false"): "asks for memory by the key of no block, which is a hint",
+        ("later < 0", 0, "false"): "asks for memory of no block, which is a hint",
     },
     ("pool/message.h", "bl_reply_whole"): {
         ("reply->sequence == reply->sequence_end", 0, "true"): _PIECE,

@@ -92,10 +92,6 @@ _LEFT_OUT: dict[Name, str] = {
         "covered: bl_entry_look() fenced after the reply that told of the block, and nothing newer "
         "than that reply is relied on"
     ),
-    ("index/reclaim.c", "bl_block_leave", "fence_store", 0): (
-        "covered: the round's fence stands between the cleared entry and the reply that grants its "
-        "space to a new owner"
-    ),
     ("index/recover.c", "bl_scan_refetch", "fence_full", 0): (
         "covered: the refetch of the other half's lines, or the next batch, fences before the loads"
     ),
