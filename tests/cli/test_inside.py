@@ -40,7 +40,7 @@ from beluga.cli import (
 from beluga.cli import verify as verify_command
 from beluga.cli.app import app
 from beluga.cli.replay import _moved
-from beluga.errors import BelugaError, DeposedError, PoolError, ReplayError
+from beluga.errors import BelugaError, DeposedError, PoolError, ReplayError, TierError
 from beluga.events import EventSettings
 from beluga.gateway.settings import Address
 from beluga.index import MetaStat, Sessions
@@ -258,6 +258,18 @@ def test_tiers_reach_their_service(
     for more_words in (["--standby"], ["--lease", "etcd://a:1/b"]):
         beluga("serve", "--remote", "file:///c", *more_words)
         assert served[-1].how["services"][0][1]["patient"]  # a server that takes over
+
+
+def test_a_disk_of_another_owner_ends_serve_before_it_serves(
+    served: list[Served], opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise TierError("a disk of another server")
+
+    monkeypatch.setattr(serve, "TierService", lambda *parts, **more: (parts[2], more))
+    monkeypatch.setattr(TierSettings, "check_owner", refuse)
+    assert beluga("serve", "--disk", "/a", "--disk-bytes", "4G").exit_code == 1
+    assert not served
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,12 @@ def test_no_error_shows_a_queues_password(url: str, caplog: pytest.LogCaptureFix
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("server", ["127.0.0.1:port", "127.0.0.1:99999", "a,nats://b:c"])
+def test_what_is_no_address_of_nats_is_refused_at_once(server: str) -> None:
+    with pytest.raises(QueueError, match="is no address of NATS; write nats://HOST:PORT"):
+        asyncio.run(open_queue(f"nats://me:{WORD}@{server}", "q"))
+
+
 def test_a_server_without_tls_does_not_get_the_password_of_a_tls_queue() -> None:
     """Nor does who stands between, and takes TLS out of what the server says."""
     heard: list[bytes] = []

@@ -23,6 +23,7 @@ from beluga.index import MetaClient
 from beluga.tiers.disk import DiskTier, adopt_disk
 from beluga.tiers.disk import file as disk_file
 from beluga.tiers.disk.owner import NAME_SIZE, Owner, owner_of
+from beluga.tiers.settings import TierSettings
 
 Start = Callable[..., "subprocess.Popen[str]"]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -75,6 +76,17 @@ def test_a_disk_is_its_owners_whatever_pool_it_has(
             owned(disk, *after)
         after = before
     assert full(owned(disk, *after))
+
+
+def test_a_disk_that_another_server_has_is_refused_by_its_owner(tmp_path: Path, shm: Path) -> None:
+    """``serve`` asks before it takes a pool over: whose the disk is, and not only who locks it."""
+    disk = tmp_path / "disk"
+    tier = owned(disk, "rack", "p1")
+    with Pool.create([shm / "a"], device_size=24 << 20, sparse=True) as pool:
+        with pytest.raises(TierError, match=f"of server rack;.*beluga disk adopt {disk}"):
+            TierSettings(disks=(str(disk),), disk_bytes=SIZE, owner="shelf").check_owner(pool)
+        TierSettings(disks=(str(disk),), disk_bytes=SIZE, owner="rack").check_owner(pool)
+    tier.close()
 
 
 def test_the_last_owner_is_the_one_that_counts(tmp_path: Path) -> None:

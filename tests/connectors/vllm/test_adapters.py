@@ -80,6 +80,22 @@ def test_files_that_change_while_they_are_loaded_may_be_either(
         engine.of(lora)
 
 
+def test_files_that_come_back_as_they_were_may_not_be_what_was_loaded(
+    engine: Adapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a file system without change times they look as if nothing had been."""
+    weights = tmp_path / "a" / "adapter_model.safetensors"
+    monkeypatch.setattr(adapters_module, "_state_of", lambda path: (path, weights.read_bytes()))
+    lora = adapter(tmp_path / "a", "a")
+    before = weights.read_bytes()
+    engine.loads(lora)
+    adapter(tmp_path / "a", "a", b"2")
+    engine.loaded(lora)
+    weights.write_bytes(before)
+    with pytest.raises(ConnectorError, match="have changed since"):
+        engine.of(lora)
+
+
 def test_a_request_notices_that_files_change_under_it(engine: Adapters, tmp_path: Path) -> None:
     found = used(engine, adapter(tmp_path / "a", "a"))
     assert found.unchanged
