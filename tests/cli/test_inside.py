@@ -466,8 +466,8 @@ def replayed(monkeypatch: pytest.MonkeyPatch, **change: Any) -> list[tuple[int, 
     figures: dict[str, Any] = dict.fromkeys(ReplayResult.__slots__, 0)
     figures |= {"requests": 3, "blocks_looked_up": 4000, "hit_rate": 0.25, "ideal_hit_rate": 0.5,
                 "blocks_put": 3000, "bytes_put": 12 * 10**9, "put_gb_per_s": 1.25, "seconds": 2.0,
-                "blocks_hit": 1000, "bytes_got": 4 * 10**9, "get_gb_per_s": 2.5,
-                "rpc_p50_us": 1.0, "rpc_p99_us": 9.0, **change}  # fmt: skip
+                "blocks_hit": 1000, "blocks_got": 1000, "bytes_got": 4 * 10**9, "get_gb_per_s": 2.5,
+                "rpc_p50_us": 1.0, "rpc_p99_us": 9.0, "engines": None, **change}  # fmt: skip
 
     def run(requests: Any, options: ReplayOptions, **_: Any) -> ReplayResult:
         asked.append((len(requests), options))
