@@ -848,6 +848,30 @@ class bl_tenant_init(TypedDict, total=False):
     hit_count: int
     evict_count: int
 
+class bl_share_rule(CStruct):
+    value: int
+    mask: int
+    share: int
+    reserved: int
+
+class bl_share_rule_init(TypedDict, total=False):
+    value: int
+    mask: int
+    share: int
+    reserved: int
+
+class bl_share_view(CStruct):
+    bytes: int
+    used_bytes: int
+    used_count: int
+    evict_count: int
+
+class bl_share_view_init(TypedDict, total=False):
+    bytes: int
+    used_bytes: int
+    used_count: int
+    evict_count: int
+
 class bl_map_cell(CStruct):
     used_bytes: int
     held_bytes: int
@@ -1650,6 +1674,8 @@ _Type = Literal[
     "bl_trace_head",
     "bl_trace_entry",
     "bl_tenant",
+    "bl_share_rule",
+    "bl_share_view",
     "bl_map_cell",
     "bl_session_view",
     "bl_sessions_reply",
@@ -1815,6 +1841,10 @@ class Ffi:
     def from_buffer(self, of: Literal["bl_trace_entry[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_trace_entry: ...
     @overload
     def from_buffer(self, of: Literal["bl_tenant[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_tenant: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_share_rule[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_share_rule: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_share_view[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_share_view: ...
     @overload
     def from_buffer(self, of: Literal["bl_map_cell[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_map_cell: ...
     @overload
@@ -2097,6 +2127,14 @@ class Ffi:
     def new(self, of: Literal["bl_tenant *"], init: bl_tenant | bl_tenant_init = ..., /) -> bl_tenant: ...
     @overload
     def new(self, of: Literal["bl_tenant[]"], init: int | Sequence[bl_tenant | bl_tenant_init] = ..., /) -> bl_tenant: ...
+    @overload
+    def new(self, of: Literal["bl_share_rule *"], init: bl_share_rule | bl_share_rule_init = ..., /) -> bl_share_rule: ...
+    @overload
+    def new(self, of: Literal["bl_share_rule[]"], init: int | Sequence[bl_share_rule | bl_share_rule_init] = ..., /) -> bl_share_rule: ...
+    @overload
+    def new(self, of: Literal["bl_share_view *"], init: bl_share_view | bl_share_view_init = ..., /) -> bl_share_view: ...
+    @overload
+    def new(self, of: Literal["bl_share_view[]"], init: int | Sequence[bl_share_view | bl_share_view_init] = ..., /) -> bl_share_view: ...
     @overload
     def new(self, of: Literal["bl_map_cell *"], init: bl_map_cell | bl_map_cell_init = ..., /) -> bl_map_cell: ...
     @overload
@@ -2474,6 +2512,14 @@ class Ffi:
     @overload
     def new(self, of: Literal["bl_tenant *[]"], init: int | Sequence[bl_tenant | Null] = ..., /) -> CPointer[bl_tenant]: ...
     @overload
+    def new(self, of: Literal["bl_share_rule **"], init: bl_share_rule | Null = ..., /) -> CPointer[bl_share_rule]: ...
+    @overload
+    def new(self, of: Literal["bl_share_rule *[]"], init: int | Sequence[bl_share_rule | Null] = ..., /) -> CPointer[bl_share_rule]: ...
+    @overload
+    def new(self, of: Literal["bl_share_view **"], init: bl_share_view | Null = ..., /) -> CPointer[bl_share_view]: ...
+    @overload
+    def new(self, of: Literal["bl_share_view *[]"], init: int | Sequence[bl_share_view | Null] = ..., /) -> CPointer[bl_share_view]: ...
+    @overload
     def new(self, of: Literal["bl_map_cell **"], init: bl_map_cell | Null = ..., /) -> CPointer[bl_map_cell]: ...
     @overload
     def new(self, of: Literal["bl_map_cell *[]"], init: int | Sequence[bl_map_cell | Null] = ..., /) -> CPointer[bl_map_cell]: ...
@@ -2804,6 +2850,10 @@ class Ffi:
     @overload
     def cast(self, to: Literal["bl_tenant *", "volatile bl_tenant *"], what: CData | int, /) -> bl_tenant: ...
     @overload
+    def cast(self, to: Literal["bl_share_rule *", "volatile bl_share_rule *"], what: CData | int, /) -> bl_share_rule: ...
+    @overload
+    def cast(self, to: Literal["bl_share_view *", "volatile bl_share_view *"], what: CData | int, /) -> bl_share_view: ...
+    @overload
     def cast(self, to: Literal["bl_map_cell *", "volatile bl_map_cell *"], what: CData | int, /) -> bl_map_cell: ...
     @overload
     def cast(self, to: Literal["bl_session_view *", "volatile bl_session_view *"], what: CData | int, /) -> bl_session_view: ...
@@ -3084,6 +3134,9 @@ class Lib:
     BL_TRACE_ENTRIES: Final[int]
     BL_TRACE_HEAD_SIZE: Final[int]
     BL_TENANT_COUNT: Final[int]
+    BL_SHARE_COUNT: Final[int]
+    BL_SHARE_RULES: Final[int]
+    BL_SHARE_WHOLE: Final[int]
     BL_SESSION_WATCHED: Final[int]
     BL_SESSION_HEARD: Final[int]
     BL_SESSION_BROKEN: Final[int]
@@ -3301,6 +3354,8 @@ class Lib:
     def bl_meta_serve(self, meta: bl_meta | Null, /) -> int: ...
     def bl_meta_describe(self, meta: bl_meta | Null, out: bl_meta_stat | Null, /) -> None: ...
     def bl_meta_tenants(self, meta: bl_meta | Null, out: bl_tenant | Null, count: int, /) -> int: ...
+    def bl_meta_share(self, meta: bl_meta | Null, parts: uint32_p | Null | Sequence[int], count: int, rules: bl_share_rule | Null | Sequence[bl_share_rule], rule_count: int, /) -> int: ...
+    def bl_meta_shares(self, meta: bl_meta | Null, out: bl_share_view | Null, count: int, /) -> int: ...
     def bl_meta_map(self, meta: bl_meta | Null, cell_count: int, out: bl_map_cell | Null, /) -> None: ...
     def bl_meta_refused(self, meta: bl_meta | Null, error: int, /) -> int: ...
     def bl_meta_sessions(self, meta: bl_meta | Null, first: int, out: bl_session_view | Null, count: int, /) -> int: ...

@@ -83,6 +83,8 @@
 #include "index/tasks.c"
 #include "index/table.c"
 #include "index/tenants.c"
+#include "index/shares.c"
+#include "index/order.c"
 #include "index/kept.c"
 #include "index/numbers.c"
 #include "index/tombs.c"

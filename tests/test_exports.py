@@ -33,7 +33,8 @@ EXPORTS: dict[str, str] = {
         "check_devices check_pool repair_pool CHANGE NAME NAME_PARENT REMOVED STORED chain_names "
         "names_at read_names "
         "REFUSALS SessionView Sessions Tenant ask_sessions COMMITTED ENTRY EPOCH_SHIFT FREE "
-        "read_entries COUNTERS_METHOD ask_counters BLOCK_RECORD"
+        "read_entries COUNTERS_METHOD ask_counters BLOCK_RECORD "
+        "Field OTHERS TENANT TenantShare check_shares digest_of fingerprint_of"
     ),
     "beluga.transfer": (
         "BlockLayout CHUNK CpuEngine Direction DsaEngine CopyEngine Selection Link LinkSettings "

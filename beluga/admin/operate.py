@@ -33,6 +33,9 @@ def operate_routes(server: MetaServer, pool: Pool, tiers: TierService | None) ->
     def sessions(_: AdminRequest) -> Answer:
         return json_answer([dataclasses.asdict(one) for one in server.sessions()])
 
+    def shares(_: AdminRequest) -> Answer:
+        return json_answer([dataclasses.asdict(one) for one in server.shares()])
+
     def tenants(_: AdminRequest) -> Answer:
         return json_answer([dataclasses.asdict(one) for one in server.tenants()])
 
@@ -62,6 +65,7 @@ def operate_routes(server: MetaServer, pool: Pool, tiers: TierService | None) ->
     return {
         ("GET", "/sessions"): sessions,
         ("GET", "/tenants"): tenants,
+        ("GET", "/shares"): shares,
         ("GET", "/trace"): trace,
         ("GET", "/quota"): quota,
         ("POST", "/quota"): limit,

@@ -28,6 +28,7 @@ _WORDS = {
     "bytes": "bytes of both",
     "calls_per_s": "calls per second",
 }
+_SHARE_FIELDS = ("name", "bytes", "used_bytes", "blocks", "evictions")
 _LOOK_S = 0.1
 _SAY_S = 1.0
 
@@ -58,6 +59,16 @@ _USE = Legend(
         "calls": "how many calls it has made",
     }
 )
+_SHARES = Legend(
+    {
+        "share": "the name of a tenant that has a part of the pool of its own; others are all that "
+        "have none",
+        "part": "how many bytes it may fill while others want theirs",
+        "used": "how many bytes its blocks take, those being written included",
+        "blocks": "how many blocks these are",
+        "evicted": "how many of its blocks were evicted since this server began",
+    }
+)
 _TENANTS = Legend(
     {
         "namespace": "the fingerprint of a namespace, as beluga ls --namespaces shows it; others "
@@ -69,7 +80,7 @@ _TENANTS = Legend(
 )
 
 
-@explains(_USE, _TENANTS)
+@explains(_USE, _SHARES, _TENANTS)
 def quota(
     pool: PoolPaths = None, host: Host = None, change: Changes = None, json: Json = False
 ) -> None:
@@ -95,17 +106,25 @@ def quota(
         directory = opened.runtime_dir
         found, own = ask_sessions(client), f"{client.stat().nonce:016x}"
     others = [one for one in found.sessions if one.nonce != own]
-    tenants = _tenants(directory)
+    tenants, shares = _of_server(directory, "/tenants"), _of_server(directory, "/shares")
     if json:
-        sessions = [asdict(one) for one in others]
-        print_json({"quota": asdict(found.quota), "sessions": sessions, "tenants": tenants})
+        print_json(
+            {
+                "quota": asdict(found.quota),
+                "sessions": [asdict(one) for one in others],
+                "shares": shares,
+                "tenants": tenants,
+            }
+        )
         return
     print_facts(_limits(found.quota))
     if others:
         print_table(_USE, _use(others))
+    if shares and len(shares) > 1:
+        rows = [[one[name] for name in _SHARE_FIELDS] for one in shares]
+        print_table(_SHARES, rows, title="shares of tenants")
     if tenants:
-        title = "tenants, without limits"
-        print_table(_TENANTS, [_tenant(one) for one in tenants], title=title)
+        print_table(_TENANTS, [_tenant(one) for one in tenants], title="namespaces")
 
 
 def _change(text: str) -> tuple[str, int]:
@@ -148,10 +167,10 @@ def _use(sessions: Sequence[SessionView]) -> list[Sequence[object]]:
     ]
 
 
-def _tenants(directory: Path) -> list[dict[str, Any]] | None:
-    """Return the server's tenants, or None if it is on another host."""
+def _of_server(directory: Path, path: str) -> list[dict[str, Any]] | None:
+    """Return rows of the server's admin endpoint, or None if it is on another host."""
     try:
-        return ask_json(directory, "/tenants", list)
+        return ask_json(directory, path, list)
     except NoServerError:
         return None
 

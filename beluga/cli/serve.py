@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from contextlib import contextmanager, nullcontext
@@ -45,6 +46,7 @@ from beluga.cli.tiers import (
     refuse_without_tier,
 )
 from beluga.errors import (
+    BadValueError,
     BelugaError,
     DeposedError,
     LeaseError,
@@ -52,7 +54,7 @@ from beluga.errors import (
     RpcError,
     TierError,
 )
-from beluga.index import EVICTIONS, MetaServer
+from beluga.index import EVICTIONS, MetaServer, check_shares
 from beluga.lease import Lease, open_lease
 from beluga.listening import read_tls, read_token
 from beluga.rpc import LOST, SILENT_S, Keeper, Quota, Server, load_handlers, stand_by
@@ -115,6 +117,15 @@ Eviction = Annotated[
         help=f"The policy by which blocks are evicted: {', '.join(EVICTIONS)}.",
     ),
 ]
+Shares = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--share",
+        metavar="NAME=PERCENT",
+        help="The part of the pool that a tenant may fill while others want theirs, such as "
+        "acme=30%. Who has more loses blocks first. Repeat the option for each tenant.",
+    ),
+]
 Standby = Annotated[
     bool,
     typer.Option("--standby", help="Wait until the pool's server has ended, then take over."),
@@ -175,6 +186,7 @@ Detach = Annotated[
     ),
 ]
 _LOOK_INTERVAL_S = 0.5
+_PERCENT = re.compile(r"[0-9]{1,3}(\.[0-9]{1,4})?")
 _OFFLOAD, _ADMISSION = "drop", "adaptive"
 
 
@@ -187,6 +199,7 @@ def serve(
     quota_bytes: QuotaBytes = 0,
     quota_calls: QuotaCalls = 0,
     eviction: Eviction = "lru",
+    share: Shares = None,
     standby: Standby = False,
     watch: Watch = False,
     silent: Silent = SILENT_S,
@@ -223,7 +236,7 @@ def serve(
     secured = _secured(admin, admin_token, admin_tls)
     published = _event_settings(events, events_replay, events_form)
     quota = Quota(grants=quota_grants, pins=quota_pins, bytes=quota_bytes, calls_per_s=quota_calls)
-    make = partial(MetaServer, host=host, quota=quota, eviction=eviction)
+    make = partial(MetaServer, host=host, quota=quota, eviction=eviction, shares=_shares(share))
     register = _registering(handlers, handler_threads)
     if detach:
         detached(pool, json, stands_by=silent_s is not None)
@@ -247,6 +260,21 @@ def serve(
             except (DeposedError, LeaseError) as error:
                 _stand_by_again(error, server, watch=watch, json=json)
                 declare_gone, forgotten = False, []  # both were about servers before that one
+
+
+def _shares(told: Sequence[str] | None) -> dict[str, float]:
+    """Return the shares of tenants by name, as fractions of the pool."""
+    shares: dict[str, float] = {}
+    for text in told or ():
+        name, equals, percent = text.rpartition("=")
+        number = percent.strip().removesuffix("%").strip()
+        if not equals or not _PERCENT.fullmatch(number):
+            raise typer.BadParameter(f"--share is {text!r}; give a tenant and its part: acme=30%")
+        if name in shares:
+            raise typer.BadParameter(f"--share names {name!r} twice; give one share to each tenant")
+        shares[name] = float(number) / 100
+    with as_bad_value(BadValueError):
+        return check_shares(shares)
 
 
 def _forgotten(names: Sequence[str], tiers: TierSettings) -> list[str]:

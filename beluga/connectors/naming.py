@@ -42,4 +42,4 @@ def namespace_of(settings: EngineSettings, engine: str, version: str, fields: Fi
         "engine_version": major(version),
         "variant": settings.variant,
     }
-    return Namespace(always | fields, salt=settings.salt)
+    return Namespace(always | fields, salt=settings.salt).of_tenant(settings.tenant)

@@ -30,6 +30,8 @@ class PoolSettings:
     * ``identity``: the operator's word for the model's weights, in place of their bytes: any text
       that engines have in common only if they have loaded the same weights.
     * ``salt``: a tenant's secret. Only engines with the same salt share blocks.
+    * ``tenant``: the tenant's name, by which ``beluga serve --share`` knows its blocks. Only
+      engines with the same tenant share blocks.
     * ``check_checksums``: check the checksums of every loaded byte.
     * ``load_threads``: how many threads share the copying of a load; None means one per core, at
       most 4. Saves are not urgent and take one thread.
@@ -48,6 +50,7 @@ class PoolSettings:
     onboard_ms: int = 2000
     identity: str = ""
     salt: str = ""
+    tenant: str = ""
     check_checksums: bool = True
     load_threads: int | None = None
     link: str = "auto"

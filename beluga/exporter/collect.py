@@ -155,6 +155,15 @@ class Collector:
             ):
                 self._put(f"beluga_tenant_{metric}", value, name, str(tenant.length))
 
+        for share in self._server.shares():
+            for metric, value in (
+                ("bytes", share.bytes),
+                ("used_bytes", share.used_bytes),
+                ("blocks", share.blocks),
+                ("evictions_total", share.evictions),
+            ):
+                self._put(f"beluga_share_{metric}", value, share.name)
+
     def _of_clients(self) -> None:
         for number, kind in enumerate(KINDS):
             reported = self._server.reported(number)

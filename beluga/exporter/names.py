@@ -115,6 +115,16 @@ METRICS: dict[str, Metric] = {
     "beluga_tenant_evictions_total": Metric(
         "counter", "Blocks of a tenant that were evicted.", ("tenant", "block_bytes")
     ),
+    "beluga_share_bytes": Metric(
+        "gauge", "The part of the pool that a tenant may fill while others want theirs.", ("share",)
+    ),
+    "beluga_share_used_bytes": Metric(
+        "gauge", "Space of a share's blocks, those being written included.", ("share",)
+    ),
+    "beluga_share_blocks": Metric("gauge", "These blocks.", ("share",)),
+    "beluga_share_evictions_total": Metric(
+        "counter", "Blocks of a share that were evicted.", ("share",)
+    ),
     # What clients report.
     "beluga_client_asked_blocks_total": Metric("counter", "Blocks that gets wanted.", ("client",)),
     "beluga_client_hit_blocks_total": Metric("counter", "Blocks that gets copied.", ("client",)),

@@ -32,6 +32,15 @@ from beluga.index.names import (
 from beluga.index.repair import repair_pool
 from beluga.index.server import EVICTIONS, REFUSALS, MetaServer
 from beluga.index.sessions import Sessions, SessionView, ask_sessions
+from beluga.index.shares import (
+    OTHERS,
+    TENANT,
+    Field,
+    TenantShare,
+    check_shares,
+    digest_of,
+    fingerprint_of,
+)
 from beluga.index.stat import MetaStat, Tenant
 from beluga.index.tasks import TaskClient, TaskRecord
 
@@ -48,11 +57,14 @@ __all__ = [
     "LOWER_RECORD",
     "NAME",
     "NAME_PARENT",
+    "OTHERS",
     "REFUSALS",
     "REMOVED",
     "STORED",
+    "TENANT",
     "BlockState",
     "CheckReport",
+    "Field",
     "Grant",
     "Left",
     "Lookup",
@@ -68,12 +80,16 @@ __all__ = [
     "TaskClient",
     "TaskRecord",
     "Tenant",
+    "TenantShare",
     "Work",
     "ask_counters",
     "ask_sessions",
     "chain_names",
     "check_devices",
     "check_pool",
+    "check_shares",
+    "digest_of",
+    "fingerprint_of",
     "names_at",
     "read_entries",
     "read_names",

@@ -17,11 +17,12 @@ from beluga.errors import BadValueError, raise_for_status
 from beluga.index.lower import LowerStat
 from beluga.index.names import CHANGE
 from beluga.index.sessions import SessionView
+from beluga.index.shares import TenantShare, check_shares, give_shares, read_shares
 from beluga.index.stat import MetaStat, Tenant
 from beluga.rpc import Quota, Server, nanoseconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -71,6 +72,12 @@ class MetaServer(Server):
 
     ``eviction`` is one of :data:`EVICTIONS`. It is the server's own choice: a pool keeps nothing of
     it. :meth:`start` takes over the blocks that earlier servers of the pool committed.
+
+    ``shares`` has the parts of the pool that tenants may fill while others want theirs, as
+    fractions: ``{"acme": 0.3}``. A name is that of a tenant, of a namespace that has only a name,
+    or a namespace's fingerprint in 16 hexadecimal digits. Everybody else shares what is left.
+
+    Raises BadTypeError and BadValueError.
     """
 
     def __init__(  # noqa: PLR0913  all but the first named
@@ -82,7 +89,9 @@ class MetaServer(Server):
         heartbeat_lost_s: float = 5.0,
         quota: Quota | None = None,
         eviction: str = "lru",
+        shares: Mapping[str, float] | None = None,
     ) -> None:
+        self._shares = check_shares({} if shares is None else shares)
         of_type("eviction", eviction, str)
         if eviction not in EVICTIONS:
             raise BadValueError(
@@ -102,6 +111,7 @@ class MetaServer(Server):
             status = lib.bl_meta_create(server, EVICTIONS[eviction], out)
             raise_for_status(status, "making the block index")
             self._meta = out[0]
+            give_shares(self._meta, self._shares)
 
     def attach_lower(
         self, count_max: int, *, wait: bool, unknown: int, names: Sequence[str] | None = None
@@ -200,6 +210,11 @@ class MetaServer(Server):
         with self._running():
             count = lib.bl_meta_tenants(self._meta, out, lib.BL_TENANT_COUNT)
         return [Tenant.of(out[place]) for place in range(count)]
+
+    def shares(self) -> list[TenantShare]:
+        """Return the shares of tenants, while the loop runs; the first is that of the others."""
+        with self._running():
+            return read_shares(self._meta, self._shares)
 
     def sessions(self) -> list[SessionView]:
         """Return the sessions, while the loop runs."""

@@ -129,7 +129,8 @@ class GetResult:
 class KVCache(OfThisProcess):
     """KV blocks of one namespace in a pool.
 
-    Two caches with different values of ``namespace`` never see each other's blocks.
+    Two caches with different values of ``namespace`` never see each other's blocks, nor do two with
+    different values of ``tenant``, by which servers know shares of the pool.
     ``check_checksums`` compares the checksums of every fetched block (entries are always checked).
 
     ``engine`` says who copies: ``auto`` (the CPU, and other engines of the machine for the plans
@@ -161,6 +162,7 @@ class KVCache(OfThisProcess):
         pool_or_client: Pool | Client,
         *,
         namespace: Namespace | str | bytes,
+        tenant: str = "",
         host: int | None = None,
         check_checksums: bool = True,
         chunk_size: int = CHUNK_SIZE,
@@ -192,7 +194,7 @@ class KVCache(OfThisProcess):
                 Client(pool_or_client, host=host, timeout_s=timeout_s),
                 True,
             )
-        self.namespace = Namespace.of(namespace)
+        self.namespace = Namespace.of(namespace).of_tenant(tenant)
         self._fingerprint = self.namespace.fingerprint
         self._check_checksums = check_checksums
         self._chunk_size = chunk_size

@@ -21,13 +21,14 @@ from beluga.index import (
     EPOCH_SHIFT,
     FREE,
     BlockState,
+    Field,
     Left,
     MetaClient,
     MetaStat,
     read_entries,
 )
 from beluga.kvcache.cache import KVCache
-from beluga.kvcache.keys import Field, Namespace, fold
+from beluga.kvcache.keys import Namespace, fold
 from beluga.kvcache.known import KnownNamespace, known_namespaces
 from beluga.rpc import Client
 

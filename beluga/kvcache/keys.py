@@ -11,37 +11,21 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from beluga._ffi import core, ffi, lib
 from beluga.arguments import of_type, short
 from beluga.errors import BadTypeError, BadValueError, raise_for_status
+from beluga.index import TENANT, Field, digest_of, fingerprint_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-Field: TypeAlias = "str | int | bytes"
-
 DIGEST_SIZE_MIN, DIGEST_SIZE_MAX = 16, 64
-
-
-def _part(value: Field) -> bytes:
-    """Encode a value as kind, length, bytes, so that different lists of values differ in bytes."""
-    if isinstance(value, bytes):
-        kind, encoded = b"b", value
-    elif isinstance(value, str):
-        kind, encoded = b"s", value.encode()
-    elif isinstance(value, int):
-        kind, encoded = b"i", b"%d" % value
-    else:
-        raise BadTypeError(
-            f"a namespace is made of text, bytes and whole numbers; write {short(value)} as text"
-        )
-    return kind + len(encoded).to_bytes(8, "little") + encoded
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,7 +34,8 @@ class Namespace:
 
     ``fields`` has everything that changes the bytes of a block: model, revision, dtype, kv_dtype,
     block_size, layout, tp_rank and so on; their order does not matter. ``salt`` is a tenant's
-    secret: without it nobody finds the tenant's blocks, or learns whether they are there.
+    secret: without it nobody finds the tenant's blocks, or learns whether they are there. The field
+    ``tenant`` has the tenant's name, by which servers know its share of the pool.
     ``digest`` has 16 bytes, and namespaces are equal if their digests are equal. Raises
     :class:`~beluga.errors.BadTypeError` for other values than text, bytes and whole numbers.
     """
@@ -59,6 +44,8 @@ class Namespace:
     _: dataclasses.KW_ONLY
     salt: str | bytes = dataclasses.field(default=b"", repr=False, compare=False)
     digest: bytes = dataclasses.field(init=False, repr=False)
+    fingerprint: int = dataclasses.field(init=False, repr=False, compare=False)
+    """The 64 bits of it that the pool keeps with each block."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.fields, Mapping) or not all(isinstance(f, str) for f in self.fields):
@@ -70,15 +57,10 @@ class Namespace:
             for name, value in sorted(self.fields.items())
         }
         salt = self.salt.encode() if isinstance(self.salt, str) else self.salt
-        parts = [_part(salt), *(_part(name) + _part(value) for name, value in fields.items())]
-        digest = hashlib.blake2b(b"".join(parts), digest_size=16, person=b"beluga-namespace")
+        digest = digest_of(fields, salt)
         object.__setattr__(self, "fields", fields)  # a copy, so that the digest stays true
-        object.__setattr__(self, "digest", digest.digest())
-
-    @property
-    def fingerprint(self) -> int:
-        """The 64 bits of it that the pool keeps with each block."""
-        return int.from_bytes(self.digest[:8], "little")
+        object.__setattr__(self, "digest", digest)
+        object.__setattr__(self, "fingerprint", fingerprint_of(fields, digest))
 
     @property
     def salted(self) -> bool:
@@ -91,6 +73,11 @@ class Namespace:
         if isinstance(value, Namespace):
             return value
         return cls(value if isinstance(value, Mapping) else {"name": value})
+
+    def of_tenant(self, tenant: str) -> Namespace:
+        """Return the tenant's own namespace with the same fields. Without a name it is this one."""
+        of_type("tenant", tenant, str)
+        return Namespace({**self.fields, TENANT: tenant}, salt=self.salt) if tenant else self
 
 
 def _joined(digests: Sequence[bytes]) -> tuple[bytes, int]:

@@ -15,7 +15,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from beluga.kvcache.keys import Field, Namespace
+from beluga.index import Field
+from beluga.kvcache.keys import Namespace
 
 _FILES_MAX = 4096  # namespaces that are remembered for a pool
 _FOLDER = "namespaces"

@@ -36,6 +36,38 @@ enum bl_tenant_limit { BL_TENANT_COUNT = 513 };
  * so the figures are not all of one instant. */
 uint32_t bl_meta_tenants(const bl_meta *meta, bl_tenant *out, uint32_t count);
 
+/* Parts of the pool for tenants. A tenant has the namespaces whose fingerprints have a rule's value
+ * under its mask; whoever has no rule has the first share. */
+enum bl_share_limit {
+    BL_SHARE_COUNT = 32,
+    BL_SHARE_RULES = 96,
+    BL_SHARE_WHOLE = 1000000    /* parts are millionths of the pool */
+};
+
+typedef struct bl_share_rule {
+    uint64_t value;
+    uint64_t mask;
+    uint32_t share;             /* from 1 on */
+    uint32_t reserved;
+} bl_share_rule;
+
+/* Give shares from 1 to count these parts, and the first one what is left, before the server
+ * serves: 0, -EEXIST, -EINVAL, -ENOMEM. A block is evicted for another tenant's only while its own
+ * tenant exceeds its part, unless nobody does. */
+int bl_meta_share(bl_meta *meta, const uint32_t *parts, uint32_t count,
+                  const bl_share_rule *rules, uint32_t rule_count);
+
+typedef struct bl_share_view {
+    uint64_t bytes;             /* its part of the pool */
+    uint64_t used_bytes;        /* space of its blocks, those being written included */
+    uint64_t used_count;
+    uint64_t evict_count;
+} bl_share_view;
+
+/* Copy the shares, at most count, and return their number: 1 if nobody has one. The server's thread
+ * goes on meanwhile, so the figures are not all of one instant. */
+uint32_t bl_meta_shares(const bl_meta *meta, bl_share_view *out, uint32_t count);
+
 /* A cell of the map of a device: some of its stripes, the first of which has the superblock and is
  * left out. */
 typedef struct bl_map_cell {

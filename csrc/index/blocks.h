@@ -73,9 +73,10 @@ typedef struct bl_block {
     uint32_t pin_count;
     uint32_t task;              /* 1 + its place among the tasks; 0: it may be evicted */
     uint16_t tenant;            /* of a committed block: its place in bl_meta.tenants */
-    uint8_t state;              /* bl_number_state */
-    uint8_t offload : 4;        /* bl_offload */
-    uint8_t again : 4;          /* it was offered again since the last hit */
+    uint8_t state : 4;          /* bl_number_state */
+    uint8_t offload : 2;        /* bl_offload */
+    uint8_t again : 1;          /* it was offered again since the last hit */
+    uint8_t order;              /* of bl_meta.orders: it is there while it may be evicted */
     uint64_t key[2];            /* a lookup reads nothing from here on */
     uint64_t fingerprint;
     uint32_t chunk_size;
@@ -89,12 +90,33 @@ _Static_assert(offsetof(bl_block, key) == BL_LINE_SIZE / 2 &&
                    sizeof(bl_block) % (BL_LINE_SIZE / 2) == 0,
                "half a line, which never straddles two: a hit costs one miss here");
 
+/* An order is that of a share. */
+enum { BL_ORDER_COUNT = BL_SHARE_COUNT };
+_Static_assert(BL_ORDER_COUNT <= 1 << 8, "a block has the number of its order in a byte");
+
 /* The part of a session's holdings that counts against its quota, besides its pins. */
 typedef struct bl_hold {
     uint64_t bytes;             /* payload of its grants and of the blocks it has pinned */
     uint64_t held_bytes;        /* payload of the grants that it may still write while suspect */
     uint32_t grant_count;
 } bl_hold;
+
+/* The part of the pool that tenants may fill while others want theirs (index/shares.c). */
+typedef struct bl_share {
+    uint64_t bytes;             /* of the data stripes */
+    uint64_t count;             /* of the block table's lines */
+    uint64_t used_bytes;        /* space of its blocks, granted, held and doomed ones included */
+    uint64_t used_count;
+    uint64_t evict_count;
+} bl_share;
+
+/* Who must give way in the search for room that is under way (index/order.c). */
+typedef struct bl_turn {
+    uint8_t shares[BL_SHARE_COUNT]; /* in the order in which their blocks go */
+    uint8_t place[BL_SHARE_COUNT];  /* of each share in that order */
+    uint32_t count;             /* of the shares whose blocks may go */
+    uint32_t asks;              /* the share that wants room */
+} bl_turn;
 
 /* A key that has left the index. */
 typedef struct bl_departure {
@@ -108,7 +130,9 @@ struct bl_meta {
     const bl_pool *pool;
     bl_block *blocks;
     bl_index *index;
-    bl_evict *order;
+    bl_evict *orders[BL_ORDER_COUNT]; /* of the blocks that may be evicted */
+    bl_turn turn;
+    uint32_t eviction;          /* bl_evict_policy */
     bl_pages *pages;
     bl_extents *extents;
     bl_victims *victims;
@@ -136,6 +160,10 @@ struct bl_meta {
     uint64_t left_mask;
     bl_tenant tenants[BL_TENANT_COUNT];
     uint32_t tenant;            /* the one that was looked for last */
+    bl_share shares[BL_SHARE_COUNT]; /* the first is that of everybody without one */
+    uint32_t share_count;
+    uint32_t rule_count;
+    bl_share_rule rules[BL_SHARE_RULES];
 };
 
 /* ---- index/table.c: the entries and extent marks in the pool. They have no fence: the round's
@@ -162,14 +190,14 @@ void bl_number_rest(bl_meta *meta, uint32_t number);
 /* Take space for a block of stored bytes: 0, -BL_ERROR_NO_SPACE, _TOO_LARGE, _DEPOSED. */
 int bl_space_take(bl_meta *meta, uint64_t stored, uint64_t *offset);
 
-/* Take an unused number, by evicting the coldest block if there is none: the number, or
+/* Take an unused number, by evicting a block if there is none: the number, or
  * -BL_ERROR_TABLE_FULL. */
 int64_t bl_number_take(bl_meta *meta);
 
 /* Return the blocks of this index as a search for victims sees them. */
 bl_residents bl_meta_residents(bl_meta *meta);
 
-/* Add a block that has space to the list of its stripe. */
+/* Add a block that has space to the list of its stripe, and to what its share uses. */
 void bl_block_place(bl_meta *meta, uint32_t number);
 
 /* Close the extents at a block's former place that have neither used nor held space; or all such
@@ -186,6 +214,29 @@ void bl_block_leave(bl_meta *meta, uint32_t number, enum bl_left why);
 /* Remove a committed block from lookups at once, and from its space when nobody reads it any
  * more. */
 void bl_block_drop(bl_meta *meta, uint32_t number, enum bl_left why);
+
+/* ---- index/order.c: which block goes next, of all shares. */
+
+/* Is there one order, in which blocks go as it says? Then no search needs its turn. */
+static inline int bl_turn_plain(const bl_meta *meta) { return meta->share_count == 1; }
+
+/* Begin a search for room for what a share wants (bl_turn_asks): size bytes, or a line of the table
+ * if size is 0. At first only blocks of shares that exceed their parts may go. */
+void bl_turn_begin(bl_meta *meta, uint64_t size);
+
+/* Let more blocks go, since the search found no room: 1, or 0 if all of them may go already. */
+int bl_turn_widen(bl_meta *meta);
+
+/* Return the first block to go, and the next one after one that may go, or -1. A walk meets each
+ * block that may go once. */
+int64_t bl_turn_coldest(const bl_meta *meta);
+int64_t bl_turn_warmer(const bl_meta *meta, uint32_t number);
+
+/* Return the block that goes for a line of the table, or -1. */
+int64_t bl_turn_first(bl_meta *meta);
+
+/* May a block go in this search? */
+int bl_turn_has(const bl_meta *meta, uint32_t number);
 
 /* index/task_call.c */
 
@@ -331,15 +382,24 @@ static inline int bl_lower_frees(const bl_meta *meta, const bl_block *block)
 static inline void bl_block_assign(bl_meta *meta, uint32_t number, uint32_t place)
 {
     const bl_block *block = &meta->blocks[number];
-    bl_evict_assign(meta->order, number, block->key[0] ^ block->key[1],
+    bl_evict_assign(meta->orders[block->order], number, block->key[0] ^ block->key[1],
                     place * BL_BLOCK_TOKENS_USUAL, block->length);
+}
+
+/* Return the share that a block's space counts for. */
+static inline uint32_t bl_block_share(const bl_block *block) { return block->order; }
+
+/* Return the eviction order that a block is in while it may be evicted. */
+static inline bl_evict *bl_order_of(const bl_meta *meta, uint32_t number)
+{
+    return meta->orders[meta->blocks[number].order];
 }
 
 /* Note that a block was asked for: it becomes the newest of all that may be evicted. */
 static inline void bl_block_touch(bl_meta *meta, uint32_t number)
 {
     if (meta->blocks[number].task == 0 && bl_lower_frees(meta, &meta->blocks[number]))
-        bl_evict_touch(meta->order, number);
+        bl_evict_touch(bl_order_of(meta, number), number);
 }
 
 /* Prefetch all of a block, which lies on two lines. */

@@ -7,6 +7,7 @@
 #include "coherence/crash_point.h"
 #include "format/payload.h"
 #include "index/call.h"
+#include "index/shares.h"
 
 /* Do this host's dead writers hold more space than they may? */
 static int bl_quarantine_full(const bl_meta *meta, uint32_t lane)
@@ -69,6 +70,7 @@ static int64_t bl_grant(bl_meta *meta, uint32_t lane, const uint64_t key[2],
         .length = head->length,
         .chunk_size = head->chunk_size,
         .state = BL_NUMBER_GRANTED,
+        .order = (uint8_t)meta->turn.asks,
         .lane = lane,
         .brought = head->flags & BL_RESERVE_BROUGHT ? BL_BROUGHT_WANTED : BL_BROUGHT_NOT,
     };
@@ -140,6 +142,7 @@ int bl_handle_reserve(void *context, bl_call *call)
         return -BL_ERROR_BAD_REQUEST;
     if (head.flags & BL_RESERVE_KEPT)
         bl_tasks_age(meta);
+    bl_turn_asks(meta, head.fingerprint);
     bl_pages_defer(meta->pages);
     for (uint32_t i = 0; i < head.count; i++) {
         uint64_t key[2];
@@ -234,8 +237,7 @@ void bl_grant_end(bl_meta *meta, uint32_t number, enum bl_end end)
         return;
     }
     bl_list_remove(meta, &meta->lane_blocks[block->lane], BL_LIST_LANE, number);
-    bl_list_remove(meta, &meta->stripe_blocks[bl_stripe_of(meta, block->offset)], BL_LIST_STRIPE,
-                   number);
+    bl_block_unplace(meta, number);
     if (block->state == BL_NUMBER_GRANTED)
         bl_pages_give(meta->pages, block->offset, size);
     bl_extents_return(meta, block->offset, size);

@@ -7,6 +7,7 @@
 #include "base/minmax.h"
 #include "coherence/crash_point.h"
 #include "index/call.h"
+#include "index/shares.h"
 #include "index/tombs.h"
 
 /* Add a pin for a lane: 0, -BL_ERROR_PIN_LIMIT or _QUOTA. A pinned block is not in the eviction
@@ -27,7 +28,7 @@ static int bl_pin(bl_meta *meta, uint32_t lane, uint32_t number)
         meta->holds[lane].bytes += meta->blocks[number].length;
     }
     if (meta->blocks[number].pin_count++ == 0) {
-        bl_evict_remove(meta->order, number);
+        bl_evict_remove(bl_order_of(meta, number), number);
         meta->stat.pinned_count++;
     }
     return 0;
@@ -61,7 +62,7 @@ static void bl_lookup_find(const bl_meta *meta, const uint8_t *keys, uint32_t fi
         if (number < 0)
             return; /* the chain ends here */
         bl_prefetch(&meta->blocks[number]);
-        bl_evict_prefetch(meta->order, (uint32_t)number);
+        bl_evict_prefetch(meta->orders[0], (uint32_t)number); /* most blocks' */
     }
 }
 
@@ -95,7 +96,7 @@ static uint32_t bl_lookup_chain(bl_meta *meta, const uint8_t *keys, uint32_t cou
                 .state = BL_BLOCK_HIT,
             };
             bl_meta_record(call, hits, &record);
-            bl_evict_prefetch_neighbors(meta->order, (uint32_t)number);
+            bl_evict_prefetch_neighbors(meta->orders[0], (uint32_t)number);
         }
     }
     return count;
@@ -219,6 +220,7 @@ int bl_handle_remove(void *context, bl_call *call)
     if (keys == NULL)
         return -BL_ERROR_BAD_REQUEST;
     uint32_t tried = 0;
+    bl_turn_asks(meta, 0); /* nobody's tombstones */
     for (; tried < head.count && removed >= 0; tried += removed >= 0) {
         uint64_t key[2];
         memcpy(key, keys + tried * sizeof key, sizeof key);

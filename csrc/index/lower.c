@@ -779,7 +779,7 @@ static void bl_lower_offer_again(bl_meta *meta, const uint64_t key[2])
     block->again = 1;
     bl_lower_add(meta, (uint32_t)number, 0);
     if (!bl_lower_frees(meta, block))
-        bl_evict_remove(meta->order, (uint32_t)number);
+        bl_evict_remove(bl_order_of(meta, (uint32_t)number), (uint32_t)number);
 }
 
 /* Let more cold keys of a chain be taken at a time, since one has come. */

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "base/lazy.h"
+#include "index/shares.h"
 #include "index/tombs.h"
 
 /* Flush, as bl_device_written() does, all that a session was granted. The session and its devices
@@ -109,7 +110,9 @@ int bl_meta_create(bl_server *server, uint32_t eviction, bl_meta **out)
         return -ENOMEM;
     meta->server = server;
     meta->pool = server->pool;
+    meta->eviction = eviction;
     meta->free_number = BL_NO_NUMBER;
+    bl_shares_begin(meta);
     meta->blocks = bl_lazy_map_dense(g->block_count_max * sizeof *meta->blocks);
     meta->pins = calloc(g->lane_count, sizeof *meta->pins);
     meta->holds = calloc(g->lane_count, sizeof *meta->holds);
@@ -121,7 +124,7 @@ int bl_meta_create(bl_server *server, uint32_t eviction, bl_meta **out)
         meta->kept)
         status = bl_index_create(&meta->index, g->block_count_max);
     if (status == 0)
-        status = bl_evict_create(&meta->order, g->block_count_max, eviction);
+        status = bl_evict_create(&meta->orders[0], g->block_count_max, eviction);
     if (status == 0)
         status = bl_left_create(meta);
     if (status == 0)
@@ -155,8 +158,8 @@ void bl_meta_destroy(bl_meta *meta)
             bl_pins_destroy(meta->pins[lane]);
     if (meta->index)
         bl_index_destroy(meta->index);
-    if (meta->order)
-        bl_evict_destroy(meta->order);
+    for (uint32_t share = 0; share < BL_SHARE_COUNT; share++)
+        bl_evict_destroy(meta->orders[share]);
     bl_pages_destroy(meta->pages);
     bl_extents_destroy(meta->extents);
     bl_victims_destroy(meta->victims);

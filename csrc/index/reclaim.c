@@ -5,6 +5,7 @@
  * place of the coldest blocks that make one. They go only when all are chosen (space/victims.h).
  */
 #include "index/blocks.h"
+#include "index/shares.h"
 
 #include <errno.h>
 
@@ -15,7 +16,7 @@ int64_t bl_number_take(bl_meta *meta)
     int64_t number = bl_number_unused(meta), coldest;
     if (number >= 0)
         return number;
-    coldest = bl_evict_coldest(meta->order);
+    coldest = bl_turn_first(meta);
     if (coldest < 0)
         return number;
     bl_block_leave(meta, (uint32_t)coldest, BL_LEFT_ENTRY);
@@ -28,13 +29,13 @@ int64_t bl_number_take(bl_meta *meta)
 static int64_t bl_resident_coldest(void *context)
 {
     const bl_meta *meta = context;
-    return bl_evict_coldest(meta->order);
+    return bl_evict_coldest(meta->orders[0]);
 }
 
 static int64_t bl_resident_warmer(void *context, uint32_t number)
 {
     const bl_meta *meta = context;
-    return bl_evict_warmer(meta->order, number);
+    return bl_evict_warmer(meta->orders[0], number);
 }
 
 static int64_t bl_resident_first(void *context, uint64_t stripe)
@@ -57,7 +58,7 @@ static bl_resident bl_resident_look(void *context, uint32_t number)
     const bl_meta *meta = context;
     const bl_block *block = &meta->blocks[number];
     return (bl_resident){block->offset, bl_space_size(block),
-                         (uint32_t)bl_evict_has(meta->order, number)};
+                         (uint32_t)bl_evict_has(meta->orders[0], number)};
 }
 
 bl_residents bl_meta_residents(bl_meta *meta)
@@ -73,12 +74,31 @@ bl_residents bl_meta_residents(bl_meta *meta)
     };
 }
 
+/* ---- The same, of several shares */
+
+static int64_t bl_resident_turn_coldest(void *context) { return bl_turn_coldest(context); }
+
+static int64_t bl_resident_turn_warmer(void *context, uint32_t number)
+{
+    return bl_turn_warmer(context, number);
+}
+
+static bl_resident bl_resident_turn_look(void *context, uint32_t number)
+{
+    const bl_meta *meta = context;
+    const bl_block *block = &meta->blocks[number];
+    return (bl_resident){block->offset, bl_space_size(block),
+                         (uint32_t)bl_turn_has(meta, number)};
+}
+
 /* ---- Space */
 
 void bl_block_place(bl_meta *meta, uint32_t number)
 {
     uint64_t stripe = bl_stripe_of(meta, meta->blocks[number].offset);
     bl_list_add(meta, &meta->stripe_blocks[stripe], BL_LIST_STRIPE, number);
+    if (!bl_turn_plain(meta))
+        bl_share_use(meta, number, 1);
 }
 
 /* Close an extent if nothing is used or held there: its mark goes last. */
@@ -114,8 +134,7 @@ void bl_space_give(bl_meta *meta, uint32_t number)
 {
     const bl_block *block = &meta->blocks[number];
     uint32_t size = bl_space_size(block);
-    uint64_t stripe = bl_stripe_of(meta, block->offset);
-    bl_list_remove(meta, &meta->stripe_blocks[stripe], BL_LIST_STRIPE, number);
+    bl_block_unplace(meta, number);
     bl_pages_give(meta->pages, block->offset, size);
     meta->reused = 1;
     bl_crash_point("space.given");
@@ -128,7 +147,7 @@ void bl_block_leave(bl_meta *meta, uint32_t number, enum bl_left why)
     bl_entry_clear(meta, number); /* void for readers before the reply that grants its space */
     bl_crash_point("evict.cleared");
     bl_index_remove(meta->index, block->key);
-    bl_evict_forget(meta->order, number);
+    bl_evict_forget(bl_order_of(meta, number), number);
     bl_lower_forget(meta, number);
     bl_journal_removed(meta, number);
     bl_block_unkeep(meta, number);
@@ -174,17 +193,33 @@ static int bl_space_open(bl_meta *meta, uint64_t offset, uint32_t size)
  * itself, and of the next one, whose key is here by now, where that key leads to. */
 static void bl_evict_ahead(const bl_meta *meta, uint32_t number)
 {
-    int64_t next = bl_evict_warmer(meta->order, number);
+    const bl_evict *order = bl_order_of(meta, number);
+    int64_t next = bl_evict_warmer(order, number);
     if (next < 0)
         return;
     bl_index_prefetch(meta->index, meta->blocks[next].key);
     bl_left_prefetch(meta, meta->blocks[next].key);
     bl_pages_prefetch(meta->pages, meta->blocks[next].offset);
-    int64_t later = bl_evict_warmer(meta->order, (uint32_t)next);
+    int64_t later = bl_evict_warmer(order, (uint32_t)next);
     if (later < 0)
         return;
     bl_block_prefetch(meta, (uint32_t)later);
-    bl_evict_prefetch(meta->order, (uint32_t)later);
+    bl_evict_prefetch(order, (uint32_t)later);
+}
+
+/* Choose the blocks that go for size bytes, of several shares: how many, or 0. */
+static uint32_t bl_space_turn(bl_meta *meta, bl_residents *residents, uint32_t size,
+                              const uint32_t **numbers, uint64_t *offset)
+{
+    uint32_t count;
+    residents->coldest = bl_resident_turn_coldest;
+    residents->warmer = bl_resident_turn_warmer;
+    residents->look = bl_resident_turn_look;
+    bl_turn_begin(meta, size);
+    do
+        count = bl_victims_choose(meta->victims, meta->pages, residents, size, numbers, offset);
+    while (count == 0 && bl_turn_widen(meta));
+    return count;
 }
 
 /* Evict the blocks without which size bytes are free at *offset: 1; or 0, with nothing done. */
@@ -193,7 +228,9 @@ static int bl_space_evict(bl_meta *meta, uint32_t size, uint64_t *offset)
     bl_residents residents = bl_meta_residents(meta);
     const uint32_t *numbers;
     uint32_t count =
-        bl_victims_choose(meta->victims, meta->pages, &residents, size, &numbers, offset);
+        bl_turn_plain(meta)
+            ? bl_victims_choose(meta->victims, meta->pages, &residents, size, &numbers, offset)
+            : bl_space_turn(meta, &residents, size, &numbers, offset);
     for (uint32_t i = 0; i < count; i++) {
         bl_evict_ahead(meta, numbers[i]);
         bl_block_leave(meta, numbers[i], BL_LEFT_SPACE);
@@ -224,7 +261,7 @@ void bl_block_drop(bl_meta *meta, uint32_t number, enum bl_left why)
     bl_entry_clear(meta, number);
     bl_crash_point("remove.cleared");
     bl_index_remove(meta->index, block->key);
-    bl_evict_forget(meta->order, number);
+    bl_evict_forget(bl_order_of(meta, number), number);
     bl_lower_forget(meta, number);
     bl_journal_removed(meta, number);
     bl_block_unkeep(meta, number);

@@ -17,6 +17,7 @@
 #include "base/lazy.h"
 #include "format/payload.h"
 #include "index/blocks.h"
+#include "index/shares.h"
 #include "index/recover_sort.h"
 #include "index/tombs.h"
 
@@ -171,6 +172,7 @@ static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
                 .length = entry.length,
                 .chunk_size = entry.chunk_size,
                 .state = BL_NUMBER_COMMITTED,
+                .order = (uint8_t)bl_share_of(meta, entry.fingerprint),
                 .task = entry.flags & BL_ENTRY_KEPT, /* until it is given its place */
                 .named = (entry.flags & BL_ENTRY_NAMED) != 0,
             };
@@ -221,7 +223,7 @@ static void bl_recover_block(bl_meta *meta, uint32_t number)
     if (!stays) {
         bl_lower_recovered(meta, number);
         if (bl_lower_frees(meta, block))
-            bl_evict_cool(meta->order, number);
+            bl_evict_cool(bl_order_of(meta, number), number);
     }
     bl_stat_committed(meta, number);
 }

@@ -222,7 +222,8 @@ def served(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> list[Served]:
 def test_a_server_has_no_quotas_and_no_lease_unless_told(served: list[Served]) -> None:
     assert beluga("serve").exit_code == 0
     assert served == [
-        Served({"host": None, "declared_gone": False, "quota": Quota(), "eviction": "lru"},
+        Served({"host": None, "declared_gone": False, "quota": Quota(), "eviction": "lru",
+                "shares": {}},
                {"services": [], "json": False, "silent_s": None, "lease": None})
     ]  # fmt: skip
     assert Quota() == Quota(grants=0, pins=0, bytes=0, calls_per_s=0)
@@ -230,12 +231,13 @@ def test_a_server_has_no_quotas_and_no_lease_unless_told(served: list[Served]) -
 
 def test_options_reach_the_server(served: list[Served], opened: Opened) -> None:
     beluga("serve", "--pool", "a", "--pool", "b", "--host", 3, "--declare-gone", "--quota-grants",
-           1, "--quota-pins", 2, "--quota-bytes", 3, "--quota-calls", 4, "--eviction",
-           "s3fifo")  # fmt: skip
+           1, "--quota-pins", 2, "--quota-bytes", 3, "--quota-calls", 4, "--share", "acme=30%",
+           "--share", "a=b=12.5", "--eviction", "s3fifo")  # fmt: skip
     assert opened.paths == [["a", "b"]]
     assert served[0].server == {
         "host": 3, "declared_gone": True,
         "quota": Quota(grants=1, pins=2, bytes=3, calls_per_s=4), "eviction": "s3fifo",
+        "shares": {"acme": 0.3, "a=b": 0.125},
     }  # fmt: skip
 
 

@@ -434,6 +434,16 @@ SURVIVES: dict[str, Ready] = {
     ),
     "bl_meta_map": _meta(_no_word(lambda m: lib.bl_meta_map(m, 1, _a("bl_map_cell[64]")))),
     "bl_meta_tenants": _meta(_no_word(lambda m: lib.bl_meta_tenants(m, _a("bl_tenant[1]"), 1))),
+    "bl_meta_share": _meta(
+        _no_word(
+            lambda m: lib.bl_meta_share(
+                m, ffi.new("uint32_t[]", [1]), 1, _a("bl_share_rule[1]", [(0, 0, 1, 0)]), 1
+            )
+        )
+    ),
+    "bl_meta_shares": _meta(
+        _no_word(lambda m: lib.bl_meta_shares(m, _a("bl_share_view[32]"), 32) - 1)
+    ),
     "bl_meta_refused": _meta(_no_word(lambda m: lib.bl_meta_refused(m, 1))),
     "bl_meta_create": _meta(_no_word(lambda meta: None)),
     "bl_meta_destroy": _meta(_no_word(lib.bl_meta_destroy)),

@@ -255,7 +255,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
             salt=self._settings.salt,
             identity=self._settings.identity,
             others=others,
-        )
+        ).of_tenant(self._settings.tenant)
         self._block_bytes = sum(one.block_size for one in (layout, *others))
         self._rank = pp.rank_in_group * parallel.tensor_parallel_size + tp.rank_in_group
         self._worker = RankWorker(

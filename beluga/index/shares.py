@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The parts of a pool that tenants have (``csrc/index/shares.c``).
+
+A block's entry has the fingerprint of its namespace, 64 bits of a digest. In the namespaces of a
+tenant the upper half is made of the tenant's name alone (:func:`fingerprint_of`). So a server finds
+the tenant of each block, also of those that it takes over, without a table of names in the pool.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+from beluga._ffi import ffi, lib
+from beluga.arguments import of_type, short
+from beluga.errors import BadTypeError, BadValueError, raise_for_status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from beluga._ffi import core
+
+Field: TypeAlias = "str | int | bytes"
+
+TENANT = "tenant"
+"""The field of a namespace that has the name of its tenant."""
+
+OTHERS = "others"
+"""What the share of everybody without one of his own is called."""
+
+_NAME_MAX = 200  # characters
+_SHARES_MAX = int(lib.BL_SHARE_COUNT) - 1
+_WHOLE = int(lib.BL_SHARE_WHOLE)
+_ALL, _TENANT_BITS = (1 << 64) - 1, 0xFFFF_FFFF << 32
+_FINGERPRINT = re.compile("[0-9a-f]{16}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TenantShare:
+    """What a tenant may have of the pool, and what it has, in bytes of space; and how many of its
+    blocks were evicted since takeover.
+
+    The share :data:`OTHERS` is that of everybody without one of his own.
+    """
+
+    name: str
+    bytes: int
+    used_bytes: int
+    blocks: int
+    evictions: int
+
+
+def _part(value: Field) -> bytes:
+    """Encode a value as kind, length, bytes, so that different lists of values differ in bytes."""
+    if isinstance(value, bytes):
+        kind, encoded = b"b", value
+    elif isinstance(value, str):
+        kind, encoded = b"s", value.encode()
+    elif isinstance(value, int):
+        kind, encoded = b"i", b"%d" % value
+    else:
+        raise BadTypeError(
+            f"a namespace is made of text, bytes and whole numbers; write {short(value)} as text"
+        )
+    return kind + len(encoded).to_bytes(8, "little") + encoded
+
+
+def digest_of(fields: Mapping[str, Field], salt: bytes) -> bytes:
+    """Return the digest of a namespace, 16 bytes. The order of the fields does not matter."""
+    parts = [_part(salt), *(_part(name) + _part(fields[name]) for name in sorted(fields))]
+    return hashlib.blake2b(b"".join(parts), digest_size=16, person=b"beluga-namespace").digest()
+
+
+def fingerprint_of(fields: Mapping[str, Field], digest: bytes) -> int:
+    """Return the 64 bits that the pool keeps of a namespace with each block."""
+    whole = int.from_bytes(digest[:8], "little")
+    tenant = fields.get(TENANT, "")
+    if tenant == "":
+        return whole
+    if not isinstance(tenant, str):
+        raise BadTypeError(f"the tenant of a namespace is {short(tenant)}; give its name as text")
+    return _tenant_bits(tenant) | whole & ~_TENANT_BITS & _ALL
+
+
+def _tenant_bits(name: str) -> int:
+    digest = hashlib.blake2b(name.encode(), digest_size=4, person=b"beluga-tenant").digest()
+    return int.from_bytes(digest, "little") << 32
+
+
+def _rules(name: str) -> Iterable[tuple[int, int]]:
+    """Return the values, under their masks, of the fingerprints that a share's name means: those of
+    a tenant, of a namespace that has only this name, and of the namespace with this fingerprint.
+    """
+    yield _tenant_bits(name), _TENANT_BITS
+    fields: dict[str, Field] = {"name": name}
+    yield fingerprint_of(fields, digest_of(fields, b"")), _ALL
+    if _FINGERPRINT.fullmatch(name):
+        yield int(name, 16), _ALL
+
+
+def check_shares(shares: Mapping[str, float]) -> dict[str, float]:
+    """Return the parts of tenants in a pool, as fractions. Raises BadTypeError and
+    BadValueError.
+    """
+    of_type("shares", shares, Mapping)
+    if len(shares) > _SHARES_MAX:
+        raise BadValueError(f"{len(shares)} shares are too many; give {_SHARES_MAX} at most")
+    for name, part in shares.items():
+        of_type("the name of a share", name, str)
+        of_type(f"the share of {short(name)}", part, int, float)
+        if not 0 < len(name) <= _NAME_MAX or name == OTHERS or not name.isprintable():
+            raise BadValueError(
+                f"the name of a share is {short(name)}; give a tenant's, which is 1 to "
+                f"{_NAME_MAX} printable characters, and not {OTHERS!r}"
+            )
+        if not 1 / _WHOLE <= part <= 1:  # false for NaN, too
+            raise BadValueError(
+                f"the share of {short(name)} is {part * 100:g} %; give more than 0 and at most 100"
+            )
+    total = sum(_millionths(part) for part in shares.values())
+    if total > _WHOLE:
+        raise BadValueError(
+            f"the shares are {total * 100 / _WHOLE:g} % of the pool; give 100 % at most in all"
+        )
+    return dict(shares)
+
+
+def _millionths(part: float) -> int:
+    return max(1, round(part * _WHOLE))
+
+
+def give_shares(meta: core.bl_meta | core.Null, shares: Mapping[str, float]) -> None:
+    """Give tenants their parts of a pool, before its server serves."""
+    parts = ffi.new("uint32_t[]", [_millionths(part) for part in shares.values()])
+    rules, count = ffi.new("bl_share_rule[]", lib.BL_SHARE_RULES), 0
+    for share, name in enumerate(shares, 1):
+        for value, mask in _rules(name):
+            rules[count].value, rules[count].mask, rules[count].share = value, mask, share
+            count += 1
+    raise_for_status(
+        lib.bl_meta_share(meta, parts, len(shares), rules, count), "giving tenants their shares"
+    )
+
+
+def read_shares(meta: core.bl_meta | core.Null, names: Iterable[str]) -> list[TenantShare]:
+    """Return the shares with their use, that of everybody else first."""
+    out = ffi.new("bl_share_view[]", lib.BL_SHARE_COUNT)
+    count = lib.bl_meta_shares(meta, out, lib.BL_SHARE_COUNT)
+    return [
+        TenantShare(name, one.bytes, one.used_bytes, one.used_count, one.evict_count)
+        for name, one in zip((OTHERS, *names), (out[place] for place in range(count)), strict=True)
+    ]

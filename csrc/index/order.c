@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Decides whose blocks go when room is needed. Each share has an eviction order of its own
+ * (index/evict.h); a search for room goes through the orders of some of them, one after the other:
+ *
+ *   1. of the shares that exceed their parts, with the block that wants room: what exceeds most
+ *      goes first;
+ *   2. also of the share that wants room;
+ *   3. of all.
+ *
+ * A search begins with the first set and goes on to the next one only if it found no room. So a
+ * tenant within its part loses no block to another one while the others' blocks can make room. The
+ * shares are sorted once for each search, and each set is the first of them.
+ */
+#include "index/shares.h"
+
+/* Return how much a share would exceed its part with what room is needed for. */
+static int64_t bl_turn_excess(const bl_meta *meta, uint32_t share, uint32_t asks, uint64_t size)
+{
+    return size ? bl_share_excess(meta, share, share == asks ? size : 0)
+                : bl_share_lines_excess(meta, share, share == asks);
+}
+
+/* Does a share go before another one: one that exceeds its part more, or that asks itself? */
+static int bl_turn_before(int64_t excess, int asks, int64_t other, int other_asks)
+{
+    if (excess <= 0 && other <= 0 && asks != other_asks)
+        return asks;
+    return excess > other;
+}
+
+void bl_turn_begin(bl_meta *meta, uint64_t size)
+{
+    bl_turn *turn = &meta->turn;
+    uint32_t share = turn->asks;
+    int64_t excess[BL_SHARE_COUNT];
+    turn->count = 0;
+    for (uint32_t one = 0; one < meta->share_count; one++) { /* they are few: insert each */
+        int64_t own = bl_turn_excess(meta, one, share, size);
+        uint32_t place = one;
+        for (; place > 0 && bl_turn_before(own, one == share, excess[place - 1],
+                                           turn->shares[place - 1] == share);
+             place--) {
+            excess[place] = excess[place - 1];
+            turn->shares[place] = turn->shares[place - 1];
+        }
+        excess[place] = own;
+        turn->shares[place] = (uint8_t)one;
+        turn->count += own > 0;
+    }
+    for (uint32_t place = 0; place < meta->share_count; place++)
+        turn->place[turn->shares[place]] = (uint8_t)place;
+    if (turn->count == 0)
+        bl_turn_widen(meta);
+}
+
+int bl_turn_widen(bl_meta *meta)
+{
+    bl_turn *turn = &meta->turn;
+    if (turn->count == meta->share_count)
+        return 0;
+    turn->count = turn->place[turn->asks] == turn->count ? turn->count + 1 : meta->share_count;
+    return 1;
+}
+
+/* Return the place of a block's share. */
+static uint32_t bl_turn_place(const bl_meta *meta, uint32_t number)
+{
+    return meta->turn.place[bl_block_share(&meta->blocks[number])];
+}
+
+/* Return the coldest block of the orders from a place on, or -1. */
+static int64_t bl_turn_from(const bl_meta *meta, uint32_t place)
+{
+    int64_t number = -1;
+    for (; number < 0 && place < meta->turn.count; place++)
+        number = bl_evict_coldest(meta->orders[meta->turn.shares[place]]);
+    return number;
+}
+
+int64_t bl_turn_coldest(const bl_meta *meta) { return bl_turn_from(meta, 0); }
+
+int64_t bl_turn_warmer(const bl_meta *meta, uint32_t number)
+{
+    int64_t next = bl_evict_warmer(bl_order_of(meta, number), number);
+    return next >= 0 ? next : bl_turn_from(meta, bl_turn_place(meta, number) + 1);
+}
+
+int64_t bl_turn_first(bl_meta *meta)
+{
+    int64_t number;
+    bl_turn_begin(meta, 0);
+    do
+        number = bl_turn_coldest(meta);
+    while (number < 0 && bl_turn_widen(meta));
+    return number;
+}
+
+int bl_turn_has(const bl_meta *meta, uint32_t number)
+{
+    return bl_turn_place(meta, number) < meta->turn.count &&
+           bl_evict_has(bl_order_of(meta, number), number);
+}

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The counts of index/shares.h.
+ */
+#include "index/shares.h"
+
+#include <errno.h>
+
+static uint64_t bl_part_of(uint64_t whole, uint32_t part)
+{
+    return whole / BL_SHARE_WHOLE * part + whole % BL_SHARE_WHOLE * part / BL_SHARE_WHOLE;
+}
+
+static void bl_share_set(bl_meta *meta, uint32_t share, uint32_t part)
+{
+    const bl_geometry *g = &meta->pool->geometry;
+    meta->shares[share].bytes = bl_part_of(g->stripe_count * BL_STRIPE_SIZE, part);
+    meta->shares[share].count = bl_part_of(g->block_count_max, part);
+}
+
+void bl_shares_begin(bl_meta *meta)
+{
+    meta->share_count = meta->turn.count = 1;
+    bl_share_set(meta, 0, BL_SHARE_WHOLE);
+}
+
+int bl_meta_share(bl_meta *meta, const uint32_t *parts, uint32_t count,
+                  const bl_share_rule *rules, uint32_t rule_count)
+{
+    uint64_t given = 0;
+    if (meta->share_count > 1)
+        return -EEXIST;
+    if (count >= BL_SHARE_COUNT || rule_count > BL_SHARE_RULES)
+        return -EINVAL;
+    for (uint32_t i = 0; i < count; i++)
+        given += parts[i];
+    for (uint32_t i = 0; i < rule_count; i++)
+        if (rules[i].share == 0 || rules[i].share > count)
+            return -EINVAL;
+    if (given > BL_SHARE_WHOLE)
+        return -EINVAL;
+    for (uint32_t share = 1; share <= count; share++) {
+        int status = meta->orders[share] ? 0
+                                         : bl_evict_create(&meta->orders[share],
+                                                           meta->pool->geometry.block_count_max,
+                                                           meta->eviction);
+        if (status < 0)
+            return status;
+        bl_share_set(meta, share, parts[share - 1]);
+    }
+    bl_share_set(meta, 0, BL_SHARE_WHOLE - (uint32_t)given);
+    memcpy(meta->rules, rules, rule_count * sizeof *rules);
+    meta->rule_count = rule_count;
+    meta->share_count = count + 1;
+    return 0;
+}
+
+uint32_t bl_share_of(const bl_meta *meta, uint64_t fingerprint)
+{
+    for (uint32_t i = 0; i < meta->rule_count; i++)
+        if ((fingerprint & meta->rules[i].mask) == meta->rules[i].value)
+            return meta->rules[i].share;
+    return 0;
+}
+
+void bl_share_use(bl_meta *meta, uint32_t number, int step)
+{
+    const bl_block *block = &meta->blocks[number];
+    bl_share *share = &meta->shares[bl_block_share(block)];
+    uint64_t size = bl_space_size(block);
+    share->used_bytes += step > 0 ? size : 0ull - size;
+    share->used_count += step > 0 ? 1 : 0ull - 1;
+}
+
+int64_t bl_share_excess(const bl_meta *meta, uint32_t share, uint64_t size)
+{
+    const bl_share *one = &meta->shares[share];
+    return (int64_t)(one->used_bytes + size - one->bytes);
+}
+
+int64_t bl_share_lines_excess(const bl_meta *meta, uint32_t share, uint64_t count)
+{
+    const bl_share *one = &meta->shares[share];
+    return (int64_t)(one->used_count + count - one->count);
+}
+
+/* The only share has what there is. */
+static bl_share_view bl_share_only(const bl_meta *meta)
+{
+    bl_meta_stat stat;
+    bl_meta_describe(meta, &stat);
+    return (bl_share_view){stat.data_bytes, stat.used_bytes, stat.block_count + stat.grant_count,
+                           stat.evict_count};
+}
+
+uint32_t bl_meta_shares(const bl_meta *meta, bl_share_view *out, uint32_t count)
+{
+    uint32_t share = 0;
+    if (bl_turn_plain(meta) && count > 0)
+        out[share++] = bl_share_only(meta);
+    for (; share < meta->share_count && share < count; share++) {
+        const bl_share *one = &meta->shares[share];
+        out[share] =
+            (bl_share_view){one->bytes, one->used_bytes, one->used_count, one->evict_count};
+    }
+    return share;
+}

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Shares of tenants: who has more than his part loses blocks first, and nobody else loses any."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+from blocks import eventually, held, keys
+from emulation import fewer
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from models.shares import Shares
+
+from beluga.errors import BadTypeError, BadValueError
+from beluga.index import (
+    COMMITTED,
+    EVICTIONS,
+    OTHERS,
+    BlockState,
+    MetaClient,
+    MetaServer,
+    TenantShare,
+    fingerprint_of,
+    read_entries,
+)
+from beluga.kvcache import Namespace
+from beluga.pool import Pool
+from beluga.rpc import Client
+
+MIB = 1 << 20
+PAGE = 4096
+VICTIM, FLOOD = (Namespace.of(name).fingerprint for name in ("victim", "flood"))
+
+
+@contextmanager
+def serving(
+    pool: Pool, shares: dict[str, float] | None = None, eviction: str = "lru"
+) -> Iterator[tuple[MetaServer, MetaClient]]:
+    with (
+        MetaServer(pool, shares=shares, eviction=eviction) as server,
+        Client(pool) as client,
+    ):
+        yield server, MetaClient(client)
+
+
+def put(meta: MetaClient, number: int, fingerprint: int, length: int = MIB) -> bool:
+    """Put a block unless it is there; a block that is there is touched. Returns whether it was."""
+    if meta.lookup(keys([number])).hits:
+        return True
+    (grant,) = meta.reserve(keys([number]), length=length, fingerprint=fingerprint)
+    assert grant.state is BlockState.GRANTED
+    assert meta.commit([grant]) == [0]
+    return False
+
+
+def room(server: MetaServer) -> int:
+    """How many blocks of a MiB the pool has room for."""
+    return server.meta_stat().data_bytes // MIB
+
+
+def by_name(server: MetaServer) -> dict[str, TenantShare]:
+    return {share.name: share for share in server.shares()}
+
+
+def walked(pool: Pool, epoch: int) -> Counter[int]:
+    """The space of the committed blocks by fingerprint, from their entries in the pool. Their
+    chunks have no checksums.
+    """
+    sizes: Counter[int] = Counter()
+    for lines in read_entries(pool, epoch % 2):
+        for line in lines[lines["state"] == COMMITTED]:
+            sizes[int(line["fingerprint"])] += -(-int(line["length"]) // PAGE) * PAGE
+    return sizes
+
+
+def requests(pool: Pool, shares: dict[str, float], eviction: str, *, floods: int) -> int:
+    """Ask for a victim's blocks again and again, with so many new blocks of another tenant before
+    each; what is missed is put. Returns the hits.
+    """
+    hits, fresh, random = 0, 10_000, Random(1)
+    with serving(pool, shares, eviction) as (server, meta):
+        count = room(server) // 4  # 25 %, within its share of 30 %
+        for _ in range(10 * count):
+            for _ in range(floods):
+                fresh += 1
+                put(meta, fresh, FLOOD)
+            hits += put(meta, random.randrange(count), VICTIM)
+        if floods and "victim" in shares:
+            assert by_name(server)["victim"].evictions == 0
+            assert by_name(server)[OTHERS].evictions > 0
+        meta.remove(keys(range(count)))
+    return hits
+
+
+@pytest.mark.parametrize("eviction", EVICTIONS)
+def test_a_flood_costs_a_tenant_within_its_share_no_hit(pool: Pool, eviction: str) -> None:
+    shares = {"victim": 0.3}
+    alone = requests(pool, shares, eviction, floods=0)
+    assert requests(pool, shares, eviction, floods=10) == alone > 0
+    if eviction == "lru":
+        assert requests(pool, {"idle": 0.01}, eviction, floods=10) < alone / 2, "this is no flood"
+
+
+def test_a_flood_of_small_blocks_takes_no_line_of_the_table_from_others(pool: Pool) -> None:
+    lines = pool.geometry.block_count_max
+    with serving(pool, {"victim": 0.3}) as (server, meta):
+        for number in range(lines // 4):
+            put(meta, number, VICTIM, PAGE)
+        for number in range(1000, 1000 + 2 * lines):
+            put(meta, number, FLOOD, PAGE)
+        assert held(meta, range(lines // 4)) == set(range(lines // 4))
+        assert server.meta_stat().table_evict_count > 0
+
+
+@pytest.mark.parametrize("length", [PAGE, 3 * MIB // 4, 5 * MIB])
+def test_a_flood_of_other_sizes_takes_no_block_from_others(pool: Pool, length: int) -> None:
+    with serving(pool, {"victim": 0.3}) as (server, meta):
+        own = range(room(server) // 5)
+        for number in own:
+            put(meta, number, VICTIM)
+            put(meta, 1000 + number, FLOOD)  # blocks of both lie side by side
+        for number in range(2000, 2000 + 4 * room(server)):
+            put(meta, number, FLOOD, length)
+        assert held(meta, own) == set(own)
+
+
+def test_an_unused_share_is_lent_and_given_back(pool: Pool) -> None:
+    with serving(pool, {"victim": 0.3, "idle": 0.5}) as (server, meta):
+        count = room(server)
+        for number in range(1000, 1000 + count):
+            put(meta, number, FLOOD)
+        assert by_name(server)[OTHERS].used_bytes == count * MIB
+        assert server.meta_stat().evict_count == 0, "nobody wants this room"
+        for number in range(count):
+            put(meta, number, VICTIM)
+        shares = by_name(server)
+        assert shares["victim"].bytes // MIB == int(count * 0.3)
+        # The idle share is lent to both: who borrowed more gives back first.
+        assert shares["victim"].used_bytes > shares["victim"].bytes
+        lent = [shares[name].used_bytes - shares[name].bytes for name in ("victim", OTHERS)]
+        assert abs(lent[0] - lent[1]) <= MIB
+
+
+def test_within_its_share_everybody_evicts_his_own_coldest(pool: Pool) -> None:
+    with serving(pool, {"victim": 0.5}) as (server, meta):
+        half = room(server) // 2
+        for number in range(half):
+            put(meta, number, VICTIM)
+        for number in range(1000, 1000 + room(server) - half):
+            put(meta, number, FLOOD)
+        put(meta, 500, VICTIM)
+        assert 0 not in held(meta, [0])
+        put(meta, 2000, FLOOD)
+        assert held(meta, [1000, 1001, 1, 2]) == {1001, 1, 2}
+
+
+def test_a_successor_counts_what_each_tenant_has_in_the_pool(pool: Pool) -> None:
+    shares = {"victim": 0.3, f"{FLOOD:016x}": 0.4, "nobody": 0.1}
+    other = Namespace.of("other").fingerprint
+    with serving(pool, shares) as (_, meta):
+        for number in range(40):
+            length = (PAGE, MIB, 3 * PAGE // 2)[number % 3]
+            put(meta, number, (VICTIM, FLOOD, other)[number * 7 % 3], length)
+        meta.remove(keys(range(0, 40, 5)))
+    with serving(pool, shares) as (server, meta):
+        found, counts = by_name(server), walked(pool, server.stat().epoch)
+        for name, fingerprint in ("victim", VICTIM), (f"{FLOOD:016x}", FLOOD), (OTHERS, other):
+            assert found[name].used_bytes == counts[fingerprint] > 0
+        assert found["nobody"] == TenantShare("nobody", found["nobody"].bytes, 0, 0, 0)
+        assert sum(share.blocks for share in found.values()) == 32
+        for number in range(100, 100 + 2 * room(server)):  # the successor protects, too
+            put(meta, number, other)
+        assert by_name(server)["victim"].used_bytes == counts[VICTIM]
+
+
+def test_a_tenants_namespaces_have_one_share() -> None:
+    fields = {"model": "a", "tenant": "acme"}
+    one, other = Namespace(fields, salt="x"), Namespace({**fields, "model": "b"})
+    assert one.fingerprint >> 32 == other.fingerprint >> 32
+    assert one.fingerprint != other.fingerprint
+    assert Namespace.of("a").of_tenant("acme").digest != Namespace.of("a").digest
+    assert Namespace.of("a").of_tenant("") == Namespace.of("a")
+    assert fingerprint_of({"name": "a"}, b"\1" * 16) == int.from_bytes(b"\1" * 8, "little")
+    with pytest.raises(BadTypeError, match="the tenant of a namespace is 3; give its name as text"):
+        Namespace({"tenant": 3})
+
+
+def test_tenants_of_any_namespace_and_salt_are_known_by_their_name(pool: Pool) -> None:
+    with serving(pool, {"acme": 0.2}) as (server, meta):
+        for number, salt in enumerate(("", "x", "y")):
+            own = Namespace({"model": "m"}, salt=salt).of_tenant("acme")
+            put(meta, number, own.fingerprint)
+        put(meta, 100, Namespace({"model": "m"}).fingerprint)
+        assert by_name(server)["acme"].blocks == 3
+        assert by_name(server)[OTHERS].blocks == 1
+
+
+@pytest.mark.parametrize(
+    ("shares", "why"),
+    [
+        ({"a": 0.0}, "the share of 'a' is 0 %; give more than 0 and at most 100"),
+        ({"a": 1.5}, "the share of 'a' is 150 %; give more than 0 and at most 100"),
+        ({"a": float("nan")}, "the share of 'a' is nan %"),
+        ({"a": 0.7, "b": 0.4}, "the shares are 110 % of the pool; give 100 % at most in all"),
+        ({"": 0.1}, "the name of a share is ''; give a tenant's"),
+        ({OTHERS: 0.1}, "the name of a share is 'others'; give a tenant's"),
+        ({"a\n": 0.1}, "the name of a share is 'a.*; give a tenant's"),
+        ({f"t{n}": 0.01 for n in range(32)}, "32 shares are too many; give 31 at most"),
+    ],
+)
+def test_shares_that_make_no_sense_are_refused(
+    pool: Pool, shares: dict[str, float], why: str
+) -> None:
+    with pytest.raises(BadValueError, match=why):
+        MetaServer(pool, shares=shares)
+    for wrong in {1: 0.3}, {"a": "30%"}, ["a"]:
+        with pytest.raises(BadTypeError):
+            MetaServer(pool, shares=wrong)  # type: ignore[arg-type]
+
+
+def test_all_of_a_pool_may_be_shared_out(pool: Pool) -> None:
+    shares = {f"t{n}": 0.03 for n in range(30)} | {"victim": 0.1}
+    with serving(pool, shares) as (server, meta):
+        assert by_name(server)[OTHERS].bytes == 0
+        put(meta, 1, VICTIM)
+        for number in range(1000, 1000 + 2 * room(server)):
+            put(meta, number, FLOOD)
+        assert held(meta, [1]) == {1}
+        assert server.meta_stat().block_count == room(server)
+
+
+class SharesMachine(RuleBasedStateMachine):
+    """Blocks of one size against the model, which knows each victim."""
+
+    names = ("a", "b")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cleanup = ExitStack()
+        directory = Path(self.cleanup.enter_context(tempfile.TemporaryDirectory()))
+        self.pool = self.cleanup.enter_context(
+            Pool.create([directory / "a"], device_size=32 * MIB, sparse=True, max_blocks=64)
+        )
+        self.shares = {"a": 0.25, "b": 0.5}
+        self.prints = [Namespace.of(name).fingerprint for name in ("others", *self.names)]
+        self.start()
+        count = room(self.server)
+        parts = [share.bytes / MIB for share in self.server.shares()]
+        self.model = Shares(parts, count)
+        self.epochs: list[int] = []  # the blocks in the order of their commits
+
+    def start(self) -> None:
+        self.server = MetaServer(self.pool, shares=self.shares)
+        self.server.start()
+        self.session = Client(self.pool)
+        self.meta = MetaClient(self.session)
+
+    def teardown(self) -> None:
+        self.pool.close()
+        self.cleanup.close()
+
+    @rule(share=st.integers(0, 2), first=st.integers(0, 20), count=st.integers(1, 6))
+    def puts(self, share: int, first: int, count: int) -> None:
+        batch = [100 * share + first + place for place in range(count)]
+        grants = self.meta.reserve(keys(batch), length=MIB, fingerprint=self.prints[share])
+        new = []
+        for number, grant in zip(batch, grants, strict=True):
+            if number in self.model.share:
+                assert grant.state is BlockState.HIT
+            elif grant.state is BlockState.GRANTED:
+                self.model.take(number, share)
+                new.append((number, grant))
+        assert len(new) == sum(grant.state is BlockState.GRANTED for grant in grants)
+        assert self.meta.commit([grant for _, grant in new]) == [0] * len(new)
+        for number, _ in reversed(new):
+            self.model.touch(number)
+        self.epochs = [n for n in self.epochs if n in self.model.share] + [n for n, _ in new]
+
+    @rule(share=st.integers(0, 2), first=st.integers(0, 25), count=st.integers(1, 6))
+    def looks_up(self, share: int, first: int, count: int) -> None:
+        batch = [100 * share + first + place for place in range(count)]
+        hits = len(self.meta.lookup(keys(batch)).hits)
+        for number in reversed(batch[:hits]):
+            self.model.touch(number)
+
+    @rule(share=st.integers(0, 2), first=st.integers(0, 25))
+    def removes(self, share: int, first: int) -> None:
+        number = 100 * share + first
+        there = number in self.model.share
+        assert self.meta.remove(keys([number])) == there
+        if there:
+            self.model.leave(number)
+
+    @rule()
+    def replaces_the_server(self) -> None:
+        self.session.close()
+        self.server.stop()
+        self.start()
+        assert eventually(lambda: self.server.stat().inherited_count == 0)
+        for number in self.epochs:  # after a takeover the order is that of the grants
+            if number in self.model.share:
+                self.model.touch(number)
+
+    @invariant()
+    def the_counts_are_the_models(self) -> None:
+        found = self.server.shares()
+        assert [share.blocks for share in found] == self.model.used
+        assert [share.used_bytes for share in found] == [n * MIB for n in self.model.used]
+
+    @invariant()
+    def the_pool_has_the_models_blocks(self) -> None:
+        entries = walked(self.pool, self.server.stat().epoch)
+        for share, fingerprint in enumerate(self.prints):
+            assert entries[fingerprint] == self.model.used[share] * MIB
+
+    @rule()
+    def finds_what_the_model_has(self) -> None:
+        for number in sorted(self.model.share):
+            assert len(self.meta.lookup(keys([number])).hits) == 1, number
+            self.model.touch(number)
+
+
+SharesMachine.TestCase.settings = settings(
+    max_examples=fewer(40), stateful_step_count=40, deadline=None
+)
+test_the_choice_of_victims_agrees_with_the_model = SharesMachine.TestCase
