@@ -99,7 +99,7 @@ def builder(
             *("-std=gnu11", "-O2", "-ffp-contract=off", "-fvisibility=hidden"),
             *(*WARNINGS, *strict),
         ],
-        libraries=["pthread"],
+        libraries=["pthread", "m"],
     )
     return ffi
 

@@ -1498,6 +1498,138 @@ class bl_sent(CStruct): ...
 
 class bl_active(CStruct): ...
 
+class bl_load(CStruct):
+    request_active_slots: int
+    request_total_slots: int
+    kv_active_blocks: int
+    kv_total_blocks: int
+    num_requests_waiting: int
+    gpu_cache_usage_perc: float
+    gpu_prefix_cache_hit_rate: float
+    active_requests: int
+    active_prefill_tokens: int
+    prefill_s: float
+    active_decode_blocks: int
+    outstanding_tokens: int
+
+class bl_load_init(TypedDict, total=False):
+    request_active_slots: int
+    request_total_slots: int
+    kv_active_blocks: int
+    kv_total_blocks: int
+    num_requests_waiting: int
+    gpu_cache_usage_perc: float
+    gpu_prefix_cache_hit_rate: float
+    active_requests: int
+    active_prefill_tokens: int
+    prefill_s: float
+    active_decode_blocks: int
+    outstanding_tokens: int
+
+class bl_candidate(CStruct):
+    load: bl_load
+    device: int
+    host: int
+    disk: int
+    shared: int
+    new_blocks: int
+    held_alone: float
+    taint_weight: float
+
+class bl_candidate_init(TypedDict, total=False):
+    load: bl_load | bl_load_init
+    device: int
+    host: int
+    disk: int
+    shared: int
+    new_blocks: int
+    held_alone: float
+    taint_weight: float
+
+class bl_prefills(CStruct):
+    count: int
+    unpredicted: int
+    tokens: int
+    seconds: float
+    oldest_tokens: int
+    oldest_predicted: int
+    oldest_s: float
+    oldest_since: float
+
+class bl_prefills_init(TypedDict, total=False):
+    count: int
+    unpredicted: int
+    tokens: int
+    seconds: float
+    oldest_tokens: int
+    oldest_predicted: int
+    oldest_s: float
+    oldest_since: float
+
+class bl_costs(CStruct):
+    a: float
+    b: float
+    c: float
+    e: float
+    f: float
+    g: float
+    h: float
+    bytes_per_s: float
+    host_bytes_per_s: float
+    step_tokens: int
+    block_tokens: int
+    block_bytes: int
+
+class bl_costs_init(TypedDict, total=False):
+    a: float
+    b: float
+    c: float
+    e: float
+    f: float
+    g: float
+    h: float
+    bytes_per_s: float
+    host_bytes_per_s: float
+    step_tokens: int
+    block_tokens: int
+    block_bytes: int
+
+class bl_estimate(CStruct):
+    queue_s: float
+    prefill_s: float
+    transfer_s: float
+    between_tokens_s: float
+
+class bl_estimate_init(TypedDict, total=False):
+    queue_s: float
+    prefill_s: float
+    transfer_s: float
+    between_tokens_s: float
+
+class bl_pressure(CStruct):
+    tail: int
+    device_blocks: int
+    ended: int
+    answer_s: float
+    followers: float
+    reuse: float
+    fewest: float
+    bound: float
+    typical_square: float
+    change_sum: float
+
+class bl_pressure_init(TypedDict, total=False):
+    tail: int
+    device_blocks: int
+    ended: int
+    answer_s: float
+    followers: float
+    reuse: float
+    fewest: float
+    bound: float
+    typical_square: float
+    change_sum: float
+
 class bl_index(CStruct): ...
 
 class bl_tier(CStruct): ...
@@ -1709,6 +1841,12 @@ _Type = Literal[
     "bl_prefix_match",
     "bl_prefix_row",
     "bl_prefix_stat",
+    "bl_load",
+    "bl_candidate",
+    "bl_prefills",
+    "bl_costs",
+    "bl_estimate",
+    "bl_pressure",
     "bl_tier_stat",
     "bl_dsa_descriptor",
     "bl_dsa_record",
@@ -1911,6 +2049,18 @@ class Ffi:
     def from_buffer(self, of: Literal["bl_prefix_row[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_prefix_row: ...
     @overload
     def from_buffer(self, of: Literal["bl_prefix_stat[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_prefix_stat: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_load[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_load: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_candidate[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_candidate: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_prefills[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_prefills: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_costs[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_costs: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_estimate[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_estimate: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_pressure[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_pressure: ...
     @overload
     def from_buffer(self, of: Literal["bl_tier_stat[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_tier_stat: ...
     @overload
@@ -2267,6 +2417,30 @@ class Ffi:
     def new(self, of: Literal["bl_prefix_stat *"], init: bl_prefix_stat | bl_prefix_stat_init = ..., /) -> bl_prefix_stat: ...
     @overload
     def new(self, of: Literal["bl_prefix_stat[]"], init: int | Sequence[bl_prefix_stat | bl_prefix_stat_init] = ..., /) -> bl_prefix_stat: ...
+    @overload
+    def new(self, of: Literal["bl_load *"], init: bl_load | bl_load_init = ..., /) -> bl_load: ...
+    @overload
+    def new(self, of: Literal["bl_load[]"], init: int | Sequence[bl_load | bl_load_init] = ..., /) -> bl_load: ...
+    @overload
+    def new(self, of: Literal["bl_candidate *"], init: bl_candidate | bl_candidate_init = ..., /) -> bl_candidate: ...
+    @overload
+    def new(self, of: Literal["bl_candidate[]"], init: int | Sequence[bl_candidate | bl_candidate_init] = ..., /) -> bl_candidate: ...
+    @overload
+    def new(self, of: Literal["bl_prefills *"], init: bl_prefills | bl_prefills_init = ..., /) -> bl_prefills: ...
+    @overload
+    def new(self, of: Literal["bl_prefills[]"], init: int | Sequence[bl_prefills | bl_prefills_init] = ..., /) -> bl_prefills: ...
+    @overload
+    def new(self, of: Literal["bl_costs *"], init: bl_costs | bl_costs_init = ..., /) -> bl_costs: ...
+    @overload
+    def new(self, of: Literal["bl_costs[]"], init: int | Sequence[bl_costs | bl_costs_init] = ..., /) -> bl_costs: ...
+    @overload
+    def new(self, of: Literal["bl_estimate *"], init: bl_estimate | bl_estimate_init = ..., /) -> bl_estimate: ...
+    @overload
+    def new(self, of: Literal["bl_estimate[]"], init: int | Sequence[bl_estimate | bl_estimate_init] = ..., /) -> bl_estimate: ...
+    @overload
+    def new(self, of: Literal["bl_pressure *"], init: bl_pressure | bl_pressure_init = ..., /) -> bl_pressure: ...
+    @overload
+    def new(self, of: Literal["bl_pressure[]"], init: int | Sequence[bl_pressure | bl_pressure_init] = ..., /) -> bl_pressure: ...
     @overload
     def new(self, of: Literal["bl_tier_stat *"], init: bl_tier_stat | bl_tier_stat_init = ..., /) -> bl_tier_stat: ...
     @overload
@@ -2692,6 +2866,30 @@ class Ffi:
     @overload
     def new(self, of: Literal["bl_active *[]"], init: int | Sequence[bl_active | Null] = ..., /) -> CPointer[bl_active]: ...
     @overload
+    def new(self, of: Literal["bl_load **"], init: bl_load | Null = ..., /) -> CPointer[bl_load]: ...
+    @overload
+    def new(self, of: Literal["bl_load *[]"], init: int | Sequence[bl_load | Null] = ..., /) -> CPointer[bl_load]: ...
+    @overload
+    def new(self, of: Literal["bl_candidate **"], init: bl_candidate | Null = ..., /) -> CPointer[bl_candidate]: ...
+    @overload
+    def new(self, of: Literal["bl_candidate *[]"], init: int | Sequence[bl_candidate | Null] = ..., /) -> CPointer[bl_candidate]: ...
+    @overload
+    def new(self, of: Literal["bl_prefills **"], init: bl_prefills | Null = ..., /) -> CPointer[bl_prefills]: ...
+    @overload
+    def new(self, of: Literal["bl_prefills *[]"], init: int | Sequence[bl_prefills | Null] = ..., /) -> CPointer[bl_prefills]: ...
+    @overload
+    def new(self, of: Literal["bl_costs **"], init: bl_costs | Null = ..., /) -> CPointer[bl_costs]: ...
+    @overload
+    def new(self, of: Literal["bl_costs *[]"], init: int | Sequence[bl_costs | Null] = ..., /) -> CPointer[bl_costs]: ...
+    @overload
+    def new(self, of: Literal["bl_estimate **"], init: bl_estimate | Null = ..., /) -> CPointer[bl_estimate]: ...
+    @overload
+    def new(self, of: Literal["bl_estimate *[]"], init: int | Sequence[bl_estimate | Null] = ..., /) -> CPointer[bl_estimate]: ...
+    @overload
+    def new(self, of: Literal["bl_pressure **"], init: bl_pressure | Null = ..., /) -> CPointer[bl_pressure]: ...
+    @overload
+    def new(self, of: Literal["bl_pressure *[]"], init: int | Sequence[bl_pressure | Null] = ..., /) -> CPointer[bl_pressure]: ...
+    @overload
     def new(self, of: Literal["bl_index **"], init: bl_index | Null = ..., /) -> CPointer[bl_index]: ...
     @overload
     def new(self, of: Literal["bl_index *[]"], init: int | Sequence[bl_index | Null] = ..., /) -> CPointer[bl_index]: ...
@@ -2939,6 +3137,18 @@ class Ffi:
     def cast(self, to: Literal["bl_sent *", "volatile bl_sent *"], what: CData | int, /) -> bl_sent: ...
     @overload
     def cast(self, to: Literal["bl_active *", "volatile bl_active *"], what: CData | int, /) -> bl_active: ...
+    @overload
+    def cast(self, to: Literal["bl_load *", "volatile bl_load *"], what: CData | int, /) -> bl_load: ...
+    @overload
+    def cast(self, to: Literal["bl_candidate *", "volatile bl_candidate *"], what: CData | int, /) -> bl_candidate: ...
+    @overload
+    def cast(self, to: Literal["bl_prefills *", "volatile bl_prefills *"], what: CData | int, /) -> bl_prefills: ...
+    @overload
+    def cast(self, to: Literal["bl_costs *", "volatile bl_costs *"], what: CData | int, /) -> bl_costs: ...
+    @overload
+    def cast(self, to: Literal["bl_estimate *", "volatile bl_estimate *"], what: CData | int, /) -> bl_estimate: ...
+    @overload
+    def cast(self, to: Literal["bl_pressure *", "volatile bl_pressure *"], what: CData | int, /) -> bl_pressure: ...
     @overload
     def cast(self, to: Literal["bl_index *", "volatile bl_index *"], what: CData | int, /) -> bl_index: ...
     @overload
@@ -3495,7 +3705,12 @@ class Lib:
     def bl_active_holders(self, active: bl_active | Null, block: int, /) -> int: ...
     def bl_active_add(self, active: bl_active | Null, blocks: uint64_p | Null | Sequence[int], count: int, /) -> int: ...
     def bl_active_remove(self, active: bl_active | Null, blocks: uint64_p | Null | Sequence[int], count: int, /) -> None: ...
-    def bl_active_states(self, workers: CPointer[bl_active] | Null, worker_count: int, blocks: uint64_p | Null | Sequence[int], count: int, alone: double_p | Null | Sequence[int], alone_count: int, held: uint32_p | Null, held_alone: double_p | Null, /) -> None: ...
+    def bl_prefills_tokens(self, prefills: bl_prefills | Null | Sequence[bl_prefills], now: float, /) -> int: ...
+    def bl_prefills_seconds(self, prefills: bl_prefills | Null | Sequence[bl_prefills], now: float, /) -> float: ...
+    def bl_loads_refresh(self, loads: CPointer[bl_load] | Null, prefills: CPointer[bl_prefills] | Null, count: int, now: float, /) -> None: ...
+    def bl_candidates_fill(self, loads: CPointer[bl_load] | Null, active: CPointer[bl_active] | Null, worker_count: int, blocks: uint64_p | Null | Sequence[int], count: int, alone: double_p | Null | Sequence[int], alone_count: int, rows: bl_candidate | Null, /) -> None: ...
+    def bl_estimates(self, costs: bl_costs | Null | Sequence[bl_costs], input_tokens: int, rows: bl_candidate | Null | Sequence[bl_candidate], fetched: int64_p | Null | Sequence[int], count: int, estimates: bl_estimate | Null, /) -> None: ...
+    def bl_least_costs(self, pressure: bl_pressure | Null | Sequence[bl_pressure], rows: bl_candidate | Null | Sequence[bl_candidate], taken: double_p | Null | Sequence[int], estimates: bl_estimate | Null | Sequence[bl_estimate], count: int, costs: double_p | Null, /) -> None: ...
     def bl_index_create(self, out: CPointer[bl_index] | Null, count_max: int, /) -> int: ...
     def bl_index_destroy(self, index: bl_index | Null, /) -> None: ...
     def bl_index_prefetch(self, index: bl_index | Null, key: uint64_p | Sequence[int], /) -> None: ...

@@ -138,6 +138,7 @@
 #include "routing/xxh3.c"
 #include "routing/sent.c"
 #include "routing/active.c"
+#include "routing/cost.c"
 
 #ifdef BL_SIM
 #include "sim/verdict.c"

@@ -72,7 +72,7 @@ EXPORTS: dict[str, str] = {
         "namespaces_changed_ns"
     ),
     "beluga.router": (
-        "Advice BlockHasher BusyThresholds Candidate Choice Constraints CostEstimator "
+        "Advice BlockHasher BusyThresholds Candidate Candidates Choice Constraints CostEstimator "
         "Decision Era Estimate Estimator FindMatches Goals Load LoadTracker Matches "
         "LoadReport ORDERS Overlap POLICIES Policy Prompt Query RULES "
         "Role Router RouterQueue Seen Tokens Worker WorkerMetrics advise costs "
@@ -80,7 +80,7 @@ EXPORTS: dict[str, str] = {
         "ApproximateIndexer PredictiveIndexer Subscription WireDecoder hash_blocks_by "
         "Kept PoolEvent PoolFeed encode_dynamo encode_pool DEFAULT_POLICY PolicySettings "
         "configured_policy policy_name settings_known HashBlocks Usual with_extra_keys "
-        "read_load in_space"
+        "read_load in_space Overlaps"
     ),
     "beluga.disagg": (
         "Claim PrefillOutcome Decide MAX_AGE_S PATHS PrefillTask PrefillWorker Prefiller QueueSize "
@@ -90,7 +90,7 @@ EXPORTS: dict[str, str] = {
     "beluga.simulate": (
         "COUNT_MAX Course ENGINES FORMATS MEMORIES ORDERS Options PRESETS TraceEntry Reading Row "
         "SPEED_MAX SPEED_MIN Scale Spread TIME_UNITS Trace "
-        "check_report found_shares goodput load_trace make_report make_trace simulate "
+        "check_report found_shares goodput load_trace make_report make_trace simulate sweep "
         "trace_requests unequal_memory"
     ),
     "beluga.events": "EventService EventSettings NameTable",

@@ -52,6 +52,7 @@ INSIDE = {
     "router": (
         ("worker", "words"),
         ("policy",),  # what every policy is
+        ("candidates",),
         ("prefix", "load"),
         ("policies",),
         ("constraints", "planner"),

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,9 +52,9 @@ from beluga.simulate import (
     Trace,
     check_report,
     make_report,
+    sweep,
     unequal_memory,
 )
-from beluga.simulate import simulate as run_simulation
 
 _DECIMAL = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT])B", re.IGNORECASE)
 _SCALE = re.compile(r"([0-9]{1,12}(?:\.[0-9]+)?):([+-][1-9][0-9]{0,11})")
@@ -205,6 +206,16 @@ Seeds = Annotated[
     int,
     typer.Option(min=1, max=1000, help="How many runs of each case; --json has their spread."),
 ]
+Processes = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=COUNT_MAX,
+        metavar="N",
+        help="How many runs run at once, each in a process; one for each CPU by default. The "
+        "results are the same.",
+    ),
+]
 ScaleAt = Annotated[
     str | None, typer.Option(metavar="T:+N", help="Add N workers (or remove them, -N) at second T.")
 ]
@@ -255,6 +266,7 @@ def simulate(
     engine: Engine = "chunked",
     eviction: Eviction = "lru",
     seeds: Seeds = 1,
+    processes: Processes = None,
     scale_at: ScaleAt = None,
     planner: PlannerOption = None,
     form: Format = None,
@@ -297,7 +309,7 @@ def simulate(
     _check(report)
     _warn(options)
     loaded = read_named(trace, form, rate, time_unit, block_tokens)
-    rows = _rows(loaded, cases, {**asked, "courses": bool(report)}, quiet=json)
+    rows = _rows(loaded, cases, {**asked, "courses": bool(report)}, processes, quiet=json)
     if report is not None:
         write_whole(report, make_report(report, loaded, options, rows, origin()))
     if json:
@@ -350,19 +362,18 @@ def _check(report: Path | None) -> None:
 
 
 def _rows(
-    trace: Trace, cases: Sequence[Options], runs: dict[str, Any], *, quiet: bool
+    trace: Trace,
+    cases: Sequence[Options],
+    runs: dict[str, Any],
+    processes: int | None,
+    *,
+    quiet: bool,
 ) -> list[Row]:
-    rows: list[Row] = []
     runs_in_all = len(cases) * len(runs["policies"]) * len(runs["memories"]) * runs["seeds"]
     what = f"simulating {runs_in_all} runs of {len(trace):,} requests"
     with progress(what, shown=not quiet) as advance:
-        for before, case in enumerate(cases):
-
-            def further(done: int, total: int, before: int = before) -> None:
-                advance(before * total + done, len(cases) * total)
-
-            rows += run_simulation(trace, case, advance=further, **runs)
-    return rows
+        at_once = processes or os.cpu_count() or 1
+        return sweep(trace, cases, processes=at_once, advance=advance, **runs)
 
 
 def _with_reading(trace: Trace, rows: Sequence[Row]) -> list[dict[str, object]]:

@@ -4,6 +4,7 @@
 call the same code.
 """
 
+from beluga.router.candidates import Candidates
 from beluga.router.constraints import BusyThresholds, Constraints
 from beluga.router.decision import RULES, Decision, Prompt
 from beluga.router.load import costs
@@ -41,7 +42,7 @@ from beluga.router.prefix.hashing import (
 )
 from beluga.router.prefix.indexer import Indexer
 from beluga.router.prefix.kept import Kept
-from beluga.router.prefix.matches import FindMatches, Matches
+from beluga.router.prefix.matches import FindMatches, Matches, Overlaps
 from beluga.router.prefix.pool_feed import PoolFeed, in_space
 from beluga.router.prefix.subscription import Subscription
 from beluga.router.prefix.wire import (
@@ -65,6 +66,7 @@ __all__ = [
     "BlockHasher",
     "BusyThresholds",
     "Candidate",
+    "Candidates",
     "Choice",
     "Cleared",
     "Constraints",
@@ -83,6 +85,7 @@ __all__ = [
     "LoadTracker",
     "Matches",
     "Overlap",
+    "Overlaps",
     "Policy",
     "PolicySettings",
     "PoolEvent",

@@ -9,14 +9,15 @@ The proxy and the simulator both route with this object. It does no I/O and read
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 
 from beluga.errors import AllWorkersBusyError, NoWorkersError, WorkersOverloadedError
+from beluga.router.candidates import Candidates
 from beluga.router.constraints import BusyThresholds, Constraints
 from beluga.router.load.tracker import LoadTracker
-from beluga.router.policy import Candidate, Choice, Policy, Query, Remembers
-from beluga.router.prefix.matches import FindMatches, Matches
-from beluga.router.worker import Overlap, Worker
+from beluga.router.policy import Choice, Policy, Query, Remembers
+from beluga.router.prefix.matches import FindMatches, Matches, Overlaps
+from beluga.router.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class Router:
         self._name_of = name_of
         self._taints: dict[Worker, frozenset[str]] = {}
         self._suspended: set[Worker] = set()
+        self._well: list[Worker] | None = None  # those not suspended; None: to be listed
 
     @property
     def workers(self) -> list[Worker]:
@@ -66,6 +68,7 @@ class Router:
     def add_worker(self, worker: Worker, taints: Iterable[str] = ()) -> None:
         """Add a worker, or give new taints to a worker that was already added."""
         self._taints[worker] = frozenset(taints)
+        self._well = None
         self.tracker.add_worker(worker)
 
     def remove_worker(self, worker: Worker) -> None:
@@ -74,20 +77,23 @@ class Router:
             self.policy.forget(worker)
         self._taints.pop(worker, None)
         self._suspended.discard(worker)
+        self._well = None
         self.tracker.remove_worker(worker)
 
     def suspend(self, worker: Worker) -> None:
         """Send a worker no more requests but keep its account (it is draining or down)."""
         if worker in self._taints:
             self._suspended.add(worker)
+            self._well = None
 
     def resume(self, worker: Worker) -> None:
         """Send a suspended worker requests again."""
         self._suspended.discard(worker)
+        self._well = None
 
     def candidates(
         self, query: Query, constraints: Constraints = _NO_DEMANDS, now: float = 0.0
-    ) -> list[Candidate]:
+    ) -> Candidates:
         """Return the workers that may take a request, with what they hold of it.
 
         Raises NoWorkersError if none meets its demands, AllWorkersBusyError if the request must
@@ -97,20 +103,13 @@ class Router:
         query.usual = self.tracker.usual
         workers = self._eligible(constraints)
         blind = not self.policy.uses_overlap
-        states = self.tracker.states(workers, () if blind else query.sequence)
-        if blind and not self._always_match:
-            overlaps = [Overlap()] * len(workers)
-        else:
-            matches = self._matches(query)
-            overlaps = [matches.of(worker) for worker in workers]
-        found = [
-            Candidate(worker, state.load, overlap, state.new_blocks, held_alone=state.held_alone)
-            for worker, state, overlap in zip(workers, states, overlaps, strict=True)
-        ]
+        found = self.tracker.states(workers, () if blind else query.sequence)
+        if not blind or self._always_match:
+            self._matches(query).fill(found)
         if constraints.preferred_taints:
-            for candidate in found:
-                taints = self._taints[candidate.worker]
-                candidate.taint_weight = constraints.taint_weight(taints)
+            for place, worker in enumerate(workers):
+                weight = constraints.taint_weight(self._taints[worker])
+                found.rows[place].taint_weight = weight
         return found
 
     def choose(
@@ -152,7 +151,9 @@ class Router:
         return choice
 
     def _eligible(self, constraints: Constraints) -> list[Worker]:
-        workers = [worker for worker in self._taints if worker not in self._suspended]
+        if self._well is None:
+            self._well = [worker for worker in self._taints if worker not in self._suspended]
+        workers = self._well
         if constraints is not _NO_DEMANDS:
             workers = [w for w in workers if constraints.admit(w, self._taints[w])]
         if not workers:
@@ -174,7 +175,7 @@ class Router:
             workers = well
         return workers
 
-    def _matches(self, query: Query) -> Matches:
+    def _matches(self, query: Query) -> Overlaps:
         if self._find_matches is None:
             return Matches()
         try:
@@ -185,7 +186,7 @@ class Router:
                 self._on_index_error(error)
             return Matches()
 
-    def _explained(self, choice: Choice, candidates: Sequence[Candidate]) -> str:
+    def _explained(self, choice: Choice, candidates: Candidates) -> str:
         """Return a line with the choice, and what speaks for each candidate."""
         costs = [f"{cost:.4g}" for cost in choice.costs] or ["none"] * len(candidates)
         seen = (

@@ -5,7 +5,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+import inspect
+from typing import Generic, NamedTuple, TypeVar
+
+from beluga._ffi import core, ffi
+
+_Number = TypeVar("_Number", int, float)
 
 
 class Worker(NamedTuple):
@@ -30,21 +35,90 @@ class WorkerMetrics:
     gpu_prefix_cache_hit_rate: float = 0.0  # 0..1
 
 
-_PUBLISHED = tuple(field.name for field in dataclasses.fields(WorkerMetrics))
+class _Figure(Generic[_Number]):
+    """A figure of a load, which lies in its row."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, load: Load, owner: type) -> _Number:
+        value: _Number = getattr(load.row, self._name)
+        return value
+
+    def __set__(self, load: Load, value: _Number) -> None:
+        setattr(load.row, self._name, value)
 
 
-@dataclasses.dataclass(slots=True)
-class Load(WorkerMetrics):
+class Load:
     """The load of a worker: its last published metrics (0 before the first), and the router's own
     account of the requests that it sent there and that have not ended.
+
+    The figures lie in ``row`` (csrc/api/routing.h), where C computes costs of all workers at once.
     """
 
-    active_requests: int = 0
-    active_prefill_tokens: int = 0  # tokens not yet prefilled, without cached ones
-    prefill_s: float = 0.0  # seconds that these prefills should still take, where predicted
-    active_decode_blocks: int = 0  # distinct blocks of active requests
+    __slots__ = ("row",)
+    __hash__ = None  # type: ignore[assignment]
+
+    request_active_slots = _Figure[int]()
+    request_total_slots = _Figure[int]()
+    kv_active_blocks = _Figure[int]()
+    kv_total_blocks = _Figure[int]()
+    num_requests_waiting = _Figure[int]()
+    gpu_cache_usage_perc = _Figure[float]()
+    gpu_prefix_cache_hit_rate = _Figure[float]()
+    active_requests = _Figure[int]()
+    active_prefill_tokens = _Figure[int]()  # tokens not yet prefilled, without cached ones
+    prefill_s = _Figure[float]()  # seconds that these prefills should still take, where predicted
+    active_decode_blocks = _Figure[int]()  # distinct blocks of active requests
     # prompt tokens of requests before their first token, with cached ones
-    outstanding_tokens: int = 0
+    outstanding_tokens = _Figure[int]()
+
+    def __init__(  # noqa: PLR0913  figures, by name
+        self,
+        *,
+        request_active_slots: int = 0,
+        request_total_slots: int = 0,
+        kv_active_blocks: int = 0,
+        kv_total_blocks: int = 0,
+        num_requests_waiting: int = 0,
+        gpu_cache_usage_perc: float = 0.0,
+        gpu_prefix_cache_hit_rate: float = 0.0,
+        active_requests: int = 0,
+        active_prefill_tokens: int = 0,
+        prefill_s: float = 0.0,
+        active_decode_blocks: int = 0,
+        outstanding_tokens: int = 0,
+    ) -> None:
+        self.row: core.bl_load = ffi.new(
+            "bl_load *",
+            {
+                "request_active_slots": request_active_slots,
+                "request_total_slots": request_total_slots,
+                "kv_active_blocks": kv_active_blocks,
+                "kv_total_blocks": kv_total_blocks,
+                "num_requests_waiting": num_requests_waiting,
+                "gpu_cache_usage_perc": gpu_cache_usage_perc,
+                "gpu_prefix_cache_hit_rate": gpu_prefix_cache_hit_rate,
+                "active_requests": active_requests,
+                "active_prefill_tokens": active_prefill_tokens,
+                "prefill_s": prefill_s,
+                "active_decode_blocks": active_decode_blocks,
+                "outstanding_tokens": outstanding_tokens,
+            },
+        )
+
+    @classmethod
+    def of(cls, row: core.bl_load) -> Load:
+        """Return a copy of a row."""
+        made = cls.__new__(cls)
+        made.row = ffi.new("bl_load *", row)
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Load) and self._figures() == other._figures()
+
+    def __repr__(self) -> str:
+        return f"Load({', '.join(f'{name}={value}' for name, value in self._figures().items())})"
 
     @property
     def held_blocks(self) -> int:
@@ -55,8 +129,21 @@ class Load(WorkerMetrics):
 
     def publish(self, metrics: WorkerMetrics) -> None:
         """Take the metrics that the worker published."""
-        for name in _PUBLISHED:
-            setattr(self, name, getattr(metrics, name))
+        row = self.row
+        row.request_active_slots = metrics.request_active_slots
+        row.request_total_slots = metrics.request_total_slots
+        row.kv_active_blocks = metrics.kv_active_blocks
+        row.kv_total_blocks = metrics.kv_total_blocks
+        row.num_requests_waiting = metrics.num_requests_waiting
+        row.gpu_cache_usage_perc = metrics.gpu_cache_usage_perc
+        row.gpu_prefix_cache_hit_rate = metrics.gpu_prefix_cache_hit_rate
+
+    def _figures(self) -> dict[str, float]:
+        return {name: getattr(self.row, name) for name in FIGURES}
+
+
+FIGURES: tuple[str, ...] = tuple(inspect.signature(Load).parameters)
+"""The names of a load's figures."""
 
 
 @dataclasses.dataclass(slots=True)

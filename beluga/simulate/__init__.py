@@ -25,7 +25,7 @@ from beluga.simulate.reading import TIME_UNITS, Reading
 from beluga.simulate.report import check_report, make_report
 from beluga.simulate.result import Row, Spread
 from beluga.simulate.reuse import found_shares
-from beluga.simulate.run import simulate
+from beluga.simulate.run import simulate, sweep
 from beluga.simulate.tier import ORDERS
 from beluga.simulate.trace import Trace, TraceEntry, make_trace
 
@@ -54,6 +54,7 @@ __all__ = [
     "make_report",
     "make_trace",
     "simulate",
+    "sweep",
     "trace_requests",
     "unequal_memory",
 ]

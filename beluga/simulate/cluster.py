@@ -17,13 +17,12 @@ from beluga._ffi import ffi
 from beluga.errors import AllWorkersBusyError, ObjectiveError
 from beluga.router import (
     CostEstimator,
-    Matches,
-    Overlap,
     Query,
     Router,
     Worker,
     configured_policy,
 )
+from beluga.simulate.caches import Caches
 from beluga.simulate.clock import Clock
 from beluga.simulate.engine import ChunkedEngine
 from beluga.simulate.memory import Network
@@ -170,16 +169,12 @@ class Cluster:
         self.engines[number].submit(now, request)
         return True
 
-    def _matches(self, query: Query) -> Matches:
+    def _matches(self, query: Query) -> Caches:
         """Return what each worker holds of the request that is being routed."""
         request = self._asked
         leads = self._leads(request.ids, request.reusable)
         count = len(self.engines)
-        if self.memory == "pool":
-            held = {Worker(number): Overlap(device) for number, device in enumerate(leads[:count])}
-            return Matches(held, leads[count])
-        pairs = enumerate(zip(leads[:count], leads[count:], strict=True))
-        return Matches({Worker(n): Overlap(d, max(o - d, 0)) for n, (d, o) in pairs})
+        return Caches(leads[:count], leads[count:], shared=self.memory == "pool")
 
     def _first_token(self, now: float, request: Request) -> None:
         self.router.tracker.prefill_done(request.index, now)

@@ -4,16 +4,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 from beluga.errors import SimulateError
 from beluga.router import POLICIES
-from beluga.simulate.cluster import Cluster
-from beluga.simulate.course import course_of
-from beluga.simulate.options import MEMORIES, Options
-from beluga.simulate.result import Row, make_row, mean_row
+from beluga.simulate.job import SimulatedJob, run_job
+from beluga.simulate.options import COUNT_MAX, MEMORIES, Options
+from beluga.simulate.processes import run_in_processes
+from beluga.simulate.result import Row, mean_row
 from beluga.simulate.trace import Trace
+
+Advance = Callable[[int, int], None]
+
+
+def _ignore(done: int, total: int) -> None:
+    pass
 
 
 def simulate(  # noqa: PLR0913  what to compare, by name
@@ -24,33 +30,69 @@ def simulate(  # noqa: PLR0913  what to compare, by name
     memories: Sequence[str] = MEMORIES,
     seeds: int = 1,
     courses: bool = False,
-    advance: Callable[[int, int], None] = lambda done, total: None,
+    processes: int = 1,
+    advance: Advance = _ignore,
 ) -> list[Row]:
     """Return a row per seed for each policy and memory, followed by their mean (seed None).
     With ``courses``, the row of the first seed and the mean say what happened over the run.
 
-    Raises SimulateError for an unknown name, or if a worker has no space for a single block.
+    Up to ``processes`` runs run at once, each in a process of its own; the rows are the same.
+    Raises SimulateError for an unknown name, if a worker has no space for a single block, or if a
+    process ends before its run does.
     """
+    return sweep(
+        trace,
+        [options],
+        policies=policies,
+        memories=memories,
+        seeds=seeds,
+        courses=courses,
+        processes=processes,
+        advance=advance,
+    )
+
+
+def sweep(  # noqa: PLR0913  what to compare, by name
+    trace: Trace,
+    cases: Sequence[Options],
+    *,
+    policies: Sequence[str],
+    memories: Sequence[str] = MEMORIES,
+    seeds: int = 1,
+    courses: bool = False,
+    processes: int = 1,
+    advance: Advance = _ignore,
+) -> list[Row]:
+    """Return the rows of :func:`simulate` for one cluster after another."""
     if unknown := [name for name in policies if name not in POLICIES]:
         raise SimulateError(f"no policy {unknown[0]!r}; choose of {', '.join(POLICIES)}, or all")
     if not policies or not memories or seeds < 1:
         raise SimulateError("nothing to simulate; name a policy and a memory, and at least 1 seed")
-    block = trace.block_tokens * options.model.kv_bytes_per_token
-    if options.hbm_bytes < block:
-        raise SimulateError(f"HBM of {options.hbm_bytes} bytes has no room for a block of {block}")
+    if not 1 <= processes <= COUNT_MAX:
+        raise SimulateError(f"processes is from 1 to {COUNT_MAX}, not {processes}")
+    for options in cases:
+        block = trace.block_tokens * options.model.kv_bytes_per_token
+        if options.hbm_bytes < block:
+            raise SimulateError(
+                f"HBM of {options.hbm_bytes} bytes has no room for a block of {block}"
+            )
+    jobs = [
+        SimulatedJob(options, policy, memory, seed, course=courses and not seed)
+        for options in cases
+        for policy in policies
+        for memory in memories
+        for seed in range(seeds)
+    ]
+    at_once = min(processes, len(jobs))
+    found: list[Row] = []
+    if at_once > 1:
+        found = run_in_processes(trace, jobs, at_once, advance)
+    else:
+        for job in jobs:
+            found.append(run_job(trace, job))
+            advance(len(found), len(jobs))
     rows: list[Row] = []
-    total, done = len(policies) * len(memories) * seeds, 0
-    for policy in policies:
-        for memory in memories:
-            found = []
-            for seed in range(seeds):
-                cluster = Cluster(trace, options, policy=policy, memory=memory, seed=seed)
-                cluster.run()
-                row = make_row(cluster, policy=policy, seed=seed)
-                if courses and not seed:
-                    row = dataclasses.replace(row, course=course_of(cluster))
-                found.append(row)
-                done += 1
-                advance(done, total)
-            rows += [*found, mean_row(found)]
+    each = iter(found)
+    while group := list(islice(each, seeds)):
+        rows += [*group, mean_row(group)]
     return rows

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from beluga._ffi import core, ffi, lib
 from beluga.errors import SimulateError
 
@@ -82,8 +85,9 @@ class Leads:
     def __init__(self, tiers: Sequence[SimulatedTier]) -> None:
         self._tiers = tuple(tiers)  # keeps the tiers alive
         self._handles = ffi.new("bl_tier *[]", [tier.handle for tier in tiers])
-        self._leads = ffi.new("uint32_t[]", len(tiers))
+        self._leads = np.zeros(len(tiers), np.uint32)
+        self._out = ffi.from_buffer("uint32_t[]", self._leads)
 
-    def __call__(self, ids: core.uint32_p, count: int) -> list[int]:
-        lib.bl_tier_lead(self._handles, len(self._tiers), ids, count, self._leads)
-        return list(self._leads)
+    def __call__(self, ids: core.uint32_p, count: int) -> NDArray[np.int64]:
+        lib.bl_tier_lead(self._handles, len(self._tiers), ids, count, self._out)
+        return self._leads.astype(np.int64)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What a router computes for every block of a prompt: its hashes, where it was sent lately, and
- * which workers have it in use. No pool and no clock; the caller has a lock, or one thread.
+ * What a router computes for every block of a prompt (its hashes, where it was sent lately, which
+ * workers have it in use), and for every worker: its load now, and what a request costs there. No
+ * pool and no clock; the caller has a lock, or one thread.
  */
 #ifndef BL_ROUTING_H
 #define BL_ROUTING_H
@@ -63,11 +64,105 @@ uint32_t bl_active_holders(const bl_active *active, uint64_t block);
 int bl_active_add(bl_active *active, const uint64_t *blocks, uint32_t count);
 void bl_active_remove(bl_active *active, const uint64_t *blocks, uint32_t count);
 
-/* Return for each worker how many leading blocks of a request it holds, and how many of these the
- * request would hold alone, if alone[k] is the share of its time in which it holds one alone that k
- * others hold now. Blocks with more holders than alone has do not count. */
-void bl_active_states(bl_active *const *workers, uint32_t worker_count, const uint64_t *blocks,
-                      uint32_t count, const double *alone, uint32_t alone_count, uint32_t *held,
-                      double *held_alone);
+/* ---- Workers as policies see them. Every field has eight bytes, so arrays of these are tables of
+ * numpy, too. beluga/router/worker.py says what the figures are. */
+
+typedef struct bl_load {
+    int64_t request_active_slots;       /* as the worker published */
+    int64_t request_total_slots;
+    int64_t kv_active_blocks;
+    int64_t kv_total_blocks;
+    int64_t num_requests_waiting;
+    double gpu_cache_usage_perc;
+    double gpu_prefix_cache_hit_rate;
+    int64_t active_requests;            /* as the router counts its requests */
+    int64_t active_prefill_tokens;
+    double prefill_s;
+    int64_t active_decode_blocks;
+    int64_t outstanding_tokens;
+} bl_load;
+
+typedef struct bl_candidate {
+    bl_load load;
+    int64_t device;             /* leading blocks of the request by tier, beyond those before it */
+    int64_t host;
+    int64_t disk;
+    int64_t shared;
+    int64_t new_blocks;
+    double held_alone;
+    double taint_weight;
+} bl_candidate;
+
+/* The prompts that a worker has not prefilled yet, as they were sent. */
+typedef struct bl_prefills {
+    int64_t count;
+    int64_t unpredicted;        /* prompts without a duration */
+    int64_t tokens;
+    double seconds;             /* of all durations */
+    int64_t oldest_tokens;      /* of the prompt that was sent first */
+    int64_t oldest_predicted;
+    double oldest_s;
+    double oldest_since;        /* when it could begin */
+} bl_prefills;
+
+/* Return how many tokens should be left at time now, and how many seconds until all are
+ * prefilled. */
+int64_t bl_prefills_tokens(const bl_prefills *prefills, double now);
+double bl_prefills_seconds(const bl_prefills *prefills, double now);
+
+/* Write both into the loads of count workers. */
+void bl_loads_refresh(bl_load *const *loads, bl_prefills *const *prefills, uint32_t count,
+                      double now);
+
+/* Make a row for each worker: its load, how many blocks of a request would be new there, and how
+ * many of the others the request would hold alone, if alone[k] is the share of its time in which it
+ * holds one alone that k others hold now. Blocks with more holders than alone has do not count.
+ * Without active every block is new. */
+void bl_candidates_fill(const bl_load *const *loads, bl_active *const *active,
+                        uint32_t worker_count, const uint64_t *blocks, uint32_t count,
+                        const double *alone, uint32_t alone_count, bl_candidate *rows);
+
+/* ---- What a request costs on each worker, in seconds. beluga/router/load/estimate.py and
+ * beluga/router/policies/least_cost.py explain the terms; the results are theirs to the last
+ * bit. */
+
+typedef struct bl_costs {
+    double a, b, c, e, f, g, h; /* milliseconds (beluga/router/load/costs.py) */
+    double bytes_per_s;         /* from the pool, and from a worker's own memory */
+    double host_bytes_per_s;
+    int64_t step_tokens;
+    int64_t block_tokens;
+    int64_t block_bytes;
+} bl_costs;
+
+typedef struct bl_estimate {
+    double queue_s;
+    double prefill_s;
+    double transfer_s;
+    double between_tokens_s;
+} bl_estimate;
+
+/* Estimate the times of a request of input_tokens on each worker. With fetched, a worker copies so
+ * many blocks beyond those that it finds. */
+void bl_estimates(const bl_costs *costs, int64_t input_tokens, const bl_candidate *rows,
+                  const int64_t *fetched, uint32_t count, bl_estimate *estimates);
+
+/* What all workers have in common when a request's cost is computed. */
+typedef struct bl_pressure {
+    int64_t tail;               /* blocks of the prompt that have no hash */
+    int64_t device_blocks;      /* of a worker that does not publish how many it has */
+    int64_t ended;              /* requests that change_sum covers, and one more */
+    double answer_s;
+    double followers;
+    double reuse;
+    double fewest;              /* the least of taken */
+    double bound;
+    double typical_square;
+    double change_sum;
+} bl_pressure;
+
+/* Compute the costs of a request that takes taken[i] blocks of worker i. */
+void bl_least_costs(const bl_pressure *pressure, const bl_candidate *rows, const double *taken,
+                    const bl_estimate *estimates, uint32_t count, double *costs);
 
 #endif

@@ -128,43 +128,56 @@ void bl_active_remove(bl_active *active, const uint64_t *blocks, uint32_t count)
     }
 }
 
-/* Return the first of count blocks with at most so many holders. */
-static uint32_t bl_active_first(const bl_active *active, const uint64_t *blocks, uint32_t count,
-                                uint32_t holders)
+/* Return how many leading blocks have more holders than that. A worker holds only the beginning of
+ * most requests, so the search begins there, in steps that grow. */
+static uint32_t bl_active_lead(const bl_active *active, const uint64_t *blocks, uint32_t count,
+                               uint32_t holders)
 {
-    uint32_t low = 0, high = count;
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (bl_active_holders(active, blocks[middle]) <= holders)
-            high = middle;
-        else
-            low = middle + 1;
+    uint64_t low = 0, high = 0, step = 1;
+    while (high < count && bl_active_holders(active, blocks[high]) > holders) {
+        low = high + 1;
+        high += step;
+        step *= 2;
     }
-    return low;
+    if (high > count)
+        high = count;
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+        if (bl_active_holders(active, blocks[middle]) > holders)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return (uint32_t)low;
 }
 
-static uint32_t bl_active_held(const bl_active *active, const uint64_t *blocks, uint32_t count)
+/* Return how many of the first end blocks, which are held, a request would hold alone. */
+static double bl_active_alone(const bl_active *active, const uint64_t *blocks, uint32_t end,
+                              const double *alone, uint32_t alone_count)
 {
-    if (!count || !bl_active_holders(active, blocks[0]))
-        return 0;
-    if (bl_active_holders(active, blocks[count - 1]))
-        return count;
-    return bl_active_first(active, blocks, count, 0);
+    double sum = 0;
+    uint32_t holders;
+    while (end && (holders = bl_active_holders(active, blocks[end - 1])) < alone_count) {
+        uint32_t start = bl_active_lead(active, blocks, end - 1, holders);
+        sum += (end - start) * alone[holders];
+        end = start;
+    }
+    return sum;
 }
 
-void bl_active_states(bl_active *const *workers, uint32_t worker_count, const uint64_t *blocks,
-                      uint32_t count, const double *alone, uint32_t alone_count, uint32_t *held,
-                      double *held_alone)
+void bl_candidates_fill(const bl_load *const *loads, bl_active *const *active,
+                        uint32_t worker_count, const uint64_t *blocks, uint32_t count,
+                        const double *alone, uint32_t alone_count, bl_candidate *rows)
 {
-    for (uint32_t worker = 0; worker < worker_count; worker++) {
-        const bl_active *active = workers[worker];
-        uint32_t end = held[worker] = bl_active_held(active, blocks, count), holders;
-        double sum = 0;
-        while (end && (holders = bl_active_holders(active, blocks[end - 1])) < alone_count) {
-            uint32_t start = bl_active_first(active, blocks, end, holders);
-            sum += (end - start) * alone[holders];
-            end = start;
-        }
-        held_alone[worker] = sum;
+    /* Every worker's table lies elsewhere; all of them are asked for before the first is read.
+     * Most requests share their first block with others, so the second is read, too. */
+    for (uint32_t i = 0; active && i < worker_count; i++)
+        for (uint32_t block = 0; block < 2 && block < count; block++)
+            __builtin_prefetch(&active[i]->slot[bl_active_home(active[i], blocks[block])]);
+    for (uint32_t i = 0; i < worker_count; i++) {
+        uint32_t held = active ? bl_active_lead(active[i], blocks, count, 0) : 0;
+        rows[i] = (bl_candidate){.load = *loads[i], .new_blocks = count - held};
+        if (held)
+            rows[i].held_alone = bl_active_alone(active[i], blocks, held, alone, alone_count);
     }
 }

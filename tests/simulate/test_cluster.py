@@ -12,7 +12,7 @@ import pytest
 
 from beluga._ffi import ffi
 from beluga.errors import SimulateError
-from beluga.router import Goals, PolicySettings, Query, Worker, costs
+from beluga.router import Candidates, Goals, Overlap, PolicySettings, Query, Worker, costs
 from beluga.simulate import Options, Scale, TraceEntry, make_trace, simulate
 from beluga.simulate.cluster import Cluster
 from beluga.simulate.memory import Network
@@ -94,6 +94,13 @@ def test_policies_get_the_settings_that_they_have() -> None:
     assert ran.router.policy.estimator is ran.estimator
 
 
+def overlaps(made: Cluster) -> list[Overlap]:
+    """Return what each worker holds of the first request."""
+    candidates = Candidates(made.router.workers)
+    made._matches(Query(61, BLOCK)).fill(candidates)
+    return [candidate.overlap for candidate in candidates]
+
+
 def ids(*blocks: int) -> object:
     return ffi.new("uint32_t[]", list(blocks))
 
@@ -103,18 +110,14 @@ def test_a_workers_own_dram_counts_for_what_it_has_beyond_hbm(own: int, host: in
     made = cluster(TraceEntry(0, 61, 1, range(6)), memory="split", workers=2)
     made.engines[1].hbm.put(ids(0, 1), 2)
     made.engines[1].far.tier.put(ids(*range(own)), own)
-    found = made._matches(Query(61, BLOCK))
-    assert [(o.device, o.host) for _, o in sorted(found.held.items())] == [(0, 0), (2, host)]
-    assert found.shared == 0
+    assert overlaps(made) == [Overlap(), Overlap(device=2, host=host)]
 
 
 def test_a_pool_counts_for_every_worker() -> None:
     made = cluster(TraceEntry(0, 61, 1, range(6)), workers=2)
     made.engines[0].hbm.put(ids(0, 1), 2)
     made.engines[1].far.tier.put(ids(*range(5)), 5)
-    found = made._matches(Query(61, BLOCK))
-    assert [(o.device, o.host) for _, o in sorted(found.held.items())] == [(2, 0), (0, 0)]
-    assert found.shared == 5
+    assert overlaps(made) == [Overlap(device=2, shared=3), Overlap(shared=5)]
 
 
 @pytest.mark.parametrize(("count", "hours"), [(1, 6 + 3 * 4), (-1, 6 + 4)])

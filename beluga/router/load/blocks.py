@@ -37,7 +37,8 @@ def alone(holders: int) -> float:
     return (1 - none) * math.factorial(holders) / float(holders) ** (holders + 1)
 
 
-_ALONE = ffi.new("double[]", [alone(holders) for holders in range(_MOST + 1)])
+ALONE = ffi.new("double[]", [alone(holders) for holders in range(_MOST + 1)])
+"""``alone`` of few holders, for C."""
 
 
 def leading(chain: Sequence[int], held: Container[int]) -> int:
@@ -89,30 +90,3 @@ class ActiveBlocks:
             if lib.bl_active_holders(self.handle, block) > 1:
                 break
             self._faded[block] = 1 - weight
-
-
-class Group:
-    """Several workers' blocks, which are looked up together."""
-
-    def __init__(self, workers: Sequence[ActiveBlocks]) -> None:
-        self._workers = tuple(workers)  # keeps them alive
-        self._handles = ffi.new("bl_active *[]", [one.handle for one in workers])
-        self._held = ffi.new("uint32_t[]", len(workers))
-        self._alone = ffi.new("double[]", len(workers))
-
-    def states(self, sequence: array[int]) -> tuple[core.uint32_p, core.double_p]:
-        """Return how many leading blocks of a request each worker holds already, and how many of
-        these, which others hold, it would hold alone, in the mean over its time. The next call
-        overwrites both.
-        """
-        lib.bl_active_states(
-            self._handles,
-            len(self._workers),
-            ffi.from_buffer("uint64_t[]", sequence),
-            len(sequence),
-            _ALONE,
-            _MOST + 1,
-            self._held,
-            self._alone,
-        )
-        return self._held, self._alone

@@ -10,9 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from beluga._ffi import core, ffi, lib
 from beluga.errors import RouterError
+from beluga.router.candidates import Candidates
 from beluga.router.load.costs import (
     ANSWER_TOKENS,
     DEFAULT_MODEL,
@@ -45,6 +51,18 @@ class Estimate(NamedTuple):
         return max(self.transfer_s - self.queue_s, 0.0) + self.prefill_s
 
 
+def first_tokens_s(table: NDArray[np.void]) -> list[float]:
+    """Return ``ttft_s`` of each row of a table of estimates."""
+    queue_s = table["queue_s"]
+    added_s = np.maximum(table["transfer_s"] - queue_s, 0.0) + table["prefill_s"]
+    found: list[float] = (queue_s + added_s).tolist()
+    return found
+
+
+_ESTIMATE = np.dtype([(name, "f8") for name in Estimate._fields])
+_INT64_MAX = (1 << 63) - 1
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CostEstimator:
     """Estimates with the costs of a model. Blocks that are in the pool, and those fetched from
@@ -57,6 +75,10 @@ class CostEstimator:
     bytes_per_s: float = GPU_PATHS["root-complex"]
     host_bytes_per_s: float = LOCAL_DRAM
     step_tokens: int = STEP_TOKENS
+    # the costs as C takes them, by the size of blocks
+    _rows: dict[int, core.bl_costs] = dataclasses.field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         for name, value in (
@@ -71,23 +93,25 @@ class CostEstimator:
             )
 
     def __call__(self, query: Query, candidate: Candidate, fetched: int) -> Estimate:
-        costs, load, overlap = self.costs, candidate.load, candidate.overlap
-        size = query.block_size
-        cached = min((overlap.blocks + fetched) * size, max(query.isl - 1, 0))
-        new = query.isl - cached
-        steps = self._steps(new)
-        held = load.held_blocks * size
-        batch = load.active_requests
-        decode_s = steps * (costs.f * batch + costs.g * held) / 1e3  # in the steps of the prefill
-        bytes_per_block = size * costs.kv_bytes_per_token
-        own, shared = overlap.host + overlap.disk, overlap.shared + fetched
-        return Estimate(
-            # A request comes in the middle of a step, on average.
-            queue_s=load.prefill_s + (self._step_s(batch, held) / 2 if batch else 0.0),
-            prefill_s=self.alone_s(new, cached) + decode_s,
-            transfer_s=bytes_per_block * (own / self.host_bytes_per_s + shared / self.bytes_per_s),
-            between_tokens_s=self._step_s(batch + 1, held),
+        return Estimate(*self.table(query, [candidate], [fetched]).tolist()[0])
+
+    def table(
+        self, query: Query, candidates: Sequence[Candidate], fetched: Sequence[int] | None = None
+    ) -> NDArray[np.void]:
+        """Return the estimates of all candidates as a table, whose columns are the fields of
+        Estimate (csrc/routing/cost.c).
+        """
+        rows = Candidates.of(candidates)
+        table = np.empty(len(rows), _ESTIMATE)
+        lib.bl_estimates(
+            self._costs(query.block_size),
+            query.isl,
+            rows.rows,
+            ffi.new("int64_t[]", fetched) if fetched is not None else ffi.NULL,
+            len(rows),
+            ffi.from_buffer("bl_estimate[]", table),
         )
+        return table
 
     def alone_s(self, new: int, cached: int) -> float:
         """Return the seconds to compute a prompt's new tokens on a worker that does nothing
@@ -105,6 +129,18 @@ class CostEstimator:
         """
         context = self.costs.hbm_bytes // self.costs.kv_bytes_per_token // 2
         return ANSWER_TOKENS * self._step_s(1, context)
+
+    def _costs(self, block_size: int) -> core.bl_costs:
+        row = self._rows.get(block_size)
+        if row is None:
+            row = self._rows[block_size] = ffi.new("bl_costs *")
+            for name in "abcefgh":
+                setattr(row, name, getattr(self.costs, name))
+            row.bytes_per_s, row.host_bytes_per_s = self.bytes_per_s, self.host_bytes_per_s
+            row.step_tokens = min(self.step_tokens, _INT64_MAX)
+            row.block_tokens = block_size
+            row.block_bytes = block_size * self.costs.kv_bytes_per_token
+        return row
 
     def _steps(self, new: int) -> int:
         return -(-new // self.step_tokens)

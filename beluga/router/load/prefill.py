@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import NamedTuple
 
+from beluga._ffi import core, ffi, lib
+
 
 class _Prefill(NamedTuple):
     tokens: int
@@ -19,49 +21,52 @@ class _Prefill(NamedTuple):
 
 
 class ActivePrefills:
+    """The prompts, oldest first. ``row`` has their sums and the oldest one for C
+    (csrc/routing/cost.c), which updates the loads of all workers at once.
+
+    Without a duration for the oldest prompt all tokens are left. A prefill that takes longer than
+    predicted is expected to take as much longer again. So the wait grows if the oldest prompt
+    cannot begin, for example because HBM is full.
+    """
+
     def __init__(self) -> None:
-        self.tokens = 0  # tokens of all prompts, as they were sent
-        self._waiting: dict[Hashable, _Prefill] = {}  # oldest first
-        self._unpredicted = 0
-        self._seconds = 0.0  # the sum of the predicted durations
-        self._oldest_since = 0.0
+        self.row: core.bl_prefills = ffi.new("bl_prefills *")
+        self._waiting: dict[Hashable, _Prefill] = {}
 
     def add(self, request: Hashable, tokens: int, duration_s: float | None, now: float) -> None:
-        if not self._waiting:
-            self._oldest_since = now
+        first = not self._waiting
         self._waiting[request] = _Prefill(tokens, duration_s)
-        self._unpredicted += duration_s is None
-        self._seconds += duration_s or 0.0
-        self.tokens += tokens
+        row = self.row
+        row.count += 1
+        row.unpredicted += duration_s is None
+        row.seconds += duration_s or 0.0
+        row.tokens += tokens
+        if first:
+            self._begin(now)
 
     def remove(self, request: Hashable, now: float) -> None:
-        if request == next(iter(self._waiting)):
-            self._oldest_since = now
+        first = request == next(iter(self._waiting))
         tokens, duration_s = self._waiting.pop(request)
-        self._unpredicted -= duration_s is None
-        self._seconds -= duration_s or 0.0
-        self.tokens -= tokens
+        row = self.row
+        row.count -= 1
+        row.unpredicted -= duration_s is None
+        row.seconds -= duration_s or 0.0
+        row.tokens -= tokens
+        if first and self._waiting:
+            self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        """The oldest prompt may be prefilled from now on."""
+        row, (tokens, duration_s) = self.row, next(iter(self._waiting.values()))
+        row.oldest_tokens = tokens
+        row.oldest_predicted = duration_s is not None
+        row.oldest_s = duration_s or 0.0
+        row.oldest_since = now
 
     def seconds_left(self, now: float) -> float:
-        """Return the predicted seconds until all prompts are prefilled.
-
-        A prefill that takes longer than predicted is expected to take as much longer again. So the
-        wait grows if the oldest prompt cannot begin, for example because HBM is full.
-        """
-        if not self._waiting:
-            return 0.0
-        oldest = next(iter(self._waiting.values())).duration_s or 0.0
-        return self._seconds - oldest + abs(self._oldest_since + oldest - now)
+        """Return the predicted seconds until all prompts are prefilled."""
+        return lib.bl_prefills_seconds(self.row, now)
 
     def left(self, now: float) -> int:
         """Return the tokens that should be left at that time, at least 0."""
-        if not self._waiting:
-            return 0
-        tokens, duration_s = next(iter(self._waiting.values()))
-        if duration_s is None:
-            return self.tokens
-        elapsed = max(now - self._oldest_since, 0.0)
-        done = tokens * elapsed / duration_s if duration_s > 0 else float(tokens)
-        if self._unpredicted:
-            done = min(done, tokens)
-        return max(round(self.tokens - done), 0)
+        return lib.bl_prefills_tokens(self.row, now)

@@ -12,10 +12,11 @@ from __future__ import annotations
 import dataclasses
 from array import array
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from beluga.errors import NoWorkersError
-from beluga.router.load.blocks import ActiveBlocks, Group
+from beluga.router.candidates import Candidates
+from beluga.router.load.blocks import ActiveBlocks
+from beluga.router.load.group import Group
 from beluga.router.load.prefill import ActivePrefills
 from beluga.router.policy import Query, Usual
 from beluga.router.words import words
@@ -23,14 +24,6 @@ from beluga.router.worker import Load, Overlap, Worker, WorkerMetrics
 
 SWEEP_S = 60.0  # seconds between searches for requests that nobody freed (Dynamo's value)
 _RECENT = 1000  # requests that a running mean covers
-
-
-class State(NamedTuple):
-    """A worker's load, and what a request would add to it."""
-
-    load: Load
-    new_blocks: int  # distinct blocks that it would add
-    held_alone: float  # of its other blocks, how many it would hold alone (ActiveBlocks.held_alone)
 
 
 @dataclasses.dataclass(slots=True)
@@ -64,8 +57,8 @@ class LoadTracker:
         self._requests: dict[Hashable, _Request] = {}
         self._expiries: dict[Hashable, float] = {}
         self._swept = 0.0
-        self._grouped: list[Worker] = []  # whose blocks ``_group`` has
-        self._group = Group([])
+        self._all: Group | None = None  # all accounts; None: to be made
+        self._asked = Group((), ())  # those of the last candidates
         self._fresh = 0  # unique names of blocks are below 0, where no hash is
         self._predicted = False
         self._added = 0  # requests in the means of ``usual``
@@ -76,12 +69,12 @@ class LoadTracker:
     def add_worker(self, worker: Worker) -> None:
         """Add an empty account, unless the worker already has one."""
         self._accounts.setdefault(worker, _Account())
-        self._grouped = []
+        self._all, self._asked = None, Group((), ())
 
     def remove_worker(self, worker: Worker) -> None:
         """Forget a worker. Requests of it that are freed later change nothing."""
         self._accounts.pop(worker, None)
-        self._grouped = []
+        self._all, self._asked = None, Group((), ())
 
     @property
     def loads(self) -> Mapping[Worker, Load]:
@@ -96,22 +89,16 @@ class LoadTracker:
         """Return how many distinct blocks a request would add to those active on a worker."""
         return self.states([worker], sequence)[0].new_blocks
 
-    def states(self, workers: Sequence[Worker], sequence: Sequence[int] = ()) -> list[State]:
-        """Return each worker's load, and what a request would add to it.
+    def states(self, workers: Sequence[Worker], sequence: Sequence[int] = ()) -> Candidates:
+        """Return each worker's load, and what a request would add to it: as candidates that hold
+        nothing of the request in caches.
 
         Raises NoWorkersError for a worker that was not added.
         """
-        length = len(sequence)
-        accounts = [self._account(worker) for worker in workers]
-        if not length or not self._reuse:
-            return [State(account.load, length, 0.0) for account in accounts]
-        if workers != self._grouped:
-            self._grouped = list(workers)
-            self._group = Group([account.blocks for account in accounts])
-        held, alone = self._group.states(words(sequence))
-        return [
-            State(account.load, length - held[at], alone[at]) for at, account in enumerate(accounts)
-        ]
+        if workers != self._asked.workers:
+            accounts = [self._account(worker) for worker in workers]
+            self._asked = Group(workers, accounts)
+        return self._asked.candidates(words(sequence), reuse=self._reuse)
 
     def add(  # noqa: PLR0913  a request's particulars, by name
         self,
@@ -222,9 +209,11 @@ class LoadTracker:
 
     def refresh(self, now: float) -> None:
         """Update the prefills with predicted durations to time ``now``."""
-        if self._predicted:
-            for account in self._accounts.values():
-                self._count_prefills(account, now)
+        if not self._predicted:
+            return
+        if self._all is None:
+            self._all = Group(tuple(self._accounts), tuple(self._accounts.values()))
+        self._all.refresh(now)
 
     def sweep(self, now: float) -> list[Hashable]:
         """Free expired requests, at most once in SWEEP_S. Returns their names."""

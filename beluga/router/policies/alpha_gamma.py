@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from beluga.errors import AllWorkersBusyError
 from beluga.router.policies.pick import chosen, some
 from beluga.router.policy import Candidate, Choice, Query
-from beluga.router.worker import Load
 
 # the weight of load when loads are apart, and when they are not
 ALPHA_BALANCE, ALPHA_REUSE = 0.7, 0.3
@@ -30,32 +29,38 @@ class AlphaGamma:
         """The policy is deterministic and ignores the seed."""
 
     def choose(self, query: Query, candidates: Sequence[Candidate]) -> Choice:
-        free = [candidate for candidate in some(candidates) if not _full(candidate.load)]
+        rows = some(candidates)
+        slots, slots_max = rows.counts("request_active_slots"), rows.counts("request_total_slots")
+        blocks, blocks_max = rows.counts("kv_active_blocks"), rows.counts("kv_total_blocks")
+        free = [
+            place
+            for place in range(len(rows))
+            if not _full(slots[place], slots_max[place])
+            and not _full(blocks[place], blocks_max[place])
+        ]
         if not free:
             raise AllWorkersBusyError(
-                f"each of {len(candidates)} workers has its slots or blocks used up; wait for one"
+                f"each of {len(rows)} workers has its slots or blocks used up; wait for one"
             )
-        loads = [_share(c.load.kv_active_blocks, c.load.kv_total_blocks) for c in free]
+        loads = [_share(blocks[place], blocks_max[place]) for place in free]
         mean = sum(loads) / len(loads)
         spread = math.sqrt(sum((load - mean) ** 2 for load in loads) / len(loads))
         alpha = ALPHA_BALANCE if spread > APART * mean else ALPHA_REUSE
-        isl = max(query.isl, 1)
+        isl, held = max(query.isl, 1), rows.held()
         costs = [
             alpha * (load - mean)
-            + (1 - alpha) * max(isl - candidate.overlap.held * query.block_size, 0) / isl
-            + GAMMA
-            * _share(candidate.load.request_active_slots, candidate.load.request_total_slots)
-            for candidate, load in zip(free, loads, strict=True)
+            + (1 - alpha) * max(isl - held[place] * query.block_size, 0) / isl
+            + GAMMA * _share(slots[place], slots_max[place])
+            for place, load in zip(free, loads, strict=True)
         ]
-        place = costs.index(min(costs))
-        return chosen(query, free[place], costs[place])
+        at = costs.index(min(costs))
+        return chosen(query, rows[free[at]], costs[at])
 
 
 def _share(used: int, total: int) -> float:
     return used / total if total else 0.0
 
 
-def _full(load: Load) -> bool:
-    """Return whether slots or blocks are used up. A total that was not published limits nothing."""
-    slots, blocks = load.request_total_slots, load.kv_total_blocks
-    return (0 < slots <= load.request_active_slots) or (0 < blocks <= load.kv_active_blocks)
+def _full(used: int, total: int) -> bool:
+    """Return whether all is used up. A total that was not published limits nothing."""
+    return 0 < total <= used

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 from random import Random
 
+from beluga.router.candidates import Candidates
 from beluga.router.load.sent import SentPrefixes
 from beluga.router.policies.pick import chosen, generator, lowest, some
 from beluga.router.policy import Candidate, Choice, Query
@@ -38,32 +39,34 @@ class CacheAware:
         self.random = generator(self.seed)
 
     def choose(self, query: Query, candidates: Sequence[Candidate]) -> Choice:
-        if self.imbalanced(candidates):
-            return self._least_loaded(query, candidates)
-        held = [candidate.overlap.held for candidate in candidates]
+        rows = some(candidates)
+        if self.imbalanced(rows):
+            return self._least_loaded(query, rows)
+        held = rows.held()
         longest = max(held)
         if longest == 0:
-            return self._least_loaded(query, candidates)
-        best = [c for c, blocks in zip(candidates, held, strict=True) if blocks == longest]
-        return chosen(
-            query,
-            min(best, key=lambda c: (c.load.active_requests, c.load.kv_active_blocks)),
-            -longest,
+            return self._least_loaded(query, rows)
+        requests, active = rows.counts("active_requests"), rows.counts("kv_active_blocks")
+        best = min(
+            (place for place, blocks in enumerate(held) if blocks == longest),
+            key=lambda place: (requests[place], active[place]),
         )
+        return chosen(query, rows[best], -longest)
 
     def imbalanced(self, candidates: Sequence[Candidate]) -> bool:
         """Return whether loads are apart. Raises NoWorkersError without candidates."""
-        requests = [candidate.load.active_requests for candidate in some(candidates)]
+        rows = some(candidates)
+        requests = rows.counts("active_requests")
         least, most = min(requests), max(requests)
         if most - least > self.balance_abs and most > self.balance_rel * least:
             return True
-        usage = [candidate.load.gpu_cache_usage_perc for candidate in candidates]
+        usage = rows.amounts("gpu_cache_usage_perc")
         return max(usage) - min(usage) > self.usage_spread or max(usage) > self.usage_ceiling
 
-    def _least_loaded(self, query: Query, candidates: Sequence[Candidate]) -> Choice:
-        requests = [candidate.load.active_requests for candidate in candidates]
+    def _least_loaded(self, query: Query, rows: Candidates) -> Choice:
+        requests = rows.counts("active_requests")
         place = lowest(requests, self.random)
-        return chosen(query, candidates[place], requests[place], requests)
+        return chosen(query, rows[place], requests[place], requests)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -85,20 +88,20 @@ class CacheAwareTree(CacheAware):
         self.sent = SentPrefixes(self.tree_blocks_max)
 
     def choose(self, query: Query, candidates: Sequence[Candidate]) -> Choice:
-        choice = self._choose(query, candidates)
+        choice = self._choose(query, some(candidates))
         self.sent.add(choice.worker, query.hashes)
         return choice
 
     def forget(self, worker: Worker) -> None:
         self.sent.forget(worker)
 
-    def _choose(self, query: Query, candidates: Sequence[Candidate]) -> Choice:
-        if not self.imbalanced(candidates) and query.hashes:
-            by_worker = {candidate.worker: candidate for candidate in candidates}
-            worker, matched = self.sent.longest(query.hashes, by_worker)
+    def _choose(self, query: Query, rows: Candidates) -> Choice:
+        if not self.imbalanced(rows) and query.hashes:
+            places = {worker: place for place, worker in enumerate(rows.workers)}
+            worker, matched = self.sent.longest(query.hashes, places)
             if worker is not None and matched / len(query.hashes) > self.cache_threshold:
-                candidate = by_worker[worker]
+                candidate = rows[places[worker]]
                 if candidate.overlap.blocks < matched:
                     candidate = dataclasses.replace(candidate, overlap=Overlap(device=matched))
                 return chosen(query, candidate, -matched)
-        return self._least_loaded(query, candidates)
+        return self._least_loaded(query, rows)

@@ -27,13 +27,15 @@ alone: for all of it if no request holds the block, for 0.26 of it if one does.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from random import Random
 
-from beluga.router.load.estimate import CostEstimator
+import numpy as np
+
+from beluga._ffi import ffi, lib
+from beluga.router.load.estimate import CostEstimator, Estimate
 from beluga.router.policies.pick import chosen, generator, lowest, some
-from beluga.router.policy import Candidate, Choice, Query, Usual
+from beluga.router.policy import Candidate, Choice, Query
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -53,77 +55,42 @@ class LeastCost:
         self.random = generator(self.seed)
 
     def choose(self, query: Query, candidates: Sequence[Candidate]) -> Choice:
-        usual = query.usual
+        rows = some(candidates)
+        usual, count = query.usual, len(rows)
         prompt = -(-query.isl // query.block_size)
         typical = usual.blocks or max(prompt, 1)
         answer_s = (usual.ended * usual.decode_s + self.estimator.answer_s()) / (usual.ended + 1)
-        active = sum(candidate.load.active_requests for candidate in some(candidates))
-        # By Little's law as many requests come while this one runs as are active now, with it.
-        followers = active / len(candidates) + 1
-        # What is copied into HBM evicts as much, which would have been hit this often.
-        reuse = usual.on_device / typical
         tail = prompt - len(query.sequence)
         # Blocks that other requests hold are taken for the time in which it holds them alone.
-        taken = [each.new_blocks + tail + each.held_alone for each in candidates]
-        fewest = min(taken)
-        bound = 1 - fewest * len(taken) / sum(taken) if fewest else 1.0  # share of followers
-        costs, estimates = [], []
-        for candidate, more in zip(candidates, taken, strict=True):
-            load = candidate.load
-            estimate = self.estimator(query, candidate, 0)
-            blocks = load.kv_total_blocks or self.estimator.device_blocks(query.block_size)
-            held = load.held_blocks
-            free = blocks - held
-            excess = candidate.new_blocks + tail - free
-            blocked_s = answer_s * _rounds(excess, blocks, held, load.active_requests)
-            ttft_s = max(estimate.queue_s, estimate.transfer_s + blocked_s) + estimate.prefill_s
-            spread = _spread(usual, typical, held, load.active_requests)
-            after = _missing(free - more, spread)
-            by_bound = after - _missing(free, spread)
-            by_free = after - _missing(free - fewest, spread)
-            missing = bound * by_bound + (1 - bound) * by_free
-            others_s = followers * answer_s * missing / blocks
-            costs.append(ttft_s + reuse * estimate.transfer_s + others_s)
-            estimates.append(estimate)
+        taken = rows.table["new_blocks"] + tail + rows.table["held_alone"]
+        of_all = taken.tolist()
+        fewest = min(of_all)
+        pressure = ffi.new("bl_pressure *")
+        pressure.tail = tail
+        pressure.device_blocks = self.estimator.device_blocks(query.block_size)
+        pressure.answer_s = answer_s
+        # By Little's law as many requests come while this one runs as are active now, with it.
+        pressure.followers = sum(rows.counts("active_requests")) / count + 1
+        # What is copied into HBM evicts as much, which would have been hit this often.
+        pressure.reuse = usual.on_device / typical
+        pressure.fewest = fewest
+        # The share of followers that may not go elsewhere.
+        pressure.bound = 1 - fewest * count / sum(of_all) if fewest else 1.0
+        pressure.typical_square = typical**2
+        pressure.change_sum = usual.ended * usual.change
+        pressure.ended = usual.ended + 1
+        estimates = self.estimator.table(query, rows)
+        found = np.empty(count)
+        lib.bl_least_costs(
+            pressure,
+            rows.rows,
+            ffi.from_buffer("double[]", taken),
+            ffi.from_buffer("bl_estimate[]", estimates),
+            count,
+            ffi.from_buffer("double[]", found),
+        )
+        costs = found.tolist()
         place = lowest(costs, self.random)
-        choice = chosen(query, candidates[place], costs[place], costs)
-        choice.prefill_s = estimates[place].added_s
+        choice = chosen(query, rows[place], costs[place], costs)
+        choice.prefill_s = Estimate(*estimates[place].tolist()).added_s
         return choice
-
-
-def _rounds(excess: float, blocks: int, held: int, requests: int) -> float:
-    """Return the wait for ``excess`` blocks of a worker, as a multiple of the time of an answer.
-
-    In that time all ``blocks`` come free once. Nothing comes free before one of the requests that
-    run together ends.
-    """
-    if excess <= 0 or not requests:
-        return 0.0
-    together = min(requests, blocks * requests // max(held, 1))
-    return max(excess / blocks, 1 / max(together, 1))
-
-
-def _spread(usual: Usual, typical: float, held: int, requests: int) -> float:
-    """Return the standard deviation of what a later request needs beyond the blocks that are free.
-
-    Its prompt contributes ``typical``. The rest is the change of ``held`` while requests come and
-    go, as it was over the time of each request that has ended. Before that it is derived: if
-    ``requests`` of them with m = held / requests blocks run for T seconds in the mean, which is
-    distributed exponentially as their sizes are, then after t seconds the change has the variance
-    requests * (1 - exp(-2t / T)) * 2m². Over the time of one request, the mean of 1 - exp(-2t / T)
-    is 2/3. So 25 requests with 400 blocks change by 92. This counts like one ended request.
-    """
-    derived = held**2 * 4 / 3 / max(requests, 1)
-    change = (usual.ended * usual.change + derived) / (usual.ended + 1)
-    return math.sqrt(typical**2 + change)
-
-
-def _missing(free: float, spread: float) -> float:
-    """Return how many blocks a later request is expected to miss if ``free`` ones are left now.
-
-    What it needs beyond them is assumed to have a Laplace distribution with the standard deviation
-    ``spread``, whose tails are heavier than a normal one's: requests come in bursts.
-    """
-    scale = spread / math.sqrt(2)
-    beyond = scale / 2 * math.exp(-abs(free) / scale)
-    return beyond if free > 0 else beyond - free

@@ -27,12 +27,9 @@ class LeastTokens:
         self._random = generator(seed)
 
     def choose(self, query: Query, candidates: Sequence[Candidate]) -> Choice:
-        tokens = [candidate.load.outstanding_tokens for candidate in some(candidates)]
+        rows = some(candidates)
+        tokens, requests = rows.counts("outstanding_tokens"), rows.counts("active_requests")
         fewest = min(tokens)
-        tied = [
-            candidate
-            for candidate, count in zip(candidates, tokens, strict=True)
-            if count == fewest
-        ]
-        requests = [candidate.load.active_requests for candidate in tied]
-        return chosen(query, tied[lowest(requests, self._random)], fewest, tokens)
+        tied = [place for place, count in enumerate(tokens) if count == fewest]
+        place = tied[lowest([requests[place] for place in tied], self._random)]
+        return chosen(query, rows[place], fewest, tokens)

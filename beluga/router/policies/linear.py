@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Sequence
 
-from beluga.router.policies.pick import chosen
+from beluga.router.policies.pick import chosen, some
 from beluga.router.policies.prefill_cost import PrefillCost
 from beluga.router.policies.softmax import draw
 from beluga.router.policy import Candidate, Choice, Query
@@ -46,22 +46,26 @@ class Linear(PrefillCost):
                 self.credit = 0.0
 
     def choose(self, query: Query, candidates: Sequence[Candidate]) -> Choice:
-        costs = self.costs(query, candidates)
+        rows = some(candidates)
+        costs = self.costs(query, rows)
         place = draw(costs, self.temperature, self.random)
-        return chosen(query, candidates[place], costs[place], costs)
+        return chosen(query, rows[place], costs[place], costs)
 
     def costs(self, query: Query, candidates: Sequence[Candidate]) -> list[float]:
         """Return the cost of each candidate in blocks. Raises NoWorkersError without candidates."""
-        found = self.credits(query, candidates)
-        decodes = [c.load.active_decode_blocks + c.new_blocks for c in candidates]
+        rows = some(candidates)
+        found = self.credits(query, rows)
+        active, new = rows.counts("active_decode_blocks"), rows.counts("new_blocks")
+        decodes = [blocks + more for blocks, more in zip(active, new, strict=True)]
         if self.decode_router and self.credit > 0 and not self.track_prefill:
             costs = [max(d - credit, 0.0) for d, credit in zip(decodes, found, strict=True)]
         else:
             scale = self.prefill_scale
-            prefills = self.prefills(query, candidates, found)
+            prefills = self.prefills(query, rows, found)
             costs = [scale * p + d for p, d in zip(prefills, decodes, strict=True)]
-        for place, candidate in enumerate(candidates):
-            costs[place] += self.request_cost * candidate.load.active_requests
-            if candidate.taint_weight:
-                costs[place] *= math.exp(-math.tanh(candidate.taint_weight))
+        for place, requests in enumerate(rows.counts("active_requests")):
+            costs[place] += self.request_cost * requests
+        for place, weight in enumerate(rows.amounts("taint_weight")):
+            if weight:
+                costs[place] *= math.exp(-math.tanh(weight))
         return costs

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from beluga.router.policies.pick import chosen
+from beluga.router.policies.pick import chosen, some
 from beluga.router.policies.prefill_cost import PrefillCost
 from beluga.router.policies.softmax import draw
 from beluga.router.policy import Candidate, Choice, Query
@@ -19,10 +19,12 @@ class LMetric(PrefillCost):
     uses_overlap = True
 
     def choose(self, query: Query, candidates: Sequence[Candidate]) -> Choice:
-        prefills = self.prefills(query, candidates, self.credits(query, candidates))
+        rows = some(candidates)
+        prefills = self.prefills(query, rows, self.credits(query, rows))
+        active, new = rows.counts("active_decode_blocks"), rows.counts("new_blocks")
         costs = [
-            prefill * (candidate.load.active_decode_blocks + candidate.new_blocks + 1)
-            for prefill, candidate in zip(prefills, candidates, strict=True)
+            prefill * (blocks + more + 1)
+            for prefill, blocks, more in zip(prefills, active, new, strict=True)
         ]
         place = draw(costs, self.temperature, self.random)
-        return chosen(query, candidates[place], costs[place], costs)
+        return chosen(query, rows[place], costs[place], costs)

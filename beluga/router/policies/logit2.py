@@ -27,13 +27,13 @@ class Logit2:
         self._random = generator(seed)
 
     def choose(self, query: Query, candidates: Sequence[Candidate]) -> Choice:
-        longest = max(candidate.load.num_requests_waiting for candidate in some(candidates)) or 1
+        rows = some(candidates)
+        waiting, usage = rows.counts("num_requests_waiting"), rows.amounts("gpu_cache_usage_perc")
+        longest = max(waiting) or 1
         per_block = 2 * query.block_size / max(query.isl, 1)
         costs = [
-            candidate.load.gpu_cache_usage_perc
-            + candidate.load.num_requests_waiting / longest
-            - per_block * candidate.overlap.held
-            for candidate in candidates
+            used + count / longest - per_block * held
+            for used, count, held in zip(usage, waiting, rows.held(), strict=True)
         ]
         place = lowest(costs, self._random)
-        return chosen(query, candidates[place], costs[place], costs)
+        return chosen(query, rows[place], costs[place], costs)

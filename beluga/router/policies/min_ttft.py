@@ -13,7 +13,7 @@ from random import Random
 from typing import Protocol
 
 from beluga.errors import ObjectiveError
-from beluga.router.load.estimate import CostEstimator, Estimate
+from beluga.router.load.estimate import CostEstimator, Estimate, first_tokens_s
 from beluga.router.policies.pick import chosen, generator, lowest, some
 from beluga.router.policy import Candidate, Choice, Query
 
@@ -50,21 +50,24 @@ class MinTtft:
         self.random = generator(self.seed)
 
     def choose(self, query: Query, candidates: Sequence[Candidate]) -> Choice:
-        found = [candidate.overlap.blocks for candidate in some(candidates)]
+        rows = some(candidates)
+        found = rows.found()
         longest = max(found)
-        estimates = [
-            self.estimator(query, candidate, self._fetched(blocks, longest))
-            for candidate, blocks in zip(candidates, found, strict=True)
-        ]
-        place = lowest([estimate.ttft_s for estimate in estimates], self.random)
-        self._keep_objectives(estimates[place])
-        choice = chosen(
-            query,
-            candidates[place],
-            estimates[place].ttft_s,
-            [estimate.ttft_s for estimate in estimates],
-        )
-        choice.prefill_s = estimates[place].added_s
+        fetched = [self._fetched(blocks, longest) for blocks in found]
+        if isinstance(self.estimator, CostEstimator):
+            table = self.estimator.table(query, rows, fetched)
+            ttft_s = first_tokens_s(table)
+            place = lowest(ttft_s, self.random)
+            best = Estimate(*table[place].tolist())
+        else:
+            each = zip(rows, fetched, strict=True)
+            estimates = [self.estimator(query, candidate, more) for candidate, more in each]
+            ttft_s = [estimate.ttft_s for estimate in estimates]
+            place = lowest(ttft_s, self.random)
+            best = estimates[place]
+        self._keep_objectives(best)
+        choice = chosen(query, rows[place], best.ttft_s, ttft_s)
+        choice.prefill_s = best.added_s
         return choice
 
     def _fetched(self, own: int, longest: int) -> int:

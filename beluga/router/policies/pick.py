@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from random import Random
 
 from beluga.errors import NoWorkersError
+from beluga.router.candidates import Candidates
 from beluga.router.policy import Candidate, Choice, Query
 
 
@@ -16,11 +17,11 @@ def generator(seed: int) -> Random:
     return Random(seed)  # noqa: S311  ties between workers, not secrets
 
 
-def some(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-    """Return the candidates. Raises NoWorkersError if there are none."""
+def some(candidates: Sequence[Candidate]) -> Candidates:
+    """Return the candidates as a table. Raises NoWorkersError if there are none."""
     if not candidates:
         raise NoWorkersError("no worker may take the request; add one, or wait until one is well")
-    return candidates
+    return Candidates.of(candidates)
 
 
 def lowest(costs: Sequence[float], random: Random) -> int:

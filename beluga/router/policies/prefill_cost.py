@@ -39,22 +39,21 @@ class PrefillCost:
         """Return the blocks credited to each candidate. Raises NoWorkersError without
         candidates.
         """
+        rows = some(candidates)
         device, host, disk = self.credit, self.host_credit, self.disk_credit
         shared = self.shared_credit
+        tiers = [rows.counts(name) for name in ("device", "host", "disk", "shared")]
         found = [
-            device * overlap.device
-            + host * overlap.host
-            + disk * overlap.disk
-            + shared * overlap.shared
-            for overlap in [candidate.overlap for candidate in some(candidates)]
+            device * on_device + host * on_host + disk * on_disk + shared * in_pool
+            for on_device, on_host, on_disk, in_pool in zip(*tiers, strict=True)
         ]
         if self.decay:
-            tokens = [candidate.load.active_prefill_tokens for candidate in candidates]
+            tokens = rows.counts("active_prefill_tokens")
             least = min(tokens)
             per_token = self.decay / query.block_size / max(-(-query.isl // query.block_size), 1)
-            for place, candidate in enumerate(candidates):
+            for place, on_device in enumerate(tiers[0]):
                 kept = 1 / (1 + per_token * (tokens[place] - least))
-                found[place] -= device * candidate.overlap.device * (1 - kept)
+                found[place] -= device * on_device * (1 - kept)
         return found
 
     def prefills(
@@ -65,9 +64,11 @@ class PrefillCost:
         """
         if not self.track_prefill:
             return [0.0] * len(candidates)
-        size, isl = query.block_size, query.isl
+        size, isl, rows = query.block_size, query.isl, some(candidates)
         raw = [
-            candidate.load.active_prefill_tokens + max(isl, candidate.overlap.blocks * size)
-            for candidate in candidates
+            tokens + max(isl, blocks * size)
+            for tokens, blocks in zip(
+                rows.counts("active_prefill_tokens"), rows.found(), strict=True
+            )
         ]
         return [max(tokens / size - c, 0.0) for tokens, c in zip(raw, credits_, strict=True)]

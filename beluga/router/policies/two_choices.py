@@ -22,6 +22,8 @@ class TwoChoices:
         self._random = generator(seed)
 
     def choose(self, query: Query, candidates: Sequence[Candidate]) -> Choice:
-        drawn = self._random.sample(some(candidates), min(2, len(candidates)))
-        best = min(drawn, key=lambda candidate: candidate.load.outstanding_tokens)
-        return chosen(query, best, best.load.outstanding_tokens)
+        rows = some(candidates)
+        tokens = rows.counts("outstanding_tokens")
+        drawn = self._random.sample(range(len(rows)), min(2, len(rows)))
+        best = min(drawn, key=tokens.__getitem__)
+        return chosen(query, rows[best], tokens[best])

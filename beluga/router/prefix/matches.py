@@ -6,10 +6,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
+from beluga.router.candidates import Candidates
 from beluga.router.policy import Query
 from beluga.router.worker import Overlap, Worker
+
+
+class Overlaps(Protocol):
+    """What an index found of a request."""
+
+    def fill(self, candidates: Candidates) -> None:
+        """Write the overlap of each candidate into its row."""
+        ...
 
 
 @dataclasses.dataclass(slots=True)
@@ -30,5 +39,16 @@ class Matches:
             return Overlap(own.device, own.host, own.disk, max(shared - own.held, 0))
         return own
 
+    def fill(self, candidates: Candidates) -> None:
+        """Write the overlap of each candidate into its row."""
+        candidates.table["shared"] = self.shared
+        if not self.held:
+            return
+        for place, worker in enumerate(candidates.workers):
+            if worker in self.held:
+                row, own = candidates.rows[place], self.of(worker)
+                row.device, row.host = own.device, own.host
+                row.disk, row.shared = own.disk, own.shared
 
-FindMatches: TypeAlias = Callable[[Query], Matches]
+
+FindMatches: TypeAlias = Callable[[Query], Overlaps]

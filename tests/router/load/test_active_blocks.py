@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 import random
-from array import array
 from collections import Counter
 
 import pytest
 
-from beluga.router.load.blocks import ActiveBlocks, Group, alone
+from beluga.router import LoadTracker, Overlap, Query, Worker
+from beluga.router.load.blocks import alone
 
 
 def held(counts: Counter[int], blocks: list[int]) -> int:
@@ -20,10 +20,14 @@ def held(counts: Counter[int], blocks: list[int]) -> int:
 def held_alone(counts: Counter[int], blocks: list[int]) -> float:
     """Return the sum over the leading blocks that others hold, from the last on."""
     total = 0.0
-    for holders in range(1, 5):
+    for holders in range(1, 5):  # as C adds them up
         alike = [block for block in blocks[: held(counts, blocks)] if counts[block] == holders]
         total += len(alike) * alone(holders)
     return total
+
+
+def asking(blocks: list[int]) -> Query:
+    return Query(16 * len(blocks), 16, blocks, blocks)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -34,34 +38,36 @@ def test_workers_blocks_are_those_of_a_model(seed: int) -> None:
         start = chance.choice(prompts)
         start = start[: chance.randint(0, len(start))]
         prompts.append([*start, *(number << 32 | at for at in range(chance.randint(0, 30)))])
-    workers = [ActiveBlocks() for _ in range(3)]
+    workers = [Worker(number) for number in range(3)]
+    tracker = LoadTracker(workers)
     counts: list[Counter[int]] = [Counter() for _ in workers]
-    running: list[tuple[int, list[int]]] = []
-    group = Group(workers)
-    for _ in range(300):
+    running: list[tuple[int, int, list[int]]] = []
+    for request in range(300):
         if running and chance.random() < 0.45:
-            at, blocks = running.pop(chance.randrange(len(running)))
-            workers[at].remove(array("Q", blocks))
+            ended, at, blocks = running.pop(chance.randrange(len(running)))
+            tracker.free(ended)
             counts[at].subtract(blocks)
         else:
             at, blocks = chance.randrange(len(workers)), chance.choice(prompts)
-            running.append((at, blocks))
-            workers[at].add(array("Q", blocks))
+            running.append((request, at, blocks))
+            tracker.add(request, workers[at], asking(blocks), Overlap())
             counts[at].update(blocks)
         asked = chance.choice(prompts)
-        found, alone_there = group.states(array("Q", asked))
-        for place, (worker, count) in enumerate(zip(workers, counts, strict=True)):
-            assert len(worker) == len(+count)
-            assert found[place] == held(count, asked)
-            assert alone_there[place] == pytest.approx(held_alone(count, asked))
+        states = tracker.states(workers, asked)
+        for state, count in zip(states, counts, strict=True):
+            assert state.load.active_decode_blocks == len(+count)
+            assert state.new_blocks == len(asked) - held(count, asked)
+            assert state.held_alone == held_alone(count, asked)
 
 
 def test_blocks_whose_places_collide_are_all_found_and_removed() -> None:
-    worker, many = ActiveBlocks(), array("Q", range(5000))
-    worker.add(many)
-    for block in range(0, 5000, 2):
-        worker.remove(array("Q", [block]))
-    assert len(worker) == 2500
+    """Each request holds one block, which is found until it ends."""
+    worker = Worker(0)
+    tracker = LoadTracker([worker])
     for block in range(5000):
-        found, _ = Group([worker]).states(array("Q", [block]))
-        assert found[0] == block % 2
+        tracker.add(block, worker, asking([block]), Overlap())
+    for block in range(0, 5000, 2):
+        tracker.free(block)
+    assert tracker.load(worker).active_decode_blocks == 2500
+    for block in range(5000):
+        assert tracker.new_blocks(worker, [block]) == (block + 1) % 2

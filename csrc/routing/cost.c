@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The loads of workers and what a request costs on each (api/routing.h). A request's cost is
+ * computed for every worker, so this is where a router of many workers spends its time. Each sum
+ * is in the order in which the formulas are written in Python: results are compared bit by bit.
+ */
+#include "api/routing.h"
+
+#include <math.h>
+
+__extension__ typedef __int128 bl_wide;         /* no product of two figures overflows */
+
+static inline int64_t bl_greater(int64_t a, int64_t b) { return b > a ? b : a; }
+static inline double bl_longer(double a, double b) { return b > a ? b : a; }
+
+int64_t bl_prefills_tokens(const bl_prefills *prefills, double now)
+{
+    if (!prefills->count)
+        return 0;
+    if (!prefills->oldest_predicted)
+        return prefills->tokens;
+    double tokens = (double)prefills->oldest_tokens, done = tokens;
+    if (prefills->oldest_s > 0)
+        done = tokens * bl_longer(now - prefills->oldest_since, 0.0) / prefills->oldest_s;
+    if (prefills->unpredicted && tokens < done)
+        done = tokens;
+    return (int64_t)rint(bl_longer((double)prefills->tokens - done, 0.0));
+}
+
+double bl_prefills_seconds(const bl_prefills *prefills, double now)
+{
+    if (!prefills->count)
+        return 0.0;
+    double oldest = prefills->oldest_predicted ? prefills->oldest_s : 0.0;
+    return prefills->seconds - oldest + fabs(prefills->oldest_since + oldest - now);
+}
+
+void bl_loads_refresh(bl_load *const *loads, bl_prefills *const *prefills, uint32_t count,
+                      double now)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        loads[i]->active_prefill_tokens = bl_prefills_tokens(prefills[i], now);
+        loads[i]->prefill_s = bl_prefills_seconds(prefills[i], now);
+    }
+}
+
+/* The greater count: the worker's has the blocks of answers, the router's those of prompts that
+ * wait. */
+static inline int64_t bl_held_blocks(const bl_load *load)
+{
+    return bl_greater(load->active_decode_blocks, load->kv_active_blocks);
+}
+
+static inline double bl_step_s(const bl_costs *costs, double batch, double context)
+{
+    return (costs->e + costs->f * batch + costs->g * context + costs->h) / 1e3;
+}
+
+/* Return the seconds to compute new tokens behind cached ones on a worker that does nothing
+ * else. */
+static inline double bl_alone_s(const bl_costs *costs, int64_t new, int64_t cached, double steps)
+{
+    double n = (double)new, prefill_ms = 0.0;
+    if (new > 0)
+        prefill_ms = costs->a + costs->b * n + costs->c * n * ((double)cached + n / 2);
+    return (prefill_ms + steps * costs->h) / 1e3;
+}
+
+void bl_estimates(const bl_costs *costs, int64_t input_tokens, const bl_candidate *rows,
+                  const int64_t *fetched, uint32_t count, bl_estimate *estimates)
+{
+    int64_t size = costs->block_tokens, cached_max = bl_greater(input_tokens - 1, 0);
+    for (uint32_t i = 0; i < count; i++) {
+        const bl_candidate *row = &rows[i];
+        int64_t more = fetched ? fetched[i] : 0, own = row->host + row->disk;
+        int64_t shared = row->shared + more;
+        bl_wide found = (bl_wide)(row->device + own + shared) * size;
+        int64_t cached = found < cached_max ? (int64_t)found : cached_max;
+        int64_t new = input_tokens - cached;
+        double steps = (double)(new / costs->step_tokens + (new % costs->step_tokens > 0));
+        double held = (double)((bl_wide)bl_held_blocks(&row->load) * size);
+        double batch = (double)row->load.active_requests;
+        /* A request comes in the middle of a step, on average. */
+        double step_left_s = batch != 0 ? bl_step_s(costs, batch, held) / 2 : 0.0;
+        double decode_s = steps * (costs->f * batch + costs->g * held) / 1e3;
+        estimates[i] = (bl_estimate){
+            .queue_s = row->load.prefill_s + step_left_s,
+            .prefill_s = bl_alone_s(costs, new, cached, steps) + decode_s,
+            .transfer_s = (double)costs->block_bytes * ((double)own / costs->host_bytes_per_s +
+                                                        (double)shared / costs->bytes_per_s),
+            .between_tokens_s = bl_step_s(costs, batch + 1, held),
+        };
+    }
+}
+
+/* Return the wait for excess blocks of a worker, as a multiple of the time of an answer. In that
+ * time all blocks come free once. Nothing comes free before one of the requests that run together
+ * ends. */
+static inline double bl_rounds(int64_t excess, int64_t blocks, int64_t held, int64_t requests)
+{
+    if (excess <= 0 || !requests)
+        return 0.0;
+    bl_wide fit = (bl_wide)blocks * requests / bl_greater(held, 1);
+    int64_t together = fit < requests ? (int64_t)fit : requests;
+    return bl_longer((double)excess / (double)blocks, 1.0 / (double)bl_greater(together, 1));
+}
+
+/* Return the standard deviation of what a later request needs beyond the blocks that are free.
+ *
+ * Its prompt contributes the typical one. The rest is the change of held while requests come and
+ * go, as it was over the time of each request that has ended. Before that it is derived: if
+ * requests of them with m = held / requests blocks run for T seconds in the mean, which is
+ * distributed exponentially as their sizes are, then after t seconds the change has the variance
+ * requests * (1 - exp(-2t / T)) * 2m^2. Over the time of one request, the mean of 1 - exp(-2t / T)
+ * is 2/3. So 25 requests with 400 blocks change by 92. This counts like one ended request. */
+static inline double bl_spread(const bl_pressure *pressure, int64_t held, int64_t requests)
+{
+    double square = (double)((bl_wide)held * held * 4);
+    double derived = square / 3 / (double)bl_greater(requests, 1);
+    return sqrt(pressure->typical_square +
+                (pressure->change_sum + derived) / (double)pressure->ended);
+}
+
+/* Return how many blocks a later request is expected to miss if free ones are left now. What it
+ * needs beyond them is assumed to have a Laplace distribution with the standard deviation spread,
+ * whose tails are heavier than a normal one's: requests come in bursts. */
+static inline double bl_missing(double free, double spread)
+{
+    double scale = spread / sqrt(2.0);
+    double beyond = scale / 2 * exp(-fabs(free) / scale);
+    return free > 0 ? beyond : beyond - free;
+}
+
+void bl_least_costs(const bl_pressure *pressure, const bl_candidate *rows, const double *taken,
+                    const bl_estimate *estimates, uint32_t count, double *costs)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const bl_load *load = &rows[i].load;
+        const bl_estimate *estimate = &estimates[i];
+        int64_t requests = load->active_requests, held = bl_held_blocks(load);
+        int64_t blocks = load->kv_total_blocks ? load->kv_total_blocks : pressure->device_blocks;
+        int64_t free = blocks - held, excess = rows[i].new_blocks + pressure->tail - free;
+        double blocked_s = pressure->answer_s * bl_rounds(excess, blocks, held, requests);
+        double ttft_s = bl_longer(estimate->queue_s, estimate->transfer_s + blocked_s) +
+                        estimate->prefill_s;
+        double spread = bl_spread(pressure, held, requests);
+        double after = bl_missing((double)free - taken[i], spread);
+        double by_bound = after - bl_missing((double)free, spread);
+        double by_free = after - bl_missing((double)free - pressure->fewest, spread);
+        double missing = pressure->bound * by_bound + (1 - pressure->bound) * by_free;
+        double others_s = pressure->followers * pressure->answer_s * missing / (double)blocks;
+        costs[i] = ttft_s + pressure->reuse * estimate->transfer_s + others_s;
+    }
+}
