@@ -14,6 +14,9 @@ from __future__ import annotations
 import platform
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
 
 from beluga import config
 from beluga.errors import CoreMissingError, InstructionError
@@ -28,7 +31,7 @@ except ImportError as error:
         f"{folder} has no C core; run 'pip install .' or scripts/setup-env there"
     ) from None
 
-__all__ = ["core", "ffi", "lib"]
+__all__ = ["core", "ffi", "lib", "record_dtype"]
 
 ffi, lib = core.ffi, core.lib
 
@@ -73,6 +76,26 @@ lib.bl_cpu_limit(
     )
     & 0xFFFFFFFF
 )
+
+
+def record_dtype(name: str) -> np.dtype[np.void]:
+    """Return the numpy dtype of a struct that the C headers declare, with its fields' names."""
+    return cast("np.dtype[np.void]", np.dtype(_layout(ffi.typeof(name))))
+
+
+def _layout(kind: Any) -> Any:
+    if kind.kind == "primitive":
+        return kind.cname.removesuffix("_t")
+    if kind.kind == "pointer":
+        return np.uintp
+    if kind.kind == "array":
+        return (_layout(kind.item), kind.length)
+    return {
+        "names": [name for name, _ in kind.fields],
+        "formats": [_layout(field.type) for _, field in kind.fields],
+        "offsets": [field.offset for _, field in kind.fields],
+        "itemsize": ffi.sizeof(kind),
+    }
 
 
 def _arm(point: str) -> None:

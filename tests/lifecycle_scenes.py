@@ -49,8 +49,8 @@ from beluga.transfer import (
     plan_blocks,
 )
 from beluga.transfer.engines.policy import probe
+from beluga.transfer.select.choice import Selection
 from beluga.transfer.select.registry import default_costs
-from beluga.transfer.select.selection import Selection
 
 SHAPE = (2, 3, 4, 2, 8)  # K and V, blocks, tokens, heads, bytes
 ENDS = ("close", "stop")

@@ -12,7 +12,7 @@ import pytest
 
 EXPORTS: dict[str, str] = {
     "beluga": "AsyncClient BelugaError Client Handlers KVCache MetaServer Namespace Pool Server",
-    "beluga._ffi": "core ffi lib",
+    "beluga._ffi": "core ffi lib record_dtype",
     "beluga.coherence": "crc32c features fence flush invalidate isa ntstore_copy",
     "beluga.pool": (
         "BLOCK_COUNT_MAX COHERENCE_MODES LANE_COUNT_MAX DeviceSpec DeviceView Geometry Pool "

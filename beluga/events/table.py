@@ -14,18 +14,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from beluga._ffi import core, ffi, lib
+from beluga._ffi import core, ffi, lib, record_dtype
 from beluga.errors import raise_for_status
-from beluga.index import NAME, NAME_PARENT, STORED
+from beluga.index import NAME_PARENT, STORED
 from beluga.router import PoolEvent, Removed, Stored
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_EVENT: np.dtype[np.void] = np.dtype([("name", NAME), ("kind", "<u4"), ("joins", "<u4")])
+_EVENT = record_dtype("bl_event")
 _EVENTS_OF_CHANGE = 2  # at most: a line may be reused before its removal is told
-if _EVENT.itemsize != ffi.sizeof("bl_event"):
-    raise ImportError("beluga/events/table.py contradicts csrc/api/index.h")
 
 
 class NameTable:

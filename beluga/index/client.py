@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from beluga._ffi import core, ffi, lib
+from beluga._ffi import core, ffi, lib, record_dtype
 from beluga.errors import BadReplyError, BadValueError, raise_for_status
 from beluga.index.stat import MetaStat
 from beluga.rpc import nanoseconds
@@ -26,20 +26,8 @@ Keys = "NDArray[np.uint64]"
 """Keys are a C-contiguous uint64 array of shape (count, 2)."""
 
 
-BLOCK_RECORD: np.dtype[np.void] = np.dtype(
-    [
-        ("offset", "<u8"),
-        ("generation", "<u8"),
-        ("block", "<u4"),
-        ("length", "<u4"),
-        ("state", "<u4"),
-        ("status", "<i4"),
-    ]
-)
+BLOCK_RECORD = record_dtype("bl_block_record")
 """Where a block lies (``bl_block_record`` of ``csrc/format/pool_format.h``)."""
-
-if BLOCK_RECORD.itemsize != ffi.sizeof("bl_block_record"):
-    raise ImportError("beluga/index/client.py contradicts csrc/format/pool_format.h")
 
 _Items = TypeVar("_Items")
 
@@ -53,6 +41,11 @@ class BlockState(enum.IntEnum):
     GRANTED = 3
     REFUSED = 4
     BELOW = 5
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether the block may be in the pool soon: a tier has it, or a session writes it."""
+        return self in {BlockState.BELOW, BlockState.PENDING}
 
 
 _STATES = tuple(BlockState)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import ffi, lib, record_dtype
 from beluga.errors import raise_for_status
 
 if TYPE_CHECKING:
@@ -17,20 +17,7 @@ if TYPE_CHECKING:
 
     from beluga.pool import Pool
 
-ENTRY: np.dtype[np.void] = np.dtype(
-    [
-        ("key", "<u8", (2,)),
-        ("generation", "<u8"),
-        ("offset", "<u8"),
-        ("fingerprint", "<u8"),
-        ("length", "<u4"),
-        ("chunk_size", "<u4"),
-        ("checksums_crc", "<u4"),
-        ("state", "<u4"),
-        ("flags", "<u4"),
-        ("check", "<u4"),
-    ]
-)
+ENTRY = record_dtype("bl_entry")
 """A line of the block table (``bl_entry``). A free line has the key of the block that left it."""
 
 COMMITTED: int = lib.BL_ENTRY_COMMITTED
@@ -38,9 +25,6 @@ FREE: int = lib.BL_ENTRY_FREE
 TORN: int = lib.BL_ENTRY_TORN
 EPOCH_SHIFT = 40  # a generation has the epoch above, a counter below (csrc/index/blocks.h)
 _LINES = 1 << 14  # read in one call: 1 MiB
-
-if ENTRY.itemsize != ffi.sizeof("bl_entry"):
-    raise ImportError("beluga/index/entries.py contradicts csrc/format/pool_format.h")
 
 
 def read_entries(pool: Pool, half: int) -> Iterator[NDArray[np.void]]:

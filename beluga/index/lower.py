@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import ffi, lib, record_dtype
 from beluga.errors import raise_for_status
 from beluga.rpc import nanoseconds
 
@@ -20,43 +20,14 @@ if TYPE_CHECKING:
     from beluga._ffi import core
     from beluga.rpc import Client
 
-LOWER_RECORD: np.dtype[np.void] = np.dtype(
-    [
-        ("key", "<u8", (2,)),
-        ("fingerprint", "<u8"),
-        ("generation", "<u8"),
-        ("offset", "<u8"),
-        ("length", "<u4"),
-        ("chunk_size", "<u4"),
-        ("block", "<u4"),
-        ("tiers", "u1"),
-        ("stale", "u1"),
-        ("reserved", "<u2"),
-    ]
-)
+LOWER_RECORD = record_dtype("bl_lower_record")
 """One piece of work (``bl_lower_record``). Work of the kinds ONBOARD, PREFETCH and COLD has key,
 tiers and stale; a removal has key, generation, block, and its tier as a bit in ``tiers``."""
 
-LOWER_NOTE: np.dtype[np.void] = np.dtype(
-    [
-        ("key", "<u8", (2,)),
-        ("generation", "<u8"),
-        ("block", "<u4"),
-        ("stored", "u1"),
-        ("lost", "u1"),
-        ("ended", "u1"),
-        ("removal", "u1"),
-    ]
-)
+LOWER_NOTE = record_dtype("bl_lower_note")
 """What became of a piece of work (``bl_lower_note``). ``stored`` and ``lost`` are tiers as bits,
 ``generation`` and ``block`` those of an offload or a removal that ended, ``ended`` says that a key
 is no longer wanted, and ``removal`` is a :class:`Removal`."""
-
-if (LOWER_RECORD.itemsize, LOWER_NOTE.itemsize) != (
-    ffi.sizeof("bl_lower_record"),
-    ffi.sizeof("bl_lower_note"),
-):
-    raise ImportError("beluga/index/lower.py contradicts csrc/format/pool_format.h")
 
 
 class Work(enum.IntEnum):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import ffi, lib, record_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,19 +23,7 @@ if TYPE_CHECKING:
 
     from beluga.pool import Pool
 
-NAME: np.dtype[np.void] = np.dtype(
-    [
-        ("block_hash", "<u8"),
-        ("parent_hash", "<u8"),
-        ("tokens_hash", "<u8"),
-        ("space", "<u8"),
-        ("block_tokens", "<u4"),
-        ("rank", "<u2"),
-        ("rank_count", "<u2"),
-        ("flags", "<u4"),
-        ("reserved", "<u4"),
-    ]
-)
+NAME = record_dtype("bl_name")
 """What an engine calls a block (``bl_name``). A name with ``block_tokens`` 0 is none.
 
 Names of one ``space`` make chains. A block of which ``rank_count`` ranks store a part each, under
@@ -43,9 +31,7 @@ keys of their own, is there when all have it. ``flags`` has :data:`NAME_PARENT` 
 parent.
 """
 
-CHANGE: np.dtype[np.void] = np.dtype(
-    [("generation", "<u8"), ("block", "<u4"), ("kind", "<u4"), ("name", NAME)]
-)
+CHANGE = record_dtype("bl_change")
 """A change of the block index (``bl_change``): ``kind`` is :data:`STORED` or :data:`REMOVED`. A
 generation is that of one block and never given twice; ``block`` is its line of the block table. A
 removal has no name."""
@@ -55,9 +41,6 @@ STORED: int = lib.BL_CHANGE_STORED
 REMOVED: int = lib.BL_CHANGE_REMOVED
 _U64 = (1 << 64) - 1
 _LINES = 1 << 16  # of the name table, read in one call
-
-if (NAME.itemsize, CHANGE.itemsize) != (ffi.sizeof("bl_name"), ffi.sizeof("bl_change")):
-    raise ImportError("beluga/index/names.py contradicts csrc/format/pool_format.h")
 
 
 def chain_names(  # noqa: PLR0913  all but the first two named

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from beluga._ffi import core, ffi, lib
+from beluga._ffi import core, ffi, lib, record_dtype
 from beluga.arguments import of_type
 from beluga.errors import BadValueError, raise_for_status
 from beluga.index.lower import LowerStat
@@ -30,22 +30,8 @@ if TYPE_CHECKING:
 
 _COUNT_MAX = (1 << 31) - 1
 
-MAP_CELL: np.dtype[np.void] = np.dtype(
-    [
-        ("used_bytes", "<u8"),
-        ("held_bytes", "<u8"),
-        ("stripe_count", "<u4"),
-        ("free_count", "<u4"),
-        ("table_count", "<u4"),
-        ("retired_count", "<u4"),
-        ("kept_count", "<u4"),
-        ("reserved", "<u4"),
-    ]
-)
+MAP_CELL = record_dtype("bl_map_cell")
 """The fields of ``bl_map_cell`` (``csrc/api/index.h``)."""
-if MAP_CELL.itemsize != ffi.sizeof("bl_map_cell"):
-    raise ImportError("beluga/index/server.py contradicts csrc/api/index.h")
-
 EVICTIONS = {
     "lru": lib.BL_EVICT_LRU,
     "s3fifo": lib.BL_EVICT_S3FIFO,

@@ -27,7 +27,7 @@ from beluga.kvcache.buffers import Run, runs
 from beluga.kvcache.carry import EngineBatch
 from beluga.kvcache.keys import Namespace, fold
 from beluga.kvcache.known import leave_namespace
-from beluga.kvcache.onboarding import Found, Onboarding, fastest
+from beluga.kvcache.onboarding import Found, fastest, follow
 from beluga.kvcache.uninterrupted import Uninterrupted
 from beluga.rpc import Client, nanoseconds
 from beluga.transfer import Direction, Selection, Slots, TransferClass, choose, tuned
@@ -377,14 +377,13 @@ class KVCache(OfThisProcess):
         if wait_s is None:
             return self._meta.onboard(keys)
         of_type("wait_s", wait_s, int, float, np.integer, np.floating)
-        hits, onboarding = 0, Onboarding(self._meta, wait_s)
-        while hits < len(keys):
-            found = self._meta.lookup(keys[hits:])
-            hits += found.count
-            progress = found.count > 0
-            if wait_s <= 0 or not onboarding.more(keys[hits:], found.state, progress=progress):
-                break
-        return hits
+
+        def look(done: int) -> tuple[int, BlockState]:
+            found = self._meta.lookup(keys[done:])
+            return found.count, found.state
+
+        begun = look(0)
+        return follow(self._meta, keys, begun, look, wait_s) if wait_s > 0 else begun[0]
 
     def prefetch(self, digests: Digests) -> int:
         """Do as :meth:`onboard`, for blocks that are wanted later: those that somebody waits for
@@ -514,15 +513,14 @@ class KVCache(OfThisProcess):
         hits = raise_for_status(self._get(run, keys, states, mismatches), "fetching blocks")
         if hits == run.count or not self._onboards:
             return hits
-        found, onboarding = hits, Onboarding(self._meta, self.client.timeout_s)
-        while hits < run.count and onboarding.more(
-            keys[hits:], BlockState(states[hits]), progress=found > 0
-        ):
-            found = raise_for_status(
-                self._get(run.rest(hits), keys[hits:], states[hits:], mismatches), "fetching blocks"
-            )
-            hits += found
-        return hits
+
+        def fetch(done: int) -> tuple[int, BlockState]:
+            rest = run.rest(done), keys[done:], states[done:], mismatches
+            count = raise_for_status(self._get(*rest), "fetching blocks")
+            return count, BlockState(states[min(done + count, run.count - 1)])
+
+        begun = hits, BlockState(states[hits])
+        return follow(self._meta, keys, begun, fetch, self.client.timeout_s)
 
     def _get_there(
         self,

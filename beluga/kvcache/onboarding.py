@@ -12,6 +12,8 @@ import numpy as np
 from beluga.index import BlockState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from beluga.index import MetaClient
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 _NAP_S = 0.0001
 _NAP_MAX_S = 0.005
 _NAP_SHARE = 0.125  # of the time waited so far: a wait is at most so much too long
-_COMING = BlockState.BELOW, BlockState.PENDING
 
 
 class Found(int):
@@ -46,28 +47,34 @@ def fastest(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.where(bits == 0, 0, np.log2(np.maximum(lowest, 1)) + 1).astype(np.uint8)
 
 
-class Onboarding:
-    """Decides for one get whether it asks lower tiers for more, waits, or gives up."""
+def follow(
+    meta: MetaClient,
+    keys: NDArray[np.uint64],
+    begun: tuple[int, BlockState],
+    advance: Callable[[int], tuple[int, BlockState]],
+    timeout_s: float,
+) -> int:
+    """Advance over the leading keys, and wait for blocks that come from tiers below the pool.
 
-    def __init__(self, meta: MetaClient, timeout_s: float) -> None:
-        self._meta, self._timeout_s = meta, timeout_s
-        self._since_s = 0.0  # when the wait began; 0: it did not
-        self._asked = False
-
-    def more(self, keys: NDArray[np.uint64], state: BlockState, *, progress: bool) -> bool:
-        """Return whether the get shall try again, after a nap if the next block is on its way.
-
-        ``keys`` are those of the blocks that are missing, and ``state`` is that of the first.
-        ``progress`` says that the last try has fetched blocks.
-        """
-        now_s = time.monotonic()
-        if progress or not self._since_s:
-            self._since_s, self._asked = now_s, False
-        waited_s = now_s - self._since_s
-        if state not in _COMING or waited_s > self._timeout_s:
-            return False
-        if state == BlockState.BELOW or not self._asked:  # it may have been evicted again
-            self._asked = True
-            return self._meta.onboard(keys) > 0
-        time.sleep(min(max(waited_s * _NAP_SHARE, _NAP_S), _NAP_MAX_S))
-        return True
+    ``advance(done)`` takes the blocks behind the first ``done`` ones, as far as the pool has them.
+    It returns their number and the state of the first that the pool does not have, as the first
+    call has done (``begun``). Returns how many were taken in all. The wait ends after ``timeout_s``
+    seconds without progress.
+    """
+    done, state = begun
+    since_s, has_asked = time.monotonic(), False
+    while done < len(keys) and state.is_coming:
+        waited_s = time.monotonic() - since_s
+        if waited_s > timeout_s:
+            break
+        if state == BlockState.BELOW or not has_asked:  # it may have been evicted again
+            has_asked = True
+            if not meta.onboard(keys[done:]):
+                break
+        else:
+            time.sleep(min(max(waited_s * _NAP_SHARE, _NAP_S), _NAP_MAX_S))
+        count, state = advance(done)
+        if count:
+            done += count
+            since_s, has_asked = time.monotonic(), False
+    return done

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from beluga._ffi import core, ffi, lib
+from beluga._ffi import core, ffi, lib, record_dtype
 from beluga.errors import BadValueError, NoTraceError, status_name
 from beluga.rpc.server import method_name
 from beluga.rpc.takeovers import followed
@@ -27,26 +27,7 @@ if TYPE_CHECKING:
 TRACE, TRACE_BEFORE = "trace", "trace.1"
 """The file names: of the last server, and of the one before."""
 
-_ENTRY: np.dtype[np.void] = np.dtype(
-    [
-        ("ended", "<u8"),
-        ("ticks", "<u8"),
-        ("ticks_taken", "<u8"),
-        ("nonce", "<u8"),
-        ("request_size", "<u4"),
-        ("reply_size", "<u4"),
-        ("status", "<i4"),
-        ("pid", "<u4"),
-        ("keys", "<u2"),
-        ("method", "<u2"),
-        ("lane", "<u2"),
-        ("host", "<u2"),
-        ("sequence", "<u8"),
-    ]
-)
-if _ENTRY.itemsize != ffi.sizeof("bl_trace_entry"):
-    raise ImportError("beluga/rpc/trace.py contradicts csrc/api/rpc.h")
-
+_ENTRY = record_dtype("bl_trace_entry")
 _MAGIC = b"BLTRACE2"
 _ENTRIES_MAX = 1 << 20  # of a file that is worth reading
 _RATE_NS = 1_000_000  # two clocks that are closer tell no rate

@@ -35,13 +35,14 @@ from beluga.transfer.plan.view import (
 from beluga.transfer.select.choice import (
     Chosen,
     Crossovers,
+    PlannedEngine,
+    PlannedStat,
+    Planner,
+    Selection,
     choose,
     crossovers,
 )
-from beluga.transfer.select.planned import PlannedEngine, PlannedStat
-from beluga.transfer.select.planner import Planner
 from beluga.transfer.select.registry import ENGINES, EngineEntry, engine_names
-from beluga.transfer.select.selection import Selection
 
 __all__ = [
     "CHUNK",

@@ -36,8 +36,6 @@ class Hit(NamedTuple):
     pinned: bool
 
 
-_COMING = BlockState.BELOW, BlockState.PENDING
-
 UNSEEN_MAX = 64  # keys of a row that are asked for although only a store can have them
 
 
@@ -121,7 +119,7 @@ class _Row:
             place = first
             while place < end:
                 place += self._leading(place, end)[0] + 1
-        if state in _COMING:
+        if state.is_coming:
             for place in behind + np.flatnonzero(~there)[:UNSEEN_MAX]:
                 self._leading(place, place + 1)
 
@@ -133,7 +131,7 @@ class _Row:
         hits, state = _lookup(self._meta, keys, pin=self._pin)
         self.found[first : first + len(hits)] = hits
         rest = keys[len(hits) :]
-        if state in _COMING and self._cache.onboard(rest, wait_s=self._attachment.onboard_s):
+        if state.is_coming and self._cache.onboard(rest, wait_s=self._attachment.onboard_s):
             hits += _lookup(self._meta, rest, pin=self._pin)[0]
             self.found[first : first + len(hits)] = hits
         return len(hits), state

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from beluga.index import Pins
     from beluga.tiers import FetchRule
 
-_COMING = BlockState.BELOW, BlockState.PENDING
 _ASSUMED_BLOCKS_PER_S = 1e9  # so that the first blocks are fetched, and measured
 
 
@@ -70,7 +69,7 @@ class LookupWait:
         if pins is None or self._limit_s == 0:
             return False
         now_s = time.monotonic()
-        if pins.state not in _COMING:
+        if not pins.state.is_coming:
             if self._count and self._since_s is not None:
                 self._worth.took(self._count, now_s - self._since_s)
             return False

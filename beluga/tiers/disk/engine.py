@@ -14,22 +14,10 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from beluga._ffi import core, ffi, lib
+from beluga._ffi import core, ffi, lib, record_dtype
 from beluga.errors import TierError
 
-REQUEST: np.dtype[np.void] = np.dtype(
-    [
-        ("offset", "<u8"),
-        ("bytes", "<u8"),
-        ("size", "<u4"),
-        ("length", "<u4"),
-        ("seed", "<u4"),
-        ("crc", "<u4"),
-        ("result", "<i4"),
-        ("reserved", "<u4"),
-        ("source", "<u8"),
-    ]
-)
+REQUEST = record_dtype("bl_disk_request")
 """One range of the file, and its bytes in memory: ``bl_disk_request`` of csrc/api/disk.h."""
 
 Requests: TypeAlias = NDArray[np.void]

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import ffi, lib, record_dtype
 from beluga.errors import TierError, raise_for_status
 from beluga.index import EVICTIONS
 from beluga.tiers.arena import Arena
@@ -26,17 +26,7 @@ from beluga.tiers.disk.file import PAGE, TierFile
 from beluga.tiers.disk.owner import Owner
 from beluga.tiers.tier import BLOCK
 
-PLACE: np.dtype[np.void] = np.dtype(
-    [
-        ("offset", "<u8"),
-        ("slot", "<u4"),
-        ("size", "<u4"),
-        ("seed", "<u4"),
-        ("crc", "<u4"),
-        ("state", "<u4"),
-        ("length", "<u4"),
-    ]
-)
+PLACE = record_dtype("bl_store_place")
 """Where a block lies: ``bl_store_place`` of csrc/api/disk.h."""
 
 Places = NDArray[np.void]

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from beluga._ffi import core, ffi
+from beluga._ffi import core, ffi, record_dtype
 from beluga.errors import LayoutError
 from beluga.transfer.plan.cuts import cut_at, first_places, merged, striped, whole_numbers
 
@@ -23,8 +23,8 @@ LINE_SIZE = 64
 _LENGTH_MAX = 2**32 - 1  # bytes of a piece or a chunk, a uint32 in C
 _POOL_SIZE_MAX = 1 << 62  # no sum exceeds 64 bits; a CPU addresses 2**57 bytes
 
-PIECE = np.dtype([("address", "<u8"), ("offset", "<u8"), ("length", "<u4"), ("chunk", "<u4")])
-CHUNK = np.dtype([("offset", "<u8"), ("length", "<u4"), ("first", "<u4")])
+PIECE = record_dtype("bl_piece")
+CHUNK = record_dtype("bl_chunk")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

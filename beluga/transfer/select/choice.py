@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Choose the engine for blocks in host memory: what this machine has, and from which size on it
-pays.
+"""Choose who copies the blocks of one cache: what this machine has, and from which size on it pays.
 
-``auto`` is the CPU, and beside it each engine of the registry that this process can open; a table
-then says which of them copies. A process that finds no kept calibration measures the table, and
-uses the engines' default costs if it cannot. If another engine fails in any way, the CPU copies.
+A cache makes a :class:`Selection` when it is opened. ``auto`` is the CPU, and beside it each engine
+of the registry that this process can open; a table of measured costs (:class:`Planner`) then says
+which of them copies a batch. A process that finds no kept calibration measures the table, and uses
+the engines' default costs if it cannot. If another engine fails in any way, the CPU copies
+(:class:`PlannedEngine`). Where the CPU is chosen, C copies within the put or get.
+
 DSA's software queue is for tests and no faster than a thread, so ``auto`` never uses it.
 """
 
@@ -14,21 +16,70 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from beluga.errors import EngineUnavailableError
+from beluga._ffi import core, ffi
+from beluga.errors import (
+    ChecksumError,
+    EngineUnavailableError,
+    LayoutError,
+    TransferCancelledError,
+    TransferError,
+    TransferTimeoutError,
+    UnsettledError,
+)
 from beluga.transfer.calibrate.cost import Table
 from beluga.transfer.calibrate.measure import calibrated, kept_table
-from beluga.transfer.engine import Direction
-from beluga.transfer.select.planner import CPU, Planner
-from beluga.transfer.select.registry import AUTO, ENGINES, EngineEntry, default_costs, entry_of
+from beluga.transfer.engine import Direction, settle
+from beluga.transfer.engines.cpu import CpuEngine
+from beluga.transfer.iosched.hostlink import host_link
+from beluga.transfer.iosched.io_handle import IoHandle, TransferStats
+from beluga.transfer.iosched.link import Link, LinkSettings, TransferClass
+from beluga.transfer.iosched.scheduled import ScheduledEngine
+from beluga.transfer.select.registry import AUTO, CPU, ENGINES, EngineEntry, default_costs, entry_of
 
 if TYPE_CHECKING:
     from beluga.pool import Pool
-    from beluga.transfer.engine import CopyEngine
+    from beluga.transfer.engine import CopyEngine, Transfer
+    from beluga.transfer.plan.plan import Plan
 
 _logger = logging.getLogger(__name__)
+_NOT_THE_ENGINE = (ChecksumError, TransferCancelledError, TransferTimeoutError, UnsettledError)
+_NO_PLACE = nullcontext(ffi.NULL)
+
+
+class Planner:
+    """Chooses among engines by their names. An engine that is not in the table is never chosen."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = dict(table)
+
+    def choose(
+        self, direction: Direction, size: int, fragments: int, among: Collection[str]
+    ) -> str | None:
+        """Return the cheapest of ``among`` for ``size`` bytes in ``fragments`` pieces.
+
+        Returns None if the table has none of them. Of equals, the first one in the table is taken.
+        """
+        costs = {
+            name: cost.of(size, fragments)
+            for (name, its), cost in self._table.items()
+            if its is direction and name in among
+        }
+        return min(costs, key=costs.__getitem__) if costs else None
+
+    def crossover(
+        self, direction: Direction, before: str, after: str, fragments: int = 1
+    ) -> int | None:
+        """Return the bytes from which on ``after`` is cheaper: 0 always, None never."""
+        first, second = self._table[before, direction], self._table[after, direction]
+        ahead = second.of(0, fragments) - first.of(0, fragments)
+        gain = first.byte_ns - second.byte_ns
+        if ahead <= 0:
+            return 0 if gain >= 0 else None
+        return int(-(-ahead // gain)) if gain > 0 else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -155,3 +206,196 @@ def _kept(entry: EngineEntry, engine: CopyEngine, pool: Pool, threads: int) -> T
 
 def _setup(entry: EngineEntry, engine: CopyEngine, threads: int) -> str:
     return f"{threads} threads; {entry.name} {entry.device(engine)}"
+
+
+@dataclasses.dataclass(slots=True)
+class PlannedStat:
+    """Counters of the plans so far."""
+
+    plans: dict[str, int]  # given to each engine
+    replayed: int = 0  # plans that an engine failed and the CPU then executed
+    faults: dict[str, str] = dataclasses.field(default_factory=dict)
+    """The reason why an engine is given no more plans."""
+
+
+class PlannedEngine:
+    """Several engines that reach the same memory; ``planner`` chooses which of them copies.
+
+    It costs a microsecond or two per plan. If the CPU is among them, it executes the plans that
+    another engine fails. That engine is given no more plans, which is counted, and warned of once.
+    Raises LayoutError if the planner knows none of the engines.
+    """
+
+    name = "planned"
+
+    def __init__(self, planner: Planner, engines: Mapping[str, CopyEngine]) -> None:
+        if any(planner.choose(direction, 1, 1, engines) is None for direction in Direction):
+            raise LayoutError(f"the planner's table has none of {', '.join(engines) or 'nothing'}")
+        self._planner, self._engines = planner, dict(engines)
+        self._sound = set(engines)
+        self.stat = PlannedStat(dict.fromkeys(engines, 0))
+
+    def choose(self, direction: Direction, size: int, fragments: int) -> str:
+        """Return the name of the engine that would copy ``size`` bytes in ``fragments`` pieces."""
+        kind = self._planner.choose(direction, size, fragments, self._sound)
+        assert kind is not None  # noqa: S101  # looked at when this was made; the CPU stays sound
+        return kind
+
+    def gather_write(self, plan: Plan) -> Transfer:
+        """Write scattered memory to the pool. Raises what the chosen engine raises."""
+        return self._start(Direction.WRITE, plan)
+
+    def scatter_read(self, plan: Plan) -> Transfer:
+        """Read the pool to scattered memory. Raises what the chosen engine raises."""
+        return self._start(Direction.READ, plan)
+
+    def close(self) -> None:
+        """Close all engines."""
+        for engine in self._engines.values():
+            engine.close()
+
+    def leave_alone(self, kind: str, fault: str) -> None:
+        """Give this engine no more plans."""
+        if kind in self._sound:
+            self._sound.discard(kind)
+            self.stat.faults[kind] = fault
+            _logger.warning("beluga: %s is left alone, the CPU copies: %s", kind, fault)
+
+    def _start(self, direction: Direction, plan: Plan) -> Transfer:
+        kind = self.choose(direction, plan.size, len(plan.pieces))
+        self.stat.plans[kind] += 1
+        engine = self._engines[kind]
+        if kind == CPU or CPU not in self._engines:
+            return _begin(engine, direction, plan)
+        try:
+            transfer = _begin(engine, direction, plan)
+        except UnsettledError:
+            raise
+        except TransferError as error:
+            return self.replay(kind, direction, plan, error)
+        return _Covered(self, kind, direction, plan, transfer)
+
+    def replay(self, kind: str, direction: Direction, plan: Plan, error: TransferError) -> Transfer:
+        """Let the CPU execute a plan that an engine failed; none of it is under way any more."""
+        self.leave_alone(kind, str(error))
+        self.stat.replayed += 1
+        return _begin(self._engines[CPU], direction, plan)
+
+    def judge(self, kind: str) -> None:
+        """Return whether the engine has executed a plan alone."""
+        if (fault := getattr(self._engines[kind], "fault", None)) is not None:
+            self.leave_alone(kind, fault)
+
+
+class _Covered:
+    """An engine's transfer; if the engine fails, the CPU executes the plan."""
+
+    def __init__(
+        self,
+        owner: PlannedEngine,
+        kind: str,
+        direction: Direction,
+        plan: Plan,
+        transfer: Transfer,
+    ) -> None:
+        self._owner, self._kind = owner, kind
+        self._direction, self._plan = direction, plan
+        self._transfer = transfer
+
+    def done(self) -> bool:
+        return self._transfer.done()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        try:
+            self._transfer.wait(timeout_s)
+        except _NOT_THE_ENGINE:
+            raise
+        except TransferError as error:
+            if self._kind == CPU:
+                raise
+            settle([self._transfer])
+            kind, self._kind = self._kind, CPU
+            self._transfer = self._owner.replay(kind, self._direction, self._plan, error)
+            self._transfer.wait(timeout_s)
+        else:
+            if self._kind != CPU:
+                self._owner.judge(self._kind)
+
+
+def _begin(engine: CopyEngine, direction: Direction, plan: Plan) -> Transfer:
+    if direction is Direction.WRITE:
+        return engine.gather_write(plan)
+    return engine.scatter_read(plan)
+
+
+class Selection:
+    """The engines of one cache.
+
+    ``link`` is a link, an I/O handle that several caches share, or the settings of this host's link
+    to the pool; with None, copies need no admission. ``chosen`` has the engines. ``engine`` and
+    ``token_engine`` (for rows of tokens, by ``threads`` if it is the CPU) are used in place of the
+    chosen ones. If ``engine`` is None, C copies in the put or get.
+    """
+
+    def __init__(  # noqa: PLR0913  all but the first five named
+        self,
+        pool: Pool,
+        link: Link | LinkSettings | IoHandle | None,
+        chosen: Chosen,
+        read: TransferClass,
+        write: TransferClass,
+        *,
+        threads: int,
+    ) -> None:
+        self._own_link = host_link(pool, link) if isinstance(link, LinkSettings) else None
+        found = self._own_link if isinstance(link, LinkSettings) else link
+        self._own_handle = IoHandle(found) if isinstance(found, Link) else None
+        self._handle = found if isinstance(found, IoHandle) else self._own_handle
+        engine, beside = chosen.engine, dict(chosen.beside)
+        if self._handle is not None:
+            if engine is not None:
+                engine = ScheduledEngine(engine, self._handle, read=read, write=write)
+            for name, other in beside.items():
+                beside[name] = ScheduledEngine(other, self._handle, read=read, write=write)
+        cpu = CpuEngine(pool, threads, handle=self._handle, read=read, write=write)
+        self._planned: PlannedEngine | None = None
+        if chosen.planner is not None:
+            self._planned = PlannedEngine(chosen.planner, {CPU: cpu, **beside})
+        self.engine = self._planned or engine
+        self.token_engine = cpu if engine is None else engine
+
+    def engine_for(self, direction: Direction, size: int, fragments: int) -> CopyEngine | None:
+        """Return the engine that copies ``size`` bytes or less in ``fragments`` pieces; None means
+        C.
+        """
+        planned = self._planned
+        if planned and planned.choose(direction, size, fragments) == CPU:
+            return None
+        return self.engine
+
+    def using(self) -> AbstractContextManager[core.bl_io_queue | core.Null]:
+        """Return the I/O queue in which C asks for tokens; NULL if the cache has no link."""
+        return _NO_PLACE if self._handle is None else self._handle.using()
+
+    def watch(self) -> None:
+        """Warn of copies that took too long."""
+        if self._handle is not None:
+            self._handle.watch()
+
+    def carried(self, *, own: bool = False) -> dict[TransferClass, TransferStats]:
+        """Return what the link admitted so far, by class.
+
+        With ``own``, a handle that was given to the cache does not count.
+        """
+        handle = self._own_handle if own else self._handle
+        return {
+            kind: TransferStats() if handle is None else handle.carried(kind)
+            for kind in TransferClass
+        }
+
+    def close(self) -> None:
+        """Close what this has made. No copy is under way, and the engine stays open."""
+        if self._own_handle is not None:
+            self._own_handle.close()
+        if self._own_link is not None:
+            self._own_link.close()

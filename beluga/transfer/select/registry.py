@@ -17,10 +17,12 @@ from beluga.errors import EngineUnavailableError
 from beluga.transfer.calibrate.cost import Cost, Table
 from beluga.transfer.engine import CopyEngine, Direction
 from beluga.transfer.engines import cpu, cuda, dsa
-from beluga.transfer.select.planner import CPU
 
 if TYPE_CHECKING:
     from beluga.pool import Pool
+
+CPU = "cpu"
+"""The engine that is always there, and stands in for every other one."""
 
 AUTO = "auto"
 """The CPU, and beside it every engine that reaches host memory, where that is faster."""
