@@ -131,6 +131,17 @@ static int bl_prefix_add(bl_prefix *prefix, uint32_t rank, uint32_t tier, uint64
     return rc < 0 ? rc : 0;
 }
 
+/* How many blocks ahead a run asks for the slots of its blocks and names: each lies anywhere in
+ * tables of many MiB. */
+enum { BL_PREFIX_STORE_AHEAD = 8 };
+
+/* Ask for the slots of a block with this path and of its name. */
+static void bl_prefix_ask(const bl_prefix *prefix, uint64_t path, uint64_t name)
+{
+    bl_prefetch(bl_prefix_slot(&prefix->block_table, bl_prefix_block_tag(path)));
+    bl_prefetch(bl_prefix_slot(&prefix->name_table, bl_prefix_name_tag(prefix, name)));
+}
+
 static int bl_prefix_store_locked(bl_prefix *prefix, uint32_t rank, uint32_t tier, uint32_t speaker,
                                   const uint64_t *parent, const uint64_t *names,
                                   const uint64_t *locals, uint32_t count,
@@ -139,7 +150,13 @@ static int bl_prefix_store_locked(bl_prefix *prefix, uint32_t rank, uint32_t tie
     uint32_t at = 0;
     if (parent && !(at = bl_prefix_named_block(prefix, rank, speaker, *parent)))
         return -ENOENT;
+    uint64_t path = bl_prefix_block_at(prefix, at)->path;
+    uint32_t asked = 0;
     for (uint32_t i = 0; i < count; i++) {
+        for (; asked < count && asked <= i + BL_PREFIX_STORE_AHEAD; asked++) {
+            path = bl_prefix_path(prefix, path, locals[asked]);
+            bl_prefix_ask(prefix, path, names[asked]);
+        }
         uint32_t child = bl_prefix_child(prefix, at, locals[i]);
         if (!child)
             child = bl_prefix_grow(prefix, at, locals[i]);

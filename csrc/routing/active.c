@@ -173,7 +173,7 @@ void bl_candidates_fill(const bl_load *const *loads, bl_active *const *active,
      * Most requests share their first block with others, so the second is read, too. */
     for (uint32_t i = 0; active && i < worker_count; i++)
         for (uint32_t block = 0; block < 2 && block < count; block++)
-            __builtin_prefetch(&active[i]->slot[bl_active_home(active[i], blocks[block])]);
+            bl_prefetch(&active[i]->slot[bl_active_home(active[i], blocks[block])]);
     for (uint32_t i = 0; i < worker_count; i++) {
         uint32_t held = active ? bl_active_lead(active[i], blocks, count, 0) : 0;
         rows[i] = (bl_candidate){.load = *loads[i], .new_blocks = count - held};

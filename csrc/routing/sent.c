@@ -38,6 +38,8 @@ struct bl_sent {
     double ttl_s;
 };
 
+enum { BL_SENT_AHEAD = 8 };     /* blocks; their slots lie anywhere in a table of many MiB */
+
 /* A request has block_max blocks at most, and they are added before others are forgotten. */
 static size_t bl_sent_room(const bl_sent *sent)
 {
@@ -174,6 +176,9 @@ void bl_sent_add(bl_sent *sent, uint32_t rank, const uint64_t *locals, uint32_t 
     bl_prefix_paths(sent->tree, locals, count, sent->names);
     for (uint32_t i = count; i-- > 0;) {
         uint64_t name = sent->names[i];
+        if (i >= BL_SENT_AHEAD)
+            bl_prefetch(bl_prefix_slot(
+                &sent->table, bl_sent_tag(sent, rank, sent->names[i - BL_SENT_AHEAD])));
         uint32_t number = bl_sent_find(sent, rank, name);
         if (number) {
             bl_sent_unlink(sent, number);
