@@ -14,29 +14,29 @@ Each benchmark returns rows that all have the fields of :data:`FIELDS`.
 
 from __future__ import annotations
 
-from .bandwidth import bench_bandwidth
-from .blocks import bench_blocks
-from .coherence import bench_coherence
-from .copy import bench_copy
-from .events import bench_events
-from .gateway import bench_gateway
-from .index import bench_index
-from .indexer import bench_indexer
-from .latency import bench_latency
-from .machine import cpu_model, facts, version
-from .options import Options
-from .plot import plot
-from .recorded import Recorded, load, peers
-from .recovery import bench_recovery
-from .report import Results, report
-from .row import FIELDS, Bench, Row
-from .rpc import bench_rpc
-from .rpc_peers import bench_rpc_peers
-from .run import Outcome, run
-from .scheduler import bench_scheduler
-from .tiers_disk import bench_tiers_disk
-from .tiers_pool import bench_tiers_pool
-from .tiers_remote import bench_tiers_remote
+from .harness.machine import cpu_model, facts, version
+from .harness.options import Options
+from .harness.plot import plot
+from .harness.recorded import Recorded, load, recorded_peers
+from .harness.report import Results, report
+from .harness.row import FIELDS, Bench, Row
+from .harness.run import Outcome, run
+from .paper.bandwidth import bench_bandwidth
+from .paper.coherence import bench_coherence
+from .paper.copy import bench_copy
+from .paper.latency import bench_latency
+from .paper.rpc import bench_rpc
+from .peers.rpc_peers import bench_rpc_peers
+from .system.blocks import bench_blocks
+from .system.events import bench_events
+from .system.gateway import bench_gateway
+from .system.index import bench_index
+from .system.indexer import bench_indexer
+from .system.recovery import bench_recovery
+from .system.scheduler import bench_scheduler
+from .system.tiers_disk import bench_tiers_disk
+from .system.tiers_pool import bench_tiers_pool
+from .system.tiers_remote import bench_tiers_remote
 
 BENCHES: dict[str, Bench] = {
     "coherence": bench_coherence,
@@ -69,8 +69,8 @@ __all__ = [
     "cpu_model",
     "facts",
     "load",
-    "peers",
     "plot",
+    "recorded_peers",
     "report",
     "run",
     "version",

@@ -309,8 +309,9 @@ def test_experiments_have_the_numbers_of_the_paper() -> None:
     for number, words in about.items():
         assert re.search(rf"Exp {number}: [^E]*{words}", told), number
     cited = {
-        "bench/copy.py": {9, 10}, "bench/bandwidth.py": {3, 4}, "bench/vllm/load.py": {5, 6},
-        "bench/latency.py": {2}, "bench/rpc.py": {11}, "bench/vllm/variants.py": {8},
+        "bench/paper/latency.py": {2}, "bench/paper/bandwidth.py": {3, 4},
+        "bench/vllm/load.py": {5, 6}, "bench/vllm/variants.py": {8},
+        "bench/paper/copy.py": {9, 10}, "bench/paper/rpc.py": {11},
     }  # fmt: skip
     for path, numbers in cited.items():
         text = " ".join((ROOT / path).read_text().partition('"""\n\n')[0].split())

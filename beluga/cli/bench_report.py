@@ -67,7 +67,7 @@ def report_run(
                 source="measured by this command",
                 machine=facts,
                 missing=missing,
-                recorded=beluga_bench.peers(),
+                recorded=beluga_bench.recorded_peers(),
             ),
         )
     if ended is not None:

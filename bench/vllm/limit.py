@@ -20,8 +20,8 @@ from statistics import median
 
 import numpy as np
 
-from ..drive import Driver, Load, bare
-from ..region import touch
+from ..harness.drive import Driver, Load, bare
+from ..harness.region import touch
 
 _LINE = 64
 _COPIES = 3  # each copy has a new source, because the previous one may be in a cache

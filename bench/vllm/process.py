@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from beluga.child import command
 from beluga.errors import BelugaError
 
-from ..machine import cores
+from ..harness.machine import cores
 from .model import Size
 
 # This runs before the program itself, because no Python may run between fork and exec in a threaded

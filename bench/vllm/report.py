@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from ..machine import cores, cpu_model, version
+from ..harness.machine import cores, cpu_model, version
 from .arm import Setting
 from .likeness import agreed
 from .measure import Sample, medians, quartiles, ttfts

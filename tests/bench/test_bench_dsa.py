@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pytest
 from beluga_bench import Options
-from beluga_bench.dsa import CASES, crossover, dsa_coherence, dsa_latency
-from beluga_bench.ground import ground
-from beluga_bench.region import region_of
-from beluga_bench.row import Recorder
+from beluga_bench.harness.ground import ground
+from beluga_bench.harness.region import region_of
+from beluga_bench.harness.row import Recorder
+from beluga_bench.paper.dsa import CASES, crossover, dsa_coherence, dsa_latency
 
 from beluga.transfer.engines.dsa.sysfs import nearest, work_queues
 

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 from beluga_bench import Recorded, Results, Row, load, report
-from beluga_bench.charts import charts
-from beluga_bench.row import Recorder, is_emulated, is_smoke
+from beluga_bench.harness.charts import charts
+from beluga_bench.harness.row import Recorder, is_emulated, is_smoke
 from numpy import float64
 from page.bench_row import row
 from page.well_formed import Page

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from beluga_bench import BENCHES, FIELDS, Options, Row, plot
-from beluga_bench.machine import cores
-from beluga_bench.region import skewed, uniform
-from beluga_bench.row import Recorder
+from beluga_bench.harness.machine import cores
+from beluga_bench.harness.region import skewed, uniform
+from beluga_bench.harness.row import Recorder
 from leftovers import leftovers
 
 from beluga._ffi import ffi, lib

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from beluga_bench import Row
-from beluga_bench.blocks import COUNT
+from beluga_bench.system.blocks import COUNT
 
 
 def test_each_step_is_measured_on_a_free_pool_and_on_a_full_one(

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from beluga_bench import families
-from beluga_bench.families import SHARES, Cell, family_trace, knee, run, summary, ttft_s
+from beluga_bench.studies import families
+from beluga_bench.studies.families import SHARES, Cell, family_trace, knee, run, summary, ttft_s
 
 from beluga.router import POLICIES
 from beluga.simulate import Options

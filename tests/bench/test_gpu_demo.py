@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from beluga_bench import gpu_demo
-from beluga_bench.gpu_demo import Report, _Counts
-from beluga_bench.gpu_demo_worker import Served
+from beluga_bench.gpu import demo as gpu_demo
+from beluga_bench.gpu.demo import Report, _Counts
+from beluga_bench.gpu.demo_worker import Served
 
 from beluga.errors import EngineUnavailableError
 from beluga.transfer import CupyDriver, HostDriver
@@ -41,7 +41,7 @@ def has_gpu() -> bool:
 
 
 def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "beluga_bench.gpu_demo", *arguments]
+    command = [sys.executable, "-m", "beluga_bench.gpu.demo", *arguments]
     environment = os.environ | {"COLUMNS": "200"}  # readline, which pytest imports, says 80
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as child:

@@ -13,18 +13,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from beluga_bench import gpu_all, gpu_clock
-from beluga_bench import gpu_beside as beside
-from beluga_bench import gpu_copy as gpu_copy_module
-from beluga_bench.gpu import CASES, gpu_coherence, gpu_latency
-from beluga_bench.gpu_beside import gpu_beside
-from beluga_bench.gpu_clock import StreamClock
-from beluga_bench.gpu_copy import BATCHES, BLOCK_SIZE, SMOKE_BATCHES, _Bench, gpu_copy
-from beluga_bench.gpu_many import all_gpus, gpu_bandwidth
-from beluga_bench.gpu_peers import BATCH, EACH
-from beluga_bench.options import Options
-from beluga_bench.region import region_of
-from beluga_bench.row import Recorder, Row
+from beluga_bench.gpu import all as gpu_all
+from beluga_bench.gpu import beside
+from beluga_bench.gpu import clock as gpu_clock
+from beluga_bench.gpu import copy as gpu_copy_module
+from beluga_bench.gpu.beside import gpu_beside
+from beluga_bench.gpu.clock import StreamClock
+from beluga_bench.gpu.copy import BATCHES, BLOCK_SIZE, SMOKE_BATCHES, _Bench, gpu_copy
+from beluga_bench.gpu.many import all_gpus, gpu_bandwidth
+from beluga_bench.gpu.peers import BATCH, EACH
+from beluga_bench.gpu.single import CASES, gpu_coherence, gpu_latency
+from beluga_bench.harness.options import Options
+from beluga_bench.harness.region import region_of
+from beluga_bench.harness.row import Recorder, Row
 
 from beluga.errors import EngineUnavailableError
 from beluga.pool import Pool

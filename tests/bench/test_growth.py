@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import pytest
-from beluga_bench import growth
+from beluga_bench.studies import growth
 
 
 def test_what_fills_up_first_follows_from_what_is_measured() -> None:

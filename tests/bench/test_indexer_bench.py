@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from beluga_bench import Row
-from beluga_bench.indexer import LENGTH
+from beluga_bench.system.indexer import LENGTH
 
 
 def test_lookups_have_a_ratio_and_the_rest_percentiles(smoke: Callable[[str], list[Row]]) -> None:

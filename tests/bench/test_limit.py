@@ -11,9 +11,9 @@ import time
 
 import numpy as np
 import pytest
-from beluga_bench import drive
 from beluga_bench._limit import ffi, lib
-from beluga_bench.drive import Driver, Load
+from beluga_bench.harness import drive
+from beluga_bench.harness.drive import Driver, Load
 
 SIZE = 16 << 10
 WRITES = ["write", "store", "store_clflush", "store_clflushopt", "store_clwb"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from beluga_bench._limit import ffi, lib
-from beluga_bench.pace import Pace, make_paces, parse_pace, shared_paces
+from beluga_bench.harness.pace import Pace, make_paces, parse_pace, shared_paces
 
 from beluga.errors import BelugaError
 from beluga.pool import STRIPE_SIZE, Pool

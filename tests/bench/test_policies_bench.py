@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from beluga_bench import policies
-from beluga_bench.policies import BEGIN, END, Result, check, check_goodput
+from beluga_bench.studies import policies
+from beluga_bench.studies.policies import BEGIN, END, Result, check, check_goodput
 
 from beluga.router import DEFAULT_POLICY, POLICIES
 from beluga.simulate import Options, goodput, simulate

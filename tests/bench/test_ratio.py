@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from beluga_bench.ratio import compare, race
+from beluga_bench.harness.ratio import compare, race
 
 
 def player(speeds: list[float], log: list[str], name: str) -> Callable[[], float]:

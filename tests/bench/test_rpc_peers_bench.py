@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from beluga_bench import Row, echoes, rpc_peers
-from beluga_bench.echoes import ECHOES, Echo
-from beluga_bench.machine import cores
+from beluga_bench import Row
+from beluga_bench.harness.machine import cores
+from beluga_bench.peers import echoes, rpc_peers
+from beluga_bench.peers.echoes import ECHOES, Echo
 
 from beluga.errors import BelugaError
 

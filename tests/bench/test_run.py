@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from beluga_bench import Options, Row, run
-from beluga_bench.row import Recorder
+from beluga_bench.harness.row import Recorder
 from typer.testing import CliRunner
 
 from beluga.cli import bench

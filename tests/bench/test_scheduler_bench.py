@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 from beluga_bench import BENCHES, Options, Row
-from beluga_bench.linkmodel import ONBOARD, Piece, Shared, run
-from beluga_bench.orders import Fifo, orders
-from beluga_bench.scheduler import RATE
+from beluga_bench.system.linkmodel import ONBOARD, Piece, Shared, run
+from beluga_bench.system.orders import Fifo, orders
+from beluga_bench.system.scheduler import RATE
 
 from beluga.errors import BelugaError
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from beluga_bench.tiers_policy import (
+from beluga_bench.studies.tiers_policy import (
     DEFAULT,
     Result,
     bound,

@@ -13,8 +13,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from beluga_bench import BENCHES, Options, Row
-from beluga_bench.row import Recorder
-from beluga_bench.tails import tails_row
+from beluga_bench.harness.row import Recorder
+from beluga_bench.harness.tails import tails_row
 
 HAS_REDIS = bool(importlib.util.find_spec("redis") and shutil.which("redis-server"))
 

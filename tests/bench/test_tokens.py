@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import numpy as np
-from beluga_bench.tokens import SELECTED, analysis, run_lengths, selection
+from beluga_bench.harness.tokens import SELECTED, analysis, run_lengths, selection
 
 
 def test_runs_are_counted_by_their_tokens() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from beluga_bench.throttlers import Queue
+from beluga_bench.system.throttlers import Queue
 
 from beluga import KVCache, MetaServer, Pool
 from beluga.errors import TransferCancelledError, TransferError

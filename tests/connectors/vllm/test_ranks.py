@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import pytest
-from beluga_bench.machine import cores
+from beluga_bench.harness.machine import cores
 from beluga_bench.vllm.process import Engine
 from beluga_bench.vllm.prompts import prompt
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from beluga_bench.throttlers import Queue
+from beluga_bench.system.throttlers import Queue
 
 from beluga.pool import Pool
 from beluga.transfer import (

@@ -12,7 +12,7 @@ import random
 from collections import Counter
 
 import pytest
-from beluga_bench.throttlers import Queue, TokenBucket
+from beluga_bench.system.throttlers import Queue, TokenBucket
 
 from beluga.transfer.iosched.fair import LinkDirection
 

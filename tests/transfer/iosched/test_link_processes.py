@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from beluga_bench.throttlers import Queue
+from beluga_bench.system.throttlers import Queue
 from emulation import long
 from link_process import PIECE, RATE, SLOW
 

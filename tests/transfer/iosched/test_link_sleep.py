@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import pytest
-from beluga_bench.throttlers import Queue
+from beluga_bench.system.throttlers import Queue
 
 from beluga.transfer.iosched.fair import LinkDirection
 

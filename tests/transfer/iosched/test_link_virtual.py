@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from beluga_bench.linkmodel import BLOCK, OFFLOAD, ONBOARD, PIECE, Outcome, run
-from beluga_bench.orders import Fair
-from beluga_bench.throttlers import Queue, TokenBucket
+from beluga_bench.system.linkmodel import BLOCK, OFFLOAD, ONBOARD, PIECE, Outcome, run
+from beluga_bench.system.orders import Fair
+from beluga_bench.system.throttlers import Queue, TokenBucket
 
 from beluga.transfer.iosched.cost import Speed
 from beluga.transfer.iosched.fair import BURST, TAU_NS, LinkDirection

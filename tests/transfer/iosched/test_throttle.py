@@ -8,7 +8,7 @@ from collections import deque
 
 import numpy as np
 import pytest
-from beluga_bench.throttlers import Rovers, TokenBucket
+from beluga_bench.system.throttlers import Rovers, TokenBucket
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

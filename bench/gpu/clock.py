@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Measure how long a GPU works: the time between two events of a stream, without the host's time.
+
+The measured work is put on the stream behind ballast, copies within the GPU's memory that are still
+under way when the last of the work has been put there. If they are not, the ballast is doubled, and
+the measurement starts again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+
+import numpy as np
+
+from beluga.transfer import Transfer
+from beluga.transfer.engines.cuda import Driver
+
+from ..harness.options import Options
+from ..harness.ratio import race
+from ..harness.row import Row, copies, percentiles
+
+Enqueue = Callable[[int], Transfer | None]  # puts work on this stream, and does not wait for it
+
+_BALLAST_SIZE = 256 << 20  # 0.1 ms of an H200, many times the time of the call
+_BALLAST_MAX = 256  # copies; a stream takes a thousand before the caller has to wait
+_SAMPLES = 5  # behind each speed
+
+
+class StreamClock:
+    """A clock of a stream of its own.
+
+    ``exposed`` counts the samples for which the most ballast was too little: they hold some of the
+    host's time.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._source, self._target = (driver.allocate(_BALLAST_SIZE) for _ in range(2))
+        self.stream = driver.make_stream(urgent=True)
+        self._first, self._last = driver.make_event(), driver.make_event()
+        self._count = 1
+        self.exposed = 0
+
+    def seconds(self, enqueue: Enqueue) -> float:
+        """Return the seconds that the GPU takes for the work."""
+        while True:
+            for _ in range(self._count):
+                self._driver.copy(self._target, self._source, _BALLAST_SIZE, self.stream)
+            self._driver.record(self._first, self.stream)
+            transfer = enqueue(self.stream)
+            self._driver.record(self._last, self.stream)
+            covered = not self._driver.ended(self._first)
+            self._driver.wait(self._last)
+            if transfer is not None:
+                transfer.wait()
+            if covered or self._count >= _BALLAST_MAX:
+                self.exposed += not covered
+                return self._driver.elapsed_s(self._first, self._last)
+            self._count *= 2
+
+    def race(self, limit: Enqueue, ours: Enqueue, size: int, options: Options) -> Row:
+        """Return the fields of a row: both move ``size`` bytes, in turn; percentiles are ours."""
+        times: list[float] = []
+        count = 1 if options.smoke else _SAMPLES
+        self.seconds(limit)
+        self.seconds(ours)
+
+        def speed_of_limit() -> float:
+            return 1 / median(self.seconds(limit) for _ in range(count))
+
+        def speed_of_ours() -> float:
+            own = [self.seconds(ours) for _ in range(count)]
+            times.extend(own)
+            return 1 / median(own)
+
+        self.exposed = 0
+        found = race(
+            speed_of_limit,
+            speed_of_ours,
+            pair_count=options.pair_count,
+            retry_count=options.retry_count,
+        )
+        return {**copies(found, size), **percentiles((np.array(times) * 1e9).astype(np.uint64))}
+
+    def close(self) -> None:
+        """Free the memory; nothing is under way."""
+        for event in (self._first, self._last):
+            self._driver.free_event(event)
+        self._driver.end_stream(self.stream)
+        for address in (self._source, self._target):
+            self._driver.free(address)

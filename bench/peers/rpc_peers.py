@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""An echo through the pool's lanes beside the same echo by gRPC, ZeroMQ and iceoryx2.
+
+Every server is a process on one core, the client is on another. In each round all of them are
+measured in turns, each while the others' servers are stopped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beluga._ffi import ffi as core_ffi
+from beluga._ffi import lib as core_lib
+from beluga.errors import BelugaError
+from beluga.pool import Pool
+from beluga.rpc import Client
+
+from ..harness import drive
+from ..harness.ground import coherence_of, ground
+from ..harness.lines import TIMEOUT_S
+from ..harness.machine import cores, memory_of, pinned
+from ..harness.options import Options
+from ..harness.peer import Peer
+from ..harness.row import Recorder, Row
+from .echoes import ECHOES, METHOD, Call, place
+
+SIZES = (64, 16 << 10)
+_RUN_S = 0.2  # of each measurement
+_SMOKE_RUN_S = 0.005
+_WARM = 20  # calls
+
+Sample = Callable[[int], NDArray[np.uint64]]
+"""Makes so many calls. Returns the nanoseconds of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Arm:
+    """What is compared. ``server`` answers; it is stopped while another arm is measured."""
+
+    case: str
+    server: Peer
+    sample: Sample
+    note: str
+    peer: str | None = None
+    p50: list[float] = field(default_factory=list)  # of each round
+    p99: list[float] = field(default_factory=list)
+
+
+def bench_rpc_peers(options: Options) -> list[Row]:
+    """Return a row for each way to call, and each size."""
+    if len(cpus := cores()) < 2:
+        return [Recorder("rpc-peers", options, {}).skipped("C to C", "needs two cores")]
+    rows: list[Row] = []
+    with ground(options) as pool, pinned(cpus[0]):
+        own = {"memory": memory_of(pool), "coherence": coherence_of(pool)}
+        recorder = Recorder("rpc-peers", options, {**own, "depth": 1, "threads": 1})
+        for size in SIZES[:1] if options.smoke else SIZES:
+            if size > pool.geometry.bulk_size:
+                rows.append(
+                    recorder.skipped("C to C", "the pool's bulk areas are smaller", bytes=size)
+                )
+                continue
+            with _arms(pool, cpus[1], size) as arms:
+                _measure(arms, options, size)
+            rows += _rows(recorder, size, arms)
+    return rows
+
+
+@contextmanager
+def _arms(pool: Pool, cpu: int, size: int) -> Iterator[list[_Arm]]:
+    """Yield all that can be measured. Every server is stopped."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(place())
+        server = stack.enter_context(Peer(pool, cpu))
+        server.start("serve_echo")
+        client = stack.enter_context(Client(pool, timeout_s=TIMEOUT_S))
+        arms = [
+            _Arm(
+                "C to C",
+                server,
+                _from_c(client, size),
+                "bl_session_call; the server's loop answers",
+            ),
+            _Arm(
+                "Python to Python, by number",
+                server,
+                _from_python(lambda request: client.call(METHOD, request), size),
+                "Client.call(number, bytes) of a function of Server.handle",
+            ),
+            _Arm(
+                "Python to Python, by name",
+                server,
+                _from_python(lambda request: client.call("echo", request, returns=bytes), size),
+                "Client.call(name, bytes) of a handler, on a thread beside the server's loop",
+            ),
+        ]
+        server.pause()
+        for echo in ECHOES.values():
+            if echo.missing():
+                continue
+            other = stack.enter_context(Peer(pool, cpu))
+            other.start("serve_other_echo", name=echo.name, folder=folder, size=size)
+            call = stack.enter_context(echo.client(folder, size))
+            sample = _from_python(call, size)
+            sample(_WARM)
+            other.pause()
+            arms.append(
+                _Arm("Python to Python", other, sample, f"{echo.name}: {echo.how}", echo.name)
+            )
+        yield arms
+        for arm in arms:  # a client may close its session with the server
+            arm.server.resume()
+
+
+def _from_c(client: Client, size: int) -> Sample:
+    """Call by C, under the stopwatch of the other benchmarks."""
+    request, reply = np.arange(size, dtype=np.uint8), np.zeros(size, np.uint8)
+    got = core_ffi.new("uint32_t *")
+    message = core_ffi.new("bl_message *")
+    message.request = core_ffi.from_buffer("uint8_t[]", request)
+    message.reply = core_ffi.from_buffer("uint8_t[]", reply, require_writable=True)
+    message.reply_size, message.request_size = got, size
+    message.reply_capacity, message.method = size, core_lib.BL_METHOD_PING
+
+    def sample(count: int) -> NDArray[np.uint64]:
+        with client.lock:
+            taken = drive.CallDriver(client.session, message, TIMEOUT_S * 10**9).sample(count)
+        if got[0] != size or not np.array_equal(request, reply):
+            raise BelugaError("the echo from C returned other bytes")
+        return taken
+
+    return sample
+
+
+def _from_python(call: Call, size: int) -> Sample:
+    """Call in a loop of Python, with the clock read between two calls."""
+    request = np.arange(size, dtype=np.uint8).tobytes()
+
+    def sample(count: int) -> NDArray[np.uint64]:
+        if call(request) != request:
+            raise BelugaError("an echo returned other bytes")
+        at, clock = np.zeros(count + 1, np.uint64), time.perf_counter_ns
+        at[0] = clock()
+        for index in range(1, count + 1):
+            call(request)
+            at[index] = clock()
+        return np.diff(at)
+
+    return sample
+
+
+def _measure(arms: list[_Arm], options: Options, size: int) -> None:
+    """Measure every arm in every round. The first round finds how many calls a run has."""
+    run_s = _SMOKE_RUN_S if options.smoke else _RUN_S
+    counts: dict[int, int] = {}
+    for number in range(options.pair_count):
+        options.say(f"rpc-peers, {size} bytes, round {number + 1}")
+        for index, arm in enumerate(arms):
+            arm.server.resume()
+            warm = arm.sample(_WARM)
+            counts.setdefault(index, max(_WARM, int(run_s * 1e9 / float(np.median(warm)))))
+            taken = arm.sample(counts[index])
+            arm.server.pause()
+            middle, high = np.percentile(taken, [50, 99])
+            arm.p50.append(float(middle))
+            arm.p99.append(float(high))
+
+
+def _rows(recorder: Recorder, size: int, arms: list[_Arm]) -> Iterator[Row]:
+    """Make the rows; a peer is compared with our calls by number, of Python to Python, too."""
+    ours = np.array(next(arm.p50 for arm in arms if arm.case.endswith("by number")))
+    for arm in arms:
+        first, middle, third = np.percentile(arm.p50, [25, 50, 75])
+        yield recorder.row(
+            arm.case,
+            peer=arm.peer,
+            bytes=size,
+            p50_ns=round(middle),
+            p50_q1_ns=round(first),
+            p50_q3_ns=round(third),
+            p99_ns=round(float(np.median(arm.p99))),
+            ops_per_s=round(1e9 / middle),
+            ratio_to_peer=round(float(np.median(np.array(arm.p50) / ours)), 3)
+            if arm.peer
+            else None,
+            note=arm.note,
+        )
+    for echo in ECHOES.values():
+        if why := echo.missing():
+            yield recorder.skipped("Python to Python", why, peer=echo.name, bytes=size)

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The benchmark of ``beluga gateway``: the time that it adds to a request, beside a bare proxy on
+the same library.
+
+Two engines without a model stream at a fixed pace (``gateway_engine.py``). The same requests, 100
+per second at random times, go through the bare proxy (``gateway_bare.py``) and through ours in
+turn, and to an engine directly. Each of these is a separate process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, quantiles
+
+import numpy as np
+import numpy.typing as npt
+
+from beluga.child import command
+
+from ..harness.options import Options
+from ..harness.ratio import Ratio, compare
+from ..harness.row import Recorder, Row, percentiles, shares
+from ..vllm.port import HOST, free_port
+from ..vllm.process import Child
+
+RATE = 100  # requests per second
+MODEL = "paced"
+EVENTS = 8  # events of each answer
+PREFILL_S = 0.01
+PACE_S = 0.01
+_READY_S = 60.0
+_NEEDED = ("aiohttp", "msgspec", "prometheus_client")
+
+Times = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The seconds of each request of a run, of shape (requests,) each."""
+
+    first: Times  # from sending to the first byte
+    whole: Times  # from sending to the last byte
+
+
+def bench_gateway(options: Options) -> list[Row]:
+    """Return rows with the time to the first byte and to the last, for ours and the bare proxy."""
+    recorder = Recorder("gateway", options, {"memory": "loopback", "depth": RATE})
+    lacking = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if lacking:
+        return [recorder.skipped("time to first byte", f"there is no package {lacking[0]}")]
+    with ExitStack() as stack:
+        options.say("gateway: starting two engines and two proxies")
+        urls = _start(stack)
+        samples = _measure(options, urls)
+    return [
+        _row(recorder, "time to first byte", {k: [s.first for s in v] for k, v in samples.items()}),
+        _row(recorder, "time to last byte", {k: [s.whole for s in v] for k, v in samples.items()}),
+    ]
+
+
+def _start(stack: ExitStack) -> dict[str, str]:
+    """Start the processes and wait for them. Returns the URL of each."""
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="beluga-bench-")))
+
+    def child(name: str, module: str, *arguments: str) -> Child:
+        words = command(module, *arguments)
+        return stack.enter_context(Child(words, log=folder / f"{name}.log"))
+
+    ports = [free_port() for _ in range(4)]
+    one, two, bare, ours = (f"http://{HOST}:{port}" for port in ports)
+    started = [
+        (child("engine-1", "beluga_bench.system.gateway_engine", str(ports[0])), f"{one}/health"),
+        (child("engine-2", "beluga_bench.system.gateway_engine", str(ports[1])), f"{two}/health"),
+        (
+            child("bare", "beluga_bench.peers.gateway_bare", str(ports[2]), one, two),
+            f"{bare}/ready",
+        ),
+    ]
+    words = ["gateway", "--worker", one, "--worker", two, "--port", str(ports[3]), "--admin", ""]
+    started.append((child("ours", "beluga.cli.main", *words), f"{ours}/ready"))
+    for process, url in started:
+        process.wait_for(lambda url=url: _answers(url), _READY_S, "answer")  # type: ignore[misc]
+    return {"engine": one, "bare": bare, "ours": ours}
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):  # noqa: S310  a loopback address, made here
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _measure(options: Options, urls: dict[str, str]) -> dict[str, list[Sample]]:
+    """Run each in turn; the order alternates between pairs."""
+    from .gateway_load import load
+
+    count = 30 if options.smoke else 300
+    for url in urls.values():
+        # This opens connections and warms up the code.
+        load(url, count=RATE // 5, rate=RATE, seed=options.seed)
+    samples: dict[str, list[Sample]] = {name: [] for name in urls}
+    for pair in range(options.pair_count):
+        options.say(f"gateway: pair {pair + 1} of {options.pair_count}")
+        for name in ("bare", "ours", "engine") if pair % 2 else ("ours", "bare", "engine"):
+            samples[name].append(load(urls[name], count=count, rate=RATE, seed=pair))
+    return samples
+
+
+def _row(recorder: Recorder, case: str, times: dict[str, list[Times]]) -> Row:
+    """Make the row of a figure: what ours adds to the bare proxy's median, pair by pair."""
+    middles = {name: [float(np.median(run)) for run in runs] for name, runs in times.items()}
+    added_ms = [
+        (ours - bare) * 1e3 for ours, bare in zip(middles["ours"], middles["bare"], strict=True)
+    ]
+    first, _, third = quantiles(added_ms, n=4, method="inclusive")
+    found: Ratio = compare(
+        [(1 / bare, 1 / ours) for bare, ours in zip(middles["bare"], middles["ours"], strict=True)]
+    )
+    tails = {name: float(np.percentile(np.concatenate(runs), 99)) for name, runs in times.items()}
+    note = (
+        f"adds {median(added_ms):.2f} ms to the bare proxy's p50 "
+        f"({first:.2f}..{third:.2f}, target <= 1); p50 / p99 ms: "
+        + ", ".join(
+            f"{name} {median(middles[name]) * 1e3:.2f} / {tails[name] * 1e3:.2f}"
+            for name in ("engine", "bare", "ours")
+        )
+    )
+    whole = np.concatenate(times["ours"])
+    return recorder.row(
+        case,
+        **percentiles((whole * 1e9).astype(np.uint64)),
+        ops_per_s=RATE,
+        limit=round(found.limit, 2),
+        limit_unit="1/s",
+        **shares(found),
+        note=note,
+    )
