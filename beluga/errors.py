@@ -3,7 +3,7 @@
 """The exceptions of Beluga, and the one place where a C return code becomes one.
 
 The tree says what each means. The docstring of each class says what to do about it, and
-docs/errors.md shows both.
+docs/reference/errors.md shows both.
 
 BelugaError
 ├── BadValueError                 a host number or a time is out of range; a ValueError, too
@@ -361,7 +361,7 @@ class TierError(BelugaError):
 
 
 class ConnectorError(BelugaError):
-    """Change the engine's setting that the message names; docs/vllm.md has the limits."""
+    """Change the engine's setting that the message names; docs/use/vllm.md has the limits."""
 
 
 class RouterError(BelugaError):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The benchmarks, which ``beluga bench`` runs and docs/benchmarks.md describes.
+"""The benchmarks, which ``beluga bench`` runs and docs/understand/benchmarks.md describes.
 
 They are installed as ``beluga_bench``.
 

@@ -62,10 +62,10 @@ def _link(found: re.Match[str], source: str) -> str:
     if not target or re.match(r"[a-z]+:", target):
         return found[0]
     path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
-    if path in PAGES:
-        return f"[{label}]({PAGES[path]}{anchor})"
-    if path.startswith("docs/"):
-        return f"{image}[{label}]({path[len('docs/') :]}{anchor})"
+    if path in PAGES or path.startswith("docs/"):
+        page = PAGES.get(path, path.removeprefix("docs/"))
+        folder = posixpath.dirname(PAGES.get(source, source.removeprefix("docs/")))
+        return f"{image}[{label}]({posixpath.relpath(page, folder or '.')}{anchor})"
     if not (ROOT / path).exists():
         log.warning("%s has a link to '%s', which does not exist", source, target)
     bare = label.strip("`")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Writes docs/api.md, the reference of the Python API, from the docstrings and annotations of the
-classes and functions below and from the examples in docs/api/.
+"""Writes docs/reference/api.md, the reference of the Python API, from the docstrings and
+annotations of the classes and functions below and from the examples in docs/api/.
 
 With ``--check`` nothing is written; the exit code says whether the page is fresh.
 """
@@ -27,7 +27,7 @@ from check_option import is_check  # noqa: E402  beside this file
 
 from beluga import errors  # noqa: E402  not installed where this runs
 
-TARGET = ROOT / "docs/api.md"
+TARGET = ROOT / "docs/reference/api.md"
 EXAMPLES = ROOT / "docs/api"
 INTRODUCTION = """\
 # The Python API
@@ -59,7 +59,7 @@ class Subject(NamedTuple):
 SUBJECTS = (
     Subject(
         "Pools",
-        "A pool of shared memory: [Concepts](concepts.md).",
+        "A pool of shared memory: [Concepts](../start/concepts.md).",
         {"beluga": "Pool=pool", "beluga.pool": "DeviceSpec=pool Geometry=pool parse_size"},
     ),
     Subject(
@@ -72,7 +72,7 @@ SUBJECTS = (
     ),
     Subject(
         "Blocks by key",
-        "The key-value cache of a pool: [Concepts](concepts.md).",
+        "The key-value cache of a pool: [Concepts](../start/concepts.md).",
         {
             "beluga": "KVCache=cache Namespace=cache",
             "beluga.kvcache": "PutResult=cache GetResult=cache hash_keys explain",
@@ -81,7 +81,7 @@ SUBJECTS = (
     Subject(
         "Copies",
         "What is copied between an engine's memory and the pool, and by whom: "
-        "[Copy engines](copy-engines.md).",
+        "[Copy engines](../understand/copy-engines.md).",
         {
             "beluga.kvcache": "Run=copies",
             "beluga.transfer": "View=copies BlockLayout=copies Slots=copies Plan=plans "
@@ -97,7 +97,7 @@ SUBJECTS = (
     ),
     Subject(
         "Remote calls",
-        "Functions of a program, called over the pool: [Calls over shared memory](rpc.md).",
+        "Functions of a program, called over the pool: [Calls over shared memory](../use/rpc.md).",
         {
             "beluga": "Handlers=handlers Client=handlers AsyncClient=tasks",
             "beluga.rpc": "HandlerInfo=handlers ClientStat=method load_handlers",
@@ -106,7 +106,7 @@ SUBJECTS = (
     Subject(
         "Routing",
         "The router as a library, without I/O: "
-        "[the router in your process](routing.md#the-router-in-your-process).",
+        "[the router in your process](../use/routing.md#the-router-in-your-process).",
         {
             "beluga.router": "Router=router Worker=router Query=router Choice=router "
             "Policy=router LoadTracker=router Load=router BlockHasher=router "
@@ -117,7 +117,7 @@ SUBJECTS = (
     ),
     Subject(
         "Simulation",
-        "Policies on a trace, computed: [Simulation](simulation.md).",
+        "Policies on a trace, computed: [Simulation](../use/simulation.md).",
         {
             "beluga.simulate": "Options=simulation Trace=simulation TraceEntry=simulation "
             "Row=simulation make_trace load_trace simulate"
@@ -125,8 +125,8 @@ SUBJECTS = (
     ),
     Subject(
         "Connectors",
-        "The settings of the engines' connectors, as their options name them: [vLLM](vllm.md), "
-        "[SGLang](sglang.md), [LMCache](lmcache.md).",
+        "The settings of the engines' connectors, as their options name them: "
+        "[vLLM](../use/vllm.md), [SGLang](../use/sglang.md), [LMCache](../use/lmcache.md).",
         {
             "beluga.connectors.vllm.settings": "VllmSettings=connector",
             "beluga.connectors.naming": "EngineSettings=connector",
@@ -327,7 +327,7 @@ def main() -> int:
     if not check:
         TARGET.write_text(text)
     elif not TARGET.exists() or TARGET.read_text() != text:
-        print("docs/api.md is stale; run scripts/gen_api.py", file=sys.stderr)
+        print("docs/reference/api.md is stale; run scripts/gen_api.py", file=sys.stderr)
         return 1
     return 0
 

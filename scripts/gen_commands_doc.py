@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Writes docs/commands.md from the parsers of ``beluga`` and ``cxl-rpc``.
+"""Writes docs/reference/commands.md from the parsers of ``beluga`` and ``cxl-rpc``.
 
 With ``--check`` nothing is written; the exit code says whether the file is fresh.
 """
@@ -26,7 +26,7 @@ from beluga.cli import legend  # noqa: E402  not installed where this runs
 from beluga.cli.app import app  # noqa: E402
 from beluga.cli.cxl_rpc import app as cxl_rpc_app  # noqa: E402
 
-TARGET = ROOT / "docs/commands.md"
+TARGET = ROOT / "docs/reference/commands.md"
 INTRODUCTION = """\
 # Commands
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """Writes docs/monitoring/dashboard.json (Grafana), docs/monitoring/alerts.yml (Prometheus), and the
-tables of docs/monitoring.md, from the tables below and the exporter's table of metrics.
+tables of docs/operate/monitoring.md, from the tables below and the exporter's table of metrics.
 
 With ``--check`` nothing is written; the exit code says whether the files are fresh.
 """
@@ -27,7 +27,7 @@ from beluga.kvbm.metrics import METRICS as ENGINE_METRICS  # noqa: E402
 from beluga.metrics import REGISTRY  # noqa: E402
 from beluga.tiers import disk, remote  # noqa: E402, F401
 
-PAGE = ROOT / "docs/monitoring.md"
+PAGE = ROOT / "docs/operate/monitoring.md"
 DASHBOARD = ROOT / "docs/monitoring/dashboard.json"
 ALERTS_FILE = ROOT / "docs/monitoring/alerts.yml"
 

@@ -5,11 +5,11 @@
 
 A use is the name in the code of ``beluga/``, ``bench/`` or ``scripts/``, or in a Python example of
 the documents, or the name of a class, alone or with a method, in their text; an import, an entry of
-``__all__`` and the definition itself are none. Free of the rule is the API of docs/api.md, and what
-others call: methods with a leading and trailing ``__``, overrides of classes that are not ours, and
-functions that a decorator registers. The rule compares names, not objects: what is listed has no
-caller, and what is not listed may have none. C is judged by ``tests/test_rooms.py``, with what
-Python calls of it. Exit status 1 if something is listed.
+``__all__`` and the definition itself are none. Free of the rule is the API of
+docs/reference/api.md, and what others call: methods with a leading and trailing ``__``, overrides
+of classes that are not ours, and functions that a decorator registers. The rule compares names, not
+objects: what is listed has no caller, and what is not listed may have none. C is judged by
+``tests/repo/test_rooms.py``, with what Python calls of it. Exit status 1 if something is listed.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ def is_registered(node: Function | ast.ClassDef) -> bool:
 
 
 def promised(root: Path) -> set[str]:
-    """Return the names of docs/api.md: classes, functions, and their methods."""
-    text = (root / "docs/api.md").read_text()
+    """Return the names of docs/reference/api.md: classes, functions, and their methods."""
+    text = (root / "docs/reference/api.md").read_text()
     return set(re.findall(r"^(?:class |def |async def |async )?(\w+)(?=[(:])", text, re.MULTILINE))
 
 

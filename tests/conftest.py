@@ -16,10 +16,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import forked
 import pytest
-from emulation import PATIENCE, lighten
-from fake_cupy import FakeCuda
+from support import forked
+from support.emulation import PATIENCE, lighten
+from support.fake_cupy import FakeCuda
 
 from beluga.errors import EngineUnavailableError
 from beluga.transfer.engines.cuda import HostDriver
@@ -59,7 +59,7 @@ def _is_collected(path: Path) -> bool:
     return path.match("test_*.py") or (path.is_dir() and any(path.rglob("test_*.py")))
 
 
-_LONGEST = ("test_shown.py", "sim/", "cli/", "replay/", "crash/", "bench/", "transfer/")
+_LONGEST = ("repo/test_shown.py", "sim/", "cli/", "replay/", "crash/", "bench/", "transfer/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -16,13 +16,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from lifecycle_process import PHASES
-from lifecycle_scenes import ELSEWHERE, MAKERS, closable
+from support.lifecycle_process import PHASES
+from support.lifecycle_scenes import ELSEWHERE, MAKERS, closable
 
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_whatever_can_be_closed_outlives_its_users(shm: Path, phase: str) -> None:
-    script = Path(__file__).with_name("lifecycle_process.py")
+    script = Path(__file__).with_name("support") / "lifecycle_process.py"
     ended = subprocess.run(
         [sys.executable, script, shm, phase],
         env={**os.environ, "XDG_RUNTIME_DIR": str(shm)},

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import re
 
+from support.virtual_clock import Clock
 from test_tidy import ROOT, tracked
-from virtual_clock import Clock
 
 from beluga.limit import PERIOD_S, LogLimit, and_more, kind_of
 

@@ -102,8 +102,8 @@ def bench(
         typer.Argument(
             metavar="NAME...",
             autocompletion=among(*beluga_bench.BENCHES, "all", REPORT),
-            help="The benchmarks, or all; see docs/benchmarks.md. report (alone, or before the "
-            "names of some) runs them and writes one HTML page.",
+            help="The benchmarks, or all; see docs/understand/benchmarks.md. report "
+            "(alone, or before the names of some) runs them and writes one HTML page.",
         ),
     ],
     smoke: Smoke = False,

@@ -52,7 +52,7 @@ def serve_lanes(
 ) -> None:
     """Serve handlers over the pool, without the block index. Method 64 returns its request.
 
-    `beluga serve --handlers` serves handlers and the block index. See docs/rpc.md.
+    `beluga serve --handlers` serves handlers and the block index. See docs/use/rpc.md.
     """
     registered = load_handlers(handlers) if handlers else None
     logs.begin(log_level, log_format)

@@ -3,7 +3,7 @@
 """Legends: what the columns of a command's tables mean.
 
 A table is printed with the legend of its columns, and :func:`explains` gives that legend to the
-command, whose help and whose section in ``docs/commands.md`` show it.
+command, whose help and whose section in ``docs/reference/commands.md`` show it.
 """
 
 from __future__ import annotations

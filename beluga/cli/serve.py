@@ -171,7 +171,7 @@ HandlersPlace = Annotated[
     typer.Option(
         "--handlers",
         metavar="MODULE:NAME",
-        help="Call these functions for clients (beluga.Handlers); see docs/rpc.md.",
+        help="Call these functions for clients (beluga.Handlers); see docs/use/rpc.md.",
     ),
 ]
 HandlerThreads = Annotated[

@@ -16,7 +16,7 @@ Run: TypeAlias = Callable[[Machine], Verdict]
 
 
 class Check(NamedTuple):
-    """A check by its name. ``docs/operations.md`` has a row for each."""
+    """A check by its name. ``docs/operate/operations.md`` has a row for each."""
 
     name: str
     run: Run

@@ -4,7 +4,8 @@
 many.
 
 The gateway's listeners run on an event loop with aiohttp, a server's admin endpoint on threads with
-the standard library. These rules need neither. docs/listeners.md has the table of all listeners.
+the standard library. These rules need neither. docs/operate/listeners.md has the table of all
+listeners.
 """
 
 from beluga.listening.callers import KnownHosts, from_other_site, is_loopback

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What an operator should look at now. ``docs/monitoring.md`` has alerts for the same faults."""
+"""What an operator should look at now. ``docs/operate/monitoring.md`` has alerts for the same
+faults.
+"""
 
 from __future__ import annotations
 

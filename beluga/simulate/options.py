@@ -146,9 +146,9 @@ def unequal_memory(options: Options) -> str | None:
 
 
 def feasibility(options: Options) -> Options:
-    """Return the set-up of the reference's replay (docs/benchmarks.md): serial prefill, no decode,
-    470 blocks of HBM, 15,600 blocks in all, 26 GB/s for each worker independent of the others,
-    DRAM at 50 GB/s, free writes, and requests in the file's order. It is a guess that
+    """Return the set-up of the reference's replay (docs/understand/benchmarks.md): serial prefill,
+    no decode, 470 blocks of HBM, 15,600 blocks in all, 26 GB/s for each worker independent of the
+    others, DRAM at 50 GB/s, free writes, and requests in the file's order. It is a guess that
     ``linear`` counted DRAM like HBM there, which reproduces its figures.
     """
     block = 512 * costs.MODELS["qwen3-32b-h200"].kv_bytes_per_token

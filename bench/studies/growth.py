@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """The growth table: what fills up first as hosts and pools are added. ``python -m
-beluga_bench.studies.growth`` prints the table of docs/benchmarks.md.
+beluga_bench.studies.growth`` prints the table of docs/understand/benchmarks.md.
 
 The costs of a call for the pool's server and for the router are measured here. The speeds of links
 are those of the paper (beluga/router/load/costs.py). The amount of work is that of the conversation

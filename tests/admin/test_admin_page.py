@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import Browser, find_browser
+from support.browser import Browser, find_browser
 
 from beluga import KVCache, Pool
 

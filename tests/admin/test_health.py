@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import stuck_server
-from blocks import eventually
+from support import stuck_server
+from support.blocks import eventually
 
 from beluga import Client, Pool
 from beluga.admin import AdminRequest, ServerHealth

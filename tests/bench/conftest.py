@@ -11,7 +11,7 @@ from functools import cache
 
 import pytest
 from beluga_bench import BENCHES, Options, Row
-from leftovers import leftovers
+from support.leftovers import leftovers
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from beluga_bench import BENCHES, FIELDS, Options, Row, plot
 from beluga_bench.harness.machine import cores
 from beluga_bench.harness.region import skewed, uniform
 from beluga_bench.harness.row import Recorder
-from leftovers import leftovers
+from support.leftovers import leftovers
 
 from beluga._ffi import ffi, lib
 from beluga.errors import BelugaError, PoolError

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Ratios as docs/benchmarks.md defines them, on invented speeds."""
+"""Ratios as docs/understand/benchmarks.md defines them, on invented speeds."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from emulation import long
+from support.emulation import long
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

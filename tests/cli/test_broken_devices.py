@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import typer
-from emulation import PATIENCE, share
+from support.emulation import PATIENCE, share
 
 from beluga import MetaServer, Pool
 from beluga.cli import app, cxl_rpc, lazy, main

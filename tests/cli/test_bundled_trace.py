@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from emulation import long
+from support.emulation import long
 
 from beluga.replay import BUNDLED
 from beluga.simulate import found_shares, load_trace

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An upgrade as ``docs/day-two.md`` says, from a pool and a disk tier that the former release made.
+"""An upgrade as ``docs/operate/day-two.md`` says, from a pool and a disk tier that the former
+release made.
 
 ``former/`` has both, as commit d46afb8 left them after a put, ``beluga drain`` and SIGTERM. Make
 them again when a release changes a format, with the release before it.

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from emulation import long
-from leftovers import leftovers
+from support.emulation import long
+from support.leftovers import leftovers
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import stuck_server
+from support import stuck_server
 
 from beluga.errors import CallTimeoutError
 from beluga.pool import Pool

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from blocks import eventually, keys
+from support.blocks import eventually, keys
 
 from beluga import Client, KVCache, MetaServer, Pool
 from beluga.index import MetaClient

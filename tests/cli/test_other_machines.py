@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from denied import CALLS
-from emulation import long
+from support.denied import CALLS
+from support.emulation import long
 
 import beluga.pool.runtime
 from beluga import MetaServer, Pool
@@ -24,7 +24,7 @@ from beluga.errors import RuntimeDirError
 from beluga.gateway.settings import read_workers, workers_text
 from beluga.text import decode_text
 
-DENY = Path(__file__).resolve().parent.parent / "denied.py"
+DENY = Path(__file__).resolve().parent.parent / "support/denied.py"
 OLD = ["pidfd_open", "pidfd_send_signal", "io_uring_setup", "openat2", "close_range", "clone3"]
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from blocks import eventually
-from emulation import long
+from support.blocks import eventually
+from support.emulation import long
 
 from beluga.cli import serve
 from beluga.errors import DeposedError

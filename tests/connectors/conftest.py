@@ -14,8 +14,8 @@ from typing import Any
 
 import fakes
 import pytest
-from blocks import eventually
 from lmcache_parts import LONG_S, PACKAGE, Allocator, MakeAdapter, Metadata
+from support.blocks import eventually
 
 from beluga import MetaServer, Pool
 

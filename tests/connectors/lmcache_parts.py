@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import fakes
-from blocks import eventually
 from fakes import Memory, ObjectKey
+from support.blocks import eventually
 
 SHAPE = (2, 4, 16, 64)  # K and V, layers, tokens, hidden
 LONG_S = 60.0

@@ -14,7 +14,7 @@ from typing import Any
 import fakes
 import numpy as np
 import pytest
-from blocks import eventually
+from support.blocks import eventually
 
 from beluga.connectors.sglang import weights
 

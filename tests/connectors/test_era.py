@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from blocks import eventually
-from memory_tier import MemoryTier, served
 from numpy.typing import NDArray
+from support.blocks import eventually
+from support.memory_tier import MemoryTier, served
 
 from beluga import MetaServer, Namespace, Pool
 from beluga.connectors import era

@@ -20,7 +20,6 @@ from typing import Any
 import fakes
 import numpy as np
 import pytest
-from blocks import eventually
 from fakes import ChunkKey, Memory, ObjectKey, damage
 from lmcache_parts import (
     LONG_S,
@@ -36,7 +35,8 @@ from lmcache_parts import (
     lookup,
     store,
 )
-from memory_tier import MemoryTier, served
+from support.blocks import eventually
+from support.memory_tier import MemoryTier, served
 
 from beluga import MetaServer, Namespace, Pool
 from beluga.connectors.connection import Attachment

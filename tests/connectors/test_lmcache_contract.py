@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from blocks import eventually
 from fakes import ChunkKey, Memory, ObjectKey
 from lmcache_parts import LONG_S, SHAPE, MakeAdapter, blank, chunks, l2, load, lookup, store
-from memory_tier import MemoryTier, served
 from numpy.typing import NDArray
+from support.blocks import eventually
+from support.memory_tier import MemoryTier, served
 
 from beluga import MetaServer, Pool
 from beluga.connectors.lmcache import layouts, ledger, objects, pins

@@ -15,9 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from blocks import eventually
 from fakes import damage
-from memory_tier import MemoryTier, served
 from sglang_parts import (
     LONG_S,
     PACKAGE,
@@ -31,6 +29,8 @@ from sglang_parts import (
     keys,
     made_backends,
 )
+from support.blocks import eventually
+from support.memory_tier import MemoryTier, served
 
 from beluga import MetaServer, Pool
 from beluga.connectors.sglang.pages import page_buffers

@@ -12,8 +12,8 @@ from typing import Any
 
 import fakes
 import pytest
-from blocks import eventually
 from sglang_parts import LONG_S, Config, HostPool, Make, indices, keys, made_backends
+from support.blocks import eventually
 
 from beluga import MetaServer, Pool
 from beluga.connectors.sglang import weights

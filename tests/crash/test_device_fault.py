@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from emulation import PATIENCE, long
-from processes import Process
+from support.emulation import PATIENCE, long
+from support.processes import Process
 
 from beluga.pool import Pool
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from blocks import eventually, keys, states
-from elsewhere import imitate
-from processes import Process
+from support.blocks import eventually, keys, states
+from support.elsewhere import imitate
+from support.processes import Process
 
 from beluga.errors import CallTimeoutError, NoServerError
 from beluga.index import MetaClient, MetaServer

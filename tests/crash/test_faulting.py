@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import faulting
-from emulation import EMULATED, PATIENCE
+from support.emulation import EMULATED, PATIENCE
 
 from beluga._ffi import lib
 

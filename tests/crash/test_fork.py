@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from blocks import keys
-from emulation import needs_a_cpu
 from one_block import TIMEOUT_NS, batch_of
+from support.blocks import keys
+from support.emulation import needs_a_cpu
 
 from beluga._ffi import ffi, lib
 from beluga.errors import ForkedSessionError

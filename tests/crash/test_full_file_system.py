@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from emulation import PATIENCE, long
+from support.emulation import PATIENCE, long
 
 ALIVE = "still alive"
 
@@ -156,8 +156,8 @@ assert not paths[0].exists()
 
 # Blocks that wait on a lower tier are misses as long as there is no memory for them.
 TIER = """
-from blocks import eventually
-from memory_tier import MemoryTier
+from support.blocks import eventually
+from support.memory_tier import MemoryTier
 from beluga.tiers import TierService
 
 @contextmanager

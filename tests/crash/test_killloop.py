@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from emulation import PATIENCE
+from support.emulation import PATIENCE
 
 from tests.crash import killloop
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from blocks import BLOCK_WORDS, CHAIN, content, eventually, keys
-from processes import Process
+from support.blocks import BLOCK_WORDS, CHAIN, content, eventually, keys
+from support.processes import Process
 
 from beluga.index import MetaServer
 from beluga.kvcache import KVCache

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from blocks import eventually, keys, states
-from processes import Process
+from support.blocks import eventually, keys, states
+from support.processes import Process
 
 from beluga._ffi import lib
 from beluga.errors import DeviceFaultError

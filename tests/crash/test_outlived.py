@@ -9,8 +9,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from blocks import CHAIN, content, keys
-from processes import Process
+from support.blocks import CHAIN, content, keys
+from support.processes import Process
 
 from beluga.index import MetaServer
 from beluga.kvcache import KVCache

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from emulation import PATIENCE
 from points import named
+from support.emulation import PATIENCE
 
 from beluga._ffi import ffi, lib
 

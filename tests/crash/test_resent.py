@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from blocks import eventually, held, keys, put, states
-from emulation import PATIENCE
-from processes import Process
+from support.blocks import eventually, held, keys, put, states
+from support.emulation import PATIENCE
+from support.processes import Process
 
 from beluga.errors import CallTimeoutError
 from beluga.index import MetaClient, MetaServer

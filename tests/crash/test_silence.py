@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from blocks import eventually, keys, states
+from support.blocks import eventually, keys, states
 
 from beluga._ffi import lib
 from beluga.index import MetaClient, MetaServer
@@ -29,9 +29,9 @@ ELSEWHERE = """
 import sys, time
 from pathlib import Path
 from beluga.pool import Pool
-from blocks import keys
-from elsewhere import imitate
-from roles import hold_interpreter
+from support.blocks import keys
+from support.elsewhere import imitate
+from support.roles import hold_interpreter
 from beluga.errors import CallTimeoutError
 from beluga.index import MetaClient
 from beluga.rpc import Client
@@ -90,7 +90,7 @@ def elsewhere(
         stdout=subprocess.PIPE,
         text=True,
         bufsize=1,
-        cwd=Path(__file__).resolve().parents[1],  # where blocks and roles are
+        cwd=Path(__file__).resolve().parents[1],  # the tests' import root
     )
     try:
         client = Elsewhere(process)

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from blocks import BLOCK_WORDS, content, eventually, keys
-from emulation import long
-from processes import Process
+from support.blocks import BLOCK_WORDS, content, eventually, keys
+from support.emulation import long
+from support.processes import Process
 
 from beluga.index import MetaServer
 from beluga.kvcache import KVCache

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from blocks import keys
 from numpy.typing import NDArray
+from support.blocks import keys
 
 from beluga._ffi import ffi, lib
 from beluga.errors import NoServerError, RpcError, SessionLostError

@@ -4,8 +4,8 @@
 
 Its root is a tmpfs of its own, with this machine's /usr read-only in it: what systemd does when it
 boots (it cleans /tmp, for one) cannot reach this machine. Only the units of ``docs/deploy/systemd``
-exist there, installed as ``docs/deploy.md`` says. The program is ``/opt/beluga/bin/beluga``: this
-Python, and these sources, read-only.
+exist there, installed as ``docs/operate/deploy.md`` says. The program is
+``/opt/beluga/bin/beluga``: this Python, and these sources, read-only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 SOURCES = Path(__file__).resolve().parents[2]
 UNITS = SOURCES / "docs/deploy/systemd"
 SYSTEMD = Path("/lib/systemd/systemd")
-PAGE = SOURCES / "docs/deploy.md"
+PAGE = SOURCES / "docs/operate/deploy.md"
 INSTALL = PAGE.read_text().partition("tested: install -->\n```shell\n")[2].partition("```")[0]
 BOOT_S = 30.0
 

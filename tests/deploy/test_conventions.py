@@ -29,7 +29,7 @@ DEPLOY = ROOT / "docs/deploy"
 ENV = (DEPLOY / "systemd/beluga.env").read_text()
 DROP_IN = (DEPLOY / "systemd/beluga-.service.d/beluga.conf").read_text()
 VALUES = yaml.safe_load((DEPLOY / "helm/beluga/values.yaml").read_text())
-MONITORING = (ROOT / "docs/monitoring.md").read_text()
+MONITORING = (ROOT / "docs/operate/monitoring.md").read_text()
 
 # What may follow a root in a text: nothing, a path below it, or the end of a sentence.
 BELOW = r"(?=$|[/\s`'\"):,;}\]>]|\.(?!\w)|\\n)"
@@ -110,6 +110,6 @@ def test_chart_and_commands_have_the_same_ports() -> None:
     assert VALUES["server"]["adminPort"] == ADMIN_PORT
     assert VALUES["gateway"]["port"] == GATEWAY_PORT
     assert f"--port {GATEWAY_PORT} " in ENV
-    commands = (ROOT / "docs/commands.md").read_text()  # generated from the commands
+    commands = (ROOT / "docs/reference/commands.md").read_text()  # generated from the commands
     assert f"Default: {GATEWAY_PORT}." in commands
     assert f"Default: 127.0.0.1:{GATEWAY_ADMIN_PORT}." in commands

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from blocks import eventually
 from command_lines import check_command, check_plugin
+from support.blocks import eventually
 
 import beluga
 from beluga.pool import Pool

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from blocks import eventually
 from booted import UNITS, Booted, CannotBootError, why_not
 from command_lines import check_command
+from support.blocks import eventually
 
 SERVICES = sorted(UNITS.glob("*.service"))
 PROGRAM = "/opt/beluga/bin/beluga"

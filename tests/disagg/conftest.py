@@ -10,7 +10,7 @@ from typing import Protocol
 
 import pytest
 from nats_server import NatsServer, need_nats_server
-from processes import Process
+from support.processes import Process
 
 from beluga.pool import Pool
 

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from blocks import eventually
+from support.blocks import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
-from list_queue import ListQueue, ListTicket
 from prefill_engine import FakeEngine
-from virtual_clock import run_virtually
+from support.list_queue import ListQueue, ListTicket
+from support.virtual_clock import run_virtually
 
 from beluga.disagg import (
     TASK_SIZE_MAX,

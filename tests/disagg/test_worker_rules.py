@@ -15,8 +15,8 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
-from list_queue import ListQueue, ListTicket
 from prefill_engine import FakeEngine
+from support.list_queue import ListQueue, ListTicket
 
 from beluga.disagg import Prefiller, PrefillOutcome, PrefillTask, PrefillWorker, QueueSize
 from beluga.disagg.worker import WorkerStat, prefill_request

@@ -11,7 +11,7 @@ from made_machine import made
 
 from beluga.doctor import CHECKS, CannotTellError, Check, Machine, Verdict, diagnose, run_check
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/operations.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/operate/operations.md"
 
 
 def test_the_table_in_the_documents_has_every_check() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from blocks import eventually
 from numpy.typing import NDArray
+from support.blocks import eventually
 
 from beluga import KVCache
 from beluga.errors import RouterError

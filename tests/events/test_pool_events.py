@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from blocks import eventually
+from support.blocks import eventually
 
 from beluga import KVCache
 from beluga.errors import RpcError

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from blocks import eventually
+from support.blocks import eventually
 
 from beluga.events import replays
 

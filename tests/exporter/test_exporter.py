@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from prometheus_lint import complaints
+from support.prometheus_lint import complaints
 
 from beluga import KVCache, MetaServer, Pool
 from beluga.admin import Admin, server_routes

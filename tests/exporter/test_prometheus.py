@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from blocks import eventually
+from support.blocks import eventually
 
 from beluga import KVCache, Pool
 from beluga.errors import BelugaError

@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
 from fake_engine import FakeEngine
-from prometheus_lint import complaints
 from routed import routed, run, until
+from support.prometheus_lint import complaints
 
 # Dynamo counts the parts of routing in milliseconds.
 KNOWN = re.compile(

@@ -16,8 +16,8 @@ pytest.importorskip("zmq", reason="pyzmq is not installed")
 
 from announcer import Announcer
 from fake_engine import FakeEngine
-from prometheus_lint import complaints
 from routed import Site, routed, run, until
+from support.prometheus_lint import complaints
 
 from beluga.gateway import pool_listener as pool_listener_module
 from beluga.gateway import problems as problems_module

@@ -17,8 +17,8 @@ import pytest
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
 from fake_engine import FakeEngine
-from list_queue import ListQueue
 from routed import routed, run, until
+from support.list_queue import ListQueue
 
 from beluga.disagg import PrefillWorker
 from beluga.errors import NoWorkersError, QueueError, RouterError

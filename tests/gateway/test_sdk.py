@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
-from emulation import long
+from support.emulation import long
 
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 pytest.importorskip("openai", reason="OpenAI's SDK is not installed")
@@ -19,7 +19,7 @@ pytest.importorskip("openai", reason="OpenAI's SDK is not installed")
 from fake_engine import FakeEngine
 from openai_engine import KEY, MODEL, OpenAIEngine
 from routed import QUICK, Site, routed, run, until
-from sdk_cases import CASES, calling, observe
+from support.sdk_cases import CASES, calling, observe
 
 from beluga.gateway import EngineSpec
 

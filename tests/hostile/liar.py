@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
-from forge import LINE, PAGE, line_hash, write
+from support.forge import LINE, PAGE, line_hash, write
 
 from beluga._ffi import ffi, lib
 from beluga.errors import BelugaError

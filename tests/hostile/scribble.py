@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from forge import LINE
+from support.forge import LINE
 
 from beluga._ffi import ffi, lib
 from beluga.pool import Pool

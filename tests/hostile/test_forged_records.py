@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import liar
-from emulation import PATIENCE
+from support.emulation import PATIENCE
 
 PAGE = 4096
 WITHIN = [[1, PAGE, 0, 1], [2, PAGE, 1024, 0], [17, 16 * PAGE, 4096, 0]]
@@ -57,7 +57,7 @@ def test_a_reply_that_says_hit_after_the_hits_is_refused(shm: Path) -> None:
     code = f"""
 import sys
 sys.path[:0] = {sys.path!r}
-from blocks import keys
+from support.blocks import keys
 from beluga._ffi import lib
 from beluga.errors import BadReplyError
 from beluga.index import MetaClient

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from emulation import fewer
-from forge import LINE, line_hash, read, sealed, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scribble import restless
+from support.emulation import fewer
+from support.forge import LINE, line_hash, read, sealed, write
 
 from beluga._ffi import ffi, lib
 from beluga.index import MetaClient, MetaServer

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from blocks import keys
-from emulation import fewer
-from forge import LINE, Lane, bulk_payload, read, sealed, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scribble import scribble
+from support.blocks import keys
+from support.emulation import fewer
+from support.forge import LINE, Lane, bulk_payload, read, sealed, write
 
 from beluga._ffi import ffi, lib
 from beluga.errors import BadReplyError, BelugaError

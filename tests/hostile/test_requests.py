@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from blocks import eventually, held, keys, put
-from emulation import fewer
-from forge import LINE, Lane, bulk_payload, read, request_line, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.blocks import eventually, held, keys, put
+from support.emulation import fewer
+from support.forge import LINE, Lane, bulk_payload, read, request_line, write
 
 from beluga._ffi import lib
 from beluga.index import MetaClient, MetaServer

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
-from blocks import BLOCK_WORDS, CHAIN, content, keys
+from support.blocks import BLOCK_WORDS, CHAIN, content, keys
 
 from beluga.errors import CallTimeoutError, NoServerError
 from beluga.index import BlockState

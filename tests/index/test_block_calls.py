@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from blocks import held, keys, put, states
+from support.blocks import held, keys, put, states
 
 from beluga._ffi import lib
 from beluga.errors import BadRequestError

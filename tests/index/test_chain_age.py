@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from emulation import PATIENCE
+from support.emulation import PATIENCE
 
 HERE = Path(__file__).parent
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from blocks import eventually, held, keys, put, states
-from processes import Process
+from support.blocks import eventually, held, keys, put, states
+from support.processes import Process
 
 from beluga.index import MetaClient, MetaServer
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from blocks import eventually, keys, states
-from processes import Process
+from support.blocks import eventually, keys, states
+from support.processes import Process
 
 from beluga.index import MetaClient, MetaServer
 from beluga.pool import Pool

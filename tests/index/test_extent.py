@@ -8,11 +8,11 @@ from errno import ENOENT
 from typing import Any
 
 from beluga._sim import ffi, lib
-from emulation import fewer
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from models.extents import STRIPES_MAX, Extents
+from support.emulation import fewer
 
 
 def create(stripes: int) -> Any:

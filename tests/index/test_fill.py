@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from blocks import held, keys, put
+from support.blocks import held, keys, put
 
 from beluga.index import MetaClient, MetaServer
 from beluga.pool import Pool

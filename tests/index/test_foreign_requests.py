@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from blocks import held, keys, put
-from emulation import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.blocks import held, keys, put
+from support.emulation import fewer
 
 from beluga._ffi import ffi, lib
 from beluga.errors import BadRequestError, BelugaError

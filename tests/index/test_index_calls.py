@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from blocks import hasty_client, keys, put
 from plants import Ground
-from watched_core import WatchedCore
+from support.blocks import hasty_client, keys, put
+from support.watched_core import WatchedCore
 
 from beluga.errors import BelugaError, RpcError, ServerAliveError
 from beluga.index import MetaClient, MetaServer, TaskClient, TaskRecord, check_devices, check_pool

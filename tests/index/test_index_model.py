@@ -13,11 +13,11 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from blocks import eventually, keys
-from emulation import fewer
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.blocks import eventually, keys
+from support.emulation import fewer
 
 from beluga._ffi import lib
 from beluga.index import BlockState, Grant, MetaClient, MetaServer

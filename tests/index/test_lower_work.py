@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from blocks import eventually
 from numpy.typing import NDArray
+from support.blocks import eventually
 
 from beluga import Client, MetaServer, Pool
 from beluga._ffi import ffi, lib

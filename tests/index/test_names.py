@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from processes import Process
+from support.processes import Process
 
 from beluga import KVCache
 from beluga._ffi import ffi, lib

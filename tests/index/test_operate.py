@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 
 import pytest
-from blocks import eventually, held, keys, put, states
+from support.blocks import eventually, held, keys, put, states
 
 from beluga import KVCache
 from beluga._ffi import lib

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from beluga._sim import ffi, lib
-from emulation import fewer
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from models.pages import PAGE, STRIPE, STRIPE_PAGES, Pages, rounded
+from support.emulation import fewer
 
 DATA = 3 * STRIPE  # where stripe 0 lies
 MIB = 1 << 20

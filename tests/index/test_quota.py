@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from blocks import held, keys, put, states
+from support.blocks import held, keys, put, states
 
 from beluga._ffi import lib
 from beluga.errors import PinLimitError, QuotaError

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from blocks import held, keys, put
+from support.blocks import held, keys, put
 
 from beluga.index import MetaClient, MetaServer
 from beluga.pool import Pool

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from blocks import held, put
 from lines import seal_table
 from plants import Ground
+from support.blocks import held, put
 
 from beluga.errors import DeviceBusyError, EpochDamagedError, ServerAliveError
 from beluga.index import MetaClient, MetaServer, check_pool, repair_pool

@@ -12,12 +12,12 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from blocks import eventually, held, keys
-from emulation import fewer
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from models.shares import Shares
+from support.blocks import eventually, held, keys
+from support.emulation import fewer
 
 from beluga.errors import BadTypeError, BadValueError
 from beluga.index import (

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from blocks import eventually, held, keys, put, states
-from emulation import fewer, long
-from forge import line_hash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.blocks import eventually, held, keys, put, states
+from support.emulation import fewer, long
+from support.forge import line_hash
 
 from beluga._ffi import ffi, lib
 from beluga.index import MetaClient, MetaServer

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from blocks import eventually, held, keys, put, states
-from processes import Process
+from support.blocks import eventually, held, keys, put, states
+from support.processes import Process
 
 from beluga._ffi import ffi, lib
 from beluga.errors import CallTimeoutError

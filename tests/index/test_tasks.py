@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from beluga._sim import ffi as sim_ffi
 from beluga._sim import lib as sim_lib
-from blocks import eventually
 from hypothesis import given
 from hypothesis import strategies as st
 from models.tasks import Tasks
-from processes import Process
+from support.blocks import eventually
+from support.processes import Process
 
 from beluga._ffi import lib
 from beluga.errors import BadRequestError, NoGrantError, QueueFullError

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from beluga._sim import ffi, lib
-from emulation import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models.pages import PAGE, STRIPE, STRIPE_PAGES
+from support.emulation import fewer
 
 DATA = 3 * STRIPE  # where stripe 0 lies
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from concurrent.futures import CancelledError, Future
 
 import pytest
-from emulation import fewer
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -22,6 +21,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from support.emulation import fewer
 
 from beluga.errors import TierError, TransferError
 from beluga.kvbm import OFFLOAD_POLICIES, BlockManager, MutableBlock, RegisteredBlock

@@ -11,7 +11,7 @@ from concurrent.futures import wait
 from typing import Any
 
 import pytest
-from virtual_clock import Clock
+from support.virtual_clock import Clock
 
 from beluga.errors import TierError
 from beluga.kvbm import BlockPhase, BlockPool, MutableBlock, RegisteredBlock, Targets

@@ -8,7 +8,6 @@ from concurrent.futures import CancelledError, Future
 from typing import Any
 
 import pytest
-from emulation import fewer
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -19,6 +18,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from support.emulation import fewer
 
 from beluga.errors import TierError
 from beluga.kvbm import BlockPhase, BlockPool, MutableBlock, RegisteredBlock, WeakBlock

@@ -19,7 +19,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from interrupts import within_beluga
+from support.interrupts import within_beluga
 
 from beluga import KVCache, Pool
 from beluga.transfer import DsaEngine

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulation import PATIENCE
+from support.emulation import PATIENCE
 
 from beluga import KVCache, MetaServer, Pool
 from beluga.errors import LayoutError

@@ -8,9 +8,9 @@ import itertools
 
 import numpy as np
 import pytest
-from emulation import fewer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.emulation import fewer
 
 from beluga import KVCache, MetaServer, Pool
 from beluga._ffi import ffi, lib

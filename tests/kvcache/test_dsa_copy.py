@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stormy import stormy_portal
+from support.stormy import stormy_portal
 
 from beluga import KVCache, MetaServer, Pool
 from beluga.index import BlockState, check_pool
@@ -53,7 +53,7 @@ import numpy as np
 from beluga import KVCache, Pool
 from beluga.transfer import DsaEngine
 from tests.kvcache.conftest import digests
-from tests.stormy import stormy_portal
+from tests.support.stormy import stormy_portal
 pool = Pool.open(sys.argv[1:])
 engine = DsaEngine(pool, stormy_portal({"delay_us": 500_000}))
 gather_write = engine.gather_write

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_gpu import PATIENCE_S, STRIPE, FailingGpu
-from interrupts import PACKAGE, Interrupts, within_beluga
+from support.cuda_gpu import PATIENCE_S, STRIPE, FailingGpu
+from support.interrupts import PACKAGE, Interrupts, within_beluga
 
 from beluga import KVCache, MetaServer, Pool
 from beluga.errors import RpcError, UnsettledError

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_gpu import STRIPE
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -28,7 +27,8 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from interrupts import Interrupts
+from support.cuda_gpu import STRIPE
+from support.interrupts import Interrupts
 
 from beluga import KVCache, MetaServer, Pool
 from beluga.errors import TransferCancelledError, UnsettledError

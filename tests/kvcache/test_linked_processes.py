@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from emulation import needs_a_cpu
+from support.emulation import needs_a_cpu
 
 from beluga import KVCache, MetaServer, Pool
 from beluga.transfer import Direction, Link, TransferClass

@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 
 import pytest
-from blocks import eventually
-from emulation import long
-from processes import Process
+from support.blocks import eventually
+from support.emulation import long
+from support.processes import Process
 
 from beluga.index import check_pool
 from beluga.pool import Pool

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from blocks import eventually
+from support.blocks import eventually
 
 from beluga.errors import LeaseError
 from beluga.lease import EtcdLease, Lease, open_lease

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from json_server import JsonServer, running
-from virtual_clock import Clock
+from support.virtual_clock import Clock
 
 from beluga.errors import LeaseError
 from beluga.lease import KubernetesLease, open_lease

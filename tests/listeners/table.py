@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The table of docs/listeners.md: for each defence and each listener what happens, and the test
-that sees it, or why the listener needs no such defence.
+"""The table of docs/operate/listeners.md: for each defence and each listener what happens, and the
+test that sees it, or why the listener needs no such defence.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
 
 
 def page_table() -> str:
-    """Return the table as it stands in docs/listeners.md."""
+    """Return the table as it stands in docs/operate/listeners.md."""
     rows = [("", *LISTENERS), ("---",) * (1 + len(LISTENERS))]
     rows += [(name, *(cell.text for cell in cells)) for name, cells in TABLE.items()]
     return "".join(f"| {' | '.join(row)} |\n".replace("|  |", "| |") for row in rows)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""docs/listeners.md has the table of ``table.py``, and each cell a test or a reason."""
+"""docs/operate/listeners.md has the table of ``table.py``, and each cell a test or a reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from table import LISTENERS, TABLE, page_table
 
 HERE = Path(__file__).parent
-PAGE = HERE.parents[1] / "docs" / "listeners.md"
+PAGE = HERE.parents[1] / "docs/operate/listeners.md"
 
 
 def test_the_page_has_the_table() -> None:

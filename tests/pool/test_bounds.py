@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from devdax import MIB, fake_devdax
 from refusal import refused
-from watched_core import WatchedCore
+from support.watched_core import WatchedCore
 
 from beluga._ffi import ffi
 from beluga.errors import DeviceMismatchError, DeviceSpecError, NoRoomError

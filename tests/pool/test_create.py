@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from another_user import as_nobody
 from devdax import fake_devdax
-from emulation import needs_a_cpu
 from refusal import refused
+from support.another_user import as_nobody
+from support.emulation import needs_a_cpu
 
 from beluga.errors import (
     DeviceBusyError,

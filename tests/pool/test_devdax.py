@@ -13,9 +13,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from another_user import as_nobody
 from devdax import fake_devdax
 from refusal import refused
+from support.another_user import as_nobody
 
 from beluga._ffi import ffi, lib
 from beluga.errors import (

@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 
 import pytest
-from another_user import as_nobody
 from refusal import refused
+from support.another_user import as_nobody
 
 from beluga.errors import (
     DeviceMismatchError,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from devdax import MIB, fake_devdax
 from refusal import refused
-from watched_core import WatchedCore
+from support.watched_core import WatchedCore
 
 from beluga.errors import BelugaError, DeviceSpecError, NoRoomError, PoolExistsError
 from beluga.pool import Pool, emulated_paths, survey

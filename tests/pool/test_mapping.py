@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from emulation import needs_a_cpu
+from support.emulation import needs_a_cpu
 
 from beluga._ffi import ffi, lib
 from beluga.errors import DeviceTruncatedError

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from emulation import fewer, needs_a_cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusal import refused
+from support.emulation import fewer, needs_a_cpu
 
 from beluga._ffi import ffi, lib
 from beluga.errors import DeviceForeignError, DeviceMissingError, ForkedSessionError

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from virtual_clock import Clock
+from support.virtual_clock import Clock
 
 import beluga.child
 from beluga.errors import ReplayError

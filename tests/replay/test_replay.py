@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from emulation import long
+from support.emulation import long
 
 from beluga.child import command
 from beluga.replay import Conversations, TraceRequest, make_workload, write_trace

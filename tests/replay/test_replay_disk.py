@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from blocks import eventually
+from support.blocks import eventually
 from test_replay import TRACES, pool_directory, wait_for_children
 
 from beluga.errors import NoServerError

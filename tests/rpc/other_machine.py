@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from forge import line_hash, read, write
+from support.forge import line_hash, read, write
 
 from beluga._ffi import ffi, lib
 from beluga.pool import Pool

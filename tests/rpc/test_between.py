@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from blocks import eventually
-from emulation import PATIENCE
-from watched_core import WatchedCore
+from support.blocks import eventually
+from support.emulation import PATIENCE
+from support.watched_core import WatchedCore
 
 from beluga._ffi import lib
 from beluga.errors import BadValueError, NoServerError, RpcError, ServerAliveError

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from blocks import eventually, keys, put
-from emulation import PATIENCE
-from processes import Process
+from support.blocks import eventually, keys, put
+from support.emulation import PATIENCE
+from support.processes import Process
 
 from beluga._ffi import ffi, lib
 from beluga.errors import BadValueError, NoTraceError, RpcError

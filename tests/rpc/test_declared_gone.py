@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from blocks import eventually, keys
 from other_machine import Elsewhere, OtherMachine, beating, serve_as
+from support.blocks import eventually, keys
 
 from beluga.cli import serve
 from beluga.errors import DeposedError, ServerAliveError, SessionAliveError

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from blocks import eventually
-from processes import Process
+from support.blocks import eventually
+from support.processes import Process
 
 from beluga.pool import Pool
 from beluga.rpc import Client, Server

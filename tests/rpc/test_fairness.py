@@ -14,8 +14,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from blocks import eventually, keys
-from forge import Lane, bulk_payload, write
+from support.blocks import eventually, keys
+from support.forge import Lane, bulk_payload, write
 
 from beluga._ffi import ffi, lib
 from beluga.index import MetaServer

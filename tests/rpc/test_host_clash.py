@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import pytest
-from forge import LINE, read
 from other_machine import OtherMachine
+from support.forge import LINE, read
 
 from beluga._ffi import lib
 from beluga.errors import BadValueError, HostClashError

@@ -11,8 +11,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from emulation import PATIENCE
-from processes import Process
+from support.emulation import PATIENCE
+from support.processes import Process
 
 from beluga.pool import Pool
 from beluga.rpc import Client

@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 
 import pytest
-from blocks import eventually
-from emulation import PATIENCE
-from processes import Process
+from support.blocks import eventually
+from support.emulation import PATIENCE
+from support.processes import Process
 
 from beluga.errors import LobbyBusyError
 from beluga.pool import Pool

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from another_user import as_nobody
-from processes import Process
+from support.another_user import as_nobody
+from support.processes import Process
 
 from beluga import Client, Pool, Server
 from beluga.errors import DeviceBusyError

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from blocks import eventually
-from processes import Process
+from support.blocks import eventually
+from support.processes import Process
 
 import beluga.pool.runtime
 import beluga.rpc.server

@@ -12,8 +12,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from another_user import NOBODY, as_nobody
-from processes import Process
+from support.another_user import NOBODY, as_nobody
+from support.processes import Process
 
 from beluga.errors import DevicePermissionError, RuntimeDirError
 from beluga.pool import Pool

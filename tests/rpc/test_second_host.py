@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from emulation import PATIENCE
 from other_machine import OtherMachine
+from support.emulation import PATIENCE
 
 from beluga._ffi import lib
 from beluga.errors import SecondHostError

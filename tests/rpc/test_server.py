@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from processes import Process
+from support.processes import Process
 
 from beluga.errors import CallTimeoutError, NoServerError, RpcError, ServerAliveError
 from beluga.pool import Pool

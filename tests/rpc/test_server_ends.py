@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from blocks import eventually
-from emulation import PATIENCE
-from interrupts import Interrupts
+from support.blocks import eventually
+from support.emulation import PATIENCE
+from support.interrupts import Interrupts
 
 import beluga.rpc.server
 from beluga import Client, MetaServer, Pool

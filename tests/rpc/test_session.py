@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from emulation import PATIENCE, fewer
-from processes import Process
 from sizes import LANES
+from support.emulation import PATIENCE, fewer
+from support.processes import Process
 
 from beluga.errors import NoLaneError, NoServerError
 from beluga.pool import Pool

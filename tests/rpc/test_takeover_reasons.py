@@ -8,9 +8,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from elsewhere import imitate
 from other_machine import rewrite
-from processes import Process
+from support.elsewhere import imitate
+from support.processes import Process
 
 from beluga._ffi import lib
 from beluga.cli.trace import _headline

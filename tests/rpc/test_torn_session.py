@@ -7,9 +7,9 @@ space, to no client that could not have them.
 from __future__ import annotations
 
 import pytest
-from blocks import eventually, keys
-from forge import line_hash, read, write
 from other_machine import session_offset
+from support.blocks import eventually, keys
+from support.forge import line_hash, read, write
 
 from beluga._ffi import ffi, lib
 from beluga.index import MetaClient, MetaServer

@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 
 import pytest
-from blocks import eventually, keys
-from elsewhere import imitate
-from forge import read
 from other_machine import Elsewhere, OtherMachine, beating, rewrite, serve_as, session_offset
+from support.blocks import eventually, keys
+from support.elsewhere import imitate
+from support.forge import read
 
 from beluga._ffi import ffi, lib
 from beluga.errors import HostClashError, ServerAliveError

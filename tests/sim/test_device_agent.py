@@ -7,8 +7,8 @@ them.
 from __future__ import annotations
 
 import pytest
-from emulation import fewer
 from simulator import caught, failures, play, site, total
+from support.emulation import fewer
 
 SEEDS = fewer(20)
 HUNT = 600

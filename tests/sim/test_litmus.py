@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import pytest
-from emulation import fewer
 from simulator import COHERENCE, WRONG_BYTES, caught, failures, play, site, sites, total
+from support.emulation import fewer
 
 SEEDS = 300
 RUNS = fewer(SEEDS)

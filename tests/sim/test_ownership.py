@@ -7,8 +7,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from emulation import fewer
 from simulator import KINDS, OWNERSHIP, RAW_ACCESS, failures, play, site, total
+from support.emulation import fewer
 
 SEEDS = 60
 RUNS = fewer(SEEDS)

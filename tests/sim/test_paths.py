@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import pytest
-from emulation import FULL, fewer
 from simulator import caught, failures, play, site, total
+from support.emulation import FULL, fewer
 
 SEEDS = 100
 RUNS = SEEDS if FULL else fewer(40)

@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import pytest
-from emulation import fewer
 from simulator import caught, failures, play, site, total
+from support.emulation import fewer
 
 SEEDS = 15
 RUNS = fewer(SEEDS)

@@ -7,8 +7,8 @@ coherence.
 from __future__ import annotations
 
 import pytest
-from emulation import fewer
 from simulator import WRONG_BYTES, caught, failures, play, site, total
+from support.emulation import fewer
 
 SEEDS = 40
 RUNS = fewer(SEEDS)

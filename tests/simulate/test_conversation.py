@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The claim on a real trace, and the reference's table in docs/benchmarks.md."""
+"""The claim on a real trace, and the reference's table in docs/understand/benchmarks.md."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from blocks import eventually
 from remote_blocks import blocks, same
+from support.blocks import eventually
 
 from beluga.metrics import REGISTRY
 from beluga.tiers.remote import RemoteSettings, RemoteTier, open_remote

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from blocks import eventually
-from disk_faults import SIZE, FaultyEngine
 from numpy.typing import NDArray
 from remote_blocks import DictStore
+from support.blocks import eventually
+from support.disk_faults import SIZE, FaultyEngine
 
 from beluga import KVCache, MetaServer, Pool
 from beluga.tiers import LowerTier, TierService

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from disk_tiers import MIB, is_block, keys_of, payload_of, records_of
+from support.disk_tiers import MIB, is_block, keys_of, payload_of, records_of
 
 from beluga.errors import TierError
 from beluga.metrics import REGISTRY

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from disk_faults import SIZE, FaultyDisk, LosingEngine, PowerCut, VolatileEngine
-from disk_tiers import MIB, is_block, keys_of, payload_of, records_of
-from emulation import PATIENCE
+from support.disk_faults import SIZE, FaultyDisk, LosingEngine, PowerCut, VolatileEngine
+from support.disk_tiers import MIB, is_block, keys_of, payload_of, records_of
+from support.emulation import PATIENCE
 
 from beluga.errors import TierError
 from beluga.tiers.disk import DiskTier, SpreadTier

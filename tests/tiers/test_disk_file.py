@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from disk_tiers import MIB, is_block, keys_of, payload_of, records_of
+from support.disk_tiers import MIB, is_block, keys_of, payload_of, records_of
 
 from beluga.coherence import crc32c
 from beluga.errors import TierError

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from blocks import eventually
-from disk_faults import SIZE, FaultyDisk
-from disk_tiers import is_block, keys_of, payload_of, records_of
-from emulation import PATIENCE
-from interrupts import Interrupts
+from support.blocks import eventually
+from support.disk_faults import SIZE, FaultyDisk
+from support.disk_tiers import is_block, keys_of, payload_of, records_of
+from support.emulation import PATIENCE
+from support.interrupts import Interrupts
 
 from beluga.errors import TierError
 from beluga.tiers.disk import DiskTier, SpreadTier, calls

@@ -12,10 +12,10 @@ import sys
 import time
 from pathlib import Path
 
-import disk_writer
 import pytest
-from disk_tiers import MIB, is_block, keys_of
-from emulation import FULL
+from support import disk_writer
+from support.disk_tiers import MIB, is_block, keys_of
+from support.emulation import FULL
 
 from beluga.errors import TierError
 from beluga.tiers.disk import DiskTier

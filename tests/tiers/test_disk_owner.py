@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from blocks import eventually
-from disk_tiers import MIB, is_block, keys_of, payload_of, records_of
+from support.blocks import eventually
+from support.disk_tiers import MIB, is_block, keys_of, payload_of, records_of
 
 from beluga import KVCache, Pool
 from beluga.coherence import crc32c

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from blocks import eventually
 from removal_scene import LENGTH, FaultyStore, Scene, content, digest
+from support.blocks import eventually
 
 from beluga import KVCache
 

@@ -9,7 +9,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from virtual_clock import Clock
+from support.virtual_clock import Clock
 
 from beluga.tiers.remote import Breaker, RemoteSettings
 from beluga.tiers.remote.breaker import CLOSED, HALF_OPEN, OPEN

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from blocks import eventually
 from remote_blocks import DictStore, blocks
+from support.blocks import eventually
 
 from beluga.errors import TierError
 from beluga.metrics import REGISTRY

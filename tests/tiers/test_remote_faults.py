@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from blocks import eventually
 from byte_proxy import ByteProxy, cut_after, flip_every, intact
 from fake_s3 import FakeS3
 from redis_server import RedisServer, need_redis_server
 from remote_blocks import blocks, same
+from support.blocks import eventually
 
 from beluga.metrics import REGISTRY
 from beluga.tiers.remote import RemoteSettings, RemoteTier, open_remote

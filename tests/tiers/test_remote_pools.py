@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from blocks import eventually
 from redis_server import RedisServer, need_redis_server
+from support.blocks import eventually
 
 from beluga import KVCache, Pool
 from beluga.index import MetaServer

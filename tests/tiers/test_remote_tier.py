@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from blocks import eventually
 from remote_blocks import DictStore, blocks, same
+from support.blocks import eventually
 
 from beluga.metrics import REGISTRY, Distribution
 from beluga.tiers.remote import RefusedError, RemoteSettings, RemoteTier

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from blocks import eventually
-from disk_faults import VolatileEngine
-from disk_tiers import MIB, keys_of, payload_of, records_of
 from numpy.typing import NDArray
 from removal_scene import LENGTH, SETTINGS, FaultyStore, Scene, content, digest
+from support.blocks import eventually
+from support.disk_faults import VolatileEngine
+from support.disk_tiers import MIB, keys_of, payload_of, records_of
 
 from beluga import KVCache, MetaServer, Pool
 from beluga.errors import RemovalsFullError
@@ -402,7 +402,7 @@ def test_a_store_that_never_deletes_is_reported_at_the_start(
 @pytest.mark.parametrize("seed", range(25))
 def test_a_power_cut_brings_no_removed_block_back(tmp_path: Path, seed: int) -> None:
     """What ``forget`` has answered holds, wherever the power fails."""
-    from disk_faults import PowerCut
+    from support.disk_faults import PowerCut
 
     def make(fd: int, depth: int) -> VolatileEngine:
         return VolatileEngine(fd, depth, cut_at=3 + seed * 2, seed=seed)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import removal_server
-from blocks import eventually
 from removal_scene import LENGTH, POOL_BYTES, content, digest
+from support.blocks import eventually
 
 from beluga import KVCache, Pool
 

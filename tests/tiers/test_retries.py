@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import pytest
-from virtual_clock import Clock
+from support.virtual_clock import Clock
 
 from beluga.tiers import removals
 from beluga.tiers.removals import Retries

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from blocks import keys, put
+from support.blocks import keys, put
 from typer.testing import CliRunner, Result
 
 from beluga import Client, MetaServer, Pool

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from blocks import eventually
-from memory_tier import MemoryTier
 from numpy.typing import NDArray
+from support.blocks import eventually
+from support.memory_tier import MemoryTier
 
 from beluga import KVCache, Pool
 from beluga.errors import BadRequestError, OffloadingError, TierError

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cuda_gpu import STRIPE, Gpu
+from support.cuda_gpu import STRIPE, Gpu
 
 from beluga.pool import Pool
 

@@ -4,7 +4,7 @@
 
 An engine is one folder under ``engines/`` and one entry in :data:`ENGINES`. The argument ``engine``
 of ``KVCache``, the connectors' setting of that name, ``beluga pool info``, ``beluga bench copy``
-and the errors take the names from here. ``docs/copy-engines.md`` shows how to add one.
+and the errors take the names from here. ``docs/understand/copy-engines.md`` shows how to add one.
 """
 
 from __future__ import annotations

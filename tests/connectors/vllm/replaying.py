@@ -17,7 +17,7 @@ from typing import Any
 
 import fake_vllm
 import numpy as np
-from blocks import eventually
+from support.blocks import eventually
 from vllm_parts import cache_config, config, layer_major, spec
 
 LONG_S = 60.0

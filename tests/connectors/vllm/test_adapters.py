@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from blocks import eventually
+from support.blocks import eventually
 from vllm_parts import adapter
 
 from beluga.connectors.identity import FileDigests

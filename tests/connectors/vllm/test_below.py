@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from blocks import eventually
-from memory_tier import MemoryTier, served
+from support.blocks import eventually
+from support.memory_tier import MemoryTier, served
 from vllm_parts import BLOCK_TOKENS, no_extra_keys, request
 
 from beluga import KVCache, Namespace, Pool

@@ -17,8 +17,8 @@ from typing import Any
 
 import fake_vllm
 import pytest
-from blocks import eventually
 from prometheus_client import Counter, Gauge
+from support.blocks import eventually
 from vllm_parts import BLOCK_TOKENS, adapter, cache_config, config, layer_major, request, spec
 
 from beluga import MetaServer, Namespace, Pool

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from beluga_bench.vllm.arm import MEMORY
-from leftovers import leftovers
+from support.leftovers import leftovers
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 TOKENS = 641

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from beluga_bench.vllm.process import ChildError, Engine
 from beluga_bench.vllm.prompts import prompt
-from forge import read, write
+from support.forge import read, write
 
 from beluga import Pool
 from tests.connectors.vllm.conftest import TOKENS, Site, wait_until

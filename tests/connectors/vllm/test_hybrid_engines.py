@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from beluga_bench.vllm.process import Engine
 from beluga_bench.vllm.prompts import prompt
-from forge import read, write
+from support.forge import read, write
 
 from beluga import KVCache, Namespace, Pool
 from beluga.kvcache import known_namespaces

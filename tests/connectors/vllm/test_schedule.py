@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from blocks import eventually
+from support.blocks import eventually
 from vllm_parts import BLOCK_TOKENS, adapter, extend, no_extra_keys, request
 
 from beluga import KVCache, MetaServer, Namespace

@@ -17,7 +17,7 @@ pytest.importorskip("openai", reason="OpenAI's SDK is not installed")
 from beluga_bench.vllm.arm import Setting
 from beluga_bench.vllm.model import model
 from beluga_bench.vllm.serve import server
-from sdk_cases import CASES, Caller, calling, observe
+from support.sdk_cases import CASES, Caller, calling, observe
 
 from beluga.gateway import Address, Limits, Service, Settings, read_engines
 

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from shown import PAGES, blocks, commands
+from support.shown import PAGES, blocks, commands
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # the packages may have to be downloaded
 

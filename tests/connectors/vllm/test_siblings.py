@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from beluga_bench.vllm.process import Engine
 from beluga_bench.vllm.prompts import prompt
-from forge import read, write
+from support.forge import read, write
 
 from beluga import Pool
 from tests.connectors.vllm.conftest import TOKENS, Site, wait_until

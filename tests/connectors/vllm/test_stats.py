@@ -13,7 +13,7 @@ from typing import Any
 import fake_vllm
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, generate_latest
-from prometheus_lint import complaints
+from support.prometheus_lint import complaints
 
 
 @pytest.fixture

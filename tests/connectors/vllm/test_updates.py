@@ -13,7 +13,7 @@ from typing import Any
 
 import fake_vllm
 import pytest
-from blocks import eventually
+from support.blocks import eventually
 from test_connector import TOKENS, Engine
 from vllm_parts import BLOCK_TOKENS, adapter, request
 

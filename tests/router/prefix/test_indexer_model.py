@@ -10,10 +10,10 @@ import random
 from collections.abc import Callable
 
 import pytest
-from emulation import fewer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from models.prefix import NaiveIndex
+from support.emulation import fewer
 
 from beluga.errors import EventError
 from beluga.router.prefix.events import Cleared, Removed, RouterEvent, Stored, Tier

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from emulation import fewer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.emulation import fewer
 
 msgspec = pytest.importorskip("msgspec", reason="msgspec is not installed (the extra 'router')")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import ENGINES, Bytes, EngineCase, EngineMemory, peek, poke
 from numpy.typing import NDArray
+from support.engines import ENGINES, Bytes, EngineCase, EngineMemory, peek, poke
 
 from beluga import coherence
 from beluga.errors import ChecksumError, LayoutError

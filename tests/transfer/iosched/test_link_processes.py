@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 from beluga_bench.system.throttlers import Queue
-from emulation import long
 from link_process import PIECE, RATE, SLOW
+from support.emulation import long
 
 from beluga._ffi import lib
 from beluga.errors import TransferError

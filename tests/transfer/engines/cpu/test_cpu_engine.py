@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from blocks import keys
-from emulation import fewer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.blocks import keys
+from support.emulation import fewer
 
 from beluga import coherence
 from beluga._ffi import ffi, lib

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from emulation import fewer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.emulation import fewer
 
 from beluga import coherence, config
 from beluga._ffi import lib

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_gpu import PATIENCE_S, STRIPE, Blocks, FailingGpu, Gpu, engine_on
-from engines import peek, poke
+from support.cuda_gpu import PATIENCE_S, STRIPE, Blocks, FailingGpu, Gpu, engine_on
+from support.engines import peek, poke
 
 from beluga import coherence
 from beluga.errors import (

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_capture import begin_capture
-from cuda_gpu import PATIENCE_S, STRIPE, Blocks, FailingGpu, Gpu, engine_on
-from engines import poke
+from support.cuda_capture import begin_capture
+from support.cuda_gpu import PATIENCE_S, STRIPE, Blocks, FailingGpu, Gpu, engine_on
+from support.engines import poke
 
 from beluga.errors import (
     DeviceFaultError,

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines import peek, poke
-from fake_cupy import FakeCuda
+from support.engines import peek, poke
+from support.fake_cupy import FakeCuda
 
 from beluga import KVCache, MetaServer
 from beluga.errors import ChecksumError, EngineUnavailableError

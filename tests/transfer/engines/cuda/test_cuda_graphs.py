@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cuda_capture import begin_capture, end_capture, replay
-from cuda_gpu import PATIENCE_S, Blocks, Gpu, engine_on
-from engines import poke
+from support.cuda_capture import begin_capture, end_capture, replay
+from support.cuda_gpu import PATIENCE_S, Blocks, Gpu, engine_on
+from support.engines import poke
 
 from beluga import coherence
 from beluga.errors import ChecksumError, TransferError

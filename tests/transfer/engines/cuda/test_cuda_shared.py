@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cuda_gpu import PATIENCE_S, STRIPE, Blocks, Gpu, engine_on
+from support.cuda_gpu import PATIENCE_S, STRIPE, Blocks, Gpu, engine_on
 
 from beluga.errors import TransferError
 from beluga.pool import Pool

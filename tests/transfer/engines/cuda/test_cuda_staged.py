@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_gpu import PATIENCE_S, Blocks, Gpu, engine_on
+from support.cuda_gpu import PATIENCE_S, Blocks, Gpu, engine_on
 
 from beluga import coherence
 from beluga.pool import Pool

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cuda_capture import begin_capture, end_capture, replay
-from cuda_gpu import PATIENCE_S, STRIPE, Blocks, Gpu, engine_on
+from support.cuda_capture import begin_capture, end_capture, replay
+from support.cuda_gpu import PATIENCE_S, STRIPE, Blocks, Gpu, engine_on
 
 from beluga.errors import TransferError
 from beluga.pool import Pool

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from engines import Bytes, peek, poke
 from hypothesis import strategies as st
-from stormy import stormy_queue
+from support.engines import Bytes, peek, poke
+from support.stormy import stormy_queue
 
 from beluga import coherence
 from beluga._ffi import ffi as core_ffi

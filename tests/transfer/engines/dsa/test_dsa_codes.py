@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from dsa_device import End, Sent, WriteDevice
-from engines import Bytes, peek, poke
+from support.engines import Bytes, peek, poke
 
 from beluga import coherence
 from beluga._ffi import lib

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulation import PATIENCE
-from stormy import stormy_queue
+from support.emulation import PATIENCE
+from support.stormy import stormy_queue
 
 from beluga import coherence
 from beluga._ffi import ffi, lib

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stormy import stormy_portal
+from support.stormy import stormy_portal
 
 from beluga._ffi import lib
 from beluga.errors import (
@@ -241,7 +241,7 @@ import sys, time
 import numpy as np
 from beluga.pool import Pool
 from beluga.transfer import DsaEngine, plan_blocks
-from tests.stormy import stormy_portal
+from tests.support.stormy import stormy_portal
 pool = Pool.open([sys.argv[1]])
 engine = DsaEngine(pool, stormy_portal({"delay_us": 2000}))
 memory = np.full(1 << 22, 7, np.uint8)

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from dsa_schedule import PRODUCT, Schedule, opened, play, run, schedules
 from dsa_schedule import Scene as DsaScene
-from emulation import fewer
 from hypothesis import HealthCheck, given, settings
+from support.emulation import fewer
 
 from beluga._ffi import ffi, lib
 from beluga.pool import Pool

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The distribution is right: the sources are whole, the name is ours, and the version is said
+once.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+import beluga
+from beluga.connectors.releases import RELEASES
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = ("beluga", "bench", "csrc", "docs", "scripts", "tests")
+GENERATED = ("beluga/_core.c", "beluga/_sim.c", "bench/_limit.c")
+PASSING = shutil.ignore_patterns("__pycache__", "*.so", "*.o", ".*_cache", "*.egg-info")
+
+BUILD = "import setuptools.build_meta as b; print(b.build_sdist('made'))"
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source distribution that is made from a copy without old lists of sources."""
+    pytest.importorskip("setuptools")
+    copy = tmp_path_factory.mktemp("sources") / "copy"
+    for name in PARTS:
+        shutil.copytree(ROOT / name, copy / name, ignore=PASSING)
+    for path in ROOT.iterdir():
+        if path.is_file() and path.suffix in (".py", ".toml", ".in", ".md", ".yml", ""):
+            shutil.copy(path, copy / path.name)
+    for name in GENERATED:
+        (copy / name).unlink(missing_ok=True)
+    command = [sys.executable, "-c", BUILD]
+    made = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    return copy / "made" / made.stdout.split()[-1]
+
+
+@pytest.fixture(scope="module")
+def sdist(archive: Path) -> set[str]:
+    """The names in it."""
+    with tarfile.open(archive) as opened:
+        return {name.partition("/")[2] for name in opened.getnames()}
+
+
+@pytest.mark.long
+def test_the_source_distribution_has_all_sources(sdist: set[str]) -> None:
+    wanted = {
+        str(path.relative_to(ROOT))
+        for name in PARTS
+        for path in (ROOT / name).rglob("*")
+        if path.is_file()
+        if path.suffix in (".c", ".h", ".cu", ".cuh", ".py", ".pyi", ".typed")
+        or path.parent == ROOT / "scripts"
+        or name == "docs"
+        or path.name in ("README.md", "FORMAT.md")  # the site has them as pages
+    } - set(GENERATED)
+    wanted |= {"pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md"}
+    wanted |= {"mkdocs.yml"}
+    assert wanted - sdist == set()
+    assert [name for name in sdist if name.endswith((".so", ".pyc")) or name in GENERATED] == []
+
+
+def test_an_installation_has_what_the_packages_need(tmp_path: Path) -> None:
+    """Every file of the packages, and what CUDA kernels are compiled of; of C, nothing else."""
+    pytest.importorskip("setuptools")
+    build = [sys.executable, "setup.py", "-q", "egg_info", "-e", tmp_path]
+    build += ["build_py", "-d", tmp_path / "installed"]
+    made = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    installed = {
+        str(path.relative_to(tmp_path / "installed"))
+        for path in (tmp_path / "installed").rglob("*")
+        if path.is_file()
+    }
+    wanted = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "beluga").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+        if path.suffix not in (".so", ".c")
+    }
+    assert wanted - installed == set()
+    kernels = "beluga/transfer/engines/cuda/kernels/"
+    cuda = {path.name for path in (ROOT / "csrc/cuda").glob("*.cu*")}
+    assert cuda <= {Path(name).name for name in installed if name.startswith(kernels)}
+    assert [name for name in installed if name.endswith(".c") or name.startswith("tests")] == []
+
+
+def container_file(name: str) -> str:
+    return (ROOT / "docs/deploy/container" / f"Containerfile.{name}").read_text()
+
+
+def test_the_container_file_names_a_vllm_that_the_connector_supports() -> None:
+    version = re.search(r"^ARG BASE=vllm/vllm-openai:v(\S+)$", container_file("vllm"), re.MULTILINE)
+    assert version is not None
+    assert RELEASES["vllm"].has(version[1])
+
+
+def test_containers_run_the_command_as_a_user_without_privileges() -> None:
+    last = container_file("server").rpartition("\nFROM ")[2]
+    user = re.search(r"^USER (\d+)$", last, re.MULTILINE)
+    assert user is not None
+    assert int(user[1]) > 0
+    assert 'ENTRYPOINT ["beluga"]' in last
+
+
+@pytest.mark.long
+def test_a_package_index_is_given_no_links_into_the_repository(archive: Path) -> None:
+    with tarfile.open(archive) as opened:
+        member = opened.extractfile(archive.name.removesuffix(".tar.gz") + "/PKG-INFO")
+        assert member is not None
+        description = member.read().decode()
+    assert "Ten lines of Python" in description
+    assert re.findall(r"\]\((?!https?:)[^)]*\)", description) == []
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", beluga.__version__)
+    assert importlib.metadata.version("beluga-kv") == beluga.__version__
+
+
+@pytest.mark.parametrize("name", ["beluga", "cxl-rpc"])
+def test_the_commands_tell_the_version(name: str) -> None:
+    program = Path(sys.executable).with_name(name)
+    if not program.exists():
+        pytest.skip(f"{name} is not installed beside {sys.executable}")
+    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stdout) == (0, f"beluga-kv {beluga.__version__}\n")
+
+
+def test_no_text_tells_people_to_install_another_project() -> None:
+    """The package called beluga on PyPI is another project's."""
+    texts = [path for path in ROOT.glob("*.*") if path.is_file()]
+    texts += [
+        path
+        for name in PARTS
+        for path in (ROOT / name).rglob("*")
+        if path.suffix in (".py", ".md", ".c", ".h", ".cuh", "") and path.is_file()
+    ]
+    other = re.compile(
+        r"((?<!un)install|uv add|pipx)[^\n]{0,30}?[ '\"]beluga(?![-\w/])|beluga\[\w+\]"
+    )
+    wrong = [
+        f"{path.relative_to(ROOT)}: {found[0]}"
+        for path in texts
+        if path != Path(__file__)
+        for found in other.finditer(path.read_text(errors="replace"))
+    ]
+    assert wrong == []
+
+
+def test_what_commands_need_is_a_dependency() -> None:
+    """And what ``import beluga`` needs is numpy and cffi: see test_the_library_needs_no_tools.
+
+    tomli is for Python 3.10 alone.
+    """
+    required = importlib.metadata.requires("beluga-kv") or []
+    always = {re.split(r"[<>=!~ ;\[]", one)[0] for one in required if "extra ==" not in one}
+    assert always == {"numpy", "cffi", "typer", "rich", "msgspec", "tomli"}
+    assert [one for one in required if re.search("<|==|~=", one.partition(";")[0])] == []

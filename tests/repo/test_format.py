@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The bytes in a pool have one source, are frozen, the same for C and Python, and drawn in
+FORMAT.md.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cffi import FFI
+
+from beluga import _build
+from beluga._ffi import ffi, lib
+
+ROOT = Path(__file__).resolve().parents[2]
+HEADER = _build.cdef(("format/pool_format.h",))
+STRUCTS = re.findall(r"typedef struct (\w+)", HEADER)
+ENUMS = re.findall(r"^enum (\w+)", HEADER, re.MULTILINE)
+
+# The structs that stand in a line of their own in the pool.
+LINES = (
+    "bl_epoch_line",
+    "bl_heartbeat_line",
+    "bl_lobby_request",
+    "bl_lobby_reply",
+    "bl_session_line",
+    "bl_request",
+    "bl_reply",
+    "bl_entry",
+    "bl_extent_line",
+)
+
+
+def frozen() -> dict[str, dict[str, int]]:
+    """Return the offsets that format/pool_format_check.c writes as literals; the size under ''."""
+    text = (ROOT / "csrc/format/pool_format_check.c").read_text()
+    table: dict[str, dict[str, int]] = {}
+    for name, size in re.findall(r"BL_SIZE\((\w+), (\d+)\)", text):
+        table[name] = {"": int(size)}
+    for name, field, offset in re.findall(r"BL_FIELD\((\w+), (\w+), (\d+)\)", text):
+        table[name][field] = int(offset)
+    return table
+
+
+@pytest.mark.parametrize("name", STRUCTS)
+def test_no_struct_has_padding(name: str) -> None:
+    end = 0
+    for field, place in ffi.typeof(name).fields:
+        assert place.offset == end, f"{name} has a hole before {field}"
+        end += ffi.sizeof(place.type)
+    assert end == ffi.sizeof(name)
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_line_is_a_line(name: str) -> None:
+    assert ffi.sizeof(name) == lib.BL_LINE_SIZE
+
+
+def test_the_superblock_is_whole_lines() -> None:
+    assert ffi.sizeof("bl_superblock") % lib.BL_LINE_SIZE == 0
+
+
+def test_every_field_is_frozen_as_a_literal() -> None:
+    fresh = FFI()
+    fresh.cdef(HEADER)
+    layout = {
+        name: {
+            "": fresh.sizeof(name),
+            **{field: place.offset for field, place in fresh.typeof(name).fields},
+        }
+        for name in STRUCTS
+    }
+    assert frozen() == layout
+
+
+@pytest.mark.parametrize("name", STRUCTS)
+def test_the_compiled_core_agrees_with_python_on_every_struct(name: str) -> None:
+    value = ffi.new(f"{name} *")  # the first touch makes cffi compare its layout with C's
+    assert ffi.sizeof(value[0]) == frozen()[name][""]
+
+
+@pytest.mark.parametrize("name", ENUMS)
+def test_the_compiled_core_agrees_with_python_on_every_enum(name: str) -> None:
+    fresh = FFI()
+    fresh.cdef(HEADER)
+    for constant, value in fresh.typeof(f"enum {name}").relements.items():
+        assert getattr(lib, constant) == value
+
+
+def test_a_superblock_has_the_hash_of_this_format() -> None:
+    made = ffi.new("bl_superblock *")
+    lib.bl_superblock_make(ffi.new("bl_pool_config *"), ffi.new("bl_geometry *"), 0, 0, made)
+    assert made.format_hash == _build.format_hash()
+
+
+def test_format_hash_sees_fields_and_not_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = _build.format_hash()
+    monkeypatch.setattr(_build, "cdef", lambda headers: HEADER.replace("/* ", "/* well, "))
+    assert _build.format_hash() == original
+    monkeypatch.setattr(
+        _build, "cdef", lambda headers: HEADER.replace("uint32_t sparse", "uint32_t s")
+    )
+    assert _build.format_hash() != original
+
+
+def test_format_md_is_fresh() -> None:
+    command = [sys.executable, str(ROOT / "scripts/gen_format_doc.py"), "--check"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_format_md_names_every_struct() -> None:
+    page = (ROOT / "csrc/FORMAT.md").read_text()
+    assert re.findall(r"^## (bl_\w+):", page, re.MULTILINE) == STRUCTS

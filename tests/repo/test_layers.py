@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Python's imports go down the layers only. The three lists below are all the data there is."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Python, bottom first. A layer is seen from above through its front door: the package itself.
+LAYERS = (
+    ("errors", "_build", "_checkout", "conventions"),
+    ("_shared", "arguments", "config", "child", "limit", "metrics", "text", "threads"),
+    ("_ffi", "listening", "page"),
+    ("coherence", "lease"),
+    ("pool",),
+    ("rpc",),
+    ("index",),
+    ("verify",),
+    ("transfer",),
+    ("tiers",),
+    ("kvcache",),
+    ("kvbm",),
+    ("exporter",),
+    ("live",),
+    ("admin",),
+    ("router",),
+    ("connectors",),
+    ("disagg",),
+    ("replay",),
+    ("doctor", "events", "gateway", "simulate"),
+    ("cli",),
+    ("__main__",),
+)
+# The same inside the packages that have packages of their own, bottom first. The package's front
+# door is on top.
+INSIDE = {
+    "transfer": (
+        ("plan",),
+        ("engine",),  # what every engine is
+        ("iosched", "calibrate"),
+        ("engines.policy",),
+        ("engines.cpu", "engines.dsa", "engines.cuda"),
+        ("select",),
+    ),
+    "router": (
+        ("worker", "words"),
+        ("policy",),  # what every policy is
+        ("candidates",),
+        ("prefix", "load"),
+        ("policies",),
+        ("constraints", "planner"),
+        ("decision", "router"),
+    ),
+}
+EXTENSIONS = ("_core", "_sim")
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+# The modules that a layer may import from outside the standard library and numpy.
+EXTRAS = {
+    "_build": {"cffi"},
+    "cli": {"typer", "rich", "msgspec", "tomli", "tomllib", "beluga_bench"},
+    "router": {"msgspec"},
+    "disagg": {"aiohttp", "msgspec", "nats"},
+    "replay": {"msgspec", "rich"},
+    "events": {"zmq"},
+    "gateway": {
+        *("aiohttp", "msgspec", "prometheus_client", "tokenizers", "transformers", "uvloop", "zmq"),
+    },
+    "page": {"matplotlib"},
+    "simulate": {"msgspec", "rich"},
+    "tiers": {"mooncake", "obstore", "redis"},
+    "transfer": {"cupy", "torch"},
+    "kvcache": {"torch"},
+    "connectors": {
+        *("torch", "vllm", "lmcache", "sglang", "prometheus_client", "obstore"),
+    },
+}
+
+
+def python_files() -> list[Path]:
+    return sorted(path for path in (ROOT / "beluga").rglob("*.py"))
+
+
+def layer_of(path: Path) -> str:
+    return path.relative_to(ROOT / "beluga").parts[0].removesuffix(".py")
+
+
+@cache
+def imported_modules(path: Path) -> set[str]:
+    """Return the absolute names of all modules that a file imports, at whatever depth."""
+    package = ["beluga", *path.relative_to(ROOT / "beluga").parts[:-1]]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                inner = ROOT.joinpath(*module.split("."), alias.name)
+                is_part = inner.is_dir() or inner.with_suffix(".py").is_file()
+                deep = module == "beluga" or (is_part and module.count(".") > 1)
+                found.add(f"{module}.{alias.name}" if deep else module)
+    return found
+
+
+def upward_imports(path: Path) -> list[str]:
+    own = layer_of(path)
+    wrong = []
+    for module in imported_modules(path):
+        parts = module.split(".")
+        if parts[0] != "beluga" or parts[1:2] in ([own], []):
+            continue
+        other = parts[1]
+        if other in EXTENSIONS:  # test_python_enters_c_through_one_door
+            continue
+        if other not in LEVEL or LEVEL[other] >= LEVEL[own]:
+            wrong.append(f"{path.relative_to(ROOT)} imports {module}, which is not below {own}")
+        elif len(parts) > 2:
+            wrong.append(f"{path.relative_to(ROOT)} imports {module}, not the layer's front door")
+    return wrong
+
+
+def test_python_imports_go_down_only() -> None:
+    paths = [path for path in python_files() if path != ROOT / "beluga/__init__.py"]
+    assert [line for path in paths for line in upward_imports(path)] == []
+
+
+def part_of(package: str, dotted: str) -> tuple[str, int]:
+    """Return the part of a package that a module belongs to, and its level."""
+    for level, names in enumerate(INSIDE[package]):
+        for name in names:
+            if f"{dotted}.".startswith(f"beluga.{package}.{name}."):
+                return name, level
+    return "", len(INSIDE[package])
+
+
+def upward_inside(path: Path) -> list[str]:
+    package, own = layer_of(path), ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    part, level = part_of(package, own.removesuffix(".__init__"))
+    return [
+        f"{path.relative_to(ROOT)} imports {module}, which is not below {package}.{part}"
+        for module in imported_modules(path)
+        if f"{module}.".startswith(f"beluga.{package}.")
+        for other, below in [part_of(package, module)]
+        if other != part and below >= level
+    ]
+
+
+@pytest.mark.parametrize("package", INSIDE)
+def test_imports_inside_a_package_go_down_only(package: str) -> None:
+    paths = sorted((ROOT / "beluga" / package).rglob("*.py"))
+    assert [line for path in paths for line in upward_inside(path)] == []
+
+
+@pytest.mark.parametrize("package", INSIDE)
+def test_every_part_of_a_package_is_listed(package: str) -> None:
+    dotted = [f"beluga.{package}.{name}" for names in INSIDE[package] for name in names]
+    files = {
+        path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in python_files()
+    }
+    inside = [path for path in files if layer_of(path) == package and path.name != "__init__.py"]
+    assert [str(path) for path in inside if not part_of(package, files[path])[0]] == []
+    assert all(any(f"{name}.".startswith(f"{one}.") for name in files.values()) for one in dotted)
+
+
+def test_every_python_layer_is_listed() -> None:
+    known = {*LEVEL, "__init__"}
+    assert {layer_of(path) for path in python_files()} <= known
+
+
+@pytest.mark.parametrize("module", EXTENSIONS)
+def test_python_enters_c_through_one_door(module: str) -> None:
+    users = [path.name for path in python_files() if f"beluga.{module}" in imported_modules(path)]
+    assert users in ([], ["_ffi.py"])
+
+
+def test_optional_packages_stay_in_their_layers() -> None:
+    always = {"beluga", "numpy"}
+    outside = set().union({"cupy", "matplotlib"}, *EXTRAS.values())
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in python_files()
+        for name in {module.split(".")[0] for module in imported_modules(path)} & outside
+        if name not in always | EXTRAS.get(layer_of(path), set())
+    ]
+    assert wrong == []
+
+
+def test_only_config_reads_the_environment() -> None:
+    readers = {
+        str(path.relative_to(ROOT / "beluga"))
+        for path in python_files()
+        if re.search(r"\bos\.(environ|getenv)\b", path.read_text())
+    }
+    assert readers <= {"config.py", "_build.py"}

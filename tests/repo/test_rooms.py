@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The folders of ``csrc/``: each includes and uses only what stands above it in the list.
+
+The list is the table in ``csrc/README.md``, from the bottom of the architecture to its top. Judged
+are the includes and every use of a function or a datum, found in compiled objects
+(``c_references.py``): between folders, and inside a folder between files, where a source and its
+header are one.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import pytest
+from support import c_references
+from support.c_references import (
+    Reference,
+    References,
+    Seam,
+    circles,
+    code_of,
+    compiled,
+    includes,
+    sources,
+)
+
+from beluga._build import CORE_HEADERS, DSA_HEADERS, SIM_HEADERS
+
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
+WHOLE = "beluga.c"
+HEAP = "base/heap_sim.h"  # replaces malloc() in what is included after it
+SEAM = Seam("sim", "coherence/sim.h")
+# Headers that compilers for other machines do not know; test_instructions.py compiles both.
+ARCHITECTURES = {"coherence/x86.h": "x86_64", "coherence/aarch64.h": "aarch64"}
+
+needs_tools = pytest.mark.skipif(
+    bool(c_references.MISSING), reason=f"needs {', '.join(c_references.TOOLS)}"
+)
+
+
+def folders(csrc: Path) -> list[str]:
+    """Return the list, bottom first."""
+    page = (csrc / "README.md").read_text()
+    return re.findall(r"^\| `([a-z/]+)/` \|", page, flags=re.MULTILINE)
+
+
+def folder_of(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def node_of(name: str) -> str:
+    """Return a source with its header."""
+    return name.rpartition(".")[0]
+
+
+def arrows_up(found: list[Reference], order: list[str]) -> list[str]:
+    """Return references to what stands below in the list."""
+    level = {folder: number for number, folder in enumerate(order)}
+    return [
+        f"{one.user} -> {one.used}: {one.how}"
+        for one in found
+        if one.user != WHOLE and level[folder_of(one.used)] > level[folder_of(one.user)]
+    ]
+
+
+def circles_inside(found: list[Reference], order: list[str]) -> list[str]:
+    """Return files of one folder that need each other."""
+    wrong = []
+    for folder in order:
+        links: defaultdict[str, set[str]] = defaultdict(set)
+        for one in found:
+            if folder == folder_of(one.user) == folder_of(one.used):
+                links[node_of(one.user)].add(node_of(one.used))
+        wrong += [f"{folder}: {' '.join(group)}" for group in circles(links)]
+    return wrong
+
+
+def hidden_uses(builds: dict[str, References]) -> list[str]:
+    """Return uses of what another source keeps for itself (static), which only works in one
+    piece.
+    """
+    return sorted(
+        f"{build.home[user]} uses {used}, which is static in {build.home[used]}"
+        for build in builds.values()
+        for user, used in build.pairs
+        if build.home[user] != build.home[used]
+        and build.home[used].endswith(".c")
+        and used not in build.shared
+    )
+
+
+def misplaced(csrc: Path, order: list[str]) -> list[str]:
+    """Return sources that no unity build has, or that another file includes; folders out of
+    order.
+    """
+    named = includes(csrc, WHOLE)
+    wrong = [f"{name} is not in {WHOLE}" for name in _sources_only(csrc) if name not in named]
+    wrong += [
+        f"{name} includes {other}"
+        for name in sources(csrc)
+        for other in includes(csrc, name)
+        if name != WHOLE and other.endswith(".c")
+    ]
+    places = [order.index(folder_of(name)) for name in named if name != HEAP]
+    return wrong + ([] if places == sorted(places) else [f"{WHOLE} is not in the list's order"])
+
+
+def _sources_only(csrc: Path) -> list[str]:
+    return [name for name in sources(csrc) if name.endswith(".c") and name != WHOLE]
+
+
+@cache
+def builds(csrc: Path, folder: Path) -> dict[str, References]:
+    return {
+        "core": compiled(csrc, folder, more=c_references.CALLBACK),
+        "sim": compiled(csrc, folder, "-DBL_SIM=1", more=c_references.CALLBACK),
+    }
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, References]:
+    return builds(CSRC, tmp_path_factory.mktemp("objects"))
+
+
+@pytest.fixture(scope="module")
+def found(both: dict[str, References]) -> list[Reference]:
+    return c_references.references(CSRC, both, SEAM)
+
+
+def without_user(csrc: Path, both: dict[str, References], headers: tuple[str, ...]) -> list[str]:
+    """Return the functions that no other function uses, no macro, and nobody by these headers."""
+    used = {used for build in both.values() for user, used in build.pairs if user != used}
+    texts = {name: code_of(csrc / name) for name in sources(csrc)}
+    macros = " ".join(re.findall(r"#define(?:.*\\\n)*.*", "\n".join(texts.values())))
+    outside = " ".join([macros, *(texts[name] for name in headers)])
+    begun = re.findall(
+        r"__attribute__\(\(constructor\)\) static \w+ (\w+)", " ".join(texts.values())
+    )
+    return [
+        name
+        for name, file in {**both["core"].home, **both["sim"].home}.items()
+        if name not in used
+        and name not in begun
+        and re.search(rf"^[a-z][\w *]*\b{name}\(", texts[file], flags=re.MULTILINE)
+        and not re.search(rf"\b{name}\b", outside)
+    ]
+
+
+@needs_tools
+def test_every_function_has_a_user(both: dict[str, References]) -> None:
+    assert without_user(CSRC, both, (*CORE_HEADERS, *DSA_HEADERS, *SIM_HEADERS)) == []
+
+
+def without_caller(headers: tuple[str, ...], both: dict[str, References]) -> list[str]:
+    """Return the functions of these headers that nothing but tests and the simulator calls: no C of
+    the core, and no Python of the packages.
+    """
+    core = both["core"]
+    used = {used for user, used in core.pairs if user != used}
+    python = {
+        word
+        for folder in ("beluga", "bench")
+        for path in (CSRC.parent / folder).rglob("*.py")
+        for word in re.findall(r"\bbl_\w+", path.read_text())
+    }
+    return [
+        name
+        for header in headers
+        for name in re.findall(r"^[a-z][\w *]*?\b(bl_\w+)\(", code_of(CSRC / header), re.MULTILINE)
+        if name not in used | python
+    ]
+
+
+@needs_tools
+def test_every_function_for_python_has_a_caller_outside_tests(
+    both: dict[str, References],
+) -> None:
+    headers = tuple(name for name in (*CORE_HEADERS, *DSA_HEADERS) if name.startswith("api/"))
+    assert without_caller(headers, both) == []
+
+
+@needs_tools
+def test_a_function_without_a_user_is_found(tmp_path: Path) -> None:
+    csrc = tmp_path / "csrc"
+    (csrc / "base").mkdir(parents=True)
+    (csrc / "base/low.h").write_text("int offered(int n);\n#define WITH(n) by_macro(n)\n")
+    (csrc / "base/low.c").write_text(
+        "static inline int alone(int n) { return n ? alone(n - 1) : 0; }\n"
+        "static int used(int n) { return n; }\n"
+        "int by_macro(int n) { return n; }\n"
+        "__attribute__((constructor)) static void begun(void) { used(1); }\n"
+        "int offered(int n) { return n; }\n"
+    )
+    (csrc / WHOLE).write_text('#include "base/low.c"\ntypedef void bl_call;\n')
+    build = builds(csrc, tmp_path)
+    assert without_user(csrc, build, ("base/low.h",)) == ["alone"]
+    assert sorted(without_user(csrc, build, ())) == ["alone", "offered"]
+
+
+def test_every_folder_is_in_the_list_and_says_its_purpose() -> None:
+    there = {folder_of(name) for name in sources(CSRC)} - {"", "cuda/nvrtc"} | {"cuda"}
+    assert set(folders(CSRC)) == there
+    for folder in folders(CSRC):
+        page = (CSRC / folder / "README.md").read_text()
+        lines = page.partition("\n## ")[0].strip().splitlines()
+        assert 3 <= len(lines) <= 12, f"{folder}/README.md"
+
+
+def test_the_whole_has_every_source_in_the_order_of_the_list() -> None:
+    assert misplaced(CSRC, folders(CSRC)) == []
+
+
+@needs_tools
+def test_every_name_of_the_objects_has_its_file(both: dict[str, References]) -> None:
+    assert len(both["core"].pairs) > 2000
+    assert len(both["sim"].pairs) > 3000
+    lost = {
+        name
+        for build in both.values()
+        for name in build.shared
+        if name.startswith("bl_") and name not in build.home
+    }
+    assert lost == set()
+
+
+@needs_tools
+def test_no_include_and_no_call_goes_up(found: list[Reference]) -> None:
+    assert arrows_up(found, folders(CSRC)) == []
+
+
+@needs_tools
+def test_no_folder_has_a_circle_inside(found: list[Reference]) -> None:
+    assert circles_inside(found, folders(CSRC)) == []
+
+
+@needs_tools
+def test_what_another_file_uses_is_not_static(both: dict[str, References]) -> None:
+    assert hidden_uses(both) == []
+
+
+@needs_tools
+@pytest.mark.slow
+@pytest.mark.parametrize("flag", ["-UBL_SIM", "-DBL_SIM=1"], ids=["core", "sim"])
+def test_every_file_includes_what_it_uses(flag: str) -> None:
+    wrong = []
+    for name in sources(CSRC):
+        only_sim = name.startswith("sim/") or name in (SEAM.header, HEAP)
+        if name == WHOLE or name.startswith("cuda/") or (only_sim and flag == "-UBL_SIM"):
+            continue
+        if ARCHITECTURES.get(name, platform.machine()) != platform.machine():
+            continue
+        first = f'#include "{HEAP}"\n' if flag == "-DBL_SIM=1" else ""
+        command = ["gcc", "-x", "c", "-std=gnu11", "-D_GNU_SOURCE", "-DBL_FORMAT_HASH=0ull", flag]
+        command += ["-w", "-Werror=implicit-function-declaration", "-fsyntax-only", f"-I{CSRC}"]
+        text = f'{first}#include "{name}"\n'
+        done = subprocess.run(
+            [*command, "-"], input=text, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            wrong.append(next(line for line in done.stderr.splitlines() if "error" in line))
+    assert wrong == []
+
+
+# The test of the test: small trees, each with what must be found.
+
+BASE = "int low(int n);\n"
+LOW = '#include "base/low.h"\nint low(int n) { return n; }\n'
+TOP = "int high(int n);\n"
+HIGH = '#include "top/high.h"\n#include "base/low.h"\nint high(int n) { return low(n); }\n'
+PROTOTYPE = "int high(int n);\n"
+PLANTED = {
+    "nothing": ({}, []),
+    "an include": (
+        {"base/low.c": '#include "top/high.h"\n' + LOW},
+        ["base/low.c -> top/high.h: includes it"],
+    ),
+    "a call": (
+        {"base/low.c": PROTOTYPE + LOW.replace("return n", "return high(n)")},
+        ["base/low.c -> top/high.c: low uses high"],
+    ),
+    "a call from a header": (
+        {"base/low.h": BASE + PROTOTYPE + "static inline int lower(int n) { return high(n); }\n"},
+        ["base/low.h -> top/high.c: lower uses high"],
+    ),
+    "an address in a table": (
+        {"base/low.c": LOW + PROTOTYPE + "int (*const calls[])(int) = {low, high};\n"},
+        ["base/low.c -> top/high.c: calls uses high"],
+    ),
+    "a datum": (
+        {
+            "base/low.c": "extern int mark;\n" + LOW.replace("return n", "return mark"),
+            "top/high.c": HIGH + "int mark = 1;\n",
+        },
+        ["base/low.c -> top/high.c: low uses mark"],
+    ),
+    "a circle by calls": (
+        {
+            "base/low.c": LOW.replace("{", "{ int near(int n); n = near(n);"),
+            "base/near.c": "int low(int n);\nint near(int n) { return n ? low(n - 1) : 0; }\n",
+        },
+        ["base: base/low base/near"],
+    ),
+    "a circle by a call and an include": (
+        {
+            "base/low.c": LOW.replace("{", "{ int near(int n); n = near(n);"),
+            "base/near.c": '#include "base/low.h"\nint near(int n) { return n; }\n',
+        },
+        ["base: base/low base/near"],
+    ),
+    "a static of another file": (
+        {
+            "base/low.c": LOW.replace("int low", "static int low"),
+            "base/low.h": BASE.replace("int low", "static int low"),
+        },
+        ["top/high.c uses low, which is static in base/low.c"],
+    ),
+    "an include of a source": (
+        {"top/high.c": HIGH.replace("base/low.h", "base/low.c")},
+        ["top/high.c includes base/low.c"],
+    ),
+    "a source that is not in the whole": (
+        {"top/more.c": "int more;\n"},
+        ["top/more.c is not in beluga.c"],
+    ),
+}
+
+
+@needs_tools
+@pytest.mark.parametrize("what", PLANTED)
+def test_what_is_planted_is_found(what: str, tmp_path: Path) -> None:
+    changes, expected = PLANTED[what]
+    tree = {
+        "README.md": "| `base/` | low |\n| `top/` | high |\n",
+        "base/low.h": BASE,
+        "base/low.c": LOW,
+        "top/high.h": TOP,
+        "top/high.c": HIGH,
+        **changes,
+    }
+    named = [name for name in tree if name.endswith(".c") and name != "top/more.c"]
+    tree[WHOLE] = "".join(f'#include "{name}"\n' for name in sorted(named))
+    for name, text in tree.items():
+        (tmp_path / "csrc" / name).parent.mkdir(parents=True, exist_ok=True)
+        once = "#pragma once\n" if name.endswith(".h") else ""
+        (tmp_path / "csrc" / name).write_text(once + text)
+    csrc = tmp_path / "csrc"
+    order = folders(csrc)
+    wrong = misplaced(csrc, order)
+    if not wrong:
+        built = {"core": compiled(csrc, tmp_path)}
+        all_found = c_references.references(csrc, built)
+        wrong = [
+            *arrows_up(all_found, order),
+            *circles_inside(all_found, order),
+            *hidden_uses(built),
+        ]
+    assert wrong == expected

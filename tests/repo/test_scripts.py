@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""``scripts/check`` with stand-ins for all it calls: what it runs, says, and ends with.
+
+Also that ``scripts/test-aarch64`` runs, or leaves out with a reason, every test; and that a script
+that is asked for help does nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CALLED = sorted(set(re.findall(r"scripts/([\w-]+)", (ROOT / "scripts/check").read_text())))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A checkout in which nothing does anything."""
+    (tmp_path / "scripts").mkdir()
+    for name in CALLED:
+        stand_in(tmp_path / "scripts" / name)
+    for name in ("check", "help.sh"):
+        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts" / name)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    stand_in(tmp_path / ".venv/bin/python")
+    stand_in(tmp_path / ".venv/bin/beluga")
+    stand_in(tmp_path / "scripts/test", "2 passed")
+    return tmp_path
+
+
+def stand_in(path: Path, says: str = "", status: int = 0) -> None:
+    last = f"echo {says}\n" if says else ""
+    path.write_text(f'#!/bin/sh\necho "ran {path.name} $*"\n{last}exit {status}\n')
+    path.chmod(0o755)
+
+
+def check(tree: Path, *arguments: str, budget_s: int = 3900) -> tuple[int, list[str]]:
+    script = tree / "scripts/check"
+    text = re.sub(r"budget_s=\d+", f"budget_s={budget_s}", script.read_text())
+    script.write_text(text)
+    ended = subprocess.run(
+        [script, *arguments], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+    return ended.returncode, ended.stdout.splitlines()
+
+
+def test_all_that_passes_ends_with_the_summary_of_the_tests(tree: Path) -> None:
+    status, lines = check(tree, "--ci", "-k", "one")
+    assert (status, lines[-2:]) == (0, ["ran test -m not slow -k one", "2 passed"])
+    assert [line for line in lines if "left out" in line or "failed" in line] == []
+    for name in ("test-pythons", "test-packages", "mutants", "soak", "fuzz", "setup-adapters"):
+        assert any(line.startswith(f"ran {name}") for line in lines), name
+
+
+def test_a_failure_is_said_and_is_the_status(tree: Path) -> None:
+    stand_in(tree / "scripts/fuzz", status=1)
+    stand_in(tree / "scripts/test-pythons", status=77)
+    stand_in(tree / "scripts/mutants", status=124)
+    status, lines = check(tree, "--ci")
+    assert (status, lines[-1]) == (1, "2 passed")
+    assert "== failed: fuzz" in lines
+    assert "== lacking: pythons" in lines
+    assert "== cut off: mutants" in lines
+
+
+def test_failed_tests_are_the_status(tree: Path) -> None:
+    stand_in(tree / "scripts/test", "1 failed", status=1)
+    assert check(tree)[0] == 1
+
+
+def test_what_does_not_fit_is_left_out_and_named(tree: Path) -> None:
+    status, lines = check(tree, "--ci", budget_s=1200 + 360)
+    assert (status, lines[-1]) == (0, "2 passed")
+    assert "== left out: readme hosts aarch64 mutants adapters engines slow" in lines
+    assert any(line.startswith("ran soak") for line in lines)
+
+
+def test_all_has_no_limit(tree: Path) -> None:
+    status, lines = check(tree, "--all", budget_s=0)
+    assert status == 0
+    assert not any("left out" in line for line in lines)
+
+
+def test_a_newcomer_waits_for_no_long_step(tree: Path) -> None:
+    _, lines = check(tree)
+    assert "ran docs " in lines
+    assert not any(line.startswith(("ran soak", "ran mutants", "ran test-")) for line in lines)
+
+
+SCRIPTS = [
+    path
+    for path in sorted((ROOT / "scripts").iterdir())
+    if path.is_file() and path.read_text().startswith("#!")
+]
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """The sources that a script may write to."""
+    for name in ("scripts", "beluga", "csrc", "docs"):
+        passing = shutil.ignore_patterns("__pycache__", "images")
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=passing)
+    shutil.copytree(ROOT / "bench", tmp_path / "bench", ignore=shutil.ignore_patterns("results"))
+    for name in ("setup.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def state(folder: Path) -> dict[Path, tuple[int, int]]:
+    found = {path: path.stat() for path in folder.rglob("*") if "__pycache__" not in path.parts}
+    return {path: (one.st_mtime_ns, one.st_size) for path, one in found.items() if path.is_file()}
+
+
+@pytest.mark.parametrize("option", ["--help", pytest.param("-h", marks=pytest.mark.long)])
+def test_help_is_all_that_a_script_does_when_it_is_asked_for_it(sources: Path, option: str) -> None:
+    """No script starts another program than the few that print its help, nor changes a file."""
+    assert len(SCRIPTS) > 40
+    programs = sources / "programs"
+    programs.mkdir()
+    for name in ("bash", "env", "dirname", "awk"):
+        (programs / name).symlink_to(shutil.which(name) or name)
+    (programs / "python3").symlink_to(sys.executable)
+    before = state(sources)
+    for script in SCRIPTS:
+        python = script.suffix == ".py"
+        command = [sys.executable] if python else [programs / "bash"]
+        ended = subprocess.run(
+            [*command, sources / "scripts" / script.name, option],
+            cwd=sources,
+            env={"PATH": str(programs), "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (ended.returncode, ended.stderr) == (0, ""), script.name
+        name = "usage" if python else script.name
+        assert ended.stdout.startswith(name), f"{script.name}: its help begins with its name"
+        assert len(ended.stdout.splitlines()) >= 2, script.name
+    assert state(sources) == before
+
+
+def test_help_is_found_behind_other_arguments(tmp_path: Path) -> None:
+    (tmp_path / "made").write_text(
+        f"#!/usr/bin/env bash\n# made: it is.\n\n. {ROOT}/scripts/help.sh\necho done\n"
+    )
+    for arguments, told in (
+        ([], "done\n"),
+        (["-a", "1", "-h"], "made: it is.\n"),
+        (["--", "-h"], "done\n"),
+    ):
+        ended = subprocess.run(
+            ["/bin/bash", tmp_path / "made", *arguments], capture_output=True, text=True, check=True
+        )
+        assert ended.stdout == told
+
+
+LONG = """set -euo pipefail
+. "$1/scripts/progress.sh"
+shown "$2/log" "made: working" sh -c 'echo compiling 1 of 2
+    until [ -e "$0/seen" ]; do sleep 0.1; done
+    exit 7' "$2" || echo "status $?"
+"""
+
+
+def test_a_long_command_is_shown_while_it_runs_and_its_status_is_kept(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = ["bash", "-c", LONG, "made", ROOT, tmp_path]
+    environ = {**os.environ, "TERM": "xterm"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environ) as script:
+        os.close(theirs)
+        drawn = b""
+        while b"made: working, 1 s: compiling 1 of 2" not in drawn:
+            drawn += os.read(ours, 1000)  # ends with an error if the script ends
+        (tmp_path / "seen").touch()
+        assert script.communicate()[0] == b"status 7\n"
+    os.close(ours)
+
+
+def test_a_short_command_shows_nothing_where_no_terminal_is(tmp_path: Path) -> None:
+    (tmp_path / "seen").touch()
+    command = ["bash", "-c", LONG, "made", ROOT, tmp_path]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("status 7\n", "")
+    assert (tmp_path / "log").read_text() == "compiling 1 of 2\n"
+
+
+def test_every_test_runs_for_aarch64_or_is_left_out_with_a_reason() -> None:
+    script = (ROOT / "scripts/test-aarch64").read_text()
+    parts = re.search(r"^quick=\((.*?)\)$.*<<'END'\n(.*?)^END$", script, re.DOTALL | re.MULTILINE)
+    assert parts
+    quick = parts[1].split()
+    left_out = [name for line in parts[2].splitlines() for name in line.split(": ")[-1].split()]
+    tests = ROOT / "tests"
+    for path in tests.rglob("test_*.py"):
+        name = str(path.relative_to(tests))
+        of = [one for one in quick + left_out if name == one or name.startswith(f"{one}/")]
+        assert len(of) == 1, f"{name} is in {of}: scripts/test-aarch64 names each test once"
+    assert [one for one in quick + left_out if not (tests / one).exists()] == []

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""README and docs/ show ``console`` and ``python`` blocks that run, and print what they say.
+
+Each page is a session in a folder of its own in /dev/shm; its devices lie there, too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from support.shown import PAGES, Block, Shown, blocks, commands, name_of, outline
+
+from beluga.pool import scratch_folder
+
+RUN = ("console", "python")
+SESSIONS = [path for path in PAGES if any(block.language in RUN for block in blocks(path))]
+FIRST = {"README.md"}  # what a newcomer reads first
+TIMEOUT_S = 60
+# Names that a page's Python may use, since another page says how they are made.
+GIVEN = {
+    "copy-engines.md": """
+import numpy as np
+from beluga import MetaServer, Pool
+from beluga.transfer import CpuEngine as ToyEngine
+pool = Pool.create(["/dev/shm/plans"], device_size=64 << 20, force=True)
+server = MetaServer(pool)
+server.start()
+kv_tensors = [np.zeros((2, 64, 16, 2, 8), np.float32) for _ in range(2)]
+digests = [bytes([i]) * 16 for i in range(2)]
+block_ids, other_ids = [3, 4], [5, 6]
+""",
+}
+AFTER = {"copy-engines.md": "\ncache.close()\nserver.stop()\npool.close()\n"}
+
+
+class Session:
+    """One page's commands, one after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._behind: list[subprocess.Popen[str]] = []
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("BELUGA_")},
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "XDG_STATE_HOME": str(folder / "state"),
+            "COLUMNS": "250",  # no column of a table is cut
+        }
+
+    def run(self, shown: Shown) -> str:
+        """Return the output of a command, or the first line of one that stays in the background."""
+        line = shown.line.replace("/dev/shm", str(self._folder))
+        line = re.sub(r"^scripts/demo\b", "beluga replay", line)  # which also makes the environment
+        if line.endswith("&"):
+            return self._begin(line.rstrip("& "))
+        if job := re.match(r"kill %(\d+) && wait$", line):
+            self._behind[int(job[1]) - 1].terminate()
+            self._behind[int(job[1]) - 1].communicate(timeout=TIMEOUT_S)
+            return ""
+        return self._run(["/bin/bash", "-c", line])
+
+    def run_python(self, text: str) -> str:
+        if named := re.match(r"# (\w+\.py)\n", text):  # a file that later blocks import
+            (self._folder / named[1]).write_text(text)
+        return self._run([sys.executable, "-c", text.replace("/dev/shm", str(self._folder))])
+
+    def _run(self, command: list[str]) -> str:
+        ended = subprocess.run(
+            command,
+            cwd=self._folder,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        assert ended.returncode == 0, f"{command[-1]}\n{ended.stderr}"
+        return ended.stdout or ended.stderr
+
+    def _begin(self, line: str) -> str:
+        process = subprocess.Popen(
+            ["/bin/bash", "-c", f"exec {line}"],
+            cwd=self._folder,
+            env=self._environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._behind.append(process)
+        assert process.stderr is not None
+        return process.stderr.readline()
+
+    def end(self) -> None:
+        for process in self._behind:
+            process.terminate()
+            process.communicate(timeout=TIMEOUT_S)
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    if not Path(sys.executable).with_name("beluga").exists():
+        pytest.skip(f"beluga is not installed beside {sys.executable}")
+    with scratch_folder("docs", Path("/dev/shm")) as folder:
+        session = Session(folder)
+        try:
+            yield session
+        finally:
+            session.end()
+
+
+def printed(text: str) -> list[str]:
+    """Return what a program's comments say that it prints: ``print(...)  # 8: as many``."""
+    return re.findall(r"^\s*print\(.*\)  # ([^:\n]+)", text, re.MULTILINE)
+
+
+def needs_torch(block: Block) -> bool:
+    return block.language == "python" and "\nimport torch\n" in block.text
+
+
+def play(session: Session, page: Path, block: Block) -> None:
+    if block.language == "python":
+        text = GIVEN.get(page.name, "") + block.text + AFTER.get(page.name, "")
+        assert session.run_python(text).split() == " ".join(printed(block.text)).split()
+    for shown in commands(block) if block.language == "console" else ():
+        output = session.run(shown)
+        if shown.output:
+            assert outline(output) == outline("\n".join(shown.output)), shown.line
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[] if name_of(page) in FIRST else [pytest.mark.long])
+        for page in SESSIONS
+    ],
+    ids=name_of,
+)
+def test_a_page_runs_as_shown(page: Path, session: Session) -> None:
+    lacks_torch = find_spec("torch") is None
+    parts = blocks(page)
+    for block in parts:
+        if not (lacks_torch and needs_torch(block)):
+            play(session, page, block)
+    if lacks_torch and any(map(needs_torch, parts)):
+        pytest.skip("torch is not installed; the programs with torch were left out")
+
+
+def test_there_is_something_to_run() -> None:
+    shown = [s for p in SESSIONS for b in blocks(p) if b.language == "console" for s in commands(b)]
+    assert len(shown) >= 10
+    assert {"README.md", "docs/start/quickstart.md", "docs/operate/operations.md"} <= set(
+        map(name_of, SESSIONS)
+    )
+
+
+def test_what_has_changed_is_noticed(session: Session, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```console\n$ echo one 2 three\none 5 three\n$ echo two\nthree\n```\n")
+    (block,) = blocks(page)
+    with pytest.raises(AssertionError, match="echo two"):
+        play(session, page, block)
+    assert outline("┃ a ┃ b ┃\n├───┤\n│ lanes │ 16 of 256 │") == ["a b", "lanes"]

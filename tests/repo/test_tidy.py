@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The rules of style that a program can check. There is no list of exceptions."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CSRC = ROOT / "csrc"
+
+# The instructions of each architecture, and the two bodies of the verbs, the first made of them.
+INSTRUCTION_HEADERS = ("coherence/x86.h", "coherence/aarch64.h")
+VERBS = (
+    *("coherence/coherence.h", "coherence/sim.h", "coherence/instructions.h"),
+    *INSTRUCTION_HEADERS,
+)
+
+LINE_WIDTH_MAX = 100
+FUNCTION_LINES_MAX = 70
+
+INSTRUCTIONS = re.compile(
+    r"\b(clflush|clflushopt|clwb|sfence|mfence|lfence|movnt\w*|movdir64b"
+    r"|_mm_(?:clflush|clflushopt|clwb|sfence|mfence|lfence)|_mm\d*_stream_(?:si|load_si|pd|ps)\w*"
+    r"|dsb|dmb|stnp|civac|cvac"
+    r"|_(?:movdir64b|directstoreu_u\d+)|__atomic_\w+|__sync_\w+|_Atomic|atomic_\w+)\b"
+)
+# Not for the pool: memory that the processes of one host share, where its header may name atomics.
+HOST_ATOMICS = re.compile(r"__atomic_\w+")
+HOST_ATOMICS_FILE = "base/host_atomic.h"
+# Instructions by address, for the files that build verbs and streaming copies out of them.
+ADDRESS_CALLS = re.compile(
+    r"\bbl_(nt16|nt32|nt64|movdir64b|clflush|clflushopt|clwb|flush_lines"
+    r"|stnp16|stnp32|dc_civac|dc_cvac|streamed)\("
+)
+ADDRESS_CALLERS = (
+    *("coherence/coherence.h", "coherence/primitives.c", "coherence/x86", "coherence/aarch64"),
+)
+# Below the pool: what a process has once (its CPU's features, the guard's handler, crash points).
+HAVE_STATE = ("base/", "coherence/", "transfer/thread_pool.")
+
+
+def tracked(*suffixes: str) -> list[Path]:
+    """The files of the repository with these suffixes: git's list, or the tree without git."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout
+        paths = [ROOT / name for name in listed.decode().split("\0") if name]
+    except (OSError, subprocess.CalledProcessError):
+        folders = ("beluga", "csrc", "tests", "bench", "scripts")
+        paths = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+        paths = [path for path in paths if path.name not in ("_core.c", "_sim.c", "_limit.c")]
+    return sorted(p for p in paths if p.is_file() and (not suffixes or p.suffix in suffixes))
+
+
+def sources() -> list[Path]:
+    """Return the files that people write: Python, C, CUDA, and the scripts without a suffix."""
+    return [
+        path
+        for path in tracked()
+        if path.suffix in (".py", ".c", ".h", ".cu", ".cuh")
+        or path.parent.name in ("scripts", ".ci")
+    ]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def in_csrc(path: Path) -> str:
+    """Return the name of a C file: folder/file."""
+    return str(path.relative_to(CSRC))
+
+
+def code_of(path: Path) -> str:
+    """Return C with comments and strings blanked, line numbers kept."""
+    token = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+    return token.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), path.read_text())
+
+
+def c_functions(path: Path) -> Iterator[tuple[str, int]]:
+    """(last line of the signature, lines) of every function whose brace stands on its own line."""
+    lines = code_of(path).splitlines()
+    start = 0
+    for number, line in enumerate(lines):
+        if line == "{":
+            start = number
+        elif line == "}" and start:
+            yield lines[start - 1].strip(), number - start + 2
+            start = 0
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(sources()) > 40
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest imports them by that name alone."""
+    names = Counter(path.name for path in tracked(".py") if path.name.startswith("test_"))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+class Outline(NamedTuple):
+    """What a Python file is judged by; its tree takes a hundred times the memory."""
+
+    purpose: str | None
+    classes: list[str]
+    long: list[str]  # functions, with their lines
+
+
+def statements(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
+    """Yield these statements and the ones within them, without their expressions."""
+    for node in body:
+        yield node
+        for part in ("body", "handlers", "orelse", "finalbody", "cases"):
+            inner = getattr(node, part, ())
+            yield from statements(inner if isinstance(inner, list) else ())
+
+
+@cache
+def outline(path: Path) -> Outline:
+    tree = ast.parse(path.read_text())
+    inside = list(statements(tree.body))
+    return Outline(
+        ast.get_docstring(tree),
+        [node.name for node in inside if isinstance(node, ast.ClassDef)],
+        [
+            f"{node.lineno} {node.name}"
+            for node in inside
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and (node.end_lineno or 0) - node.lineno >= FUNCTION_LINES_MAX
+        ],
+    )
+
+
+def classes_twice(folder: Path) -> dict[str, list[str]]:
+    """Return the public classes that several files of a folder define, each with its files."""
+    homes: dict[str, list[str]] = {}
+    for path in sorted(folder.rglob("*.py")):
+        for name in outline(path).classes:
+            if not name.startswith("_"):
+                homes.setdefault(name, []).append(str(path.relative_to(folder)))
+    return {name: files for name, files in homes.items() if len(files) > 1}
+
+
+def test_a_class_name_exists_once() -> None:
+    assert classes_twice(ROOT / "beluga") == {}
+
+
+def test_a_second_class_of_a_name_is_found(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("class Report: ...\nclass _Own: ...\n")
+    (tmp_path / "two.py").write_text("class Other:\n    class Report: ...\nclass _Own: ...\n")
+    assert classes_twice(tmp_path) == {"Report": ["one.py", "two.py"]}
+
+
+def test_lines_are_narrow() -> None:
+    wrong = [
+        f"{name_of(path)}:{number}"
+        for path in sources()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > LINE_WIDTH_MAX or line != line.rstrip() or "\t" in line
+    ]
+    assert wrong == []
+
+
+def test_c_functions_are_short() -> None:
+    wrong = [
+        f"{name_of(path)}: {signature} has {count} lines"
+        for path in tracked(".c", ".h")
+        for signature, count in c_functions(path)
+        if count > FUNCTION_LINES_MAX
+    ]
+    assert wrong == []
+
+
+def test_python_functions_are_short() -> None:
+    wrong = [f"{name_of(path)}:{each}" for path in tracked(".py") for each in outline(path).long]
+    assert wrong == []
+
+
+def test_only_the_verbs_name_an_instruction_of_coherence() -> None:
+    wrong = [
+        f"{in_csrc(path)}: {found}"
+        for path in CSRC.rglob("*.[ch]")
+        if in_csrc(path) not in VERBS
+        for found in INSTRUCTIONS.findall(code_of(path))
+        if not (in_csrc(path) == HOST_ATOMICS_FILE and HOST_ATOMICS.fullmatch(found))
+    ]
+    assert wrong == []
+    assert all(INSTRUCTIONS.search(code_of(CSRC / name)) for name in INSTRUCTION_HEADERS)
+
+
+def test_assembly_stands_in_the_headers_of_instructions_only() -> None:
+    users = {
+        in_csrc(path) for path in CSRC.rglob("*.[ch]") if re.search(r"\basm\b|__asm", code_of(path))
+    }
+    assert users == set(INSTRUCTION_HEADERS)
+
+
+def test_only_primitives_call_instructions_by_address() -> None:
+    wrong = [
+        f"{in_csrc(path)}: {found}"
+        for path in CSRC.rglob("*.[ch]")
+        if not in_csrc(path).startswith(ADDRESS_CALLERS)
+        for found in ADDRESS_CALLS.findall(code_of(path))
+    ]
+    assert wrong == []
+
+
+def test_protocol_code_has_no_mutable_state_of_its_own() -> None:
+    """Every byte of state belongs to a pool, a server, a client or a simulated world."""
+    wrong = []
+    for path in CSRC.rglob("*.[ch]"):
+        if in_csrc(path).startswith(HAVE_STATE):
+            continue
+        for line in code_of(path).splitlines():
+            at_file_scope = re.match(
+                r"(?!typedef|struct \w+;|extern|return|enum)[a-z]\w*[\w \*]*(\[.*\])?\s*(=|;)",
+                line,
+            )
+            inside = re.match(r"\s+static (?!const|inline|bl_site)", line)
+            if (at_file_scope and " const " not in f" {line}") or inside:
+                wrong.append(f"{in_csrc(path)}: {line.strip()}")
+    assert wrong == []
+
+
+def test_every_sync_label_stands_on_both_sides() -> None:
+    labels = Counter(
+        label
+        for path in CSRC.rglob("*.[ch]")
+        for label in re.findall(r"\bSYNC ([a-z]\w*(?:\.\w+)+)", path.read_text())
+    )
+    assert {label for label, count in labels.items() if count < 2} == set()
+
+
+def test_c_files_say_licence_and_purpose() -> None:
+    header = "/* SPDX-License-Identifier: Apache-2.0\n * Copyright The Beluga Authors\n *\n * "
+    wrong = [name_of(p) for p in tracked(".c", ".h") if not p.read_text().startswith(header)]
+    assert wrong == []
+
+
+def test_python_files_say_their_purpose() -> None:
+    wrong = [
+        name_of(path)
+        for path in tracked(".py")
+        if path.stat().st_size and outline(path).purpose is None
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("mark", ["TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK"])
+def test_nothing_is_left_for_later(mark: str) -> None:
+    wrong = [name_of(path) for path in sources() if re.search(rf"\b{mark}\b", path.read_text())]
+    assert wrong == []
+
+
+def test_no_file_names_the_machine_it_was_written_on() -> None:
+    place = re.compile(r"/(?:work|root|home/\w+)/|/tmp/(?!beluga\b)\w+")
+    text = (".py", ".c", ".h", ".md", ".toml", "")
+    wrong = [
+        f"{name_of(path)}: {found[0]}"
+        for path in tracked(*text)
+        for found in place.finditer(path.read_text())
+    ]
+    assert wrong == []

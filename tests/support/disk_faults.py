@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A disk tier that fails on demand, and an engine that loses power."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from support.disk_tiers import MIB, is_block, keys_of, payload_of, records_of
+
+from beluga.coherence import crc32c
+from beluga.metrics import REGISTRY
+from beluga.tiers.disk import DiskTier
+from beluga.tiers.disk.engine import CoreEngine, Requests
+from beluga.tiers.disk.health import DirectionHealth
+
+SIZE = 16 * MIB  # of a FaultyDisk
+SECTOR = 512  # what a disk writes at once
+
+
+def memory_of(address: int, size: int) -> np.ndarray:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+
+
+class FaultyEngine:
+    """The engine by threads, with faults; set the attributes while a tier uses it."""
+
+    def __init__(self, fd: int, depth: int) -> None:
+        self.fd, self.inner = fd, CoreEngine(fd, depth, "threads")
+        self.read_error = 0  # an errno
+        self.write_error = 0
+        self.sync_error = 0
+        self.short = False  # half of each request is moved
+        self.flip = 0  # how many of the next reads have a bit wrong
+        self.drop = False  # writes are said to be done, and are not
+        self.misplace = 0  # writes go so many bytes further
+        self.only: Callable[[int], bool] = lambda offset: True  # the offsets that faults touch
+        self.reads = self.writes = 0
+        self.hung: set[str] = set()  # the operations that hang before they do anything
+        self.gate = threading.Event()  # those that hang go on once it is set
+
+    def _pass(self, what: str) -> None:
+        if what in self.hung:
+            self.gate.wait()
+
+    def read(self, requests: Requests) -> None:
+        self.reads += len(requests)
+        self._pass("read")
+        lengths = requests["length"].copy()
+        requests["length"] = 0
+        self.inner.read(requests)
+        requests["length"] = lengths
+        for request in requests:
+            self._spoil_read(request)
+
+    def _spoil_read(self, request: np.void) -> None:
+        data = memory_of(int(request["bytes"]), int(request["size"]))
+        if self.only(int(request["offset"])):
+            if self.read_error:
+                request["result"] = -self.read_error
+            elif self.short:
+                request["result"] = -errno.ENODATA
+            elif self.flip:
+                self.flip -= 1
+                data[int(request["length"]) // 2] ^= 4
+        length = int(request["length"])
+        if request["result"] == 0 and length:
+            right = crc32c(data[:length], int(request["seed"])) == request["crc"]
+            request["result"] = 0 if right else -errno.EBADMSG
+
+    def write(self, requests: Requests) -> None:
+        self.writes += len(requests)
+        self._pass("write")
+        touched = np.array([self.only(int(offset)) for offset in requests["offset"]])
+        rest = requests[~touched]
+        self.inner.write(rest)
+        requests[~touched] = rest
+        mine = requests[touched]
+        if self.write_error:
+            mine["result"] = -self.write_error
+        elif self.short:
+            mine["size"] //= 2
+            self.inner.write(mine)
+            mine["result"] = -errno.ENODATA
+        elif not self.drop:
+            mine["offset"] += self.misplace
+            self.inner.write(mine)
+        else:
+            mine["result"] = 0
+        for request in mine:
+            if source := int(request["source"]):
+                data = memory_of(source, int(request["length"]))
+                request["crc"] = crc32c(data, int(request["seed"]))
+        for name in ("crc", "result"):
+            requests[name][touched] = mine[name]
+
+    def sync(self) -> int:
+        self._pass("sync")
+        return -self.sync_error if self.sync_error else self.inner.sync()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class PowerCut(Exception):  # noqa: N818  it is no error of the program
+    """The power is gone."""
+
+
+class VolatileEngine(FaultyEngine):
+    """A disk with a cache: until a sync, any sector that was written may be lost in a power cut,
+    which comes at the write or sync of that number.
+    """
+
+    def __init__(self, fd: int, depth: int, cut_at: int, seed: int) -> None:
+        super().__init__(fd, depth)
+        self.left, self.chance = cut_at, random.Random(seed)
+        self.buffered = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+        self.before: dict[int, bytes] = {}  # what each sector had that was written since a sync
+
+    def write(self, requests: Requests) -> None:
+        if self.left <= 0:
+            raise PowerCut
+        for request in requests:
+            start = int(request["offset"])
+            had = os.pread(self.buffered, int(request["size"]), start)
+            for at in range(0, len(had), SECTOR):
+                self.before.setdefault(start + at, had[at : at + SECTOR])
+        super().write(requests)
+        self._step()
+
+    def sync(self) -> int:
+        self._step()
+        self.before.clear()
+        return 0
+
+    def _step(self) -> None:
+        self.left -= 1
+        if self.left <= 0:
+            self._lose(0.5)
+            raise PowerCut
+
+    def _lose(self, share: float) -> None:
+        """Undo about that share of what was written since a sync."""
+        for offset, had in self.before.items():
+            if self.chance.random() < share:
+                os.pwrite(self.buffered, had, offset)
+        self.before.clear()
+
+    def close(self) -> None:
+        os.close(self.buffered)
+        super().close()
+
+
+class LosingEngine(VolatileEngine):
+    """A disk whose sync loses what it fails on."""
+
+    def __init__(self, fd: int, depth: int) -> None:
+        super().__init__(fd, depth, cut_at=sys.maxsize, seed=0)
+
+    def sync(self) -> int:
+        if self.sync_error:
+            self._lose(1.0)
+            return -self.sync_error
+        return super().sync()
+
+
+class FaultyDisk:
+    """A tier over an engine that fails or hangs, and a clock for its pauses."""
+
+    length = 40_000  # bytes of a block
+
+    def __init__(self, path: Path, limit_s: float = 10.0) -> None:
+        self.path, self.now, self._limit_s = path, 0.0, limit_s
+        self.open()
+
+    def open(self) -> None:
+        """Open the tier, again if it was closed."""
+        self.engines: list[FaultyEngine] = []
+        self.tier = DiskTier(self.path, SIZE, io=self._make, limit_s=self._limit_s)
+        self.tier.loads = DirectionHealth(self.tier.name, "load", lambda: self.now)
+        self.tier.saves = DirectionHealth(self.tier.name, "save", lambda: self.now)
+
+    def _make(self, fd: int, depth: int) -> FaultyEngine:
+        self.engines.append(FaultyEngine(fd, depth))
+        return self.engines[-1]
+
+    @property
+    def engine(self) -> FaultyEngine:
+        """The newest engine."""
+        return self.engines[-1]
+
+    def save(self, numbers: range) -> list[bool]:
+        records = records_of(numbers, self.length)
+        return self.tier.save(records, payload_of(numbers, self.length)).tolist()
+
+    def load(self, numbers: range) -> list[bool]:
+        """Return which blocks are there. None may have wrong bytes."""
+        blocks = self.tier.load(keys_of(numbers))
+        assert all(b is None or is_block(b, n) for n, b in zip(numbers, blocks, strict=True))
+        return [block is not None for block in blocks]
+
+    def failures(self, operation: str, kind: str) -> float:
+        """Return how many failures were counted."""
+        metric = REGISTRY.counter("beluga_tier_failures_total", "")
+        return metric.value(tier=self.tier.name, operation=operation, kind=kind)

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The engines that ``test_conformance.py`` tries, and the memory that each of them reaches.
+
+Every engine has a line in :data:`ENGINES`; its name comes first in its tests' names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import itertools
+import os
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from support.stormy import stormy_portal
+
+from beluga import coherence
+from beluga._ffi import ffi, lib
+from beluga.errors import ChecksumError, EngineUnavailableError, LayoutError
+from beluga.pool import Pool
+from beluga.transfer import (
+    CopyEngine,
+    CopySettings,
+    CpuEngine,
+    DsaEngine,
+    IoHandle,
+    Link,
+    LinkSettings,
+    Plan,
+    PlannedEngine,
+    Planner,
+    ScheduledEngine,
+    Speed,
+)
+from beluga.transfer.engines.cuda import CudaEngine, CupyDriver, DriverError, HostDriver
+from beluga.transfer.engines.dsa.sysfs import nearest, why_none, work_queues
+from beluga.transfer.select.registry import default_costs
+
+Bytes = NDArray[np.uint8]
+ODD = CopySettings(part=64, window=100, step=65, ahead=3, past=0, head=9, direct=1000)
+
+
+class EngineMemory(Protocol):
+    """Memory that an engine can address, exactly as long as the bytes it was made of."""
+
+    @property
+    def address(self) -> int: ...
+
+    def content(self) -> Bytes:
+        """Return the bytes that are there now."""
+        ...
+
+
+class HostMemory:
+    """This process's own memory."""
+
+    def __init__(self, content: Bytes) -> None:
+        self._array = content.copy()
+        self.address = self._array.ctypes.data
+
+    def content(self) -> Bytes:
+        return self._array.copy()
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineCase:
+    """How one engine is made, and what it copies from and to.
+
+    ``missing`` says why this machine cannot run it, or nothing.
+    """
+
+    name: str
+    make: Callable[[Pool], CopyEngine]
+    memory: Callable[[Bytes], EngineMemory] = HostMemory
+    missing: Callable[[], str | None] = lambda: None
+
+
+def pool_bytes(pool: Pool, offset: int, size: int) -> Any:
+    """Return a writable view of bytes that lie in one stripe."""
+    return ffi.buffer(lib.bl_pool_address(pool.handle, offset), size)
+
+
+class Ended:
+    """A transfer that ended when it was made."""
+
+    def __init__(self, error: ChecksumError | None = None) -> None:
+        self._error = error
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        del timeout_s
+        if self._error:
+            raise self._error
+
+
+class ReferenceEngine:
+    """Copies piece by piece with plain code of its own: the others are compared with it."""
+
+    name = "reference"
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def gather_write(self, plan: Plan) -> Ended:
+        if plan.sparse:
+            raise LayoutError("a sparse plan can only be read")
+        plan.refuse_beyond(self._pool.geometry.size)
+        for address, offset, length, _ in plan.pieces.tolist():
+            pool_bytes(self._pool, offset, length)[:] = ctypes.string_at(address, length)
+        for index, (offset, length, _) in enumerate(plan.chunks.tolist()):
+            blank = -length % 64
+            if blank:
+                pool_bytes(self._pool, offset + length, blank)[:] = bytes(blank)
+            if plan.checksums is not None:
+                plan.checksums[index] = self._sum(offset, length)
+        return Ended()
+
+    def scatter_read(self, plan: Plan) -> Ended:
+        plan.refuse_beyond(self._pool.geometry.size)
+        for address, offset, length, _ in plan.pieces.tolist():
+            ctypes.memmove(address, bytes(pool_bytes(self._pool, offset, length)), length)
+        if plan.checksums is not None:
+            sums = [self._sum(offset, length) for offset, length, _ in plan.chunks.tolist()]
+            if sums != plan.checksums.tolist():
+                return Ended(ChecksumError("bytes that were read are not those that were written"))
+        return Ended()
+
+    def close(self) -> None:
+        pass
+
+    def _sum(self, offset: int, length: int) -> int:
+        return coherence.crc32c(peek(self._pool, offset, length).tobytes())
+
+
+def peek(pool: Pool, offset: int, size: int) -> Bytes:
+    """Return a copy of bytes of the pool."""
+    parts = [bytes(pool_bytes(pool, at, piece)) for at, piece in _stripes(offset, size)]
+    return np.frombuffer(b"".join(parts), np.uint8)
+
+
+def poke(pool: Pool, offset: int, content: Bytes) -> None:
+    """Overwrite bytes of the pool."""
+    for at, piece in _stripes(offset, len(content)):
+        pool_bytes(pool, at, piece)[:] = content[at - offset : at - offset + piece].tobytes()
+
+
+def _stripes(offset: int, size: int) -> list[tuple[int, int]]:
+    edges = [offset, *range((offset >> 21) + 1 << 21, offset + size, 1 << 21), offset + size]
+    return [(at, end - at) for at, end in itertools.pairwise(edges)]
+
+
+def dsa_missing() -> str | None:
+    """Return why there is no DSA here, or None."""
+    queues = work_queues()
+    return None if nearest(queues, set()) else why_none(queues)
+
+
+def _kernels_missing() -> str | None:
+    """Return why the CUDA kernels cannot be compiled for this CPU."""
+    try:
+        HostDriver().close()
+    except EngineUnavailableError as error:
+        return str(error)
+    return None
+
+
+def _host_cuda(path: str, *, refused: int = 0) -> Callable[[Pool], CopyEngine]:
+    """The CUDA engine with the host-compiled kernels, its windows as small as can be; of
+    ``refused`` windows, one is not registered, so copies of it are bounced."""
+
+    def make(pool: Pool) -> CopyEngine:
+        asked = itertools.count(1)
+
+        def refuse(size: int) -> None:
+            if refused and next(asked) % refused == 0:
+                raise DriverError(f"{size} bytes are not registered, as the test wishes")
+
+        driver = HostDriver(before_register=refuse)
+        engine = CudaEngine(
+            pool, path=path, blocks=2, window_size=2 << 20, bounce_size=16 << 20, driver=driver
+        )
+        assert engine.settle(60)
+        return engine
+
+    return make
+
+
+class GpuMemory:
+    """A GPU's memory, by cupy."""
+
+    def __init__(self, content: Bytes) -> None:
+        import cupy
+
+        self._array = cupy.asarray(content)
+        cupy.cuda.runtime.deviceSynchronize()  # engines' streams wait for no other
+        self.address = int(self._array.data.ptr)
+
+    def content(self) -> Bytes:
+        found: Bytes = self._array.get()
+        return found
+
+
+def _gpu_missing() -> str | None:
+    """Return why there is no GPU to use here."""
+    try:
+        CupyDriver().close()
+    except EngineUnavailableError as error:
+        return str(error)
+    return None
+
+
+def _real_cuda(path: str) -> Callable[[Pool], CopyEngine]:
+    def make(pool: Pool) -> CopyEngine:
+        engine = CudaEngine(pool, path=path, window_size=2 << 20, bounce_size=16 << 20)
+        engine.settle(60)
+        return engine
+
+    return make
+
+
+CUDA_ENGINES = (
+    EngineCase("cuda", _real_cuda("direct"), GpuMemory, missing=_gpu_missing),
+    EngineCase("cuda, staged", _real_cuda("staged"), GpuMemory, missing=_gpu_missing),
+    EngineCase("cuda (host-compiled)", _host_cuda("direct"), missing=_kernels_missing),
+    EngineCase(
+        "cuda (host-compiled), staged or bounced",
+        _host_cuda("staged", refused=2),
+        missing=_kernels_missing,
+    ),
+)
+
+
+def _link(name: str, pool: Pool) -> Link:
+    """Pieces of 4 KiB, as fast as this machine."""
+    speed = Speed(1 << 40)
+    settings = LinkSettings(read=speed, write=speed, device=speed, piece_size=4096)
+    where = pool.devices[0].path.parent
+    return Link(f"conformance-{name}-{os.getpid()}", settings, pool=pool, directory=where)
+
+
+def _scheduled(engine: CopyEngine, pool: Pool) -> CopyEngine:
+    """Over a link of its own."""
+    if not hasattr(engine, "piece_size"):
+        engine.piece_size = 4096  # type: ignore[attr-defined]
+    return ScheduledEngine(engine, IoHandle(_link(engine.name, pool)))
+
+
+def _linked(pool: Pool, threads: int) -> CopyEngine:
+    """The same, by threads that ask for leave themselves, in the midst of chunks."""
+    return CpuEngine(pool, threads, handle=IoHandle(_link(f"cpu-{threads}", pool)))
+
+
+def stormy_dsa(pool: Pool) -> CopyEngine:
+    """The software queue with everything going wrong now and then."""
+    kinds = ("full", "fault", "list_fault", "error", "reorder", "late")
+    faults = dict.fromkeys(kinds, 6000) | {"seed": 11, "full_run": 3}
+    return DsaEngine(pool, stormy_portal(faults))
+
+
+def _planned(pool: Pool) -> CopyEngine:
+    engines = {
+        "cpu": CpuEngine(pool, threads=1),
+        "dsa": DsaEngine(pool, "software"),
+    }
+    return PlannedEngine(Planner(default_costs()), engines)
+
+
+ENGINES: tuple[EngineCase, ...] = (
+    EngineCase("reference", ReferenceEngine),
+    EngineCase("cpu", lambda pool: CpuEngine(pool, threads=1)),
+    EngineCase("cpu-3", lambda pool: CpuEngine(pool, threads=3)),
+    EngineCase("cpu-3, oddly set", lambda pool: CpuEngine(pool, 3, settings=ODD)),
+    EngineCase("cpu, scheduled", lambda pool: _scheduled(CpuEngine(pool, threads=1), pool)),
+    EngineCase("cpu, on a link", lambda pool: _linked(pool, 1)),
+    EngineCase("cpu-3, on a link", lambda pool: _linked(pool, 3)),
+    EngineCase("planned: cpu or dsa-software", _planned),
+    EngineCase("dsa-software", lambda pool: DsaEngine(pool, "software")),
+    EngineCase("dsa-stormy", stormy_dsa),
+    EngineCase("dsa-stormy, scheduled", lambda pool: _scheduled(stormy_dsa(pool), pool)),
+    EngineCase("dsa", lambda pool: DsaEngine(pool, "device"), missing=dsa_missing),
+    *CUDA_ENGINES,
+)

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Processes that begin as copies of one that has imported the libraries.
+
+Importing what the command line needs takes half a second of CPU time, and the tests start hundreds
+of commands. In a full run (``TEST_EFFORT=full``) nothing of ``beluga`` is imported before the copy
+is made: a command imports that itself, as a user's does. It finds modules where an installed
+command does, or, in the folder of the checkout, there first. Variables that an interpreter reads
+once, when it starts (PYTHON*, LC_*, LANG), are those of the tests' own process.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import select
+import signal
+import socket
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from support.emulation import FULL
+
+_LIBRARIES = (
+    *(
+        "concurrent.futures.thread",
+        "csv",
+        "email.message",
+        "hashlib",
+        "hmac",
+        "http.server",
+        "json",
+    ),
+    *("secrets", "statistics", "sysconfig", "tempfile", "urllib.request", "zipfile", "zoneinfo"),
+    *("asyncio", "importlib.metadata", "importlib.resources", "numpy", "numpy.typing"),
+    *("msgspec", "rich.console", "rich.live", "rich.progress", "rich.table"),
+    *("typer", "typer._adapters", "typer._click.decorators", "typer.rich_utils"),
+)
+_OURS = ("beluga.admin", "beluga.index", "beluga.kvcache", "beluga.tiers", "beluga.transfer")
+_REQUEST = 1 << 20  # bytes
+_ROOT = Path(__file__).resolve().parents[2]
+_KILLED = int(signal.SIGKILL)  # the wait status of a process whose parent has gone
+
+
+class Fork(subprocess.Popen[str]):
+    """Python that executes ``code``, with pipes as its streams."""
+
+    def __init__(
+        self,
+        server: Server,
+        code: str,
+        arguments: list[str],
+        environment: dict[str, str],
+        *,
+        cwd: Path,
+    ) -> None:
+        self._server, self._code, self._status = server, code, -1
+        pipe = subprocess.PIPE
+        super().__init__(
+            [sys.executable, "-c", code, *arguments],
+            cwd=cwd,
+            env=environment,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+        )
+
+    def _execute_child(self, args: list[str], *rest: Any) -> None:
+        cwd, environment, pipes = rest[4], rest[5], rest[9:15]
+        self._status, theirs = os.pipe()
+        request = {
+            "code": self._code,
+            "argv": ["-c", *args[3:]],
+            "environment": environment,
+            "cwd": str(cwd),
+        }
+        try:
+            self.pid = self._server.fork(request, [pipes[0], pipes[3], pipes[5], theirs])
+        finally:
+            os.close(theirs)
+        self._child_created = True
+        self._close_pipe_fds(*pipes)
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        timeout_s = 0 if wait_flags & os.WNOHANG else None
+        if not select.select([self._status], [], [], timeout_s)[0]:
+            return 0, 0
+        status = os.read(self._status, 4)
+        os.close(self._status)
+        return self.pid, int.from_bytes(status, "little") if status else _KILLED
+
+    def _internal_poll(self, *_: object, **__: object) -> int | None:
+        if self.returncode is None and self._child_created:
+            pid, status = self._try_wait(os.WNOHANG)
+            if pid:
+                self._handle_exitstatus(status)
+        return self.returncode
+
+
+class Server:
+    """The process that is copied."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.PIPE,  # a command's streams are of this kind, too
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # no threads before a fork
+            )
+
+    def fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+        self._socket.sendmsg([json.dumps(request).encode()], rights)
+        return int(self._socket.recv(64))
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.communicate(timeout=60)
+
+
+# ---- The process that is copied.
+
+
+def _serve(control: socket.socket) -> dict[str, Any] | None:
+    """Make copies until the other end closes. Returns a copy's request in that copy."""
+    woken, wakes = os.pipe2(os.O_NONBLOCK)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakes)
+    children: dict[int, int] = {}  # the pipe that takes the status, by process
+    while True:
+        ready, _, _ = select.select([control, woken], [], [])
+        if woken in ready:
+            os.read(woken, 4096)
+            _reap(children)
+        if control not in ready:
+            continue
+        data, rights, _, _ = control.recvmsg(_REQUEST, socket.CMSG_SPACE(4 * 4))
+        if not data:
+            return None
+        descriptors = array.array("i", rights[0][2])
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for number, descriptor in enumerate(descriptors[:3]):
+                os.dup2(descriptor, number)
+            os.closerange(3, max(*descriptors, *children.values(), control.fileno(), wakes) + 1)
+            control.detach()
+            return dict(json.loads(data))
+        for descriptor in descriptors[:3]:
+            os.close(descriptor)
+        children[pid] = descriptors[3]
+        control.send(str(pid).encode())
+
+
+def _reap(children: dict[int, int]) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            descriptor = children.pop(pid)
+            with contextlib.suppress(BrokenPipeError):
+                os.write(descriptor, status.to_bytes(4, "little"))
+            os.close(descriptor)
+
+
+def _import_ours() -> None:
+    """Import what most commands do."""
+    cli = importlib.import_module("beluga.cli")
+    names = [f"beluga.cli.{each.name}" for each in pkgutil.iter_modules(cli.__path__)]
+    for name in (*names, *_OURS):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def _main() -> dict[str, Any] | None:
+    sys.path[0] = ""
+    for name in _LIBRARIES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    with contextlib.suppress(ImportError):
+        importlib.import_module("pydantic").TypeAdapter(int)  # it imports most of itself only here
+    if not FULL:
+        _import_ours()
+    gc.collect()
+    gc.freeze()  # the last collection of a copy would go through all of this and copy its pages
+    warnings.simplefilter("ignore", DeprecationWarning)  # of fork() in a process with threads
+    request = _serve(socket.socket(fileno=int(sys.argv[1])))
+    warnings.resetwarnings()
+    if request:
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        os.chdir(request["cwd"])
+        sys.argv[:] = request["argv"]
+        if Path(request["cwd"]) != _ROOT:
+            del sys.path[0]
+    return request
+
+
+if __name__ == "__main__":
+    if job := _main():
+        exec(job["code"], {"__name__": "__main__"})  # noqa: S102

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Everything that can be closed, in one phase of its life: ``lifecycle_process FOLDER PHASE``.
+
+Each kind has a process of its own, forked off one that has only imported Beluga. Prints a line of
+JSON for each: its name, and what was wrong with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from support.lifecycle_scenes import CLOSED, ENDS, FORKED, MAKERS, ORPHANED, Kind, Scene, methods
+
+from beluga.errors import BelugaError
+
+REFUSALS = (BelugaError, ValueError)
+ENDING = {*ENDS, "request_stop", "fail", "release_all"}
+BLOCKING = {"serve_forever"}
+LIMIT_S = 10  # for one kind; then its threads are shown, and it has failed
+BESIDE_S = 0.02
+PAUSE_S = 0.0002
+
+
+class Case:
+    """One thing in one scene, and what went wrong."""
+
+    def __init__(self, name: str, kind: Kind, folder: Path) -> None:
+        self.name, self.kind = name, kind
+        self.scene = Scene(folder)
+        self.owner = kind.make(self.scene)
+        self.scene.told = self.scene.arguments(self.owner)
+        self.names = methods(self.owner, kind.skip)
+        self.wrong: list[str] = []
+
+    def tried(self, name: str) -> BaseException | None:
+        """Return what a method raises. Anything that is no refusal is wrong."""
+        try:
+            self.scene.call(self.owner, name)
+        except REFUSALS as error:
+            return error
+        except BaseException as error:
+            self.wrong.append(f"{name}: {error!r}")
+        return None
+
+    def used(self, refused_as: str | None = None) -> None:
+        """Check that it works, or is refused with the right error."""
+        use, refused = self.kind.use, self.kind.refused
+        if use is None:
+            return
+        try:
+            use(self.scene, self.owner)
+        except REFUSALS as error:
+            if refused_as not in refused:
+                self.wrong.append(f"use, {refused_as}: {error!r}")
+        except BaseException as error:
+            self.wrong.append(f"use, {refused_as}: {error!r}")
+        else:
+            if refused_as in refused:
+                self.wrong.append(f"use, {refused_as}: it was not refused")
+
+    def end(self) -> None:
+        """Close it by whatever name."""
+        for name in ENDS:
+            if name in self.names:
+                self.tried(name)
+
+    def beside(self, over: threading.Event, *, blocking: bool) -> list[threading.Thread]:
+        """Let threads call each method but those that end it, until it is over."""
+        left_out = ENDING if blocking else ENDING | BLOCKING
+
+        def call(name: str) -> None:
+            while not over.wait(PAUSE_S):
+                self.tried(name)
+
+        threads = [
+            threading.Thread(target=call, args=(name,), name=name, daemon=True)
+            for name in self.names
+            if name not in left_out
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
+
+
+def after_close(case: Case) -> None:
+    """Call every method after close, and close twice."""
+    case.used()
+    case.end()
+    if any(end in case.names for end in ENDS):
+        case.used(CLOSED)
+        for name in case.names * 2:
+            case.tried(name)
+        case.end()
+        case.used(CLOSED)
+    case.scene.pool.close()
+
+
+def after_the_pool(case: Case) -> None:
+    """Call it when the pool was closed first."""
+    case.used()
+    case.scene.pool.close()
+    case.used(ORPHANED)
+    for name in case.names * 2:
+        case.tried(name)
+    case.end()
+    case.scene.pool.close()
+
+
+def _beside(case: Case, end: Callable[[], object]) -> None:
+    if case.kind.one_thread:
+        return
+    over = threading.Event()
+    threads = case.beside(over, blocking=True)
+    time.sleep(BESIDE_S)
+    end()
+    over.set()
+    for thread in threads:
+        thread.join()
+    case.end()
+    case.scene.pool.close()
+
+
+def beside_close(case: Case) -> None:
+    """Let threads call everything while it is closed."""
+    _beside(case, case.end)
+
+
+def beside_the_pool(case: Case) -> None:
+    """Let threads call everything while the pool is closed."""
+    _beside(case, case.scene.pool.close)
+
+
+def forked(case: Case) -> None:
+    """Fork a child of this process, whose threads are in every method; it may not touch what is
+    ours.
+    """
+    case.used()
+    over = threading.Event()
+    threads = [] if case.kind.one_thread else case.beside(over, blocking=False)
+    time.sleep(BESIDE_S)
+    children = [_child(case) for _ in range(2)]
+    over.set()
+    for thread in threads:
+        thread.join()
+    for child in children:
+        _, status = os.waitpid(child, 0)
+        if status:
+            case.wrong.append(f"a forked child: {_ended(status)}")
+    case.used()
+    case.end()
+    case.scene.pool.close()
+
+
+def _child(case: Case) -> int:
+    child = os.fork()
+    if child:
+        return child
+    signal.alarm(LIMIT_S // 2)  # shows all threads, and ends it
+    case.wrong.clear()
+    case.used(FORKED)
+    for name in case.names:
+        case.tried(name)
+    case.end()
+    case.scene.pool.close()
+    if FORKED in case.kind.refused:
+        case.used(FORKED)
+    print(*case.wrong, sep="\n", file=sys.stderr)
+    sys.exit(bool(case.wrong))  # by way of everything that ends with an interpreter
+
+
+PHASES = {
+    phase.__name__: phase
+    for phase in (after_close, after_the_pool, beside_close, beside_the_pool, forked)
+}
+
+
+def _ended(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"status {code}"
+
+
+def _run(name: str, kind: Kind, folder: Path, phase: str) -> Iterator[str]:
+    """Run a case in a child, apart from whatever it forks: return what was wrong."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        signal.alarm(LIMIT_S)
+        case = Case(name, kind, folder)
+        PHASES[phase](case)
+        os.write(write, json.dumps(sorted(set(case.wrong))).encode())
+        sys.exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as stream:
+        told = stream.read()
+    _, status = os.waitpid(child, 0)
+    if status:
+        yield _ended(status)
+    elif not told:
+        yield "it did not come to its end"
+    yield from json.loads(told or b"[]")
+
+
+def main(folder: str, phase: str, *only: str) -> None:
+    faulthandler.enable()
+    faulthandler.register(signal.SIGALRM, all_threads=True, chain=True)
+    for name, kind in MAKERS.items():
+        if only and name not in only:
+            continue
+        own = Path(folder) / name
+        with contextlib.suppress(FileExistsError):
+            own.mkdir()
+        found = {"name": name, "wrong": list(_run(name, kind, own, phase))}
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    arguments: Any = sys.argv[1:]
+    main(*arguments)

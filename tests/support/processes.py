@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Processes for tests: real ones, spoken to line by line, so that they can be killed or stopped.
+
+What they do is in roles.py. A process that is not told to end is killed with the test.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from support.emulation import PATIENCE
+
+ROLES = Path(__file__).with_name("roles.py")
+
+
+class Process:
+    """A Python process that plays a role of roles.py over the pool on ``paths``."""
+
+    def __init__(self, role: str, paths: list[Path]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(ROLES), role, *map(str, paths)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        greeting = self.hear()
+        if greeting != "ready":
+            self.kill()
+            raise RuntimeError(f"{role}: {greeting}")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def say(self, line: str) -> None:
+        assert self._process.stdin
+        self._process.stdin.write(line + "\n")
+
+    def hear(self, timeout_s: float | None = None) -> str:
+        """Return the next line that it prints; "" if it has ended, or says nothing for so long."""
+        assert self._process.stdout
+        if not select.select([self._process.stdout], [], [], timeout_s)[0]:
+            return ""
+        return self._process.stdout.readline().rstrip("\n")
+
+    def ask(self, line: str) -> str:
+        self.say(line)
+        return self.hear()
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def died(self) -> int:
+        """Wait until it is killed by itself: return the signal, negative."""
+        status = self._process.wait(timeout=60 * PATIENCE)
+        self._close()
+        return status
+
+    def stopped(self) -> bool:
+        """Wait until it has stopped by itself: return whether it has, or died."""
+        _, status = os.waitpid(self.pid, os.WUNTRACED)
+        return os.WIFSTOPPED(status)
+
+    def kill(self) -> None:
+        """Kill it; it is gone when this returns."""
+        self._process.kill()
+        self._close()
+
+    def end(self) -> int:
+        """Let it end by itself: return its exit status."""
+        assert self._process.stdin
+        self._process.stdin.close()
+        status = self._process.wait(timeout=60 * PATIENCE)
+        self._close()
+        return status
+
+    def _close(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream:
+                stream.close()
+        self._process.wait(timeout=60 * PATIENCE)
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._close()

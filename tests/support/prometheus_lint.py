@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Prometheus's own judgment of metrics' names, by promtool. Debian's package prometheus has it; it
+is installed if the tests run as root. Else the test is skipped.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+from support.shown import ROOT
+
+
+def complaints(text: bytes) -> list[str]:
+    """Return what ``promtool check metrics`` says against a page of metrics. The test fails if the
+    page cannot be read.
+    """
+    installer = ROOT / "scripts" / "setup-packages"
+    if not shutil.which("promtool"):
+        subprocess.run([installer, "prometheus"], check=False)
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("there is no promtool, and it cannot be installed here")
+    asked = [promtool, "check", "metrics"]
+    run = subprocess.run(asked, input=text, capture_output=True, check=False)
+    assert run.returncode in (0, 3), run.stderr.decode()  # 3: the page is read, and has faults
+    return run.stderr.decode().splitlines()

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Reads what the documents show: their code blocks, the commands in them, and the output beside
+those.
+
+A ``console`` block is a session that tests run; ``shell-session`` marks commands that need an
+engine, a device or much time, which tests only parse. A page's ``console`` and ``python`` blocks
+run in order, in one folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "csrc/**/*.md", "tests/*.md", "bench/*.md")
+    for path in ROOT.glob(pattern)
+)
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+
+_FENCE = re.compile(r"^```([\w-]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+_RULE = re.compile(r"[─-╿\s]*$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A fenced code block."""
+
+    language: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """A command, as typed, and the output that the page shows below it."""
+
+    line: str
+    output: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> list[str]:
+        """Return the command's words, without what the shell does with them."""
+        words = shlex.split(self.line, comments=True)
+        stops = [place for place, word in enumerate(words) if word in ("&", ">", "|", "&&")]
+        return words[: stops[0]] if stops else words
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(path: Path) -> list[Block]:
+    """Return the fenced blocks of a document."""
+    return [Block(found[1], found[2]) for found in _FENCE.finditer(path.read_text())]
+
+
+def spans(path: Path) -> list[str]:
+    """Return the code in the running text of a document, each span on one line."""
+    text = _FENCE.sub("", path.read_text())
+    return [" ".join(found[1].split()) for found in _SPAN.finditer(text)]
+
+
+def commands(block: Block) -> Iterator[Shown]:
+    """Return the commands of a block that begin with ``$``, each with the output that follows
+    it.
+    """
+    lines = iter(re.sub(r"\\\n\s*", " ", block.text).splitlines())
+    command, output = "", []
+    for line in lines:
+        if not line.startswith("$ "):
+            output.append(line)
+            continue
+        if command:
+            yield Shown(command, tuple(output))
+        command, output = line[2:], []
+        while command.count("'") % 2:  # JSON in quotes goes on in the next line
+            command += " " + next(lines).strip()
+    if command:
+        yield Shown(command, tuple(output))
+
+
+def outline(output: str) -> list[str]:
+    """Return the part of an output that does not change from run to run: words, headers and names
+    of rows.
+    """
+    lines = []
+    for line in output.splitlines():
+        if _RULE.fullmatch(line):
+            continue
+        text = line.split("│")[1] if line.startswith("│") else line.replace("┃", " ")
+        text = re.sub(r"[\d.,]*\d", "0", text)
+        lines.append(" ".join(text.split()))
+    return lines
