@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Generated from the C headers by scripts/gen_stubs.py; do not edit.
+"""Generated from the C headers by scripts/dev/gen_stubs.py; do not edit.
 
 A class here stands for a structure, a pointer to one and an array of them; `bl_x_init` is what
 `ffi.new` fills a `bl_x` with. Only `ffi` and `lib` exist at run time.

@@ -3,7 +3,7 @@
 """Load the C core; everything in Python that calls C does it through these names.
 
 ``ffi`` and ``lib`` are cffi's. ``core`` is for annotations: ``core.bl_pool`` is a ``bl_pool *``
-(``_core.pyi``, which scripts/gen_stubs.py makes of the C headers); only type checkers know it.
+(``_core.pyi``, which scripts/dev/gen_stubs.py makes of the C headers); only type checkers know it.
 
 The import disables the instructions that the environment forbids, and arms the crash point that it
 names, before any pool is open.
@@ -28,7 +28,7 @@ except ImportError as error:
         raise CoreMissingError(f"the C core cannot be loaded: {error}; build it again") from None
     folder = Path(__file__).parent.parent
     raise CoreMissingError(
-        f"{folder} has no C core; run 'pip install .' or scripts/setup-env there"
+        f"{folder} has no C core; run 'pip install .' or scripts/dev/setup-env there"
     ) from None
 
 __all__ = ["core", "ffi", "lib", "record_dtype"]

@@ -119,7 +119,7 @@ class SettingsError(BelugaError):
 
 
 class CoreMissingError(BelugaError, ImportError):
-    """Build the C core: run 'pip install .' in the checkout, or scripts/setup-env."""
+    """Build the C core: run 'pip install .' in the checkout, or scripts/dev/setup-env."""
 
 
 class InstructionError(BelugaError):

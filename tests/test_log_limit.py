@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import re
 
+from repo.test_tidy import ROOT, tracked
 from support.virtual_clock import Clock
-from test_tidy import ROOT, tracked
 
 from beluga.limit import PERIOD_S, LogLimit, and_more, kind_of
 

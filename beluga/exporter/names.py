@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """All metrics of a server by name: the kind, and what a person needs to know.
 
-``docs/operate/monitoring.md`` has this table (``scripts/gen_monitoring.py``). The metrics of the
-lower tiers and of emulated engines are not here: they are those of the registry
+``docs/operate/monitoring.md`` has this table (``scripts/dev/gen_monitoring.py``). The metrics of
+the lower tiers and of emulated engines are not here: they are those of the registry
 (:mod:`beluga.metrics`) that begin with one of :data:`TIER_PREFIXES`.
 """
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from beluga.replay.trace import TraceRequest
 
 BUNDLED = Path(__file__).with_name("conversations.jsonl")
-"""The trace that commands read if none is named; scripts/gen_trace.py makes it."""
+"""The trace that commands read if none is named; scripts/dev/gen_trace.py makes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

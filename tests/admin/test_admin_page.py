@@ -29,7 +29,7 @@ PIXELS = "[...document.querySelectorAll('canvas')].map((one) => one.toDataURL())
 def browser() -> Iterator[Browser]:
     program = find_browser()
     if program is None:
-        pytest.skip("no Chromium: scripts/setup-packages chromium")
+        pytest.skip("no Chromium: scripts/dev/setup-packages chromium")
     with Browser(program) as browser:
         browser.look(1280, 900)
         yield browser

@@ -21,7 +21,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 def test_it_is_small_and_names_its_origin() -> None:
     assert BUNDLED.stat().st_size < 300_000
     with BUNDLED.open() as lines:
-        assert "scripts/gen_trace.py" in json.loads(lines.readline())["origin"]
+        assert "scripts/dev/gen_trace.py" in json.loads(lines.readline())["origin"]
 
 
 def test_its_format_is_recognized() -> None:

@@ -6,7 +6,7 @@ The simulator replaces the verbs' instructions, so its mutants say nothing about
 instruction in a copy of ``csrc/coherence`` is preceded by a call that prints it, ``traced.c`` calls
 the verbs, and what it prints is compared. Mutants of the instructions must change it. The program
 of aarch64 is cross-compiled and runs under qemu-user where both are installed
-(``scripts/setup-aarch64``).
+(``scripts/dev/setup-aarch64``).
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def missing(name: str) -> str:
     lacking = [tool for tool in tools if shutil.which(tool) is None]
     if name != MACHINE and not any(map(Path.exists, CROSS_LIBRARIES)):
         lacking.append(f"a C library for {name}")
-    return f"needs {', '.join(lacking)} (scripts/setup-aarch64)" if lacking else ""
+    return f"needs {', '.join(lacking)} (scripts/dev/setup-aarch64)" if lacking else ""
 
 
 def with_traces(text: str) -> str:

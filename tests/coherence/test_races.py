@@ -19,7 +19,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 CSRC = ROOT / "csrc"
-ZIG = ROOT / "build/wheel-tools/ziglang/zig"  # scripts/setup-wheel-tools
+ZIG = ROOT / "build/wheel-tools/ziglang/zig"  # scripts/dev/setup-wheel-tools
 # For this CPU's own instruction set clang makes the second load first, and no wrong copy passes the
 # check. So the target is the plain architecture.
 TARGET = f"{platform.machine()}-linux-gnu"

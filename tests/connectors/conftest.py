@@ -46,7 +46,7 @@ def server(pool: Pool) -> Iterator[MetaServer]:
 def python() -> Path:
     """The interpreter that has LMCache and SGLang. For slow tests: it may have to be made."""
     setup = subprocess.run(
-        [ROOT / "scripts/setup-adapters"], capture_output=True, text=True, check=False
+        [ROOT / "scripts/dev/setup-adapters"], capture_output=True, text=True, check=False
     )
     if setup.returncode == 77:
         pytest.skip(setup.stderr.strip().splitlines()[-1])

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from test_docs import KNOWN, check_plugin, found_command
+from repo.test_docs import KNOWN, check_plugin, found_command
 
 __all__ = ["check_command", "check_plugin"]
 

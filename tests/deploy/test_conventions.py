@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_tidy import ROOT, tracked
+from repo.test_tidy import ROOT, tracked
 
 from beluga.conventions import (
     ADMIN_PORT,

@@ -28,7 +28,7 @@ kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="extra d
 jsonschema = pytest.importorskip("jsonschema", reason="no jsonschema here (extra dev)")
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts/dev"))
 from gen_manifests import CHART, EXAMPLE, MANIFESTS, NoHelmError, render  # noqa: E402
 
 FILES = sorted(MANIFESTS.glob("*.yaml"))
@@ -257,7 +257,7 @@ def rendered(values: Mapping[str, Any]) -> dict[str, str]:
 
 def test_the_manifests_are_fresh(tmp_path: Path) -> None:
     rendered(EXAMPLE_VALUES)
-    script = [sys.executable, str(ROOT / "scripts/gen_manifests.py"), str(tmp_path)]
+    script = [sys.executable, str(ROOT / "scripts/dev/gen_manifests.py"), str(tmp_path)]
     subprocess.run(script, check=True, timeout=120)
     made = {path.name: path.read_text() for path in tmp_path.glob("*.yaml")}
     assert made == {path.name: path.read_text() for path in FILES}

@@ -23,7 +23,7 @@ def free_port() -> int:
 
 def need_nats_server() -> None:
     """Skip the test if there is none and none can be installed."""
-    installer = ROOT / "scripts" / "setup-packages"
+    installer = ROOT / "scripts" / "dev/setup-packages"
     if (
         not shutil.which("nats-server")
         and subprocess.run([installer, "nats-server"], check=False).returncode

@@ -52,7 +52,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 @pytest.fixture(scope="module")
 def tools() -> tuple[str, str]:
     """The paths of prometheus and promtool."""
-    installer = ROOT / "scripts/setup-packages"
+    installer = ROOT / "scripts/dev/setup-packages"
     if not shutil.which("prometheus"):
         installed = subprocess.run([installer, "prometheus"], check=False, timeout=900)
         if installed.returncode:

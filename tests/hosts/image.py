@@ -65,7 +65,7 @@ class Image:
 
 def image() -> Image:
     """Return what guests boot, made if it does not exist yet. Raises UnavailableError."""
-    _run(ROOT / "scripts/setup-packages", *PACKAGES)
+    _run(ROOT / "scripts/dev/setup-packages", *PACKAGES)
     place = CACHE / hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
     made = not place.exists()
     if made:

@@ -87,7 +87,7 @@ class Etcd:
 
 @pytest.fixture(scope="module")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    installer = ROOT / "scripts" / "setup-packages"
+    installer = ROOT / "scripts" / "dev/setup-packages"
     if (
         not shutil.which("etcd")
         and subprocess.run([installer, "etcd-server"], check=False).returncode

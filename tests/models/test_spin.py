@@ -32,7 +32,7 @@ BUGS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def spin() -> None:
-    installer = ROOT / "scripts" / "setup-packages"
+    installer = ROOT / "scripts" / "dev/setup-packages"
     if shutil.which("spin"):
         return
     if subprocess.run([installer, "spin"], check=False).returncode or not shutil.which("spin"):

@@ -283,7 +283,7 @@ def tell(verdict: Verdict) -> None:
 
 def main() -> int:
     """Run the command line: 0 if every mutant was caught."""
-    parser = argparse.ArgumentParser(prog="scripts/mutate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="scripts/dev/mutate", description=__doc__)
     parser.add_argument("packages", nargs="+", help="of beluga/, or c, or c:PART OF A FILE'S NAME")
     parser.add_argument("--count", type=int, default=12, help="mutants of each (%(default)s)")
     parser.add_argument("--seed", default="1", help="which (%(default)s)")

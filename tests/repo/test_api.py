@@ -20,7 +20,7 @@ from test_shown import GIVEN
 
 import beluga
 
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts/dev"))
 import gen_api
 
 # Pages whose Python shows the inside of something, and is not a program: tests/ has it whole.
@@ -28,7 +28,7 @@ PARTS = {"copy-engines.md"}
 
 
 def test_the_page_is_fresh() -> None:
-    command = [sys.executable, ROOT / "scripts/gen_api.py", "--check"]
+    command = [sys.executable, ROOT / "scripts/dev/gen_api.py", "--check"]
     assert subprocess.run(command, check=False).returncode == 0
 
 

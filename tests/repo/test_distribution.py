@@ -60,7 +60,7 @@ def test_the_source_distribution_has_all_sources(sdist: set[str]) -> None:
         for path in (ROOT / name).rglob("*")
         if path.is_file()
         if path.suffix in (".c", ".h", ".cu", ".cuh", ".py", ".pyi", ".typed")
-        or path.parent == ROOT / "scripts"
+        or (path.is_relative_to(ROOT / "scripts") and "__pycache__" not in path.parts)
         or name == "docs"
         or path.name in ("README.md", "FORMAT.md")  # the site has them as pages
     } - set(GENERATED)

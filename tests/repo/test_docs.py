@@ -178,7 +178,7 @@ def test_relative_links_resolve(path: Path) -> None:
     ],
 )
 def test_generated_documents_are_fresh(script: str) -> None:
-    command = [sys.executable, str(ROOT / "scripts" / script), "--check"]
+    command = [sys.executable, str(ROOT / "scripts/dev" / script), "--check"]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
 

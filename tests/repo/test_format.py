@@ -109,7 +109,7 @@ def test_format_hash_sees_fields_and_not_comments(monkeypatch: pytest.MonkeyPatc
 
 
 def test_format_md_is_fresh() -> None:
-    command = [sys.executable, str(ROOT / "scripts/gen_format_doc.py"), "--check"]
+    command = [sys.executable, str(ROOT / "scripts/dev/gen_format_doc.py"), "--check"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 

@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """``scripts/check`` with stand-ins for all it calls: what it runs, says, and ends with.
 
-Also that ``scripts/test-aarch64`` runs, or leaves out with a reason, every test; and that a script
-that is asked for help does nothing else.
+Also that ``scripts/ci/test-aarch64`` runs, or leaves out with a reason, every test; and that a
+script that is asked for help does nothing else.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CALLED = sorted(set(re.findall(r"scripts/([\w-]+)", (ROOT / "scripts/check").read_text())))
+CALLED = sorted(set(re.findall(r"scripts/([\w/-]+)", (ROOT / "scripts/check").read_text())))
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A checkout in which nothing does anything."""
-    (tmp_path / "scripts").mkdir()
+    for room in ("ci", "dev"):
+        (tmp_path / "scripts" / room).mkdir(parents=True)
     for name in CALLED:
         stand_in(tmp_path / "scripts" / name)
-    for name in ("check", "help.sh"):
+    for name in ("check", "dev/help.sh"):
         shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts" / name)
     (tmp_path / ".venv/bin").mkdir(parents=True)
     stand_in(tmp_path / ".venv/bin/python")
@@ -63,7 +64,7 @@ def test_all_that_passes_ends_with_the_summary_of_the_tests(tree: Path) -> None:
 
 def test_a_failure_is_said_and_is_the_status(tree: Path) -> None:
     stand_in(tree / "scripts/fuzz", status=1)
-    stand_in(tree / "scripts/test-pythons", status=77)
+    stand_in(tree / "scripts/ci/test-pythons", status=77)
     stand_in(tree / "scripts/mutants", status=124)
     status, lines = check(tree, "--ci")
     assert (status, lines[-1]) == (1, "2 passed")
@@ -98,8 +99,8 @@ def test_a_newcomer_waits_for_no_long_step(tree: Path) -> None:
 
 SCRIPTS = [
     path
-    for path in sorted((ROOT / "scripts").iterdir())
-    if path.is_file() and path.read_text().startswith("#!")
+    for path in sorted((ROOT / "scripts").rglob("*"))
+    if path.is_file() and path.read_bytes().startswith(b"#!")
 ]
 
 
@@ -134,7 +135,7 @@ def test_help_is_all_that_a_script_does_when_it_is_asked_for_it(sources: Path, o
         python = script.suffix == ".py"
         command = [sys.executable] if python else [programs / "bash"]
         ended = subprocess.run(
-            [*command, sources / "scripts" / script.name, option],
+            [*command, sources / script.relative_to(ROOT), option],
             cwd=sources,
             env={"PATH": str(programs), "PYTHONPATH": str(ROOT)},
             capture_output=True,
@@ -150,7 +151,7 @@ def test_help_is_all_that_a_script_does_when_it_is_asked_for_it(sources: Path, o
 
 def test_help_is_found_behind_other_arguments(tmp_path: Path) -> None:
     (tmp_path / "made").write_text(
-        f"#!/usr/bin/env bash\n# made: it is.\n\n. {ROOT}/scripts/help.sh\necho done\n"
+        f"#!/usr/bin/env bash\n# made: it is.\n\n. {ROOT}/scripts/dev/help.sh\necho done\n"
     )
     for arguments, told in (
         ([], "done\n"),
@@ -164,7 +165,7 @@ def test_help_is_found_behind_other_arguments(tmp_path: Path) -> None:
 
 
 LONG = """set -euo pipefail
-. "$1/scripts/progress.sh"
+. "$1/scripts/dev/progress.sh"
 shown "$2/log" "made: working" sh -c 'echo compiling 1 of 2
     until [ -e "$0/seen" ]; do sleep 0.1; done
     exit 7' "$2" || echo "status $?"
@@ -194,7 +195,7 @@ def test_a_short_command_shows_nothing_where_no_terminal_is(tmp_path: Path) -> N
 
 
 def test_every_test_runs_for_aarch64_or_is_left_out_with_a_reason() -> None:
-    script = (ROOT / "scripts/test-aarch64").read_text()
+    script = (ROOT / "scripts/ci/test-aarch64").read_text()
     parts = re.search(r"^quick=\((.*?)\)$.*<<'END'\n(.*?)^END$", script, re.DOTALL | re.MULTILINE)
     assert parts
     quick = parts[1].split()
@@ -203,5 +204,5 @@ def test_every_test_runs_for_aarch64_or_is_left_out_with_a_reason() -> None:
     for path in tests.rglob("test_*.py"):
         name = str(path.relative_to(tests))
         of = [one for one in quick + left_out if name == one or name.startswith(f"{one}/")]
-        assert len(of) == 1, f"{name} is in {of}: scripts/test-aarch64 names each test once"
+        assert len(of) == 1, f"{name} is in {of}: scripts/ci/test-aarch64 names each test once"
     assert [one for one in quick + left_out if not (tests / one).exists()] == []

@@ -21,10 +21,10 @@ def tree(tmp_path: Path) -> Path:
     if not (ROOT / ".venv/bin/python").exists():
         pytest.skip("scripts/docs uses .venv")
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
-    (tmp_path / "scripts").mkdir()
-    for name in ("docs", "docs_pages.py", "help.sh"):
+    (tmp_path / "scripts/dev").mkdir(parents=True)
+    for name in ("docs", "dev/docs_pages.py", "dev/help.sh"):
         shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts" / name)
-    for name in ("setup-env", "setup-extra"):  # what it would install is here
+    for name in ("dev/setup-env", "dev/setup-extra"):  # what it would install is here
         (tmp_path / "scripts" / name).write_text("#!/bin/sh\n")
         (tmp_path / "scripts" / name).chmod(0o755)
     names = ("mkdocs.yml", "README.md", "CHANGELOG.md", ".venv", "beluga", "bench", "csrc", "tests")

@@ -68,7 +68,8 @@ def sources() -> list[Path]:
         path
         for path in tracked()
         if path.suffix in (".py", ".c", ".h", ".cu", ".cuh")
-        or path.parent.name in ("scripts", ".ci")
+        or path.parent.name == ".ci"
+        or (not path.suffix and path.is_relative_to(ROOT / "scripts"))
     ]
 
 
@@ -272,3 +273,30 @@ def test_no_file_names_the_machine_it_was_written_on() -> None:
         for found in place.finditer(path.read_text())
     ]
     assert wrong == []
+
+
+def stray(root: Path) -> list[str]:
+    """Return the files of bench/, docs/, scripts/ and tests/ that lie in no room."""
+    flat = {
+        "bench": ("*.py", r"__init__|_build_limit"),
+        "docs": ("*.md", r""),
+        "scripts": ("*", r"(?!setup-|gen_|test-)[a-z-]+"),  # commands, none with a suffix
+        "tests": ("*.py", r"conftest|test_\w+"),
+    }
+    return [
+        f"{folder}/{path.name}"
+        for folder, (pattern, allowed) in flat.items()
+        for path in sorted((root / folder).glob(pattern))
+        if path.is_file()
+        and ((folder == "scripts" and path.suffix) or not re.fullmatch(allowed, path.stem))
+    ]
+
+
+def test_files_lie_in_rooms(tmp_path: Path) -> None:
+    assert stray(ROOT) == []
+    wrong = ["bench/new.py", "docs/page.md", "scripts/gen_x.py", "scripts/setup-x", "tests/help.py"]
+    right = ["bench/__init__.py", "docs/use/page.md", "scripts/demo", "tests/test_x.py"]
+    for name in (*wrong, *right):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert stray(tmp_path) == wrong

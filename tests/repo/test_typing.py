@@ -133,7 +133,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_stubs_are_fresh() -> None:
-    command = [sys.executable, ROOT / "scripts/gen_stubs.py", "--check"]
+    command = [sys.executable, ROOT / "scripts/dev/gen_stubs.py", "--check"]
     assert subprocess.run(command, check=False).returncode == 0
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Nothing of ``beluga/`` has tests as its only callers (``scripts/uncalled.py``)."""
+"""Nothing of ``beluga/`` has tests as its only callers (``scripts/dev/uncalled.py``)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def script() -> Any:
-    found = importlib.util.spec_from_file_location("uncalled", ROOT / "scripts/uncalled.py")
+    found = importlib.util.spec_from_file_location("uncalled", ROOT / "scripts/dev/uncalled.py")
     assert found is not None
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)

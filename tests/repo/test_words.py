@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from repo.test_tidy import tracked
 from support.shown import ROOT
-from test_tidy import tracked
 
 GLOSSARY = "docs/reference/glossary.md"
 SECTION = "## Words that are not used"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plain_policies import PLAIN, plain_choice
+from support.plain_policies import PLAIN, plain_choice
 
 import beluga.replay
 from beluga.errors import AllWorkersBusyError

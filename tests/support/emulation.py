@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """How much a test does, and how long it waits: under an emulator of another CPU
-(``scripts/test-aarch64``), in a quick run, and in a full one (``TEST_EFFORT=full``).
+(``scripts/ci/test-aarch64``), in a quick run, and in a full one (``TEST_EFFORT=full``).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ def complaints(text: bytes) -> list[str]:
     """Return what ``promtool check metrics`` says against a page of metrics. The test fails if the
     page cannot be read.
     """
-    installer = ROOT / "scripts" / "setup-packages"
+    installer = ROOT / "scripts" / "dev/setup-packages"
     if not shutil.which("promtool"):
         subprocess.run([installer, "prometheus"], check=False)
     promtool = shutil.which("promtool")

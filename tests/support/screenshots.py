@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Makes the pictures of docs/operate/look.md: ``screenshots.py FOLDER`` (``scripts/screenshots``).
+"""Makes the pictures of docs/operate/look.md: ``screenshots.py FOLDER``
+(``scripts/dev/screenshots``).
 
 A replay goes on meanwhile: some minutes of generated conversations, in a pool that holds part of
 them. The picture of ``beluga top`` is the text of its frame, drawn by rich as SVG and shown in the

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def need_redis_server() -> None:
     """Skip the test if there is none and none can be installed."""
     pytest.importorskip("redis", reason="redis is not installed")
-    installer = ROOT / "scripts" / "setup-packages"
+    installer = ROOT / "scripts" / "dev/setup-packages"
     if (
         not shutil.which("redis-server")
         and subprocess.run([installer, "redis-server"], check=False).returncode

@@ -54,7 +54,7 @@ def need_namespace() -> list[str]:
 def test_two_racks_share_a_mooncake_store_that_stops_and_dies(tmp_path: Path) -> None:
     unshare = need_namespace()
     setup = subprocess.run(
-        [ROOT / "scripts/setup-mooncake"], stdout=subprocess.PIPE, text=True, check=False
+        [ROOT / "scripts/dev/setup-mooncake"], stdout=subprocess.PIPE, text=True, check=False
     )
     if setup.returncode:
         pytest.skip("Mooncake Store cannot be installed here")

@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """The peers: pools of other projects under the same engines, and how to run each beside ours.
 
-They have their own environment, which ``scripts/setup-peers`` makes and which also contains vLLM's
-packages. ``BELUGA_PEERS_PYTHON`` names its interpreter.
+They have their own environment, which ``scripts/dev/setup-peers`` makes and which also contains
+vLLM's packages. ``BELUGA_PEERS_PYTHON`` names its interpreter.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ SERVER_S = 60.0
 @pytest.fixture(scope="session")
 def vllm_python() -> str:
     """A Python with vLLM. The test is skipped if it is not available."""
-    command = [ROOT / "scripts/setup-vllm"]
+    command = [ROOT / "scripts/dev/setup-vllm"]
     made = subprocess.run(command, check=False, capture_output=True, text=True, timeout=1500)
     if made.returncode == 77:
         pytest.skip(made.stderr.strip().splitlines()[-1])

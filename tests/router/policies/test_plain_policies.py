@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_policies import PLAIN, estimate, plain_choice
+from support.plain_policies import PLAIN, estimate, plain_choice
 
 from beluga.errors import AllWorkersBusyError
 from beluga.router import (

@@ -39,7 +39,7 @@ class Kernel:
 
 
 class Nvrtc:
-    """NVRTC and nvdisasm, as ``scripts/setup-cuda-tools`` puts them into ``folder``."""
+    """NVRTC and nvdisasm, as ``scripts/dev/setup-cuda-tools`` puts them into ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self._library = ctypes.CDLL(str(next(folder.glob("nvidia/*/lib/libnvrtc.so.*"))))

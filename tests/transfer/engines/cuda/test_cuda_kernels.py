@@ -35,7 +35,7 @@ THREE = Windows(3, 64, interleaved=True, skipped_stripes=1, shift=1)
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The harness; g++ is installed for it if it can be had."""
     if shutil.which("c++") is None:
-        setup = Path(__file__).resolve().parents[4] / "scripts" / "setup-packages"
+        setup = Path(__file__).resolve().parents[4] / "scripts" / "dev/setup-packages"
         with contextlib.suppress(subprocess.TimeoutExpired):
             subprocess.run([setup, "g++"], capture_output=True, check=False, timeout=150)
     target = tmp_path_factory.mktemp("cuda") / "harness"

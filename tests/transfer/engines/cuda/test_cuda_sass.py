@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """The kernels as NVRTC compiles them for three generations of GPUs, and their machine code.
 
-The tests need no GPU: ``scripts/setup-cuda-tools`` gets the compiler and the disassembler.
+The tests need no GPU: ``scripts/dev/setup-cuda-tools`` gets the compiler and the disassembler.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ARCHITECTURES = (80, 90, 100)
 def kernels(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Kernel]:
-    setup = ROOT / "scripts" / "setup-cuda-tools"
+    setup = ROOT / "scripts" / "dev/setup-cuda-tools"
     found = subprocess.run([setup], capture_output=True, text=True, check=False)
     if found.returncode == 77:
         pytest.skip(found.stderr.strip())

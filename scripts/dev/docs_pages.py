@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A hook of mkdocs: pages of the site that are files elsewhere, and links to files outside docs/.
+
+In a checkout every link is a path to a file, so a code browser can follow it. The site has some of
+those files as pages; a link to any other file becomes the file's name. A link to a file that does
+not exist is a warning, which ``strict`` makes an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[2]
+# Pages whose text is a file of the repository outside docs/.
+ELSEWHERE = {
+    "index.md": "README.md",
+    "core.md": "csrc/README.md",
+    "format.md": "csrc/FORMAT.md",
+    "tests.md": "tests/README.md",
+    "changes.md": "CHANGELOG.md",
+}
+PAGES = {source: page for page, source in ELSEWHERE.items()}
+LINK = re.compile(r"(!?)\[([^\]]+)\]\(([^)\s#]*)(#[^)\s]*)?\)")
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+log = logging.getLogger("mkdocs.plugins.docs_pages")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are files elsewhere."""
+    for page, source in ELSEWHERE.items():
+        text = (ROOT / source).read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """The page's text with its links as the site needs them; code blocks stay as they are."""
+    name = page.file.src_uri
+    source = ELSEWHERE.get(name, f"docs/{name}")
+    parts, end = [], 0
+    for fence in FENCE.finditer(markdown):
+        parts += [_relinked(markdown[end : fence.start()], source), fence[0]]
+        end = fence.end()
+    return "".join([*parts, _relinked(markdown[end:], source)])
+
+
+def _relinked(text: str, source: str) -> str:
+    return LINK.sub(lambda found: _link(found, source), text)
+
+
+def _link(found: re.Match[str], source: str) -> str:
+    image, label, target, anchor = found[1], found[2], found[3], found[4] or ""
+    if not target or re.match(r"[a-z]+:", target):
+        return found[0]
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+    if path in PAGES or path.startswith("docs/"):
+        page = PAGES.get(path, path.removeprefix("docs/"))
+        folder = posixpath.dirname(PAGES.get(source, source.removeprefix("docs/")))
+        return f"{image}[{label}]({posixpath.relpath(page, folder or '.')}{anchor})"
+    if not (ROOT / path).exists():
+        log.warning("%s has a link to '%s', which does not exist", source, target)
+    bare = label.strip("`")
+    return f"`{path}`" if bare in (target, path) else f"{label} (`{path}`)"

@@ -1,0 +1,336 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Writes docs/reference/api.md, the reference of the Python API, from the docstrings and
+annotations of the classes and functions below and from the examples in docs/api/.
+
+With ``--check`` nothing is written; the exit code says whether the page is fresh.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from check_option import is_check  # noqa: E402  beside this file
+
+from beluga import errors  # noqa: E402  not installed where this runs
+
+TARGET = ROOT / "docs/reference/api.md"
+EXAMPLES = ROOT / "docs/api"
+INTRODUCTION = """\
+# The Python API
+
+Generated from the sources by `scripts/dev/gen_api.py`; do not edit.
+
+The names of `beluga` itself, and the classes and functions that come with them, by subject.
+Sizes are in bytes and times in seconds unless a name ends in another unit (`_ns`, `_ms`). Every
+error is a `BelugaError`, whose text is one line that names the mend; [Errors](errors.md) has the
+tree. Importing `beluga` needs numpy and cffi alone. The package is typed: the examples pass
+`mypy --strict`, and a test runs them.
+
+## A whole program
+
+Pool, server, blocks from numpy and torch, calls, copies out of an engine's layout, and the router:
+"""
+
+
+class Subject(NamedTuple):
+    """A part of the page. ``names`` has, for each module, its classes and functions; a name that an
+    example is for has ``=EXAMPLE`` behind it.
+    """
+
+    title: str
+    text: str
+    names: dict[str, str]
+
+
+SUBJECTS = (
+    Subject(
+        "Pools",
+        "A pool of shared memory: [Concepts](../start/concepts.md).",
+        {"beluga": "Pool=pool", "beluga.pool": "DeviceSpec=pool Geometry=pool parse_size"},
+    ),
+    Subject(
+        "Servers",
+        "The process that has the index of a pool; there is one at a time. `beluga serve` is one.",
+        {
+            "beluga": "MetaServer=server Server=method",
+            "beluga.rpc": "Quota=server ServerStat=server Calls=server stand_by",
+        },
+    ),
+    Subject(
+        "Blocks by key",
+        "The key-value cache of a pool: [Concepts](../start/concepts.md).",
+        {
+            "beluga": "KVCache=cache Namespace=cache",
+            "beluga.kvcache": "PutResult=cache GetResult=cache hash_keys explain",
+        },
+    ),
+    Subject(
+        "Copies",
+        "What is copied between an engine's memory and the pool, and by whom: "
+        "[Copy engines](../understand/copy-engines.md).",
+        {
+            "beluga.kvcache": "Run=copies",
+            "beluga.transfer": "View=copies BlockLayout=copies Slots=copies Plan=plans "
+            "CopyEngine=plans Transfer=plans CpuEngine=plans Link=link LinkSettings=link "
+            "TransferClass=link TransferStats=link engine_names",
+            "beluga.transfer.plan.arrangements": "vllm",
+        },
+    ),
+    Subject(
+        "Cache control",
+        "Streaming copies, flushes and checksums of a program's own memory, for tools and tests.",
+        {"beluga.coherence": "crc32c features fence flush invalidate isa ntstore_copy"},
+    ),
+    Subject(
+        "Remote calls",
+        "Functions of a program, called over the pool: [Calls over shared memory](../use/rpc.md).",
+        {
+            "beluga": "Handlers=handlers Client=handlers AsyncClient=tasks",
+            "beluga.rpc": "HandlerInfo=handlers ClientStat=method load_handlers",
+        },
+    ),
+    Subject(
+        "Routing",
+        "The router as a library, without I/O: "
+        "[the router in your process](../use/routing.md#the-router-in-your-process).",
+        {
+            "beluga.router": "Router=router Worker=router Query=router Choice=router "
+            "Policy=router LoadTracker=router Load=router BlockHasher=router "
+            "Constraints=router BusyThresholds=router Indexer=indexer RouterEvent=indexer "
+            "Stored=indexer Removed=indexer PolicySettings=indexer WorkerMetrics=router "
+            "make_policy",
+        },
+    ),
+    Subject(
+        "Simulation",
+        "Policies on a trace, computed: [Simulation](../use/simulation.md).",
+        {
+            "beluga.simulate": "Options=simulation Trace=simulation TraceEntry=simulation "
+            "Row=simulation make_trace load_trace simulate"
+        },
+    ),
+    Subject(
+        "Connectors",
+        "The settings of the engines' connectors, as their options name them: "
+        "[vLLM](../use/vllm.md), [SGLang](../use/sglang.md), [LMCache](../use/lmcache.md).",
+        {
+            "beluga.connectors.vllm.settings": "VllmSettings=connector",
+            "beluga.connectors.naming": "EngineSettings=connector",
+        },
+    ),
+)
+
+# What is public for other parts of Beluga alone; "__init__": a program does not make it itself.
+INTERNAL = {
+    "Pool": "__init__ using handle has_runtime_dir raise_for_status refuse_in_use refuse_removed "
+    "run_near host_number reserve before_close",
+    "MetaServer": "attach_lower attach_journal detach_lower",
+    "Server": "fail watch reported",
+    "ServerStat": "__init__",
+    "Client": "tell lock session report",
+    "ClientStat": "__init__",
+    "Handlers": "bind returns",
+    "HandlerInfo": "__init__",
+    "PutResult": "__init__",
+    "GetResult": "__init__",
+    "Geometry": "__init__",
+    "Calls": "__init__",
+    "Run": "rest refuse_wrong",
+    "Plan": "__init__ struct refuse_direction refuse_beyond ranges part cut carried",
+    "View": "foreign",
+    "Link": "price device_bytes",
+    "TransferStats": "__init__",
+    "Row": "__init__",
+    "Choice": "__init__",
+    "Indexer": "handle restore dump missing shared_stored shared_removed shared_count "
+    "shared_names clear_shared",
+    "LoadTracker": "states sweep new_blocks",
+    "Router": "candidates",
+}
+
+
+class Entry(NamedTuple):
+    """A class or function of the page."""
+
+    module: str
+    name: str
+    example: str
+    value: Any
+
+
+def entries(subject: Subject) -> Iterator[Entry]:
+    """Yield what a subject has, in order."""
+    for module, names in subject.names.items():
+        for word in names.split():
+            name, _, example = word.partition("=")
+            yield Entry(module, name, example, getattr(import_module(module), name))
+
+
+ALL = [entry for subject in SUBJECTS for entry in entries(subject)]
+LINKED = {entry.name for entry in ALL}
+
+
+def linked(name: str) -> str:
+    """Return a class as code, with a link to where it is described."""
+    short = name.lstrip("~").rpartition(".")[2]
+    if hasattr(errors, short):
+        return f"[`{short}`](errors.md#classes)"
+    return f"[`{short}`](#{short.lower()})" if short in LINKED else f"`{short}`"
+
+
+def prose(text: str) -> str:
+    """Return a docstring as Markdown."""
+    parts, literal = [], False
+    for block in re.split(r"\n\s*\n", inspect.cleandoc(text)):
+        if literal and block.startswith("    "):
+            parts.append(f"```py\n{textwrap.dedent(block)}\n```")
+            continue
+        literal = block.endswith("::")
+        plain = re.sub(r"::$", ":", block)
+        plain = re.sub(r":(?:class|exc):`([^`]+)`", lambda found: linked(found[1]), plain)
+        plain = re.sub(r":(?:meth|func):`~?([^`]+)`", r"`\1()`", plain)
+        plain = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", plain)
+        parts.append(plain.replace("``", "`"))
+    return "\n\n".join(parts)
+
+
+def signature(name: str, value: Any, *, bound: bool = False) -> str:
+    """Return a function's signature as it is written, a parameter a line if it is long."""
+    found = inspect.signature(value)
+    parameters = list(found.parameters.values())[int(bound) :]
+    found = found.replace(
+        parameters=[one.replace(default=_shown(one.default)) for one in parameters]
+    )
+    text = f"{name}{found}".replace("'", "").replace('"', "'")
+    if len(text) <= 96:
+        return text
+    head, _, result = text.rpartition(")")
+    first, _, inside = head.partition("(")
+    lines = [f"    {one}," for one in re.split(r", (?=[*\w]+(?::|=|$|,))", inside)]
+    return "\n".join([f"{first}(", *lines, f"){result}"])
+
+
+class _Text:
+    """A default that is shown as this text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _shown(default: Any) -> Any:
+    if default is inspect.Parameter.empty or isinstance(default, bool | int | float | None):
+        return default
+    if isinstance(default, enum.Enum):
+        return _Text(f"{type(default).__name__}.{default.name}")
+    if isinstance(default, str):
+        return _Text(f'"{default}"')
+    return _Text("..." if len(repr(default)) > 30 else repr(default))
+
+
+def section(entry: Entry, shown: set[str]) -> Iterator[str]:
+    """Yield the lines of a class or function."""
+    value, name = entry.value, entry.name
+    yield from ("", f"### {name}", "")
+    yield from (f"`{entry.module}.{name}`", "")
+    if not inspect.isclass(value):
+        yield from ("```py", signature(name, value), "```", "", prose(value.__doc__ or ""))
+        return
+    made = "__init__" not in INTERNAL.get(name, "").split() and not issubclass(value, enum.Enum)
+    if made and not getattr(value, "_is_protocol", False):
+        yield from ("```py", signature(name, value), "```", "")
+    yield prose(vars(value).get("__doc__") or "")
+    yield from members(value)
+    if entry.example:
+        if entry.example in shown:
+            first = next(one.name for one in ALL if one.example == entry.example)
+            yield from ("", f"*Example:* see [`{first}`](#{first.lower()}).")
+        else:
+            shown.add(entry.example)
+            yield from ("", "*Example:*", "", *example(entry.example))
+
+
+def example(name: str) -> list[str]:
+    return ["```python", (EXAMPLES / f"{name}.py").read_text().rstrip(), "```"]
+
+
+def members(value: type) -> Iterator[str]:
+    """Yield the public attributes and methods that a class and its bases in Beluga define."""
+    if issubclass(value, enum.Enum):
+        yield from ("", ", ".join(f"`{one.name}`" for one in value) + ".")
+        return
+    if dataclasses.is_dataclass(value) or hasattr(value, "_fields"):
+        yield ""
+        yield from (f"* `{field}: {kind}`" for field, kind in fields(value).items())
+    seen = set(INTERNAL.get(value.__name__, "").split())
+    for base in (one for one in value.__mro__ if one.__module__.startswith("beluga")):
+        for name, one in vars(base).items():
+            if name.startswith("_") or name in seen:
+                continue
+            seen.add(name)
+            inner = one.__func__ if isinstance(one, classmethod | staticmethod) else one
+            if isinstance(one, property):
+                kind = inspect.signature(one.fget).return_annotation if one.fget else ""
+                yield from ("", f"**`{name}`** `: {kind}`", "", prose(one.__doc__ or ""))
+            elif inspect.isfunction(inner):
+                text = signature(name, inner, bound=not isinstance(one, staticmethod))
+                yield from ("", "```py", text, "```", "", prose(inner.__doc__ or ""))
+
+
+def fields(value: type) -> dict[str, str]:
+    """Return the fields of a record with their types as they are written."""
+    found: dict[str, str] = {}
+    for base in reversed(value.__mro__):
+        if base.__module__.startswith("beluga"):
+            found |= {
+                name: str(getattr(kind, "__forward_arg__", kind))
+                for name, kind in vars(base).get("__annotations__", {}).items()
+                if not name.startswith("_")
+            }
+    return found
+
+
+def document() -> str:
+    """Return the whole page."""
+    shown = {"program"}
+    lines = [INTRODUCTION, *example("program")]
+    for subject in SUBJECTS:
+        lines += ["", f"## {subject.title}", "", subject.text]
+        for entry in entries(subject):
+            lines += section(entry, shown)
+    page = "\n".join(lines).rstrip() + "\n"
+    parts = re.split(r"(^```.*?^```$)", page, flags=re.MULTILINE | re.DOTALL)
+    return "".join(
+        part if part.startswith("```") else re.sub(r"\n{3,}", "\n\n", part) for part in parts
+    )
+
+
+def main() -> int:
+    check = is_check(__doc__)
+    text = document()
+    if not check:
+        TARGET.write_text(text)
+    elif not TARGET.exists() or TARGET.read_text() != text:
+        print("docs/reference/api.md is stale; run scripts/dev/gen_api.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Writes docs/reference/commands.md from the parsers of ``beluga`` and ``cxl-rpc``.
+
+With ``--check`` nothing is written; the exit code says whether the file is fresh.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+from check_option import is_check
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+
+from beluga.cli import legend  # noqa: E402  not installed where this runs
+from beluga.cli.app import app  # noqa: E402
+from beluga.cli.cxl_rpc import app as cxl_rpc_app  # noqa: E402
+
+TARGET = ROOT / "docs/reference/commands.md"
+INTRODUCTION = """\
+# Commands
+
+Generated from the command-line parsers by `scripts/dev/gen_commands_doc.py`; do not edit.
+
+`beluga` works on pools with the block index; `cxl-rpc` makes calls over the lanes of a pool
+without it. Every command has `-h` and `--help`. `beluga --install-completion` teaches your shell
+(bash, zsh or fish) to complete commands and options, `--show-completion` prints what it would
+install. Results go to standard output, everything else to standard error; `--json` prints JSON,
+and for commands that go on running one object on each line. [Errors](errors.md#exit-codes) lists
+the exit codes.
+
+Defaults of options come from [`beluga.toml`](settings.md), if there is one. `--config`,
+`--log-level` and `--log-format` stand before the command, as in `beluga --log-level debug ping`.
+
+Without `--pool` a command uses the pool that `BELUGA_POOL=PATH:PATH` names, else that of
+`beluga.toml`, else the pool that `beluga mount` remembered, else the emulated pool in `/dev/shm`.
+"""
+
+
+def document() -> str:
+    """Return the whole page."""
+    leaves = [
+        *_leaves("beluga", typer.main.get_command(app)),
+        *_leaves("cxl-rpc", typer.main.get_command(cxl_rpc_app)),
+    ]
+    page = [INTRODUCTION, "| command | what it does |", "| --- | --- |"]
+    page += [f"| [`{name}`](#{_anchor(name)}) | {_summary(command)} |" for name, command in leaves]
+    for name, command in leaves:
+        page += ["", *_section(name, command)]
+    return "\n".join(page) + "\n"
+
+
+def _leaves(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    children = getattr(command, "commands", None)
+    if children is None:
+        yield name, command
+    for child in sorted(children or {}):
+        yield from _leaves(f"{name} {child}", children[child])
+
+
+def _anchor(name: str) -> str:
+    return name.replace(" ", "-")
+
+
+def _help(command: Any) -> str:
+    return str(command.help or "").partition("\f")[0].strip()
+
+
+def _summary(command: Any) -> str:
+    return " ".join(_help(command).split("\n\n")[0].split())
+
+
+def _section(name: str, command: Any) -> list[str]:
+    options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    usage = [name, *(["[OPTIONS]"] if options else []), *map(_usage_of, arguments)]
+    page = [f"## {name}", "", "```text", " ".join(usage), "```", "", _help(command)]
+    hints = typing.get_type_hints(inspect.unwrap(command.callback))
+    if arguments or options:
+        page += ["", "| option | meaning |", "| --- | --- |"]
+    page += [f"| `{_name_of(p)}` | {_cell(p.help)} |" for p in arguments]
+    for option in options:
+        page.append(f"| {_spelled(option, hints)} | {_cell(option.help)}{_default_of(option)} |")
+    for columns in legend.legends_of(command.callback):
+        page += ["", "| column | meaning |", "| --- | --- |"]
+        page += [f"| `{name}` | {_cell(text)} |" for name, text in columns.items()]
+    return page
+
+
+def _cell(text: str | None) -> str:
+    return (text or "").replace("|", "\\|")
+
+
+def _name_of(argument: Any) -> str:
+    return str(argument.metavar or argument.name).strip("[]{}.").upper()
+
+
+def _usage_of(argument: Any) -> str:
+    name = _name_of(argument) + ("..." if argument.nargs == -1 else "")
+    return name if argument.required else f"[{name}]"
+
+
+def _spelled(option: Any, hints: dict[str, Any]) -> str:
+    names = [f"`{name}`" for name in (*option.opts, *option.secondary_opts)]
+    value = "" if option.is_flag else f" `{option.metavar or _value_of(hints[option.name])}`"
+    marks = [*(["required"] if option.required else []), *(["repeat"] if option.multiple else [])]
+    return (
+        ", ".join(names) + value.replace("|", "` or `") + (f" ({', '.join(marks)})" * bool(marks))
+    )
+
+
+def _value_of(hint: Any) -> str:
+    """Return the word that stands for a value of this type."""
+    kinds = set(typing.get_args(hint)) or {hint}
+    kinds |= {kind for inner in kinds for kind in typing.get_args(inner)}
+    words = {int: "N", float: "X", Path: "PATH"}
+    return next((word for kind, word in words.items() if kind in kinds), "TEXT")
+
+
+def _default_of(option: Any) -> str:
+    value = option.default
+    if isinstance(value, bool) or not isinstance(value, int | float | str) or value == "":
+        return ""
+    return f" Default: {value}."
+
+
+def main() -> int:
+    check = is_check(__doc__)
+    page = document()
+    if not check:
+        TARGET.write_text(page)
+    elif not TARGET.exists() or TARGET.read_text() != page:
+        print(f"{TARGET.name} is stale; run scripts/dev/gen_commands_doc.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

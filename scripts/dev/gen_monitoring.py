@@ -1,0 +1,643 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Writes docs/monitoring/dashboard.json (Grafana), docs/monitoring/alerts.yml (Prometheus), and the
+tables of docs/operate/monitoring.md, from the tables below and the exporter's table of metrics.
+
+With ``--check`` nothing is written; the exit code says whether the files are fresh.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from check_option import is_check
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+
+from beluga import tiers  # noqa: E402, F401  its metrics are in the registry
+from beluga.exporter import METRICS, TIER_PREFIXES  # noqa: E402
+from beluga.kvbm.metrics import METRICS as ENGINE_METRICS  # noqa: E402
+from beluga.metrics import REGISTRY  # noqa: E402
+from beluga.tiers import disk, remote  # noqa: E402, F401
+
+PAGE = ROOT / "docs/operate/monitoring.md"
+DASHBOARD = ROOT / "docs/monitoring/dashboard.json"
+ALERTS_FILE = ROOT / "docs/monitoring/alerts.yml"
+
+_RATE = "[$__rate_interval]"
+_HITS = f"sum(rate(beluga_lookup_hits_total{_RATE}))"
+_KEYS = f"sum(rate(beluga_lookup_keys_total{_RATE}))"
+
+
+class Panel(NamedTuple):
+    """A panel: its queries with their legends, and the unit of its values."""
+
+    title: str
+    unit: str
+    queries: tuple[tuple[str, str], ...]
+    kind: str = "timeseries"
+
+
+def _rates(by: str, *names: str) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        (f"sum by ({by}) (rate({name}{_RATE}))", f"{{{{{by}}}}}{label}")
+        for name, label in (pair.partition("=")[::2] for pair in names)
+    )
+
+
+def _quantiles(name: str) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        (f"histogram_quantile({share}, sum by (le) (rate({name}_bucket{_RATE})))", label)
+        for share, label in ((0.5, "p50"), (0.99, "p99"))
+    )
+
+
+ROWS: dict[str, tuple[Panel, ...]] = {
+    "Overview": (
+        Panel("Serving", "none", (("sum(beluga_server_serving)", "servers"),), "stat"),
+        Panel("Hit rate", "percentunit", ((f"{_HITS} / {_KEYS}", "keys"),), "stat"),
+        Panel(
+            "Pool full",
+            "percentunit",
+            (("sum(beluga_pool_used_bytes) / sum(beluga_pool_bytes)", "used"),),
+            "stat",
+        ),
+        Panel("Sessions", "none", (("sum(beluga_sessions)", "sessions"),), "stat"),
+        Panel("Tokens saved", "short", (("sum(beluga_saved_tokens_total)", "tokens"),), "stat"),
+        Panel(
+            "Prefill time saved",
+            "s",
+            (("sum(beluga_saved_prefill_seconds_total)", "seconds"),),
+            "stat",
+        ),
+    ),
+    "Hits": (
+        Panel("Hit rate of keys", "percentunit", ((f"{_HITS} / {_KEYS}", "hit rate"),)),
+        Panel("Keys", "ops", ((_KEYS, "looked up"), (_HITS, "found"))),
+        Panel("Tokens saved", "ops", _rates("client", "beluga_saved_tokens_total")),
+        Panel(
+            "Seconds of prefill saved, and of loading spent, in each second",
+            "none",
+            (
+                (f"sum(rate(beluga_saved_prefill_seconds_total{_RATE}))", "prefill saved"),
+                (f"sum(rate(beluga_client_get_seconds_sum{_RATE}))", "loading"),
+            ),
+        ),
+    ),
+    "Space": (
+        Panel(
+            "Space",
+            "bytes",
+            (
+                ("beluga_pool_bytes", "all"),
+                ("beluga_pool_used_bytes", "used"),
+                ("beluga_pool_payload_bytes", "payload"),
+                ("beluga_pool_free_bytes", "free"),
+            ),
+        ),
+        Panel(
+            "Space that cannot be used",
+            "bytes",
+            (
+                ("beluga_pool_quarantined_bytes", "quarantined"),
+                ("beluga_pool_retired_bytes", "retired"),
+            ),
+        ),
+        Panel(
+            "Block table",
+            "none",
+            (
+                ("beluga_blocks", "blocks"),
+                ("beluga_grants", "being written"),
+                ("beluga_blocks_pinned", "pinned"),
+                ("beluga_blocks_limit", "limit"),
+            ),
+        ),
+        Panel(
+            "Blocks come and go",
+            "ops",
+            (
+                (f"rate(beluga_commits_total{_RATE})", "committed"),
+                (f"rate(beluga_evictions_total{_RATE})", "evicted"),
+                (f"rate(beluga_table_evictions_total{_RATE})", "evicted, table full"),
+                (f"rate(beluga_removals_total{_RATE})", "removed"),
+            ),
+        ),
+        Panel("Refused grants", "ops", _rates("reason", "beluga_refusals_total")),
+    ),
+    "Tenants": (
+        Panel(
+            "Payload by tenant and block size",
+            "bytes",
+            (("sum by (tenant, block_bytes) (beluga_tenant_bytes)", "{{tenant}} {{block_bytes}}"),),
+        ),
+        Panel("Hits by tenant", "ops", _rates("tenant", "beluga_tenant_hits_total")),
+        Panel("Evictions by tenant", "ops", _rates("tenant", "beluga_tenant_evictions_total")),
+    ),
+    "Clients": (
+        Panel("Time of gets", "s", _quantiles("beluga_client_get_seconds")),
+        Panel("Time of puts", "s", _quantiles("beluga_client_put_seconds")),
+        Panel("Time of lookups", "s", _quantiles("beluga_client_lookup_seconds")),
+        Panel(
+            "Payload",
+            "Bps",
+            _rates(
+                "client",
+                "beluga_client_read_bytes_total= read",
+                "beluga_client_written_bytes_total= written",
+                "beluga_client_flushed_bytes_total= flushed",
+            ),
+        ),
+        Panel(
+            "Caught",
+            "ops",
+            _rates(
+                "client",
+                "beluga_client_stale_reads_total= stale reads",
+                "beluga_client_checksum_failures_total= checksums",
+            ),
+        ),
+    ),
+    "Calls and sessions": (
+        Panel("Calls", "ops", _rates("method", "beluga_rpc_calls_total")),
+        Panel("Errors", "ops", _rates("method", "beluga_rpc_errors_total")),
+        Panel(
+            "Lines read again, and refusals by quotas",
+            "ops",
+            (
+                (f"rate(beluga_rpc_torn_lines_total{_RATE})", "torn lines"),
+                (f"sum by (kind) (rate(beluga_rpc_quota_refusals_total{_RATE}))", "{{kind}}"),
+            ),
+        ),
+        Panel(
+            "Sessions",
+            "none",
+            (
+                ("beluga_sessions", "now"),
+                ("beluga_sessions_suspect", "suspect"),
+                ("beluga_lanes", "limit"),
+            ),
+        ),
+        Panel(
+            "Server",
+            "none",
+            (
+                (f"rate(process_cpu_seconds_total{_RATE})", "cores"),
+                (f"rate(beluga_exporter_seconds_total{_RATE})", "cores for metrics"),
+            ),
+        ),
+        Panel("Memory of the server", "bytes", (("process_resident_memory_bytes", "resident"),)),
+    ),
+    "Link": (
+        Panel(
+            "Bytes by direction and class",
+            "Bps",
+            (
+                (
+                    f"sum by (direction, class) (rate(beluga_link_bytes_total{_RATE}))",
+                    "{{direction}} {{class}}",
+                ),
+            ),
+        ),
+        Panel("Utilization", "percentunit", _rates("direction", "beluga_link_busy_seconds_total")),
+        Panel(
+            "Bandwidth of each device",
+            "Bps",
+            (
+                (
+                    f"sum by (device) (rate(beluga_link_device_busy_seconds_total{_RATE})) "
+                    "* scalar(max(beluga_link_device_bytes_per_second))",
+                    "{{device}}",
+                ),
+            ),
+        ),
+    ),
+    "Lower tiers": (
+        Panel(
+            "Bytes",
+            "Bps",
+            _rates(
+                "tier",
+                "beluga_tier_saved_bytes_total= saved",
+                "beluga_tier_loaded_bytes_total= loaded",
+            ),
+        ),
+        Panel("Blocks brought back", "ops", _rates("tier", "beluga_onboard_blocks_total")),
+        Panel("Blocks", "none", (("sum by (tier) (beluga_tier_blocks)", "{{tier}}"),)),
+        Panel("Breakers: 2 is open", "none", (("beluga_tier_breaker_state", "{{tier}}"),)),
+        Panel("Time of offloads", "s", _quantiles("beluga_offload_seconds")),
+        Panel(
+            "Waiting",
+            "none",
+            (
+                ("beluga_lower_dirty_blocks", "to be offered"),
+                ("beluga_lower_wanted_keys", "wanted"),
+            ),
+        ),
+    ),
+    "Engines' memory (replay)": (
+        Panel(
+            "Blocks that moved",
+            "ops",
+            _rates("kind", "beluga_kvbm_moved_blocks_total"),
+        ),
+        Panel(
+            "Blocks found, evicted and dropped",
+            "ops",
+            (
+                (f"sum(rate(beluga_kvbm_hit_blocks_total{_RATE}))", "found"),
+                (f"sum(rate(beluga_kvbm_evicted_blocks_total{_RATE}))", "evicted"),
+                (f"sum(rate(beluga_kvbm_ghost_hits_total{_RATE}))", "missed soon after"),
+                (f"sum by (reason) (rate(beluga_kvbm_dropped_blocks_total{_RATE}))", "{{reason}}"),
+            ),
+        ),
+        Panel(
+            "Usage and the threshold of offload",
+            "percentunit",
+            (
+                ("beluga_kvbm_usage_ratio", "engine {{engine}}"),
+                ("max(beluga_kvbm_watermark_ratio)", "threshold"),
+            ),
+        ),
+        Panel(
+            "Heat of what is asked for, and the threshold of prefetch",
+            "percentunit",
+            (
+                *_quantiles("beluga_kvbm_heat_ratio"),
+                ("max(beluga_kvbm_prefetch_heat_ratio)", "threshold"),
+            ),
+        ),
+        Panel("Time of an allocation", "s", _quantiles("beluga_kvbm_allocation_seconds")),
+        Panel(
+            "Targets missed",
+            "none",
+            (("sum by (target) (beluga_kvbm_target_missed)", "{{target}}"),),
+        ),
+    ),
+}
+
+
+class Alert(NamedTuple):
+    """An alert rule. ``minutes`` is how long its condition must hold."""
+
+    name: str
+    expr: str
+    minutes: int
+    severity: str
+    summary: str
+    runbook: str
+
+
+ALERTS = (
+    Alert(
+        "BelugaServerDown",
+        'up{job="beluga"} == 0',
+        1,
+        "critical",
+        "{{ $labels.instance }} does not answer",
+        "Every lookup is a miss; engines go on by themselves. Start `beluga serve` again: it takes "
+        "over with all committed blocks. `beluga serve --standby` would have.",
+    ),
+    Alert(
+        "BelugaNobodyServes",
+        "max by (pool) (beluga_server_serving * on (instance) group_left (pool) "
+        "beluga_server_info) == 0",
+        1,
+        "critical",
+        "No server of the pool {{ $labels.pool }} serves",
+        "Standby servers answer, but none took over: their logs say why (`not taken over yet`). If "
+        "a machine is off, say so with `beluga serve --declare-gone`.",
+    ),
+    Alert(
+        "BelugaServerDied",
+        'sum by (instance) (increase(beluga_takeovers_total{reason="gone"}[15m])) > 0',
+        0,
+        "warning",
+        "{{ $labels.instance }} took over from a server that died",
+        "The pool is served. Find out why the other one died: its log, `beluga trace --before`, "
+        "`journalctl -k` (out of memory?). Start it again as a standby.",
+    ),
+    Alert(
+        "BelugaServerStoodStill",
+        'sum by (instance, reason) (increase(beluga_takeovers_total{reason=~"stuck|silent"}'
+        "[15m])) > 0",
+        0,
+        "warning",
+        "{{ $labels.instance }} took over from a server whose heartbeat stood still "
+        "({{ $labels.reason }})",
+        "stuck: a process of the same host was stopped, hung or had no processor; `beluga trace "
+        "--before` has its last calls. silent: another host is off, hangs, or is overloaded. If it "
+        "was overloaded, give the server cores of its own, or raise `--silent`.",
+    ),
+    Alert(
+        "BelugaFlaps",
+        "sum by (job) (increase(beluga_takeovers_total[15m])) > 3",
+        0,
+        "critical",
+        "The pool's server changed {{ $value | humanize }} times in 15 minutes",
+        "Each takeover costs clients a moment. `beluga_takeovers_total` and the logs (`took over`) "
+        "have the reasons; `beluga_demotions_total` counts lost leases, whose service is slow.",
+    ),
+    Alert(
+        "BelugaHitRateZero",
+        "rate(beluga_lookup_keys_total[5m]) > 0 and rate(beluga_lookup_hits_total[5m]) == 0",
+        15,
+        "warning",
+        "Engines look blocks up, and find none",
+        "`beluga stat`: if `block_count` is 0, nothing is stored: look at the engines' logs. Else "
+        "they look for other keys than were stored: compare model, dtype, block size, salt and "
+        "PYTHONHASHSEED of engines that should share (docs: the page of the engine).",
+    ),
+    Alert(
+        "BelugaTableFull",
+        "increase(beluga_table_evictions_total[5m]) > 0 or "
+        'increase(beluga_refusals_total{reason="table full"}[5m]) > 0',
+        10,
+        "warning",
+        "The block table is full, though space may not be",
+        "Blocks are smaller than the pool was made for. Create it anew with `--max-blocks` or "
+        "`--block-bytes`; `beluga size` computes them.",
+    ),
+    Alert(
+        "BelugaRefuses",
+        'sum by (reason) (rate(beluga_refusals_total{reason!="table full"}[5m])) > 0',
+        10,
+        "warning",
+        "Blocks are not stored: {{ $labels.reason }}",
+        "no space: everything is pinned or kept; look at `pinned_count`. offloading: the lower "
+        "tier is slower than what comes; see its breaker, or `--offload drop`. quota: raise "
+        "`--quota-*` or find the client.",
+    ),
+    Alert(
+        "BelugaQuarantine",
+        "beluga_pool_quarantined_bytes > 0",
+        5,
+        "warning",
+        "{{ $value | humanize1024 }}B are quarantined",
+        "A session of another machine went silent and may still write. If the machine is up, it "
+        "frees the space itself; if it is off for good, restart the server with "
+        "`beluga serve --declare-gone`.",
+    ),
+    Alert(
+        "BelugaSuspectSessions",
+        "beluga_sessions_suspect > 0",
+        30,
+        "warning",
+        "{{ $value }} sessions of earlier servers are not proven gone",
+        "As for BelugaQuarantine: start the machine again, or declare it gone.",
+    ),
+    Alert(
+        "BelugaChecksumFailures",
+        "sum by (client) (increase(beluga_client_checksum_failures_total[15m])) > 0",
+        0,
+        "critical",
+        "Bytes in the pool were not those that were stored; the blocks became misses",
+        "No wrong bytes were returned. `beluga pool check --payload` finds the blocks, "
+        "`beluga verify` tests the memory. Look at the devices' event logs (`cxl list`, `dmesg`).",
+    ),
+    Alert(
+        "BelugaStaleReads",
+        "sum(rate(beluga_client_stale_reads_total[5m])) "
+        "/ sum(rate(beluga_client_asked_blocks_total[5m])) > 0.01",
+        15,
+        "warning",
+        "More than 1 % of the blocks change while they are read",
+        "Blocks are evicted while lower tiers read them, or memory is not coherent as its pool "
+        "says: run `beluga verify`.",
+    ),
+    Alert(
+        "BelugaMemoryRetired",
+        "beluga_pool_retired_bytes > 0",
+        0,
+        "critical",
+        "A device of the pool failed at {{ $value | humanize1024 }}B",
+        "The stripes are never used again. Plan to replace the device: stop the engines, and "
+        "create the pool anew without it.",
+    ),
+    Alert(
+        "BelugaDamagedEntries",
+        "beluga_damaged_entries_total > 0",
+        0,
+        "warning",
+        "The takeover dropped {{ $value }} damaged entries",
+        "Their blocks are misses. `beluga pool check` shows more; if it repeats, `beluga verify`.",
+    ),
+    Alert(
+        "BelugaLanesScarce",
+        "beluga_sessions / beluga_lanes > 0.9",
+        10,
+        "warning",
+        "The pool has few lanes left for clients",
+        "Each engine process takes two or three. Create the pool anew with more `--lanes`.",
+    ),
+    Alert(
+        "BelugaGetsSlow",
+        "histogram_quantile(0.99, sum by (le) (rate(beluga_client_get_seconds_bucket[5m]))) > 0.25",
+        15,
+        "warning",
+        "1 % of the gets take more than {{ $value | humanizeDuration }}",
+        "See the link's utilization, what else reads (`class`), and whether gets wait for a lower "
+        "tier. `beluga ping` and `beluga bench` measure the two halves.",
+    ),
+    Alert(
+        "BelugaErrors",
+        "sum by (method) (rate(beluga_rpc_errors_total[5m])) "
+        "/ sum by (method) (rate(beluga_rpc_calls_total[5m])) > 0.05",
+        10,
+        "warning",
+        "More than 5 % of the calls of {{ $labels.method }} are answered with an error",
+        "The clients' logs name the error. Different versions of Beluga, or quotas?",
+    ),
+    Alert(
+        "BelugaChurn",
+        "beluga_blocks / rate(beluga_evictions_total[15m]) < 600",
+        30,
+        "warning",
+        "The pool's contents are replaced within {{ $value | humanizeDuration }}",
+        "The working set is larger than the pool: `beluga simulate` and `beluga size` say what a "
+        "larger pool, or a tier below it (`--disk`), would bring.",
+    ),
+    Alert(
+        "BelugaLinkSaturated",
+        "rate(beluga_link_busy_seconds_total[5m]) > 0.95",
+        15,
+        "warning",
+        "The link is busy all the time ({{ $labels.direction }})",
+        "Loads come before saves, but they wait. Spread the engines over hosts, or give the link "
+        "its real speed (the setting `link` of the connectors).",
+    ),
+    Alert(
+        "BelugaTierOpen",
+        "beluga_tier_breaker_state == 2",
+        5,
+        "warning",
+        "The tier {{ $labels.tier }} fails, and is not used",
+        "The server's log has its error; the pool works without it. The breaker closes by itself.",
+    ),
+    Alert(
+        "BelugaEngineMissesTarget",
+        "beluga_kvbm_target_missed == 1",
+        5,
+        "warning",
+        "Engine {{ $labels.engine }} misses its target {{ $labels.target }}",
+        "available_share_min, inflight_share_max: requests hold nearly all of its memory; give it "
+        "more (`--engine-blocks`). allocation_s_max: requests wait for room, as when the pool is "
+        "slower than what must be offloaded. release_s_max: the engine's host is overloaded.",
+    ),
+)
+
+
+def selected(expr: str) -> str:
+    """Restrict the metrics of a query to the dashboard's instances."""
+    return re.sub(r"\b((?:beluga|process)_[a-z_]+)", r'\1{instance=~"$instance"}', expr)
+
+
+def dashboard() -> str:
+    """Return Grafana's JSON."""
+    panels: list[dict[str, Any]] = []
+    y = 0
+    for row, members in ROWS.items():
+        place = {"h": 1, "w": 24, "x": 0, "y": y}
+        panels.append({"type": "row", "title": row, "gridPos": place, "id": len(panels) + 1})
+        y += 1
+        small = all(panel.kind == "stat" for panel in members)
+        width, height = (4, 4) if small else (8, 8)
+        for index, panel in enumerate(members):
+            place = {
+                "h": height,
+                "w": width,
+                "x": index * width % 24,
+                "y": y + index * width // 24 * height,
+            }
+            panels.append(_panel(panel, place, len(panels) + 1))
+        y += -(-len(members) * width // 24) * height
+    source = {"type": "prometheus", "uid": "${datasource}"}
+    instance = {
+        "name": "instance",
+        "type": "query",
+        "datasource": source,
+        "query": "label_values(beluga_server_info, instance)",
+        "refresh": 2,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"text": "All", "value": "$__all"},
+    }
+    made = {
+        "uid": "beluga",
+        "title": "Beluga",
+        "tags": ["beluga"],
+        "schemaVersion": 39,
+        "refresh": "30s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {
+            "list": [{"name": "datasource", "type": "datasource", "query": "prometheus"}, instance]
+        },
+        "panels": panels,
+    }
+    return json.dumps(made, indent=1) + "\n"
+
+
+def _panel(panel: Panel, place: dict[str, int], number: int) -> dict[str, Any]:
+    return {
+        "id": number,
+        "type": panel.kind,
+        "title": panel.title,
+        "gridPos": place,
+        "datasource": {"type": "prometheus", "uid": "${datasource}"},
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+        "targets": [
+            {"refId": chr(ord("A") + index), "expr": selected(expr), "legendFormat": legend}
+            for index, (expr, legend) in enumerate(panel.queries)
+        ],
+    }
+
+
+def alerts() -> str:
+    """Return the rules for Prometheus. JSON's strings are YAML's."""
+    lines = [
+        "# Generated by scripts/dev/gen_monitoring.py; do not edit. The job of the scrape is "
+        "`beluga`.",
+        "groups:",
+        "  - name: beluga",
+        "    rules:",
+    ]
+    for alert in ALERTS:
+        lines += [
+            f"      - alert: {alert.name}",
+            f"        expr: {json.dumps(alert.expr)}",
+            f"        for: {alert.minutes}m",
+            f"        labels: {{severity: {alert.severity}}}",
+            "        annotations:",
+            f"          summary: {json.dumps(alert.summary)}",
+            f"          runbook: {json.dumps(alert.runbook)}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def tables() -> dict[str, list[str]]:
+    """Return the tables of the page by name."""
+    metrics = ["| metric | kind | labels | meaning |", "| --- | --- | --- | --- |"]
+    metrics += [
+        f"| `{name}` | {metric.kind} | {' '.join(f'`{label}`' for label in metric.labels)} "
+        f"| {metric.help} |"
+        for name, metric in METRICS.items()
+    ]
+    lower = [
+        (name, sample.kind, sample.help)
+        for name, sample in REGISTRY.snapshot().items()
+        if name.startswith(TIER_PREFIXES)
+    ]
+    engines = [(f"beluga_kvbm_{name}", *declared) for name, declared in ENGINE_METRICS.items()]
+    rules = ["| alert | when | what to do |", "| --- | --- | --- |"]
+    for alert in ALERTS:
+        held = f", for {alert.minutes} min" if alert.minutes else ""
+        when = alert.expr.replace("|", "\\|")
+        rules.append(f"| `{alert.name}` ({alert.severity}) | `{when}`{held} | {alert.runbook} |")
+    return {
+        "metrics": metrics,
+        "tiers": _named(lower),
+        "engines": _named(engines),
+        "alerts": rules,
+    }
+
+
+def _named(found: list[tuple[str, str, str]]) -> list[str]:
+    """Return a table of names, kinds and meanings."""
+    rows = (f"| `{name}` | {kind} | {text} |" for name, kind, text in found)
+    return ["| metric | kind | meaning |", "| --- | --- | --- |", *rows]
+
+
+def page() -> str:
+    """Return the page with its tables made anew."""
+    text = PAGE.read_text()
+    for name, lines in tables().items():
+        begin, end = f"<!-- {name}: generated -->\n", f"<!-- {name}: end -->"
+        before, _, rest = text.partition(begin)
+        text = before + begin + "\n".join(["", *lines, "", ""]) + end + rest.partition(end)[2]
+    return text
+
+
+def main() -> int:
+    """Write the files, or with ``--check`` compare them."""
+    check = is_check(__doc__)
+    made = {PAGE: page(), DASHBOARD: dashboard(), ALERTS_FILE: alerts()}
+    if check:
+        stale = [path for path, text in made.items() if path.read_text() != text]
+        for path in stale:
+            sys.stderr.write(f"{path} is stale: run scripts/dev/gen_monitoring.py\n")
+        return 1 if stale else 0
+    for path, text in made.items():
+        path.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Lists the functions, methods and classes of ``beluga/`` that nothing but tests uses.
+
+A use is the name in the code of ``beluga/``, ``bench/`` or ``scripts/``, or in a Python example of
+the documents, or the name of a class, alone or with a method, in their text; an import, an entry of
+``__all__`` and the definition itself are none. Free of the rule is the API of
+docs/reference/api.md, and what others call: methods with a leading and trailing ``__``, overrides
+of classes that are not ours, and functions that a decorator registers. The rule compares names, not
+objects: what is listed has no caller, and what is not listed may have none. C is judged by
+``tests/repo/test_rooms.py``, with what Python calls of it. Exit status 1 if something is listed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+# Decorators that leave a function to its callers. Any other may register it.
+PLAIN = {
+    *("property", "cached_property", "staticmethod", "classmethod", "abstractmethod", "setter"),
+    *("cache", "lru_cache", "contextmanager", "asynccontextmanager", "dataclass", "overload"),
+    *("wraps", "total_ordering", "final"),
+}
+# Bases of which nobody calls a method that a subclass defines.
+BASES = {"object", "Protocol", "NamedTuple", "Exception", "ABC", "Generic", "Enum"}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Definition(NamedTuple):
+    """A function, method or class, and the names that its own code uses."""
+
+    place: str
+    name: str
+    own: Counter[str]
+
+
+def uncalled(root: Path) -> list[str]:
+    """Return the definitions without a use, each as ``path:line name``."""
+    used: Counter[str] = Counter()
+    for path in code(root):
+        used += names_in(parsed(path))
+    free = examples(root) | promised(root)
+    ours = our_classes(root)
+    return [
+        f"{one.place} {one.name}"
+        for path in sorted((root / "beluga").rglob("*.py"))
+        for one in definitions(path, root, ours)
+        if one.name not in free and used[one.name] <= one.own[one.name]
+    ]
+
+
+def code(root: Path) -> Iterator[Path]:
+    """Yield the Python of the project that is no test."""
+    for folder in ("beluga", "bench", "scripts"):
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix == ".py" or (path.is_file() and path.suffix == "" and is_python(path)):
+                yield path
+
+
+def is_python(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.readline().startswith(b"#!/usr/bin/env python")
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def names_in(tree: ast.AST) -> Counter[str]:
+    """Return how often each name is used: read, called, or a whole string, as for getattr()."""
+    listed = {
+        id(text)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign)
+        and "__all__" in [getattr(one, "id", "") for one in targets(node)]
+        for text in ast.walk(node)
+    }
+    found: Counter[str] = Counter()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            found[node.id] += 1
+        elif isinstance(node, ast.Attribute):
+            found[node.attr] += 1
+        elif isinstance(node, ast.Constant) and id(node) not in listed and is_code(node.value):
+            found.update(set(re.findall(r"\w+", node.value)))
+    return found
+
+
+def targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> list[ast.expr]:
+    return node.targets if isinstance(node, ast.Assign) else [node.target]
+
+
+def is_code(value: object) -> bool:
+    """Return whether a constant is a dotted name, or an annotation."""
+    return isinstance(value, str) and re.fullmatch(r"[\w.:\[\], |]+", value) is not None
+
+
+def our_classes(root: Path) -> set[str]:
+    return {
+        node.name
+        for path in (root / "beluga").rglob("*.py")
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ClassDef)
+    }
+
+
+def definitions(path: Path, root: Path, ours: set[str]) -> Iterator[Definition]:
+    """Yield what a file defines and what the rule judges."""
+    place = path.relative_to(root)
+    tree = parsed(path)
+    known = (ours | BASES) - of_others(tree)
+
+    def walk(node: ast.AST, *, foreign: bool) -> Iterator[Definition]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, Function | ast.ClassDef):
+                if not foreign and not is_special(child.name) and not is_registered(child):
+                    yield Definition(f"{place}:{child.lineno}", child.name, names_in(child))
+                bases = getattr(child, "bases", [])
+                yield from walk(child, foreign=not {base_of(one) for one in bases} <= known)
+            else:
+                yield from walk(child, foreign=foreign)
+
+    yield from walk(tree, foreign=False)
+
+
+def of_others(tree: ast.Module) -> set[str]:
+    """Return the names that a file imports from other projects."""
+    return {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        and node.module
+        and node.module.split(".")[0] != "beluga"
+        for alias in node.names
+    } - BASES
+
+
+def base_of(node: ast.expr) -> str:
+    """Return a base class's name. One that is written with its module is not ours."""
+    node = node.value if isinstance(node, ast.Subscript) else node
+    return ast.unparse(node)
+
+
+def is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def is_registered(node: Function | ast.ClassDef) -> bool:
+    calls = [one.func if isinstance(one, ast.Call) else one for one in node.decorator_list]
+    return not {ast.unparse(one).rpartition(".")[2] for one in calls} <= PLAIN
+
+
+def promised(root: Path) -> set[str]:
+    """Return the names of docs/reference/api.md: classes, functions, and their methods."""
+    text = (root / "docs/reference/api.md").read_text()
+    return set(re.findall(r"^(?:class |def |async def |async )?(\w+)(?=[(:])", text, re.MULTILINE))
+
+
+def examples(root: Path) -> set[str]:
+    """Return the names in the Python examples of the documents."""
+    pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    texts = [
+        block
+        for page in pages
+        if page.name != "api.md" and page.is_file()
+        for block in re.findall(r"^```py\w*\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    ]
+    texts += [path.read_text() for path in sorted((root / "docs").rglob("*.py"))]
+    texts += [
+        span
+        for page in pages
+        if page.is_file()
+        for span in re.findall(r"`((?:beluga\.[\w.]+|[A-Z]\w+)(?:\.\w+)?)`", page.read_text())
+    ]
+    return {name for text in texts for name in re.findall(r"\w+", text)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.parse_args()
+    listed = uncalled(ROOT)
+    for line in listed:
+        print(line)
+    return 1 if listed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
