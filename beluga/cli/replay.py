@@ -37,7 +37,7 @@ _BUNDLED_BLOCK_SIZE = 128 << 10
 _POOL_SIZE_MAX = 1 << 48  # of a pool's two devices
 _OFFLOAD, _ADMISSION = "wait", "always"
 _ENGINE_OFFLOAD = "wait"
-_ENGINE_BLOCKS_MAX = 1 << 24
+_ENGINE_BLOCKS_MAX = 1 << 20
 
 
 def _pool_size(text: str | int) -> int:

@@ -113,6 +113,11 @@ class RegisteredBlock(_StrongHandle):
         super().__init__(owner, claim)
         self.key = block.key
 
+    @property
+    def parent(self) -> Key | None:
+        """The key of the block before it in its chain."""
+        return self.claim.held().parent
+
     def weak(self) -> WeakBlock:
         """Return a weak reference to the block."""
         return WeakBlock(self.owner, self.key)

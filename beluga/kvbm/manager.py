@@ -297,11 +297,9 @@ class BlockManager:
     def _prefetch(self, chain: ChainPart) -> None:
         there = self._device.contains([key for key, _ in chain])
         chain = [one for one, has in zip(chain, there, strict=True) if not has]
-        parents = [parent for _, parent in chain if parent is not None]
-        # The room of a chain's end is not made by its beginning.
-        present = [self._device.find(parent, is_use=False) for parent in parents]
+        beginnings = self._beginnings(chain)
         room = self._device.try_reserve(self, len(chain))
-        _release(held_of(present))
+        self._device.drop_all(beginnings)
         if room is None:
             self._metrics.drop(len(chain), TransferClass.PREFETCH, "full")
             return
@@ -315,6 +313,20 @@ class BlockManager:
             return
         self._metrics.drop(len(chain) - len(brought), TransferClass.PREFETCH, "gone")
         self._device.drop_all([*brought, *room])
+
+    def _beginnings(self, chain: ChainPart) -> list[RegisteredBlock]:
+        """Hold what the device has of chains before these keys: the room of a chain's end is not
+        made by its beginning.
+        """
+        held: dict[Key, RegisteredBlock] = {}
+        for _, key in chain:
+            above = key
+            while above is not None and above not in held:
+                block = self._device.find(above, is_use=False)
+                if block is None:
+                    break
+                held[above], above = block, block.parent
+        return list(held.values())
 
     def _bring(
         self, kind: TransferClass, chain: ChainPart, room: Sequence[MutableBlock]

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from beluga.errors import ReplayError
 from beluga.kvbm import BlockManager, BlockPool, CacheTier, RegisteredBlock
 from beluga.kvcache import KVCache
 from beluga.metrics import REGISTRY
+from beluga.pool import show_size
 from beluga.replay.contents import Contents, digests
 from beluga.replay.job import Job
 from beluga.replay.patient import PATIENCE_S, PatientCache, Tally
@@ -49,7 +51,7 @@ class EngineWorker:
         self.tally = Tally()
         self._client, self._compare = up, job.compare
         self._contents = Contents(job.block_size)
-        self._memory = np.zeros((job.engine_blocks, job.block_size // 8), np.uint64)
+        self._memory = _allocated(job.engine_blocks, job.block_size)
         self._up, self._down = (self._cache(client, job) for client in (up, down))
         view = View.of(self._memory.view(np.uint8))
         below = CacheTier(self._up, self._down, BlockLayout([view], ("block", "dim")))
@@ -122,6 +124,16 @@ class EngineWorker:
             block.fill(self._device.block_size)
             block.commit(keys[place], parent=keys[place - 1] if place else None)
         return self._device.register(room)
+
+
+def _allocated(count: int, size: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint64]]:
+    try:
+        return np.zeros((count, size // 8), np.uint64)
+    except MemoryError:
+        raise ReplayError(
+            f"an engine of {count} blocks needs {show_size(count * size)} of memory, which this "
+            "machine does not have; give fewer --engine-blocks"
+        ) from None
 
 
 def _names(request: TraceRequest) -> dict[bytes, int]:

@@ -457,6 +457,16 @@ def test_a_prefetch_takes_only_room_that_nobody_waits_for() -> None:
     assert len(scene.pool._waiting) == 0
 
 
+def test_the_end_of_a_chain_is_not_prefetched_in_place_of_its_beginning() -> None:
+    scene = Scene(device=4)
+    scene.sink(1, 2, 3, 4)
+    scene.sink(11, 12)  # evicts 3 and 4; 2 is the oldest end of a chain now
+    heat_up(scene, 3, 4)
+    scene.manager.prefetch([1, 2, 3, 4])
+    scene.manager.flush()
+    assert scene.pool.contains([1, 2, 3, 4]) == [True] * 4
+
+
 def test_a_prefetch_of_more_keys_than_the_device_has_forgets_the_oldest() -> None:
     scene = Scene()
     scene.sunk()

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from beluga.replay import Conversations, TraceRequest, make_workload, write_trace
+from beluga.errors import ReplayError
+from beluga.replay import Conversations, TraceRequest, engine, make_workload, write_trace
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -192,6 +193,13 @@ def test_an_engine_that_does_not_hold_the_longest_request_is_refused(
     assert "--engine-blocks 3" in refused.stderr
     ended = run("replay", trace, "--json", "--engine-blocks", 3, "--clients", 1)
     assert json.loads(ended.stdout)["blocks_hit"] == 4, "each place of a block that comes twice"
+
+
+def test_an_engine_that_finds_no_memory_names_what_it_needs() -> None:
+    with pytest.raises(
+        ReplayError, match=r"needs 4194304 TiB of memory.*give fewer --engine-blocks"
+    ):
+        engine._allocated(1 << 20, 1 << 42)
 
 
 def test_an_offload_policy_without_engines_is_refused(run: Run) -> None:
