@@ -11,6 +11,24 @@
 
 #include "coherence/crash_point.h"
 
+/* Prefetch what evicting the next two blocks reads, if they go by age: of the later one the block
+ * itself, and of the next one, whose key is here by now, where that key leads to. */
+static void bl_evict_ahead(const bl_meta *meta, uint32_t number)
+{
+    const bl_evict *order = bl_order_of(meta, number);
+    int64_t next = bl_evict_warmer(order, number);
+    if (next < 0)
+        return;
+    bl_index_prefetch(meta->index, meta->blocks[next].key);
+    bl_left_prefetch(meta, meta->blocks[next].key);
+    bl_pages_prefetch(meta->pages, meta->blocks[next].offset);
+    int64_t later = bl_evict_warmer(order, (uint32_t)next);
+    if (later < 0)
+        return;
+    bl_block_prefetch(meta, (uint32_t)later);
+    bl_evict_prefetch(order, (uint32_t)later);
+}
+
 int64_t bl_number_take(bl_meta *meta)
 {
     int64_t number = bl_number_unused(meta), coldest;
@@ -19,6 +37,7 @@ int64_t bl_number_take(bl_meta *meta)
     coldest = bl_turn_first(meta);
     if (coldest < 0)
         return number;
+    bl_evict_ahead(meta, (uint32_t)coldest);
     bl_block_leave(meta, (uint32_t)coldest, BL_LEFT_ENTRY);
     meta->stat.table_evict_count++;
     return bl_number_unused(meta);
@@ -187,24 +206,6 @@ static int bl_space_open(bl_meta *meta, uint64_t offset, uint32_t size)
     if (status < 0)
         bl_space_unopen(meta, offset, size, since);
     return status;
-}
-
-/* Prefetch what evicting the next two blocks reads, if they go by age: of the later one the block
- * itself, and of the next one, whose key is here by now, where that key leads to. */
-static void bl_evict_ahead(const bl_meta *meta, uint32_t number)
-{
-    const bl_evict *order = bl_order_of(meta, number);
-    int64_t next = bl_evict_warmer(order, number);
-    if (next < 0)
-        return;
-    bl_index_prefetch(meta->index, meta->blocks[next].key);
-    bl_left_prefetch(meta, meta->blocks[next].key);
-    bl_pages_prefetch(meta->pages, meta->blocks[next].offset);
-    int64_t later = bl_evict_warmer(order, (uint32_t)next);
-    if (later < 0)
-        return;
-    bl_block_prefetch(meta, (uint32_t)later);
-    bl_evict_prefetch(order, (uint32_t)later);
 }
 
 /* Choose the blocks that go for size bytes, of several shares: how many, or 0. */

@@ -45,8 +45,9 @@ struct bl_pages {
     uint64_t span[BL_LEVELS];   /* pages of a node */
     uint32_t top;               /* the level that has one node */
     uint32_t deferred;          /* bl_pages_defer: changed stripes become stale */
-    uint64_t low_page;          /* no run of low_need pages begins before this page, and the page */
-    uint64_t low_need;          /* before it is not free */
+    uint64_t low_page;          /* no run of low_need pages begins before this page, or behind it */
+    uint64_t low_rest;          /* and before this one; the page before each of them is not free */
+    uint64_t low_need;
     void *table;
     size_t table_size;
     uint64_t free_stripe_count;
@@ -336,23 +337,30 @@ static uint64_t bl_tree_find(const bl_pages *pages, uint32_t need)
     return node * BL_STRIPE_PAGES + start;
 }
 
+/* Are this page and those behind it free, need in all? */
+static int bl_page_serves(const bl_pages *pages, uint64_t page, uint64_t need)
+{
+    return need <= pages->stripe_count * BL_STRIPE_PAGES - page &&
+           (need == 0 || bl_run_is_free(pages, (bl_run){page, page + need}));
+}
+
 int bl_pages_find(bl_pages *pages, uint32_t size, uint64_t *offset)
 {
     uint32_t need = size / BL_PAGE_SIZE;
-    bl_run low = {pages->low_page, pages->low_page + need};
+    uint64_t end = pages->stripe_count * BL_STRIPE_PAGES;
     if (need == 0)
         return -EAGAIN;
-    if (need < pages->low_need || low.end > pages->stripe_count * BL_STRIPE_PAGES ||
-        !bl_run_is_free(pages, low)) {
-        bl_pages_catch_up(pages);
-        uint64_t page = bl_tree_find(pages, need);
-        if (page == BL_NO_PAGE)
-            return -EAGAIN;
-        pages->low_page = page;
+    if (need < pages->low_need || !bl_page_serves(pages, pages->low_page, need)) {
+        uint64_t page = need < pages->low_need ? 0 : pages->low_rest;
+        if (page < end && (page == pages->low_page || !bl_page_serves(pages, page, need))) {
+            bl_pages_catch_up(pages);
+            page = bl_tree_find(pages, need);
+        }
+        pages->low_page = pages->low_rest = page < end ? page : end;
         pages->low_need = need;
     }
     *offset = pages->data_offset + pages->low_page * BL_PAGE_SIZE;
-    return 0;
+    return pages->low_page < end ? 0 : -EAGAIN;
 }
 
 uint64_t bl_pages_free_before(const bl_pages *pages, uint64_t offset)
@@ -409,13 +417,31 @@ static void bl_run_mark(uint64_t *bits, bl_run run, int on)
     }
 }
 
-/* A run is used or free from now on. */
-static void bl_run_turned(bl_pages *pages, bl_run run, int taken)
+/* Turn a free run into a used one. What is left of the run at low_page begins behind it. */
+static void bl_run_take(bl_pages *pages, bl_run run)
 {
-    if (taken && run.first == pages->low_page)
+    bl_run_mark(pages->taken, run, 1);
+    if (run.first == pages->low_page)
         pages->low_page = run.end;
-    else if (!taken && run.first < pages->low_page)
-        pages->low_page = pages->low_need = 0;
+    else if (run.first > pages->low_page)
+        pages->low_rest = pages->low_page;
+    pages->low_rest = bl_most(pages->low_rest, pages->low_page);
+    bl_pages_touch(pages, run.first / BL_STRIPE_PAGES, (run.end - 1) / BL_STRIPE_PAGES);
+}
+
+/* Turn a used run into a free one. It may grow together with the run at low_rest, which begins
+ * before that then, and what is not lost of it may begin behind its first page. */
+static void bl_run_give(bl_pages *pages, bl_run run)
+{
+    int serves = bl_page_serves(pages, pages->low_page, pages->low_need);
+    bl_run_mark(pages->taken, run, 0);
+    if (run.first < pages->low_rest) {
+        uint64_t before = pages->data_offset + run.first * BL_PAGE_SIZE;
+        uint64_t start = run.first - bl_pages_free_before(pages, before) / BL_PAGE_SIZE;
+        pages->low_page = serves ? bl_least(start, pages->low_page) : start;
+        if (serves || run.end == pages->low_rest || pages->lost_stripe_count)
+            pages->low_rest = pages->low_page;
+    }
     bl_pages_touch(pages, run.first / BL_STRIPE_PAGES, (run.end - 1) / BL_STRIPE_PAGES);
 }
 
@@ -433,9 +459,8 @@ int bl_pages_take(bl_pages *pages, uint64_t offset, uint32_t size)
         return -EINVAL;
     if (!bl_run_is_free(pages, run))
         return -EEXIST;
-    bl_run_mark(pages->taken, run, 1);
+    bl_run_take(pages, run);
     pages->used_bytes += size;
-    bl_run_turned(pages, run, 1);
     return 0;
 }
 
@@ -444,9 +469,8 @@ int bl_pages_give(bl_pages *pages, uint64_t offset, uint32_t size)
     bl_run run;
     if (!bl_run_of(pages, offset, size, &run) || !bl_run_is_taken(pages, run, 0))
         return -EINVAL;
-    bl_run_mark(pages->taken, run, 0);
+    bl_run_give(pages, run);
     pages->used_bytes -= size;
-    bl_run_turned(pages, run, 0);
     return 0;
 }
 
@@ -467,9 +491,8 @@ int bl_pages_unhold(bl_pages *pages, uint64_t offset, uint32_t size)
     if (!bl_run_of(pages, offset, size, &run) || !bl_run_is_taken(pages, run, 1))
         return -EINVAL;
     bl_run_mark(pages->held, run, 0);
-    bl_run_mark(pages->taken, run, 0);
+    bl_run_give(pages, run);
     pages->held_bytes -= size;
-    bl_run_turned(pages, run, 0);
     return 0;
 }
 
@@ -477,6 +500,7 @@ int bl_pages_unhold(bl_pages *pages, uint64_t offset, uint32_t size)
 
 void bl_pages_lose(bl_pages *pages, uint64_t first_stripe, uint64_t stripe_count)
 {
+    pages->low_rest = pages->low_page;
     for (uint64_t stripe = first_stripe; stripe < first_stripe + stripe_count; stripe++) {
         pages->lost_stripe_count += !bl_stripe_lost(pages, stripe);
         bl_bitset_add(&pages->lost, stripe);
@@ -486,6 +510,7 @@ void bl_pages_lose(bl_pages *pages, uint64_t first_stripe, uint64_t stripe_count
 
 void bl_pages_hold_free(bl_pages *pages, uint64_t first_stripe, uint64_t stripe_count)
 {
+    pages->low_rest = pages->low_page;
     for (uint64_t stripe = first_stripe; stripe < first_stripe + stripe_count; stripe++) {
         uint64_t held_bytes = pages->held_bytes;
         if (bl_stripe_lost(pages, stripe))
