@@ -11,19 +11,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from beluga.cli.logs import FORMATS, LEVELS
 from beluga.errors import AdminError, BelugaError, DeviceSpecError, PoolError
-from beluga.pool import Pool, parse_size, runtime_dir_of_gone
+
+if TYPE_CHECKING:  # the help of the programs needs neither pools nor numpy
+    from beluga.pool import Pool
 
 HELP = {"help_option_names": ["-h", "--help"]}  # settings of both programs
 
 
 def size(text: str | int) -> int:
     """Parse ``4096``, ``64MiB`` or ``2G`` as a parameter of the command line. Returns bytes."""
+    from beluga.pool import parse_size
+
     try:
         return parse_size(text)
     except DeviceSpecError as error:
@@ -216,6 +220,8 @@ def write_whole(path: Path, data: bytes | bytearray) -> None:
 
 def open_pool(paths: list[str] | None) -> Pool:
     """Open the pool on these devices, or the default pool."""
+    from beluga.pool import Pool
+
     return Pool.open(paths) if paths else Pool.mount()
 
 
@@ -224,6 +230,8 @@ def runtime_dir_of(paths: list[str] | None) -> Path:
     command that needs nothing but the pool's server. Devices that cannot be opened any more do not
     matter while a process has the pool. Raises the error of :func:`open_pool` otherwise.
     """
+    from beluga.pool import runtime_dir_of_gone
+
     try:
         with open_pool(paths) as pool:
             return pool.runtime_dir

@@ -53,8 +53,13 @@ def loaded(tmp_path: Path) -> Loaded:
     return run
 
 
-def test_the_help_of_the_program_imports_no_command(loaded: Loaded) -> None:
-    assert not loaded("--help") & SLOW
+@pytest.mark.parametrize("words", [("--help",), ("pool", "--help"), ("--version",)])
+def test_the_help_of_a_group_imports_no_command_and_no_core(
+    loaded: Loaded, words: tuple[str, ...]
+) -> None:
+    """numpy alone takes as long as all the rest of it."""
+    heavy = {"numpy", "rich", "msgspec", "beluga._ffi", "beluga.pool"}
+    assert not loaded(*words) & (SLOW | heavy)
 
 
 def test_completion_imports_no_command(loaded: Loaded) -> None:
