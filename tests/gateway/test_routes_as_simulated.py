@@ -23,7 +23,6 @@ from beluga.gateway.parsed_request import ParsedRequest
 from beluga.router import (
     BlockHasher,
     Choice,
-    Matches,
     PolicySettings,
     Query,
     Removed,
@@ -33,6 +32,7 @@ from beluga.router import (
     Worker,
 )
 from beluga.simulate import Options, Trace, TraceEntry, make_trace
+from beluga.simulate.caches import Caches
 from beluga.simulate.cluster import Cluster
 
 BLOCK = 512
@@ -105,12 +105,12 @@ class Replayed:
         whole = [token for block in query.hashes for token in [block % 2**32] * BLOCK]
         return (whole + [2**32 - 1] * query.isl)[: query.isl]
 
-    def announce(self, tokens: list[int], found: Matches) -> None:
+    def announce(self, tokens: list[int], found: Caches) -> None:
         """Send the events that make the index hold what the simulator found."""
         local = self.hasher.local(tokens)
         names = self.hasher.sequence(local)
-        holders = [(Worker(n + 1), Tier.DEVICE, found.of(Worker(n)).device) for n in range(WORKERS)]
-        holders.append((Worker(1), Tier.SHARED, found.shared))
+        holders = [(Worker(n + 1), Tier.DEVICE, int(found.device[n])) for n in range(WORKERS)]
+        holders.append((Worker(1), Tier.SHARED, int(found.far[0])))
         index = self.service.index().indexer
         for worker, tier, lead in holders:
             if lead < len(names):
@@ -120,7 +120,7 @@ class Replayed:
                     [RouterEvent(worker, Stored(names[:lead], local[:lead]), tier=tier)]
                 )
 
-    def route(self, request: int, query: Query, found: Matches, now: float) -> Worker:
+    def route(self, request: int, query: Query, found: Caches, now: float) -> Worker:
         self.clock.now = now
         self.events_clock.now += 1e6  # what was predicted has long been announced
         tokens = self.prompt(query)
