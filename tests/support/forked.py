@@ -118,7 +118,11 @@ class Server:
                 stdin=subprocess.PIPE,  # a command's streams are of this kind, too
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # no threads before a fork
+                env={
+                    **os.environ,
+                    "OPENBLAS_NUM_THREADS": "1",  # no threads before a fork
+                    "PYTHONPATH": str(Path(__file__).parent.parent),  # as pytest's own
+                },
             )
 
     def fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
@@ -188,7 +192,7 @@ def _import_ours() -> None:
 
 
 def _main() -> dict[str, Any] | None:
-    sys.path[0] = ""
+    sys.path[:2] = [""]  # neither this folder nor that of the tests
     for name in _LIBRARIES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
