@@ -9,26 +9,26 @@
 #include "api/iosched.h"
 #include "api/pool.h"
 
-/* The kinds of findings of bl_check_pool. detail is the pool offset of the line, unless something
- * else is said here. */
+/* The kinds of findings of bl_check_pool. detail is the pool offset of the line, unless specified
+ * otherwise here. */
 enum bl_finding_kind {
     BL_FINDING_EPOCH_DAMAGED = 1,        /* place: half */
-    BL_FINDING_EPOCH_HALF,               /* it stands in the line of the other half */
+    BL_FINDING_EPOCH_HALF,               /* it is in the line of the other half */
     BL_FINDING_EPOCH_STATE,
     BL_FINDING_EPOCH_NONSENSE,
     BL_FINDING_EPOCH_FUTURE,             /* too great for any generation */
     BL_FINDING_HEARTBEAT_DAMAGED,             /* the server's; place: half */
-    BL_FINDING_HEARTBEAT_STRANGE,             /* it names another server than the one that serves */
+    BL_FINDING_HEARTBEAT_STRANGE,             /* of a server that is not the current one */
     BL_FINDING_CANDIDATE_DAMAGED,       /* place: host */
     BL_FINDING_CANDIDATE_NONSENSE,
     BL_FINDING_CANDIDATE_FUTURE,
     BL_FINDING_LOBBY_REQUEST_DAMAGED,    /* place: host */
     BL_FINDING_LOBBY_REQUEST_NONSENSE,
-    BL_FINDING_LOBBY_REQUEST_HOST,       /* asks for another host */
+    BL_FINDING_LOBBY_REQUEST_HOST,       /* its host number is not that of the line */
     BL_FINDING_LOBBY_REQUEST_FUTURE,
     BL_FINDING_LOBBY_REPLY_DAMAGED,
     BL_FINDING_LOBBY_REPLY_NONSENSE,
-    BL_FINDING_LOBBY_REPLY_FUTURE,       /* of an epoch that has not been */
+    BL_FINDING_LOBBY_REPLY_FUTURE,       /* of a future epoch */
     BL_FINDING_SESSION_DAMAGED,          /* place: lane */
     BL_FINDING_SESSION_STATE,
     BL_FINDING_SESSION_HOST,
@@ -45,7 +45,7 @@ enum bl_finding_kind {
     BL_FINDING_EXTENT_STATE,
     BL_FINDING_EXTENT_SIZE,
     BL_FINDING_EXTENT_BEYOND,
-    BL_FINDING_EXTENT_FIT,               /* not the blocks that fit into it */
+    BL_FINDING_EXTENT_FIT,               /* its block count does not fit its size */
     BL_FINDING_EXTENT_OVERLAP,           /* detail: the other extent's first stripe */
     BL_FINDING_EXTENT_FUTURE,
     BL_FINDING_ENTRY_DAMAGED,            /* place: block */
@@ -59,12 +59,14 @@ enum bl_finding_kind {
     BL_FINDING_ENTRY_OVERLAP,            /* two entries, one space; detail: the newer */
     BL_FINDING_ENTRY_TWICE,              /* two entries, one key */
     BL_FINDING_ENTRY_GENERATION,         /* two entries, one generation */
-    BL_FINDING_CHECKSUMS_DAMAGED,           /* checksums that are not those that were committed */
-    BL_FINDING_PAYLOAD_DAMAGED,          /* bytes that are not those that were committed */
+    BL_FINDING_CHECKSUMS_DAMAGED,           /* checksums that differ from the committed ones */
+    BL_FINDING_PAYLOAD_DAMAGED,          /* bytes that differ from the committed ones */
     BL_FINDING_NAME_DAMAGED,             /* place: block */
     BL_FINDING_NAME_FUTURE,
-    BL_FINDING_RESERVED,                 /* a reserved field is used; place: as its kind has */
-    BL_FINDING_STRAY                     /* bytes where nothing lies; place: line of the pool */
+    BL_FINDING_RESERVED,                 /* a reserved field is used; place: that of its kind of
+                                          * line */
+    BL_FINDING_STRAY                     /* nonzero bytes in an unused range; place: line of the
+                                          * pool */
 };
 
 typedef struct bl_finding {
@@ -80,26 +82,26 @@ typedef struct bl_check_report {
     uint64_t block_bytes;
     uint64_t extent_count;
     uint64_t session_count;
-    uint32_t finding_count;     /* the number found, even if more than fit */
-    uint32_t serving;           /* 1: a server serves, or died without a word */
+    uint32_t finding_count;     /* the number of findings, even if more than fit */
+    uint32_t serving;           /* 1: a server is running, or was killed */
     uint32_t half;              /* the half that was checked */
     uint32_t reserved;
 } bl_check_report;
 
-/* Check what the serving half of a pool says, without writing. payload: check every checksum, too;
- * an I/O queue's link, if there is one, admits the bytes in this class. 0 or -ENOMEM, or -EAGAIN:
- * servers follow each other faster than the pool can be checked. */
+/* Check the current half of a pool, without writing. payload: check every checksum, too; an I/O
+ * queue's link, if there is one, admits the bytes in this class. Returns 0; -ENOMEM; or -EAGAIN:
+ * takeovers are more frequent than the pool can be checked. */
 int bl_check_pool(const bl_pool *pool, int payload, bl_finding *findings, uint32_t count_max,
                   bl_check_report *report, bl_io_queue *io_queue, uint32_t transfer_class);
 
-/* Read at most count lines of a half of the block table, from line first on, for people. Return
+/* Read at most count lines of a half of the block table, from line first on, for display. Return
  * their number, or an error. The state of a line that is not whole is BL_ENTRY_TORN. */
 enum bl_entry_seen { BL_ENTRY_TORN = 255 };
 int64_t bl_entries_read(const bl_pool *pool, uint32_t half, uint32_t first, uint32_t count,
                         bl_entry *entries);
 
-/* Drop the line that a finding is about, in a pool that nobody uses: 0, or -EINVAL. An epoch line
- * is written anew from what is left of it. The next check finds what depended on a dropped line. */
+/* Reset the line of a finding, in a pool that is not in use. Returns 0, or -EINVAL. An epoch line
+ * is restored instead. The next check reports lines that depended on a reset line. */
 int bl_repair_finding(const bl_pool *pool, const bl_finding *finding);
 
 #endif

@@ -26,10 +26,10 @@ enum bl_cpu_feature {
     BL_CPU_CRC32 = 2048         /* the crc32c instructions */
 };
 
-/* Return the features that were found and not taken away. */
+/* Return the features of this CPU that are not disabled. */
 uint32_t bl_cpu_features(void);
 
-/* Take away every feature that is not in mask; ~0 gives all back. Call it before pools are
+/* Disable every feature that is not in mask; ~0 enables all again. Call it before pools are
  * opened. */
 void bl_cpu_limit(uint32_t mask);
 
@@ -37,8 +37,8 @@ void bl_cpu_limit(uint32_t mask);
  * "stnp". */
 const char *bl_copy_isa(void);
 
-/* Copy past the cache: whole lines by non-temporal stores, a ragged head and tail by plain stores
- * that are flushed. A store fence ends it. */
+/* Copy past the cache: whole lines by non-temporal stores, an unaligned head and tail by plain
+ * stores that are flushed. A store fence completes it. */
 void bl_ntstore_copy(void *target, const void *source, size_t size);
 
 /* Write dirty lines back; whether they stay cached depends on the CPU. There is no fence. */
@@ -52,10 +52,10 @@ void bl_fence(void);
 /* Return the CRC-32C of bytes; seed is 0 or the result for the bytes before. */
 uint32_t bl_crc32c(uint32_t seed, const void *bytes, size_t size);
 
-/* End this process at its passage-th passage of a point from now on; with stop, stop it once
- * instead. At a point of a line, the process ends when only those words of the line are in memory
- * that have a bit in words. With name NULL, nothing is armed. 0, or -ENOENT: no such point, or
- * -EINVAL: it is no point of a line. */
+/* Kill this process at its passage-th pass of a point from now on; with stop, stop it once instead.
+ * At a point of a line, the process is killed when only those words of the line are in memory that
+ * have a bit in words. With name NULL, no point is armed. Returns 0; -ENOENT: no such point; or
+ * -EINVAL: words is set, but the point is not that of a line. */
 int bl_crash_arm(const char *name, uint32_t passage, int stop, uint32_t words);
 
 #endif

@@ -13,7 +13,7 @@
 typedef struct bl_dsa_engine bl_dsa_engine;
 typedef struct bl_dsa_transfer bl_dsa_transfer;
 
-/* How the host's cache is flushed: what was written, after that; what will be read, before that. */
+/* How the host's cache is flushed: after a write, and before a read. */
 enum bl_dsa_flush {
     BL_DSA_FLUSH_NONE = 0,
     BL_DSA_FLUSH_CPU,
@@ -23,25 +23,25 @@ enum bl_dsa_flush {
 typedef struct bl_dsa_rules {
     uint32_t after_write;       /* bl_dsa_flush */
     uint32_t before_read;
-    uint32_t write_to_cache;    /* 1: cache control on for what goes to the pool */
+    uint32_t write_to_cache;    /* 1: cache control for writes to the pool */
     uint32_t reserved;
 } bl_dsa_rules;
 
 typedef struct bl_dsa_stat {
     uint64_t descriptors;       /* submitted, those in batches too */
     uint64_t batches;
-    uint64_t full;              /* answers that the queue is full */
+    uint64_t full;              /* submissions to a full queue */
     uint64_t faults;            /* page faults, resumed */
     uint64_t by_hand;           /* descriptors that the CPU executed because the device could not */
 } bl_dsa_stat;
 
-/* Open an engine, which owns the queue from now on. 0 or -ENOMEM. */
+/* Open an engine, which owns the queue from now on. Returns 0 or -ENOMEM. */
 int bl_dsa_engine_open(const bl_pool *pool, bl_dsa_queue *queue, const bl_dsa_limits *limits,
                        const bl_dsa_rules *rules, bl_dsa_engine **out);
 
-/* Wait some seconds for what is out, and close the queue; transfers that have not ended get
- * -ECANCELED. If a device does not answer, the memory that it may still write to is kept. In a
- * forked child only memory is freed. */
+/* Wait some seconds for descriptors in flight, and close the queue; unfinished transfers get
+ * -ECANCELED. If the device does not complete them, the memory that it may still write to is not
+ * freed. A forked child only frees memory. */
 void bl_dsa_engine_close(bl_dsa_engine *engine);
 
 /* Begin to execute a plan, whose arrays and memory stay until it has ended. -EINVAL: the plan
@@ -50,17 +50,19 @@ void bl_dsa_engine_close(bl_dsa_engine *engine);
 int bl_dsa_start(bl_dsa_engine *engine, const bl_plan *plan, uint32_t is_read,
                  bl_dsa_transfer **out);
 
-/* Collect what has ended, and submit more: return whether anything had ended. It never waits. */
+/* Collect completions, and submit more. Returns 1 if there was a completion or a submission. It
+ * never waits. */
 int bl_dsa_poll(bl_dsa_engine *engine);
 
-/* Wait until the transfer has ended: 0, or -BL_ERROR_TIMEOUT: it goes on; or -BL_ERROR_FORKED. */
+/* Wait until the transfer has ended. Returns 0; -BL_ERROR_TIMEOUT: it continues; or
+ * -BL_ERROR_FORKED. */
 int bl_dsa_wait(bl_dsa_engine *engine, const bl_dsa_transfer *transfer, uint64_t timeout_ns);
 
 int bl_dsa_ended(const bl_dsa_transfer *transfer);
 
-/* Return the status of a transfer that has ended: 0; -EBADMSG: the bytes read are not those that
- * were summed; -BL_ERROR_DEVICE_FAULT; -EFAULT: engine memory that is not there; -EIO: nobody could
- * execute a descriptor; -ENOMEM; -ECANCELED. */
+/* Return the status of a transfer that has ended: 0; -EBADMSG: the bytes differ from their
+ * checksums; -BL_ERROR_DEVICE_FAULT; -EFAULT: engine memory that is not mapped; -EIO: neither
+ * device nor CPU could execute a descriptor; -ENOMEM; -ECANCELED. */
 int bl_dsa_status(const bl_dsa_transfer *transfer);
 
 /* Free a transfer that has ended, or whose engine is closed. */
@@ -68,7 +70,8 @@ void bl_dsa_free(bl_dsa_transfer *transfer);
 
 void bl_dsa_engine_stat(const bl_dsa_engine *engine, bl_dsa_stat *out);
 
-/* One run in one stripe, to the end: for measurements. Offset and size are multiples of a line. */
+/* Copy one run in one stripe and wait for it: for measurements. Offset and size are multiples of a
+ * line. */
 int bl_dsa_write_one(bl_dsa_engine *engine, uint64_t offset, void *buffer, uint64_t size);
 int bl_dsa_read_one(bl_dsa_engine *engine, uint64_t offset, void *buffer, uint64_t size);
 

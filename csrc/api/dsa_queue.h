@@ -17,13 +17,13 @@ typedef struct bl_dsa_limits {
     uint64_t size_max;          /* bytes of one transfer */
     uint32_t batch_max;         /* descriptors in a batch; less than 2: no batches */
     uint32_t depth;             /* descriptors that the queue holds */
-    uint32_t block_on_fault;    /* 1: descriptors may ask for it */
+    uint32_t block_on_fault;    /* 1: descriptors may set this flag */
     uint32_t reserved;
 } bl_dsa_limits;
 
 enum bl_dsa_way {
-    BL_DSA_ENQCMD = 1,          /* a shared queue, which answers whether it took a descriptor */
-    BL_DSA_MOVDIR64B,           /* a dedicated queue, which does not: the sender counts */
+    BL_DSA_ENQCMD = 1,          /* a shared queue, which reports whether it accepted a descriptor */
+    BL_DSA_MOVDIR64B,           /* a dedicated queue, which does not: the submitter counts */
     BL_DSA_WRITE                /* the kernel submits, where the portal may not be mapped */
 };
 
@@ -38,7 +38,7 @@ int bl_dsa_submit(bl_dsa_queue *queue, const bl_dsa_descriptor *descriptor);
 /* Note that the record of a submitted descriptor has been seen. */
 void bl_dsa_queue_ended(bl_dsa_queue *queue);
 
-/* Close a queue that has no descriptor out any more. The software queue ends its own first. */
+/* Close a queue without descriptors in flight. The software queue completes its own first. */
 void bl_dsa_queue_close(bl_dsa_queue *queue);
 
 /* Open a queue that a thread of this process serves. 0, -EINVAL, -ENOMEM. */

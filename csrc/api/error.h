@@ -11,35 +11,35 @@
  * exception. */
 enum bl_error {
     BL_ERROR_FORKED = 1001,     /* the session belongs to the parent process */
-    BL_ERROR_NO_SERVER,         /* nobody serves this pool */
+    BL_ERROR_NO_SERVER,         /* this pool has no server */
     BL_ERROR_TIMEOUT,           /* the server did not answer in time */
     BL_ERROR_DEPOSED,           /* another server has taken the pool over */
     BL_ERROR_SERVER_ALIVE,      /* the pool's server lives, or is not proven gone */
     BL_ERROR_HOST_CLASH,        /* another machine uses this host number */
     BL_ERROR_NO_LANE,           /* every lane is taken or in quarantine */
-    BL_ERROR_SESSION_LOST,      /* the server gave this session up */
+    BL_ERROR_SESSION_LOST,      /* the server ended this session */
     BL_ERROR_NO_METHOD,         /* the server has no handler for the method */
     BL_ERROR_BAD_REQUEST,       /* a field of the request is out of range */
     BL_ERROR_BAD_REPLY,         /* a field of the reply is out of range */
     BL_ERROR_HANDLER,           /* a Python handler raised */
     BL_ERROR_NO_SPACE,          /* nothing could be evicted for the block */
     BL_ERROR_TABLE_FULL,        /* max_blocks blocks, none can be evicted */
-    BL_ERROR_TOO_LARGE,         /* the pool, empty, would have no room for such a block */
+    BL_ERROR_TOO_LARGE,         /* even an empty pool would have no room for such a block */
     BL_ERROR_NO_GRANT,          /* the session does not hold that grant (any more) */
     BL_ERROR_PIN_LIMIT,         /* the session has too many blocks pinned */
     BL_ERROR_QUARANTINE,        /* this host's dead writers hold too much space */
     BL_ERROR_EPOCH_DAMAGED,     /* a line that names the server can no longer be read */
     BL_ERROR_SECOND_HOST,       /* the pool has hardware coherence: one host's, not this one's */
-    BL_ERROR_LOBBY_BUSY,        /* another process of this host attaches and does not get done */
-    BL_ERROR_QUOTA,             /* the session has its share, or calls too often */
-    BL_ERROR_DEVICE_FAULT,      /* a device failed: poisoned, gone, cut short */
+    BL_ERROR_LOBBY_BUSY,        /* another process of this host is attaching and does not finish */
+    BL_ERROR_QUOTA,             /* the session exceeds its quota */
+    BL_ERROR_DEVICE_FAULT,      /* a device failed: poisoned, unplugged, truncated */
     BL_ERROR_QUEUE_FULL,        /* too many tasks, or too much space for them */
     BL_ERROR_SESSION_ALIVE,     /* a session that was declared gone is alive */
     BL_ERROR_RUNTIME_DIR,       /* the server of this host uses another runtime directory */
     BL_ERROR_OFFLOADING,        /* the blocks that could be evicted wait for a lower tier */
     BL_ERROR_CACHE_LINE,        /* this CPU writes back more than a line of the pool at once */
     BL_ERROR_DRAINING,          /* an operator drains the pool: nothing new is stored */
-    BL_ERROR_REMOVALS_FULL,     /* lower tiers have not executed as many removals as may wait */
+    BL_ERROR_REMOVALS_FULL,     /* too many removals wait for lower tiers */
     BL_ERROR_NO_ROOM            /* a full file system has no memory for a page of a sparse pool */
 };
 

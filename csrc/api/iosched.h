@@ -2,12 +2,12 @@
  * Copyright The Beluga Authors
  *
  * Declares the link scheduler, which decides which copy may use a link next. cffi reads this file
- * too. Functions that take now_ns are pure and know no clock, so tests run them in virtual time.
+ * too. Functions that take now_ns are pure and read no clock, so tests run them in virtual time.
  * Shared structs lie in memory of this host (base/host_atomic.h), never in the pool.
  *
  * The design is Seastar's I/O scheduler: a shared token bucket admits, a fair queue per engine
  * orders, and all engines of the host share their state. Tokens of a link are picoseconds of its
- * time, so every link fills at the same rate, and a cost says how long a piece takes.
+ * time, so every link fills at the same rate, and a cost is the time that a piece takes.
  */
 #ifndef BL_API_IOSCHED_H
 #define BL_API_IOSCHED_H
@@ -18,10 +18,10 @@ typedef struct bl_io_queue bl_io_queue; /* an engine's queues at a link */
 
 /* ---- The token bucket (iosched/bucket.c) */
 
-/* A token bucket. head counts the tokens that time has given. If the bucket is capped, time gives
- * no more than completed work has returned (ceil), so a slow link delays what is started. */
+/* A token bucket. head counts the tokens added over time. If the bucket is capped, no more are
+ * added than completed work has returned (ceil), so a slow link delays new pieces. */
 typedef struct bl_tokens {
-    uint64_t tail;              /* tokens asked for so far */
+    uint64_t tail;              /* tokens requested so far */
     uint64_t head;              /* tokens available so far */
     uint64_t ceil;              /* if capped: the limit of head */
     uint64_t replenished_ns;
@@ -44,7 +44,7 @@ void bl_tokens_replenish(bl_tokens *bucket, uint64_t now_ns);
 void bl_tokens_refund(bl_tokens *bucket, uint64_t tokens);
 void bl_tokens_release(bl_tokens *bucket, uint64_t tokens);
 
-/* Returns how long the bucket takes to give this many tokens. */
+/* Returns how long the bucket takes to add this many tokens. */
 uint64_t bl_tokens_duration_ns(const bl_tokens *bucket, uint64_t tokens);
 
 /* ---- A direction of a link, which all engines of the host share (iosched/link.c) */
@@ -57,8 +57,8 @@ enum bl_link_constant {
 
 /* A node of the tree: a leaf is a class of requests, and the other nodes are groups of classes. */
 typedef struct bl_node {
-    uint64_t accumulated;       /* cost so far, divided by the shares of its time */
-    uint64_t last;              /* group: the most that a child had when it was served */
+    uint64_t accumulated;       /* cost so far, divided by the shares at that time */
+    uint64_t last;              /* group: the greatest accumulated cost of a served child */
     uint64_t shares;            /* 0: no such node */
     uint64_t parent;
     uint64_t bytes;             /* class: bytes admitted so far */
@@ -66,14 +66,14 @@ typedef struct bl_node {
     bl_tokens bandwidth;        /* rate 0: not limited; a token is 512 bytes */
 } bl_node;
 
-/* The tokens and the demand of one engine. If its process dies, another process gives them back. */
+/* The tokens and the demand of one engine. If its process dies, another process releases them. */
 typedef struct bl_member {
     uint64_t owner;             /* number << 32 | pid; 0: free */
     uint64_t started;           /* process start in the kernel's ticks; 0: being taken */
     uint64_t pids;              /* inode of the pid namespace of the pid */
-    uint64_t seen_ns;           /* when the engine last asked */
-    uint64_t turn;              /* odd: held and the bucket disagree just now */
-    uint64_t held;              /* tokens asked for, not refunded or released */
+    uint64_t seen_ns;           /* when the engine last polled */
+    uint64_t turn;              /* odd: held and the bucket are being updated */
+    uint64_t held;              /* tokens requested, not refunded or released */
     uint64_t pending;           /* the part of held that is not used yet */
     uint64_t demand;            /* a bit per class: work for a free engine waits */
     uint64_t until_ns;          /* when demand expires */
@@ -83,7 +83,7 @@ typedef struct bl_direction {
     uint64_t magic;
     uint64_t node_count;        /* nodes, the root included */
     uint64_t forgiving;         /* head start of a waking class, times its shares */
-    uint64_t owner_count;       /* numbers given to members so far */
+    uint64_t owner_count;       /* owner numbers assigned so far */
     uint64_t member_count;      /* members from this index on were never taken */
     uint64_t suspect;           /* members cleared since the last audit, if capped */
     uint64_t reaped_ns;         /* when the members were last inspected */
@@ -112,8 +112,7 @@ int bl_direction_set_shares(bl_direction *direction, uint32_t node, uint32_t sha
 int bl_direction_limit(bl_direction *direction, uint32_t node, uint64_t bytes_per_s, uint64_t burst,
                        uint64_t now_ns);
 
-/* Free the members of processes that are gone and correct what they left. Returns how many it
- * freed. */
+/* Free the members of dead processes and correct the bucket. Returns how many were freed. */
 int bl_direction_reap(bl_direction *direction, uint64_t now_ns);
 
 /* ---- A queue: pieces that wait for one engine and one direction (iosched/queue.c, admit.c) */
@@ -133,8 +132,8 @@ typedef struct bl_queue_stat {
     uint64_t in_flight;         /* pieces admitted and not completed */
     uint64_t pending;           /* tokens reserved and not used */
     uint64_t polls;
-    uint64_t yields;            /* polls that left the link to another engine */
-    uint64_t lost;              /* times that this member was taken for dead */
+    uint64_t yields;            /* polls that yielded the link to another engine */
+    uint64_t lost;              /* times that this member was considered dead */
     uint64_t stalls;            /* pieces in flight for longer than the threshold */
     uint64_t stalled_ns;        /* how long the last stall took */
     uint64_t stall_ns;          /* the threshold: doubles with each, falls with time */
@@ -165,11 +164,11 @@ int bl_queue_pop(bl_queue *queue, uint64_t now_ns, bl_admission *admission);
 /* Stop a class (plugged 0), or resume it. */
 int bl_queue_plug(bl_queue *queue, uint32_t node, int plugged);
 
-/* Admit the next piece that may start now. Returns 0, or -EAGAIN and in *wait_ns when to ask again
- * (UINT64_MAX if nothing waits). The call also announces what else waits here, so that other
- * engines leave room for it. The announcement holds for 2 ms while the engine is free. After an
- * admission it holds for 1.5 times the duration of the piece: an engine that is back by then keeps
- * its turn, and a slower one leaves the link to others. */
+/* Admit the next piece that may start now. Returns 0, or -EAGAIN and in *wait_ns the time until the
+ * next poll (UINT64_MAX if nothing waits). The call also announces the other waiting classes, so
+ * that other engines leave room for them. The announcement holds for 2 ms while the engine is free.
+ * After an admission it holds for 1.5 times the duration of the piece: an engine that polls again
+ * by then keeps its turn, and a slower one yields the link to others. */
 int bl_queue_poll(bl_queue *queue, uint64_t now_ns, bl_admission *admission, uint64_t *wait_ns);
 
 /* The engine is busy elsewhere: its waiting pieces do not delay other engines. */
@@ -220,25 +219,25 @@ void bl_io_queue_widen(bl_io_queue *io_queue, uint64_t bytes, uint32_t count);
 typedef struct bl_io_request {
     uint64_t bytes;
     uint64_t waiter;            /* its handle in the queue */
-    uint64_t since_ns;          /* when it was first asked for */
+    uint64_t since_ns;          /* when it was first requested */
     uint32_t node;              /* its class */
     uint8_t direction;          /* 0 read, 1 write */
-    uint8_t again;              /* the caller will ask for another piece after it */
+    uint8_t again;              /* the caller will request another piece after it */
     uint8_t state;              /* enum bl_io_state */
-    uint8_t coming;             /* other engines were told of again */
+    uint8_t coming;             /* again was announced to other engines */
 } bl_io_request;
 
 enum bl_io_state { BL_IO_IDLE, BL_IO_QUEUED, BL_IO_ADMITTED, BL_IO_UNTHROTTLED };
 
 /* Wait until a piece may be copied; this is the only way to use a link. Returns 0: copy the piece,
- * then release it. Returns -EAGAIN after timeout_ns: the piece keeps its place, so ask again.
+ * then release it. Returns -EAGAIN after timeout_ns: the piece keeps its position, so call again.
  * Returns -ECANCELED if the I/O queue was stopped. A piece that has waited for a second, or for
  * which the link has no member, is copied without tokens (BL_IO_UNTHROTTLED), so a failed scheduler
  * never blocks a copy forever. device_bytes has the bytes on each memory device, or is NULL. */
 int bl_io_queue_acquire(bl_io_queue *io_queue, bl_io_request *request, const uint64_t *device_bytes,
                         uint64_t timeout_ns);
 
-/* Release a piece: it was copied, or is not wanted any more. A second call does nothing. */
+/* Release a piece: it was copied, or is abandoned. A second call has no effect. */
 void bl_io_queue_release(bl_io_queue *io_queue, bl_io_request *request);
 
 void bl_io_queue_stat(bl_io_queue *io_queue, int direction, bl_queue_stat *stat);
@@ -246,8 +245,8 @@ void bl_io_queue_stat(bl_io_queue *io_queue, int direction, bl_queue_stat *stat)
 uint64_t bl_io_queue_stalls(bl_io_queue *io_queue);
 void bl_io_queue_carried(bl_io_queue *io_queue, uint32_t node, bl_transfer_stats *carried);
 
-/* Stop the threads that copy by themselves (iosched/throttle.h): those that wait here or ask for a
- * piece get -ECANCELED until stopped is 0 again. */
+/* Stop the threads that copy by themselves (iosched/throttle.h): those that wait or request a piece
+ * get -ECANCELED until stopped is 0 again. */
 void bl_io_queue_stop(bl_io_queue *io_queue, int stopped);
 
 /* Returns CLOCK_MONOTONIC, which the processes of a host share. */

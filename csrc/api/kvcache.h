@@ -9,12 +9,13 @@
 #include "api/rpc.h"
 #include "api/transfer.h"
 
-/* A batch of blocks of one length; each has fragment_count fragments, end to end in the pool. */
+/* A batch of blocks of one length; each has fragment_count fragments, contiguous in the pool. */
 typedef struct bl_kv_batch {
     const uint64_t *keys;       /* count * 2 words */
     const bl_fragment *fragments; /* count * fragment_count, block after block */
-    const bl_name *names;       /* put: what engines call the blocks; NULL: nothing */
-    const bl_block_record *records; /* get: where the blocks were last, else NULL; see below */
+    const bl_name *names;       /* put: the engines' hashes of the blocks; NULL: none */
+    const bl_block_record *records; /* get: the last known places of the blocks, or NULL; see
+                                     * below */
     uint64_t fingerprint;
     uint64_t timeout_ns;
     uint32_t count;
@@ -28,21 +29,21 @@ typedef struct bl_kv_batch {
     uint32_t reserve_flags;     /* put: bl_reserve_flag */
 } bl_kv_batch;
 
-/* Store a batch. states has a bl_block_state per block, GRANTED if it was stored now; statuses has
- * 0 or why the block was refused. Returns 0, or an error of the call (then the blocks are not
- * stored). */
+/* Store a batch. states has a bl_block_state per block, GRANTED if it was stored by this call;
+ * statuses has 0 or the reason of a refusal. Returns 0, or an error of the call (then the blocks
+ * are not stored). */
 int bl_kv_put(bl_session *session, const bl_kv_batch *batch, uint8_t *states, int32_t *statuses);
 
-/* Fetch leading blocks. Returns their number, or an error. states is HIT where the bytes are right;
- * no block is if another server has taken over. mismatch_count grows by the blocks that were read
- * again. With records, the server is not asked, nothing is pinned, and any blocks may be hits: one
- * that was evicted before or during the copy is a miss. */
+/* Fetch leading blocks. Returns their number, or an error. states is HIT where the bytes are
+ * correct; none is if another server has taken over. mismatch_count grows by the blocks that were
+ * read again. With records, there is no call to the server, nothing is pinned, and any blocks may
+ * be hits: one that was evicted before or during the copy is a miss. */
 int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
                   uint64_t *mismatch_count);
 
 /* The functions below do the same for an engine that copies between begin and end; they ignore
- * fragments. Nothing else may use the session in between. end takes back what begin gave out,
- * whether it succeeds or fails. */
+ * fragments. Nothing else may use the session in between. end releases the result of begin, whether
+ * it succeeds or fails. */
 typedef struct bl_kv_pending bl_kv_pending;
 
 /* Reserve space. Returns 0 and the pool offset of each block whose state is GRANTED, or an
@@ -51,28 +52,28 @@ int bl_kv_put_begin(bl_session *session, const bl_kv_batch *batch, uint8_t *stat
                     int32_t *statuses, uint64_t *offsets, bl_kv_pending **out);
 
 /* Commit the granted blocks, which are in memory, with these checksums (a row for each block of the
- * batch). If written is a negative error, nothing will write to the blocks any more, and they are
- * given back. States, statuses and result are those of bl_kv_put. With -EINPROGRESS a device may
- * still write: the session leaves its nonce, whose grants end with this process, and takes another
- * one at its next call. */
+ * batch). If written is a negative error, nothing will write to the blocks any more, and their
+ * grants are aborted. States, statuses and result are those of bl_kv_put. With -EINPROGRESS a
+ * device may still write: the session abandons its nonce, whose grants end with this process, and
+ * attaches with a new one at its next call. */
 int bl_kv_put_end(bl_session *session, bl_kv_pending *pending, const uint32_t *checksums,
                   int written,
                   uint8_t *states, int32_t *statuses);
 
 /* Look up and pin blocks. Returns how many leading blocks there are, or an error. states is HIT if
- * a block may be read from its offset. If checksums are to be checked, there is a row for each
- * block of the batch. */
+ * a block may be read from its offset. With check_checksums, checksums has a row for each block of
+ * the batch. */
 int64_t bl_kv_get_begin(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
                         uint64_t *offsets, uint32_t *checksums, bl_kv_pending **out);
 
 /* Confirm the HIT blocks, which were copied and agree with their checksums, or end the batch if
  * copied is a negative error. The result is that of bl_kv_get, but nothing is read again: a block
- * that is not right is a miss. */
+ * with wrong bytes is a miss. */
 int64_t bl_kv_get_end(bl_session *session, bl_kv_pending *pending, int copied, uint8_t *states,
                       uint64_t *mismatch_count);
 
-/* Fold digests of 16 to 64 uniformly random bytes, one behind the other, with the digest of their
- * namespace into keys of two words. Returns 0, or -EINVAL for another size. */
+/* Fold contiguous digests of 16 to 64 uniformly random bytes with the digest of their namespace
+ * into keys of two words. Returns 0, or -EINVAL for another size. */
 int bl_fold_keys(const uint8_t *digests, uint32_t digest_size, uint32_t count,
                  const uint8_t name_space[16], uint64_t *keys);
 

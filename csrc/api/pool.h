@@ -25,7 +25,7 @@ typedef struct bl_pool_config {
     uint32_t sparse;
 } bl_pool_config;
 
-/* Lay a pool out: 0 or -EINVAL, or -ENOSPC if no data stripe would be left. */
+/* Compute a pool's layout. Returns 0, -EINVAL, or -ENOSPC if no data stripe would remain. */
 int bl_geometry_make(const bl_pool_config *config, bl_geometry *out);
 
 /* Fill in the superblock of device device_index. */
@@ -36,7 +36,7 @@ void bl_superblock_make(const bl_pool_config *config, const bl_geometry *geometr
 enum bl_superblock_fault {
     BL_SUPERBLOCK_GOOD = 0,
     BL_SUPERBLOCK_EMPTY,        /* all zero: never formatted */
-    BL_SUPERBLOCK_FOREIGN,      /* the bytes of something else */
+    BL_SUPERBLOCK_FOREIGN,      /* other data */
     BL_SUPERBLOCK_VERSION,
     BL_SUPERBLOCK_DAMAGED,      /* the check is wrong */
     BL_SUPERBLOCK_FORMAT,       /* right version, but another format hash */
@@ -45,45 +45,46 @@ enum bl_superblock_fault {
 int bl_superblock_fault(const bl_superblock *superblock);
 
 /* Map [offset, offset + size) of fd, shared, 2 MiB-aligned in memory, not inherited by fork and not
- * in core dumps. Huge pages are asked for. 0 or -errno. */
+ * in core dumps. Huge pages are requested. Returns 0 or -errno. */
 int bl_device_map(int fd, uint64_t offset, uint64_t size, void **out);
 int bl_device_unmap(void *address, uint64_t size);
 
-/* Fault in a range of a mapped device for writing; its bytes stay. Any number of threads may do
- * different ranges. 0 or -errno (-EFAULT: the file has no room there). */
+/* Fault in a range of a mapped device for writing; its bytes do not change. Any number of threads
+ * may populate different ranges. Returns 0 or -errno (-EFAULT: the file has no space there). */
 int bl_device_populate(void *address, uint64_t size);
 
-/* Read the first bytes of a mapped device as memory has them, in whole lines. 0 or
+/* Read the first bytes of a mapped device from memory, in whole lines. Returns 0 or
  * -BL_ERROR_DEVICE_FAULT. */
 int bl_device_read(void *address, void *target, uint64_t size);
 int bl_device_write(void *address, const void *source, uint64_t size);
 
-/* Open a pool over mapped devices, in superblock order. The devices stay the caller's. */
+/* Open a pool over mapped devices, in superblock order. The caller keeps ownership of the
+ * devices. */
 int bl_pool_open(const bl_superblock *superblocks, void *const *devices, bl_pool **out);
 void bl_pool_close(bl_pool *pool);
 
-/* Name the files behind the devices of a sparse pool: a descriptor (-1: none) and the offset of
- * each device in its file. Descriptors stay the caller's, and open as long as the pool. */
+/* Set the files behind the devices of a sparse pool: a descriptor (-1: none) and the offset of each
+ * device in its file. The caller owns the descriptors and keeps them open as long as the pool. */
 void bl_pool_back(bl_pool *pool, const int32_t *fds, const uint64_t *offsets);
 
-/* Allocate the memory of all that lies before the data, where files are sparse: the server and its
- * sessions touch it, and could not go on if a page were missing. Bytes that are there stay. 0 or
+/* Allocate the memory of all bytes before the data, where files are sparse: the server and its
+ * sessions access it, and fail if a page is missing. Existing bytes do not change. Returns 0 or
  * -errno (-ENOSPC: the file system is full). */
 int bl_pool_reserve(const bl_pool *pool);
 
-/* Map a range's pages all at once: a fault for each costs more than what is done with it. */
+/* Map a range's pages all at once: a page fault each costs more than the access. */
 void bl_pool_prefault(const bl_pool *pool, uint64_t offset, uint64_t size);
 
-/* Write zeros over all that lies before the data, then the superblocks: the pool is empty. zeroed:
- * the devices are new files, which are zero already. */
+/* Zero all bytes before the data, then write the superblocks: the pool is empty. zeroed: the
+ * devices are new files, which are zero already. */
 int bl_pool_format(bl_pool *pool, const bl_superblock *superblocks, uint32_t zeroed);
 
 /* Return the address of offset, valid to the end of its stripe; NULL outside the pool. */
 void *bl_pool_address(const bl_pool *pool, uint64_t offset);
 
 /* Write or read bytes of the linear range without any protocol, for tools and benchmarks. A write
- * is streamed and fenced; a read invalidates first. Offset and size are multiples of a line. 0 or
- * -EINVAL. */
+ * is streamed and fenced; a read invalidates first. Offset and size are multiples of a line.
+ * Returns 0 or -EINVAL. */
 int bl_pool_write(const bl_pool *pool, uint64_t offset, const void *source, uint64_t size);
 int bl_pool_read(const bl_pool *pool, uint64_t offset, void *target, uint64_t size);
 

@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Which worker holds which blocks, as KV events tell it. Pure: numbers in, numbers out; no
- * pool, no clock. Safe among threads: finding runs side by side, changes one at a time.
+ * Which worker holds which blocks, according to KV events. Pure: numbers in, numbers out; no pool,
+ * no clock. Thread-safe: lookups run in parallel, changes one at a time.
  *
- * A tree of blocks. A block is its content's hash (local) behind its parent; an engine names it by
- * a hash of its own, which is opaque and may differ from rank to rank. A rank (one data-parallel
- * rank of one engine) holds a block in a tier while one of its names for it does. A block counts
- * for a rank only if all blocks before it do: one that is held behind a gap is remembered, and
- * counts again once the gap is filled, as it does in the engine.
+ * A tree of blocks. A block is its content's hash (local) after its parent; an engine names it by
+ * its own hash, which is opaque and may differ between ranks. A rank (one data-parallel rank of one
+ * engine) holds a block in a tier while one of its names for it does. A block counts for a rank
+ * only if all blocks before it do: a block behind a gap stays in the tree, and counts again once
+ * the gap is filled, as in the engine.
  *
  * Memory is bounded: beyond block_max or name_max the blocks that were stored longest ago are
- * forgotten, deepest first. What an attacker sends costs the attacker as much as it costs the
- * router.
+ * evicted, deepest first. A hostile event costs its sender as much as it costs the router.
  */
 #ifndef BL_PREFIX_H
 #define BL_PREFIX_H
@@ -31,14 +30,14 @@ enum bl_prefix_constant {
 
 typedef struct bl_prefix bl_prefix;
 
-/* The outcome of one call, in blocks; a call adds to the counts. */
+/* The outcome of a call, in blocks; each call adds to the counts. */
 typedef struct bl_prefix_outcome {
-    uint64_t stored;            /* held now, and not before */
-    uint64_t repeated;          /* held before */
-    uint64_t moved;             /* the name stood for another block, which is forgotten */
+    uint64_t stored;            /* newly held */
+    uint64_t repeated;          /* held already */
+    uint64_t moved;             /* the name was another block's, which is removed */
     uint64_t removed;
     uint64_t unknown;           /* names that the rank does not have, or not in that tier */
-    uint64_t evicted;           /* forgotten to make room */
+    uint64_t evicted;           /* evicted to make room */
     uint64_t refused;           /* no room, even after evicting; or too many names for one block */
 } bl_prefix_outcome;
 
@@ -75,21 +74,21 @@ typedef struct bl_prefix_stat {
 int bl_prefix_create(bl_prefix **out, uint32_t rank_max, uint32_t block_max, uint32_t name_max);
 void bl_prefix_destroy(bl_prefix *prefix);
 
-/* Store a run of blocks behind the one that rank, or else speaker, names *parent; NULL: from the
- * root. -EINVAL, with nothing done: the parent is one of them, or a number is too large; -ENOENT:
- * nobody knows the parent; -ENOSPC: the rest was refused. */
+/* Store a run of blocks after the one that rank, or else speaker, names *parent; NULL: from the
+ * root. Returns -EINVAL, with nothing done, if the parent is one of them or a number is too large;
+ * -ENOENT if the parent is unknown; -ENOSPC if the rest was refused. */
 int bl_prefix_store(bl_prefix *prefix, uint32_t rank, uint32_t tier, uint32_t speaker,
                     const uint64_t *parent, const uint64_t *names, const uint64_t *locals,
                     uint32_t count, bl_prefix_outcome *outcome);
 
-/* Hold blocks whose content is not told: those that rank, or else speaker, has names for. */
+/* Hold blocks of unknown content: those that rank, or else speaker, has names for. */
 int bl_prefix_hold(bl_prefix *prefix, uint32_t rank, uint32_t tier, uint32_t speaker,
                    const uint64_t *names, uint32_t count, bl_prefix_outcome *outcome);
 
 int bl_prefix_remove(bl_prefix *prefix, uint32_t rank, uint32_t tier, const uint64_t *names,
                      uint32_t count, bl_prefix_outcome *outcome);
 
-/* Forget all that a rank holds, in all tiers. */
+/* Remove all blocks of a rank, in all tiers. */
 int bl_prefix_clear(bl_prefix *prefix, uint32_t rank, bl_prefix_outcome *outcome);
 
 /* Return how many names a rank has in a tier. */
@@ -97,16 +96,16 @@ uint64_t bl_prefix_held(bl_prefix *prefix, uint32_t rank, uint32_t tier);
 
 /* Find the ranks that hold the first of these blocks in some tier, in order of rank; matches has
  * room for rank_max. Returns how many ranks, and the leading blocks that the pool has. early_exit:
- * stop where only one rank goes on; all ends are then at least as far. */
+ * stop when only one rank remains; all ends are then lower bounds. */
 int bl_prefix_find(bl_prefix *prefix, const uint64_t *locals, uint32_t count, int early_exit,
                    bl_prefix_match *matches, uint32_t *shared);
 
-/* List all that a rank holds: return how many rows there are; up to room rows are written, in no
+/* List all blocks of a rank. Returns the number of rows; up to room rows are written, in no
  * order. */
 int64_t bl_prefix_dump(bl_prefix *prefix, uint32_t rank, bl_prefix_row *rows, uint64_t room);
 
-/* Make names for blocks whose engine gives none: a hash of each block's whole path. They differ
- * from one tree to the next. */
+/* Make names for blocks whose engine has none: a hash of each block's whole path. They differ
+ * between trees. */
 void bl_prefix_paths(const bl_prefix *prefix, const uint64_t *locals, uint32_t count,
                      uint64_t *paths);
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What a router computes for every block of a prompt (its hashes, where it was sent lately, which
- * workers have it in use), and for every worker: its load now, and what a request costs there. No
- * pool and no clock; the caller has a lock, or one thread.
+ * The router's work per block of a prompt (its hashes, the ranks it was sent to recently, the
+ * workers that use it), and per worker: its current load, and the cost of a request there. No pool
+ * and no clock; the caller holds a lock, or has one thread.
  */
 #ifndef BL_ROUTING_H
 #define BL_ROUTING_H
@@ -12,23 +12,25 @@
 
 #include "api/prefix.h"
 
-/* Return the XXH3-64 of some bytes, as the library xxHash defines it. */
+/* Return the XXH3-64 of some bytes, as defined by the library xxHash. */
 uint64_t bl_xxh3(const void *data, uint64_t size, uint64_t seed);
 
 /* Hash count windows of window bytes each, which begin stride bytes apart. */
 void bl_hash_windows(const uint8_t *data, uint64_t stride, uint64_t window, uint64_t seed,
                      uint64_t *hashes, uint32_t count);
 
-/* Chain hashes: the first stays, and each later one is hashed behind the result before it. */
+/* Chain hashes: the first is unchanged, and each later one is hashed together with the result
+ * before it. */
 void bl_hash_chain(const uint64_t *hashes, uint32_t count, uint64_t seed, uint64_t *chained);
 
-/* ---- What was sent to workers lately: each block counts for a rank until ttl_s after the last
- * request with it. The tree, which the caller keeps, has these blocks. */
+/* ---- The blocks that were sent to workers recently: each counts for a rank until ttl_s after the
+ * last request with it. They are in the tree, which the caller owns. */
 
 typedef struct bl_sent bl_sent;
 
-/* Create the account of a tree's ranks: 0, -EINVAL or -ENOMEM. Beyond block_max entries (one for
- * each block and rank) those that would expire first are forgotten, until four fifths are left. */
+/* Create the account of a tree's ranks. Returns 0, -EINVAL or -ENOMEM. Beyond block_max entries
+ * (one for each block and rank) those that would expire first are removed, until four fifths
+ * remain. */
 int bl_sent_create(bl_sent **out, bl_prefix *tree, uint32_t rank_max, uint32_t block_max,
                    double ttl_s);
 void bl_sent_destroy(bl_sent *sent);
@@ -36,16 +38,16 @@ void bl_sent_destroy(bl_sent *sent);
 /* Note that a prompt of these blocks was sent to a rank at time now. */
 void bl_sent_add(bl_sent *sent, uint32_t rank, const uint64_t *locals, uint32_t count, double now);
 
-/* Forget what has expired. */
+/* Remove expired entries. */
 void bl_sent_expire(bl_sent *sent, double now);
 
-/* Forget all of a rank. */
+/* Remove all entries of a rank. */
 void bl_sent_clear(bl_sent *sent, uint32_t rank);
 
 /* Return how many entries there are. */
 uint32_t bl_sent_count(const bl_sent *sent);
 
-/* ---- The blocks that the requests under way of one worker hold, with how many hold each. A
+/* ---- The blocks that the running requests of one worker hold, with a count of holders each. A
  * request's blocks are hashes of their whole prefixes, so the set is closed under prefixes, and the
  * counts never grow along a request. */
 
@@ -60,22 +62,22 @@ uint32_t bl_active_count(const bl_active *active);
 /* Return how many requests hold a block. */
 uint32_t bl_active_holders(const bl_active *active, uint64_t block);
 
-/* Add a request's blocks: 0 or -ENOMEM, with nothing done. */
+/* Add a request's blocks. Returns 0, or -ENOMEM with nothing done. */
 int bl_active_add(bl_active *active, const uint64_t *blocks, uint32_t count);
 void bl_active_remove(bl_active *active, const uint64_t *blocks, uint32_t count);
 
-/* ---- Workers as policies see them. Every field has eight bytes, so arrays of these are tables of
- * numpy, too. beluga/router/worker.py says what the figures are. */
+/* ---- The workers' figures for policies. Every field has eight bytes, so arrays of these are
+ * tables of numpy, too. beluga/router/worker.py documents the figures. */
 
 typedef struct bl_load {
-    int64_t request_active_slots;       /* as the worker published */
+    int64_t request_active_slots;       /* published by the worker */
     int64_t request_total_slots;
     int64_t kv_active_blocks;
     int64_t kv_total_blocks;
     int64_t num_requests_waiting;
     double gpu_cache_usage_perc;
     double gpu_prefix_cache_hit_rate;
-    int64_t active_requests;            /* as the router counts its requests */
+    int64_t active_requests;            /* counted by the router */
     int64_t active_prefill_tokens;
     double prefill_s;
     int64_t active_decode_blocks;
@@ -93,7 +95,7 @@ typedef struct bl_candidate {
     double taint_weight;
 } bl_candidate;
 
-/* The prompts that a worker has not prefilled yet, as they were sent. */
+/* The prompts that a worker has not prefilled yet, in the order of their requests. */
 typedef struct bl_prefills {
     int64_t count;
     int64_t unpredicted;        /* prompts without a duration */
@@ -105,8 +107,7 @@ typedef struct bl_prefills {
     double oldest_since;        /* when it could begin */
 } bl_prefills;
 
-/* Return how many tokens should be left at time now, and how many seconds until all are
- * prefilled. */
+/* Return the expected remaining tokens at time now, and the seconds until all are prefilled. */
 int64_t bl_prefills_tokens(const bl_prefills *prefills, double now);
 double bl_prefills_seconds(const bl_prefills *prefills, double now);
 
@@ -115,16 +116,16 @@ void bl_loads_refresh(bl_load *const *loads, bl_prefills *const *prefills, uint3
                       double now);
 
 /* Make a row for each worker: its load, how many blocks of a request would be new there, and how
- * many of the others the request would hold alone, if alone[k] is the share of its time in which it
- * holds one alone that k others hold now. Blocks with more holders than alone has do not count.
- * Without active every block is new. */
+ * many of the others the request would hold alone: alone[k] is the share of its time in which it is
+ * the only holder of a block that k others hold now. Blocks with more holders than alone has do not
+ * count. Without active every block is new. */
 void bl_candidates_fill(const bl_load *const *loads, bl_active *const *active,
                         uint32_t worker_count, const uint64_t *blocks, uint32_t count,
                         const double *alone, uint32_t alone_count, bl_candidate *rows);
 
 /* ---- What a request costs on each worker, in seconds. beluga/router/load/estimate.py and
- * beluga/router/policies/least_cost.py explain the terms; the results are theirs to the last
- * bit. */
+ * beluga/router/policies/least_cost.py explain the terms; the results are bit-identical to
+ * theirs. */
 
 typedef struct bl_costs {
     double a, b, c, e, f, g, h; /* milliseconds (beluga/router/load/costs.py) */
@@ -142,15 +143,15 @@ typedef struct bl_estimate {
     double between_tokens_s;
 } bl_estimate;
 
-/* Estimate the times of a request of input_tokens on each worker. With fetched, a worker copies so
- * many blocks beyond those that it finds. */
+/* Estimate the times of a request of input_tokens on each worker. With fetched, a worker copies
+ * this many blocks beyond its hits. */
 void bl_estimates(const bl_costs *costs, int64_t input_tokens, const bl_candidate *rows,
                   const int64_t *fetched, uint32_t count, bl_estimate *estimates);
 
-/* What all workers have in common when a request's cost is computed. */
+/* The inputs of a request's cost that are the same for all workers. */
 typedef struct bl_pressure {
     int64_t tail;               /* blocks of the prompt that have no hash */
-    int64_t device_blocks;      /* of a worker that does not publish how many it has */
+    int64_t device_blocks;      /* of a worker that does not publish its number */
     int64_t ended;              /* requests that change_sum covers, and one more */
     double answer_s;
     double followers;

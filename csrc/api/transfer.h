@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Declares plans: the pieces, chunks and settings that every copy engine takes. cffi reads this
+ * Declares plans: the pieces, chunks and settings that every copy engine accepts. cffi reads this
  * file too; beluga/transfer/plan/plan.py makes plans.
  */
 #ifndef BL_API_TRANSFER_H
@@ -37,12 +37,13 @@ typedef struct bl_chunk {
 typedef struct bl_plan {
     const bl_piece *pieces;     /* of chunks[0] first */
     const bl_chunk *chunks;
-    uint32_t *checksums;        /* CRC-32C per chunk: a write fills, a read compares; or NULL */
+    uint32_t *checksums;        /* CRC-32C per chunk: a write fills them, a read compares them; or
+                                 * NULL */
     uint32_t piece_count;
     uint32_t chunk_count;
     uint32_t piece_base;        /* index of the first piece and chunk in the whole plan */
     uint32_t chunk_base;
-    uint32_t sparse;            /* 1: a chunk has bytes that no piece asks for */
+    uint32_t sparse;            /* 1: a chunk has bytes that no piece covers */
     uint32_t reserved;
 } bl_plan;
 
@@ -53,36 +54,36 @@ int bl_plan_check(const bl_pool *pool, const bl_plan *plan);
 /* The cache maintenance of the CPU for a device, before the device reads the pool or after it has
  * written (beluga/transfer/engines/policy.py). */
 enum bl_maintenance {
-    BL_MAINTENANCE_FENCE,       /* orders only: the device's bytes pass no cache */
-    BL_MAINTENANCE_INVALIDATE,  /* before a read, after the look at the entry */
-    BL_MAINTENANCE_FLUSH        /* after a write, its completion seen, before the publication */
+    BL_MAINTENANCE_FENCE,       /* only orders: the device bypasses the cache */
+    BL_MAINTENANCE_INVALIDATE,  /* before a read, after the check of the entry */
+    BL_MAINTENANCE_FLUSH        /* after the completion of a write, before the publication */
 };
 
-/* Maintain everything that a plan makes a device read or write. Returns 0, -EINVAL if that leaves
- * the pool, or -BL_ERROR_DEVICE_FAULT. */
+/* Maintain the cache lines that a device reads or writes by a plan. Returns 0, -EINVAL if that
+ * leaves the pool, or -BL_ERROR_DEVICE_FAULT. */
 int bl_plan_maintenance(const bl_pool *pool, const bl_plan *plan, uint32_t maintenance);
 
 /* How the CPU copies, as measured on the machine (beluga/transfer/engines/cpu/tuning.py). All
  * fields but threads are bytes. Any numbers give the same bytes and checksums. */
 typedef struct bl_copy_settings {
     uint32_t threads;           /* threads that copy, the caller's included; 0 is 1 */
-    uint32_t part;              /* least bytes per thread: less is not worth a wake-up */
-    uint32_t window;            /* reading: lines are dropped, and fenced, so many at a time */
+    uint32_t part;              /* least bytes per thread: fewer do not pay for a wake-up */
+    uint32_t window;            /* reading: bytes that are dropped and fenced at a time */
     uint32_t step;              /* reading: copied between two drops of the next window's lines */
-    uint32_t ahead;             /* reading: prefetched so far ahead of the copy; 0: nothing */
+    uint32_t ahead;             /* reading: prefetch distance ahead of the copy; 0: none */
     uint32_t past;              /* reading: a dense plan this long goes past the cache */
-    uint32_t head;              /* writing: prefetched of the next piece meanwhile */
+    uint32_t head;              /* writing: bytes of the next piece to prefetch */
     uint32_t direct;            /* writing: a run this long is streamed directly */
 } bl_copy_settings;
 
-/* Fill in the settings of a machine that was not measured; one thread. */
+/* Fill in the settings of an uncalibrated machine; one thread. */
 void bl_copy_defaults(bl_copy_settings *settings);
 
-/* Execute a plan by the CPU. Returns 0; -EINVAL if it is no plan of this pool, and then nothing has
- * moved; -BL_ERROR_DEVICE_FAULT; or, for a read, -EBADMSG if bytes are not the written ones. After
- * a write everything is in the pool's memory, ahead of what this thread streams next. settings NULL
- * means the default ones. With an I/O queue, its link admits the bytes in this class; -ECANCELED
- * once the queue is stopped. */
+/* Execute a plan on the CPU. Returns 0; -EINVAL if the plan is invalid for this pool (nothing is
+ * copied then); -BL_ERROR_DEVICE_FAULT; or, for a read, -EBADMSG if bytes differ from the written
+ * ones. After a write, everything is in the pool's memory before this thread's next streamed store.
+ * settings NULL means the default ones. With an I/O queue, its link admits the bytes in this class;
+ * -ECANCELED once the queue is stopped. */
 int bl_plan_write(const bl_pool *pool, const bl_plan *plan, const bl_copy_settings *settings,
                   bl_io_queue *io_queue, uint32_t transfer_class);
 int bl_plan_read(const bl_pool *pool, const bl_plan *plan, const bl_copy_settings *settings,

@@ -11,7 +11,7 @@
 enum bl_acceptance_test {
     BL_ACCEPTANCE_MESSAGE_PASSING = 0,
     BL_ACCEPTANCE_STORE_BUFFERING,
-    BL_ACCEPTANCE_TEARING_8,    /* bytes; each further test has twice as many */
+    BL_ACCEPTANCE_TEARING_8,    /* 8 bytes; each further test has twice as many */
     BL_ACCEPTANCE_TEARING_16,
     BL_ACCEPTANCE_TEARING_32,
     BL_ACCEPTANCE_TEARING_64,
@@ -28,11 +28,12 @@ enum bl_acceptance_mode {
 };
 
 typedef struct bl_acceptance_config {
-    uint64_t duration_ns;       /* the tests repeat for so long, at least once; side 0's counts */
+    uint64_t duration_ns;       /* how long the tests repeat, at least once; side 0's value is
+                                 * used */
     uint64_t patience_ns;       /* how long the other side may be silent */
     uint32_t role;              /* 0: side a, which leads; 1: side b */
-    uint32_t tests;             /* bit per bl_acceptance_test; side 0's counts */
-    uint32_t modes;             /* bit per bl_acceptance_mode; side 0's counts */
+    uint32_t tests;             /* bit per bl_acceptance_test; side 0's value is used */
+    uint32_t modes;             /* bit per bl_acceptance_mode; side 0's value is used */
     uint32_t reserved;
 } bl_acceptance_config;
 
@@ -40,7 +41,7 @@ typedef struct bl_acceptance_config {
 typedef struct bl_acceptance_cell {
     uint64_t trials;
     uint64_t violations;
-    uint64_t rejected;          /* torn lines that their check gave away: legal */
+    uint64_t rejected;          /* torn lines that failed their check: legal */
     uint32_t test;
     uint32_t mode;
     uint32_t initiator;         /* role of the side that writes; in store buffering both do */
@@ -51,19 +52,19 @@ typedef struct bl_acceptance_cell {
 
 typedef struct bl_acceptance bl_acceptance;
 
-/* Create one side of a test of an idle pool: 0; -EBUSY (a server serves it, or died without a
- * word); -ENOSPC (a device has no free stripe near its end); -ENOMEM. Nothing is written yet. */
+/* Create one side of a test of an idle pool. Returns 0; -EBUSY (a server is running, or was
+ * killed); -ENOSPC (a device has no free stripe near its end); -ENOMEM. Nothing is written yet. */
 int bl_acceptance_create(const bl_pool *pool, const bl_acceptance_config *config,
                          bl_acceptance **out);
 void bl_acceptance_destroy(bl_acceptance *acceptance);
 
-/* Run it with the other side, which another process or thread runs: 0; -ETIMEDOUT (it did not
- * come); -EPIPE (it fell silent); -ECANCELED (bl_acceptance_stop, from any thread); -EBUSY (a
- * server took the pool meanwhile). What was written is zero again. */
+/* Run it with the other side, which another process or thread runs. Returns 0; -ETIMEDOUT (it did
+ * not come); -EPIPE (it stopped responding); -ECANCELED (bl_acceptance_stop, from any thread);
+ * -EBUSY (a server took the pool meanwhile). Afterwards the test's lines are zero again. */
 int bl_acceptance_run(bl_acceptance *acceptance);
 void bl_acceptance_stop(bl_acceptance *acceptance);
 
-/* Return the cells and their number. The cells of tests that were not run have no trials. */
+/* Return the cells and their number. The cells of tests that did not run have no trials. */
 uint32_t bl_acceptance_cells(const bl_acceptance *acceptance, const bl_acceptance_cell **out);
 
 #endif

@@ -11,7 +11,7 @@
 
 enum { BL_CHECK_ROUNDS = 32 };
 
-/* Check everything once: 0 or -ENOMEM. */
+/* Check everything once. Returns 0 or -ENOMEM. */
 static int bl_check_round(bl_check *check)
 {
     const bl_geometry *g = &check->pool->geometry;

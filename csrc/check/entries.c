@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Reads the block table for people, who ask what the pool has and why a key is missed. Nothing is
- * decided by it: a line may change as soon as it was read.
+ * Reads the block table for display: which blocks the pool has, and why a key is a miss. No
+ * decision depends on it: a line may change as soon as it is read.
  */
 #include "api/check.h"
 #include "base/minmax.h"

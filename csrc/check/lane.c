@@ -3,11 +3,10 @@
  *
  * Checks the lanes of live sessions: see check/line.h.
  *
- * A slot that holds a line of a former session of the lane is as good as empty: its check is keyed
- * with a nonce that nobody knows any more, and its writer may have died in the middle of it. But
- * slots are filled in order. The greatest number that this session has sent tells which slots hold
- * its last lines: there a line that is torn, or that has the right number and a wrong check, is
- * damaged.
+ * A slot with a line of a former session of the lane counts as empty: its check is keyed with a
+ * nonce that is lost, and its writer may have died in the middle of it. But slots are filled in
+ * order. So the greatest number that this session has sent determines the slots of its last lines:
+ * there a line that is torn, or that has the right number and a wrong check, is damaged.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -35,7 +34,7 @@ static int bl_slot_whole(const uint64_t word[8], uint64_t key)
     return !bl_slot_torn(word) && (uint32_t)word[7] == bl_message_check(word, key);
 }
 
-/* Judge a whole line that this session, or the server for it, has sent. */
+/* Check a whole line that this session, or the server for it, has sent. */
 static uint32_t bl_slot_nonsense(const bl_check_ring *ring, const uint64_t word[8])
 {
     bl_request request;
@@ -57,7 +56,7 @@ static uint64_t bl_check_key(const bl_check *check, uint32_t lane)
     return bl_message_key(check->sessions[lane].nonce, check->sessions[lane].epoch);
 }
 
-/* Has this session filled the slot? Its numbers begin with 1. */
+/* Return 1 if this session has filled the slot. Its numbers begin with 1. */
 static int bl_slot_filled(const bl_check_ring *ring, uint32_t slots, uint32_t slot)
 {
     uint32_t back = (ring->last % slots + slots - slot) % slots;
@@ -85,7 +84,7 @@ static uint32_t bl_slot_judge(const bl_check *check, const bl_check_ring *ring,
                : 0;
 }
 
-/* Judge a slot against its session, until neither changes. */
+/* Check a slot against its session, until neither changes. */
 static void bl_check_slot(bl_check *check, const bl_check_ring *ring, uint32_t slot)
 {
     uint32_t same = 1;
@@ -100,7 +99,7 @@ static void bl_check_slot(bl_check *check, const bl_check_ring *ring, uint32_t s
     for (uint32_t tries = 0; tries < BL_CHECK_TRIES && !check->moved; tries++) {
         uint32_t kind = bl_slot_judge(check, ring, &lines[0]);
         if (kind == 0 || memcmp(lines[1].word, &check->sessions[ring->lane], BL_LINE_SIZE) != 0)
-            return; /* right, or the lane is another session's now */
+            return; /* correct, or the lane belongs to another session now */
         if (same == BL_CHECK_LOOKS) {
             bl_found(check, kind, lines[0].number, lines[0].offset);
             return;
@@ -131,8 +130,8 @@ static void bl_check_ring_of(bl_check *check, uint32_t lane, int replies)
         bl_check_slot(check, &ring, slot);
 }
 
-/* Judge the client's heartbeat. A line that names another session is an earlier one's: the present
- * session has not begun its own. */
+/* Check the client's heartbeat. A line of another session is an earlier one's: the current session
+ * has not written one yet. */
 static uint32_t bl_judge_lane_heartbeat(bl_check *check, const bl_check_line *line)
 {
     bl_heartbeat_line heartbeat;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Reads a line of a pool and judges it, and decides when a suspicion becomes a finding: see
+ * Reads and checks a line of a pool, and decides when a suspicion becomes a finding: see
  * check/line.h.
  */
 #include "check/line.h"
@@ -25,7 +25,7 @@ void bl_check_look(const bl_check *check, bl_check_line *line)
     bl_load_line(&check->pool->memory, line->offset, line->word);
 }
 
-/* Does the server that spoke when the check began still speak? */
+/* Return 1 if the pool's server is the one of the start of the check. */
 int bl_check_same_server(bl_check *check)
 {
     bl_epoch_line now;
@@ -69,7 +69,7 @@ uint32_t bl_check_judged(bl_check *check, bl_check_line *line, bl_check_judge ju
     return 0;
 }
 
-/* Judge a line where nothing lies. */
+/* Check a line of an unused range. */
 static uint32_t bl_judge_stray(bl_check *check, const bl_check_line *line)
 {
     (void)check;
@@ -85,6 +85,6 @@ void bl_check_stray(bl_check *check, uint64_t from, uint64_t to)
             bl_check_refetch(check, offset, to - offset < piece ? to - offset : piece);
         bl_check_look(check, &line);
         if (bl_check_judged(check, &line, bl_judge_stray))
-            return; /* one finding says it for the range */
+            return; /* one finding covers the range */
     }
 }

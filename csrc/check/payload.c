@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Checks that the bytes of a block are those that were committed. The entry vouches for the
- * checksums, and the checksums for the payload. See check/line.h.
+ * Checks that the bytes of a block are those that were committed. The entry's CRC covers the
+ * checksums, and the checksums cover the payload. See check/line.h.
  */
 #include "check/line.h"
 #include "format/payload.h"
 
-/* Do the checksums, as they lie in the pool, have the CRC that the entry says? The checksum of a
- * single chunk is not stored. */
+/* Return 1 if the checksums in the pool have the CRC of the entry. The checksum of a single chunk
+ * is not stored. */
 static int bl_check_checksums(const bl_check *check, const bl_entry *entry, uint32_t count)
 {
     const bl_memory *memory = &check->pool->memory;

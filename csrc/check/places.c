@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The space that entries claim: a bit per page finds that two overlap, and a list of blocks for
- * each stripe finds which.
+ * The space that entries claim. A bit per page detects an overlap, and a list of blocks per stripe
+ * identifies the other block.
  */
 #include "check/places.h"
 
@@ -39,7 +39,7 @@ int bl_places_create(bl_places **out, const bl_geometry *g)
     places->first = bl_lazy_map(places->stripe_count * sizeof *places->first);
     if (places->claim && places->first &&
         bl_pages_create(&places->pages, g->data_offset, g->stripe_count) == 0) {
-        bl_pages_defer(places->pages); /* for good: nobody searches here */
+        bl_pages_defer(places->pages); /* permanently: no free pages are searched for here */
         *out = places;
         return 0;
     }
@@ -80,7 +80,7 @@ static uint32_t *bl_places_list(bl_places *places, uint64_t offset)
     return &places->first[(offset - places->data_offset) / BL_STRIPE_SIZE];
 }
 
-/* Find a block that has some of this space. */
+/* Return a block that overlaps this space. */
 static uint32_t bl_places_at(bl_places *places, uint64_t offset, uint32_t size)
 {
     bl_residents residents = {.owner = places, .data_offset = places->data_offset,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Which space the entries claim that a check has seen: blocks of any size at any page, no two of
- * which overlap.
+ * The space of the entries that a check has read: blocks of any size at any page, no two of which
+ * overlap.
  */
 #ifndef BL_PLACES_H
 #define BL_PLACES_H
@@ -13,15 +13,15 @@
 
 typedef struct bl_places bl_places;
 
-/* Create the places of a pool's blocks: 0 or -ENOMEM. */
+/* Create the places of a pool's blocks. Returns 0 or -ENOMEM. */
 int bl_places_create(bl_places **out, const bl_geometry *g);
 void bl_places_destroy(bl_places *places);
 
-/* Give a block its space: 0, or -EEXIST with *other, a block that has some of it. */
+/* Add a block's space. Returns 0, or -EEXIST and in *other a block that overlaps it. */
 int bl_places_add(bl_places *places, uint32_t number, uint64_t offset, uint32_t size,
                   uint32_t *other);
 
-/* Take a block's space back. */
+/* Remove a block's space. */
 void bl_places_remove(bl_places *places, uint32_t number);
 
 #endif

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Repairs a pool that nobody uses, by dropping what is damaged: one finding of check/check.c at a
- * time. A line that cannot be believed becomes one that nobody ever wrote. Payload is never
- * touched.
+ * Repairs a pool that is not in use, one finding of check/check.c at a time. A damaged line is
+ * reset to its initial state. Payload is never written.
  *
- * Only the epoch lines are worth more: the greater one says which half holds the truth. If neither
- * copy of a line is whole, what its server wrote into its half says which epoch it was; the line is
- * written anew as that of a server that stopped. The caller has proven that no server and no
- * session lives.
+ * Epoch lines are restored instead: the greater one determines the valid half. If neither copy of a
+ * line is whole, its epoch is recovered from the marks and sessions of its half, and the line is
+ * rewritten as that of a server that stopped. The caller has proven that no server and no session
+ * lives.
  */
 #include <errno.h>
 
@@ -21,8 +20,8 @@ static void bl_repair_line(const bl_pool *pool, uint64_t offset, const void *lin
     bl_fence_store(&pool->memory);
 }
 
-/* Return the epoch of the server that wrote a half last, from its marks and sessions; 0: none
- * did. */
+/* Return the epoch of the server that wrote a half last, from its marks and sessions; 0: the half
+ * was never written. */
 static uint64_t bl_repair_evidence(const bl_pool *pool, uint32_t half)
 {
     const bl_memory *memory = &pool->memory;
@@ -75,7 +74,7 @@ static void bl_repair_epoch(const bl_pool *pool, uint32_t half)
         bl_repair_line(pool, offset + copy, &line);
 }
 
-/* Write a heartbeat of the server that spoke last. */
+/* Write a heartbeat of the last server. */
 static void bl_repair_heartbeat(const bl_pool *pool, const bl_epoch_line *epoch)
 {
     bl_heartbeat_line line = {.count = 1, .nonce = epoch->nonce};

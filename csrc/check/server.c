@@ -8,7 +8,7 @@
 
 #include "check/line.h"
 
-/* Is an epoch too great for the high bits of a generation? */
+/* Return 1 if an epoch is too great for the high bits of a generation. */
 static int bl_epoch_impossible(uint64_t epoch)
 {
     return epoch >> (64 - BL_GENERATION_SHIFT) != 0;
@@ -36,7 +36,7 @@ static uint32_t bl_judge_epoch(bl_check *check, const bl_check_line *line)
     return 0;
 }
 
-/* Judge the heartbeat of the half that serves, which was made before its epoch was published. */
+/* Check the heartbeat of the current half, which was written before its epoch was published. */
 static uint32_t bl_judge_server_heartbeat(bl_check *check, const bl_check_line *line)
 {
     bl_heartbeat_line heartbeat;
@@ -50,8 +50,8 @@ static uint32_t bl_judge_server_heartbeat(bl_check *check, const bl_check_line *
            : BL_FINDING_HEARTBEAT_DAMAGED;
 }
 
-/* Judge a host's line in an election: only this host begins ballots that equal its number mod
- * hosts. */
+/* Check a host's line in an election: a host begins only ballots that equal its number modulo
+ * BL_HOST_COUNT. */
 static uint32_t bl_judge_candidate(bl_check *check, const bl_check_line *line)
 {
     bl_candidate_line candidate;
@@ -70,8 +70,7 @@ static uint32_t bl_judge_candidate(bl_check *check, const bl_check_line *line)
     return bl_epoch_impossible(candidate.epoch) ? BL_FINDING_CANDIDATE_FUTURE : 0;
 }
 
-/* Check both copies of a line that stands twice. They may differ if the writer died between
- * them. */
+/* Check both copies of a replicated line. They may differ if the writer died between them. */
 static void bl_check_register(bl_check *check, uint64_t offset, uint64_t number,
                               bl_check_judge judge)
 {
@@ -130,7 +129,7 @@ static bl_check_line bl_check_session(const bl_check *check, uint32_t lane)
         .offset = bl_session_offset(&check->pool->geometry, lane, check->half), .number = lane};
 }
 
-/* Do two lanes have one session? */
+/* Report a session that has two lanes. */
 static void bl_check_session_twice(bl_check *check, uint32_t lane)
 {
     const bl_session_line *session = &check->sessions[lane];

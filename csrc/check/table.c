@@ -3,10 +3,10 @@
  *
  * Checks extent marks and entries: each by itself, then against each other. See check/line.h.
  *
- * Marks are read first, entries after them; on a live pool an entry may lie in an extent that was
- * opened in between, so the earlier look at the marks is only a shortcut: an entry is homeless when
- * no marks that are read anew have it. Two entries contradict each other when both stay for a
- * while. The older of the two is the one in error: recovery keeps the newer.
+ * Marks are read first, then entries. On a live pool an entry may lie in an extent that was opened
+ * in between, so the first read of the marks is only a shortcut: an entry is homeless if its extent
+ * is not in the marks when they are read again. Two entries contradict each other if both remain
+ * for a while. The older of the two is in error: recovery keeps the newer.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -20,7 +20,8 @@ static int bl_generation_future(const bl_check *check, uint64_t generation)
     return generation >> BL_GENERATION_SHIFT > check->epoch.epoch;
 }
 
-/* Prepare to read line number of count lines: the first of a batch brings in all of it. */
+/* Prepare to read line number of count lines: the first line of a batch invalidates the whole
+ * batch. */
 static void bl_check_batch(const bl_check *check, uint64_t offset, uint64_t number, uint64_t count)
 {
     uint64_t lines = count - number < BL_CHECK_BATCH ? count - number : BL_CHECK_BATCH;
@@ -64,7 +65,7 @@ static bl_check_line bl_check_mark_line(const bl_check *check, uint64_t stripe)
         .number = stripe};
 }
 
-/* Does an extent that was read before, and that a right mark overlaps, still stand? */
+/* Report the overlap of a valid mark with an earlier extent, if that extent still exists. */
 static void bl_check_overlap(bl_check *check, bl_check_line *line, const bl_extent_view *view)
 {
     for (uint64_t stripe = view->first_stripe; stripe < view->first_stripe + view->stripe_count;
@@ -82,7 +83,7 @@ static void bl_check_overlap(bl_check *check, bl_check_line *line, const bl_exte
             bl_found(check, BL_FINDING_EXTENT_OVERLAP, line->number, other.first_stripe);
             return;
         }
-        bl_extents_close(check->extents, other.first_stripe); /* it went away meanwhile */
+        bl_extents_close(check->extents, other.first_stripe); /* it was closed meanwhile */
     }
     bl_extents_adopt(check->extents, view);
 }
@@ -153,7 +154,7 @@ static uint32_t bl_check_size(const bl_entry *entry)
     return bl_block_size(bl_stored_size(entry->length, entry->chunk_size));
 }
 
-/* Is this stripe in an extent that is not retired, by the marks as they are now? */
+/* Return 1 if this stripe is in an extent that is not retired, by the current marks. */
 static int bl_check_open(bl_check *check, uint64_t stripe)
 {
     for (uint64_t back = 0; back < BL_EXTENT_STRIPES_MAX && back <= stripe; back++) {
@@ -169,7 +170,7 @@ static int bl_check_open(bl_check *check, uint64_t stripe)
     return 0;
 }
 
-/* Are there extents for all of the block, by the marks as they were or as they are now? */
+/* Return 1 if extents cover all of the block, by the earlier marks or by the current ones. */
 static int bl_check_contained(bl_check *check, const bl_entry *entry)
 {
     uint64_t inside = entry->offset - check->pool->geometry.data_offset;
@@ -189,7 +190,7 @@ static uint32_t bl_judge_home(bl_check *check, const bl_check_line *line)
     return bl_check_contained(check, &entry) ? 0 : BL_FINDING_ENTRY_HOMELESS;
 }
 
-/* Do two entries contradict each other in this way? */
+/* Return 1 if two entries contradict each other in this kind. */
 static int bl_check_clash(const bl_entry *own, const bl_entry *other, uint32_t kind)
 {
     if (kind == BL_FINDING_ENTRY_TWICE)
@@ -200,8 +201,8 @@ static int bl_check_clash(const bl_entry *own, const bl_entry *other, uint32_t k
     return other->generation == own->generation;
 }
 
-/* Look again at an entry that contradicts one seen before it: 1 if that one is in error or went
- * away; 0 if this one is, or did, or another server speaks. */
+/* Read an entry again that contradicts an earlier one. Returns 1 if the earlier one is in error or
+ * has been removed; 0 if this one is, or has been, or another server has taken over. */
 static int bl_check_prevails(bl_check *check, const bl_check_line *line, uint64_t number,
                              uint32_t kind)
 {
@@ -222,7 +223,8 @@ static int bl_check_prevails(bl_check *check, const bl_check_line *line, uint64_
     return !check->moved && memcmp(lines[0].word, line->word, BL_LINE_SIZE) == 0;
 }
 
-/* Put an entry into a set by one of its properties: 1 if it is alone there, 0 if it is in error. */
+/* Add an entry to a set by one of its properties. Returns 1 if it is unique there, 0 if it is in
+ * error. */
 static int bl_check_alone(bl_check *check, bl_index *set, const uint64_t property[2],
                           const bl_check_line *line, uint32_t kind)
 {
@@ -234,7 +236,7 @@ static int bl_check_alone(bl_check *check, bl_index *set, const uint64_t propert
     return 1;
 }
 
-/* Give an entry its space: 1, or 0 if it is in error. */
+/* Add an entry's space. Returns 1, or 0 if the entry is in error. */
 static int bl_check_placed(bl_check *check, const bl_entry *entry, const bl_check_line *line)
 {
     uint32_t other;
@@ -253,8 +255,8 @@ static uint32_t bl_check_chunk(const bl_entry *entry)
     return entry->chunk_size < entry->length ? entry->chunk_size : entry->length;
 }
 
-/* Judge the bytes of a block. They may belong to another block by now, and then the entry does,
- * too. */
+/* Check the bytes of a block. They may belong to another block by now, and then the entry has
+ * changed, too. */
 static uint32_t bl_judge_payload(bl_check *check, const bl_check_line *line)
 {
     bl_entry entry;
@@ -264,7 +266,7 @@ static uint32_t bl_judge_payload(bl_check *check, const bl_check_line *line)
     return bl_check_chunk(&entry) <= check->chunk_size ? bl_check_bytes(check, &entry) : 0;
 }
 
-/* Make room for a chunk: 0 or -ENOMEM. */
+/* Allocate a buffer for a chunk. Returns 0 or -ENOMEM. */
 static int bl_check_room(bl_check *check, const bl_entry *entry)
 {
     uint32_t size = bl_check_chunk(entry);
@@ -278,7 +280,7 @@ static int bl_check_room(bl_check *check, const bl_entry *entry)
     return 0;
 }
 
-/* Check an entry that is right by itself against all others. */
+/* Check an entry that is valid by itself against all others. */
 static int bl_check_entry(bl_check *check, bl_check_line *line)
 {
     bl_entry entry;
@@ -317,8 +319,8 @@ int bl_check_entries(bl_check *check)
 
 /* ---- Names */
 
-/* Has this block a name? The line of another one may be what a dying server has left half written:
- * nobody reads it. */
+/* Return 1 if this block has a name. The line of any other block is never read: a dying server may
+ * have left it torn. */
 static int bl_check_named(const bl_check *check, uint32_t number)
 {
     bl_check_line line = bl_check_entry_line(check, number);
@@ -328,7 +330,7 @@ static int bl_check_named(const bl_check *check, uint32_t number)
     return entry.state == BL_ENTRY_COMMITTED && (entry.flags & BL_ENTRY_NAMED) != 0;
 }
 
-/* A line of an earlier block says nothing: only damage is a finding. */
+/* A line of an earlier block is obsolete: only damage is a finding. */
 static uint32_t bl_judge_name(bl_check *check, const bl_check_line *line)
 {
     bl_name_line name;

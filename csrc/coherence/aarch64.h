@@ -42,25 +42,25 @@ static inline void bl_copied_to(void *target)
     __asm__ volatile("" : : "r"(target) : "memory");
 }
 
-/* Ask for a private line that is written soon, so that no other core has it then. */
+/* Prefetch a private line for writing: the line is exclusive to this core when the store comes. */
 static inline void bl_prefetch_write(const void *address)
 {
     __builtin_prefetch(address, 1);
     bl_compiler_barrier();
 }
 
-/* Order this thread's stores for the other threads of this host, for which nothing needs to be
- * complete. */
+/* Order this thread's stores for the other threads of this host. Those need an order, but no
+ * completion. */
 static inline void bl_settle_now(void) { __asm__ volatile("dmb ishst" ::: "memory"); }
 
-/* Two 8-byte stores, each of which is seen whole (A1). A pair of 16-byte registers would be faster,
- * but the architecture promises no more than 8 bytes of it, and not in so many words. */
+/* Two 8-byte stores, neither of which is torn (A1). A pair of 16-byte registers would be faster,
+ * but the architecture guarantees at most 8 bytes of it, and only implicitly. */
 static inline void bl_stnp16(void *target, uint64_t low, uint64_t high)
 {
     __asm__ volatile("stnp %0, %1, [%2]" : : "r"(low), "r"(high), "r"(target) : "memory");
 }
 
-/* The same for bytes of a payload, of which no store needs to be seen whole. */
+/* The same for bytes of a payload, whose stores may be torn. */
 static inline void bl_stnp32(void *target, uint8x16_t low, uint8x16_t high)
 {
     __asm__ volatile("stnp %q0, %q1, [%2]" : : "w"(low), "w"(high), "r"(target) : "memory");
@@ -90,8 +90,8 @@ static inline uint32_t bl_cache_line_size(uint64_t cache_type)
     return 4u << (cache_type >> 16 & 15);
 }
 
-/* Return the most bytes that a cache writes back because one of them was stored to (CWG); without
- * information the architecture tells us to assume 2 KiB. */
+/* Return the most bytes that a cache writes back because one of them was stored to (CWG); if the
+ * register gives none, the architecture requires that 2 KiB be assumed. */
 static inline uint32_t bl_write_back_size(uint64_t cache_type)
 {
     uint32_t words_log2 = cache_type >> 24 & 15;
@@ -101,7 +101,7 @@ static inline uint32_t bl_write_back_size(uint64_t cache_type)
 /* Return 0 if writing a line back never touches another, or -BL_ERROR_CACHE_LINE. Two lines of 64
  * bytes that share a larger cache line may have writers on two hosts. Each holds both lines in its
  * cache, one of them old; when it writes its own line back, the old one overwrites what the other
- * host has written (D4). No order of instructions mends that. */
+ * host has written (D4). No order of instructions prevents that. */
 static inline int bl_flush_fault_of(uint64_t cache_type)
 {
     return bl_cache_line_size(cache_type) > BL_LINE_SIZE ||
@@ -112,8 +112,9 @@ static inline int bl_flush_fault_of(uint64_t cache_type)
 
 static inline int bl_flush_fault(void) { return bl_flush_fault_of(bl_cache_type()); }
 
-/* Return what bl_flush_lines needs to know of this CPU: the bytes from one dc to the next. Larger
- * cache lines are stepped over line by line: one host alone may have them. */
+/* Return the parameter of bl_flush_lines for this CPU: the bytes from one dc to the next. Where
+ * cache lines are larger than 64 bytes, the step is still 64: a pool with a single host may run
+ * there. */
 static inline uint32_t bl_flush_choice(uint32_t features)
 {
     uint32_t size = bl_cache_line_size(bl_cache_type());
@@ -230,7 +231,7 @@ static inline uint64_t bl_ticks_of_100_us(void)
 }
 
 /* Intel DSA and its instructions are of x86-64. bl_cpu_features() has none of them here, so
- * bl_dsa_queue_open refuses portals, and nobody calls these. */
+ * bl_dsa_queue_open refuses portals, and these functions are never called. */
 static inline void bl_portal_move(void *portal, const void *descriptor)
 {
     (void)portal, (void)descriptor;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Reads the features of an aarch64 CPU, as the kernel tells them to each process.
+ * Reads the features of an aarch64 CPU, which the kernel passes to each process.
  */
 #ifdef __aarch64__
 

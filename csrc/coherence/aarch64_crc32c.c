@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * CRC-32C by the crc32c instructions of aarch64, alone or of bytes that are being copied.
+ * CRC-32C by the crc32c instructions of aarch64, either alone or combined with a copy.
  *
- * The instruction takes 8 bytes and answers after two or three cycles, so a copy has time to store
- * them meanwhile: each word is loaded once, and the bytes stored are the bytes summed.
+ * The instruction takes 8 bytes and has a latency of two or three cycles, in which a copy stores
+ * the bytes: each word is loaded once, and the bytes stored are the bytes summed.
  */
 #ifdef __aarch64__
 
@@ -36,11 +36,11 @@ BL_WITH_CRC uint32_t bl_crc_by_instruction(uint32_t crc, const uint8_t *bytes, s
 
 void bl_crc_four_by_instruction(uint32_t crc[4], const uint8_t *bytes, size_t stride, size_t size)
 {
-    for (int i = 0; i < 4; i++) /* the CPU goes on with the next one before the last one is done */
+    for (int i = 0; i < 4; i++) /* the CPU overlaps the four chains */
         crc[i] = bl_crc_by_instruction(crc[i], bytes + (size_t)i * stride, size, 0);
 }
 
-/* What becomes of the bytes beside the sum. */
+/* Where the bytes are stored while they are summed. */
 enum bl_crc_move { BL_CRC_COPY, BL_CRC_STREAM };
 
 BL_WITH_CRC __attribute__((always_inline)) static inline uint32_t

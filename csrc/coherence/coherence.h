@@ -75,8 +75,8 @@ static inline uint64_t bl_load64(const bl_memory *memory, uint64_t offset)
     return __atomic_load_n((const uint64_t *)bl_address(memory, offset), __ATOMIC_RELAXED);
 }
 
-/* Ask for a line that will be loaded soon, so that many misses overlap. The line is as fresh as a
- * load at this point would find it. */
+/* Prefetch a line that will be loaded soon, so that many misses overlap. The line is as fresh as if
+ * it were loaded here. */
 static inline void bl_prefetch_line(const bl_memory *memory, uint64_t offset)
 {
     __builtin_prefetch(bl_address(memory, offset));
@@ -154,9 +154,9 @@ static inline uint32_t bl_stream_crc(const bl_memory *memory, uint64_t offset, c
     return seed;
 }
 
-/* Do what bl_fetch does, in the way that how (coherence/copy.h) says. If crc is not NULL, it holds
- * the CRC-32C of the bytes before; the bytes that now lie in target are added to it, and the pool
- * is read once. */
+/* Do what bl_fetch does, with or without the cache (bl_copy_how in coherence/copy.h). If crc is not
+ * NULL, it holds the CRC-32C of the bytes before; the bytes that now lie in target are added to it,
+ * and the pool is read once. */
 static inline void bl_fetch_run(const bl_memory *memory, uint64_t offset, void *target,
                                 uint64_t size, uint32_t *crc, enum bl_copy_how how)
 {
@@ -204,7 +204,7 @@ bl_invalidate(const bl_memory *memory, uint64_t offset, uint64_t size)
 /* The reader uses bytes that it read from here. */
 #define bl_rely(memory, offset, size) ((void)(memory), (void)(offset), (void)(size))
 
-/* The same, because the line at look, looked at again after they were read, still says so. */
+/* The same, because the line at look was loaded again after the bytes and has not changed. */
 #define bl_confirm(memory, look, offset, size)                                                     \
     ((void)(memory), (void)(look), (void)(offset), (void)(size))
 

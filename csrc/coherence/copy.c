@@ -55,8 +55,8 @@ static void bl_copy_near(void *target, const void *source, size_t size, uint32_t
         memcpy(target, source, size);
 }
 
-/* A sum that does not come from the very loads that are stored must be taken of the copy, so the
- * copy had better be cached. */
+/* Without the wide path, the sum is computed from the copy and not from the loads that are stored.
+ * So the copy is made through the cache. */
 void bl_copy_out(void *target, const void *source, size_t size, uint32_t *crc,
                  enum bl_copy_how how)
 {

@@ -21,9 +21,9 @@ uint32_t bl_copy_crc(uint32_t seed, void *target, const void *source, size_t siz
 
 /* The way in which bytes are copied into private memory. */
 enum bl_copy_how {
-    BL_COPY_CACHED,             /* into the cache, for a reader that comes next */
-    BL_COPY_PAST                /* past the cache, which the bytes would fill and which need not
-                                 * fetch lines that are overwritten; bl_copy_settle() ends it */
+    BL_COPY_CACHED,             /* into the cache, for a reader that follows soon */
+    BL_COPY_PAST                /* around the cache: nothing is evicted for the bytes, and no target
+                                 * line is fetched; bl_copy_settle() completes it */
 };
 
 /* Copy bytes of any size and alignment out of the pool. If crc is not NULL, it holds the CRC-32C of
@@ -32,7 +32,7 @@ enum bl_copy_how {
 void bl_copy_out(void *target, const void *source, size_t size, uint32_t *crc,
                  enum bl_copy_how how);
 
-/* Make what was copied past the cache visible to other threads of this process. */
+/* Make copies of kind BL_COPY_PAST visible to other threads of this process. */
 void bl_copy_settle(void);
 
 #endif

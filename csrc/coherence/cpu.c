@@ -2,8 +2,8 @@
  * Copyright The Beluga Authors
  *
  * The features of this CPU. They are read once, when the library is loaded, because the instruction
- * traps under a hypervisor. A feature may be taken away (tests, BELUGA_ISA) but never added. The
- * simulator's CPU has none, so that its runs are the same on each machine.
+ * traps under a hypervisor. A feature may be disabled (by tests and BELUGA_ISA) but never added.
+ * The simulator's CPU has none, so that its runs are the same on each machine.
  */
 #include "coherence/cpu_isa.h"
 

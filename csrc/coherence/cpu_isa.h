@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-/* Return the features (enum bl_cpu_feature) that this CPU has and the system lets us use. */
+/* Return the features (enum bl_cpu_feature) that this CPU has and the operating system enables. */
 uint32_t bl_cpu_read(void);
 
 #endif

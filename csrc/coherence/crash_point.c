@@ -56,13 +56,13 @@ int bl_crash_arm(const char *name, uint32_t passage, int stop, uint32_t words)
     return 0;
 }
 
-/* Is this the passage that was armed? *words: the words of the line that are written. */
+/* Return 1 if the armed pass is reached. *words: how many words of the line are to be written. */
 static int bl_crash_strikes(const bl_crash_place *place, uint32_t *words)
 {
     pthread_mutex_lock(&bl_crash.lock);
     int strikes = place == bl_crash_armed && --bl_crash.passages_left == 0;
     if (strikes)
-        bl_crash_armed = NULL; /* only once: a process that was stopped goes on */
+        bl_crash_armed = NULL; /* only once: a stopped process resumes */
     *words = bl_crash.words;
     pthread_mutex_unlock(&bl_crash.lock);
     return strikes;
@@ -72,7 +72,7 @@ void bl_crash_pass(const bl_crash_place *place)
 {
     uint32_t words;
     if (bl_crash_strikes(place, &words))
-        raise(bl_crash.signal); /* to this thread: it executes not one instruction more */
+        raise(bl_crash.signal); /* to this thread, which executes no further instruction */
 }
 
 void bl_crash_pass_line(const bl_crash_place *place, const bl_memory *memory, uint64_t offset,
@@ -83,7 +83,7 @@ void bl_crash_pass_line(const bl_crash_place *place, const bl_memory *memory, ui
         return;
     if (words > 0) {
         uint64_t torn[8], whole[8];
-        bl_refetch(memory, offset, BL_LINE_SIZE); /* read what memory has, not an old copy */
+        bl_refetch(memory, offset, BL_LINE_SIZE); /* read the memory and not an old cached copy */
         bl_load_line(memory, offset, torn);
         memcpy(whole, line, sizeof whole);
         for (uint32_t i = 0; i < 8; i++)

@@ -1,20 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Named places where a test kills or stops this process, to see what the other processes make of
- * it.
+ * Named places where a test kills or stops this process, to test how the other processes recover.
  *
  *   bl_crash_point("what.step");
  *   bl_crash_line("what.line", memory, offset, line);
  *
- * A point stands between two steps that others can tell apart: a line that is out and the next that
- * is not. Names are unique, "what.step"; the linker gathers them, so nobody keeps a list. At most
- * one is armed, for the n-th time that it is passed. Unarmed it costs one branch on one word. In
- * the simulator, where a process can die at any verb, there are none.
+ * A point lies between two steps that other processes can distinguish: one line is published, and
+ * the next is not. Names are unique, "what.step"; the linker collects them, so there is no list to
+ * maintain. At most one is armed, for its n-th pass. An unarmed point costs one branch on one word.
+ * The simulator needs no points: it can kill a process at any verb.
  *
- * The second kind stands before a line is published, and the process may also end in the middle of
- * that: some words of the line are in memory, the others are not. Only names of this kind end in
- * "line".
+ * The second kind lies before a line is published. It can also kill the process in the middle of
+ * the publication: some words of the line are in memory, and the others are not. Only names of this
+ * kind end in "line".
  */
 #ifndef BL_CRASH_POINT_H
 #define BL_CRASH_POINT_H
@@ -38,7 +37,7 @@ typedef struct bl_crash_place {
  * passes the place. */
 extern const bl_crash_place *bl_crash_armed;
 
-/* Note that a thread passes a place while one is armed. */
+/* Count a thread's pass while a place is armed, and deliver the signal at the armed one. */
 void bl_crash_pass(const bl_crash_place *place);
 
 /* Do the same before the line is streamed to the offset. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * CRC-32C of many short messages. The instruction answers after three cycles and takes a new word
- * in each, so the sums of several messages are made side by side.
+ * CRC-32C of many short messages. The instruction has a latency of three cycles and a throughput of
+ * one word per cycle, so several messages are summed in parallel.
  */
 #ifndef BL_CRC32C_H
 #define BL_CRC32C_H
@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 /* Compute the CRC-32C of count messages of size bytes, each stride bytes behind the one before.
- * crc[i] has the seed of message i (see bl_crc32c), and gets its CRC. */
+ * crc[i] holds the seed of message i (see bl_crc32c) and receives its CRC. */
 void bl_crc32c_each(uint32_t *crc, const void *bytes, size_t stride, size_t size, uint32_t count);
 
 #endif

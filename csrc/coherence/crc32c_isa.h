@@ -2,7 +2,7 @@
  * Copyright The Beluga Authors
  *
  * CRC-32C by the instructions of one architecture. All functions take and return a CRC without the
- * inversions at its begin and end.
+ * inversions at its start and end.
  */
 #ifndef BL_CRC32C_ISA_H
 #define BL_CRC32C_ISA_H
@@ -11,13 +11,14 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Do these features have an instruction for CRC-32C? */
+/* Return 1 if a CPU with these features has an instruction for CRC-32C. */
 int bl_crc_has_instruction(uint32_t features);
 uint32_t bl_crc_by_instruction(uint32_t crc, const uint8_t *bytes, size_t size, uint32_t features);
 /* Sum four messages of size bytes, each stride bytes behind the one before. */
 void bl_crc_four_by_instruction(uint32_t crc[4], const uint8_t *bytes, size_t stride, size_t size);
 
-/* Can this CPU sum bytes while they are copied, and is it worthwhile for so many? */
+/* Return 1 if this CPU can sum bytes while it copies them, and size is large enough for that to
+ * pay. */
 int bl_crc_is_wide(size_t size);
 /* size is a multiple of 64, and at least 256. */
 uint32_t bl_crc_wide_stay(uint32_t crc, const uint8_t *source, size_t size);

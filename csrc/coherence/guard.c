@@ -5,17 +5,17 @@
  * first region and never removed; it only reads the thread's regions and jumps, which a handler may
  * do. SA_NODEFER: the signal is not blocked in it, so that the jump need not restore a mask.
  *
- * Others install handlers, too: faulthandler.enable() replaces this one, and puts it back when a
- * fault comes. A thread that enters a region looks which handler is installed, if its last look is
- * more than about 100 us ago (a system call each time would cost more than a short call), and
- * installs this handler over a foreign one. A fault that comes before that look is reported by
- * faulthandler, which then puts this handler back and raises the signal: the handler returns, the
- * access faults again, and the region ends as always.
+ * Other code installs handlers, too: faulthandler.enable() replaces this one, and restores it when
+ * a fault comes. A thread that enters a region checks which handler is installed if its last check
+ * is more than about 100 us ago (a system call each time would cost more than a short call), and
+ * installs this handler over a foreign one. A fault before that check is reported by faulthandler,
+ * which then restores this handler and raises the signal: the handler returns, the access faults
+ * again, and the region ends as usual.
  *
  * Example of a fault outside of every region: this handler is over faulthandler's, which is over
- * this one, which is over the default. faulthandler is called, reports, puts this handler back and
- * raises; the nested call passes the signal on to what was there before: the default, which ends
- * the process.
+ * this one, which is over the default. faulthandler is called, reports, restores this handler and
+ * raises; the nested call passes the signal to the handler of the lowest layer: the default, which
+ * ends the process.
  */
 #include "coherence/guard.h"
 
@@ -61,7 +61,8 @@ typedef struct bl_region {
     sigjmp_buf out;
     const bl_memory *memory;
     struct bl_region *outer;
-    int raised;                 /* a raised signal was taken for a fault that will come again */
+    int raised;                 /* one raised signal was ignored: if it was a fault, the access
+                                 * faults again */
 } bl_region;
 
 /* The handler that was replaced at one installation. A layer is never freed, since a handler may be
@@ -75,7 +76,7 @@ static __thread bl_region *bl_region_here;
 static __thread const void *bl_bus_address;
 static __thread int bl_bus_code;        /* si_code of the fault at bl_bus_address */
 static __thread uint64_t bl_bus_looked; /* bl_ticks() at this thread's last look; 0: never */
-static __thread uint32_t bl_bus_depth;  /* layers that the fault at hand was passed on to */
+static __thread uint32_t bl_bus_depth;  /* layers that the current fault was passed to */
 static uint64_t bl_bus_top;             /* const bl_bus_layer *: the newest */
 
 /* Return the device that is mapped at address, and the offset in it; device_count means none. */
@@ -108,8 +109,8 @@ const void *bl_guard_address(void) { return bl_bus_address; }
 
 void bl_guard_adopt(const void *address) { bl_bus_address = address; }
 
-/* Pass a signal that is no fault of a region to the handler that was installed before; if that
- * handler raises it again, to the one installed before that. */
+/* Pass a signal that is no fault of a region to the handler that was installed before this one. If
+ * that handler raises it again, pass it to the one before that. */
 static void bl_bus_pass_on(int number, siginfo_t *info, void *context)
 {
     const bl_bus_layer *layer = (const bl_bus_layer *)(uintptr_t)bl_host_load(&bl_bus_top);
@@ -123,7 +124,7 @@ static void bl_bus_pass_on(int number, siginfo_t *info, void *context)
     } else if (before->sa_handler != SIG_DFL && before->sa_handler != SIG_IGN) {
         before->sa_handler(number);
     } else if (before->sa_handler == SIG_DFL || info->si_code > 0) {
-        sigaction(number, &fallback, NULL); /* a fault that is tried again ends the process */
+        sigaction(number, &fallback, NULL); /* the access faults again and ends the process */
         if (info->si_code <= 0)
             raise(number);
     }
@@ -149,8 +150,8 @@ static void bl_bus_handle(int number, siginfo_t *info, void *context)
     bl_bus_pass_on(number, info, context);
 }
 
-/* There is no lock: a fork in the middle would leave it locked in the child. Two threads that do
- * this at once record the same handler twice, which does no harm. */
+/* No lock: a fork in the middle would leave it locked in the child. Two threads that install at
+ * once record the same handler twice, which is harmless. */
 static void bl_bus_install(void)
 {
     struct sigaction action = {.sa_sigaction = bl_bus_handle,
@@ -161,7 +162,7 @@ static void bl_bus_install(void)
         return;
     bl_bus_layer *layer = malloc(sizeof *layer);
     if (layer == NULL)
-        return; /* the next look tries again */
+        return; /* the next check tries again */
     layer->before = now;
     layer->older = (const bl_bus_layer *)(uintptr_t)bl_host_load(&bl_bus_top);
     bl_host_store(&bl_bus_top, (uint64_t)(uintptr_t)layer);

@@ -32,8 +32,8 @@
 #error "Beluga has the instructions of x86-64 and of aarch64 (little-endian)"
 #endif
 
-/* Ask for private memory that is needed soon. To the compiler, a function that only prefetches has
- * no effect, and its calls would be dropped: hence the barrier. */
+/* Prefetch private memory that is read soon. A function that only prefetches has no effect for the
+ * compiler, which would remove its calls: hence the barrier. */
 static inline void bl_prefetch(const void *address)
 {
     __builtin_prefetch(address);
@@ -58,8 +58,8 @@ static inline uint64_t bl_shared_add(uint64_t *word, uint64_t amount)
     return __atomic_fetch_add(word, amount, __ATOMIC_RELAXED);
 }
 
-/* Prefetch private memory that a streaming copy will read, into the second-level cache: the buffers
- * of the first level are busy with what goes out. */
+/* Prefetch private memory that a streaming copy will read, into the second-level cache: the fill
+ * buffers of the first level are busy with the streaming stores. */
 static inline void bl_prefetch_source(const void *address, size_t size)
 {
     for (size_t at = 0; at < size; at += BL_LINE_SIZE)
@@ -67,8 +67,8 @@ static inline void bl_prefetch_source(const void *address, size_t size)
     bl_compiler_barrier();
 }
 
-/* Prefetch the lines at both ends of a run that is written next: the streaming stores would wait
- * for them. */
+/* Prefetch the lines at both ends of a run that is written next. Without this the streaming stores
+ * would wait for them. */
 static inline void bl_prefetch_edges(const void *address, size_t size)
 {
     uintptr_t start = (uintptr_t)address, end = start + size;

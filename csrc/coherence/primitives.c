@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The primitives by address, for Python and for tools: they take any alignment and any mapping. The
- * protocol does not use them; it has the verbs (coherence/coherence.h).
+ * The primitives by address, for Python and for tools: they accept any alignment and any mapping.
+ * The protocol does not use them, but the verbs (coherence/coherence.h).
  */
 #include <sched.h>
 

@@ -19,7 +19,7 @@ typedef struct bl_site {
     uint32_t order;
 } bl_site;
 
-/* One for each place in the source; the linker gathers them. */
+/* One for each use in the source; the linker collects them. */
 #define BL_SITE(name)                                                                              \
     (__extension__({                                                                               \
         static bl_site site_ __attribute__((section("bl_sites"), used, aligned(8))) = {            \
@@ -27,7 +27,7 @@ typedef struct bl_site {
         &site_;                                                                                    \
     }))
 
-/* A place that is no verb: it cannot be skipped and takes no turn. */
+/* A site that is no verb: it cannot be skipped, and no other host is scheduled there. */
 #define BL_MARK(name)                                                                              \
     (__extension__({                                                                               \
         static const bl_site site_ = {__FILE__, __func__, name, __LINE__, 0};                      \
@@ -58,7 +58,7 @@ void bl_sim_ordered(const bl_memory *memory, uint64_t look, uint64_t written, co
 void bl_sim_pause(const bl_memory *memory);
 void bl_sim_nap(const bl_memory *memory, uint64_t ns);
 
-/* Store into this host's cache, as a careless program does; there is no verb for it. */
+/* Store into this host's cache, as an incorrect program does; there is no verb for it. */
 void bl_sim_store_here(const bl_memory *memory, uint64_t offset, const void *source,
                        uint32_t size, const bl_site *site);
 #define bl_sim_store_cached(memory, offset, source, size) \

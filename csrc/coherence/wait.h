@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Waiting for a line to change: spin while an answer is likely, then offer the core to others, then
- * nap. Every wait has a deadline (D12). A thread that sleeps past it because the machine is busy
- * looks once more: an answer that came meanwhile came in time.
+ * Waiting for a line to change: spin while a reply is likely, then yield, then nap. Every wait has
+ * a deadline (D12). A thread that sleeps past it because the machine is busy checks once more: a
+ * reply that has arrived by then is in time.
  */
 #ifndef BL_WAIT_H
 #define BL_WAIT_H
@@ -14,7 +14,7 @@ enum {
     BL_WAIT_SPIN_NS = 20 * 1000,        /* a few round trips through a switch */
     BL_WAIT_YIELD_NS = 1000 * 1000,
     BL_WAIT_NAP_NS = 50 * 1000,
-    BL_WAIT_TURNS = 32                  /* looks between two readings of the clock */
+    BL_WAIT_TURNS = 32                  /* checks between two readings of the clock */
 };
 
 typedef struct bl_wait {
@@ -37,13 +37,14 @@ static inline uint64_t bl_wait_left_ns(const bl_memory *memory, const bl_wait *w
     return now < wait->deadline_ns ? wait->deadline_ns - now : 0;
 }
 
-/* Take one turn of waiting: 1, or 0 when the deadline has passed and a look has followed it. */
+/* Wait once. Returns 1, or 0 if the deadline has passed and the caller has checked once after
+ * it. */
 static inline int bl_wait_turn(const bl_memory *memory, bl_wait *wait)
 {
     if (wait->over)
         return 0;
     if (wait->waited_ns < BL_WAIT_SPIN_NS) {
-        if (wait->waited_ns > 0) /* not at once: a near answer takes no longer than a pause */
+        if (wait->waited_ns > 0) /* not at once: a local reply takes no longer than a pause */
             bl_pause(memory);
         if (++wait->turns % BL_WAIT_TURNS)
             return 1;

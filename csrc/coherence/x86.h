@@ -2,7 +2,7 @@
  * Copyright The Beluga Authors
  *
  * The instructions of x86-64 that take an address: flushes, non-temporal stores, fences. Included
- * by instructions.h. coherence.h says what each instruction does, and what it does not.
+ * by instructions.h. coherence.h explains what each instruction does, and what it does not.
  */
 #ifndef BL_X86_H
 #define BL_X86_H
@@ -14,8 +14,8 @@
 #include "api/coherence.h"
 #include "format/pool_format.h"
 
-/* The instruction sets of functions with the crc32 instruction. Clang counts it as one of its own;
- * for GCC it is a part of SSE 4.2, and GCC 10 knows no other name. */
+/* The instruction sets of functions with the crc32 instruction. Clang has a feature name for it;
+ * for GCC it is a part of SSE 4.2, and GCC 10 accepts no other name. */
 #ifdef __clang__
 #define BL_CRC_TARGET "sse4.2,crc32"
 #else
@@ -37,7 +37,7 @@ static inline void bl_copied_to(void *target)
     __asm__ volatile("" : : "r"(target) : "memory");
 }
 
-/* Ask for a private line that is written soon, so that no other core has it then. */
+/* Prefetch a private line for writing: the line is exclusive to this core when the store comes. */
 static inline void bl_prefetch_write(const void *address)
 {
     __asm__ volatile("prefetchw %0" ::"m"(*(const char *)address));
@@ -57,9 +57,9 @@ __attribute__((target("avx512f"), always_inline)) static inline void bl_nt64(voi
     _mm512_stream_si512(target, value);
 }
 
-/* Load 16 aligned bytes, or 64 of any alignment, by one instruction. A compiler may make several
- * loads of a plain one. Clang did: it copied a line by one load and checked the sequence number of
- * another, and an old reply passed for one that was written in between. */
+/* Load 16 aligned bytes, or 64 of any alignment, by one instruction. A compiler may turn a plain
+ * load into several. Clang did: it copied a line by one load and checked the sequence number by
+ * another, so an old reply was accepted when a new one was written in between. */
 static inline __m128i bl_load16_once(const __m128i *source)
 {
     __m128i value;
@@ -105,8 +105,8 @@ static inline void bl_line_store(void *address, const void *line)
     bl_compiler_barrier();
 }
 
-/* Do the same past the cache. The four stores stand together: they fill a write-combining buffer at
- * once. */
+/* Do the same past the cache. The four stores are adjacent, so they fill one write-combining buffer
+ * at once. */
 static inline void bl_line_stream(void *address, const void *line)
 {
     __m128i *target = address;
@@ -135,8 +135,8 @@ static inline void bl_movdir64b(void *target, const void *source)
                      : : "a"(target), "d"(source) : "memory");
 }
 
-/* Move a descriptor of one line into a device's portal. A dedicated queue answers nothing; a shared
- * one answers 1 (taken) or 0 (full). */
+/* Move a descriptor of one line into a device's portal. A dedicated queue returns nothing; a shared
+ * one returns 1 (accepted) or 0 (full). */
 static inline void bl_portal_move(void *portal, const void *descriptor)
 {
     bl_movdir64b(portal, descriptor);
@@ -150,7 +150,7 @@ static inline int bl_portal_enqueue(void *portal, const void *descriptor)
     return !full;
 }
 
-/* Sleep lightly until the line of word is written, as long as word has this value; at most
+/* Sleep (umwait) until the line of word is written, if word still has this value; at most this many
  * cycles. */
 static inline void bl_monitor(const uint64_t *word, uint64_t value, uint32_t cycles)
 {
@@ -178,7 +178,7 @@ static inline void bl_clwb(const void *line)
     __asm__ volatile("clwb %0" : "+m"(*(volatile char *)(uintptr_t)line));
 }
 
-/* Return what bl_flush_lines needs to know of this CPU: 1 if it has clflushopt. */
+/* Return the parameter of bl_flush_lines for this CPU: 1 if it has clflushopt. */
 static inline uint32_t bl_flush_choice(uint32_t features)
 {
     return (features & BL_CPU_CLFLUSHOPT) != 0;
@@ -256,7 +256,7 @@ static inline uint64_t bl_interrupted_at(const void *context)
     return (uint64_t)((const ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
 }
 
-/* Return the time stamp counter, which is read in a few cycles. */
+/* Return the time stamp counter. */
 static inline uint64_t bl_ticks(void) { return __builtin_ia32_rdtsc(); }
 
 /* About 100 us: the counter's rate is nearly that of the CPU. */

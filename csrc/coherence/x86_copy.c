@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Streaming copies on x86-64: one loop for each instruction set. The stores of a line stand
- * together, so that its write-combining buffer is full before the next one is started.
+ * Streaming copies on x86-64: one loop for each instruction set. The stores of a line are adjacent,
+ * so that its write-combining buffer is full before the next one is started.
  *
- * Selected is the widest that the CPU has and bl_cpu_limit has left. The line-to-line move comes
- * after the vector paths. It is weakly ordered like them, its load and store cannot be scheduled
- * apart, and the protocol does not rely on its one advantage, a line that cannot be torn. A CPU
- * without AVX2 uses it, and a caller may force it.
+ * bl_copy_stream uses the widest set that the CPU has and bl_cpu_limit does not disable. The
+ * line-to-line move comes after the vector paths. It is weakly ordered like them, its load and
+ * store cannot be scheduled apart, and the protocol does not rely on its one advantage, a line that
+ * cannot be torn. A CPU without AVX2 uses it, and a caller may force it.
  */
 #ifdef __x86_64__
 

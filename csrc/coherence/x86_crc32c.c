@@ -3,7 +3,7 @@
  *
  * CRC-32C by the crc32 instruction of x86-64.
  *
- * It takes 8 bytes a cycle but answers after three, so three lanes side by side keep it busy. To
+ * It takes 8 bytes per cycle and has a latency of three, so three parallel lanes keep it busy. To
  * join them: the CRC of a lane, moved over the n bytes that follow it, is its carry-less product
  * with x^(8n-33), put through the instruction once more; and because a CRC is linear, the products
  * are simply xored into the last word of the third lane.

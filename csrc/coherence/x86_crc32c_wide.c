@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * CRC-32C by carry-less products of 512 bits: several times the crc32 instruction, and done on
- * bytes that are in a register because they are being copied, it costs next to nothing.
+ * CRC-32C by carry-less products of 512 bits: several times as fast as the crc32 instruction, and
+ * almost free for bytes that a copy has in a register.
  *
  * A register holds 64 bytes as four lanes of 128 bits. To move a lane over the D bits that follow,
- * multiply its halves by x^(D+31) and x^(D-33) (modulo the polynomial, reflected); what it meets
- * there is xored in. Four registers run 256 bytes ahead of themselves, then they are folded into
- * one, its lanes into one, and the crc32 instruction reduces the last 16 bytes.
+ * multiply its halves by x^(D+31) and x^(D-33) (modulo the polynomial, reflected); the bits there
+ * are xored in. Four registers advance by 256 bytes per step. At the end they are folded into one
+ * register, its lanes into one, and the crc32 instruction reduces the last 16 bytes.
  */
 #ifdef __x86_64__
 
@@ -50,12 +50,13 @@ BL_CRC_WIDE static uint32_t bl_crc_reduce(__m512i sum)
     return (uint32_t)_mm_crc32_u64(crc, (uint64_t)_mm_extract_epi64(lane, 1));
 }
 
-/* A copy reads from far memory: lines are asked for this many bytes early, also past the end of a
- * chunk, where the sum is reduced and nothing else is loaded for a while. This value was measured;
- * half and double of it are slower. */
+/* A copy reads from remote memory: lines are prefetched this many bytes ahead, also past the end of
+ * a chunk, where the sum is reduced and nothing else is loaded for a while. This value was
+ * measured; half and double of it are slower. */
 enum { BL_CRC_AHEAD = 4096 };
 
-/* The other use of the bytes. Each is loaded once, so the bytes stored are the bytes summed. */
+/* Where the bytes are stored while they are summed. Each is loaded once, so the bytes stored are
+ * the bytes summed. */
 enum bl_crc_move { BL_CRC_STAY, BL_CRC_COPY, BL_CRC_STREAM };
 
 BL_CRC_WIDE __attribute__((always_inline)) static inline __m512i

@@ -2,8 +2,8 @@
  * Copyright The Beluga Authors
  *
  * The DSA engine, which sends flights of descriptors (dsa/flight.h) through a queue. Only
- * bl_dsa_wait waits; a thread that polls does the work there is. A queue that stays full is asked
- * again after growing pauses, and at last the CPU executes the descriptors itself.
+ * bl_dsa_wait waits; bl_dsa_poll does the work that is ready and returns. Submission to a full
+ * queue is retried with exponential backoff; after the last retry the CPU executes the descriptors.
  */
 #include "dsa/flight.h"
 
@@ -42,7 +42,7 @@ int bl_dsa_engine_open(const bl_pool *pool, bl_dsa_queue *queue, const bl_dsa_li
         free(engine);
         return -ENOMEM;
     }
-    memset(engine->flights, 0, size); /* touches its pages before a device asks for them */
+    memset(engine->flights, 0, size); /* touches its pages before the device accesses them */
     *out = engine;
     return 0;
 }
@@ -86,7 +86,7 @@ void bl_dsa_free(bl_dsa_transfer *transfer) { free(transfer); }
 
 void bl_dsa_engine_stat(const bl_dsa_engine *engine, bl_dsa_stat *out) { *out = engine->stat; }
 
-/* The first error becomes the transfer's; works that have not begun never will. */
+/* The transfer keeps the first error; its remaining works are not started. */
 static void bl_dsa_fail(bl_dsa_transfer *transfer, int status)
 {
     if (transfer->status == 0)
@@ -94,7 +94,8 @@ static void bl_dsa_fail(bl_dsa_transfer *transfer, int status)
     transfer->begun = transfer->count;
 }
 
-/* Return the transfer whose works are next; remove those that have none left from the list. */
+/* Return the transfer whose works are next; remove transfers without remaining works from the
+ * list. */
 static bl_dsa_transfer *bl_dsa_next_transfer(bl_dsa_engine *engine)
 {
     while (engine->first != NULL && engine->first->begun == engine->first->count)
@@ -102,7 +103,7 @@ static bl_dsa_transfer *bl_dsa_next_transfer(bl_dsa_engine *engine)
     return engine->first;
 }
 
-/* Let works board until the flight is full: return whether any is aboard. */
+/* Add works until the flight is full. Returns 1 if it has any. */
 static int bl_dsa_board(bl_dsa_engine *engine, bl_dsa_flight *flight)
 {
     int any = 0;
@@ -122,7 +123,7 @@ static int bl_dsa_board(bl_dsa_engine *engine, bl_dsa_flight *flight)
     return any;
 }
 
-/* Free the entry of a work has failed or is done. */
+/* Free the entry of a work that has failed or is done. */
 static void bl_dsa_settle(bl_dsa_engine *engine, bl_dsa_work *work, int status)
 {
     bl_dsa_transfer *transfer = work->transfer;
@@ -132,11 +133,11 @@ static void bl_dsa_settle(bl_dsa_engine *engine, bl_dsa_work *work, int status)
         status = bl_dsa_work_end(engine, work);
     if (status < 0)
         bl_dsa_fail(transfer, status);
-    if (bl_dsa_ended(transfer)) /* its caller may find out by polling, too */
+    if (bl_dsa_ended(transfer)) /* its caller may also learn it by polling */
         bl_device_ordered(engine->memory); /* what this thread streams now comes after */
 }
 
-/* Make the next descriptors of all works aboard: return how many. */
+/* Make the next descriptors of all works of the flight. Returns how many. */
 static uint32_t bl_dsa_prepare(bl_dsa_engine *engine, bl_dsa_flight *flight)
 {
     flight->count = 0;
@@ -167,7 +168,7 @@ static uint32_t bl_dsa_prepare(bl_dsa_engine *engine, bl_dsa_flight *flight)
     return flight->count;
 }
 
-/* The flight has landed: pass each descriptor's end to its work. */
+/* The flight has landed: pass each descriptor's result to its work. */
 static void bl_dsa_land(bl_dsa_engine *engine, bl_dsa_flight *flight)
 {
     for (uint32_t i = 0; i < flight->count; i++) {
@@ -180,8 +181,8 @@ static void bl_dsa_land(bl_dsa_engine *engine, bl_dsa_flight *flight)
     flight->state = BL_DSA_GROUNDED;
 }
 
-/* The queue does not take the descriptors: to their works they have ended without a record, for
- * good. */
+/* The queue never accepts the descriptors: complete them with a hardware error, so that the CPU
+ * executes them. */
 static void bl_dsa_cancel(bl_dsa_engine *engine, bl_dsa_flight *flight)
 {
     for (uint32_t i = 0; i < flight->count; i++)
@@ -189,7 +190,8 @@ static void bl_dsa_cancel(bl_dsa_engine *engine, bl_dsa_flight *flight)
     bl_dsa_land(engine, flight);
 }
 
-/* Return whether the queue has taken the flight, or never will. */
+/* Submit the flight. Returns 1 if the queue has accepted it or it was cancelled, and 0 to retry
+ * later. */
 static int bl_dsa_leave(bl_dsa_engine *engine, bl_dsa_flight *flight)
 {
     if (engine->broken < 0) {
@@ -251,11 +253,11 @@ int bl_dsa_poll(bl_dsa_engine *engine)
         if (flight->state == BL_DSA_LEAVING)
             moved |= bl_dsa_leave(engine, flight);
     }
-    bl_dsa_next_transfer(engine); /* a transfer that has nothing left to begin may soon be freed */
+    bl_dsa_next_transfer(engine); /* a transfer whose works have all begun may be freed soon */
     return moved;
 }
 
-/* Sleep, or offer the core: an awaited record may be written soon. 0: the time is up. */
+/* Sleep until a record is written, or yield. Returns 0 after the deadline. */
 static int bl_dsa_rest(bl_dsa_engine *engine, bl_wait *wait)
 {
     for (uint32_t i = 0; engine->queue->is_device && i < engine->flight_count; i++)
@@ -291,7 +293,7 @@ static void bl_dsa_abandon(bl_dsa_transfer *transfer)
         transfer->status = -ECANCELED;
 }
 
-/* Wait for what a device has out: return whether all has ended. */
+/* Wait for the flights that a device executes. Returns 1 if all have landed. */
 static int bl_dsa_quiet(bl_dsa_engine *engine)
 {
     bl_wait wait = bl_wait_make(engine->memory, BL_DSA_CLOSE_S * 1000000000ull);

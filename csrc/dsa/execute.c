@@ -2,7 +2,8 @@
  * Copyright The Beluga Authors
  *
  * Executes a descriptor: see dsa/execute.h. Bytes pass through a small buffer, so that the source
- * is read once and a checksum covers what was stored. Without cache control they are streamed.
+ * is read once and a checksum covers what was stored. Without the cache-control flag they are
+ * streamed.
  */
 #include "dsa/execute.h"
 
@@ -106,7 +107,7 @@ uint32_t bl_dsa_refusal(const bl_dsa_place *place, const bl_dsa_descriptor *desc
     return BL_DSA_NONE;
 }
 
-/* A descriptor being executed, as far as it has come: still true after a SIGBUS. */
+/* The progress of a descriptor; it is still correct after a SIGBUS. */
 typedef struct bl_dsa_run {
     const bl_dsa_descriptor *descriptor;
     uint32_t size;              /* bytes that will be done */
@@ -159,11 +160,11 @@ static int bl_dsa_run_step(bl_dsa_run *run, uint32_t size)
     if (trait->specific == 16)
         run->crc = bl_crc32c(run->crc, stage, size);
     run->done += size;
-    bl_compiler_barrier(); /* a fault of the next step must find this value */
+    bl_compiler_barrier(); /* this value must be stored before a fault of the next step */
     return 0;
 }
 
-/* Do an overlapping move as a whole or not at all: half a move has lost half its source. */
+/* Do an overlapping move as a whole or not at all: half a move would overwrite half its source. */
 static void bl_dsa_run_move(bl_dsa_run *run)
 {
     const bl_dsa_descriptor *descriptor = run->descriptor;
@@ -226,7 +227,7 @@ static void bl_dsa_stopped(bl_dsa_record *record, uint64_t address, uint32_t is_
     record->fault_address = address;
 }
 
-/* Record that a device of the pool has failed: the address, and whether it was written there. */
+/* Record that a device of the pool has failed: the address, and whether the access was a write. */
 static void bl_dsa_broken(const bl_memory *memory, const bl_dsa_run *run, bl_dsa_record *record)
 {
     uint64_t offset = bl_guard_offset(memory);

@@ -6,9 +6,9 @@
  * could not do.
  *
  * It accesses memory by address, the pool's too, and without sites: it stands for a device, which
- * knows nothing of hosts, offsets or verbs, and whose every access may come at any time. The
- * submitter does the cache maintenance before and after (transfer/device_range.h), as for a real
- * device; the simulator, which judges that, has a device of its own (sim/device.h).
+ * has no hosts, offsets or verbs, and whose accesses come at any time. The submitter does the cache
+ * maintenance before and after (transfer/device_range.h), as for a real device; the simulator,
+ * which checks that, has a device of its own (sim/device.h).
  */
 #ifndef BL_DSA_EXECUTE_H
 #define BL_DSA_EXECUTE_H
@@ -29,7 +29,7 @@ typedef struct bl_dsa_upset {
     uint32_t is_write;          /* the fault is a write */
 } bl_dsa_upset;
 
-/* Where a descriptor is executed: the queue's limits, and the pool whose device failures are page
+/* The context of an execution: the queue's limits, and the pool whose device failures are page
  * faults, or NULL. */
 typedef struct bl_dsa_place {
     const bl_dsa_limits *limits;
@@ -37,12 +37,12 @@ typedef struct bl_dsa_place {
     uint32_t in_batch;
 } bl_dsa_place;
 
-/* Return why the descriptor cannot be executed, before anything is: a bl_dsa_status, or
+/* Check a descriptor before it is executed. Returns a bl_dsa_status if it is invalid, or
  * BL_DSA_NONE. */
 uint32_t bl_dsa_refusal(const bl_dsa_place *place, const bl_dsa_descriptor *descriptor,
                         bl_dsa_record *record);
 
-/* Execute any descriptor but batches and drains, which the queue handles. upset may be NULL. */
+/* Execute a descriptor. The queue itself handles batches and drains. upset may be NULL. */
 void bl_dsa_execute(const bl_dsa_place *place, const bl_dsa_descriptor *descriptor,
                     const bl_dsa_upset *upset, bl_dsa_record *record);
 

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The faults of the software queue, for tests, which find it in _sim; cffi reads it too. In _core
- * the queue has no faults.
+ * The faults of the software queue, for tests. Only _sim has them (cffi reads this header, too); in
+ * _core the queue has no faults.
  */
 #ifndef BL_DSA_FAULTS_H
 #define BL_DSA_FAULTS_H
 
 #include "api/dsa_queue.h"
 
-/* The chances of each fault, out of 65536. All zero: no faults. */
+/* The probability of each fault, in units of 1/65536. All zero: no faults. */
 typedef struct bl_dsa_faults {
     uint64_t seed;
     uint32_t full;              /* a descriptor finds the queue full, */

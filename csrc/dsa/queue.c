@@ -3,9 +3,9 @@
  *
  * Work queues of a real device: three ways to submit.
  *
- * A portal is a page of lines, all of which lead to the queue. Stores go to each in turn: those to
- * one and the same line would wait for each other. What the CPU wrote and the descriptor names must
- * be visible before: a store fence stands before each submission.
+ * A portal is a page of lines, all of which lead to the queue. Stores go to each in turn, because
+ * stores to the same line would wait for each other. The memory that the CPU wrote and that the
+ * descriptor names must be visible before: a store fence precedes each submission.
  */
 #include "dsa/queue.h"
 
@@ -73,7 +73,7 @@ static void bl_dsa_device_close(bl_dsa_queue *queue)
     bl_dsa_device *device = (bl_dsa_device *)queue;
     if (device->portal != NULL)
         munmap(device->portal, BL_PAGE_SIZE);
-    close(device->fd); /* the kernel lets the device end what is still out */
+    close(device->fd); /* the kernel waits until the device has ended its descriptors */
     free(device);
 }
 
@@ -97,7 +97,7 @@ int bl_dsa_queue_open(int fd, uint32_t submission, const bl_dsa_limits *limits, 
         portal = mmap(NULL, BL_PAGE_SIZE, PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
         if (portal == MAP_FAILED)
             return -errno;
-        madvise(portal, BL_PAGE_SIZE, MADV_DONTFORK); /* the queue knows the parent's memory */
+        madvise(portal, BL_PAGE_SIZE, MADV_DONTFORK); /* the queue accesses the parent's memory */
     }
     bl_dsa_device *device = malloc(sizeof *device);
     if (device == NULL) {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The interface of a work queue: a portal that takes a descriptor of one line, or says that it is
- * full. All the rest, results too, goes through memory that the descriptor names. Behind the portal
- * is a device (dsa/queue.c) or a thread that behaves like one (dsa/soft.c).
+ * The interface of a work queue: a portal that accepts a descriptor of one line, or reports that
+ * the queue is full. Everything else, results too, passes through memory that the descriptor names.
+ * Behind the portal is a device (dsa/queue.c) or a thread that behaves like one (dsa/soft.c).
  */
 #ifndef BL_DSA_QUEUE_H
 #define BL_DSA_QUEUE_H
@@ -34,8 +34,8 @@ static inline uint32_t bl_dsa_opcode(const bl_dsa_descriptor *descriptor)
     return descriptor->flags_opcode >> 24;
 }
 
-/* Read the first 8 bytes of a record at once: the status and its details. What else the device has
- * written is visible after it. */
+/* Read the first 8 bytes of a record at once: the status and its details. The device's other writes
+ * are visible after it. */
 static inline bl_dsa_record bl_dsa_record_look(const bl_dsa_record *record)
 {
     bl_dsa_record seen = {0};

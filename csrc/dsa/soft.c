@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The software queue: a portal like a device's, served by a thread of this process. It takes the
- * same raw descriptors and writes the same records, never during their submission, so that machines
- * without a device run the same code. Its descriptors end with its process.
+ * The software queue: a portal like a device's, served by a thread of this process. It accepts the
+ * same raw descriptors and writes the same records (never during their submission), so that
+ * machines without a device run the same code. Its descriptors end with its process.
  *
- * A record becomes visible by its first 8 bytes, which are written last, after all that the
- * descriptor did. The faults that a test asks for decide what goes wrong: the same seed and the
- * same order of submissions give the same decisions.
+ * A record becomes visible by its first 8 bytes, which are written last, after all other stores of
+ * the descriptor. A test configures faults; the same seed and the same order of submissions give
+ * the same faults.
  */
 #include "dsa/queue.h"
 
@@ -36,7 +36,7 @@ typedef struct bl_dsa_soft {
     bl_dsa_faults faults;
     uint64_t dice_submit;       /* under the lock */
     uint64_t dice_work;         /* for the thread */
-    uint32_t full_left;         /* how often to answer "full" still */
+    uint32_t full_left;         /* further submissions that find the queue full */
     uint32_t late_count;
     bl_dsa_late late[BL_DSA_LATE_MAX];
     pthread_t thread;
@@ -47,7 +47,7 @@ typedef struct bl_dsa_soft {
     bl_dsa_descriptor ring[];   /* oldest first; limits.depth of them */
 } bl_dsa_soft;
 
-/* Let this thread sleep, not a host of the simulator. */
+/* Put this thread to sleep, and not a host of the simulator. */
 static void bl_dsa_sleep(uint64_t ns)
 {
     struct timespec time = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
@@ -90,7 +90,7 @@ static void bl_dsa_show(uint64_t address, const bl_dsa_record *record)
     uint64_t head, *target = (uint64_t *)address;
     memcpy(&head, record, sizeof head);
     memcpy(target + 1, (const uint8_t *)record + sizeof head, sizeof *record - sizeof head);
-    bl_store_fence_now(); /* what was streamed, too */
+    bl_store_fence_now(); /* for streamed bytes, too */
     bl_shared_store(target, head);
 }
 
@@ -103,14 +103,14 @@ static void bl_dsa_show_late(bl_dsa_soft *soft)
     }
 }
 
-/* Write a record where the descriptor wants it, unless that is no valid address. */
+/* Write a record to the descriptor's record address, unless that is invalid. */
 static void bl_dsa_deliver(bl_dsa_soft *soft, const bl_dsa_descriptor *descriptor,
                            const bl_dsa_record *record, int may_be_late)
 {
     uint32_t flags = bl_dsa_flags(descriptor);
     if (!(flags & BL_DSA_CRAV) || descriptor->record == 0 ||
         descriptor->record % sizeof *record > 0)
-        return; /* the device tells its driver (its SWERROR register), not its user */
+        return; /* the device reports this to its driver (SWERROR register), not to its user */
     if (!(flags & BL_DSA_RCR) && record->status == BL_DSA_SUCCESS)
         return;
     if (may_be_late && soft->late_count < BL_DSA_LATE_MAX &&
@@ -151,7 +151,8 @@ static void bl_dsa_shuffle(bl_dsa_soft *soft, uint16_t *order, uint32_t start, u
     }
 }
 
-/* Execute a list from fence to fence: between fences in any order, and not past a failure. */
+/* Execute a list from fence to fence: between fences in any order, and no further than a
+ * failure. */
 static uint32_t bl_dsa_run_list(bl_dsa_soft *soft, const bl_dsa_descriptor *list, uint32_t count,
                                 uint32_t *failed)
 {

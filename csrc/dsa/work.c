@@ -4,9 +4,9 @@
  * Handles one work of the DSA engine (dsa/flight.h): makes its descriptors, and interprets how they
  * end.
  *
- * What a device reports is foreign input: byte counts are bounded by what was asked, and a fault's
- * address is believed only inside of the descriptor's ranges. The page is not mapped by reading or
- * writing it, since bytes around the fault may be on their way: the kernel is asked to map it.
+ * What a device reports is foreign input: byte counts are bounded by the size of the descriptor,
+ * and a fault's address is accepted only inside of the descriptor's ranges. The page is not mapped
+ * by an access to it, since the device may be writing bytes next to the fault: madvise() maps it.
  */
 #include "dsa/flight.h"
 
@@ -106,7 +106,7 @@ static uint32_t bl_dsa_step_size(const bl_dsa_engine *engine, const bl_dsa_work 
     }
 }
 
-/* Go on to a piece that is not done: return its size; 0: all are done. */
+/* Advance to a piece that is not done. Returns its size, or 0 if all are done. */
 static uint32_t bl_dsa_piece_size(bl_dsa_work *work)
 {
     const bl_piece *pieces = work->transfer->plan.pieces;
@@ -116,7 +116,8 @@ static uint32_t bl_dsa_piece_size(bl_dsa_work *work)
     return 0;
 }
 
-/* Go on to what is not done: return its bytes that are left; 0: the work is done. */
+/* Advance to the next step or piece that is not done. Returns its remaining bytes, or 0 if the work
+ * is done. */
 static uint32_t bl_dsa_work_advance(const bl_dsa_engine *engine, bl_dsa_work *work)
 {
     for (; work->step < BL_DSA_STEP_END; work->step++, work->done = 0) {
@@ -131,7 +132,8 @@ static uint32_t bl_dsa_work_advance(const bl_dsa_engine *engine, bl_dsa_work *wo
     return 0;
 }
 
-/* Return how much of the range one address is valid for. */
+/* Return the address of the range's next byte, and limit *size to the bytes that are contiguous
+ * there. */
 static uint64_t bl_dsa_range_run(const bl_dsa_engine *engine, const bl_dsa_work *work,
                                  uint64_t start, uint32_t *size)
 {
@@ -154,7 +156,7 @@ int bl_dsa_work_ask(const bl_dsa_engine *engine, bl_dsa_work *work, bl_dsa_descr
         const bl_piece *piece = &transfer->plan.pieces[work->piece];
         uint64_t memory = piece->address + work->done;
         uint64_t pool = bl_dsa_range_run(engine, work, piece->offset, &size);
-        opcode = copy; /* what is read goes to the cache of this host, which asked for it */
+        opcode = copy; /* a read goes to this host's cache, since this host uses the bytes next */
         flags |= transfer->is_read || engine->rules.write_to_cache ? BL_DSA_CC : 0;
         out->source = transfer->is_read ? pool : memory;
         out->target = transfer->is_read ? memory : pool;
@@ -180,7 +182,7 @@ int bl_dsa_work_ask(const bl_dsa_engine *engine, bl_dsa_work *work, bl_dsa_descr
     return 1;
 }
 
-/* Ask the kernel to map the missing page: 0, or an error; 1 if it cannot be asked. */
+/* Have the kernel map the missing page. Returns 0, an error, or 1 if the kernel cannot do that. */
 static int bl_dsa_mend(const bl_dsa_engine *engine, const bl_dsa_descriptor *descriptor,
                        const bl_dsa_record *record)
 {
@@ -227,7 +229,7 @@ static int bl_dsa_by_hand_guarded(void *context)
     return 0;
 }
 
-/* Execute on the CPU what the work needs next. */
+/* Execute the work's next descriptor on the CPU. */
 static int bl_dsa_work_by_hand(bl_dsa_engine *engine, bl_dsa_work *work)
 {
     bl_dsa_by_hand worker = {.place = {&engine->limits, NULL, 0}};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * How large a block may be. It is no part of the bytes in a pool: programs with other limits share
- * one, and a reader that meets a larger block than it knows takes it for a miss.
+ * How large a block may be. The limit is not part of the pool format: programs with different
+ * limits share a pool, and a block above a reader's limit is a miss for it.
  */
 #ifndef BL_BLOCK_LIMIT_H
 #define BL_BLOCK_LIMIT_H

@@ -3,7 +3,7 @@
  *
  * What an Intel Data Streaming Accelerator reads and writes: a descriptor of one line, and a
  * completion record of half a line. The layout is the device's; <linux/idxd.h> has it too, and a
- * test compares the two. Names are ours: that header's unions say less.
+ * test compares the two. The names are Beluga's, because that header's unions are less specific.
  */
 #ifndef BL_DSA_FORMAT_H
 #define BL_DSA_FORMAT_H
@@ -24,13 +24,13 @@ enum bl_dsa_opcode {
 };
 
 enum bl_dsa_flag {
-    BL_DSA_FENCE = 0x0001,      /* in a batch: run after all before it, and only if all went well */
+    BL_DSA_FENCE = 0x0001,      /* in a batch: run after all before it, and only if all succeeded */
     BL_DSA_BOF = 0x0002,        /* wait for the page at a page fault; if the queue allows it */
     BL_DSA_CRAV = 0x0004,       /* the record's address is valid */
-    BL_DSA_RCR = 0x0008,        /* write a record in any case, not only of an error */
-    BL_DSA_CR = 0x0080,         /* a comparison also compares its result with what is expected */
-    BL_DSA_CC = 0x0100,         /* what is written goes to the cache; clear: to memory. A flush with
-                                 * this flag writes lines back and leaves them cached */
+    BL_DSA_RCR = 0x0008,        /* write a record in every case, not only after an error */
+    BL_DSA_CR = 0x0080,         /* a comparison also compares its result with the expected one */
+    BL_DSA_CC = 0x0100,         /* writes go to the cache; clear: to memory. A flush with this flag
+                                 * writes lines back and leaves them cached */
     BL_DSA_STORD = 0x2000,      /* writes in order */
     BL_DSA_DRDBK = 0x4000,      /* read the target's end back before the record is written */
     BL_DSA_DSTS = 0x8000,
@@ -66,7 +66,7 @@ typedef struct bl_dsa_descriptor {
     uint64_t record;            /* address: a multiple of 32 */
     union {
         uint64_t source;
-        uint64_t pattern;       /* what a fill writes */
+        uint64_t pattern;       /* the pattern of a fill */
         uint64_t list;          /* a batch's descriptors: a multiple of 64 */
     };
     union {

@@ -14,7 +14,8 @@ typedef struct bl_place {
     uint32_t device;
 } bl_place;
 
-/* How a linear range lies on its devices. device_shift saves a division where it can. */
+/* The mapping of a linear range to its devices. device_shift replaces a division where device_count
+ * is a power of two. */
 typedef struct bl_interleave {
     uint64_t device_stripes;    /* stripes of each device, without its superblock's */
     uint32_t device_count;

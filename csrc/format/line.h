@@ -30,7 +30,7 @@ static inline uint32_t bl_line_hash(const uint64_t word[8], uint64_t key)
     return (uint32_t)((sum * 0x9fb21c651e98df25u) >> 32);
 }
 
-/* Does a line have anything but zeros? */
+/* Return 1 if a line has any bit set. */
 static inline int bl_line_used(const uint64_t word[8])
 {
     uint64_t any = 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Where the bytes of one block lie: its payload, then its checksums.
+ * The bytes of one block: its payload, then its checksums.
  */
 #ifndef BL_PAYLOAD_H
 #define BL_PAYLOAD_H
@@ -10,7 +10,7 @@
 #include "format/pool_format.h"
 
 /* Return the bytes that a block takes in the pool: payload, then its checksums. A single checksum
- * is not stored, since the entry's check of the checksums says the same. */
+ * is not stored, since the entry's CRC of the checksums determines it. */
 static inline uint64_t bl_stored_size(uint32_t length, uint32_t chunk_size)
 {
     uint64_t chunks = chunk_size ? ((uint64_t)length + chunk_size - 1) / chunk_size : 0;
@@ -18,7 +18,7 @@ static inline uint64_t bl_stored_size(uint32_t length, uint32_t chunk_size)
     return chunks > 1 ? padded + chunks * sizeof(uint32_t) : length;
 }
 
-/* Can a block of these bytes, with its checksums behind them, lie there in the pool? */
+/* Return 1 if a block of this length, with its checksums behind it, fits there in the pool. */
 static inline int bl_block_within(const bl_geometry *g, uint64_t offset, uint32_t length,
                                   uint32_t chunk_size)
 {

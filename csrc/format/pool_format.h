@@ -5,7 +5,7 @@
  * through cffi; FORMAT.md (offsets and sizes) is generated from it; format/pool_format_check.c
  * freezes it as literals.
  *
- * Each device starts with one stripe that holds its superblock. What is left of the devices is the
+ * Each device starts with one stripe that holds its superblock. The rest of the devices is the
  * pool's *linear range*: stripe s of the range lies on device s % device_count when the pool is
  * interleaved, else device after device (format/interleave.h). In the linear range, in this order,
  * with the writer of the lines at the right:
@@ -35,7 +35,7 @@
  * server writes exists twice and epoch N writes half N mod 2 only; reserved bytes are zero.
  * A line that is polled lies BL_POLL_STRIDE from the next one (adjacent-line prefetch).
  *
- * Only what cffi can read may stand here: an include guard, enums, structs. No functions, asserts
+ * Only what cffi can read is allowed here: an include guard, enums, structs. No functions, asserts
  * or expressions in macros.
  */
 #ifndef BL_POOL_FORMAT_H
@@ -55,7 +55,7 @@ enum bl_format_constant {
     BL_HALF_COUNT = 2,
     BL_MESSAGE_INLINE_SIZE = 40, /* payload bytes of a one-line message */
     BL_EXTENT_STRIPES_MAX = 64,
-    BL_CHUNK_SIZE = 16 << 10,   /* bytes per checksum where a layout names no chunk of its own */
+    BL_CHUNK_SIZE = 16 << 10,   /* bytes per checksum, unless a layout has another chunk size */
     BL_SERVER_STRIDE = 256,     /* epoch line and its twin, then heartbeat line at BL_POLL_STRIDE */
     BL_CANDIDATE_OFFSET = 4096,
     BL_LOBBY_OFFSET = 16384,
@@ -63,7 +63,7 @@ enum bl_format_constant {
     BL_LOBBY_END = 16384 + 64 * 512
 };
 
-/* How far other hosts see what is in a device's memory; a property of the device (D2). */
+/* Whether the caches of a device's hosts are coherent; a property of the device (D2). */
 enum bl_coherence {
     BL_COHERENCE_HARDWARE = 1,  /* one host's own memory: flush and invalidate do nothing */
     BL_COHERENCE_SOFTWARE = 2   /* several hosts: stream out, invalidate before a read */
@@ -92,31 +92,32 @@ typedef struct bl_geometry {
 
 /* The first bytes of every device. They are written once, when the pool is created. */
 typedef struct bl_superblock {
-    uint8_t magic[8];           /* "BELUGA\r\n": a text-mode copy shows */
+    uint8_t magic[8];           /* "BELUGA\r\n": reveals a text-mode copy */
     uint32_t version;           /* BL_FORMAT_VERSION */
     uint32_t header_size;       /* bytes of this struct */
-    uint64_t format_hash;       /* hash of every struct here: a program built otherwise refuses */
+    uint64_t format_hash;       /* hash of every struct here: a program with other structs rejects
+                                 * the pool */
     uint8_t pool_id[16];
-    uint32_t device_index;      /* this device's place in the pool, whatever its name is */
+    uint32_t device_index;      /* this device's index in the pool, whatever its file is called */
     uint32_t coherence;         /* bl_coherence of this device */
-    uint32_t sparse;            /* 1: the file's room was not allocated at creation (tests) */
+    uint32_t sparse;            /* 1: the file's space was not allocated at creation (tests) */
     uint32_t stripe_size;
-    uint64_t created_s;         /* seconds since 1970, for people */
+    uint64_t created_s;         /* seconds since 1970, for display */
     bl_geometry geometry;
     uint64_t reserved[9];
     uint32_t reserved_tail;
     uint32_t check;             /* bl_crc32c of all fields before it */
 } bl_superblock;
 
-/* The epoch line says which server speaks for the pool. The greater valid epoch of the two halves
- * is the pool's epoch.
+/* The epoch line identifies the pool's server. The greater valid epoch of the two halves is the
+ * pool's epoch.
  *
  *   TAKING --own half is whole--> SERVING --clean stop--> STOPPED
- *          --cannot-------------> FAILED      (dies without a word: as it was,
+ *          --cannot-------------> FAILED        (killed: state unchanged,
                                                 heartbeat stands still)
  *
- * TAKING deposes the predecessor, but its half still holds the truth until SERVING. The line stands
- * twice: the twin lies BL_LINE_SIZE behind it and is written after it, so one of them is whole
+ * TAKING deposes the predecessor, but the predecessor's half stays valid until SERVING. The line
+ * has a second copy, BL_LINE_SIZE behind it, which is written after it, so one of them is whole
  * whenever the writer dies. Candidate lines are written in the same way. */
 enum bl_server_state {
     BL_SERVER_TAKING = 1,
@@ -131,7 +132,7 @@ typedef struct bl_epoch_line {
     uint64_t nonce;             /* names the server's liveness lock on its host */
     uint32_t host;
     uint32_t state;             /* bl_server_state */
-    uint32_t pid;               /* for people; never believed */
+    uint32_t pid;               /* for display; never trusted */
     uint32_t reserved[3];
     uint32_t reserved_tail;
     uint32_t check;
@@ -140,10 +141,10 @@ typedef struct bl_epoch_line {
 /* A host's vote in the election of the server of an epoch (Disk Paxos). Each host writes only its
  * own line; its processes take turns under a lock of their own kernel. */
 typedef struct bl_candidate_line {
-    uint64_t epoch;             /* the epoch that the host asks for */
+    uint64_t epoch;             /* the epoch that the host competes for */
     uint64_t ballot;            /* the greatest that this host began; no two hosts have the same */
     uint64_t accepted;          /* the ballot in which it accepted the owner named below; 0: none */
-    uint64_t nonce;             /* the owner: its server's liveness lock, ... */
+    uint64_t nonce;             /* the owner: its liveness lock, ... */
     uint64_t boot_id[2];        /* ... boot ... */
     uint32_t host;              /* ... and host */
     uint32_t reserved;
@@ -152,7 +153,7 @@ typedef struct bl_candidate_line {
 } bl_candidate_line;
 
 /* A counter that moves while its writer lives: the server's, or a session's. The greatest count is
- * a session's last word: the session is over and writes nothing more. */
+ * a session's last heartbeat: the session has ended and writes nothing more. */
 typedef struct bl_heartbeat_line {
     uint64_t count;
     uint64_t nonce;
@@ -161,7 +162,7 @@ typedef struct bl_heartbeat_line {
     uint32_t check;
 } bl_heartbeat_line;
 
-/* A host asks for a lane, or gives one back. There is one line per host; its processes take turns
+/* A host requests a lane, or returns one. There is one line per host; its processes take turns
  * under a lock of their own kernel. A new request has a new sequence number; nothing is ever
  * cleared. */
 enum bl_lobby_operation { BL_LOBBY_ATTACH = 1, BL_LOBBY_DETACH = 2 };
@@ -169,11 +170,11 @@ enum bl_lobby_operation { BL_LOBBY_ATTACH = 1, BL_LOBBY_DETACH = 2 };
 typedef struct bl_lobby_request {
     uint32_t sequence;
     uint32_t operation;         /* bl_lobby_operation */
-    uint64_t nonce;             /* the session's name: random, never zero */
-    uint64_t old_nonce;         /* a session that this process had and gives up, or zero */
+    uint64_t nonce;             /* identifies the session: random, never zero */
+    uint64_t old_nonce;         /* an earlier session that this process ends, or zero */
     uint64_t boot_id[2];
     uint32_t host;
-    uint32_t pid;               /* for people; never believed */
+    uint32_t pid;               /* for display; never trusted */
     uint64_t epoch;             /* epoch of the server asked: no other attaches, any detaches */
     uint32_t check;
     uint32_t sequence_end;      /* equals sequence in a whole line */
@@ -192,11 +193,10 @@ typedef struct bl_lobby_reply {
     uint32_t sequence_end;
 } bl_lobby_reply;
 
-/* A session line says which session has a lane, as the server saw it; a successor must account for
- * it.
+/* A session line records the session of a lane; the server's successor takes it over.
  *
  *   FREE --attach--> LIVE --detach, or proof of death--> FREE
- *                    LIVE --takeover, or heartbeat lost--> SUSPECT --lock, or its word--> FREE
+ *                    LIVE --takeover, or heartbeat lost--> SUSPECT --lock, or last beat--> FREE
  */
 enum bl_session_state { BL_SESSION_FREE = 0, BL_SESSION_LIVE = 1, BL_SESSION_SUSPECT = 2 };
 
@@ -210,15 +210,15 @@ typedef struct bl_session_line {
     uint32_t check;
 } bl_session_line;
 
-/* A slot is a request line and its reply line. Request n of a lane stands in slot n % slot_count.
+/* A slot is a request line and its reply line. Request n of a lane is in slot n % slot_count.
  *
  *   free --send, client--> asked --reply, server--> answered --read, client--> free
  *
  * No state is stored: "asked" is a request line whose sequence is the one the server expects next,
  * "answered" a reply line whose sequence is the one the client waits for. Check and both sequences
- * show a torn line; the check is keyed with the session's nonce and the epoch, so that a line of a
- * former session of the lane, or of another server, never passes. A longer message has its bytes in
- * the lane's bulk area, and a bl_bulk in the payload. */
+ * reveal a torn line; the check is keyed with the session's nonce and the epoch, so that a line of
+ * a former session of the lane, or of another server, is rejected. A longer message has its bytes
+ * in the lane's bulk area, and a bl_bulk in the payload. */
 enum bl_message_flag { BL_MESSAGE_BULK = 1 };
 
 typedef struct bl_request {
@@ -226,7 +226,7 @@ typedef struct bl_request {
     uint16_t method;
     uint8_t flags;              /* bl_message_flag */
     uint8_t size;               /* payload bytes used */
-    uint32_t epoch;             /* low bits of the epoch that gave the lane */
+    uint32_t epoch;             /* low bits of the epoch that assigned the lane */
     uint32_t reserved;
     uint8_t payload[BL_MESSAGE_INLINE_SIZE];
     uint32_t check;
@@ -280,7 +280,8 @@ enum bl_lookup_flag { BL_LOOKUP_PIN = 1 };
 
 enum bl_reserve_flag {
     BL_RESERVE_KEPT = 1,        /* a task of the queue that is its fingerprint */
-    BL_RESERVE_BROUGHT = 2      /* blocks of a lower tier; PENDING: nobody wants this any more */
+    BL_RESERVE_BROUGHT = 2      /* blocks of a lower tier; PENDING: no client waits for this block
+                                 * any more */
 };
 
 enum bl_commit_flag { BL_COMMIT_NAMED = 1 };
@@ -292,7 +293,7 @@ enum bl_remove_flag { BL_REMOVE_UNCLAIMED = 1 }; /* only tasks that no worker ha
 /* The state of a key, as the server reports it. */
 enum bl_block_state {
     BL_BLOCK_MISS = 0,
-    BL_BLOCK_HIT = 1,           /* committed; lookup: pinned if that was asked for */
+    BL_BLOCK_HIT = 1,           /* committed; lookup: pinned if requested */
     BL_BLOCK_PENDING = 2,       /* another session writes it */
     BL_BLOCK_GRANTED = 3,       /* the caller's to write, then to commit or abort */
     BL_BLOCK_REFUSED = 4,       /* no grant: see status */
@@ -300,7 +301,7 @@ enum bl_block_state {
 };
 
 typedef struct bl_block_request {
-    uint64_t fingerprint;       /* reserve: what the bytes mean */
+    uint64_t fingerprint;       /* reserve: of the namespace */
     uint32_t length;            /* reserve: payload bytes of every block */
     uint32_t chunk_size;        /* reserve: payload bytes per checksum, or 0 */
     uint32_t count;             /* number of keys or commits that follow */
@@ -338,10 +339,10 @@ enum bl_tier_bit { BL_TIER_POOL = 1 };
 /* The work that the server has for the service of the lower tiers (index/lower.c). */
 enum bl_lower_kind {
     BL_LOWER_OFFLOAD = 0,       /* committed blocks that were not offered to a lower tier yet */
-    BL_LOWER_ONBOARD = 1,       /* keys that somebody waits for */
-    BL_LOWER_PREFETCH = 2,      /* keys that are wanted later */
+    BL_LOWER_ONBOARD = 1,       /* keys that a client waits for */
+    BL_LOWER_PREFETCH = 2,      /* keys that are used later */
     BL_LOWER_REMOVE = 3,        /* removals that no tier has tried yet */
-    BL_LOWER_RETRY = 4,         /* removals that a tier has tried in vain */
+    BL_LOWER_RETRY = 4,         /* removals that failed in a tier */
     BL_LOWER_COLD = 5,          /* keys to onboard or prefetch that no disk has */
     BL_LOWER_KINDS = 6
 };
@@ -356,14 +357,14 @@ typedef struct bl_lower_request {
 
 typedef struct bl_lower_record {
     uint64_t key[2];
-    uint64_t fingerprint;       /* offload: from here on to block */
+    uint64_t fingerprint;       /* offload: this and all fields up to block */
     uint64_t generation;        /* of the block; of the removal */
     uint64_t offset;
     uint32_t length;
     uint32_t chunk_size;
     uint32_t block;             /* the line of the block; of the removal */
     uint8_t tiers;              /* lower tiers that have it, as bits; a removal's tier */
-    uint8_t stale;              /* lower tiers that may have what was removed before */
+    uint8_t stale;              /* lower tiers that may have an earlier, removed version */
     uint16_t reserved;
 } bl_lower_record;
 
@@ -373,7 +374,7 @@ typedef struct bl_lower_note {
     uint32_t block;             /* of an offload or a removal that ended; else BL_LOWER_NO_BLOCK */
     uint8_t stored;             /* lower tiers that have the block now, as bits */
     uint8_t lost;               /* lower tiers that do not have it any more */
-    uint8_t ended;              /* 1: an onboarding ended, well or not */
+    uint8_t ended;              /* 1: an onboarding succeeded or failed */
     uint8_t removal;            /* bl_removal */
 } bl_lower_note;
 
@@ -387,16 +388,17 @@ enum bl_removal {
 };
 enum bl_lower_block { BL_LOWER_NO_BLOCK = 0x7fffffff };
 
-/* A request to retire memory where a device failed. The server checks for itself. */
+/* A request to retire memory where a device failed. The server checks the memory itself. */
 typedef struct bl_retire_request {
     uint64_t offset;            /* offset in the data stripes */
 } bl_retire_request;
 
 typedef struct bl_block_reply {
-    uint32_t count;             /* records that follow; abort, release, remove: how many it did */
+    uint32_t count;             /* records that follow; abort, release, remove: how many were
+                                 * done */
     uint32_t state;             /* lookup: state of the first key that is no hit (bl_block_state);
-                                 * remove: twice the number of the last keys that found no room
-                                 * for a tombstone, plus 1 if a disk is still to remove others */
+                                 * remove: twice the number of the last keys without room for a
+                                 * tombstone, plus 1 if a disk has not removed others yet */
 } bl_block_reply;
 
 typedef struct bl_block_record {
@@ -415,15 +417,16 @@ typedef struct bl_commit {
     uint32_t checksums_crc;     /* CRC-32C of the checksums */
 } bl_commit;
 
-/* What engines call a block, in 64 bits each, for those who follow what the pool has. The server
- * stores and announces a name and never interprets it. */
+/* The engines' hashes of a block, in 64 bits each, for subscribers of the pool's events. The server
+ * stores and publishes a name and never interprets it. */
 enum bl_name_flag { BL_NAME_PARENT = 1 };   /* there is a parent */
 
 typedef struct bl_name {
     uint64_t block_hash;        /* the engine's own hash of the block and all before it */
     uint64_t parent_hash;       /* the engine's hash of the block before it */
     uint64_t tokens_hash;       /* the router's hash of the block's contents */
-    uint64_t space;             /* names of one space make chains: a model, as engines tell it */
+    uint64_t space;             /* names of one space form chains: a model, as configured in the
+                                 * engines */
     uint32_t block_tokens;      /* tokens in the block; 0: there is no name */
     uint16_t rank;              /* of the ranks that each store a part of the block ... */
     uint16_t rank_count;        /* ... under keys of their own */
@@ -441,8 +444,8 @@ typedef struct bl_meta_stat {
     uint64_t block_count_max;
     uint64_t block_bytes;       /* payload bytes of the committed blocks */
     uint64_t grant_count;       /* being written now */
-    uint64_t pinned_count;      /* blocks that may not be evicted now */
-    uint64_t lookup_count;      /* keys asked for */
+    uint64_t pinned_count;      /* blocks that cannot be evicted now */
+    uint64_t lookup_count;      /* keys looked up */
     uint64_t hit_count;
     uint64_t commit_count;
     uint64_t abort_count;
@@ -456,8 +459,9 @@ typedef struct bl_meta_stat {
     uint64_t free_run_bytes;    /* the longest free run, at most BL_BLOCK_SIZE_MAX */
     uint64_t used_bytes;        /* bytes of committed and granted blocks */
     uint64_t held_bytes;        /* bytes in quarantine */
-    uint64_t data_bytes;        /* bytes for blocks in all */
-    uint64_t retired_stripe_count; /* stripes never used again, because their memory failed */
+    uint64_t data_bytes;        /* total bytes for blocks */
+    uint64_t retired_stripe_count; /* stripes that are not used any more, because their memory
+                                    * failed */
     uint64_t table_evict_count; /* blocks evicted for their entry, because the table was full */
 } bl_meta_stat;
 
@@ -465,12 +469,12 @@ typedef struct bl_meta_stat {
  *
  *   FREE --commit--> COMMITTED --evict or remove--> FREE      (a granted block has no entry yet)
  *   FREE --remove--> REMOVED --a tier has removed it--> FREE
- *   FREE --a server has a lower tier--> TIER --an operator has given it up--> FREE
+ *   FREE --a server has a lower tier--> TIER --an operator abandons the tier--> FREE
  *
  * A KEPT entry is a task, and is never evicted. A REMOVED entry is a tombstone: it has a key and a
- * generation, its fingerprint names a lower tier, and what that tier has under the key from before
- * the removal is nobody's. The fingerprint of a TIER entry names a lower tier that may have blocks
- * of this pool. */
+ * generation, its fingerprint identifies a lower tier, and the block that this tier stored under
+ * the key before the removal is invalid. The fingerprint of a TIER entry identifies a lower tier
+ * that may have blocks of this pool. */
 enum bl_entry_state {
     BL_ENTRY_FREE = 0,
     BL_ENTRY_COMMITTED = 1,
@@ -484,9 +488,9 @@ enum bl_entry_flag {
 
 typedef struct bl_entry {
     uint64_t key[2];
-    uint64_t generation;        /* epoch in the high bits; never given twice */
+    uint64_t generation;        /* epoch in the high bits; never reused */
     uint64_t offset;            /* offset of the payload in the pool */
-    uint64_t fingerprint;       /* fingerprint of what the bytes mean */
+    uint64_t fingerprint;       /* fingerprint of the namespace */
     uint32_t length;            /* payload bytes; the checksums lie behind them */
     uint32_t chunk_size;        /* payload bytes per checksum; 0: no checksums */
     uint32_t checksums_crc;     /* CRC-32C of the checksums */
@@ -496,7 +500,7 @@ typedef struct bl_entry {
 } bl_entry;
 
 /* The name of a block that was committed with one. It is the block's only as long as the entry has
- * the same generation, so it is never cleared: a line of an earlier block says nothing. */
+ * the same generation, so it is never cleared: a line of an earlier block is ignored. */
 typedef struct bl_name_line {
     uint64_t generation;
     bl_name name;
@@ -504,15 +508,15 @@ typedef struct bl_name_line {
     uint32_t check;
 } bl_name_line;
 
-/* An extent is a run of stripes that is open: blocks may lie there, at any page. Its line stands at
- * its first stripe. Servers of earlier releases cut an extent into blocks of one size, 512 at most;
- * a line says the same to them: blocks of a page.
+/* An extent is a run of stripes that is open: blocks may lie there, at any page. Its line is that
+ * of its first stripe. Servers of earlier releases cut an extent into blocks of one size, 512 at
+ * most; for them, a line describes blocks of a page.
  *
  *   FREE --open, before the first grant--> OPEN --emptied--> FREE
  *                                          OPEN --its memory fails--> RETIRED, forever
  *
- * After a crash, a process may still write what is open and not committed, so it goes into
- * quarantine. */
+ * After a crash, a process may still write to space that is open and not committed, so that space
+ * is quarantined. */
 enum bl_extent_state { BL_EXTENT_FREE = 0, BL_EXTENT_OPEN = 1, BL_EXTENT_RETIRED = 2 };
 
 typedef struct bl_extent_line {

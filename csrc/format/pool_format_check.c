@@ -2,7 +2,7 @@
  * Copyright The Beluga Authors
  *
  * The frozen pool format: sizes and offsets as literals, so that a field cannot move unnoticed. A
- * change of format/pool_format.h takes a second edit here, and a new BL_FORMAT_VERSION.
+ * change of format/pool_format.h requires a second edit here, and a new BL_FORMAT_VERSION.
  */
 #include <stddef.h>
 

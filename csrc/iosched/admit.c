@@ -2,9 +2,9 @@
  * Copyright The Beluga Authors
  *
  * Decides which piece of a queue may start: the fair queue chooses it, and the bucket of the link
- * admits it (api/iosched.h). The code knows no clock and no lock.
+ * admits it (api/iosched.h). The code uses no clock and no lock.
  *
- * A queue reserves tokens ahead of use, so that queues stand in line for the link and do not race
+ * A queue reserves tokens ahead of use, so that queues wait in order for the link and do not race
  * for it. The range [want - pending, want) of the bucket belongs to this queue, and the part below
  * head is ready. A queue reserves only while the next class, among all engines that are free, has
  * work in this queue. It may spend its reserved tokens on its own best class. README.md has an
@@ -16,16 +16,16 @@
 #include "base/host_atomic.h"
 #include "iosched/queue.h"
 
-static const uint64_t BL_YIELD_NS = 20000;      /* until a queue that yielded asks again */
+static const uint64_t BL_YIELD_NS = 20000;      /* until a queue that yielded polls again */
 static const uint64_t BL_WAIT_NS = 1000000;     /* the longest pause between polls */
 static const uint64_t BL_DEMAND_NS = 2000000;   /* until a silent free engine is ignored */
 static const uint64_t BL_EAGER_NS = 200000;     /* from here on a queue polls seldom */
 static const uint64_t BL_SELDOM_NS = 60000;     /* longer than a timer is late */
 static const double BL_FLOW_MOST = 1.1;         /* Seastar's: above this ratio costs are raised */
 
-/* Another process took this member for dead and gave back its tokens, so the queue takes a new
- * member. A queue that polls later than it announced has slept. It may not claim what it did not
- * use meanwhile. */
+/* Another process considered this member dead and released its tokens, so the queue takes a new
+ * member. A queue that polls later than it announced has slept, and may not claim the share that it
+ * did not use meanwhile. */
 static int bl_queue_keep(bl_queue *queue, uint64_t now_ns)
 {
     int owns = bl_queue_owns(queue);
@@ -43,7 +43,7 @@ static int bl_queue_keep(bl_queue *queue, uint64_t now_ns)
     return 0;
 }
 
-/* This smooths the momentary ratio of started to completed tokens. The constants are Seastar's. */
+/* Smooth the current ratio of started to completed tokens. The constants are Seastar's. */
 static void bl_queue_flow(bl_queue *queue, uint64_t now_ns)
 {
     if (bl_host_ahead(now_ns, queue->flow_ns) < (int64_t)(100 * queue->goal_ns))
@@ -81,8 +81,8 @@ static void bl_queue_plug_due(bl_queue *queue, uint64_t now_ns, uint64_t *wait_n
     }
 }
 
-/* Returns 1 if the devices of the class's first piece can take it. Its tickets stay in line at the
- * devices, and meanwhile the class does not delay other classes. */
+/* Returns 1 if the devices of the class's first piece can take it. Its tickets keep their position
+ * at the devices, and meanwhile the class does not delay other classes. */
 static int bl_queue_gate(bl_queue *queue, uint32_t node, uint64_t now_ns, uint64_t *wait_ns)
 {
     bl_waiter *waiter = &queue->waiters[queue->first[node]];
@@ -108,8 +108,8 @@ static int bl_queue_gate(bl_queue *queue, uint32_t node, uint64_t now_ns, uint64
 
 /* Returns 1 if the next class, among all engines that are free, waits in this queue. If the next
  * class belongs to another engine and may use more tokens than all waiters can reserve, then that
- * engine has just woken and may stand behind all of them. This queue then gives back its
- * reservation so that the other engine moves up. */
+ * engine has just woken and may be behind all of them. This queue then gives back its reservation
+ * so that the other engine moves up. */
 static int bl_queue_turn(bl_queue *queue, uint32_t demand, uint64_t now_ns)
 {
     bl_direction *direction = queue->direction;
@@ -137,8 +137,8 @@ static void bl_queue_reserve(bl_queue *queue, uint64_t need)
     queue->pending = amount;
 }
 
-/* Returns 1 if the bucket has this many tokens for the queue. Otherwise *wait_ns says when to ask
- * again. */
+/* Returns 1 if the bucket has this many tokens for the queue. Otherwise *wait_ns is the time until
+ * the next poll. */
 static int bl_queue_may(bl_queue *queue, uint64_t need, uint32_t demand, uint64_t now_ns,
                         uint64_t *wait_ns)
 {
@@ -174,7 +174,8 @@ static void bl_queue_spend(bl_queue *queue, uint64_t price)
     bl_host_store(&queue->member->pending, queue->pending);
 }
 
-/* Tell the other engines which classes of the mask wait in this queue, and which will be back. */
+/* Announce to the other engines which classes of the mask wait in this queue, and which will
+ * return. */
 static uint32_t bl_queue_say(bl_queue *queue, uint32_t mask, uint64_t until_ns)
 {
     uint32_t demand = bl_fair_mask(&queue->fair) & mask, coming = 0;
@@ -204,7 +205,7 @@ static int bl_queue_next(bl_queue *queue, uint64_t now_ns, bl_admission *admissi
         bl_queue_admit(queue, node, price, queue->owner, now_ns, admission);
         uint64_t taken = bl_tokens_duration_ns(&queue->direction->bucket, price);
         uint64_t took = queue->took_ns < BL_DEMAND_NS ? queue->took_ns : BL_DEMAND_NS;
-        taken = taken > took ? taken : took; /* the link may be slower than its settings say */
+        taken = taken > took ? taken : took; /* the link may be slower than configured */
         bl_queue_say(queue, ~queue->gated, now_ns + taken + taken / 2);
         return 0;
     }

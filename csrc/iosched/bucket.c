@@ -61,7 +61,7 @@ void bl_tokens_replenish(bl_tokens *bucket, uint64_t now_ns)
 
 void bl_tokens_refund(bl_tokens *bucket, uint64_t tokens)
 {
-    bl_tokens_release(bucket, tokens); /* otherwise refunded tokens would count as in use forever */
+    bl_tokens_release(bucket, tokens); /* otherwise refunded tokens would stay in use forever */
     bl_host_add(&bucket->head, tokens);
 }
 

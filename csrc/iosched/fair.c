@@ -9,8 +9,8 @@
 
 #include "base/host_atomic.h"
 
-/* A class that slept may not claim all that it did not use. It starts at most so far behind the
- * others that it has the link alone for the forgiving time. */
+/* A class that slept may not claim its whole unused share. Its cost is raised so that it has the
+ * link alone for the forgiving time at most. */
 void bl_fair_wake(bl_fair *fair, uint32_t node)
 {
     while (node != 0 && !fair->queued[node]) {

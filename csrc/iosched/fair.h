@@ -21,8 +21,8 @@ typedef struct bl_fair {
 /* Put a class into the contest: it has one more piece, or it was resumed and has pieces. */
 void bl_fair_wake(bl_fair *fair, uint32_t node);
 
-/* Treat every waiting class as if it had just been pushed, because the queue was not polled for
- * long. */
+/* Treat every waiting class as if it had just been pushed, because the queue was not polled for a
+ * long time. */
 void bl_fair_rouse(bl_fair *fair);
 
 /* Returns the next class, of those not in skip (a mask), or 0 if none waits. */
@@ -34,8 +34,8 @@ void bl_fair_charge(bl_fair *fair, uint32_t node, uint64_t cost);
 /* Returns the class that would be next if exactly the classes of the mask waited, or 0. */
 uint32_t bl_fair_first(const bl_direction *direction, uint32_t mask);
 
-/* Returns the cost that a class may have before it has had as much as another class, in their
- * shares, or 0 if it has had more already. Classes of different groups are compared by their
+/* Returns the cost that a class may add before it has used as much as another class, relative to
+ * their shares, or 0 if it has used more already. Classes of different groups are compared by their
  * groups. */
 uint64_t bl_fair_lag(const bl_direction *direction, uint32_t node, uint32_t other);
 

@@ -2,8 +2,8 @@
  * Copyright The Beluga Authors
  *
  * Implements the I/O queue: an engine's queues for both directions, and the threads that wait in
- * them (api/iosched.h). A waiting thread polls for all of them: it may find another thread's piece
- * admitted, and then it wakes that thread. This is the only file of the folder that reads a clock.
+ * them (api/iosched.h). A waiting thread polls for all of them: if another thread's piece is
+ * admitted, it wakes that thread. This is the only file of the folder that reads a clock.
  */
 #include "iosched/io_queue.h"
 
@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* A piece that has waited for so long is copied without tokens. */
+/* A piece that has waited this long is copied without tokens. */
 static const uint64_t BL_IO_QUEUE_LONGEST_NS = 1000000000;
 
 /* A shorter wait is spun, because a timer would wake later than that. */
@@ -119,7 +119,7 @@ static struct timespec bl_io_queue_time(uint64_t ns)
                              .tv_nsec = (long)(ns % BL_IO_QUEUE_SECOND_NS)};
 }
 
-/* Give up the lock until wait_ns have passed or another thread signals a change. */
+/* Release the lock until wait_ns have passed or another thread signals a change. */
 static void bl_io_queue_doze(bl_io_queue *io_queue, uint64_t wait_ns)
 {
     if (wait_ns > BL_IO_QUEUE_SPIN_NS) {
@@ -132,7 +132,7 @@ static void bl_io_queue_doze(bl_io_queue *io_queue, uint64_t wait_ns)
     }
 }
 
-/* Tell other engines whether the asking thread will be back for another piece. */
+/* Announce to other engines whether this thread will request another piece. */
 static void bl_request_say(bl_io_queue *io_queue, bl_io_request *request, int coming)
 {
     bl_queue *queue = bl_io_queue_of(io_queue, request->direction);
@@ -163,7 +163,7 @@ int bl_request_queue(bl_io_queue *io_queue, bl_io_request *request, const uint64
 }
 
 /* Admit one piece of this queue, whichever thread waits for it. Returns 0, or -EAGAIN and in
- * *wait_ns when to ask again. */
+ * *wait_ns the time until the next poll. */
 static int bl_io_queue_ask(bl_io_queue *io_queue, bl_queue *queue, const bl_io_request *request,
                            uint64_t now_ns, uint64_t *wait_ns)
 {
@@ -223,7 +223,7 @@ void bl_request_end(bl_io_queue *io_queue, bl_io_request *request, uint64_t now_
     request->state = BL_IO_IDLE;
 }
 
-/* The thread will ask no more: other threads and other engines need not wait for it. */
+/* The thread requests no more pieces: other threads and other engines need not wait for it. */
 static void bl_request_rest(bl_io_queue *io_queue, bl_io_request *request)
 {
     bl_queue *queue = bl_io_queue_of(io_queue, request->direction);

@@ -18,7 +18,7 @@
 #include "base/host_atomic.h"
 #include "iosched/process.h"
 
-/* The magic includes the size, so a process with other structs refuses the memory. */
+/* The magic includes the size, so a process with different structs rejects the memory. */
 static const uint64_t BL_LINK_MAGIC = 0x3177676c65626262 + sizeof(bl_direction);
 
 /* Tokens are picoseconds, so this is the rate of time and not the speed of the link. */
@@ -165,8 +165,8 @@ int bl_member_take(bl_direction *direction, uint64_t now_ns, uint64_t *owner)
     return -ENOSPC;
 }
 
-/* Give back what a member held. If this process dies here, the member is found with its own pid as
- * owner. */
+/* Release a member's tokens. If this process dies here, the member has this process's pid as owner
+ * and is reaped. */
 static void bl_member_clear(bl_direction *direction, bl_member *member)
 {
     uint64_t pending = bl_host_load(&member->pending);

@@ -2,7 +2,7 @@
  * Copyright The Beluga Authors
  *
  * Declares the state that the engines of one host share for a direction of a link. The state
- * survives the death of any engine.
+ * remains valid when an engine's process dies.
  *
  * Each member has one writer, its owner. All members write the counters of the bucket. In a capped
  * bucket, while no turn is odd, ceil - tail equals the limit minus the tokens that all members
@@ -17,17 +17,17 @@
 /* Take a member for this process. Returns its index, or -ENOSPC. */
 int bl_member_take(bl_direction *direction, uint64_t now_ns, uint64_t *owner);
 
-/* Give the member back with everything that it holds. */
+/* Free the member with everything that it holds. */
 void bl_member_drop(bl_direction *direction, uint32_t index, uint64_t owner);
 
-/* Ask for tokens for this member (the result is a ticket), give back unused tokens, or release used
+/* Request tokens for this member (the result is a ticket), refund unused tokens, or release used
  * ones. */
 uint64_t bl_member_grab(bl_direction *direction, bl_member *member, uint64_t tokens);
 void bl_member_refund(bl_direction *direction, bl_member *member, uint64_t tokens);
 void bl_member_release(bl_direction *direction, bl_member *member, uint64_t tokens);
 
-/* Raise the limit of the bucket to at least this value, for an engine that asks for larger pieces
- * than others. The limit never falls. */
+/* Raise the limit of the bucket to at least this value, for an engine with larger pieces than
+ * others. The limit never falls. */
 void bl_member_widen(bl_direction *direction, bl_member *member, uint64_t limit);
 
 /* Returns a mask of the classes that the other free engines wait for. *engines is the number of

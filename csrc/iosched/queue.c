@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Keeps the pieces that wait in a queue, by class (api/iosched.h). The code knows no clock and no
+ * Keeps the pieces that wait in a queue, by class (api/iosched.h). The code uses no clock and no
  * lock.
  */
 #include "iosched/queue.h"
@@ -143,7 +143,7 @@ int bl_queue_cancel(bl_queue *queue, uint64_t handle)
         bl_tokens_refund(queue->devices[i], waiter->device_tokens[i]);
     waiter->tokens = waiter->bytes = 0;
     waiter->state = BL_WAITER_CANCELLED;
-    if (queue->queued_tokens == 0) /* nobody may poll this queue for long */
+    if (queue->queued_tokens == 0) /* the queue may not be polled for a long time */
         bl_queue_give_back(queue);
     return 0;
 }

@@ -11,8 +11,8 @@
 #include "iosched/link.h"
 
 /* A piece that is in flight for longer than a threshold is a stall, as in Seastar. The threshold
- * doubles with each stall, so that a link that stands still is not reported all the time. Each
- * update of the flow ratio lowers it by a millisecond. */
+ * doubles with each stall, so that a stalled link is not reported all the time. Each update of the
+ * flow ratio lowers it by a millisecond. */
 enum { BL_STALL_NS = 100000000, BL_STALL_STEP_NS = 1000000 };
 
 enum bl_waiter_state { BL_WAITER_FREE, BL_WAITER_QUEUED, BL_WAITER_CANCELLED, BL_WAITER_ADMITTED };
@@ -22,7 +22,7 @@ typedef struct bl_waiter {
     uint64_t since_ns;          /* when it was pushed, then when it was admitted */
     uint64_t owner;             /* the member that holds its tokens, once admitted */
     uint64_t device_tokens[BL_LINK_DEVICES], device_ticket[BL_LINK_DEVICES];
-    uint32_t generation;        /* an old handle does not name a new piece */
+    uint32_t generation;        /* so an old handle does not match a new piece */
     uint32_t next;
     uint8_t state, node, ticketed;
 } bl_waiter;
@@ -42,7 +42,7 @@ struct bl_queue {
     uint64_t blocked_ns;        /* since when pieces wait and none starts, or 0 */
     uint64_t started, completed;    /* tokens since flow_ns */
     uint64_t took_ns;           /* how long the last piece was in flight */
-    uint32_t coming[BL_LINK_NODES]; /* copying threads that will be back */
+    uint32_t coming[BL_LINK_NODES]; /* copying threads that will return */
     uint32_t gated;             /* classes whose next piece waits for a device */
     bl_waiter *waiters;
     uint32_t waiter_count, free;     /* waiter 0 is unused */
@@ -55,7 +55,7 @@ struct bl_queue {
  * cancelled. */
 uint32_t bl_queue_top(bl_queue *queue, uint32_t skip);
 
-/* Start the first piece of a class at this price. The owner is that of the member that holds its
+/* Start the first piece of a class at this price. owner is the owner of the member that holds its
  * tokens. */
 void bl_queue_admit(bl_queue *queue, uint32_t node, uint64_t price, uint64_t owner,
                     uint64_t now_ns, bl_admission *admission);

@@ -55,8 +55,8 @@ static uint32_t bl_throttle_device(const bl_io_queue *io_queue, uint64_t offset)
 }
 
 /* Returns 1 if the next bytes may use the tokens of the last ones. They may if no other thread or
- * engine wants the link, and if the last bytes took as long as their tokens: then the link has
- * given as many anew. The next operation under the lock accounts for them. */
+ * engine waits for the link, and if the last bytes took as long as their tokens: then the bucket
+ * has been refilled by as many. The next operation under the lock accounts for them. */
 static int bl_throttle_renew(bl_throttle *throttle, uint64_t offset, uint64_t bytes)
 {
     const bl_io_queue *io_queue = throttle->io_queue;

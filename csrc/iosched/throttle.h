@@ -2,8 +2,9 @@
  * Copyright The Beluga Authors
  *
  * Admits the bytes of a copying thread to a link. The thread pays for bytes just before it moves
- * them, and asks the link for a piece (at most 256 KiB) at a time. So a copy may pause wherever a
- * piece ends, even inside a fragment or a chunk, with its checksums and its position kept.
+ * them, and requests one piece (at most 256 KiB) of the link at a time. So a copy may pause
+ * wherever a piece ends, even inside a fragment or a chunk; it keeps its checksums and its
+ * position.
  */
 #ifndef BL_THROTTLE_H
 #define BL_THROTTLE_H
@@ -16,10 +17,10 @@
 typedef struct bl_throttle {
     bl_io_queue *io_queue __attribute__((aligned(128)));    /* NULL: no link */
     bl_io_request request;      /* the piece in flight, if it is admitted */
-    uint64_t todo;              /* bytes of the copy that were not asked for yet */
+    uint64_t todo;              /* bytes of the copy that were not requested yet */
     uint64_t left;              /* bytes that may be moved */
-    uint64_t piece;             /* bytes to ask for at once */
-    uint64_t since_ns;          /* since when the request is admitted */
+    uint64_t piece;             /* bytes per request */
+    uint64_t since_ns;          /* when the request was admitted */
     uint64_t owed;              /* renewed bytes that are not accounted for yet */
     uint32_t owed_pieces;
     uint32_t device;            /* the device of the piece in flight */
@@ -28,7 +29,7 @@ typedef struct bl_throttle {
 
 enum { BL_THROTTLE_STEP = 64 << 10 };   /* bytes of a long run that are paid for at once */
 
-/* Make a throttle for size bytes, copied by one of this many threads. It asks for nothing yet. */
+/* Make a throttle for size bytes, copied by one of this many threads. It requests nothing yet. */
 bl_throttle bl_throttle_make(bl_io_queue *io_queue, int direction, uint32_t node, uint64_t size,
                              uint32_t threads);
 

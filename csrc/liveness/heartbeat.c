@@ -35,7 +35,8 @@ static int bl_heartbeat_farewell(void *context)
     const bl_heartbeat *heartbeat = context;
     bl_heartbeat_line line = {.count = BL_HEARTBEAT_LAST, .nonce = heartbeat->nonce};
     bl_table_seal(&line, heartbeat->nonce);
-    bl_fence_store(heartbeat->memory); /* all that was streamed is out before this is believed */
+    bl_fence_store(heartbeat->memory); /* all streamed bytes are in memory before a reader accepts
+                                        * this line */
     bl_crash_line("heartbeat.last_line", heartbeat->memory, heartbeat->offset, &line);
     /* SYNC heartbeat.last: see bl_housekeeping_watch() */
     bl_publish_line(heartbeat->memory, heartbeat->offset, &line);
@@ -45,7 +46,7 @@ static int bl_heartbeat_farewell(void *context)
 
 void bl_heartbeat_end(bl_heartbeat *heartbeat)
 {
-    bl_heartbeat_stop(heartbeat); /* this line's last writer is this thread */
+    bl_heartbeat_stop(heartbeat); /* this thread becomes the line's last writer */
     bl_guarded(heartbeat->memory, bl_heartbeat_farewell, heartbeat);
 }
 
@@ -71,7 +72,7 @@ static void *bl_heartbeat_run(void *argument)
         while (!heartbeat->stop && rc == 0)
             rc = pthread_cond_timedwait(&heartbeat->wake, &heartbeat->lock, &next);
         if (!heartbeat->stop && bl_guarded(heartbeat->memory, bl_heartbeat_guarded, heartbeat) < 0)
-            break; /* its device is gone: the heartbeat stands still, as for a dead process */
+            break; /* its device is gone: the heartbeat stops, as for a dead process */
     }
     pthread_mutex_unlock(&heartbeat->lock);
     return NULL;

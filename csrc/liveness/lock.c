@@ -28,14 +28,14 @@
 #define SYS_pidfd_open 434 /* Linux 5.3 */
 #endif
 
-enum { BL_STILLBORN_S = 10 };   /* no process takes so long from making a file to locking it */
+enum { BL_STILLBORN_S = 10 };   /* no process takes this long from creating a file to locking it */
 
 typedef struct bl_liveness_path {
     char text[BL_PATH_SIZE + 32];
 } bl_liveness_path;
 
-/* A file is made under a temporary name, and gets the name that others look for when its lock is
- * held: a process that finds the lock free has proof that the holder is gone. */
+/* A file is created under a temporary name and renamed once its lock is held: a process that gets
+ * the lock under the final name has proof that the holder is gone. */
 #define BL_LIVENESS_NEW "new"
 #define BL_LIVENESS_ALIVE "alive"
 #define BL_LIVENESS_SOCKET "pidfds"    /* a server's socket: see liveness/pidfds.h */
@@ -48,8 +48,8 @@ static bl_liveness_path bl_liveness_name(const char *directory, const char *kind
     return path;
 }
 
-/* The directory says who may come in, not this process's umask: others open the file to lock it.
- * Only the file's owner can set its mode, and nobody else has to. */
+/* The directory's mode controls access, not this process's umask: other processes open the file to
+ * lock it. Only the file's owner can set its mode, and no other process has to. */
 static void bl_liveness_share(int descriptor) { (void)!fchmod(descriptor, 0660); }
 
 static int bl_liveness_open(const char *directory, const char *kind, uint64_t nonce, int flags)
@@ -96,7 +96,7 @@ int bl_liveness_watch(const bl_memory *memory, const char *directory, uint64_t n
  * processes of its pid namespace can use. The file is trusted like its lock; the pool never holds a
  * pid. */
 typedef struct bl_liveness_process {
-    uint64_t pid_namespace;     /* 0: unknown, so nobody can ask for the process */
+    uint64_t pid_namespace;     /* 0: unknown, so the process cannot be queried */
     uint64_t pid;
 } bl_liveness_process;
 
@@ -117,17 +117,17 @@ int bl_liveness_has_devices(const bl_memory *memory, int descriptor)
     return fstat(descriptor, &file) < 0 || file.st_size > 0;
 }
 
-/* Has the process that has devices ended? A process that can be waited for (its pidfd is readable),
- * or was, has passed exit_notify(), as its last thread. Each thread closes its files before that,
- * and runs what closing them left to do (exit_files() and exit_task_work() stand before
- * exit_notify() in do_exit()). A driver's release of a device's file ends what the device does for
- * it. So the device is at rest. This does not hold for a device's file that another process keeps
+/* Return 1 if the process that has devices has ended. A process that can be waited for (its pidfd
+ * is readable), or was, has passed exit_notify(), as its last thread. Each thread closes its files
+ * before that, and runs the deferred work of closing them (exit_files() and exit_task_work() come
+ * before exit_notify() in do_exit()). A driver's release of a device's file ends the device's work
+ * for it. So the device is idle. This does not hold for a device's file that another process keeps
  * open: engines open theirs so that they are closed on exec, and no engine works in a forked child.
  *
- * A number that means another process by now makes this one wait for that other one: late, never
- * wrong. Without pidfd_open(), or where it is forbidden, the process counts as ended when it has
- * been waited for. In another pid namespace nothing can be asked, and the pidfd that the server got
- * from the socket (liveness/pidfds.h) is the only proof. */
+ * If the pid has been reused, this function waits for the other process: the result is late but
+ * never wrong. Without pidfd_open(), or where it is forbidden, the process counts as ended when it
+ * has been waited for. A process of another pid namespace cannot be queried, and the pidfd that the
+ * server got from the socket (liveness/pidfds.h) is the only proof. */
 static int bl_liveness_process_ended(const bl_liveness_process *process)
 {
     if (process->pid_namespace == 0 || process->pid_namespace != bl_pid_namespace())
@@ -143,7 +143,7 @@ static int bl_liveness_process_ended(const bl_liveness_process *process)
     return ended;
 }
 
-/* The lock comes first: the process that gets it sees what the holder wrote into the file last. */
+/* The lock comes first: the process that gets it reads the holder's last write to the file. */
 int bl_liveness_gone(const bl_memory *memory, int descriptor)
 {
     bl_liveness_process process;
@@ -161,7 +161,7 @@ void bl_liveness_end(const bl_memory *memory, const char *directory, uint64_t no
     (void)memory;
     if (remove) {
         unlink(bl_liveness_name(directory, BL_LIVENESS_SOCKET, nonce).text);
-        /* last, because the sweep looks for this file */
+        /* last, because the sweep searches for this file */
         unlink(bl_liveness_name(directory, BL_LIVENESS_ALIVE, nonce).text);
     }
     if (descriptor >= 0)

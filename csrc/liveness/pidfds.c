@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Watches processes by pidfd: see liveness/pidfds.h. One epoll instance says which processes
+ * Watches processes by pidfd: see liveness/pidfds.h. One epoll instance reports which processes
  * connected and which ended.
  */
 #include "liveness/pidfds.h"
@@ -30,9 +30,9 @@
 #endif
 
 enum { BL_PIDFDS_BACKLOG = 128, BL_PIDFDS_LISTENER = UINT32_MAX };
-enum { BL_PIDFDS_EVENTS = 64 };   /* in one look: the server has other clients to serve */
+enum { BL_PIDFDS_EVENTS = 64 };   /* per call: the server has other clients to serve */
 
-/* A process that has connected (socket), and then said which session it is (pidfd). With neither,
+/* A process that has connected (socket), and then sent its session's nonce (pidfd). With neither,
  * the slot is free. */
 typedef struct bl_pidfds_peer {
     uint64_t nonce;
@@ -51,8 +51,8 @@ struct bl_pidfds {
     bl_pidfds_peer peers[];
 };
 
-/* Make the socket's address; a descriptor names the directory, whose path may be too long for an
- * address. The descriptor, or -errno. */
+/* Make the socket's address. It names the directory by a descriptor, because its path may be too
+ * long for an address. Returns the descriptor, or -errno. */
 static int bl_pidfds_address(const char *directory, uint64_t nonce, struct sockaddr_un *address)
 {
     int descriptor = open(directory, O_PATH | O_DIRECTORY | O_CLOEXEC);
@@ -134,8 +134,8 @@ void bl_pidfds_close(bl_pidfds *pidfds)
     free(pidfds);
 }
 
-/* Accept connections: 0, or -errno that passes; a process that has connected waits in the
- * listener's queue. */
+/* Accept connections. Returns 0, or a temporary -errno; then a process that has connected waits in
+ * the listener's queue. */
 static int bl_pidfds_accept(bl_pidfds *pidfds)
 {
     int peer = accept4(pidfds->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -152,8 +152,9 @@ static int bl_pidfds_accept(bl_pidfds *pidfds)
     return 0;
 }
 
-/* Get a pidfd of a connected process: from the kernel, or by its pid if that pid is certain to be
- * its own still, which holds while the process that holds the liveness lock lives. Or -errno. */
+/* Get a pidfd of a connected process: from the kernel, or by its pid if the pid cannot have been
+ * reused, which holds while the process that holds the liveness lock lives. Returns it, or
+ * -errno. */
 static int bl_pidfds_pidfd(const bl_pidfds *pidfds, int socket, uint64_t nonce)
 {
     int pidfd;
@@ -188,7 +189,7 @@ static uint32_t bl_pidfds_peer_pid(int socket)
     return known ? (uint32_t)peer.pid : 0;
 }
 
-/* Read which session a peer is: 0, or -errno that passes, and the peer's bytes wait in its
+/* Read a peer's nonce. Returns 0, or a temporary -errno; then the peer's bytes wait in its
  * socket. */
 static int bl_pidfds_meet(bl_pidfds *pidfds, uint32_t place)
 {
@@ -217,7 +218,7 @@ static int bl_pidfds_meet(bl_pidfds *pidfds, uint32_t place)
 }
 
 /* The kernel reports ready descriptors in turn, so a connection that has to wait hides no death:
- * the next look begins with the next event, and a death gives descriptors back. */
+ * the next call begins with the next event, and a death frees descriptors. */
 uint64_t bl_pidfds_look(bl_pidfds *pidfds)
 {
     struct epoll_event event;

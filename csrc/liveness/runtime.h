@@ -4,7 +4,7 @@
  * Checks that the processes of this host share a runtime directory. Liveness locks, other locks and
  * sockets lie there, and lines that a host writes rely on its locks. Two processes of one host with
  * different directories (other users, containers) could write such a line at the same time, and
- * could prove nothing about each other. The process that comes second is refused.
+ * could prove nothing about each other. The second process is rejected.
  */
 #ifndef BL_RUNTIME_H
 #define BL_RUNTIME_H
@@ -13,10 +13,10 @@
 #include "liveness/lock.h"
 #include "pool/boot.h"
 
-/* Is the server of this epoch line a process of this boot that has no liveness lock in this
- * directory? A server's lock is there before its line says TAKING, and goes after its line says
- * that it has stopped, or is a successor's: so a line that still stands when its lock is missing
- * names a server that has another directory (or this one was emptied). */
+/* Return 1 if the server of this epoch line is a process of this boot that has no liveness lock in
+ * this directory. A server's lock exists before its line is TAKING, and is removed after its line
+ * is STOPPED or a successor's. So an unchanged line without a lock belongs to a server that has
+ * another directory (or this one was emptied). */
 static inline int bl_runtime_elsewhere(const bl_pool *pool, const char *directory,
                                        const uint64_t boot_id[2], const bl_epoch_line *line)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Which server speaks for the pool: the valid epoch line with the greater number (D5).
+ * The epoch line of the pool's server: the valid line with the greater epoch (D5).
  */
 #ifndef BL_EPOCH_H
 #define BL_EPOCH_H
@@ -11,7 +11,7 @@
 #include "pool/pool.h"
 #include "pool/register.h"
 
-/* Read the line of one half: 1; 0 if nothing was ever written there (out is zero); or
+/* Read the line of one half. Returns 1; 0 if it was never written (out is zero); or
  * -BL_ERROR_EPOCH_DAMAGED. */
 static inline int bl_epoch_line_read(const bl_pool *pool, uint32_t half, bl_epoch_line *out)
 {
@@ -21,8 +21,8 @@ static inline int bl_epoch_line_read(const bl_pool *pool, uint32_t half, bl_epoc
     return status;
 }
 
-/* Read the pool's epoch line; its epoch is 0 if nobody ever served the pool. 0, or
- * -BL_ERROR_EPOCH_DAMAGED: out is the other half's line, and perhaps not the pool's. */
+/* Read the pool's epoch line; its epoch is 0 if the pool never had a server. Returns 0, or
+ * -BL_ERROR_EPOCH_DAMAGED; then out is the other half's line, which may not be the pool's. */
 static inline int bl_epoch_read(const bl_pool *pool, bl_epoch_line *out)
 {
     int damaged = 0;
@@ -37,19 +37,20 @@ static inline int bl_epoch_read(const bl_pool *pool, bl_epoch_line *out)
     return damaged ? -BL_ERROR_EPOCH_DAMAGED : 0;
 }
 
-/* May clients ask this server for a lane? */
+/* Return 1 if clients may request a lane from this server. */
 static inline int bl_epoch_serving(const bl_epoch_line *line)
 {
     return line->epoch != 0 && line->state == BL_SERVER_SERVING;
 }
 
-/* Did this server ever serve? If not, the half before its own still holds the truth. */
+/* Return 1 if this server has ever served. If not, its predecessor's half is still the valid
+ * one. */
 static inline int bl_epoch_served(const bl_epoch_line *line)
 {
     return line->state == BL_SERVER_SERVING || line->state == BL_SERVER_STOPPED;
 }
 
-/* Has this server said that it writes no more? */
+/* Return 1 if this server has declared that it writes no more. */
 static inline int bl_epoch_last_word(const bl_epoch_line *line)
 {
     return line->state == BL_SERVER_STOPPED || line->state == BL_SERVER_FAILED;
@@ -68,8 +69,8 @@ static inline void bl_epoch_ordered(const bl_pool *pool, uint64_t written)
         bl_ordered(&pool->memory, bl_epoch_offset(half), written);
 }
 
-/* Must a host not use this pool, because a device has hardware coherence, which makes it one host's
- * own memory (D2), and the server of this line is another host's? */
+/* Return 1 if this host must not use the pool: a device has hardware coherence, which makes it one
+ * host's own memory (D2), and the server of this line runs on another host. */
 static inline int bl_epoch_second_host(const bl_pool *pool, const bl_epoch_line *line,
                                        uint32_t host, const uint64_t boot_id[2])
 {

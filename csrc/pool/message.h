@@ -3,9 +3,8 @@
  *
  * Messages of one line (D3): sealing a line with its check, and checking one. All of it works on
  * private copies. The check is keyed with the session's nonce and its server's epoch, so three
- * kinds of lines are no messages: those that a former session of the lane left behind, those that a
- * session taken for dead still writes, and those that an undead server writes in its successor's
- * place.
+ * kinds of lines are rejected: lines of a former session of the lane, lines that a session
+ * considered dead still writes, and lines that a deposed server still writes.
  */
 #ifndef BL_MESSAGE_H
 #define BL_MESSAGE_H
@@ -13,7 +12,7 @@
 #include "format/line.h"
 
 /* Give a line its sequence, at both ends, and its check. Both are put into words first: an 8-byte
- * load of what was just stored in two pieces would wait for the pieces to reach the cache. */
+ * load after two smaller stores cannot be forwarded and waits until both reach the cache. */
 static inline void bl_message_seal(void *line, uint32_t sequence, uint64_t key)
 {
     uint64_t word[8];
@@ -43,7 +42,7 @@ static inline int bl_reply_whole(const bl_reply *reply, uint64_t key)
 }
 
 /* Lines that end in their check: epochs, heartbeats, sessions, entries, extents. The key is the
- * place's own number, so that a line copied to another place does not pass. */
+ * number of the line's place, so that a line copied to another place is rejected. */
 #define bl_table_seal(line, key) ((line)->check = bl_table_check(line, key))
 #define bl_table_whole(line, key) ((line)->check == bl_table_check(line, key))
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Mapping devices, and a pool over mapped devices. Each device is one mapping, whole: a view that
- * joins the stripes of several devices would cost a mapping per stripe. beluga/pool has checked
- * before what may be mapped (kind, size, permission).
+ * Mapping devices, and a pool over mapped devices. Each device is a single mapping: a view that
+ * joins the stripes of several devices would cost a mapping per stripe. beluga/pool checks kind,
+ * size and permission of the files before.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -15,7 +15,8 @@
 #include "coherence/guard.h"
 #include "pool/pool.h"
 
-/* Devdax takes only addresses that are multiples of its page: reserve too much, and map inside. */
+/* Devdax takes only addresses that are multiples of its page: reserve a larger range, and map
+ * inside. */
 int bl_device_map(int fd, uint64_t offset, uint64_t size, void **out)
 {
     if (size == 0 || size % BL_STRIPE_SIZE != 0 || offset % BL_STRIPE_SIZE != 0)
@@ -35,8 +36,8 @@ int bl_device_map(int fd, uint64_t offset, uint64_t size, void **out)
     if (head > 0)
         munmap(room, head);
     munmap(address + size, BL_STRIPE_SIZE - head);
-    /* These are only hints: a kernel that does not know one of them still maps the device.
-     * MADV_NOHUGEPAGE is never used: devdax would fault on every touch after it. */
+    /* These are only hints: a kernel that lacks one of them still maps the device. MADV_NOHUGEPAGE
+     * is never used: devdax would fault on every touch after it. */
     madvise(address, size, MADV_DONTFORK);
     madvise(address, size, MADV_DONTDUMP);
     madvise(address, size, MADV_HUGEPAGE);
@@ -49,7 +50,7 @@ int bl_device_unmap(void *address, uint64_t size)
     return munmap(address, size) == 0 ? 0 : -errno;
 }
 
-/* Bytes at the start of a mapped device that is in no pool yet, or is not known to be. */
+/* Bytes at the start of a mapped device, which may belong to no pool. */
 typedef struct bl_device_range {
     uint8_t *address;
     uint64_t size;
@@ -84,7 +85,8 @@ int bl_device_populate(void *address, uint64_t size)
         return 0;
     if (errno != EINVAL && errno != ENOSYS && errno != EPERM)
         return -errno;
-    /* an older kernel, or a sandbox denies the call; nobody else writes to a pool that is made */
+    /* an older kernel, or a sandbox denies the call; no other process writes to a pool that is
+     * being created */
     bl_device_range range = {.address = address, .size = size};
     return bl_device_guarded(&range, bl_device_touch_guarded) < 0 ? -EFAULT : 0;
 }
@@ -123,8 +125,9 @@ void bl_pool_prefault(const bl_pool *pool, uint64_t offset, uint64_t size)
     uint64_t end = offset + size;
     for (uint64_t at = offset / BL_PAGE_SIZE * BL_PAGE_SIZE; at < end;) {
         uint64_t piece = bl_stripe_rest(at) < end - at ? bl_stripe_rest(at) : end - at;
-        if (madvise(bl_pool_address(pool, at), piece, POPULATE_READ) < 0) /* for writing, too */
-            return; /* only a hint: without it each page is mapped when it is touched */
+        if (madvise(bl_pool_address(pool, at), piece, POPULATE_READ) < 0) /* this covers writes,
+                                                                           * too */
+            return; /* only a hint: otherwise each page is mapped at its first access */
         at += piece;
     }
 #else
@@ -141,7 +144,8 @@ void bl_pool_back(bl_pool *pool, const int32_t *fds, const uint64_t *offsets)
 
 #ifndef BL_SIM
 
-/* Allocate one stripe of a sparse file. Others may be writing to it: it is not touched. */
+/* Allocate one stripe of a sparse file. Other processes may be writing to it, so it is not
+ * accessed. */
 static int bl_stripe_reserve(const bl_pool *pool, bl_place place)
 {
     const bl_backing *backing = pool->backing + place.device;
@@ -152,7 +156,8 @@ static int bl_stripe_reserve(const bl_pool *pool, bl_place place)
     while (status < 0 && errno == EINTR);
     if (status == 0 || errno == ENOSPC || errno == EDQUOT || errno == ENOMEM)
         return status == 0 ? 0 : -errno;
-    /* The file system cannot, or a sandbox denies the call: populate, which may do nothing, too. */
+    /* The file system does not support it, or a sandbox denies the call. Populating may be
+     * unsupported, too. */
     uint8_t *address = pool->memory.base[place.device] + place.device_offset;
     return madvise(address, BL_STRIPE_SIZE, POPULATE_WRITE) < 0 && errno == EFAULT ? -ENOSPC : 0;
 }
@@ -183,7 +188,7 @@ int bl_pool_reserve(const bl_pool *pool)
 
 #endif
 
-/* Does this superblock not name the same pool, with this device at its place? */
+/* Return 1 unless this superblock belongs to the same pool, with this device at its index. */
 static int bl_superblock_strange(const bl_superblock *first, const bl_superblock *superblock,
                                  uint32_t index)
 {
@@ -237,7 +242,8 @@ typedef struct bl_pool_blank {
     uint32_t zeroed;
 } bl_pool_blank;
 
-/* A crash in here leaves a pool that nobody opens: superblocks go first and come back last. */
+/* A crash in here leaves a pool that cannot be opened: the superblocks are zeroed first and written
+ * last. */
 static int bl_pool_format_guarded(void *context)
 {
     const bl_pool_blank *blank = context;
@@ -271,7 +277,7 @@ void *bl_pool_address(const bl_pool *pool, uint64_t offset)
     return pool->memory.base[place.device] + place.device_offset;
 }
 
-/* Is this not a range of whole lines in the linear range? */
+/* Return 1 unless this is a range of whole lines in the linear range. */
 static int bl_pool_range_bad(const bl_pool *pool, uint64_t offset, uint64_t size)
 {
     return (offset | size) % BL_LINE_SIZE != 0 || size > pool->memory.size ||

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A pool in this process: its mapped devices and its geometry. A superblock's fields are believed
- * only after bl_superblock_fault has passed it. Python (beluga/pool) opens files and looks at sysfs
- * and permissions.
+ * A pool in this process: its mapped devices and its geometry. A superblock's fields are used only
+ * after bl_superblock_fault has accepted it. Python (beluga/pool) opens files and checks sysfs and
+ * permissions.
  */
 #ifndef BL_POOL_H
 #define BL_POOL_H
@@ -12,11 +12,12 @@
 #include "coherence/memory.h"
 
 struct bl_pool {
-    bl_memory memory;           /* first, since a pool is where its verbs look */
+    bl_memory memory;           /* first, so that the verbs accept a pool's address */
     bl_geometry geometry;
     uint8_t pool_id[16];
     bl_backing backing[BL_DEVICE_COUNT_MAX];
-    int one_host;               /* a device is one host's own memory: no other host may use it */
+    int one_host;               /* 1: a device is one host's own memory, and no other host may use
+                                 * it */
 };
 
 /* The offsets of the lines that the protocol uses. Half is epoch mod 2. */

@@ -3,10 +3,10 @@
  *
  * A line that is replaced in place and still always has a value: epoch and candidate lines.
  *
- * Such a line stands twice, and the copies are written one after the other. A writer that dies in
- * the middle of one leaves the other whole: the old value while the first is written, the new one
- * from then on. So a torn line is never mistaken for one that nobody wrote; if neither copy becomes
- * whole, the memory is damaged, and that is an error of its own. There is one writer at a time.
+ * Such a line has two copies, which are written one after the other. A writer that dies in the
+ * middle of one leaves the other whole: the old value while the first is written, the new one from
+ * then on. So a torn line is never mistaken for an unwritten one. If neither copy becomes whole,
+ * the memory is damaged, and that is an error of its own. There is one writer at a time.
  */
 #ifndef BL_REGISTER_H
 #define BL_REGISTER_H
@@ -19,10 +19,10 @@
 
 enum {
     BL_REGISTER_SIZE = 2 * BL_LINE_SIZE,
-    BL_REGISTER_TRIES = 64      /* looks at a line that seems to be written all the time */
+    BL_REGISTER_TRIES = 64      /* reads of a line that seems to be written all the time */
 };
 
-/* Write line, which ends in its check and is sealed with key. */
+/* Write a line, which ends in its check and is sealed with key. */
 static inline void bl_register_write(const bl_memory *memory, uint64_t offset, const void *line)
 {
     bl_publish_line(memory, offset, line); /* SYNC register */
@@ -31,16 +31,17 @@ static inline void bl_register_write(const bl_memory *memory, uint64_t offset, c
     bl_publish_line(memory, offset + BL_LINE_SIZE, line);
 }
 
-/* Write the value that bl_register_read() found again, before a new writer's first value: the
- * former writer may have died in its second copy, and then only the first copy is whole. */
+/* Write the value that bl_register_read() returned once more, before a new writer's first value:
+ * the former writer may have died in its second copy, and then only the first copy is whole. */
 static inline void bl_register_mend(const bl_memory *memory, uint64_t offset, const void *line)
 {
     bl_publish_line(memory, offset + BL_LINE_SIZE, line); /* SYNC register */
 }
 
-/* Read the value as this host's cache has it: 1; 0 if nobody wrote one yet (line is zero); -EAGAIN
- * if the first value ever is on its way, or the second copy here is as old as that (line is zero);
- * or -BL_ERROR_EPOCH_DAMAGED if neither copy is whole, perhaps because it is being written. */
+/* Read the value as this host's cache has it. Returns 1; 0 if no value was written yet (line is
+ * zero); -EAGAIN if the first value ever is being written, or the second copy here is as old as
+ * that (line is zero); or -BL_ERROR_EPOCH_DAMAGED if neither copy is whole, perhaps because it is
+ * being written. */
 static inline int bl_register_load(const bl_memory *memory, uint64_t offset, uint64_t key,
                                    void *line)
 {
@@ -61,9 +62,9 @@ static inline int bl_register_load(const bl_memory *memory, uint64_t offset, uin
     return 1;
 }
 
-/* Read the value as memory has it: 1, 0 or damage, which is reported only after many looks. If the
- * second copy was nothing at both of two looks, what the former look saw in the first was no second
- * value: before that begins, the second copy is the first value. */
+/* Read the value as memory has it. Returns 1, 0 or damage, which is reported only after many reads.
+ * If the second copy was unwritten at both of two reads, the first copy of the earlier read was no
+ * second value: before a second value is written, the second copy holds the first value. */
 static inline int bl_register_read(const bl_memory *memory, uint64_t offset, uint64_t key,
                                    void *line)
 {
@@ -78,8 +79,9 @@ static inline int bl_register_read(const bl_memory *memory, uint64_t offset, uin
     return status == -EAGAIN ? 0 : status;
 }
 
-/* Do both copies, as the last bl_register_read() dropped them, have this value? Only then has its
- * writer finished with it: a last word counts only after its last write. An older copy says no. */
+/* Return 1 if both copies, as the last bl_register_read() refetched them, have this value. Only
+ * then has its writer finished with it: a final value counts only after its last write. A stale
+ * copy gives 0. */
 static inline int bl_register_settled(const bl_memory *memory, uint64_t offset, const void *line)
 {
     uint64_t copies[2][8];

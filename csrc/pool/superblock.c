@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * How a pool is laid out, and whether the first bytes of a device can be believed. All of it is
- * arithmetic on private copies: a superblock is foreign input, so its geometry is derived again
- * from the few numbers that its creator chose. pool/pool.c reads and writes devices.
+ * The layout of a pool, and the validation of a device's first bytes. All of it is arithmetic on
+ * private copies: a superblock is foreign input, so its geometry is derived again from the few
+ * numbers that its creator chose. pool/pool.c reads and writes devices.
  */
 #include <errno.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 #include "api/pool.h"
 
 
-/* The limits of what a creator may ask for. Within these the layout's sums stay far below 2^64. */
+/* The limits of a configuration. Within these the layout's sums stay far below 2^64. */
 enum bl_geometry_limit {
     BL_LANE_COUNT_MAX = 4096,
     BL_SLOT_COUNT_MIN = 4,
@@ -72,7 +72,7 @@ int bl_geometry_make(const bl_pool_config *config, bl_geometry *out)
         return -ENOSPC;
     g.data_offset = meta_count * BL_STRIPE_SIZE;
     g.stripe_count = stripe_count - meta_count;
-    if (g.stripe_count > UINT32_MAX) /* an extent names its stripes by 32 bits */
+    if (g.stripe_count > UINT32_MAX) /* an extent line has stripe numbers of 32 bits */
         return -EINVAL;
     *out = g;
     return 0;
@@ -103,8 +103,8 @@ void bl_superblock_make(const bl_pool_config *config, const bl_geometry *geometr
     *out = superblock;
 }
 
-/* Do the fields of a superblock contradict each other? Its check is right, and a program of this
- * very format wrote it. */
+/* Return 1 if the fields of a superblock contradict each other. Its check is right, and a program
+ * of this format wrote it. */
 static int bl_superblock_contradicts(const bl_superblock *superblock)
 {
     const bl_geometry *g = &superblock->geometry;
@@ -134,7 +134,7 @@ int bl_superblock_fault(const bl_superblock *superblock)
         return BL_SUPERBLOCK_EMPTY;
     if (memcmp(superblock->magic, bl_magic, sizeof bl_magic) != 0)
         return BL_SUPERBLOCK_FOREIGN;
-    if (superblock->version != BL_FORMAT_VERSION) /* its check may stand elsewhere */
+    if (superblock->version != BL_FORMAT_VERSION) /* its check may be at another offset */
         return BL_SUPERBLOCK_VERSION;
     if (superblock->check != bl_superblock_check(superblock))
         return BL_SUPERBLOCK_DAMAGED;

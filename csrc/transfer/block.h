@@ -2,7 +2,7 @@
  * Copyright The Beluga Authors
  *
  * Moves a block between scattered private memory and its one range in the pool, as every engine
- * does. It makes no RPC and reads no table: the caller holds a grant, or looks at the entry before
+ * does. It makes no RPC and reads no table: the caller holds a grant, or checks the entry before
  * and after.
  *
  * The fragments, end to end, are the block's payload of length bytes. If chunk_size is not 0,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Implements the copy engine of the CPU: it executes plans (api/transfer.h) by one thread or
+ * Implements the copy engine of the CPU: it executes plans (api/transfer.h) with one thread or
  * several. A plan is cut into parts where a line begins and, if it has checksums, a chunk begins.
  * One thread copies each part: it gathers pieces into the pool, or scatters them out of it.
  */
@@ -52,10 +52,10 @@ bl_copy_settings bl_copy_settings_of(const bl_copy_settings *given)
     return settings;
 }
 
-/* ---- Runs of private memory, put end to end into one range of the pool. A payload byte is read
+/* ---- Runs of private memory, concatenated into one range of the pool. A payload byte is read
  * once: its checksum is computed while it is copied. */
 
-enum { BL_STAGE_SIZE = 4 << 10 };   /* small runs are put together before they are streamed */
+enum { BL_STAGE_SIZE = 4 << 10 };   /* small runs are collected before they are streamed */
 
 typedef struct bl_gather {
     const bl_memory *memory;
@@ -80,7 +80,7 @@ static void bl_gather_flush(bl_gather *gather)
     gather->staged = 0;
 }
 
-/* crc is that of the bytes before in their chunk, and is updated; or it is NULL. */
+/* crc is the CRC of the chunk's preceding bytes and is updated; or it is NULL. */
 static void bl_gather_direct(bl_gather *gather, const void *source, uint64_t size, uint32_t *crc)
 {
     bl_gather_flush(gather);
@@ -209,7 +209,7 @@ static int bl_part_gather(const bl_plan_part *part, bl_throttle *throttle)
 /* A position in the bytes of a part. */
 typedef struct bl_part_place {
     uint32_t piece;
-    uint64_t used;              /* bytes of the piece that are behind */
+    uint64_t used;              /* bytes of the piece that are done */
 } bl_part_place;
 
 typedef struct bl_scatter {
@@ -217,9 +217,9 @@ typedef struct bl_scatter {
     bl_throttle *throttle;
     enum bl_copy_how how;
     uint32_t crc;               /* checksum of the chunk's bytes so far */
-    bl_part_place copy;         /* what is not copied yet */
-    bl_part_place drop;         /* what is not dropped yet: a window ahead */
-    bl_part_place ask;          /* what is not prefetched yet */
+    bl_part_place copy;         /* the first byte that is not copied */
+    bl_part_place drop;         /* the first byte that is not dropped: a window ahead */
+    bl_part_place ask;          /* the first byte that is not prefetched */
     uint64_t ask_left;          /* of this window */
 } bl_scatter;
 
@@ -292,7 +292,7 @@ static int bl_part_step(bl_scatter *scatter, uint64_t *left)
     return 0;
 }
 
-/* Copy this many bytes, or what is left, step by step. */
+/* Copy this many bytes, or the rest, step by step. */
 static int bl_part_window(bl_scatter *scatter, uint64_t size)
 {
     const bl_plan_part *part = scatter->part;
@@ -330,8 +330,8 @@ static int bl_part_scatter(const bl_plan_part *part, enum bl_copy_how how, bl_th
     return status;
 }
 
-/* ---- A sparse plan with checksums: each chunk is copied whole into the scratch, and the wanted
- * bytes are picked from there. */
+/* ---- A sparse plan with checksums: each chunk is copied whole into the scratch, and the requested
+ * bytes are copied from there. */
 
 static int bl_chunk_pick(const bl_plan_part *part, uint32_t c, uint8_t *scratch,
                          bl_throttle *throttle)
@@ -427,8 +427,7 @@ static uint64_t bl_part_size(const bl_plan_part *part)
     return size;
 }
 
-/* Each worker has a throttle of its own, which lasts from part to part until no part may be
- * left. */
+/* Each worker has its own throttle, which stays open from part to part until no part can follow. */
 static int bl_plan_do(void *context, uint32_t number, uint32_t worker)
 {
     const bl_plan_run *run = context;
@@ -443,7 +442,7 @@ static int bl_plan_do(void *context, uint32_t number, uint32_t worker)
     return status;
 }
 
-/* Let the threads of the pool take the parts. */
+/* Distribute the parts to the threads of the thread pool. */
 static int bl_plan_deal(bl_plan_run *run)
 {
     bl_throttle throttles[BL_THREAD_POOL_WORKERS];
@@ -475,7 +474,7 @@ static uint32_t bl_plan_cut(const bl_plan_part *whole, uint64_t size, bl_plan_pa
                             uint32_t room)
 {
     uint32_t count = 1;
-    uint64_t done = 0;          /* of the last part so far */
+    uint64_t done = 0;          /* of the last part, so far */
     parts[0] = *whole;
     for (uint32_t i = 0; i < whole->end; i++) {
         uint32_t length = whole->plan->pieces[i].length, used = 0;

@@ -8,9 +8,9 @@
  *   its writes  arrive in memory, or dirty in the host's cache (DDIO; DSA's cache control), in
  *               any order until its completion has been seen, and even after its process has died
  *
- * So a get looks at the entry, calls bl_device_reads, lets the device read, and looks again. A put
- * lets the device write, waits for its completion, calls bl_device_written, and commits. A device
- * writes only whole lines of granted space.
+ * So a get checks the entry, calls bl_device_reads, has the device read, and checks the entry
+ * again. A put has the device write, waits for its completion, calls bl_device_written, and
+ * commits. A device writes only whole lines of granted space.
  *
  * A process that has devices is proven gone only when its DMA has ended; its file lock does not
  * prove that (liveness/lock.c explains why). Lines that its DMA left in the host's cache are
@@ -51,7 +51,7 @@ static inline void bl_device_reads(const bl_memory *memory, uint64_t offset, uin
 {
     bl_fence_full(memory); /* no drop before the look */
     bl_invalidate(memory, offset, size);
-    bl_fence_full(memory); /* the drops are done before the device is told to start */
+    bl_fence_full(memory); /* the drops are done before the device starts */
 }
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Validates plans: their pieces and chunks must lie where they may.
+ * Validates plans: pieces and chunks must lie in the pool, and pieces in their chunks.
  */
 #include "transfer/plan.h"
 
@@ -9,8 +9,8 @@
 
 #include "pool/pool.h"
 
-/* Validate piece i, and its chunk if the piece is the first one. at is where the piece before it
- * ended, or UINT64_MAX. */
+/* Validate piece i, and its chunk if the piece is the first one. at is the end of the piece before
+ * it, or UINT64_MAX. */
 static int bl_plan_piece_valid(const bl_memory *memory, const bl_plan *plan, uint32_t i,
                                uint64_t at)
 {

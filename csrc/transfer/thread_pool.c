@@ -46,8 +46,8 @@ int bl_thread_pool_run(uint32_t threads, uint32_t count, bl_thread_pool_work wor
 #include "base/minmax.h"
 #include "base/thread.h"
 
-/* To be woken takes as long as to copy 200 KB. So a thread that waits for the next job, or for the
- * last item of this one, spins for a moment before it sleeps. */
+/* Waking a thread takes as long as copying 200 KB. So a thread that waits for the next job, or for
+ * the last item of this one, spins for a moment before it sleeps. */
 enum { BL_THREAD_POOL_LOOK_NS = 50 * 1000 };
 
 typedef struct bl_thread_pool_state {
@@ -74,8 +74,8 @@ static void bl_thread_pool_look(const uint64_t *word, int wanted)
 static bl_thread_pool_state bl_thread_pool = BL_THREAD_POOL_NEW;
 static cpu_set_t bl_thread_pool_cpus;
 
-/* Workers may run on all cores of the process, because an engine may tie the thread that asks for
- * help to one core later. */
+/* Workers may run on all cores of the process. The set is read at load time, because an engine may
+ * pin the calling thread to one core later. */
 __attribute__((constructor)) static void bl_thread_pool_find_cpus(void)
 {
     sched_getaffinity(0, sizeof bl_thread_pool_cpus, &bl_thread_pool_cpus);
@@ -83,7 +83,7 @@ __attribute__((constructor)) static void bl_thread_pool_find_cpus(void)
 
 static pthread_once_t bl_thread_pool_once = PTHREAD_ONCE_INIT;
 
-/* The parent's threads do not exist in the child, whatever they were doing. */
+/* The parent's threads do not exist in the child, so its state is reset. */
 static void bl_thread_pool_forked(void)
 {
     bl_thread_pool = (bl_thread_pool_state)BL_THREAD_POOL_NEW;
@@ -147,7 +147,7 @@ static int bl_thread_pool_offer(bl_thread_pool_job *job, uint32_t wanted)
     return offered;
 }
 
-/* Let no more workers join, and wait for those that have. */
+/* Close the job to further workers, and wait for those that have joined. */
 static void bl_thread_pool_dismiss(void)
 {
     pthread_mutex_lock(&bl_thread_pool.lock);

@@ -2,14 +2,14 @@
  * Copyright The Beluga Authors
  *
  * The acceptance test of a pool's memory: two sides, a and b, on two hosts or on one, run litmus
- * programs against each other in lock step and count what must never be seen.
+ * programs against each other in lockstep and count violations.
  *
- *   verify/talk.c    how the two find each other and keep step
+ *   verify/talk.c    how the two meet and stay in step
  *   verify/litmus.c  the programs
- *   verify/verify.c         where they may be run, for how long, and what came of them
+ *   verify/verify.c  where they may run, for how long, and their results
  *
  * Invariants: the sides write to free stripes of an idle pool only (one of each device), each to
- * its own control lines; both know every result; a leads, b follows.
+ * its own control lines; both get every result; a leads, b follows.
  */
 #ifndef BL_VERIFY_H
 #define BL_VERIFY_H
@@ -25,14 +25,14 @@ enum bl_acceptance_constant {
     BL_ACCEPTANCE_UNITS = 32,   /* stores in a trial of tearing */
     BL_ACCEPTANCE_BATCH = 4,    /* trials of one kind in a row */
     BL_ACCEPTANCE_PAYLOAD = 4,  /* lines of a payload */
-    BL_ACCEPTANCE_WORDS = 2     /* words that a step can say */
+    BL_ACCEPTANCE_WORDS = 2     /* words that a step can carry */
 };
 
-/* A line that one side writes at a step. Each side has two such lines and uses them in turn: the
- * other side may still have to read the last but one, never an older one. */
+/* A line that one side writes at a step. Each side has two such lines and uses them alternately:
+ * the other side may still have to read the previous one, but never an older one. */
 typedef struct bl_acceptance_line {
-    uint64_t nonce;             /* names this run of this side */
-    uint64_t peer_nonce;        /* names the run that it answers; 0: none yet */
+    uint64_t nonce;             /* identifies this run of this side */
+    uint64_t peer_nonce;        /* identifies the run that it answers; 0: none yet */
     uint64_t step;
     uint64_t word[BL_ACCEPTANCE_WORDS];
     uint64_t reserved[2];
@@ -54,29 +54,31 @@ struct bl_acceptance {
     uint64_t number;            /* number of the trial */
     uint64_t random;
     uint64_t stopped;
-    bl_acceptance_line heard;   /* what the peer said at this step */
+    bl_acceptance_line heard;   /* the peer's line of this step */
     bl_acceptance_cell *cells;
     uint32_t cell_count;
 };
 
-/* ---- verify/talk.c: 0, -ECANCELED (told to stop), -ETIMEDOUT (nobody came), or -EPIPE (the peer
- * fell silent). */
+/* ---- verify/talk.c: return 0, -ECANCELED (stopped), -ETIMEDOUT (no peer came), or -EPIPE (the
+ * peer stopped responding). */
 
 /* Wait for the peer's first line. */
 int bl_acceptance_meet(bl_acceptance *acceptance);
 
-/* Say the next step: all that this side did before is done when the peer hears it. */
+/* Publish the next step: all earlier accesses of this side are complete when the peer reads it. */
 void bl_acceptance_say(bl_acceptance *acceptance, uint64_t first, uint64_t second);
 
-/* Has the peer said this step, or one that is so much ahead? Its line is then in heard. */
+/* Return 1 if the peer has published this step, or the step that is this much ahead. Its line is
+ * then in heard. */
 int bl_acceptance_hears(bl_acceptance *acceptance, uint32_t ahead);
 int bl_acceptance_hear(bl_acceptance *acceptance);
 
-/* End the talk: wait until the peer's lines are clear, if it is not silent; clear the own lines. */
+/* End the exchange: wait until the peer's lines are clear, if it responds; clear this side's
+ * lines. */
 void bl_acceptance_see_off(const bl_acceptance *acceptance);
 void bl_acceptance_fall_silent(const bl_acceptance *acceptance);
 
-/* ---- verify/litmus.c: one trial of a cell's kind; both sides come out with its counts. */
+/* ---- verify/litmus.c: one trial of a cell's kind; both sides get its counts. */
 int bl_acceptance_trial(bl_acceptance *acceptance, bl_acceptance_cell *cell);
 
 #endif

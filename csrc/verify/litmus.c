@@ -3,11 +3,11 @@
  *
  * The litmus programs of `beluga verify`, each for an initiator and in two modes.
  *
- *   coherence  by the rules of coherence/coherence.h, whatever the superblock says: must hold
+ *   coherence  by the rules of coherence/coherence.h, for every device: must hold
  *   bare        plain stores and loads (verify/raw.h): holds if the hosts' caches are coherent
  *
- * A trial begins and ends with its area in no cache. Nothing is judged by a clock: a look that must
- * find new data comes after the peer's word that it is out.
+ * A trial begins and ends with its area in no cache. No result depends on a clock: a read that must
+ * return new data comes after the peer's step that published it.
  */
 #include "verify/acceptance.h"
 
@@ -33,7 +33,7 @@ static uint64_t bl_trial_random(bl_trial *trial)
     return trial->acceptance->random = random;
 }
 
-/* Wait until both sides come to the same point. */
+/* Wait until both sides reach the same point. */
 static int bl_trial_meet(bl_trial *trial)
 {
     bl_acceptance_say(trial->acceptance, 0, 0);
@@ -63,7 +63,7 @@ static uint64_t bl_trial_look(const bl_trial *trial, uint64_t offset)
     return word;
 }
 
-/* ---- Message passing, also with prefetches of what is not yet written. */
+/* ---- Message passing, also with prefetches of lines that are not written yet. */
 
 static int bl_trial_send(bl_trial *trial)
 {
@@ -88,7 +88,8 @@ static int bl_trial_receive(bl_trial *trial, int prefetches)
 {
     uint64_t payload[BL_ACCEPTANCE_PAYLOAD * 8];
     for (int heard = 0; !heard;) {
-        heard = bl_acceptance_hears(trial->acceptance, 1); /* before the look, which must find it */
+        heard = bl_acceptance_hears(trial->acceptance, 1); /* before the read, which must return the
+                                                            * data */
         if (prefetches)
             bl_trial_prefetch(trial);
         if (bl_trial_look(trial, trial->area) == trial->number)
@@ -100,7 +101,7 @@ static int bl_trial_receive(bl_trial *trial, int prefetches)
         bl_pause(trial->memory);
     }
     if (!trial->bare) {
-        bl_fence_full(trial->memory); /* the flag was looked at before */
+        bl_fence_full(trial->memory); /* the flag was read before */
         bl_invalidate(trial->memory, trial->area + BL_LINE_SIZE, sizeof payload);
         bl_fence_full(trial->memory);
     }
@@ -122,7 +123,8 @@ static int bl_trial_pass(bl_trial *trial, int prefetches)
     return trial->initiates ? bl_trial_send(trial) : bl_trial_receive(trial, prefetches);
 }
 
-/* ---- Store buffering: of two sides that write first and then read, one must see the other. */
+/* ---- Store buffering: of two sides that write first and then read, at least one must see the
+ * other's store. */
 
 static int bl_trial_buffer(bl_trial *trial)
 {
@@ -148,19 +150,19 @@ static int bl_trial_buffer(bl_trial *trial)
     bl_acceptance_say(trial->acceptance, missed, 0);
     status = bl_acceptance_hear(trial->acceptance);
     missed &= trial->acceptance->heard.word[0];
-    trial->violations = (uint64_t)__builtin_popcountll(missed); /* both sides know */
+    trial->violations = (uint64_t)__builtin_popcountll(missed); /* both sides have the same count */
     return status;
 }
 
-/* ---- Tearing: a unit is stored again and again while the other side looks. By the rules of
- * coherence, 8 bytes are whole by themselves and more bytes by a check: a unit that passes the
- * check must be whole. */
+/* ---- Tearing: a unit is stored repeatedly while the other side reads it. By the rules of
+ * coherence, 8 bytes are never torn, and a larger unit has a check: a unit that passes the check
+ * must be whole. */
 
 static void bl_trial_tear_fill(const bl_trial *trial, uint32_t size, uint32_t i, uint64_t line[8])
 {
     uint64_t half = (uint32_t)(trial->number * 2 * BL_ACCEPTANCE_UNITS + i);
     bl_trial_fill(line, half << 32 | half);
-    if (!trial->bare && size > 8) /* as a bl_entry ends */
+    if (!trial->bare && size > 8) /* a check at the end, as in bl_entry */
         line[7] = (uint64_t)bl_table_check(line, 0) << 32 | half;
 }
 
@@ -179,7 +181,7 @@ static int bl_trial_tear_write(bl_trial *trial, uint32_t size)
     return bl_acceptance_hear(trial->acceptance);
 }
 
-/* Look at the unit once: 1 if it comes from one store. */
+/* Read the unit once. Returns 1 if it comes from one store. */
 static int bl_trial_tear_look(bl_trial *trial, uint32_t size)
 {
     uint64_t line[8] = {0}, word;
@@ -225,8 +227,8 @@ static int bl_trial_tear(bl_trial *trial, uint32_t size)
     return trial->initiates ? bl_trial_tear_write(trial, size) : bl_trial_tear_read(trial, size);
 }
 
-/* ---- Late eviction: the initiator stores into a line, which is then the other side's. What still
- * stands in the initiator's cache comes out late, here by a flush at that moment. */
+/* ---- Late eviction: the initiator stores into a line, which then passes to the other side. The
+ * copy in the initiator's cache is evicted late, here by a flush at that moment. */
 
 static int bl_trial_evict_late(bl_trial *trial)
 {
@@ -237,7 +239,8 @@ static int bl_trial_evict_late(bl_trial *trial)
         bl_raw_store(trial->memory, trial->area, line, BL_LINE_SIZE,
                      trial->acceptance->raw_width);
         if (!trial->bare)
-            bl_refetch(trial->memory, trial->area, BL_LINE_SIZE); /* before it is given away */
+            bl_refetch(trial->memory, trial->area, BL_LINE_SIZE); /* before it passes to the other
+                                                                   * side */
     }
     if (status == 0)
         status = bl_trial_meet(trial);
@@ -291,7 +294,7 @@ int bl_acceptance_trial(bl_acceptance *acceptance, bl_acceptance_cell *cell)
     int status = bl_trial_run(&trial, cell->test);
     if (status < 0)
         return status;
-    bl_refetch(trial.memory, trial.area, BL_ACCEPTANCE_AREA); /* heard at the next step */
+    bl_refetch(trial.memory, trial.area, BL_ACCEPTANCE_AREA); /* complete at the next step */
     int told = cell->test != BL_ACCEPTANCE_STORE_BUFFERING && trial.initiates;
     cell->trials++;
     cell->violations += told ? acceptance->heard.word[0] : trial.violations;

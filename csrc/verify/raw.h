@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Verbs that break the rules of coherence/coherence.h on purpose: plain stores into the cache,
- * which nobody writes back, and plain loads that are answered from it. A program would use them if
- * the memory were coherent between its hosts; `beluga verify` tries with them whether it is. No
- * other file may include this one. Fences are those of coherence/coherence.h.
+ * Verbs that break the rules of coherence/coherence.h on purpose: plain stores into the cache
+ * without a flush, and plain loads without an invalidation. A program would use them if the memory
+ * were coherent between its hosts; `beluga verify` tests with them whether it is. No other file may
+ * include this one. Fences are those of coherence/coherence.h.
  */
 #ifndef BL_VERIFY_RAW_H
 #define BL_VERIFY_RAW_H

@@ -2,8 +2,8 @@
  * Copyright The Beluga Authors
  *
  * Keeps the two sides of an acceptance test in step. A side's line is streamed between fences and
- * looked at by refetch: the least that the memory must do for anything to work. A line carries the
- * names of both runs, so what an earlier run left behind is not an answer.
+ * read by refetch, which is the minimum that the memory must support. A line carries the nonces of
+ * both runs, so the line of an earlier run is not taken for an answer.
  */
 #include "verify/acceptance.h"
 
@@ -29,13 +29,13 @@ static void bl_acceptance_write(bl_acceptance *acceptance, uint64_t first, uint6
         .word = {first, second},
     };
     line.check = bl_table_check(&line, role);
-    bl_fence_full(memory); /* what was done before this step is done */
+    bl_fence_full(memory); /* all accesses before this step are complete */
     bl_stream_line(memory, bl_acceptance_line_offset(acceptance, role, acceptance->step),
                    &line); /* SYNC verify.step */
-    bl_fence_full(memory); /* no load of the next step comes before this line is out */
+    bl_fence_full(memory); /* no load of the next step precedes the publication of this line */
 }
 
-/* Read the peer's line of a step as it is now: 1 if it is whole. */
+/* Read the peer's line of a step from memory. Returns 1 if it is whole. */
 static int bl_acceptance_read(const bl_acceptance *acceptance, uint64_t step,
                               bl_acceptance_line *line)
 {

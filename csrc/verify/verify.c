@@ -2,11 +2,11 @@
  * Copyright The Beluga Authors
  *
  * Runs an acceptance test from end to end: it checks that the pool is idle, finds stripes, chooses
- * the next test, and leaves everything as it was.
+ * the next test, and restores all bytes.
  *
- * Nobody serves the pool (its last server stopped in order, or there was none), so nothing grants
- * the stripes that no extent has. If a server appears, the test ends before it goes on to another
- * batch; the stripes are the last of their devices, where a server looks last.
+ * The pool has no server (the last one stopped in order, or there was none), so stripes outside of
+ * extents cannot be granted. If a server starts, the test ends before the next batch; the stripes
+ * are the last of their devices, which a server allocates last.
  */
 #include "verify/acceptance.h"
 
@@ -17,11 +17,11 @@
 #include "index/blocks.h"
 #include "liveness/lock.h"
 
-enum { BL_ACCEPTANCE_ROWS = 64 }; /* stripes of a device that are looked at, from its end */
+enum { BL_ACCEPTANCE_ROWS = 64 }; /* stripes of a device that are examined, from its end */
 
 /* ---- Where the test runs. */
 
-/* Is this data stripe in no extent? A line that cannot be read may be anything. */
+/* Return 1 if this data stripe is in no extent. A torn line counts as an extent. */
 static int bl_acceptance_free(const bl_acceptance *acceptance, uint64_t stripe)
 {
     const bl_geometry *g = &acceptance->pool.geometry;
@@ -41,7 +41,8 @@ static int bl_acceptance_free(const bl_acceptance *acceptance, uint64_t stripe)
     return 1;
 }
 
-/* Find the last free data stripe of a device: 0; -ENOENT: it holds no data; -ENOSPC. */
+/* Find the last free data stripe of a device. Returns 0; -ENOENT: it has no data stripes; or
+ * -ENOSPC. */
 static int bl_acceptance_find(const bl_acceptance *acceptance, uint32_t device, uint64_t *offset)
 {
     const bl_geometry *g = &acceptance->pool.geometry;
@@ -74,7 +75,7 @@ static int bl_acceptance_place(bl_acceptance *acceptance)
     return acceptance->device_count > 0 ? 0 : -ENOSPC;
 }
 
-/* Does nobody serve the pool? */
+/* Return 1 if the pool has no server. */
 static int bl_acceptance_idle(const bl_acceptance *acceptance, uint64_t *epoch)
 {
     bl_epoch_line line;
@@ -144,7 +145,7 @@ uint32_t bl_acceptance_cells(const bl_acceptance *acceptance, const bl_acceptanc
 
 /* ---- The run. */
 
-/* Run some trials of a cell; index as the leader says it. */
+/* Run some trials of a cell; index is the leader's. */
 static int bl_acceptance_batch(bl_acceptance *acceptance, uint64_t index)
 {
     uint64_t epoch;
@@ -204,8 +205,9 @@ static void bl_acceptance_clear_areas(const bl_acceptance *acceptance)
     bl_fence_full(memory);
 }
 
-/* Leave nothing behind. Each side clears its own lines: b when a has said that all else is clear, a
- * when it has seen that b has. If the other side is silent now, the results still hold. */
+/* Clear all bytes. Each side clears its own lines: b after a has published that everything else is
+ * clear, a after it has seen b's lines clear. If the other side does not respond now, the results
+ * still hold. */
 static void bl_acceptance_part(bl_acceptance *acceptance)
 {
     if (acceptance->config.role == 0) {
