@@ -6,14 +6,14 @@
 variable            meaning
 =================== ==============================================================================
 BELUGA_CONFIG       the file that commands read in place of the user's and the machine's beluga.toml
-BELUGA_LOG_LEVEL    the least level that commands log: debug, info, warning or error
+BELUGA_LOG_LEVEL    the lowest level that commands log: debug, info, warning or error
 BELUGA_LOG_FORMAT   how commands log: text or json
-BELUGA_POOL         devices of the pool that is meant when none is named, joined by ``:``
+BELUGA_POOL         devices of the default pool, joined by ``:``
 BELUGA_ISA          instructions to copy with: sse2, avx2, avx512, movdir64b; aarch64: stnp, neon
-BELUGA_CRASH        tests: the crash point to die at, ``NAME[:PASSAGE][:ACT]``; kill or stop
+BELUGA_CRASH        tests: the armed crash point, ``NAME[:PASSAGE][:ACT]``; kill or stop
 BELUGA_FLUSH        how lines are flushed: clflush or clflushopt; aarch64: civac
 BELUGA_MEMORY       how the pool's memory is mapped: write-back or uncacheable
-BELUGA_TUNING       off: copy as on a machine that was never measured; else on
+BELUGA_TUNING       off: copy as on an uncalibrated machine; else on
 BELUGA_DDIO         whether devices write into this host's cache: on, off or unknown
 BELUGA_RUNTIME_DIR  where lock files of all pools lie; else beside a file, or as below
 AWS_ENDPOINT_URL    and AWS_ENDPOINT_URL_S3: where the stores of s3:// answer
@@ -21,13 +21,13 @@ STORAGE_EMULATOR_   HOST: an emulator of GCS, in place of the stores of gs://
 AZURE_STORAGE_      CONNECTION_STRING, ENDPOINT and USE_EMULATOR: the account of az://
 AZURITE_BLOB_       STORAGE_URL: the emulator of az://
 ETCDCTL_            CACERT, CERT, KEY, USER and PASSWORD: as etcdctl reads them, for a lease in etcd
-KUBERNETES_SERVICE_  HOST and _PORT: the API server, as a pod is told by its cluster
-NOTIFY_SOCKET       where a server says that it is ready, as systemd sets it for services
-WATCHDOG_USEC       how often, in microseconds, systemd wants to hear that WATCHDOG_PID lives
+KUBERNETES_SERVICE_  HOST and _PORT: the API server, set by a pod's cluster
+NOTIFY_SOCKET       where a server reports that it is ready, set by systemd for services
+WATCHDOG_USEC       how often, in microseconds, WATCHDOG_PID must notify systemd
 XDG_CONFIG_HOME     where the user's beluga/beluga.toml lies; else ~/.config
-XDG_CACHE_HOME      where what can be made again is kept (measurements); else ~/.cache
+XDG_CACHE_HOME      the cache of reproducible data (measurements); else ~/.cache
 HF_HUB_CACHE        where the hub's client keeps models; else below HF_HOME or ~/.cache
-XDG_STATE_HOME      where the mounted default pool is remembered; else ~/.local/state
+XDG_STATE_HOME      where the mounted default pool is stored; else ~/.local/state
 XDG_RUNTIME_DIR     where lock files of devdax pools lie if /run/beluga cannot be written
 =================== ==============================================================================
 """
@@ -43,55 +43,55 @@ _preferred_pool: list[str] = []
 
 
 def pool_paths() -> list[str]:
-    """Return the devices that BELUGA_POOL names, or else the preferred ones; there may be none."""
+    """Return the devices in BELUGA_POOL, or else the preferred ones; there may be none."""
     return told_pool_paths() or list(_preferred_pool)
 
 
 def told_pool_paths() -> list[str]:
-    """Return the devices that BELUGA_POOL names; there may be none."""
+    """Return the devices in BELUGA_POOL; there may be none."""
     return [path for path in os.environ.get("BELUGA_POOL", "").split(":") if path]
 
 
 def prefer_pool(paths: list[str]) -> None:
-    """Mean these devices in this process if neither the user nor BELUGA_POOL names any."""
+    """Use these devices in this process unless the user or BELUGA_POOL specifies others."""
     _preferred_pool[:] = paths
 
 
 def settings_file() -> Path | None:
-    """Return the beluga.toml that BELUGA_CONFIG names; it may not exist."""
+    """Return the beluga.toml of BELUGA_CONFIG; it may not exist."""
     told = os.environ.get("BELUGA_CONFIG")
     return Path(told) if told else None
 
 
 def settings_places() -> tuple[Path, ...]:
-    """Return where beluga.toml may lie if nobody names one; the first that exists counts."""
+    """Return the default locations of beluga.toml; the first that exists is used."""
     home = os.environ.get("XDG_CONFIG_HOME")
     mine = (Path(home) if home else _home() / ".config") / "beluga/beluga.toml"
     return (mine, conventions.SETTINGS / "beluga.toml")
 
 
 def log_level() -> str | None:
-    """Return the level that BELUGA_LOG_LEVEL names, unchecked."""
+    """Return the level of BELUGA_LOG_LEVEL, unchecked."""
     return os.environ.get("BELUGA_LOG_LEVEL") or None
 
 
 def log_format() -> str | None:
-    """Return the format that BELUGA_LOG_FORMAT names, unchecked."""
+    """Return the format of BELUGA_LOG_FORMAT, unchecked."""
     return os.environ.get("BELUGA_LOG_FORMAT") or None
 
 
 def isa() -> str | None:
-    """Return the instruction set that BELUGA_ISA asks for, unchecked."""
+    """Return the instruction set of BELUGA_ISA, unchecked."""
     return os.environ.get("BELUGA_ISA") or None
 
 
 def flush() -> str | None:
-    """Return the flush that BELUGA_FLUSH asks for, unchecked."""
+    """Return the flush of BELUGA_FLUSH, unchecked."""
     return os.environ.get("BELUGA_FLUSH") or None
 
 
 def memory_type() -> str | None:
-    """Return the memory type that BELUGA_MEMORY names, unchecked."""
+    """Return the memory type of BELUGA_MEMORY, unchecked."""
     return os.environ.get("BELUGA_MEMORY") or None
 
 
@@ -111,9 +111,7 @@ def crash() -> str | None:
 
 
 def _home() -> Path:
-    """Return this user's home directory; it is / for a user without a name and HOME, as in
-    containers.
-    """
+    """Return this user's home directory; / for a user without a name and HOME, as in containers."""
     try:
         return Path.home()
     except RuntimeError:
@@ -121,13 +119,13 @@ def _home() -> Path:
 
 
 def state_dir() -> Path:
-    """Return where this user's choices are kept; it may not exist."""
+    """Return the directory of this user's state; it may not exist."""
     home = os.environ.get("XDG_STATE_HOME")
     return (Path(home) if home else _home() / ".local/state") / "beluga"
 
 
 def cache_dir() -> Path:
-    """Return where measurements and compiled files of this machine are kept; it may not exist."""
+    """Return the directory of this machine's measurements and compiled files; it may not exist."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else _home() / ".cache") / "beluga"
 
@@ -144,13 +142,13 @@ def hub_cache_dir() -> Path:
 
 
 def told_runtime_root() -> Path | None:
-    """Return where BELUGA_RUNTIME_DIR puts the lock files of all pools; it may not exist."""
+    """Return BELUGA_RUNTIME_DIR, the directory of all pools' lock files; it may not exist."""
     told = os.environ.get("BELUGA_RUNTIME_DIR")
     return Path(told).absolute() if told else None
 
 
 def runtime_root() -> Path:
-    """Return where lock files lie that have no device file to lie beside; it may not exist."""
+    """Return the directory of lock files without a device file beside them; it may not exist."""
     if (told := told_runtime_root()) is not None:
         return told
     shared = conventions.RUNTIME_ROOT
@@ -161,24 +159,22 @@ def runtime_root() -> Path:
 
 
 def notify_socket() -> str | None:
-    """Return the socket to which a service says that it is ready, as sendto() takes it."""
+    """Return the socket for the readiness notification of a service, as an argument of sendto()."""
     told = os.environ.get("NOTIFY_SOCKET") or None
     return "\0" + told[1:] if told is not None and told.startswith("@") else told
 
 
 def with_notify_socket(address: str) -> dict[str, str]:
-    """Return the environment for a child that says at ``address`` that it is ready."""
+    """Return the environment for a child that notifies ``address`` when it is ready."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WATCHDOG_")}
     return kept | {"NOTIFY_SOCKET": address}
 
 
 def watchdog_s() -> float | None:
-    """Return how many seconds may pass until this process says that it lives; None if nobody
-    watches it.
-    """
+    """Return the watchdog's timeout for this process in seconds; None without a watchdog."""
     time_us = os.environ.get("WATCHDOG_USEC", "")
     if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
-        return None  # a parent process is meant
+        return None  # set for a parent process
     return int(time_us) / 1e6 if time_us.isdecimal() and int(time_us) > 0 else None
 
 

@@ -1,86 +1,85 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The exceptions of Beluga, and the one place where a C return code becomes one.
+"""The exceptions of Beluga, and the conversion of C return codes to them.
 
-The tree says what each means. The docstring of each class says what to do about it, and
-docs/reference/errors.md shows both.
+The tree has the meaning of each class; its docstring is the remedy (docs/reference/errors.md).
 
 BelugaError
 ├── BadValueError                 a host number or a time is out of range; a ValueError, too
-├── BadTypeError                  a value is of a type that cannot be meant; a TypeError, too
+├── BadTypeError                  a value has a wrong type; a TypeError, too
 ├── GreenThreadsError             gevent or eventlet made greenlets of the threads
-├── SettingsError                 beluga.toml cannot be read, or has a setting that makes no sense
+├── SettingsError                 beluga.toml cannot be read, or has an invalid setting
 ├── CoreMissingError              the C core is not built, or cannot be loaded
-├── InstructionError              BELUGA_ISA or BELUGA_FLUSH asks for what this CPU lacks
-├── PoolError                     the devices, or what is on them
+├── InstructionError              BELUGA_ISA or BELUGA_FLUSH names a feature that this CPU lacks
+├── PoolError                     the devices, or their contents
 │   ├── DeviceSpecError           PATH@OFFSET+SIZE cannot be read, or is not in 2 MiB steps
-│   ├── DeviceMissingError        no such device, or it is not one
+│   ├── DeviceMissingError        no such device, or not a device
 │   ├── DevicePermissionError
 │   ├── DeviceBusyError           given to another driver (kmem)
 │   ├── DeviceForeignError        no Beluga superblock on it
-│   ├── DeviceMismatchError       of another pool, named twice, of another size, one too few
-│   ├── DeviceTruncatedError      shorter than its superblock says
+│   ├── DeviceMismatchError       of another pool, listed twice, of another size, or incomplete
+│   ├── DeviceTruncatedError      shorter than recorded in its superblock
 │   ├── SuperblockDamagedError
 │   ├── FormatError               formatted by another version of Beluga
 │   ├── PoolExistsError           creating over a pool without force
-│   ├── DeviceFaultError          a device failed under a call: poisoned, unplugged, cut short
+│   ├── DeviceFaultError          a device failed during a call: poisoned, unplugged, truncated
 │   ├── NoRoomError               the filesystem, memory or a cgroup has no room
 │   ├── NoDefaultPoolError        nothing is mounted
 │   ├── CacheLineError            this CPU's cache lines are larger than a pool's lines
-│   └── VerifyError               the memory breaks a promise, or cannot be tested
-├── RpcError                      asking the server
+│   └── VerifyError               the memory lacks a required property, or cannot be tested
+├── RpcError                      calls to the server
 │   ├── NoServerError             no process serves the pool
-│   ├── CallTimeoutError          no answer in time
-│   │   └── LobbyBusyError        another process of this host attaches and does not finish
-│   ├── ServerAliveError          a second server is refused
+│   ├── CallTimeoutError          no reply in time
+│   │   └── LobbyBusyError        another process of this host is attaching and does not finish
+│   ├── ServerAliveError          a second server is rejected
 │   ├── DeposedError              this server has been taken over
 │   ├── HostClashError            another machine uses this host number
-│   ├── SecondHostError           the pool has hardware coherence, and is another host's
+│   ├── SecondHostError           the pool has hardware coherence and belongs to another host
 │   ├── RuntimeDirError           this host's server has another runtime directory
 │   │   └── BootIdError           a sandbox hides the id of this host's boot
 │   ├── NoLaneError               every lane is taken or in quarantine
-│   ├── SessionLostError          the server gave this session up
-│   ├── SessionAliveError         a session that was declared gone lives
+│   ├── SessionLostError          the server ended this session
+│   ├── SessionAliveError         a session that was declared gone is alive
 │   ├── ForkedSessionError        the session belongs to the parent process
 │   ├── EpochDamagedError         the line that names the pool's server cannot be read
 │   ├── NoMethodError             the server has no such method
 │   ├── BadRequestError
 │   ├── BadReplyError
-│   ├── QuotaError                the session has its share, or calls too often
-│   ├── NoTraceError              no server left the trace that is asked for
-│   ├── LeaseError                the lock outside the pool cannot be asked
+│   ├── QuotaError                the session exceeds its quota
+│   ├── NoTraceError              there is no trace of a server
+│   ├── LeaseError                the lock service outside the pool failed
 │   └── HandlerError              the server's handler raised
 ├── CacheError                    blocks
 │   ├── NoSpaceError              nothing could be evicted for the block
 │   ├── TableFullError
-│   ├── TooLargeError             the pool, empty, would have no room for such a block
+│   ├── TooLargeError             even an empty pool would have no room for such a block
 │   ├── NoGrantError              the session does not hold that grant (any more)
 │   ├── PinLimitError
-│   ├── OffloadingError           what could be evicted waits for a lower tier; try again
-│   ├── RemovalsFullError         as many removals, or lower tiers, are remembered as may be
+│   ├── OffloadingError           the evictable blocks wait for a lower tier; try again
+│   ├── RemovalsFullError         too many removals, or lower tiers, are pending
 │   ├── DrainingError             an operator drains the pool; nothing new is stored
 │   ├── QuarantineError           dead writers of this host hold too much space
 │   └── LayoutError               buffers do not fit the block
 ├── TransferError                 a copy engine failed
 │   ├── EngineUnavailableError    this machine lacks what the engine needs
-│   ├── ChecksumError             bytes that were read are not those that were written
-│   ├── TransferTimeoutError      a transfer has not ended in time; it goes on
-│   ├── TransferCancelledError    a transfer was dropped before it had ended
-│   └── UnsettledError            a copy may still write; its space stays taken
+│   ├── ChecksumError             the bytes read differ from the bytes written
+│   ├── TransferTimeoutError      a transfer has not ended in time; it continues
+│   ├── TransferCancelledError    a transfer was cancelled before its end
+│   └── UnsettledError            a copy may still write; its space stays allocated
 ├── TierError                     a tier below the pool cannot be opened or used
 ├── ConnectorError                an engine's settings, or its KV layout, cannot be served
 ├── RouterError                   sending requests to workers
 │   ├── NoWorkersError            none is registered for the model, or none is healthy
-│   ├── AllWorkersBusyError       each is full; wait, or answer 503
-│   │   └── WorkersOverloadedError  each that may take the request is over the busy thresholds
-│   ├── ObjectiveError            no worker could answer in time; answer 429
+│   ├── AllWorkersBusyError       each is full; wait, or return 503
+│   │   └── WorkersOverloadedError  all eligible workers are over the busy thresholds
+│   ├── ObjectiveError            no worker could answer in time; return 429
 │   ├── EventError                a KV event that cannot be applied
-│   ├── QueueError                the prefill queue cannot be reached, or refused a task
-│   │   ├── QueueFullError        it has as many tasks as it may have
+│   ├── QueueError                the prefill queue is unreachable, or rejected a task
+│   │   ├── QueueFullError        it has the maximum number of tasks
 │   │   └── TaskError             this task is not valid, or too large for the queue
-│   └── WorkerError               an engine failed a request: down, stalled, broken off
-├── AdminError                    the admin endpoint's address cannot be had, or it refused
-├── SimulateError                 a simulation's options make no sense
+│   └── WorkerError               an engine failed a request: down, stalled, disconnected
+├── AdminError                    the admin endpoint cannot bind its address, or rejected a request
+├── SimulateError                 a simulation has invalid options
 └── ReplayError                   replaying a trace: a process of it failed
     └── TraceError                the trace cannot be read
 """
@@ -92,22 +91,22 @@ import os
 
 
 class BelugaError(Exception):
-    """The base of all; its text is one line that says what is wrong and how to mend it."""
+    """The base class; its text is one line with the problem and its remedy."""
 
     of_request = False
-    """Whether the failure is this one request's: whoever answered it works for others as before. It
-    must not count against what requests share, such as a queue, a store or a session.
+    """Whether the failure concerns this request only: the peer still serves other requests. It must
+    not count against shared resources, such as a queue, a store or a session.
     """
 
 
 class BadValueError(BelugaError, ValueError):
-    """Give a number in the range that the message names."""
+    """Give a number in the range of the message."""
 
     of_request = True
 
 
 class BadTypeError(BelugaError, TypeError):
-    """Give a value of the type that the message names."""
+    """Give a value of the type in the message."""
 
 
 class GreenThreadsError(BelugaError):
@@ -115,7 +114,7 @@ class GreenThreadsError(BelugaError):
 
 
 class SettingsError(BelugaError):
-    """Mend the line of beluga.toml that the message names; 'beluga config' shows what is read."""
+    """Correct the line of beluga.toml in the message; 'beluga config' shows all settings."""
 
 
 class CoreMissingError(BelugaError, ImportError):
@@ -123,11 +122,11 @@ class CoreMissingError(BelugaError, ImportError):
 
 
 class InstructionError(BelugaError):
-    """Remove the variable, or set it to what the message lists; unset is always right."""
+    """Remove the variable, or set it to a value in the message; unset always works."""
 
 
 class PoolError(BelugaError):
-    """Do what the message says; 'beluga pool check' and 'beluga doctor' show more."""
+    """Follow the message; 'beluga pool check' and 'beluga doctor' show more."""
 
 
 class DeviceSpecError(PoolError):
@@ -143,15 +142,15 @@ class DevicePermissionError(PoolError):
 
 
 class DeviceBusyError(PoolError):
-    """Stop who uses the device, or give it back from its driver with daxctl."""
+    """Stop the processes that use the device, or detach its driver with daxctl."""
 
 
 class DeviceForeignError(PoolError):
-    """Check the path; destroy what is there only if it may be lost: beluga pool create --force."""
+    """Check the path; overwrite the device only if its data may go: beluga pool create --force."""
 
 
 class DeviceMismatchError(PoolError):
-    """Name all devices of one pool, each once; 'beluga pool info' shows whose they are."""
+    """List all devices of one pool, each once; 'beluga pool info' shows the pool of a device."""
 
 
 class DeviceTruncatedError(PoolError):
@@ -159,7 +158,7 @@ class DeviceTruncatedError(PoolError):
 
 
 class SuperblockDamagedError(PoolError):
-    """Make a new pool (beluga pool create --force), and find out what else wrote there."""
+    """Make a new pool (beluga pool create --force), and find the program that wrote there."""
 
 
 class FormatError(PoolError):
@@ -167,11 +166,11 @@ class FormatError(PoolError):
 
 
 class PoolExistsError(PoolError):
-    """Open the pool that is there, or make a new one over it: beluga pool create --force."""
+    """Open the existing pool, or overwrite it with a new one: beluga pool create --force."""
 
 
 class DeviceFaultError(PoolError):
-    """Look into the kernel's log and 'cxl list', and replace the device."""
+    """Check the kernel's log and 'cxl list', and replace the device."""
 
 
 class NoRoomError(PoolError):
@@ -195,31 +194,31 @@ class RpcError(BelugaError):
 
 
 class NoServerError(RpcError):
-    """Start 'beluga serve --detach' on the pool; 'beluga ping' tells whether it answers."""
+    """Start 'beluga serve --detach' on the pool; 'beluga ping' shows whether it answers."""
 
 
 class CallTimeoutError(RpcError):
-    """Ask 'beluga ping': a server that is stopped or starved does not answer in time."""
+    """Run 'beluga ping': a server that is stopped or starved does not answer in time."""
 
 
 class LobbyBusyError(CallTimeoutError):
-    """Find the process that attaches and does not run on, and continue or end it."""
+    """Find the process that is attaching and does not finish, and resume or kill it."""
 
 
 class ServerAliveError(RpcError):
-    """Use the server that lives, stop it first, or start this one with --standby."""
+    """Use the running server, stop it first, or start this one with --standby."""
 
 
 class DeposedError(RpcError):
-    """Nothing is to be done: clients follow the new server; start this one as --standby."""
+    """No action is needed: clients follow the new server; start this one with --standby."""
 
 
 class HostClashError(RpcError):
-    """Give each machine a number of its own with --host N."""
+    """Give each machine its own number with --host N."""
 
 
 class SecondHostError(RpcError):
-    """Use the pool on its own host, or create it anew with --coherence software."""
+    """Use the pool on its own host, or recreate it with --coherence software."""
 
 
 class RuntimeDirError(RpcError):
@@ -231,7 +230,7 @@ class BootIdError(RuntimeDirError):
 
 
 class NoLaneError(RpcError):
-    """End clients that are idle, or create the pool anew with more --lanes."""
+    """Stop idle clients, or recreate the pool with more --lanes."""
 
 
 class SessionLostError(RpcError):
@@ -239,7 +238,7 @@ class SessionLostError(RpcError):
 
 
 class SessionAliveError(RpcError):
-    """Stop the client before it is declared gone: it still may write."""
+    """Stop the client before you declare it gone: it may still write."""
 
 
 class ForkedSessionError(RpcError):
@@ -251,11 +250,11 @@ class EpochDamagedError(RpcError):
 
 
 class NoMethodError(RpcError):
-    """Ask a server that 'beluga serve' started, of this version."""
+    """Use a server of this version, started by 'beluga serve'."""
 
 
 class BadRequestError(RpcError):
-    """Run one version of Beluga in clients and servers; else this is a bug to report."""
+    """Run one version of Beluga in clients and servers; otherwise report a bug."""
 
     of_request = True
 
@@ -265,7 +264,7 @@ class BadReplyError(RpcError):
 
 
 class QuotaError(RpcError):
-    """Release pins and grants, call less often, or raise the share with 'beluga quota'."""
+    """Release pins and grants, call less often, or raise the limit with 'beluga quota'."""
 
     of_request = True
 
@@ -275,7 +274,7 @@ class NoTraceError(RpcError):
 
 
 class LeaseError(RpcError):
-    """Check that etcd or Kubernetes can be reached from here, and what --lease names."""
+    """Check that etcd or Kubernetes is reachable from here, and that --lease is correct."""
 
 
 class HandlerError(RpcError):
@@ -283,17 +282,17 @@ class HandlerError(RpcError):
 
 
 class CacheError(BelugaError):
-    """Do what the message says; 'beluga explain KEY' tells what became of a block."""
+    """Follow the message; 'beluga explain KEY' shows the history of a block."""
 
     of_request = True
 
 
 class NoSpaceError(CacheError):
-    """Give the pool more memory, or release pins; 'beluga stat' shows who holds space."""
+    """Give the pool more memory, or release pins; 'beluga stat' shows which clients hold space."""
 
 
 class TableFullError(CacheError):
-    """Create the pool anew with more --max-blocks, or with the right --block-bytes."""
+    """Recreate the pool with more --max-blocks, or with the right --block-bytes."""
 
 
 class TooLargeError(CacheError):
@@ -301,7 +300,7 @@ class TooLargeError(CacheError):
 
 
 class NoGrantError(CacheError):
-    """Ask for the space again: the server gave up the session or its grant meanwhile."""
+    """Reserve the space again: the server ended the session or its grant meanwhile."""
 
 
 class PinLimitError(CacheError):
@@ -309,35 +308,35 @@ class PinLimitError(CacheError):
 
 
 class OffloadingError(CacheError):
-    """Try again; if it stays, use a faster tier or --offload drop."""
+    """Try again; if the error persists, use a faster tier or --offload drop."""
 
 
 class RemovalsFullError(CacheError):
-    """Mend the lower tiers ('beluga stat'), or serve once with --forget-tier if one is gone."""
+    """Repair the lower tiers ('beluga stat'), or serve once with --forget-tier if one is gone."""
 
 
 class DrainingError(CacheError):
-    """Wait until the maintenance ends, or end it: beluga drain --undo."""
+    """Wait for the end of the maintenance, or end it: beluga drain --undo."""
 
 
 class QuarantineError(CacheError):
-    """When the dead clients are off, restart the server with --declare-gone."""
+    """When the dead clients cannot write any more, restart the server with --declare-gone."""
 
 
 class LayoutError(CacheError):
-    """Give buffers that fit the block: the message names the shape, size or type it needs."""
+    """Give buffers that fit the block: the message has the required shape, size or type."""
 
 
 class TransferError(BelugaError):
-    """Do what the message says; 'beluga doctor' shows whether this host's engines work."""
+    """Follow the message; 'beluga doctor' shows whether this host's engines work."""
 
 
 class EngineUnavailableError(TransferError):
-    """Use the engine auto, or install what the message names."""
+    """Use the engine auto, or install the package in the message."""
 
 
 class ChecksumError(TransferError):
-    """Run 'beluga pool check --payload --repair'; if it comes back, 'beluga verify'."""
+    """Run 'beluga pool check --payload --repair'; if the error recurs, run 'beluga verify'."""
 
     of_request = True
 
@@ -347,29 +346,29 @@ class TransferTimeoutError(TransferError):
 
 
 class TransferCancelledError(TransferError):
-    """Start the copy again if it is still wanted; nothing of it counts."""
+    """Start the copy again if it is still needed; no part of it was published."""
 
     of_request = True
 
 
 class UnsettledError(TransferError):
-    """Restart this process: only its end proves that the copy writes no more."""
+    """Restart this process: only its end proves that the copy no longer writes."""
 
 
 class TierError(BelugaError):
-    """Do what the message says; without the tier, its blocks are misses and no more."""
+    """Follow the message; without the tier, its blocks are misses."""
 
 
 class ConnectorError(BelugaError):
-    """Change the engine's setting that the message names; docs/use/vllm.md has the limits."""
+    """Change the engine's setting in the message; docs/use/vllm.md has the limits."""
 
 
 class RouterError(BelugaError):
-    """Mend the option or the input that the message names, and start again."""
+    """Correct the option or the input in the message, and start again."""
 
 
 class NoWorkersError(RouterError):
-    """Add a worker that serves the model, or look why none is well: GET /workers."""
+    """Add a worker that serves the model, or check why none is healthy: GET /workers."""
 
 
 class AllWorkersBusyError(RouterError):
@@ -387,11 +386,11 @@ class ObjectiveError(RouterError):
 
 
 class EventError(RouterError):
-    """Start engine and router with the same block size and versions that fit."""
+    """Start engine and router with the same block size and compatible versions."""
 
 
 class QueueError(RouterError):
-    """Check that the queue runs, and that --prefill-queue names it."""
+    """Check that the queue is running, and the address of --prefill-queue."""
 
 
 class QueueFullError(QueueError):
@@ -401,21 +400,21 @@ class QueueFullError(QueueError):
 
 
 class TaskError(QueueError):
-    """Do what the message says; without it, the engine that decodes prefills this prompt."""
+    """Follow the message; without the task, the decode engine prefills this prompt."""
 
     of_request = True
 
 
 class WorkerError(RouterError):
-    """Read the engine's log; the gateway asks another engine where it may."""
+    """Read the engine's log; the gateway retries on another engine where possible."""
 
 
 class AdminError(BelugaError):
-    """Name a free address with --admin, and ask as a user who may."""
+    """Give --admin a free address, and run the command as a permitted user."""
 
 
 class SimulateError(BelugaError):
-    """Give the option a value that the message allows."""
+    """Give the option a value that is valid by the message."""
 
 
 class ReplayError(BelugaError):
@@ -423,7 +422,7 @@ class ReplayError(BelugaError):
 
 
 class TraceError(ReplayError):
-    """Mend or remove the line that the message names, or name the trace's --format."""
+    """Correct or remove the line in the message, or give the trace's --format."""
 
 
 # The bl_error numbers of csrc/api/error.h, in its order; a test compares the two.
@@ -437,10 +436,10 @@ CODES: tuple[tuple[type[BelugaError], str], ...] = (
     (ServerAliveError, "the pool's server is alive, or not proven gone; stop it first"),
     (HostClashError, "another machine uses this host number; give each its own with --host N"),
     (NoLaneError, "all lanes are taken or in quarantine; create the pool with more --lanes"),
-    (SessionLostError, "the server gave this session up; attach again"),
+    (SessionLostError, "the server ended this session; attach again"),
     (NoMethodError, "the server has no handler for this method; is it 'beluga serve'?"),
     (BadRequestError, "the server refused a field of the request"),
-    (BadReplyError, "the server's reply makes no sense; is the pool damaged?"),
+    (BadReplyError, "the server's reply is invalid; is the pool damaged?"),
     (HandlerError, "the server's handler raised; see its log"),
     (NoSpaceError, "no space: every block that could make room is pinned or being written"),
     (TableFullError, "the block table is full; create the pool with more --max-blocks"),
@@ -460,9 +459,9 @@ CODES: tuple[tuple[type[BelugaError], str], ...] = (
     ),
     (
         LobbyBusyError,
-        "another process of this host is attaching and does not get done; is one stopped?",
+        "another process of this host is attaching and does not finish; is one stopped?",
     ),
-    (QuotaError, "the session's quota is used up; give something back, or call less often"),
+    (QuotaError, "the session's quota is used up; release pins or grants, or call less often"),
     (
         DeviceFaultError,
         "a device of the pool cannot be read or written: is it poisoned, unplugged or truncated?",
@@ -510,7 +509,7 @@ CODES: tuple[tuple[type[BelugaError], str], ...] = (
 
 
 def is_of_request(error: BaseException | None) -> bool:
-    """Return whether an error is one request's own failure; see :attr:`BelugaError.of_request`."""
+    """Return whether an error concerns one request only; see :attr:`BelugaError.of_request`."""
     return isinstance(error, BelugaError) and error.of_request
 
 
@@ -536,5 +535,5 @@ def raise_for_status(code: int, doing: str = "") -> int:
     if 0 <= place < len(CODES):
         kind, text = CODES[place]
         raise kind(prefix + text)
-    number = min(-code, INT_MAX)  # a broken server's status may have no positive int
+    number = min(-code, INT_MAX)  # the negation of a broken server's status may overflow an int
     raise OSError(number, prefix + os.strerror(number))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """The admin endpoint of a server: small HTTP routes, over a socket of the pool's runtime directory
-and, if it is asked for, over TCP (``beluga serve --admin``).
+and optionally over TCP (``beluga serve --admin``).
 
-It runs in the server's process, on threads of its own. Whoever may use the runtime directory may
+It runs in the server's process, on its own threads. Users with access to the runtime directory may
 use the socket; over TCP nothing can be changed.
 """
 

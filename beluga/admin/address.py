@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Addresses that the endpoint listens on."""
+"""The endpoint's listen addresses."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def is_ipv6(host: str) -> bool:
 
 
 def url_host(host: str) -> str:
-    """Return a host as it stands in a URL."""
+    """Return a host in the form of a URL."""
     return f"[{host}]" if is_ipv6(host) else host

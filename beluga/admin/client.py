@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Asks the server of a pool through its socket in the runtime directory."""
+"""Sends requests to the server of a pool through its socket in the runtime directory."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def ask(  # noqa: PLR0913  all but the first two named
 ) -> Answer:
     """Make one request to the server whose pool has this runtime directory.
 
-    Raises NoServerError if nobody serves the pool on this host, and AdminError for an answer that
-    is an error, with its text.
+    Raises NoServerError if no server of the pool runs on this host, and AdminError with the text of
+    an error response.
     """
     connection = _Connection(directory, name, timeout_s)
     try:
@@ -56,7 +56,7 @@ def ask(  # noqa: PLR0913  all but the first two named
         raise AdminError(f"the server did not answer {path} in {timeout_s:g} s") from None
     except PermissionError:
         raise AdminError(
-            f"{directory / name}: this user may not ask the server; join the directory's group"
+            f"{directory / name}: this user has no access to the server; join the directory's group"
         ) from None
     finally:
         connection.close()
@@ -66,10 +66,10 @@ def ask(  # noqa: PLR0913  all but the first two named
 
 
 def ask_json(directory: Path, path: str, kind: type[_T], value: object = None) -> _T:
-    """Return the JSON value of an answer, which is of this kind. With ``value`` the request is a
-    POST that has it.
+    """Return the JSON value of an answer, which is of this type. With ``value`` the request is a
+    POST with it as the body.
 
-    Raises as :func:`ask`, and AdminError for an answer of another kind.
+    Raises as :func:`ask`, and AdminError for an answer of another type.
     """
     method, body = ("GET", None) if value is None else ("POST", json.dumps(value).encode())
     found = json.loads(ask(directory, path, method=method, body=body).body)
@@ -79,7 +79,7 @@ def ask_json(directory: Path, path: str, kind: type[_T], value: object = None) -
 
 
 def ask_someone(directory: Path, path: str) -> Answer:
-    """Ask the server; if nobody serves the pool on this host, ask one that stands by here.
+    """Send a request to the pool's server on this host, or else to a standby here.
 
     Raises as :func:`ask`.
     """
@@ -92,7 +92,7 @@ def ask_someone(directory: Path, path: str) -> Answer:
 
 
 def standing_by(directory: Path) -> list[str]:
-    """Return the names of the sockets of servers that stand by on this host and answer."""
+    """Return the names of the sockets of standby servers on this host that answer."""
     found = []
     for name in other_names(directory):
         try:

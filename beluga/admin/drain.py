@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Draining: a server stores nothing new, and lets what is under way come to its end.
+"""Draining: a server refuses new blocks, and completes the work in progress.
 
-A thread waits for the grants of before, then lets the tiers below save every block that none of
-them has. Whoever drains asks for :meth:`Drain.state` until it says ``done``.
+A thread waits for the earlier grants, then has the lower tiers save every block that none of them
+has. The operator's command polls :meth:`Drain.state` until it is ``done``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Drain:
-    """Drains one server, whose lower tiers have this service, if it has such tiers."""
+    """Drains one server. The service is that of its lower tiers, if it has any."""
 
     def __init__(self, server: MetaServer, tiers: TierService | None = None) -> None:
         self._server, self._tiers = server, tiers
@@ -37,7 +37,7 @@ class Drain:
         self._failure = ""
 
     def begin(self) -> None:
-        """Begin to drain; a second call while it drains does nothing."""
+        """Begin to drain; a second call meanwhile has no effect."""
         with self._lock:
             if self._thread is not None:
                 return
@@ -60,10 +60,10 @@ class Drain:
             self._server.drain(False)
 
     def state(self) -> dict[str, Any]:
-        """Say how far it is: JSON. ``writing`` are the blocks that sessions still write, ``dirty``
-        those that were not offered to the lower tiers yet, ``looked`` those of ``blocks`` that were
-        compared with them, and ``missing`` those of these that no tier has; both are None without
-        lower tiers.
+        """Return the progress as JSON. ``writing`` counts the blocks that sessions still write,
+        ``dirty`` those not yet offered to the lower tiers, ``looked`` those of ``blocks`` that were
+        compared with the tiers, and ``missing`` those of them that no tier has; both are None
+        without lower tiers.
         """
         stat = self._server.meta_stat()
         below = self._tiers is not None
@@ -94,7 +94,7 @@ class Drain:
             self._failure = str(error)
 
     def _settled(self) -> bool:
-        """Return whether nothing is being written any more, nor waits to be offered to a tier."""
+        """Return whether no block is being written or waits to be offered to a tier."""
         applied = self._server.stat().draining
         writing = self._server.meta_stat().grant_count
         dirty = self._server.lower_stat().dirty_count if self._tiers is not None else 0

@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CONNECTIONS_MAX = 64  # of a listener; a further one gets the place of the slowest client
-_TURNS = 4  # routes that run at a time, beside those of health
+_TURNS = 4  # routes that run at a time, except those of health
 _POLL_S = 0.5
-_LOOK_S = 0.01  # between looks for a free place
-_LAG_MIN_S = 0.25  # of a client that may be closed for another: its request may be on its way
+_LOOK_S = 0.01  # between checks for a free place
+_LAG_MIN_S = 0.25  # the least lag of a client that loses its place
 _PATIENT_S = 0.5
 
 
 class Admin:
-    """Answers by the routes, and ``GET /endpoint`` with the page's address, between :meth:`start`
-    and :meth:`stop`.
+    """Serves the routes, and ``GET /endpoint`` with the page's address, between :meth:`start` and
+    :meth:`stop`.
 
-    ``directory`` is the pool's runtime directory: its socket answers everything. ``address`` is a
-    host and a port for TCP, which answers only what reads; port 0 takes a free one. Over TCP all
-    but health needs the ``token`` if there is one, and ``context`` is that of TLS. Both are taken
-    when the endpoint is made, before a server takes its pool over. Raises AdminError if the address
-    cannot be had. A directory that cannot have sockets is only logged, because blocks are served
-    without it.
+    ``directory`` is the pool's runtime directory: its socket serves all requests. ``address`` is a
+    host and a port for TCP, which serves only read requests; port 0 takes a free one. Over TCP all
+    but health needs the ``token`` if there is one, and ``context`` is that of TLS. Socket and port
+    are bound on construction, before a server takes its pool over. Raises AdminError if the address
+    cannot be bound. A directory without support for sockets is only logged, because the server
+    works without the socket.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Admin:
 
     @property
     def url(self) -> str:
-        """Where the page is, over TCP; "" without it."""
+        """The URL of the page over TCP; "" without TCP."""
         if self._tcp is None:
             return ""
         scheme = "http" if self._context is None else "https"
@@ -84,11 +84,11 @@ class Admin:
 
     @property
     def metrics_url(self) -> str:
-        """Where Prometheus finds the metrics, over TCP; "" without it."""
+        """The URL of the metrics over TCP; "" without TCP."""
         return self.url and self.url.rstrip("/") + METRICS
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start the threads."""
         for listener in self._listeners:
             thread = Thread(
                 target=listener.serve_forever, args=(_POLL_S,), name="beluga-admin", daemon=True
@@ -97,7 +97,7 @@ class Admin:
             self._threads.append(thread)
 
     def claim(self) -> None:
-        """Take the name of the server that serves, for the local socket."""
+        """Give the local socket the name of the active server."""
         if self._local is not None:
             try:
                 self._local.claim()
@@ -105,7 +105,7 @@ class Admin:
                 log.warning("the admin socket: %s", error)
 
     def stop(self) -> None:
-        """End the threads, close all connections, and give the port and the socket back."""
+        """End the threads, close all connections, and release the port and the socket."""
         if self._local is not None:
             self._local.remove()
         if self._threads:
@@ -143,11 +143,11 @@ class Admin:
 
 
 class _Listener(ThreadingHTTPServer):
-    """Threads that answer connections. Their sockets are closed by their own threads alone; others
-    shut them down, which ends every wait in such a thread.
+    """Threads that serve connections. Only its own thread closes a socket; other threads shut it
+    down, which ends every wait in that thread.
     """
 
-    request_queue_size = 1024  # the kernel drops those that do not fit, which costs them seconds
+    request_queue_size = 1024  # the kernel drops further ones: seconds of delay
 
     def __init__(
         self,
@@ -163,13 +163,13 @@ class _Listener(ThreadingHTTPServer):
         self.host = str(address[0])
 
     def server_bind(self) -> None:
-        """Take the address; the standard library would look the machine's name up as well."""
+        """Bind the address; the standard library would also look up the machine's name."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept a connection. Its handshake of TLS comes with its first bytes, on its thread."""
+        """Accept a connection. Its TLS handshake runs with its first bytes, on its thread."""
         client, peer = self.socket.accept()
         if self._context is not None:
             client = self._context.wrap_socket(
@@ -178,7 +178,7 @@ class _Listener(ThreadingHTTPServer):
         return client, peer
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a connection on a thread of its own. If all places are taken, it gets that of the
+        """Serve a connection on its own thread. If all places are taken, it gets that of the
         slowest client.
         """
         end_s = time.monotonic() + _PATIENT_S
@@ -188,7 +188,7 @@ class _Listener(ThreadingHTTPServer):
 
     def _take(self, request: socket.socket, peer: Any, *, any_lag: bool) -> bool:
         """Take a place for a connection. Returns False if there is none yet. A client that has just
-        connected, or has just been sent something, gives its place up only with ``any_lag``.
+        connected or received data loses its place only with ``any_lag``.
         """
         with self._lock:
             if len(self._places) >= _CONNECTIONS_MAX:
@@ -200,7 +200,7 @@ class _Listener(ThreadingHTTPServer):
             return free
 
     def service_actions(self) -> None:
-        """Break the connections of clients that lag too long; called at least every _POLL_S."""
+        """Close the connections of clients that lag too long; called at least every _POLL_S."""
         with self._lock:
             for place in self._places.overdue():
                 self._break(place)
@@ -208,7 +208,7 @@ class _Listener(ThreadingHTTPServer):
     def place_of(self, request: socket.socket) -> Place[socket.socket]:
         """Return the place of a connection."""
         with self._lock:
-            return self._places.of(request) or Place(request, "", 0.0)  # it has just been lost
+            return self._places.of(request) or Place(request, "", 0.0)  # it has just been closed
 
     def shutdown_request(self, request: Any) -> None:
         """Close a connection."""
@@ -230,7 +230,7 @@ class _Listener(ThreadingHTTPServer):
             place.connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log a connection that broke; browsers break them all the time."""
+        """Log a broken connection; browsers often break them."""
         log.debug("a connection to the admin endpoint broke", exc_info=True)
 
 

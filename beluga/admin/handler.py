@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Answers one connection's requests by the routes, after the checks that all requests pass."""
+"""Serves one connection's requests by the routes, after the checks of all requests."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HEAD_MAX = 1 << 15  # bytes of a request's line and headers
-BODY_MAX = 1 << 16  # bytes; only the local socket takes a body
+BODY_MAX = 1 << 16  # bytes; only the local socket accepts a body
 METRICS = "/metrics"
 _HEALTH = {HEALTHZ, READYZ}
-_ANY_NAME = {METRICS, *_HEALTH}  # these tell other machines nothing that a name protects
-_TURN_S = 5.0  # for which a request waits while as many routes run as may
-_LOOK_S = 0.05  # between looks at whether its connection has lost its place
+_ANY_NAME = {METRICS, *_HEALTH}  # these are not protected by the check of names
+_TURN_S = 5.0  # how long a request waits for a free slot to run its route
+_LOOK_S = 0.05  # between checks whether its connection has lost its place
 _PIECE = 1 << 16  # bytes of an answer that are sent at once
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -45,7 +45,7 @@ _HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may ask over TCP. ``loopback`` says that only this machine can connect."""
+    """The access rules over TCP. ``loopback``: only this machine can connect."""
 
     hosts: KnownHosts
     loopback: bool
@@ -53,7 +53,7 @@ class Access:
 
 
 class _Head:
-    """A connection's file, of whose next lines at most :data:`HEAD_MAX` bytes are read."""
+    """A connection's file, with a limit of :data:`HEAD_MAX` bytes for the next lines."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -96,11 +96,11 @@ class Handler(BaseHTTPRequestHandler):
         super().handle_one_request()
 
     def do_GET(self) -> None:
-        """Answer a request that reads."""
+        """Serve a read request."""
         self._send(self._answer("GET"))
 
     def do_POST(self) -> None:
-        """Answer a request that may change something."""
+        """Serve a request that may change something."""
         self._send(self._answer("POST"))
 
     def _answer(self, method: str) -> Answer:
@@ -108,7 +108,7 @@ class Handler(BaseHTTPRequestHandler):
             url = urlsplit(self.path)
         except ValueError:
             self.close_connection = True
-            return _refusal(HTTPStatus.BAD_REQUEST, "the request names no path")
+            return _refusal(HTTPStatus.BAD_REQUEST, "the request has no path")
         refusal = self._refuse(method, url.path)
         if refusal is not None:
             self.close_connection = True  # its body is not read
@@ -119,7 +119,7 @@ class Handler(BaseHTTPRequestHandler):
             return body
         query = {unquote(name): value for name, value in parse_qsl(url.query)}
         request = AdminRequest(url.path, query, body)
-        if url.path in _HEALTH:  # answered however many other requests there are
+        if url.path in _HEALTH:  # served regardless of the number of other requests
             return self._by_route(method, request)
         if not self._turn():
             return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests; ask less often")
@@ -129,7 +129,8 @@ class Handler(BaseHTTPRequestHandler):
             self.turns.release()
 
     def _turn(self) -> bool:
-        """Wait until a route may run. Returns False if that takes too long, or is of no use."""
+        """Wait until a route may run. Returns False after a timeout, or if the connection is
+        lost."""
         end_s = time.monotonic() + _TURN_S
         while not self.turns.acquire(timeout=_LOOK_S):
             if self.place.lost or time.monotonic() > end_s:
@@ -149,7 +150,7 @@ class Handler(BaseHTTPRequestHandler):
             return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "see the server's log")
 
     def _refuse(self, method: str, path: str) -> Answer | None:
-        """Return the answer to a request that no route sees, or None."""
+        """Return the answer to a request that reaches no route, or None."""
         if self.access is not None:
             refusal = self._refuse_caller(self.access, path)
             if refusal is not None:
@@ -164,15 +165,15 @@ class Handler(BaseHTTPRequestHandler):
         return None
 
     def _refuse_caller(self, access: Access, path: str) -> Answer | None:
-        """Return the answer to a caller over TCP who may not ask for this path, or None. Where
-        other machines may connect, their scrapers and probes use any name, such as a service's.
+        """Return the answer to a caller over TCP without access to this path, or None. Where other
+        machines may connect, their scrapers and probes use any host name, such as a service's.
         """
         hosts = self.headers.get_all("Host", [""])
         any_name = path in _ANY_NAME and not access.loopback
         if len(hosts) > 1 or not (any_name or hosts[0] in access.hosts):
             return _refusal(
                 HTTPStatus.MISDIRECTED_REQUEST,
-                "this endpoint does not answer to that name; use the machine's address or name",
+                "the Host header is not allowed; use the machine's address or name",
             )
         shown = self.headers.get("Authorization", "")
         if access.token is None or path in _HEALTH or access.token.shown_by(shown):
@@ -208,7 +209,7 @@ class Handler(BaseHTTPRequestHandler):
             self.place.wait()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  its name
-        """Log at the level that is usually off."""
+        """Log at the debug level."""
         log.debug(format, *args)
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Whether a server lives and whether it serves, for who restarts it: Kubernetes, a load balancer.
+"""Liveness and readiness of a server, for Kubernetes or a load balancer.
 
-``GET /healthz`` fails when the server makes no progress: its poll loop hangs, or it no longer looks
-after the server for which it stands by. ``GET /readyz`` fails, too, while it stands by: it lives,
-and does not serve.
+``GET /healthz`` fails when the server makes no progress: its poll loop hangs, or a standby no
+longer checks the active server. ``GET /readyz`` also fails while the server stands by: it is alive,
+but does not serve.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from beluga.admin.route import AdminRequest, Answer, Routes
 
 HEALTHZ, READYZ = "/healthz", "/readyz"
 STILL_S = 15.0
-"""A server that has made no progress for so many seconds hangs."""
+"""A server without progress for this many seconds hangs."""
 
 
 class ServerHealth:
-    """What the one that looks after a server has seen; the routes answer from other threads.
+    """The health of a server, recorded by its main thread and read by the routes on other threads.
 
-    A server that has not begun lives: a takeover of a large pool, or of large lower tiers, takes
-    its time.
+    A server that is starting counts as alive: a takeover of a large pool, or of large lower tiers,
+    takes time.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class ServerHealth:
         self._moved_s, self._serves = self._clock(), serves
 
     def begins(self) -> None:
-        """Note that the server begins, which may take long."""
+        """Note that the server is starting, which may take long."""
         self._moved_s, self._serves = None, False
 
     def routes(self) -> Routes:

@@ -2,12 +2,13 @@
 # Copyright The Beluga Authors
 """The sockets of servers in a pool's runtime directory.
 
-A server and each standby have a socket with a name of their own, ``admin-*.sock``. The one that
-begins to serve renames its socket to ``admin.sock``, over that of a server that was killed. A
-renamed socket works on. The directory is locked while names change, so a server that ends does not
-remove its successor's.
+A server and each standby have a socket with its own name, ``admin-*.sock``. The one that becomes
+active renames its socket to ``admin.sock``, over that of a killed server. A renamed socket
+continues to work. The directory is locked while names change, so a server that ends does not remove
+its successor's.
 
-The kernel takes paths of at most 107 bytes. A longer one is named by a descriptor of its directory.
+The kernel accepts paths of at most 107 bytes. A longer one is opened relative to a descriptor of
+its directory.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class LocalSocket:
         return self._directory / self._name
 
     def claim(self) -> None:
-        """Take the name of the server that serves."""
+        """Take the name of the active server."""
         with _locked(self._directory):
             if self._own():
                 self._path.rename(self._directory / SERVING)
@@ -84,7 +85,7 @@ def connect(directory: Path, name: str, timeout_s: float = _CONNECT_S) -> socket
                 try:
                     peer.connect(path)
                     break
-                except BlockingIOError:  # many connect at once, for which the kernel does not wait
+                except BlockingIOError:  # the backlog is full, and the kernel does not wait
                     if time.monotonic() > end_s:
                         raise
                     time.sleep(_AGAIN_S)
@@ -95,12 +96,12 @@ def connect(directory: Path, name: str, timeout_s: float = _CONNECT_S) -> socket
 
 
 def other_names(directory: Path) -> list[str]:
-    """Return the names of the sockets of those that do not serve, and of some that ended."""
+    """Return the names of the sockets of standby servers, and of some that have ended."""
     return sorted(path.name for path in directory.glob(_OTHERS))
 
 
 def _remove_stale(directory: Path) -> None:
-    """Remove sockets of standby servers that ended without it."""
+    """Remove the sockets of killed standby servers."""
     for name in other_names(directory):
         try:
             connect(directory, name).close()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The routes by which an operator looks at a server and changes it: sessions, trace, quota, drain.
+"""The routes for operators: sessions, trace, quota, drain.
 
 ``POST /quota`` takes the limits to change, by the names of :class:`~beluga.rpc.Quota`; the others
-stay. ``POST /drain`` takes ``{"draining": true}`` or false.
+are unchanged. ``POST /drain`` takes ``{"draining": true}`` or false.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from beluga.pool import Pool
     from beluga.tiers import TierService
 
-_CALLS = 100  # that GET /trace shows by itself
+_CALLS = 100  # that GET /trace shows by default
 _CALLS_MAX = 10_000
 _LIMITS = tuple(field.name for field in dataclasses.fields(Quota))
 
 
 def operate_routes(server: MetaServer, pool: Pool, tiers: TierService | None) -> Routes:
-    """Return the routes of a server, whose lower tiers have this service."""
+    """Return the routes of a server; ``tiers`` is the service of its lower tiers."""
     drain, lock = Drain(server, tiers), threading.Lock()
 
     def sessions(_: AdminRequest) -> Answer:
@@ -75,7 +75,7 @@ def operate_routes(server: MetaServer, pool: Pool, tiers: TierService | None) ->
 
 
 def _object(request: AdminRequest, names: tuple[str, ...], kind: type) -> dict[str, Any]:
-    """Return the request's JSON object, which has only these names. Raises ValueError."""
+    """Return the request's JSON object, with these names only. Raises ValueError."""
     found = request.json()
     if not isinstance(found, dict) or not found.keys() <= set(names):
         raise ValueError(f"give a JSON object of {', '.join(names)}")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The page that browsers show: one file, which asks ``/live`` every second.
+"""The page for browsers: one file, which fetches ``/live`` every second.
 
-Its policy for browsers allows its own style and script by their digests, requests to where it came
-from, and nothing else.
+Its Content-Security-Policy allows its own style and script by their digests, requests to its own
+origin, and nothing else.
 """
 
 from __future__ import annotations

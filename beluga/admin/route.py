@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a route of the admin endpoint is given, and what it returns.
+"""The arguments and results of the admin endpoint's routes.
 
-A route is a function that stands in a dictionary under its method and path::
+A route is a function in a dictionary, by method and path::
 
     routes: Routes = {("GET", "/live"): live, ("POST", "/trace"): trace}
 
-GET only reads. All other methods may change something, so they are answered over the socket alone.
-Several threads may call a route at a time. Its errors become answers: ValueError is the status 400,
+GET only reads. All other methods may change something, so only the socket serves them. Several
+threads may call a route at a time. Its errors become answers: ValueError is the status 400,
 BelugaError the status 409, and anything else the status 500.
 """
 
@@ -36,7 +36,7 @@ class AdminRequest:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer: its body, the kind of its body, its status, and further headers."""
+    """An answer: its body, the content type, its status, and further headers."""
 
     body: bytes
     kind: str = "text/plain; charset=utf-8"

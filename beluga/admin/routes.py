@@ -25,7 +25,7 @@ _METRICS_KIND = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def server_routes(server: MetaServer, pool: Pool, tiers: TierService | None = None) -> Routes:
-    """Return all routes of a server, whose lower tiers have this service."""
+    """Return all routes of a server; ``tiers`` is the service of its lower tiers."""
     collector, lock = Collector(server, pool), threading.Lock()
     observer = Observer(server, pool)
 

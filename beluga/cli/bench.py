@@ -91,7 +91,7 @@ _COLUMNS = {
 }
 LEGEND = Legend(_COLUMNS.values())
 _SHARED = ("engine", "crc", "fragment_bytes", "fragments", "bytes", "depth", "threads")
-# What a narrow table leaves out, the first of them first.
+# The columns that a narrow table omits, in this order.
 _SPARE = ("paper", "p99_ns", "limit", "ratio_to_peer", "ops_per_s", "p50_ns")
 
 
@@ -166,8 +166,8 @@ def rpc(
 def _run(
     names: Sequence[str], options: beluga_bench.Options, wide: bool, *, json: bool
 ) -> list[beluga_bench.Row]:
-    """Run benchmarks, and print the rows of each when it ends, or all as JSON at the end. What was
-    finished is printed whatever ends the run.
+    """Run benchmarks, and print the rows of each when it ends, or all as JSON at the end. Completed
+    rows are printed even after an error or an interruption.
 
     Raises BelugaError if a benchmark failed.
     """
@@ -188,7 +188,7 @@ def _run(
 
 def _show(rows: Sequence[Mapping[str, object]], *, wide: bool) -> None:
     """Print a table for each benchmark and kind of memory, with the fields that any row has, then
-    the notes. What all rows have in common is in the title.
+    the notes. The title has the fields that are equal in all rows.
     """
     for name, group in groupby(rows, lambda row: (row["bench"], row["memory"], row["coherence"])):
         table = list(group)

@@ -47,8 +47,8 @@ def report_files(sources: Sequence[Path], out: Path | None, *, json: bool) -> No
 def report_run(
     names: Sequence[str], options: beluga_bench.Options, out: Path | None
 ) -> list[beluga_bench.Row]:
-    """Run benchmarks and write a page of them. One that fails is named on the page, and so are
-    those that an interruption left out. Returns the rows.
+    """Run benchmarks and write a page of them. The page lists failed benchmarks, and those that did
+    not run because of an interruption. Returns the rows.
 
     Raises BelugaError, after the page was written, if a benchmark failed.
     """

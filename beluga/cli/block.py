@@ -38,7 +38,7 @@ Namespace = Annotated[str, typer.Option(help="The namespace of the block.")]
 
 
 def digest(key: str) -> bytes:
-    """Return a digest that is given in hex digits, or else the digest of the text."""
+    """Return the digest of hex digits, or else the digest of the text."""
     if _DIGEST.fullmatch(key):
         return bytes.fromhex(key)
     return hashlib.blake2b(os.fsencode(key), digest_size=16).digest()
@@ -74,7 +74,8 @@ def put(
 
 
 def _put(cache: KVCache, key: str, data: bytes, *, force: bool) -> str:
-    """Store a block, and say what became of it. Raises CacheError if the key has other bytes."""
+    """Store a block, and return the outcome as text. Raises CacheError if the key has other
+    bytes."""
     state = _put_new(cache, key, data)
     if state != "present":
         return state

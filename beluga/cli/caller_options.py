@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The options that say whom the gateway answers."""
+"""The options for the callers that the gateway accepts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Tls = Annotated[
 
 
 class CallerOptions(NamedTuple):
-    """The options as they were given: see ``beluga.gateway.Callers``."""
+    """The values of the options: see ``beluga.gateway.Callers``."""
 
     allow_host: AllowHost = None
     allow_origin: AllowOrigin = None
@@ -49,7 +49,7 @@ class CallerOptions(NamedTuple):
 
 
 def with_callers(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options above. It gets them as ``callers``."""
+    """Add the options above to a command, which gets them as ``callers``."""
     hints = typing.get_type_hints(command, include_extras=True)
     added = typing.get_type_hints(CallerOptions, include_extras=True)
     parameters = [
@@ -74,7 +74,7 @@ def with_callers(command: Callable[..., None]) -> Callable[..., None]:
         named = {name: given.pop(name) for name in added if name in given}
         command(*arguments, callers=CallerOptions(**named), **given)
 
-    # Readers of the signature must not look behind this function.
+    # Readers of the signature must use this function's own.
     del run.__wrapped__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}

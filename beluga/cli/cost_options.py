@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The options by which a policy estimates times, which ``beluga simulate`` and ``beluga gateway``
-share. With the same values both choose the same workers.
+"""The options for a policy's estimates of times, shared by ``beluga simulate`` and ``beluga
+gateway``. With the same values both choose the same workers.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def with_estimator(command: Callable[..., None]) -> Callable[..., None]:
         chosen = [given.pop(one.name, one.default) for one in _ADDED]
         command(*arguments, estimator=_estimator(*chosen), **given)
 
-    # Readers of the signature must not look behind this function.
+    # Readers of the signature must use this function's own.
     del run.__wrapped__
     run.__signature__ = inspect.Signature([*own, *_ADDED])  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in (*own, *_ADDED)}
@@ -112,6 +112,6 @@ def _estimator(
             host_bytes_per_s=local_bandwidth * 1e9,
             step_tokens=step_tokens,
         )
-    except RouterError as error:  # it names the value; the user knows the option
+    except RouterError as error:  # its text has the value; this adds the option
         name, _, what = str(error).partition(" ")
         raise typer.BadParameter(f"--{name.replace('_', '-')} {what}") from None

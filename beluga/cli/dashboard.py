@@ -56,7 +56,7 @@ def dashboard(
 
 
 def _servers_url(directory: Path) -> str:
-    """Return where the server's own page is; "" if it has none, or nobody serves."""
+    """Return the URL of the server's own page; "" if it has none, or no server is running."""
     try:
         return str(ask_json(directory, "/endpoint", dict)["url"])
     except BelugaError:

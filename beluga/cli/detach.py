@@ -2,11 +2,11 @@
 # Copyright The Beluga Authors
 """A server in the background: ``beluga serve --detach`` starts it, ``beluga stop`` stops it.
 
-A child runs the same command without ``--detach`` and in a session of its own. It says that it is
-ready as services of systemd do (:mod:`beluga.cli.notify`). Its messages go to ``serve.log`` in the
-pool's runtime directory, its process id to ``serve.pid``, which it holds locked: a process that has
-the lock is the server, whatever its number was before. One that stands by beside it has
-``standby.log`` and ``standby.pid``; the names stay when it takes over.
+A child runs the same command without ``--detach`` in its own session. It reports that it is ready
+like services of systemd (:mod:`beluga.cli.notify`). Its messages go to ``serve.log`` in the pool's
+runtime directory, its pid to ``serve.pid``, which it holds locked: only the process with the lock
+is the server, even if a pid was reused. A standby on the same host has ``standby.log`` and
+``standby.pid``; the names do not change when it takes over.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _STOP_S = 60.0
 
 
 def detached(paths: list[str] | None, json: bool, *, stands_by: bool) -> None:
-    """Run this command in the background without ``--detach``. Returns when it serves or stands
-    by. Raises RpcError with its last words if it ends before.
+    """Run this command in the background without ``--detach``. Returns when it serves or stands by.
+    Raises RpcError with its last message if it ends before.
     """
     with open_pool(paths) as pool:
         directory = pool.runtime_dir
@@ -53,7 +53,7 @@ def detached(paths: list[str] | None, json: bool, *, stands_by: bool) -> None:
         begin = said.tell()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready, _open(lock) as held:
             _take(held, stands_by=stands_by)
-            held.truncate(0)  # the number of a process that was killed, which another may have now
+            held.truncate(0)  # the pid of a killed process, which may have been reused
             ready.bind(address)
             ready.settimeout(_LOOK_S)
             child = subprocess.Popen(
@@ -76,8 +76,8 @@ def detached(paths: list[str] | None, json: bool, *, stands_by: bool) -> None:
 
 def _open(path: Path) -> IO[bytes]:
     """Open a file of the runtime directory to append to it. If the directory is for a group, the
-    whole group may write it, whatever the umask. One that a colleague made for himself alone is
-    replaced, unless a server holds it locked.
+    file is group-writable, regardless of the umask. Another user's private file is replaced, unless
+    a server holds it locked.
     """
     shared = path.parent.stat().st_mode & stat.S_IWGRP
     try:
@@ -93,7 +93,7 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _free(directory: Path) -> str:
-    """Return the name of which no process holds the lock, or the last one."""
+    """Return the first name without a lock holder, or else the last name."""
     free = (name for name in _NAMES if not _is_held(directory / f"{name}.pid"))
     return next(free, _NAMES[-1])
 
@@ -141,7 +141,7 @@ def stop(pool: PoolPaths = None, json: Json = False) -> None:
         raise NoServerError(
             "no server was started here with 'beluga serve --detach'; " + _how_to_stop(directory)
         )
-    found.sort(key=lambda one: one[1] == serving)  # nothing follows the server, which is last
+    found.sort(key=lambda one: one[1] == serving)  # the server is last, so no standby takes over
     for lock, pid in found:
         _stop_one(lock, pid)
         if not json:
@@ -157,7 +157,7 @@ def _locks(directory: Path) -> list[Path]:
 
 
 def _serving(directory: Path) -> int | None:
-    """Return the process that serves, by its trace."""
+    """Return the active server's process, from its trace."""
     try:
         return read_trace(directory).pid
     except (BelugaError, OSError):
@@ -165,7 +165,7 @@ def _serving(directory: Path) -> int | None:
 
 
 def _stop_one(lock: Path, pid: int) -> None:
-    with suppress(ProcessLookupError):  # it has just ended by itself
+    with suppress(ProcessLookupError):  # it has just ended
         _end(lock, pid)
     until = time.monotonic() + _STOP_S
     while _holder(lock) == pid:
@@ -175,8 +175,8 @@ def _stop_one(lock: Path, pid: int) -> None:
 
 
 def _how_to_stop(directory: Path) -> str:
-    """Return how to stop the server that was started otherwise. Its trace has its process, and a
-    process's cgroup the unit of systemd that runs it.
+    """Return how to stop a server that was not started with ``--detach``. Its trace has its pid,
+    and the process's cgroup has its systemd unit.
     """
     try:
         trace = read_trace(directory)
@@ -191,7 +191,7 @@ def _how_to_stop(directory: Path) -> str:
 
 
 def _end(lock: Path, pid: int) -> None:
-    """Have the process that holds the lock end. It goes on first if it stands still."""
+    """Terminate the process that holds the lock. A stopped process is continued first."""
     try:
         watched = os.pidfd_open(pid)
     except (AttributeError, OSError) as error:
@@ -200,7 +200,7 @@ def _end(lock: Path, pid: int) -> None:
         _end_by_number(lock, pid)
         return
     try:
-        if _holder(lock) == pid:  # it has the lock, so the number was its own when it was watched
+        if _holder(lock) == pid:  # it holds the lock, so the pidfd is its own
             signal.pidfd_send_signal(watched, signal.SIGTERM)
             signal.pidfd_send_signal(watched, signal.SIGCONT)
     except OSError as error:
@@ -212,9 +212,9 @@ def _end(lock: Path, pid: int) -> None:
 
 
 def _end_by_number(lock: Path, pid: int) -> None:
-    """Have the process end on a kernel before 5.3, or where a sandbox denies pidfds.
+    """Terminate the process on a kernel before 5.3, or where a sandbox denies pidfds.
 
-    The number is looked at right before each signal: while the lock is held it is the server's.
+    The pid is checked right before each signal: while the lock is held, it is the server's.
     """
     for number in (signal.SIGTERM, signal.SIGCONT):
         if _holder(lock) == pid:
@@ -228,7 +228,7 @@ def _end_by_number(lock: Path, pid: int) -> None:
 
 
 def _is_held(lock: Path) -> bool:
-    """Return whether a process holds the lock, also one that has not written its number yet."""
+    """Return whether a process holds the lock, even if it has not written its pid yet."""
     try:
         with lock.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -240,7 +240,7 @@ def _is_held(lock: Path) -> bool:
 
 
 def _holder(lock: Path) -> int | None:
-    """Return the process that holds the lock, as it wrote; None if nobody holds it."""
+    """Return the pid that the lock's holder wrote; None if the lock is free."""
     try:
         with lock.open("rb") as file:
             try:

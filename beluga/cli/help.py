@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """The help of commands, in the width of the terminal (or of COLUMNS).
 
-Names of options and their values are never cut: what does not fit beside its name goes below it,
-and a word that is longer than a line is folded.
+Names of options and their values are never truncated: a text that does not fit beside its name is
+below it, and a word that is longer than a line is folded.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 
 _WIDTH_MIN = 20
 _WIDTH_MAX = 120  # longer lines are hard to read
-_NARROW = 60  # a text is beside names that take a third of a line; of a narrow one, a quarter
+_NARROW = 60  # names take up to a third of a line, or a quarter of a narrow one
 _INDENT = 2
 
 
 def width() -> int:
-    """Return the width of the terminal, or what COLUMNS says."""
+    """Return the width of the terminal, or COLUMNS."""
     return max(shutil.get_terminal_size().columns, _WIDTH_MIN)
 
 
 def fill(text: str, room: int, *, indent: int = 0) -> list[str]:
     """Return text in lines of at most ``room`` columns. Words are broken only if they are longer
-    than a line; hyphens are no places for a break.
+    than a line, and never at hyphens.
     """
     space = " " * indent
     return textwrap.wrap(

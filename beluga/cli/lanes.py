@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """The commands ``cxl-rpc serve``, ``call`` and ``list``: handlers without the block index, and
-calls of handlers, whoever serves them.
+calls of handlers of any server.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ def list_handlers(
 
 
 def _kinds(handler: str, found: list[HandlerInfo]) -> list[str]:
-    """Return the types of a handler's parameters; an unknown one is the server's to refuse."""
+    """Return the types of a handler's parameters; none if it is unknown, since the server rejects
+    it."""
     return next((list(one.parameters.values()) for one in found if one.name == handler), [])
 
 
@@ -124,7 +125,7 @@ def _bytes(text: str, limit: int) -> bytes:
 
 
 def _value(text: str, kind: str) -> object:
-    """Return an argument of the command line as a parameter of this type takes it."""
+    """Convert an argument of the command line to a parameter's type."""
     kinds = kind.split(" | ")
     if "bytes" in kinds:
         return _bytes(text, _INPUT_MAX)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Groups of commands that import a command's module when that command runs or is asked for help.
+"""Groups of commands that import a command's module only when it runs or shows its help.
 
-A group is given the place of each command, as ``"block:put"`` for the function ``put`` of
+A group has the place of each command, as ``"block:put"`` for the function ``put`` of
 ``beluga/cli/block.py``, or a table of places for a group inside it. The help of a group shows the
 docstrings of its commands, which are read from the sources without running them.
 """
@@ -75,7 +75,7 @@ def command_at(group: Any, words: tuple[str, ...]) -> Any:
 
 
 class LazyGroup(TyperGroup):
-    """A group whose ``commands`` are made when they are asked for."""
+    """A group whose ``commands`` are made on access."""
 
     def __init__(self, *, places: Places, **settings: Any) -> None:
         super().__init__(**settings)
@@ -90,7 +90,7 @@ class LazyGroup(TyperGroup):
         typer.echo(help_of(self.described(), ctx), nl=False)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """Return what a word may become, without an import of the commands."""
+        """Return the completions of a word, without an import of the commands."""
         ctx.command = self.described()
         try:
             return TyperGroup.shell_complete(ctx.command, ctx, incomplete)
@@ -98,7 +98,7 @@ class LazyGroup(TyperGroup):
             ctx.command = self
 
     def described(self) -> LazyGroup:
-        """Return this group with commands that have nothing but a name and a help."""
+        """Return this group with commands that have only a name and a help."""
         other = copy.copy(self)
         other.commands = {
             name: TyperCommand(name, help=_help_of(place))
@@ -140,10 +140,10 @@ def _make(name: str, place: str | Inner) -> Any:
 
 
 class _Told(TyperCommand):
-    """A command whose errors say which of the options they name is set in ``beluga.toml``."""
+    """A command whose errors report options that are set in ``beluga.toml``."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        # typer prints no formatter's text where a command alone means its help.
+        # typer ignores the formatter if a command without arguments shows its help.
         typer.echo(help_of(self, ctx), nl=False)
 
     def invoke(self, ctx: Any) -> Any:
@@ -159,7 +159,7 @@ class _Told(TyperCommand):
             raise
 
     def _refuse_endless(self, ctx: Any) -> None:
-        """Refuse inf and nan, which are in every range or in none. No option needs them."""
+        """Reject inf and nan, which pass or fail every range check. No option needs them."""
         for option in self.params:
             value = ctx.params.get(option.name)
             for one in value if isinstance(value, list | tuple) else [value]:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Legends: what the columns of a command's tables mean.
+"""Legends: the meanings of the columns of a command's tables.
 
-A table is printed with the legend of its columns, and :func:`explains` gives that legend to the
-command, whose help and whose section in ``docs/reference/commands.md`` show it.
+A table is printed with the legend of its columns, and :func:`explains` adds that legend to the
+command's help and to its section in ``docs/reference/commands.md``.
 """
 
 from __future__ import annotations

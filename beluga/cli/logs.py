@@ -3,8 +3,8 @@
 """The log of commands, on stderr: its level, its format (text or JSON lines), its rate limit.
 
 A JSON line has ``time``, ``level``, ``logger``, ``message`` and the fields of the event. At most
-BURST messages from one place in the code pass in WINDOW_S seconds; what is left out is counted, and
-said with a later message or at the end.
+BURST messages from one place in the code pass in WINDOW_S seconds; suppressed messages are counted
+and reported with a later message or at the end.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 
 @dataclass
 class _Chosen:
-    """What flags, the environment and beluga.toml say about the whole program."""
+    """The log settings of the program, from flags, the environment and beluga.toml."""
 
     level: str | None = None
     form: str | None = None
-    handler: logging.Handler | None = None  # of the log that has begun
+    handler: logging.Handler | None = None  # of the started log
     level_before: int = logging.WARNING  # the root logger's, before that
 
 
@@ -41,7 +41,7 @@ _chosen = _Chosen()
 
 
 def choose(level: str | None, form: str | None) -> None:
-    """Set level and format of the program. The log begins now if one of them is given."""
+    """Set level and format of the program. The log starts now if one of them is given."""
     end()
     _chosen.level, _chosen.form = level, form
     if level or form:
@@ -49,7 +49,7 @@ def choose(level: str | None, form: str | None) -> None:
 
 
 def begin(level: str | None = None, form: str | None = None, *, default: str = "info") -> None:
-    """Begin the log, at this level and in this format, or else at those of the program."""
+    """Start the log with this level and format, or else those of the program."""
     end()
     _chosen.form = form or _chosen.form or FORMATS[0]
     handler = _Handler()
@@ -63,7 +63,7 @@ def begin(level: str | None = None, form: str | None = None, *, default: str = "
 
 
 def end() -> None:
-    """Say what was left out, and write no more."""
+    """Report the suppressed messages, and stop the log."""
     if _chosen.handler is not None:
         logging.getLogger().removeHandler(_chosen.handler)
         logging.getLogger().setLevel(_chosen.level_before)
@@ -72,7 +72,7 @@ def end() -> None:
 
 
 def tell(text: str, **fields: object) -> None:
-    """Say on stderr what a command does, as an event of the log with fields if that is JSON."""
+    """Report a command's state on stderr, as an event with fields if the log is JSON."""
     if _chosen.handler is None:
         _write(text)
     else:
@@ -80,7 +80,7 @@ def tell(text: str, **fields: object) -> None:
 
 
 def fail(program: str, text: str) -> NoReturn:
-    """Write the last words of a command that failed, and end it."""
+    """Write the error message of a failed command, and exit."""
     if _chosen.handler is None or _chosen.form != "json":
         end()
         sys.exit(f"{program}: error: {text}")
@@ -102,17 +102,17 @@ def _write(line: str) -> None:
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
     except (OSError, ValueError):
-        pass  # nobody reads it
+        pass  # the reader has closed the pipe
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:
-    """Leave out how other packages debug themselves."""
+    """Filter out the debug messages of other packages."""
     ours = record.name.partition(".")[0] == "beluga"
     return ours or record.levelno >= logging.INFO
 
 
 class _Text(logging.Formatter):
-    """Shows an event with its time and level, and what a command tells as it is."""
+    """Formats an event with its time and level, and a command's report as plain text."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -122,7 +122,7 @@ class _Text(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    """Makes one JSON object of an event."""
+    """Formats an event as one JSON object."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, timezone.utc)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The commands ``beluga explain``, ``ls`` and ``rm``: what the pool has, and why a key misses."""
+"""The commands ``beluga explain``, ``ls`` and ``rm``: the pool's blocks, and why a key is a
+miss."""
 
 from __future__ import annotations
 
@@ -79,7 +80,7 @@ def explain_keys(
 
 
 def _asked(pool: Pool, name: str, fields: list[str] | None, salt: str) -> Namespace:
-    """Return the namespace that the options name."""
+    """Return the namespace of the options."""
     if fields:
         if name != _NAMESPACE:
             raise typer.BadParameter(f"--field stands in place of --namespace {name}; give one")
@@ -184,7 +185,7 @@ def _committed(pool: Pool, half: int) -> Iterator[NDArray[np.void]]:
 
 
 def _shown(fingerprint: int, known: Mapping[int, KnownNamespace]) -> str:
-    """Show a namespace by its name if that is all it has, or else by its fingerprint."""
+    """Show a namespace by its name if it has no other fields, or else by its fingerprint."""
     one = known.get(fingerprint)
     if one is not None and set(one.fields) == {"name"} and not one.secret:
         return str(one.fields["name"])
@@ -226,7 +227,7 @@ def rm(
 
 def _remove(cache: KVCache, name: bytes) -> list[str]:
     """Remove a block, and return where it was: in the pool, below it, or "unknown": perhaps in a
-    remote tier, which was told to remove it.
+    remote tier, where the removal is pending.
     """
     meta, key = MetaClient(cache.client), cache.keys([name])
     below = int(meta.tiers(key)[0]) & ~1 != 0
@@ -236,7 +237,7 @@ def _remove(cache: KVCache, name: bytes) -> list[str]:
 
 
 def _where(removed: Mapping[str, list[str]]) -> str:
-    """Say which blocks were not in the pool itself."""
+    """Describe the blocks that were not in the pool itself."""
     below = sum(places == ["lower tier"] for places in removed.values())
     unknown = sum(places == ["unknown"] for places in removed.values())
     told = ""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The entry points of ``beluga`` and ``cxl-rpc``: they decide how a command ends, whatever happens
-in it.
+"""The entry points of ``beluga`` and ``cxl-rpc``: they set the exit status of a command in every
+case.
 
 The exit status is 0 only on success. It is 1, with one line on stderr, for anything that a user can
 correct, 2 for an invalid command line, 130 after Ctrl-C, 143 after SIGTERM, and 129 when the
@@ -49,7 +49,7 @@ def _open_streams() -> None:
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  for good
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  open until the end
     codecs.register_error("beluga", _in_ascii)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
@@ -57,8 +57,8 @@ def _open_streams() -> None:
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """Write what the output's encoding lacks: bars and lines as such, other characters as JSON
-    escapes them, so that --json stays JSON.
+    """Replace characters that the output's encoding lacks: bars and lines by ASCII ones, others by
+    JSON escapes, so that --json stays valid.
     """
     if not isinstance(error, UnicodeEncodeError):
         raise error
@@ -87,15 +87,15 @@ def _run(name: str, module: str) -> NoReturn:
     try:
         app(prog_name=name)
     except (BelugaError, OSError) as error:
-        # Each program names its own server.
+        # Each program's message has its own server command.
         logs.fail(name, _told(error).replace("'beluga serve'", f"'{name} serve'"))
     except UnicodeError:
-        logs.fail(name, "what you gave has bytes that are not text in UTF-8")
+        logs.fail(name, "an argument has bytes that are not UTF-8; give text")
     sys.exit(0)
 
 
 def _told(error: BaseException) -> str:
-    """Return an error's words; those of an OSError without its number."""
+    """Return an error's text; that of an OSError without its number."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"

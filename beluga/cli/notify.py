@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a service tells the manager that started it: systemd, or ``beluga serve --detach``.
+"""Notifications of a service to its manager: systemd, or ``beluga serve --detach``.
 
-The protocol is that of sd_notify(3): datagrams to the socket that ``NOTIFY_SOCKET`` names. Without
-that variable nothing is told.
+The protocol is that of sd_notify(3): datagrams to the socket in ``NOTIFY_SOCKET``. Without that
+variable nothing is sent.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from beluga.cli.output import say
 
 
 class Manager:
-    """The manager that started this process, if it asks to be told.
+    """The manager that started this process, if it expects notifications.
 
-    ``look_s`` is how often the caller must look after its service, so that :meth:`alive` is called
-    in time: a quarter of the manager's watchdog; or ``look_s_max``, if that is less or there is
-    none.
+    ``look_s`` is the interval at which the caller must check its service, so that it calls
+    :meth:`alive` in time: a quarter of the manager's watchdog; or ``look_s_max``, if that is less
+    or there is none.
     """
 
     def __init__(self, look_s_max: float) -> None:
@@ -34,25 +34,26 @@ class Manager:
         self._status = ""
 
     def ready(self, status: str) -> None:
-        """Say that the service does what it was started for, and how. Only changes are told."""
+        """Report that the service is ready, with a status text. Only changes are sent."""
         if status != self._status:
             first, self._status = not self._status, status
             self._tell(f"READY=1\nMAINPID={os.getpid()}\nSTATUS={status}", heard=first)
 
     def stopping(self) -> None:
-        """Say that the process ends, as it was told."""
+        """Report that the process is stopping on request."""
         self._tell("STOPPING=1\nSTATUS=stopping")
 
     def alive(self) -> None:
-        """Say, not too often, that the service makes progress. The caller has just seen it."""
+        """Report, at a limited rate, that the service makes progress. The caller has just checked
+        it."""
         now = time.monotonic()
         if math.isfinite(self._period_s) and now - self._told_s >= self._period_s:
             self._told_s = now
             self._tell("WATCHDOG=1")
 
     def _tell(self, text: str, *, heard: bool = False) -> None:
-        """Send the words; with ``heard`` say so if nobody can hear them. `beluga serve --detach`
-        listens only for the first ones.
+        """Send a datagram; with ``heard`` log a failure. `beluga serve --detach` receives only the
+        first one.
         """
         if self._address is None:
             return

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Options that several commands have, and the pool that these options name."""
+"""Options of several commands, and the pool of these options."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ LogFormat = Annotated[
 
 
 def need(extra: str, *packages: str) -> None:
-    """Refuse a command, before it has done anything, if a package of the extra is missing."""
+    """Fail before a command does anything if a package of the extra is missing."""
     for name in packages:
         if find_spec(name) is None:
             raise BelugaError(f"this command needs {name}; pip install 'beluga-kv[{extra}]'")
@@ -189,9 +189,9 @@ def read_at_most(limit: int, path: Path, what: str) -> bytes:
 
 
 def check_output(path: Path) -> None:
-    """Refuse a command before its work if it could not write its result to the file ``path``."""
+    """Fail before a command's work if it could not write its result to the file ``path``."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        return  # A pipe or a device is not opened: opening it may block, or its reader may notice.
+        return  # A pipe or a device is not opened: that may block, or affect its reader.
     new = not path.exists()
     with path.open("ab"):
         pass
@@ -227,8 +227,8 @@ def open_pool(paths: list[str] | None) -> Pool:
 
 def runtime_dir_of(paths: list[str] | None) -> Path:
     """Return the runtime directory of the pool on these devices, or of the default pool, for a
-    command that needs nothing but the pool's server. Devices that cannot be opened any more do not
-    matter while a process has the pool. Raises the error of :func:`open_pool` otherwise.
+    command that needs only the pool's server. Devices that cannot be opened any more do not matter
+    while a process has the pool open. Raises the error of :func:`open_pool` otherwise.
     """
     from beluga.pool import runtime_dir_of_gone
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Where a page comes from: the command, the version, the machine and the date."""
+"""The origin of a page: the command, the version, the machine and the date."""
 
 from __future__ import annotations
 

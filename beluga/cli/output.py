@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The output of commands: JSON for machines on stdout, tables for people, progress on stderr."""
+"""The output of commands: JSON or tables on stdout, progress on stderr."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from beluga.cli import logs
 from beluga.cli.help import fill
 from beluga.cli.legend import Legend
 
-if TYPE_CHECKING:  # rich is slow to import, and machines read JSON
+if TYPE_CHECKING:  # rich is slow to import, and JSON does not need it
     from rich.console import Console
     from rich.table import Table
 
 _PIPE_WIDTH = 200  # columns
 _TEXT_MIN = 16  # columns to which longer text is folded
-_INDENT = 2  # of the further lines of a row
+_INDENT = 2  # of the continuation lines of a row
 
-# The arguments are the bytes or requests done, and those in all.
+# The arguments are the bytes or requests done, and the total.
 Advance = Callable[[int, int], None]
 
 
@@ -51,8 +51,8 @@ def print_row(text: str) -> None:
 
 
 def announce(text: str, event: str, *, json: bool = False, **fields: object) -> None:
-    """Tell what a command that goes on running does: text on stderr, as logs are, and with
-    ``json`` one JSON object on one line of stdout.
+    """Report the state of a running command: text on stderr, like logs, and with ``json`` one JSON
+    object on one line of stdout.
     """
     if json:
         line = msgspec.json.encode({"event": event, **fields}, enc_hook=str)
@@ -73,10 +73,9 @@ def print_table(
     """Print a table with the headings of a legend, or with some of them: ``columns``. Columns
     without text are aligned right, and None is a dash.
 
-    On a terminal that is too narrow, text is folded, and ``spare`` columns are left out, the first
-    of them first, unless the table is asked for ``wide``. If that does not suffice, each row is a
-    table of names and values. The legend is shown in the command's help
-    (:func:`beluga.cli.legend.explains`).
+    On a terminal that is too narrow, text is folded, and ``spare`` columns are omitted, in their
+    order, unless ``wide`` is set. If that does not suffice, each row is a table of names and
+    values. The legend is shown in the command's help (:func:`beluga.cli.legend.explains`).
     """
     columns = list(legend) if columns is None else list(columns)
     if unknown := {*columns, *spare} - set(legend):
@@ -113,7 +112,7 @@ def print_table(
 def _fitting(
     columns: list[str], rows: Sequence[Sequence[object]], spare: Sequence[str], room: float
 ) -> list[str]:
-    """Return the columns without as many of the spare ones as do not fit."""
+    """Return the columns that fit, without the first spare ones."""
     shown = list(columns)
     for name in spare:
         if _least_width(columns, shown, rows) <= room:
@@ -124,7 +123,7 @@ def _fitting(
 
 
 def _least_width(columns: list[str], shown: list[str], rows: Sequence[Sequence[object]]) -> int:
-    """Return how wide a table of the columns that are shown has to be, with its text folded."""
+    """Return the least width of a table of the shown columns, with its text folded."""
     widths = [
         min(width, _TEXT_MIN) if _is_text(rows, index) else width
         for index in map(columns.index, shown)
@@ -153,7 +152,7 @@ def _console(width: int | None = None) -> Console:
 
 
 def _room() -> float:
-    """Return the columns of the terminal, or what COLUMNS says. A pipe has no end."""
+    """Return the width of the terminal, or COLUMNS. A pipe has no limit."""
     return shutil.get_terminal_size((0, 0)).columns or math.inf
 
 
@@ -171,7 +170,7 @@ def _cell(value: object) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text without what a terminal would obey: others choose the names of namespaces."""
+    """Return a text without control characters: clients choose the names of namespaces."""
     return "".join(one if one.isprintable() else "?" for one in text)
 
 
@@ -190,7 +189,7 @@ def print_facts(facts: Mapping[str, object], legend: Legend | None = None) -> No
 
 
 def say(text: str) -> None:
-    """Print a line for a person on stderr."""
+    """Print a line on stderr."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
@@ -199,7 +198,7 @@ def say(text: str) -> None:
 def progress(what: str, *, shown: bool = True) -> Iterator[Advance]:
     """Show a bar on stderr that the yielded function moves.
 
-    It appears with the first move, so a command that is refused earlier prints only its error.
+    It appears with the first step, so a command that fails earlier prints only its error.
     """
     if not shown:
         yield lambda done, total: None

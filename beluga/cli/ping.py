@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The command ``ping`` of both programs: a question to the server."""
+"""The command ``ping`` of both programs."""
 
 from __future__ import annotations
 

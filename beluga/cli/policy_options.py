@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """The options for the settings of policies, which ``beluga simulate`` and ``beluga gateway`` share.
 
-They are made from the fields of :class:`beluga.router.PolicySettings`, so neither command can lack
-a setting that the other has.
+They are generated from the fields of :class:`beluga.router.PolicySettings`, so both commands have
+all settings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from beluga.router import PolicySettings
 
 # Options that are not named after their field.
 _NAMED = {"ttft_objective_s": "--slo", "between_tokens_objective_s": "--token-slo"}
-# The greatest values of settings that a policy would take, but that mean nothing.
+# Upper bounds of settings above which values make no sense.
 _MOST = {"usage_ceiling": 1.0, "usage_spread": 1.0, "tree_blocks_max": 1 << 32}
 _TAKEN = ("settings", "named")  # the command's parameters for all of them together
 _CONTEXT = inspect.Parameter(
@@ -38,8 +38,8 @@ def with_policy_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_settings_and_their_names(command: Callable[..., None]) -> Callable[..., None]:
-    """Do the same for a command that also gets, as ``named``, the names of the settings that were
-    given, whatever their values.
+    """Do the same for a command that also gets, as ``named``, the names of the explicitly given
+    settings.
     """
 
     @functools.wraps(command)
@@ -66,7 +66,7 @@ def _with_settings(
         chosen = {one.name: given.pop(one.name, one.default) for one in added}
         try:
             settings = PolicySettings(**chosen)
-        except RouterError as error:  # it names the setting; the user knows the option
+        except RouterError as error:  # its text has the setting; this adds the option
             name, _, what = str(error).partition(" ")
             raise typer.BadParameter(f"{_option_of(name)} {what}") from None
         for name, most in _MOST.items():
@@ -74,7 +74,7 @@ def _with_settings(
                 raise typer.BadParameter(f"{_option_of(name)} is at most {most:g}")
         command(*arguments, settings=settings, **given)
 
-    # Readers of the signature must not look behind this function.
+    # Readers of the signature must use this function's own.
     del run.__wrapped__
     run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
@@ -82,7 +82,7 @@ def _with_settings(
 
 
 def _named(context: typer.Context | None) -> frozenset[str]:
-    """Return the names of the settings that were given."""
+    """Return the names of the explicitly given settings."""
     found: set[str] = set()
     if context is None:
         return frozenset()

@@ -204,7 +204,7 @@ _CHECK_FIELDS = {
 
 
 def _checked(facts: Mapping[str, Any]) -> dict[str, object]:
-    """Return the numbers of a check by the words for people."""
+    """Return the numbers of a check by their displayed names."""
     shown = {word: facts[name] for name, word in _CHECK_FIELDS.items() if name in facts}
     if "tables" in shown:
         shown["tables"] = f"half {facts['half']}"
@@ -300,7 +300,7 @@ def destroy(
     emulated = set(emulated_paths())
     Pool.destroy(specs, force=force)
     if emulated == set(specs):
-        with suppress(OSError):  # something else lies there
+        with suppress(OSError):  # other files are in the directory
             Path(specs[0]).parent.rmdir()
     named = {DeviceSpec.parse(spec).path for spec in specs}
     forgotten = named == {spec.path for spec in _remembered()} and forget()
@@ -311,7 +311,7 @@ def destroy(
 
 
 def _remembered() -> list[DeviceSpec]:
-    """Return the mounted pool's devices; none if that cannot be read."""
+    """Return the mounted pool's devices; none if the file cannot be read."""
     try:
         return remembered()
     except NoDefaultPoolError:
@@ -359,7 +359,7 @@ def mount(
 
 
 def _say_what_comes_before(specs: list[str]) -> None:
-    """Say which pool other commands use if that is not the one that has been mounted."""
+    """Report the pool of other commands if that is not the mounted one."""
     named = config.pool_paths()
     if named and set(named) != set(specs):
         source = "BELUGA_POOL" if config.told_pool_paths() else "beluga.toml"
@@ -367,7 +367,7 @@ def _say_what_comes_before(specs: list[str]) -> None:
 
 
 def _show_existing(specs: list[str], json: bool, *, made: bool) -> None:
-    """Show a pool that should exist. ``made`` says whether the user named it."""
+    """Show a pool that should exist. ``made``: the user specified it."""
     try:
         with Pool.open(specs) as pool:
             _describe(pool, json)
@@ -445,7 +445,7 @@ def _describe(pool: Pool, json: bool) -> None:
 
 
 def _table(geometry: Geometry) -> str:
-    """Say how many blocks fit into the table, and which are too small to fill the space."""
+    """Describe how many blocks fit into the table, and which are too small to fill the space."""
     smallest = max(geometry.data_size // geometry.block_count_max, 1)
     return (
         f"{geometry.block_count_max}: blocks of less than {show_size(smallest)} fill the table "

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The options of the programs themselves, which are given before a command: which settings count,
-and how the program logs.
-"""
+"""The options of the programs themselves, before a command: the settings file, and the log."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ Config = Annotated[
 
 
 def of(program: str) -> Callable[..., None]:
-    """Return what runs before each command of a program."""
+    """Return the callback that runs before each command of a program."""
 
     def prepare(
         ctx: typer.Context,
@@ -70,7 +68,7 @@ def of(program: str) -> Callable[..., None]:
 
 
 def _told() -> dict[str, str | None]:
-    """Return what the environment says about the log. Raises SettingsError."""
+    """Return the environment's log settings. Raises SettingsError."""
     try:
         level, form = config.log_level(), config.log_format()
         return {
@@ -82,7 +80,7 @@ def _told() -> dict[str, str | None]:
 
 
 def _above(log_level: str | None, log_format: str | None) -> dict[str, str]:
-    """Return which flag or variable comes before a key of the file, by key."""
+    """Return the flag or variable that overrides a key of the file, by key."""
     said: dict[str, Any] = {
         "BELUGA_POOL": ("pool", config.told_pool_paths()),
         "BELUGA_LOG_LEVEL": ("log_level", config.log_level()),
@@ -94,5 +92,6 @@ def _above(log_level: str | None, log_format: str | None) -> dict[str, str]:
 
 
 def _asks_for_help() -> bool:
-    """Is help about a command asked for? It is shown even if the settings are wrong."""
+    """Return whether a command's help is requested. It is shown even if the settings are
+    invalid."""
     return any(word in ("-h", "--help") for word in sys.argv)

@@ -202,7 +202,7 @@ def _refuse_without_engine(engine_offload: str, engine_blocks: int) -> None:
 
 
 def _check_tiers(disks: list[str] | None, disk_bytes: int, remotes: list[str] | None) -> None:
-    """Refuse wrong disks and stores before the trace is read."""
+    """Check disks and stores before the trace is read."""
     with as_bad_value(TierError):
         tiers = TierSettings(
             disks=tuple(disks or ()), disk_bytes=disk_bytes, remotes=tuple(remotes or ())
@@ -211,7 +211,7 @@ def _check_tiers(disks: list[str] | None, disk_bytes: int, remotes: list[str] | 
 
 
 def _requests(given: Read) -> tuple[list[TraceRequest], Reading | None]:
-    """Return the requests of a trace and how it was read, which is shown."""
+    """Return the requests of a trace, and how it was read, for display."""
     requests, how = trace_requests(**given)
     if how is not None:
         say(f"read {how}")

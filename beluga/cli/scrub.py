@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Copies in the background of a pool in use: a check reads when engines leave the link idle."""
+"""Background reads of a pool in use: a check reads when engines leave the link idle."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ def serve(
                 return
             except (DeposedError, LeaseError) as error:
                 _stand_by_again(error, server, watch=watch, json=json)
-                declare_gone, forgotten = False, []  # both were about servers before that one
+                declare_gone, forgotten = False, []  # both concern servers before that one
 
 
 def _shares(told: Sequence[str] | None) -> dict[str, float]:
@@ -278,13 +278,14 @@ def _shares(told: Sequence[str] | None) -> dict[str, float]:
 
 
 def _forgotten(names: Sequence[str], tiers: TierSettings) -> list[str]:
-    """Return the names of the tiers that the pool is to forget, as it remembers them."""
+    """Return the stored names of the tiers that the pool shall abandon."""
     with as_bad_value(TierError):
         return tiers.others(names)
 
 
 def _registering(place: str, threads: int) -> Callable[[Server], None]:
-    """Load handlers and return what registers them at a server. Without a place it does nothing."""
+    """Load handlers and return a function that registers them at a server. Without a place it does
+    nothing."""
     if not place:
         return lambda server: None
     handlers = load_handlers(place)
@@ -292,9 +293,7 @@ def _registering(place: str, threads: int) -> Callable[[Server], None]:
 
 
 def _stand_by_again(error: BelugaError, server: Server, *, watch: bool, json: bool) -> None:
-    """Report that the server lost its pool. Raises the error if the command ends with it: nobody
-    asked for a server that stands by.
-    """
+    """Report that the server lost its pool. Raises the error unless the server stands by again."""
     if isinstance(error, DeposedError) and watch:
         reason = "deposed"
     elif isinstance(error, LeaseError) and error is server.failure:
@@ -306,7 +305,8 @@ def _stand_by_again(error: BelugaError, server: Server, *, watch: bool, json: bo
 
 
 def _silence(silent_s: float, *, stands_by: bool, watch: bool) -> float | None:
-    """Return how long a server is silent before this one follows; None if it does not stand by."""
+    """Return how long a heartbeat must stop before this server takes over; None if it does not
+    stand by."""
     if watch and not stands_by:
         raise typer.BadParameter("--watch goes with --standby or --lease: give one of them, too")
     return silent_s if stands_by else None
@@ -367,7 +367,7 @@ def _saving(services: Sequence[RestartableService]) -> TierService | None:
 
 
 def _secured(address: str, token: Path | None, tls: str) -> Callable[..., Admin]:
-    """Return what makes an admin endpoint, by the options of the command line. Raises
+    """Return a factory of the admin endpoint, by the options of the command line. Raises
     SettingsError.
     """
     return partial(
@@ -382,7 +382,7 @@ def _secured(address: str, token: Path | None, tls: str) -> Callable[..., Admin]
 def _answering(
     make: Callable[..., Admin], routes: Routes, pool: Pool, json: bool
 ) -> Iterator[Admin]:
-    """Have an admin endpoint meanwhile, also while the server stands by."""
+    """Run an admin endpoint meanwhile, also while the server stands by."""
     endpoint = make(routes, directory=pool.runtime_dir)
     endpoint.start()
     if endpoint.url:
@@ -405,13 +405,13 @@ def serve_until_told(
     silent_s: float | None = None,
     lease: Lease | None = None,
 ) -> None:
-    """Run ``server`` on its thread until a signal comes, and the services beside it. Raises the
-    error that ended it otherwise. ``admin`` answers for the server that serves from then on, and
-    ``health`` is told what is seen of it.
+    """Run ``server`` on its thread until a signal comes, and its services. Raises the error that
+    ended it otherwise. ``admin`` then serves requests for the active server, and ``health``
+    receives its state.
 
-    With ``silent_s`` the server first stands by, and follows a server whose heartbeat has not moved
-    for so many seconds, and waits for services that it cannot start yet. With ``lease`` it serves
-    only while the lease is held. A signal sets ``told``, which may be set before.
+    With ``silent_s`` the server first stands by, takes over from a server whose heartbeat has not
+    moved for that many seconds, and retries services that it cannot start yet. With ``lease`` it
+    serves only while the lease is held. A signal sets ``told``, which may be set before.
     """
     beside = Services(services, patient=silent_s is not None)
     manager, health, told = (
@@ -452,7 +452,7 @@ def serve_until_told(
 
 
 def _say_waiting(server: Server, manager: Manager, health: ServerHealth, why: str) -> None:
-    """A server is ready when it stands by: after its first look at the server that serves."""
+    """Report a standby as ready, after its first check of the active server."""
     server.pool.refuse_removed()
     health.moved(serves=False)
     manager.ready(f"standing by: {why}" if why else "standing by")
@@ -462,8 +462,8 @@ def _say_waiting(server: Server, manager: Manager, health: ServerHealth, why: st
 def _look_after(
     server: Server, beside: Services, told: threading.Event, manager: Manager, health: ServerHealth
 ) -> None:
-    """Wait until a signal comes. The manager and ``health`` hear that the server lives only if its
-    poll loop has moved since the last look. Raises the error that ended the server.
+    """Wait until a signal comes. The manager and ``health`` are notified only if the server's poll
+    loop has moved since the last check. Raises the error that ended the server.
     """
     health.moved(serves=True)
     seen = -1

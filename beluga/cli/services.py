@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What runs beside a server, in its process: the lower tiers, and the events."""
+"""The services in a server's process: the lower tiers, and the events."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from beluga.errors import BelugaError
 
 _logger = logging.getLogger(__name__)
 
-_PERIOD_S = 2.0  # between two tries to start what could not be started
+_PERIOD_S = 2.0  # between two attempts to start a service
 
 
 class RestartableService(Protocol):
-    """A service that may be started again if a start has raised an error."""
+    """A service that may be started again after a failed start."""
 
     def start(self) -> None: ...
 
@@ -27,18 +27,18 @@ class RestartableService(Protocol):
 class Services:
     """The services of one server.
 
-    With ``patient``, a service that cannot be started does not end the server. It is tried again by
-    :meth:`look_after`. This is for a server that has taken over from one that stands still: that
-    one may still have a port or the last lanes of the pool.
+    With ``patient``, a service that cannot be started does not end the server; :meth:`look_after`
+    retries it. This is for a takeover from a server that hangs: that one may still have a port or
+    the last lanes of the pool.
     """
 
     def __init__(self, services: Sequence[RestartableService], *, patient: bool) -> None:
         self._services, self._patient = tuple(services), patient
-        self._late: dict[RestartableService, str] = {}  # those that are not started yet, and why
+        self._late: dict[RestartableService, str] = {}  # services that are not started yet, and why
         self._tried_s = 0.0
 
     def start(self) -> None:
-        """Start all. Raises their errors, unless this is patient."""
+        """Start all services. Raises their errors, unless this is patient."""
         for service in self._services:
             if self._patient:
                 self._try(service)
@@ -46,14 +46,14 @@ class Services:
                 service.start()
 
     def look_after(self) -> None:
-        """Try again, now and then, to start what could not be started. Call this often."""
+        """Retry failed starts at intervals. Call this often."""
         if not self._late or time.monotonic() - self._tried_s < _PERIOD_S:
             return
         for service in tuple(self._late):
             self._try(service)
 
     def stop(self) -> None:
-        """Stop all, the last one first."""
+        """Stop all services in reverse order."""
         for service in reversed(self._services):
             service.stop()
 

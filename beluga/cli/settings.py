@@ -4,7 +4,7 @@
 
 Example: the file has ``host = 3`` and a table ``[serve]`` with ``quota-calls = 1000``. Then every
 command that takes ``--host N`` has 3 as its default, and ``beluga serve`` has ``--quota-calls
-1000``. The file becomes the parser's default map, so no command has code of its own for it.
+1000``. The file becomes the parser's default map, so commands need no code for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from beluga.cli.options import HOST_HELP, Host, LogFormat, LogLevel, PoolPaths
 from beluga.errors import SettingsError
 from beluga.text import decode_text
 
-# Options that confirm or declare something about one run, or that only a caller can mean.
+# Options that confirm or declare something about one run.
 ONCE = frozenset(
     (
         "config",
@@ -62,12 +62,12 @@ class Setting:
     table: str
     key: str
     value: object
-    unused: str  # what comes before it, or ""
+    unused: str  # the flag or variable that overrides it, or ""
 
 
 @dataclass(frozen=True)
 class FileSettings:
-    """What a file says. ``defaults`` is the parser's default map."""
+    """The content of a file. ``defaults`` is the parser's default map."""
 
     path: Path | None = None
     shared: Mapping[str, Any] = field(default_factory=dict)
@@ -76,9 +76,9 @@ class FileSettings:
 
 
 def find(named: Path | None) -> Path | None:
-    """Return the file that is named, else BELUGA_CONFIG's, the user's or the machine's, if any.
+    """Return the given file, else BELUGA_CONFIG's, the user's or the machine's, if any.
 
-    The current folder is not looked at: a command means the same in every folder.
+    The current folder is not searched: a command behaves the same in every folder.
     """
     told = named or config.settings_file()
     return told or next((path for path in config.settings_places() if _exists(path)), None)
@@ -87,9 +87,9 @@ def find(named: Path | None) -> Path | None:
 def load(
     path: Path | None, context: typer.Context, program: str, above: Mapping[str, str]
 ) -> FileSettings:
-    """Read the file for the program that a context is of. Raises SettingsError.
+    """Read the file for the context's program. Raises SettingsError.
 
-    ``above`` has the keys that a flag or the environment has set, and which of them.
+    ``above`` maps the keys that are overridden to their flag or variable.
     """
     if path is None:
         return FileSettings()
@@ -119,12 +119,12 @@ def key_of(option: Any) -> str:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError:  # a home of somebody else
+    except OSError:  # another user's home
         return False
 
 
 class _Reader:
-    """Reads one file, and says where in it something is wrong."""
+    """Reads one file. Its errors have the line."""
 
     def __init__(
         self, path: Path, context: typer.Context, program: str, above: Mapping[str, str]
@@ -186,7 +186,7 @@ class _Reader:
         command = _with_shared_options()
         shared[key] = self._checked("", name, command, options(command)[key], value)
         self._rows.append(Setting("", key, shared[key], self._above.get(key, "")))
-        if key == "host":  # the others are not only for commands that have them as options
+        if key == "host":  # the others also apply to commands without that option
             for words in self._running():
                 option = options(lazy.command_at(self._root, words)).get(key)
                 if option is not None and option.help == HOST_HELP:  # the gateway's is an address
@@ -235,7 +235,7 @@ class _Reader:
             raise self._wrong(table, given, "is given twice, with - and with _")
 
     def _put(self, words: tuple[str, ...], option: Any, value: object, *, over: bool) -> None:
-        """Enter a default for a command; ``over`` replaces one that all commands have."""
+        """Set a default of a command; ``over`` replaces one of the shared defaults."""
         inside = self._defaults
         for word in words:
             inside = inside.setdefault(word, {})
@@ -243,7 +243,7 @@ class _Reader:
             inside[option.name] = value
 
     def _checked(self, table: str, key: str, command: Any, option: Any, value: object) -> object:
-        """Return a value that the option takes. A list may have one item without its brackets."""
+        """Return a value that is valid for the option. A list of one item may lack its brackets."""
         if option.multiple and not isinstance(value, list):
             value = [value]
         kinds, wanted = _kinds(command, option)
@@ -264,7 +264,7 @@ class _Reader:
 
 
 def _with_shared_options() -> Any:
-    """Return the parser of a command that has the options which stand above all tables."""
+    """Return the parser of a command with the options above all tables."""
 
     def shared(
         pool: PoolPaths = None,
@@ -279,7 +279,7 @@ def _with_shared_options() -> Any:
 
 
 def _kinds(command: Any, option: Any) -> tuple[tuple[type, ...], str]:
-    """Return the types of TOML that an option takes, and the words for them."""
+    """Return the TOML types that an option accepts, and their description."""
     hints = typing.get_type_hints(inspect.unwrap(command.callback), include_extras=True)
     hint, *more = typing.get_args(hints[option.name])
     inside = {hint, *typing.get_args(hint)}
@@ -291,7 +291,7 @@ def _kinds(command: Any, option: Any) -> tuple[tuple[type, ...], str]:
 
 
 def _meant(name: str, known: Any) -> str:
-    import difflib  # slow to import, and only for mistakes
+    import difflib  # slow to import, and needed only for errors
 
     plain = {str(one).strip("[]").replace("-", "_"): str(one) for one in known}
     close = difflib.get_close_matches(name.replace("-", "_"), plain, 1)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The command ``beluga config``: what beluga.toml sets, and what comes before it."""
+"""The command ``beluga config``: the settings of beluga.toml, and their overrides."""
 
 from __future__ import annotations
 

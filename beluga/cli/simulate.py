@@ -90,7 +90,7 @@ _PLANNED = {
     "worker_hours": ("worker hours", "the time of all workers together, in hours"),
 }
 _LEGEND = Legend((_RUN | _COLUMNS | _SCALED | _PLANNED).values())
-# What a narrow table leaves out, the first of them first.
+# The columns that a narrow table omits, in this order.
 _SPARE = (
     *("queue ms", "link", "imbalance", "DRAM", "pool", "HBM", "rejects", "p50", "TPOT ms", "p99"),
     *("p90", "hits", "worker hours"),
@@ -99,7 +99,7 @@ _BAR_WIDTH = 60  # characters
 
 
 def _capacity(text: str | int) -> int:
-    """Parse bytes. Beside what other commands take, 2TB and 1.5GB are decimal."""
+    """Parse bytes. Unlike in other commands, decimal units such as 2TB and 1.5GB are valid, too."""
     if match := _DECIMAL.fullmatch(str(text).strip()):
         return int(float(match[1]) * 1000 ** ("KMGT".index(match[2].upper()) + 1))
     return size(text)
@@ -319,7 +319,7 @@ def simulate(
 
 
 def _options(*, model: str, **values: Any) -> Options:
-    """Return the options of the simulation. Its errors name fields; users know options."""
+    """Return the options of the simulation. Field names in its errors are replaced by options."""
     with as_bad_value(RouterError):
         costs_of = costs.model_costs(model)
     try:
@@ -353,7 +353,7 @@ def _goals(planner: int | None, settings: PolicySettings) -> Goals | None:
 
 
 def _check(report: Path | None) -> None:
-    """Check before the work that a report can be made and written."""
+    """Check before the work that the report can be drawn and written."""
     if report is not None:
         check_report(report)
         if report.suffix == ".png":
@@ -443,7 +443,7 @@ def _warn(options: Options) -> None:
 
 
 def _warn_of_queues(trace: Trace, rows: Sequence[Row]) -> None:
-    """Say which runs could not keep up: their times to first token say how long the trace is."""
+    """Report saturated runs: their times to first token depend on the length of the trace."""
     late = [row for row in rows if row.saturated]
     if not late or trace.duration_s <= 0:
         return

@@ -185,7 +185,7 @@ def size_tiers(
 
 
 def _found(advice: SizingAdvice, trace: Trace) -> list[float]:
-    """Return what each tier finds of a trace, together with those above it."""
+    """Return the share of a trace that each tier and those above it find."""
     tokens = accumulate(tier.tokens for tier in advice.tiers)
     return found_shares(trace, [min(one // trace.block_tokens, trace.id_count) for one in tokens])
 

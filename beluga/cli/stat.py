@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The command ``beluga stat``: what the server has, who uses it, and what is quarantined and
-why.
-"""
+"""The command ``beluga stat``: the server's state, its clients, and its quarantine."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ from beluga.pool import show_size
 from beluga.rpc import Client
 
 _WIDTH = 78
-_NAME_MAX = 15  # letters of a process's name, as the kernel keeps them
+_NAME_MAX = 15  # characters of a process's name in the kernel
 
 
 _CLIENTS = Legend(
@@ -105,7 +103,7 @@ def _hit_rate(found: MetaStat) -> float | None:
 def _summary(
     found: MetaStat, sessions: Sessions, others: Sequence[SessionView], epoch: int
 ) -> dict[str, object]:
-    """Say for people what the counters mean."""
+    """Return the counters as a readable summary."""
     rate = _hit_rate(found)
     suspect = sum(one.state != "live" for one in others)
     clients = sum(one.kind != "server" for one in others) - suspect
@@ -133,7 +131,7 @@ def _retired(found: MetaStat) -> int:
 
 
 def _tiers(lower: Mapping[str, Any] | None) -> dict[str, str]:
-    """Say in a line what each tier below has done, and what waits for them."""
+    """Return a line with the work of each lower tier, and the pending work."""
     if lower is None:
         return {}
     work = lower.get("work", {})
@@ -181,9 +179,9 @@ def _clients(sessions: Sequence[SessionView], directory: Path) -> list[Sequence[
 def _quarantine(
     found: MetaStat, sessions: Sequence[SessionView], epoch: int
 ) -> list[dict[str, Any]]:
-    """Return what is quarantined: for each suspect session since when, why, and what frees it.
+    """Return the quarantine: for each suspect session since when, why, and what frees it.
 
-    Of sessions of earlier epochs nobody knows where they write, so their space is held together:
+    For sessions of earlier epochs it is unknown where they write, so their space is held together:
     ``bytes`` is None for each of them, and the last row has all of it.
     """
     rows: list[dict[str, Any]] = []
@@ -218,7 +216,7 @@ def _quarantine(
 
 
 def _told(row: Mapping[str, Any]) -> str:
-    """Say one row of the quarantine in lines of at most 78 columns."""
+    """Format one row of the quarantine in lines of at most 78 columns."""
     if row["host"] is None:
         who = f"quarantined: {show_size(row['bytes'])}"
     else:
@@ -233,7 +231,7 @@ def _told(row: Mapping[str, Any]) -> str:
 
 
 def _name(one: SessionView, directory: Path) -> str | None:
-    """Return the name of a session's process, if it is of this host, whose directory has its
+    """Return the name of a session's process if it is on this host, whose directory then has its
     lock.
     """
     if one.pid is None or not (directory / f"alive-{one.nonce}").exists():
@@ -245,7 +243,7 @@ def _name(one: SessionView, directory: Path) -> str | None:
 
 
 def _span(seconds: float) -> str:
-    """Show a time of some length, as an operator says it: 0.1s, 12s, 5m, 3h, 2d."""
+    """Format a duration: 0.1s, 12s, 5m, 3h, 2d."""
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f}{unit}"
@@ -253,7 +251,7 @@ def _span(seconds: float) -> str:
 
 
 def _short(count: int) -> str:
-    """Show a count in at most five letters."""
+    """Format a count in at most five characters."""
     for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if count >= 10 * size:
             return f"{count / size:.0f}{unit}"

@@ -74,8 +74,8 @@ AdmissionName = Annotated[
 
 
 def refuse_without_tier(offload: str, admission: str, *, usual: tuple[str, str]) -> None:
-    """Raise BadParameter for options of lower tiers where there is no tier. ``usual`` has the
-    values by default.
+    """Raise BadParameter for options of lower tiers without a tier. ``usual`` has the default
+    values.
     """
     for name, value, default in zip(
         ("--offload", "--admission"), (offload, admission), usual, strict=True

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The command ``beluga top``: what a pool's server does, live in a terminal."""
+"""The command ``beluga top``: a live view of a pool's server in a terminal."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Once = Annotated[bool, typer.Option("--once", help="Print one frame and end.")]
 JsonLines = Annotated[
     bool, typer.Option("--json", help="Print a snapshot as JSON on each line, as GET /live.")
 ]
-_MEASURE_S = 1.0  # rates need two looks
+_MEASURE_S = 1.0  # rates need two snapshots
 
 
 @explains(*LEGENDS)
@@ -94,7 +94,7 @@ def _follow(directory: Path, interval: float) -> Iterator[bytes]:
 
 
 def _show(directory: Path, interval: float) -> None:
-    """Show frames until q or Ctrl-C: on the terminal's other screen, or below each other."""
+    """Show frames until q or Ctrl-C: on the terminal's alternate screen, or one after another."""
     if not sys.stdout.isatty():
         console = Console(highlight=False, width=width())  # 80, or what COLUMNS says
         for body in _follow(directory, interval):
@@ -119,7 +119,7 @@ def _show(directory: Path, interval: float) -> None:
 
 @contextmanager
 def _keys() -> Iterator[_Pressed]:
-    """Read single keys meanwhile; the terminal is then as it was."""
+    """Read single keys meanwhile; the terminal's mode is restored afterwards."""
     if not sys.stdin.isatty():
         yield _Pressed(None)
         return

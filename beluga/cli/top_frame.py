@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """One frame of ``beluga top``: the snapshot in as many columns as the terminal has.
 
-Names come from clients: they are shown as text, without control characters.
+Names come from clients, so control characters are removed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BAR_MAX = 40
 
 
 def draw_frame(snapshot: Snapshot | None, width: int, *, failure: str = "") -> RenderableType:
-    """Return a frame. ``failure`` says why there is no answer now; None: there never was one."""
+    """Return a frame. ``failure`` is why there is no answer; without a snapshot there was none."""
     lines: list[Text] = []
     if failure:
         lines.append(Text(failure, style="bold red"))
@@ -86,7 +86,7 @@ def _figures(snapshot: Snapshot, width: int) -> list[Text]:
 
 
 def _flow(facts: Sequence[tuple[str, str]], width: int) -> list[Text]:
-    """Return names and values, as many on a line as fit."""
+    """Return names and values in lines of this width."""
     lines = [Text(no_wrap=True)]
     for name, value in facts:
         item = len(name) + 1 + len(value)
@@ -113,7 +113,7 @@ def _bar(name: str, part: int, whole: int, width: int, told: str | None = None) 
 
 
 def _devices(snapshot: Snapshot, width: int) -> list[Text]:
-    """Return a line for each device: how full its parts are, from its begin to its end."""
+    """Return a line for each device: the fill level of its parts, from start to end."""
     found = []
     for device in snapshot.pool.devices[:_ROWS]:
         name = plain(device.path)
@@ -131,7 +131,7 @@ _CELL_STYLES = ("dim", "cyan", "magenta", "bright_black", "yellow", "red")
 
 
 def _cells(states: str, fill: str, room: int) -> list[tuple[str, str]]:
-    """Return so many characters for a map; each has the most serious state of its cells."""
+    """Return ``room`` characters for a map; each has the most serious state of its cells."""
     count = len(states)
     found = []
     for place in range(min(room, count)):
@@ -160,7 +160,7 @@ class _Column(NamedTuple):
 
 def _of(kind: type, show: Callable[..., str]) -> Callable[[object], str]:
     def shown(row: object) -> str:
-        assert isinstance(row, kind)  # noqa: S101  the tables below say so
+        assert isinstance(row, kind)  # noqa: S101  ensured by the tables below
         return show(row)
 
     return shown

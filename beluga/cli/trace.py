@@ -35,7 +35,7 @@ Slowest = Annotated[bool, typer.Option("--slowest", help="Show the calls that to
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with new calls until Ctrl-C.")]
 
 _FOLLOW_S = 0.25
-_LATEST_S = 4e9  # a time that can be shown
+_LATEST_S = 4e9  # the latest time that can be formatted
 _LEGEND = Legend(
     {
         "time": "when the server began with the call",
@@ -125,7 +125,7 @@ def _follow(
     method: str,
     session: str,
 ) -> None:
-    """Show these calls, then new ones, also those of the next server."""
+    """Show these calls, then new ones, including those of the next server."""
     if not json:
         print_row(_HEADING)
     epoch, newest = found.epoch, found.newest
@@ -136,7 +136,7 @@ def _follow(
         if not json:
             _show([call for call in calls if call.seconds is not None])
         time.sleep(_FOLLOW_S)
-        with suppress(NoTraceError):  # a server is beginning
+        with suppress(NoTraceError):  # a server is starting
             found = read_trace(directory)
         if found.epoch != epoch:
             say(_headline(found))
@@ -156,6 +156,6 @@ def _show(calls: Sequence[TracedCall]) -> None:
 
 
 def _clock(seconds: float) -> str:
-    """Show a time of day; what is no time is shown as the first or last one."""
+    """Format a time of day; an invalid time becomes the first or last one."""
     seconds = min(max(seconds, 0.0), _LATEST_S)
     return f"{time.strftime('%H:%M:%S', time.localtime(seconds))}.{int(seconds % 1 * 1e6):06}"

@@ -80,7 +80,7 @@ def named(
     time_unit: str | None,
     block_tokens: int | None,
 ) -> Read:
-    """Return how to read the trace that the command line names, or else the bundled one."""
+    """Return the arguments for reading the command line's trace, or else the bundled one."""
     if trace is None:
         given = (form, time_unit, block_tokens) != (None, None, None)
         if given or rate != RATE:
@@ -103,9 +103,7 @@ def read_named(
     time_unit: str | None = None,
     block_tokens: int | None = None,
 ) -> Trace:
-    """Read the trace that the command line names, or else the bundled one, and show what was
-    assumed.
-    """
+    """Read the command line's trace, or else the bundled one, and show the assumptions."""
     loaded = load_trace(**named(trace, form, rate, time_unit, block_tokens))
     say(f"read {loaded.reading}")
     return loaded

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """Streaming copies, flushes, fences and CRC-32C for a program's own memory.
 
-They work on any contiguous buffer: a mapping, a numpy array, a bytearray. A user of a pool need not
+They work on any contiguous buffer: a mapping, a numpy array, a bytearray. Users of a pool need not
 call them, because the pool's verbs do this. They are for tools, tests and measurements.
 """
 
@@ -35,9 +35,7 @@ _FEATURES = {
 
 
 def _bytes_of(buffer: Buffer, what: str, *, writable: bool = False) -> core.char_p:
-    """Return the buffer's memory for C. Raises TypeError or ValueError, in which ``what`` names
-    it.
-    """
+    """Return the buffer's memory for C. Raises TypeError or ValueError about ``what``."""
     try:
         view = memoryview(buffer)
     except TypeError:
@@ -55,7 +53,7 @@ def _bytes_of(buffer: Buffer, what: str, *, writable: bool = False) -> core.char
 def ntstore_copy(target: Buffer, source: Buffer) -> None:
     """Copy ``source`` over ``target``, of the same size, past the cache, and fence the stores.
 
-    Whole lines are streamed; a ragged head and tail are stored and flushed. The two must not
+    Whole lines are streamed; an unaligned head and tail are stored and flushed. The two must not
     overlap. Raises ValueError (the sizes differ, or the target is read-only) or TypeError (not a
     buffer).
     """

@@ -3,14 +3,14 @@
 """The prefill queue on NATS JetStream, for prefill workers in other racks that share no memory.
 
 Stream and names are Dynamo's: subjects ``<stream>.*``, published to ``<stream>.queue``, one durable
-pull consumer ``worker-group``, tasks no older than 10 minutes. Unlike in Dynamo a task is
-acknowledged when it is done; ``ack_wait`` is how long a claim holds. The stream is stored in files.
-A nats-server that is killed and restarted still has every task; it may also have some that were
-acknowledged, because it writes acknowledgements a little later. (It does not wait for the disk: the
-last tasks may be lost with a whole *host*, unless the stream has replicas.)
+pull consumer ``worker-group``, tasks no older than 10 minutes. Unlike in Dynamo, a task is
+acknowledged when it is done; ``ack_wait`` is the lifetime of a claim. The stream is stored in
+files. A nats-server that is killed and restarted still has every task; it may also have some that
+were acknowledged, because it writes acknowledgements a little later. (It does not wait for the
+disk: the last tasks may be lost with a whole *host*, unless the stream has replicas.)
 
-The sender of a task learns of its end by a message to an inbox. That message may be lost, so a wait
-that times out says nothing about the task.
+The sender of a task receives a message in an inbox when the task ends. That message may be lost, so
+after a timeout the state of the task is unknown.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CONSUMER = "worker-group"
-_DONE_HEADER = "Beluga-Done"  # the inbox that is told when the task is done
+_DONE_HEADER = "Beluga-Done"  # the inbox for the end of the task
 _STREAM_FULL = (10047, 10077)  # JetStream error codes: no space, too many messages
 _TASK_TOO_LARGE = 10054  # larger than the stream's largest message
 _STREAM_OTHER = 10058  # the name exists with another configuration
-# What a lost stream or consumer looks like; a server without JetStream does the same, which making
-# the stream again tells apart.
+# The errors of a lost stream or consumer. A server without JetStream raises the same; recreating
+# the stream distinguishes the two.
 _LOST = (NotFoundError, NoStreamResponseError, ServiceUnavailableError)
 _REFUSED = ("authorization", "authentication", "auth timeout", "user authentication")
 _CONNECT_S = 5.0
@@ -63,7 +63,7 @@ _RECONNECT_S = 0.2
 
 @contextlib.asynccontextmanager
 async def _reaching(url: str) -> AsyncIterator[None]:
-    """Turn NATS errors into a QueueError, which does not show the URL's password."""
+    """Convert NATS errors to a QueueError, which does not contain the URL's password."""
     try:
         yield
     except NoStreamResponseError as error:
@@ -112,7 +112,7 @@ class NatsQueue:
         self._pull: JetStreamContext.PullSubscription | None = None
         self._inbox = client.new_inbox()
         self._configs: tuple[api.StreamConfig, api.ConsumerConfig] | None = None
-        # Tickets hold the events. Nobody waits for an event without a ticket.
+        # Tickets hold the events. An event without a ticket has no waiter.
         self._waiting: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
 
     @classmethod
@@ -126,23 +126,22 @@ class NatsQueue:
         max_age_s: float = MAX_AGE_S,
         timeout_s: float = _CONNECT_S,
     ) -> NatsQueue:
-        """Open the queue ``name`` at ``url``, or make it if it does not exist. The URL is
-        ``nats://host:port``, or ``tls://host:port`` for TLS with a certificate that the system
-        trusts, or that the file in SSL_CERT_FILE has signed. Both may have ``user:password@`` or
-        ``token@`` before the host.
+        """Open the queue ``name`` at ``url``, or create it. The URL is ``nats://host:port``, or
+        ``tls://host:port`` for TLS with a certificate that the system trusts, or that is signed by
+        the CA in SSL_CERT_FILE. Both may have ``user:password@`` or ``token@`` before the host.
 
-        The last caller sets visibility and limits for all. The connection is restored by itself.
-        Raises QueueError.
+        The last caller sets visibility and limits for all. The connection is restored
+        automatically. Raises QueueError.
         """
         stream, servers = queue_name(name), url.split(",")
         url = shown_url(url)
         try:
             _ = [urlsplit(server).port for server in servers]
-        except ValueError:  # it would show the password
+        except ValueError:  # its text contains the password
             raise QueueError(f"{url} is no address of NATS; write nats://HOST:PORT") from None
 
         client = await _connected(url, servers, timeout_s)
-        client.options["max_reconnect_attempts"] = -1  # a server that answered once is waited for
+        client.options["max_reconnect_attempts"] = -1  # reconnect to a known server without limit
         try:
             async with _reaching(url):
                 jetstream = client.jetstream(timeout=timeout_s)
@@ -180,8 +179,8 @@ class NatsQueue:
         await self._jetstream.add_consumer(self._stream, consumer)
 
     async def _again(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do the work; if the stream is lost (a server that lost its files, or an operator who
-        deleted it), make it again, and do the work again.
+        """Do the work; if the stream is lost (the server lost its files, or an operator deleted
+        it), recreate it and retry.
         """
         try:
             return await work()
@@ -194,8 +193,8 @@ class NatsQueue:
             return await work()
 
     async def enqueue_task(self, task: PrefillTask) -> NatsTicket:
-        """See :class:`~beluga.disagg.TaskQueue`. A task that is sent again within two minutes with
-        the same ``request_id`` is in the queue only once.
+        """See :class:`~beluga.disagg.TaskQueue`. Two tasks with the same ``request_id`` within two
+        minutes are one entry in the queue.
         """
         token = self._client._nuid.next().decode()
         data = encode_task(task)
@@ -250,13 +249,13 @@ class NatsQueue:
         try:
             [message] = await self._pull.fetch(1, timeout=timeout_s)
         except nats.errors.TimeoutError:
-            self._pull = None  # a consumer that is lost is silent, too: look before the next fetch
+            self._pull = None  # a lost consumer only times out, too: check before a fetch
             raise
         return message
 
     async def get_queue_size(self) -> QueueSize:
-        """See :class:`~beluga.disagg.TaskQueue`. A task whose claim ran out counts as claimed until
-        another worker gets it.
+        """See :class:`~beluga.disagg.TaskQueue`. A task whose claim has expired counts as claimed
+        until another worker gets it.
         """
         async with _reaching(self._url):
             info = await self._again(lambda: self._jetstream.consumer_info(self._stream, CONSUMER))
@@ -303,7 +302,8 @@ class NatsClaim:
         self._timeout_s = timeout_s
 
     async def ack(self) -> bool:
-        """See :class:`~beluga.disagg.Claim`. Always True: JetStream does not say who was first."""
+        """See :class:`~beluga.disagg.Claim`. Always True: JetStream does not report which worker
+        was first."""
         async with _reaching(self._url):
             if inbox := (self._message.headers or {}).get(_DONE_HEADER):
                 await self._client.publish(inbox)
@@ -311,8 +311,8 @@ class NatsClaim:
         return True
 
     async def extend(self) -> bool:
-        """See :class:`~beluga.disagg.Claim`. Always True: JetStream does not say that the claim ran
-        out.
+        """See :class:`~beluga.disagg.Claim`. Always True: JetStream does not report that the claim
+        has expired.
         """
         async with _reaching(self._url):
             await self._message.in_progress()
@@ -326,8 +326,9 @@ class NatsClaim:
 
 
 class _TlsClient(Client):  # type: ignore[misc]
-    """A client that keeps its password from a server that was to speak TLS and does not. The
-    package asks for TLS only if the server says so, and anyone between may say otherwise.
+    """A client that does not send its password if the server should support TLS and does not. The
+    package starts TLS only if the server requests it, and an attacker in between can remove that
+    request.
     """
 
     def _connect_command(self) -> bytes:
@@ -340,7 +341,7 @@ class _TlsClient(Client):  # type: ignore[misc]
 
 
 async def _connected(url: str, servers: list[str], timeout_s: float) -> Client:
-    """Connect, with an error of its own for a server that refuses the user. ``url`` is shown."""
+    """Connect. An authentication failure has its own error text. ``url`` appears in errors."""
     refused: list[str] = []
 
     async def note(error: Exception) -> None:

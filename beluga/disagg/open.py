@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Opens a prefill queue by its address, as it is written on a command line."""
+"""Opens a prefill queue by its address on a command line."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The prefill queue in the pool itself, within a rack. It needs no server but the pool's.
+"""The prefill queue in the pool itself, within a rack. It needs only the pool's server.
 
 A task is a block that is kept until the task is done (``csrc/index/task_call.c``). It is in the
 pool before :meth:`PoolQueue.enqueue_task` returns, and the pool's next server finds it there.
-Claims end with their server, or with the claimant's session as soon as the server learns of its
-end. Tasks of one ``request_id`` are one task.
+Claims end with their server, or with the claimant's session as soon as the server detects its end.
+Tasks of one ``request_id`` are one task.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BLOCK_SIZE_MIN = 4096  # sizes are powers of two from here on, because a pool h
 _CHUNK_SIZE = 2 << 20  # one checksum for each task, which takes no space behind the bytes
 _POLL_S = (0.001, 0.02)  # the pause between two polls for a task: the first and the longest
 _WATCH_S = 0.003  # the pause between two checks whether tasks are done
-_READS_MAX = 3  # a task that cannot be read so often is damaged
+_READS_MAX = 3  # a task that cannot be read this many times is damaged
 
 
 def _packed(data: bytes) -> NDArray[np.uint8]:
@@ -57,7 +57,8 @@ def _unpacked(block: NDArray[np.uint8]) -> bytes:
 
 @contextlib.asynccontextmanager
 async def _reaching() -> AsyncIterator[None]:
-    """Turn the pool's errors into a QueueError. A QueueFullError of the server passes unchanged."""
+    """Convert the pool's errors to a QueueError. A QueueFullError of the server passes
+    unchanged."""
     try:
         yield
     except QueueError:
@@ -129,9 +130,12 @@ class PoolQueue:
             result.raise_for_refused()
             return result.pending == 0
 
-        while not await self._ask(put):  # another session writes the task, and may have been lost
+        while not await self._ask(put):  # another session is writing the task and may have died
             if time.monotonic() > end:
-                raise TaskError("a task of this request is being enqueued and does not get done")
+                raise TaskError(
+                    "another session is enqueuing a task of this request and does not finish; "
+                    "try again"
+                )
             await asyncio.sleep(_POLL_S[1])
         return PoolTicket(self, key)
 
@@ -172,7 +176,7 @@ class PoolQueue:
         return await self._ask(lambda: self._cache.remove(key)) > 0
 
     async def withdraw(self, key: NDArray[np.uint64]) -> bool:
-        """Remove a task that nobody has claimed. Returns whether it did."""
+        """Remove an unclaimed task. Returns whether it was removed."""
         return await self._ask(lambda: self._tasks.withdraw(key))
 
     async def extend(self, record: TaskRecord, visible_s: float | None = None) -> bool:
@@ -209,8 +213,8 @@ class PoolQueue:
             await asyncio.sleep(_WATCH_S)
 
     def _gone(self, keys: tuple[bytes, ...]) -> list[bytes]:
-        """Return the tasks that have left, with one call for all that are left, and one for each
-        that is not: claims and new tasks wait for this thread.
+        """Return the tasks that have left the queue, by one call for all, and one per task that
+        remains: claims and new tasks wait for this thread.
         """
         gone = []
         while keys:
@@ -223,7 +227,7 @@ class PoolQueue:
         return gone
 
     async def _read(self, record: TaskRecord) -> PoolClaim | None:
-        """Read the task that was claimed. Returns None if it is already done or cannot be read."""
+        """Read a claimed task. Returns None if it is already done or cannot be read."""
         block = np.empty(record.length, np.uint8)
         result = await self._ask(lambda: self._cache.get(record.key, [block]))
         why = "it cannot be read"

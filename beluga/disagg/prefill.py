@@ -7,10 +7,10 @@ request.
            --remote-> enqueue, wait until it is done; KV is in the pool then
 
 Nothing here can fail a request. If the queue is full or unreachable, or a prefill takes too long,
-the decode engine prefills what the pool does not have, as it would without this module. A queue
-that cannot be reached is left alone for a while, but not because of one task that it refuses. A
-prompt that no worker has taken in the time of a local prefill is withdrawn, so it costs at most
-twice that time and is not prefilled twice.
+the decode engine prefills what the pool does not have, as it would without this module. An
+unreachable queue is not used for a while; a rejected task does not cause that. A prompt that no
+worker has taken in the time of a local prefill is withdrawn, so it costs at most twice that time
+and is not prefilled twice.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _SIZE_FRESH_S = 0.02  # the greatest age of the queue's size in a decision
 class PrefillOutcome(enum.Enum):
     """The outcome of a request's prefill, which is a metric's label."""
 
-    LOCAL = "local"  # the rule decided so
+    LOCAL = "local"  # the rule chose a local prefill
     REMOTE = "remote"  # a prefill worker has done it
     UNTAKEN = "untaken"  # no worker took it in the time of a local prefill
     LATE = "late"  # a worker took it, and it was not done in time
-    UNQUEUED = "unqueued"  # the queue is full or unreachable, or does not take this task
+    UNQUEUED = "unqueued"  # the queue is full or unreachable, or rejected this task
 
 
 Decide = Callable[[QueueSize, int], bool]
@@ -67,7 +67,7 @@ class Prefiller:
     async def prefill(
         self, task: Callable[[float], PrefillTask], decide: Decide, *, tokens: int, local_s: float
     ) -> PrefillOutcome:
-        """Prefill a request remotely, if ``decide`` says so, and wait for it. Raises nothing.
+        """Prefill a request remotely if ``decide`` returns True, and wait for it. Never raises.
 
         ``task`` makes the task from its deadline (seconds since 1970); it is called only for a
         remote prefill. ``tokens`` is how many tokens of the prompt must be computed, which takes
@@ -96,7 +96,8 @@ class Prefiller:
         return course
 
     async def _wait(self, ticket: Ticket, local_s: float) -> PrefillOutcome:
-        """Wait for a prefill, and withdraw it if nobody takes it, or if the client leaves."""
+        """Wait for a prefill, and withdraw it if no worker takes it, or if the client
+        disconnects."""
         try:
             if await ticket.done(local_s):
                 return PrefillOutcome.REMOTE

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The interface that all prefill queues share: Dynamo's calls, with claims that run out.
+"""The interface of all prefill queues: Dynamo's calls, with claims that expire.
 
-Dynamo acknowledges a task before the work on it, so a prefill worker that dies loses it. Here a
-worker *claims* a task: it stays in the queue, hidden from others, and leaves the queue when the
-work is acknowledged. A claim that is neither acknowledged nor extended in time runs out, and
-another worker gets the task. So each task is done at least once. That suffices, because prefill is
-idempotent (blocks have the prompt's own keys).
+Dynamo acknowledges a task before the work on it, so it is lost if the prefill worker dies. Here a
+worker *claims* a task: the task stays in the queue, hidden from other workers, and leaves the queue
+when the work is acknowledged. A claim that is neither acknowledged nor extended in time expires,
+and another worker gets the task. So each task is done at least once. That suffices, because prefill
+is idempotent (the keys of blocks depend on the prompt only).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class QueueSize(NamedTuple):
     """The tasks in the queue that are not done."""
 
     waiting: int  # unclaimed tasks: Dynamo's num_pending, which its decision compares
-    claimed: int  # tasks of a worker, which may have died since
+    claimed: int  # tasks of workers, which may have died
 
     @property
     def total(self) -> int:
@@ -42,50 +42,52 @@ class Ticket(Protocol):
         ...
 
     async def withdraw(self) -> bool:
-        """Remove the task from the queue unless a worker has it. Returns False if one has it, or
-        has done it. Raises QueueError.
+        """Remove the task from the queue unless a worker has claimed it. Returns False if it is
+        claimed or done. Raises QueueError.
         """
         ...
 
 
 class Claim(Protocol):
-    """A task that this worker does until the claim runs out."""
+    """A task of this worker until the claim expires."""
 
     @property
     def task(self) -> PrefillTask: ...
 
     @property
     def deliveries(self) -> int:
-        """How often the task was given out, with this time. Above 1 another worker may have begun
-        it. A queue in the pool counts since the server's start, because a takeover ends all claims.
+        """How often the task was delivered, including this time. Above 1, another worker may have
+        begun it. A queue in the pool counts since the server's start, because a takeover ends all
+        claims.
         """
         ...
 
     async def ack(self) -> bool:
-        """Report that the task is done. Returns False if it had already left the queue. Raises
-        QueueError.
+        """Report that the task is done. Returns False if the task had already left the queue.
+        Raises QueueError.
         """
         ...
 
     async def extend(self) -> bool:
-        """Hide the task for another VISIBILITY_S from now. Returns False if the claim has run out;
-        then the worker may go on or stop. Raises QueueError.
+        """Hide the task for another VISIBILITY_S from now. Returns False if the claim has expired;
+        then the worker may continue or stop. Raises QueueError.
         """
         ...
 
     async def nack(self, delay: float = 0.0) -> None:
-        """Give the task back. Others can claim it in ``delay`` seconds. Raises QueueError."""
+        """Return the task to the queue. Other workers can claim it after ``delay`` seconds. Raises
+        QueueError."""
         ...
 
 
 class TaskQueue(Protocol):
-    """A queue that gives out tasks in the order of their arrival, each to one worker at a time."""
+    """A queue that delivers tasks in order of arrival, each to one worker at a time."""
 
     async def enqueue_task(self, task: PrefillTask) -> Ticket:
         """Enqueue a task. Once this returns, the task survives the death of any process.
 
-        Raises QueueFullError, TaskError if the queue does not take this task, and QueueError if the
-        queue cannot be reached; then it is unknown whether the task is in it.
+        Raises QueueFullError, TaskError if the queue rejects this task, and QueueError if the queue
+        is unreachable; then it is unknown whether the task is in it.
         """
         ...
 
@@ -101,13 +103,13 @@ class TaskQueue(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close the queue. Claims that are still held run out."""
+        """Close the queue. Open claims expire."""
         ...
 
 
 def queue_name(name: str) -> str:
     """Convert a name to a valid queue name. ``/`` and ``\\`` become ``_`` (Dynamo's rule, so that a
-    model's name names its queue), and so do characters with a meaning in NATS: blanks, ``.``,
+    model's name is valid for its queue), and so do special characters of NATS: blanks, ``.``,
     ``*``, ``>``.
     """
     return re.sub(r"[/\\\s.*>]", "_", name)

@@ -19,8 +19,8 @@ from beluga.errors import TaskError
 TASK_SIZE_MAX = (1 << 20) - 64
 
 PATHS = ("/v1/completions", "/v1/chat/completions")
-"""The paths of an engine that a task may name. Whoever writes to a queue reaches engines, and their
-other paths load adapters, put them to sleep, or call any method.
+"""The paths of an engine that a task may contain. A client with access to the queue reaches
+engines, whose other paths load adapters, put the engine to sleep, or call any method.
 """
 
 MAX_AGE_S = 600.0  # Dynamo's JetStream streams: 10 minutes (lib/runtime/src/transports/nats.rs)
@@ -29,10 +29,10 @@ MAX_AGE_S = 600.0  # Dynamo's JetStream streams: 10 minutes (lib/runtime/src/tra
 class PrefillTask(msgspec.Struct, frozen=True, kw_only=True, tag="prefill-1"):
     """A prompt to be prefilled into the pool.
 
-    ``request_id`` names the request. Two tasks of one id are the same work, so a worker that sees
-    an id again may repeat it or skip it. The prompt is exactly one of ``tokens`` (token ids),
-    ``text``, and ``body``, which is an OpenAI request as its client sent it to ``path``. ``body``
-    is for prompts that only the engine can make (from a chat's template, tools, a cache salt).
+    ``request_id`` identifies the request. Two tasks of one id are the same work, so a worker may
+    repeat or skip the second. The prompt is exactly one of ``tokens`` (token ids), ``text``, and
+    ``body``, which is an OpenAI request as its client sent it to ``path``. ``body`` is for prompts
+    that only the engine can build (from a chat's template, tools, a cache salt).
     """
 
     request_id: str
@@ -43,13 +43,11 @@ class PrefillTask(msgspec.Struct, frozen=True, kw_only=True, tag="prefill-1"):
     path: str = "/v1/completions"
     sampling: dict[str, float | int | str | bool] = {}
     block_keys: list[bytes] = []  # the keys of blocks that the pool lacks, if known
-    deadline: float = 0.0  # seconds since 1970, after which nobody waits; 0 means MAX_AGE_S
+    deadline: float = 0.0  # seconds since 1970, after which no client waits; 0 means MAX_AGE_S
 
     @property
     def expired(self) -> bool:
-        """Whether nobody waits for the task any more. Hosts' clocks are assumed to agree to a
-        second.
-        """
+        """Whether the deadline has passed. Hosts' clocks are assumed to agree to a second."""
         return self.deadline != 0 and time.time() > self.deadline + 1
 
 

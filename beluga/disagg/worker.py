@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """The prefill worker: it claims prompts, has its engine compute them, and acknowledges them.
 
-It asks the engine for one token and discards it. The useful result is the prompt's KV, which the
-engine's connector saves into the pool before the engine answers. So the worker may die at any
+It requests one token from the engine and discards it. The useful result is the prompt's KV, which
+the engine's connector saves into the pool before the engine answers. So the worker may die at any
 point, and another worker's engine finds what is already done.
 """
 
@@ -31,22 +31,22 @@ logger = logging.getLogger(__name__)
 _BACK_OFF_S = 1.0  # the pause after a failure
 _DEQUEUE_S = 5.0
 _CLIENT_ERROR, _SERVER_ERROR = 400, 500
-_BUSY = (429, 502, 503, 504)  # what an engine, or a proxy before it, answers for every task
+_BUSY = (429, 502, 503, 504)  # statuses of an engine, or a proxy before it, that affect every task
 
-# Fields that ask for more than one answer of one token, or contradict it.
+# Fields that request more than one answer of one token, or contradict it.
 _DROPPED = ("stream_options", "min_tokens", "best_of", "max_completion_tokens", "logprobs")
 
 
 @dataclasses.dataclass(slots=True)
 class WorkerStat:
-    """How many of the claimed tasks ended in which way."""
+    """Counts of the claimed tasks by outcome."""
 
     done: int = 0
-    expired: int = 0  # nobody waited for them any more
-    # the engine refused an invalid request, and the decode engine will refuse it, too
+    expired: int = 0  # their deadline had passed
+    # the engine rejected an invalid request, and the decode engine will reject it, too
     refused: int = 0
     given_back: int = 0  # the engine failed, and another worker gets the task
-    dropped: int = 0  # given out too often
+    dropped: int = 0  # delivered too often
 
 
 def prefill_request(task: PrefillTask) -> tuple[str, bytes]:
@@ -69,7 +69,7 @@ def prefill_request(task: PrefillTask) -> tuple[str, bytes]:
 
 
 class _TaskFailedError(WorkerError):
-    """The engine failed with this task; it may work for others."""
+    """The engine failed on this task; other tasks may succeed."""
 
     of_request = True
 
@@ -87,9 +87,8 @@ class PrefillWorker:
         deliveries_max: int = 5,
         timeout_s: float = 120.0,
     ) -> None:
-        """``visibility_s`` is the queue's. A task that was given out more than ``deliveries_max``
-        times is dropped, because it may be the one that kills engines. ``timeout_s`` limits a
-        prefill.
+        """``visibility_s`` is the queue's. A task that was delivered more than ``deliveries_max``
+        times is dropped, because it may crash engines. ``timeout_s`` limits a prefill.
         """
         self.stat = WorkerStat()
         self._queue = queue
@@ -99,14 +98,14 @@ class PrefillWorker:
         self._deliveries_max = deliveries_max
         self._timeout_s = timeout_s
         self._stopping = asyncio.Event()
-        self._works = False  # whether the engine has done a task since it failed with one
+        self._works = False  # whether the engine has completed a task since its last failure
 
     def stop(self) -> None:
         """Stop claiming tasks. :meth:`run` returns when the claimed ones are done."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """Work until :meth:`stop`. It waits for a queue or an engine that is unreachable."""
+        """Work until :meth:`stop`. An unreachable queue or engine is retried."""
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=5)
@@ -144,8 +143,8 @@ class PrefillWorker:
         return None
 
     async def _handle(self, session: aiohttp.ClientSession, claim: Claim) -> bool:
-        """Do a task. Returns False if the engine failed, which then gets a pause, unless it is only
-        this task with which it fails.
+        """Do a task. Returns False if the engine failed, which causes a pause, unless only this
+        task fails.
         """
         task = claim.task
         if task.expired:
@@ -178,12 +177,12 @@ class PrefillWorker:
         """Extend a claim during the work."""
         while True:
             await asyncio.sleep(self._visibility_s / 3)
-            # after a failure the claim runs out, and the task is done twice
+            # after a failure the claim expires, and the task is done twice
             with contextlib.suppress(QueueError):
                 await claim.extend()
 
     async def _ask(self, session: aiohttp.ClientSession, task: PrefillTask) -> str | None:
-        """Prefill a prompt. Returns None, or the reason why the engine refuses it for good.
+        """Prefill a prompt. Returns None, or the reason of a permanent rejection by the engine.
 
         Raises WorkerError if the engine is down or busy, or fails.
         """

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Is this machine fit for Beluga? Small checks of what the operating system tells.
+"""Checks whether this machine is fit for Beluga, from what the operating system reports.
 
 ``checks``     the list of all checks, and how they run
 ``cpu``, ``memory``, ``limits``, ``devices``, ``packages``, ``leftovers``, ``pool``  the checks
-``machine``    what they look at: files below a root, and this process
-``pool_look``  the pool that is named, if there is one
-``finding``    what they say
+``machine``    their inputs: files below a root, and this process
+``pool_look``  the pool to check, if there is one
+``finding``    their results
 
 A check needs neither a pool nor a server, a privilege or an optional package.
 """

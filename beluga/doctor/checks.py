@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The list of all checks, and how they run: no check ends the others, whatever it meets."""
+"""The list of all checks, and how they run: no failure of a check stops the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Run: TypeAlias = Callable[[Machine], Verdict]
 
 
 class Check(NamedTuple):
-    """A check by its name. ``docs/operate/operations.md`` has a row for each."""
+    """A named check. ``docs/operate/operations.md`` has a row for each."""
 
     name: str
     run: Run
@@ -71,7 +71,7 @@ def run_check(check: Check, machine: Machine) -> Finding:
 
 
 def _line(text: str) -> str:
-    """Return the text as one line that a terminal shows as it is."""
+    """Return the text as one line without control characters."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 

@@ -41,7 +41,7 @@ def _aarch64(machine: Machine, feature: str, good: str, without: str) -> Verdict
 
 
 def check_flush(machine: Machine) -> Verdict:
-    """Look for clflushopt and clwb."""
+    """Check for clflushopt and clwb."""
     if (
         verdict := _aarch64(machine, "", "dc civac drops lines, dc cvac writes them back", "")
     ) is not None:
@@ -59,7 +59,7 @@ def check_flush(machine: Machine) -> Verdict:
 
 
 def check_copy(machine: Machine) -> Verdict:
-    """Look for the widest instructions that stream copies past the cache."""
+    """Check for the widest instructions that stream copies past the cache."""
     if (
         verdict := _aarch64(
             machine, "neon", "stnp streams 32 bytes at a time", "stnp streams 16 bytes at a time"
@@ -81,7 +81,7 @@ def check_copy(machine: Machine) -> Verdict:
 
 
 def check_checksums(machine: Machine) -> Verdict:
-    """Look for the instructions that compute checksums."""
+    """Check for the instructions that compute checksums."""
     if (
         verdict := _aarch64(
             machine, "crc32", "crc32c computes checksums", "checksums take most of a copy's time"
@@ -100,7 +100,7 @@ _CRC_FLAGS = {"sse4.2": "sse4_2", "pclmul": "pclmulqdq", "vpclmul": "vpclmulqdq"
 
 
 def check_clocksource(machine: Machine) -> Verdict:
-    """Look at the kernel's clock: Beluga reads it before and after most waits."""
+    """Check the kernel's clock: Beluga reads it before and after most waits."""
     current = machine.read(f"{_CLOCKSOURCE}/current_clocksource")
     if not current.isprintable() or not current:
         raise CannotTellError(
@@ -116,7 +116,7 @@ def check_clocksource(machine: Machine) -> Verdict:
 
 
 def check_tsc(machine: Machine) -> Verdict:
-    """Look at the time stamp counter, by which short waits are measured."""
+    """Check the time stamp counter, which measures short waits."""
     if (
         verdict := _aarch64(machine, "", "the virtual counter has a constant rate", "")
     ) is not None:

@@ -19,7 +19,7 @@ _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 
 
 def quoted_command(failure: Exception) -> str | None:
-    """Return the command that the text of an error quotes."""
+    """Return the command in quotes in an error's text."""
     found = re.search(r"'((?:daxctl|ulimit|truncate) [^']+)'", str(failure))
     return found[1] if found else None
 
@@ -29,7 +29,7 @@ def _in_pool(machine: Machine, name: str) -> bool:
 
 
 def check_devdax(machine: Machine) -> Verdict:
-    """Look at the driver, the alignment and the size of every devdax device."""
+    """Check the driver, the alignment and the size of every devdax device."""
     nodes = dax_nodes(machine.root / "sys")
     if not nodes:
         return ok("there is no devdax device; pools lie in files")
@@ -45,7 +45,7 @@ def check_devdax(machine: Machine) -> Verdict:
 
 
 def check_devdax_access(machine: Machine) -> Verdict:
-    """Look at the permissions of the devdax devices that a pool may lie on."""
+    """Check the permissions of the devdax devices that are suitable for a pool."""
     usable = [
         name
         for name, node in dax_nodes(machine.root / "sys").items()
@@ -65,7 +65,7 @@ def check_devdax_access(machine: Machine) -> Verdict:
 
 
 def check_dsa_queues(machine: Machine) -> Verdict:
-    """Look for a work queue of an Intel DSA."""
+    """Check for a work queue of an Intel DSA."""
     root = machine.root / "sys/bus/dsa/devices"
     why = why_no_queue(root)
     if why is None:
@@ -83,7 +83,7 @@ def check_dsa_queues(machine: Machine) -> Verdict:
 
 
 def check_dsa_access(machine: Machine) -> Verdict:
-    """Look at the permissions of the work queues."""
+    """Check the permissions of the work queues."""
     queues = [q for q in work_queues(machine.root / "sys/bus/dsa/devices") if q.fault is None]
     if not queues:
         return ok("there is no DSA queue to open")
@@ -99,7 +99,7 @@ def check_dsa_access(machine: Machine) -> Verdict:
 
 
 def _gpu_count(machine: Machine) -> int:
-    """Return how many GPUs of NVIDIA are plugged in."""
+    """Return the number of NVIDIA GPUs on the PCI bus."""
     count = 0
     for name in machine.names("sys/bus/pci/devices"):
         entry = f"sys/bus/pci/devices/{name}"
@@ -120,7 +120,7 @@ def _driver(machine: Machine) -> int | None:
 
 
 def check_gpu_driver(machine: Machine) -> Verdict:
-    """Look at NVIDIA's driver."""
+    """Check NVIDIA's driver."""
     count, driver = _gpu_count(machine), _driver(machine)
     if driver is None:
         if count == 0:
@@ -138,7 +138,7 @@ def check_gpu_driver(machine: Machine) -> Verdict:
 
 
 def check_cupy(machine: Machine) -> Verdict:
-    """Look for the package that the CUDA engine needs."""
+    """Check for the package that the CUDA engine needs."""
     driver = _driver(machine)
     if driver is None:
         return ok("without a GPU's driver cupy is not needed")
@@ -166,7 +166,7 @@ def check_cupy(machine: Machine) -> Verdict:
 
 
 def check_gpu_peer(machine: Machine) -> Verdict:
-    """Look at whether RDMA adapters can read GPU memory."""
+    """Check whether RDMA adapters can read GPU memory."""
     if _driver(machine) is None:
         return ok("there is no GPU")
     if not machine.names("sys/class/infiniband"):

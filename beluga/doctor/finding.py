@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a check finds, and how a check says that it cannot tell."""
+"""The result of a check, and the exception of a check without a result."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _LEVELS: tuple[Level, ...] = ("ok", "warning", "error")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. What cannot be told is a warning whose text says so."""
+    """The result of one check. An unknown result is a warning."""
 
     name: str
     level: Level
     text: str
-    mend: str  # the command that mends it; "" if all is well
+    mend: str  # the command that fixes it; "" if the check passed
 
 
 class Verdict(NamedTuple):
@@ -32,27 +32,27 @@ class Verdict(NamedTuple):
 
 
 def ok(text: str) -> Verdict:
-    """Say that all is well."""
+    """Return the verdict of a passed check."""
     return Verdict("ok", text, "")
 
 
 def warning(text: str, mend: str) -> Verdict:
-    """Say what costs speed, or may fail later."""
+    """Return a verdict about lost speed or a possible later failure."""
     return Verdict("warning", text, mend)
 
 
 def error(text: str, mend: str) -> Verdict:
-    """Say what keeps Beluga from working here, or from being right."""
+    """Return a verdict about something that breaks Beluga or its results."""
     return Verdict("error", text, mend)
 
 
 def unknown(why: str, mend: str) -> Verdict:
-    """Say that something cannot be told, and what tells it."""
+    """Return the verdict of an unknown result, with the command that determines it."""
     return warning(f"cannot be told: {why}", mend)
 
 
 class CannotTellError(Exception):
-    """Raised inside a check: what it looks at says nothing."""
+    """Raised inside a check whose result cannot be determined."""
 
     def __init__(self, why: str, mend: str) -> None:
         super().__init__(why)
@@ -60,7 +60,7 @@ class CannotTellError(Exception):
 
 
 def worst(verdicts: Sequence[Verdict], well: str) -> Verdict:
-    """Join verdicts about several things. ``well`` is said if each of them is ok."""
+    """Join several verdicts. ``well`` is the text if all of them are ok."""
     wrong = [verdict for verdict in verdicts if verdict.level != "ok"]
     if not wrong:
         return ok(well)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Checks of what others have left: runtime directories, and pools in memory that nobody uses."""
+"""Checks of runtime directories of other users, and of unused pools in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from beluga.pool import STRIPE_SIZE, FoundFile, dax_nodes, find_pools, refuse_in
 
 _SHOWN = 5  # names in one line
 _POOL_ID = re.compile(r"[0-9a-f]{32}")
-_REMOVED = re.compile(  # the same line, of a file without a name
+_REMOVED = re.compile(  # the same line, for a deleted file
     r"^([0-9a-f]{1,16})-([0-9a-f]{1,16}) .* (/dev/shm/.*) \(deleted\)$", re.MULTILINE
 )
 _MAPPED = re.compile(  # a line of /proc/PID/maps: addresses, rights, offset, device, inode
@@ -29,7 +29,7 @@ _MAPPED = re.compile(  # a line of /proc/PID/maps: addresses, rights, offset, de
 
 
 def share_runtime_dir(root: Path = Path("/")) -> str:
-    """Return how the processes of several users come to one runtime directory."""
+    """Return the command that gives several users one runtime directory."""
     told = f"export BELUGA_RUNTIME_DIR={RUNTIME_ROOT}"
     if (root / RUNTIME_ROOT.relative_to("/")).is_dir():
         return told
@@ -37,9 +37,9 @@ def share_runtime_dir(root: Path = Path("/")) -> str:
 
 
 def _own(machine: Machine) -> Iterator[Path]:
-    """Yield the runtime directories that this user's processes may come to, and their parents."""
+    """Yield the runtime directories that this user's processes may use, and their parents."""
     root, uid, places = machine.root, machine.uid, list[Path]()
-    if dax_nodes(root / "sys"):  # Only their pools have no file to keep lock files beside.
+    if dax_nodes(root / "sys"):  # Only these have no file beside them.
         places += [root / "run/beluga", root / f"tmp/beluga-{uid}"]
         places.append(root / f"run/user/{uid}/beluga")
     if (told := config.told_runtime_root()) is not None:
@@ -56,11 +56,11 @@ def _children(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError:
-        return []  # it is no directory, or another user's
+        return []  # not a directory, or another user's
 
 
 def _others(machine: Machine) -> Iterator[Path]:
-    """Yield the places where other users keep the runtime directories of their pools."""
+    """Yield the directories of other users for the runtime directories of their pools."""
     if not dax_nodes(machine.root / "sys"):
         return
     places = [*machine.root.glob("tmp/beluga-*"), *machine.root.glob("run/user/*/beluga")]
@@ -72,7 +72,7 @@ def _others(machine: Machine) -> Iterator[Path]:
 
 
 def check_runtime_dirs(machine: Machine) -> Verdict:
-    """Look for runtime directories that this user's processes would be refused at, or not find."""
+    """Check for runtime directories that this user's processes cannot use, or would not find."""
     verdicts = []
     for path in _own(machine):
         try:
@@ -106,11 +106,11 @@ def _judge_own(machine: Machine, path: Path) -> Verdict:
         return error(f"{path} is no directory, so no lock files can lie there", f"rm {name}")
     trusted = {machine.uid, 0}
     device = _device_of(path)
-    closed = False  # to this user, as the pool's device is
+    closed = False  # to this user, like the pool's device
     if path.suffix == ".run" and device.exists():
         trusted.add(device.lstat().st_uid)
         closed = not os.access(device, os.R_OK | os.W_OK)
-    # Whoever may write to the directory that was told is trusted.
+    # Users who may write to the configured directory are trusted.
     shared = config.told_runtime_root() in (path, path.parent)
     if found.st_uid not in trusted and not shared:
         text = f"user {found.st_uid} has made {path}, where this user's lock files would lie"
@@ -124,7 +124,7 @@ def _judge_own(machine: Machine, path: Path) -> Verdict:
 
 
 def _device_of(runtime_dir: Path) -> Path:
-    """Return the file that a runtime directory lies beside."""
+    """Return the device file of a runtime directory."""
     return runtime_dir.with_name(runtime_dir.name.removesuffix(".run").partition("@")[0])
 
 
@@ -136,9 +136,7 @@ def _may_enter(machine: Machine, found: os.stat_result) -> bool:
 
 
 def check_stale_pools(machine: Machine) -> Verdict:
-    """Look for pools in /dev/shm that no process uses, and that are not the pool that is looked
-    at.
-    """
+    """Check for pools in /dev/shm that no process uses, except for the pool under examination."""
     shm = machine.root / "dev/shm"
     pools, closed = find_pools(shm) if shm.is_dir() else ([], [])
     named = {spec.real_path for spec in machine.pool.specs}
@@ -152,7 +150,7 @@ def check_stale_pools(machine: Machine) -> Verdict:
         shown = " ".join(shlex.quote(str(path)) for path in gone[:_SHOWN])
         verdicts.append(warning(text, f"rm -r {shown}"))
     if lost := _serving_removed(machine):
-        # Each process is named: a user who ends only some of them frees nothing.
+        # Every process is listed: the memory is freed only when all of them have ended.
         names = ", ".join(f"process {pid} of {_list(paths)}" for pid, paths in lost.items())
         text = f"the files of pools in use were removed, their memory is not free: {names}"
         verdicts.append(warning(text, "kill " + " ".join(str(pid) for pid in lost)))
@@ -163,7 +161,7 @@ def check_stale_pools(machine: Machine) -> Verdict:
 
 
 def _used(pool: list[FoundFile], mapped: set[tuple[int, int]], closed: list[Path]) -> bool:
-    """Return whether a process uses the pool. What cannot be told counts as used."""
+    """Return whether a process uses the pool. An unknown state counts as used."""
     folders = [file.runtime_dir for file in pool if file.runtime_dir is not None]
     return any(file.identity in mapped for file in pool) or any(
         _locked(folder, closed) for folder in folders
@@ -171,13 +169,15 @@ def _used(pool: list[FoundFile], mapped: set[tuple[int, int]], closed: list[Path
 
 
 def _may_be_ours(path: Path) -> bool:
-    """Return whether an unreadable file has the name of a pool's: others have files there, too."""
+    """Return whether an unreadable file has the name of a pool's file: other programs have files
+    there, too."""
     beside = path.with_name(f"{path.name}.run")
     return "beluga" in f"{path.parent.name}/{path.name}" or path.suffix == ".run" or beside.exists()
 
 
 def _locked(runtime_dir: Path, closed: list[Path]) -> bool:
-    """Return whether a process holds a lock in the directory; if that is unreadable, note it."""
+    """Return whether a process holds a lock in the directory; an unreadable one is added to
+    closed."""
     try:
         if runtime_dir.exists() and not os.access(runtime_dir, os.R_OK | os.X_OK):
             closed.append(runtime_dir)
@@ -200,11 +200,11 @@ def _stale(pools: list[list[FoundFile]]) -> Verdict:
             for pool in pools
         ]
     )
-    # Nothing is destroyed that is not shown; what is left is shown the next time.
+    # The command destroys only pools in the message; the next run shows the rest.
     named = [file for pool in pools[:_SHOWN] for file in pool]
     paths = " ".join(shlex.quote(str(file.path)) for file in named)
     missing = sum(pool[0].device_count - len(pool) for pool in pools[:_SHOWN] if pool[0].pool_id)
-    damaged = sum(file.pool_id is None for file in named)  # which may be of any pool
+    damaged = sum(file.pool_id is None for file in named)  # which may belong to any pool
     force = " --force" if missing > damaged else ""
     return warning(
         f"no process uses {len(pools)} pools, which take {size}: {shown}",
@@ -219,7 +219,7 @@ def _orphans(shm: Path) -> list[Path]:
     try:
         return [path for path in found if path.is_dir() and not _device_of(path).exists()]
     except OSError:
-        return []  # a folder that this user may list, but not enter
+        return []  # a folder that this user may list but not search
 
 
 def _serving_removed(machine: Machine) -> dict[int, list[str]]:
@@ -248,7 +248,7 @@ def _mapped(machine: Machine) -> set[tuple[int, int]]:
         try:
             maps = machine.read(f"proc/{name}/maps")
         except CannotTellError:
-            continue  # it has ended, or is another user's: then its lock tells
+            continue  # it has ended, or is another user's: then its lock shows the use
         for major, minor, inode in _MAPPED.findall(maps):
             found.add((os.makedev(int(major, 16), int(minor, 16)), int(inode)))
     return found

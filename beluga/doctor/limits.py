@@ -21,7 +21,7 @@ _RING = (5, 1)  # the first kernel with io_uring
 
 
 def check_map_count(machine: Machine) -> Verdict:
-    """Look at how many mappings a process may have."""
+    """Check how many mappings a process may have."""
     most = machine.number("proc/sys/vm/max_map_count")
     if most >= _MAPS_LEAST:
         return ok(f"a process may have {most} mappings; a pool takes one for each device")
@@ -33,7 +33,7 @@ def check_map_count(machine: Machine) -> Verdict:
 
 
 def check_locked_memory(machine: Machine) -> Verdict:
-    """Look at how much memory a process may lock."""
+    """Check how much memory a process may lock."""
     limit = machine.limit(resource.RLIMIT_MEMLOCK)
     if limit is None or machine.uid == 0:
         return ok("a process may lock all memory")
@@ -72,7 +72,7 @@ def check_open_files(machine: Machine) -> Verdict:
 
 
 def check_io_uring(machine: Machine) -> Verdict:
-    """Look at whether the disk tier may use io_uring. Beluga makes the system calls itself."""
+    """Check whether the disk tier may use io_uring. Beluga makes the system calls itself."""
     mend = "sudo sysctl -w kernel.io_uring_disabled=0"
     if machine.read_if("proc/sys/kernel/io_uring_disabled") is not None:
         switch = machine.number("proc/sys/kernel/io_uring_disabled")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What the checks look at: files below a root, and this process. Tests give a root of their own."""
+"""The inputs of the checks: files below a root, and this process. Tests use their own root."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from beluga.doctor.finding import CannotTellError
 from beluga.doctor.pool_look import PoolLook
 from beluga.transfer import ENGINES
 
-_PIECE = 64 << 10  # bytes; files in /proc/sys refuse reads of many MiB
+_PIECE = 64 << 10  # bytes; files in /proc/sys reject reads of many MiB
 
 
 def _limit(kind: int) -> int | None:
@@ -39,7 +39,7 @@ def _why_no_import(module: str) -> str | None:
     """Import a module; return why that fails."""
     try:
         importlib.import_module(module)
-    except Exception as error:  # whatever a broken package raises
+    except Exception as error:  # a broken package may raise anything
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return None
 
@@ -52,7 +52,7 @@ def _usage(folder: Path) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine, or one that a test makes up."""
+    """This machine, or a test's fake."""
 
     root: Path = Path("/")
     pool: PoolLook = field(default_factory=PoolLook)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Checks of memory: how the pool is cached and paged, and how much of it there may be."""
+"""Checks of memory: how the pool is cached and paged, and how much memory it may use."""
 
 from __future__ import annotations
 
@@ -68,9 +68,7 @@ def _told(machine: Machine) -> policy.PlatformPolicy | Verdict:
 
 
 def check_memory_type(machine: Machine) -> Verdict:
-    """Compare how the firmware and the kernel cache devdax devices with what Beluga takes for
-    granted.
-    """
+    """Compare how the firmware and the kernel cache devdax devices with Beluga's assumption."""
     told = _told(machine)
     if isinstance(told, Verdict):
         return told
@@ -106,7 +104,7 @@ def _judge_type(machine: Machine, name: str, ranges: list[_Range], told: str) ->
         return unknown(f"/{entry}/resource is no address", f"cat /{entry}/resource")
     except CannotTellError as failure:
         return unknown(str(failure), failure.mend)
-    # /sys shows address 0 to users who may not know the address.
+    # /sys shows address 0 to unprivileged users.
     if first == 0:
         return unknown(f"this user may not see where {name} lies", "sudo beluga doctor")
     wrong = sorted(kinds - {told})
@@ -122,7 +120,7 @@ def _judge_type(machine: Machine, name: str, ranges: list[_Range], told: str) ->
 
 
 def check_ddio(machine: Machine) -> Verdict:
-    """Say what is known of whether devices write into the CPU's cache."""
+    """Report whether devices write into the CPU's cache, as far as that is known."""
     told = _told(machine)
     if isinstance(told, Verdict):
         return told
@@ -138,7 +136,7 @@ def check_ddio(machine: Machine) -> Verdict:
 
 
 def check_huge_shmem(machine: Machine) -> Verdict:
-    """Look at the page size of files in /dev/shm."""
+    """Check the page size of files in /dev/shm."""
     switch = machine.chosen(f"{_THP}/shmem_enabled")
     if switch == "force":
         return ok("files in memory have huge pages (shmem_enabled is force)")
@@ -150,7 +148,7 @@ def check_huge_shmem(machine: Machine) -> Verdict:
             "TLB more often",
             allow + mend,
         )
-    mounted = None  # the options of the file system that was mounted there last
+    mounted = None  # the options of the topmost file system there
     for line in machine.read("proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         if before.split()[4:5] == [_SHM]:
@@ -165,7 +163,7 @@ def check_huge_shmem(machine: Machine) -> Verdict:
 
 
 def check_huge_anonymous(machine: Machine) -> Verdict:
-    """Look at whether this process may have huge pages at all."""
+    """Check whether this process may have huge pages at all."""
     status = machine.read("proc/self/status")
     if re.search(r"^THP_enabled:\s*0", status, re.MULTILINE):
         return error(
@@ -197,7 +195,7 @@ def _missing_bytes(machine: Machine) -> int:
 
 
 def check_shm_space(machine: Machine) -> Verdict:
-    """Compare the free space of /dev/shm with what the pool may still need."""
+    """Compare the free space of /dev/shm with the space that the pool may still need."""
     try:
         size, free = machine.usage(machine.root / "dev/shm")
     except OSError as failure:
@@ -217,7 +215,7 @@ def check_shm_space(machine: Machine) -> Verdict:
 
 
 def check_cgroup_memory(machine: Machine) -> Verdict:
-    """Look at the memory that control groups leave: files in /dev/shm count against it."""
+    """Check the free memory of control groups: files in /dev/shm count against it."""
     shm = machine.root / "dev/shm"
     groups = [
         limit

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Checks of Python packages: engines, and what optional parts of Beluga need."""
+"""Checks of Python packages: engines, and packages of optional parts of Beluga."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ EXTRAS = (
 
 
 def extra_check(extra: Extra) -> Check:
-    """Return the check of one optional package. It is no fault that a package is missing."""
+    """Return the check of one optional package. A missing package is not an error."""
 
     def check(machine: Machine) -> Verdict:
         mend = f"pip install 'beluga-kv[{extra.extra}]'"

@@ -72,7 +72,7 @@ def _mend_device(machine: Machine, path: str, failure: BelugaError) -> str:
 
 
 def _without(machine: Machine) -> Verdict | None:
-    """Return the verdict of a check that looks into the pool, if there is none to look into."""
+    """Return the verdict of a check of the pool's content if there is no readable pool."""
     look = machine.pool
     if look.failure is not None:
         return unknown("the pool's devices are not known", look.mend)
@@ -80,9 +80,7 @@ def _without(machine: Machine) -> Verdict | None:
 
 
 def check_superblocks(machine: Machine) -> Verdict:
-    """Look at the superblock of each device: the format's version, and whether all belong
-    together.
-    """
+    """Check the superblocks: the format's version, and whether all belong together."""
     if (without := _without(machine)) is not None:
         return without
     paths = machine.pool.paths
@@ -119,7 +117,7 @@ def _facts(machine: Machine) -> PoolInspection | Verdict:
 
 
 def check_coherence(machine: Machine) -> Verdict:
-    """Look at the coherence of each device, and at what it is."""
+    """Check the coherence mode of each device against its kind."""
     facts = _facts(machine)
     if isinstance(facts, Verdict):
         return facts
@@ -139,7 +137,7 @@ def check_coherence(machine: Machine) -> Verdict:
 
 
 class _Judgment(NamedTuple):
-    """What a failed attempt to attach means, and what mends it."""
+    """The meaning of a failed attempt to attach, and its remedy."""
 
     failure: type[BelugaError]
     say: Callable[[str, str], Verdict]
@@ -181,7 +179,7 @@ _OF_HOST = (
 
 
 def _judge(machine: Machine, facts: PoolInspection, judgments: Sequence[_Judgment]) -> Verdict:
-    """Return what the first judgment of the failure says."""
+    """Return the verdict of the first judgment that matches the failure."""
     words = {
         "failure": str(facts.failure),
         "options": machine.pool.options,
@@ -207,7 +205,7 @@ def check_server(machine: Machine) -> Verdict:
 
 
 def check_host(machine: Machine) -> Verdict:
-    """Look for another machine with this host's number."""
+    """Check for another machine with this host's number."""
     facts = _facts(machine)
     if isinstance(facts, Verdict):
         return facts

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The pool that is looked at, if there is one: its devices, and its server."""
+"""The pool under examination, if there is one: its devices, and its server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WAIT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class PoolInspection:
-    """What an open pool says. ``failure`` is why there is no session with its server."""
+    """The state of an open pool. ``failure`` is why there is no session with its server."""
 
     devices: tuple[DeviceView, ...]
     lane_count: int
@@ -26,9 +26,7 @@ class PoolInspection:
 
 
 class PoolLook:
-    """A pool by the names of its devices, which may be wrong. Nothing is opened before it is asked
-    for.
-    """
+    """A pool by the paths of its devices, which may be wrong. It is opened on first use."""
 
     def __init__(
         self,
@@ -40,8 +38,8 @@ class PoolLook:
     ) -> None:
         self.paths = tuple(map(str, paths))
         self.host = host
-        self.failure = failure  # why no pool can be named
-        self.mend = mend  # the command that mends that
+        self.failure = failure  # why there is no default pool
+        self.mend = mend  # the command that fixes that
 
     @classmethod
     def named(cls, paths: list[str] | None, host: int | None) -> PoolLook:
@@ -50,7 +48,7 @@ class PoolLook:
             return cls(tuple(paths), host=host)
         try:
             known = remembered()
-        except BelugaError as error:  # what was remembered is damaged
+        except BelugaError as error:  # the stored default pool is damaged
             return cls(host=host, failure=error, mend="beluga umount")
         try:
             return cls(tuple(default_specs()), host=host)
@@ -74,7 +72,7 @@ class PoolLook:
 
     @cached_property
     def specs(self) -> list[DeviceSpec]:
-        """The devices. Names that cannot be read are left out."""
+        """The devices, without invalid specifications."""
         found = []
         for path in self.paths:
             try:
@@ -85,7 +83,7 @@ class PoolLook:
 
     @cached_property
     def facts(self) -> PoolInspection | BelugaError | OSError:
-        """What the pool says, or why it cannot be opened. A session is opened for a moment."""
+        """The pool's state, or why it cannot be opened. A session is opened briefly."""
         try:
             with Pool.open(self.paths) as pool:
                 epoch, failure = _ask(pool, self.host)
@@ -95,9 +93,9 @@ class PoolLook:
 
 
 def _ask(pool: Pool, host: int | None) -> tuple[int | None, BelugaError | OSError | None]:
-    """Attach to the pool's server, and leave it again."""
+    """Attach to the pool's server and detach."""
     hardware = any(device.coherence == "hardware" for device in pool.devices)
-    if hardware and not pool.has_runtime_dir:  # A session would make it, for this user.
+    if hardware and not pool.has_runtime_dir:  # A session would create it, for this user.
         return None, NoServerError("no process of this host has used the pool yet")
     try:
         with Client(pool, host=host, timeout_s=_WAIT_S) as client:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Events of the pool: the server tells routers which blocks are stored and removed."""
+"""Events of the pool: the server publishes stored and removed blocks for routers."""
 
 from beluga.events.service import EventService, EventSettings
 from beluga.events.table import NameTable

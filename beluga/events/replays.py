@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Replays: routers ask for what they have missed, at a ROUTER socket of ZMQ.
+"""Replays: routers request missed messages at a ROUTER socket of ZMQ.
 
-Events of the pool come first, so a turn gives replays a bounded time. A router has one replay at a
-time, and a later request takes the place of an earlier one. Few replays run at a time, and the
-others wait in a bounded line. The line is left in the order of arrival. A router that does not read
-its replay has at most SENT_MAX messages in this process, and loses the replay when it has taken no
-message for STALLED_S. A router that gets no answer asks again.
+Events of the pool have priority, so replays have a bounded time per turn. A router has one replay
+at a time, and a later request replaces an earlier one. Few replays run at a time; the others wait
+in a bounded FIFO queue. A router that does not read its replay has at most SENT_MAX messages in
+this process, and loses the replay when it has accepted no message for STALLED_S. A router without
+an answer repeats its request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SENT_MAX = 1000  # messages that a router has not read yet; ZMQ's default
 STALLED_S = 10.0
 TURN_S = 0.01  # of each turn of the events
 _REQUEST_MAX = 1 << 10  # bytes of a frame; a request has 8
-_END = (1 << 64) - 1  # the number of the message that ends a replay
+_END = (1 << 64) - 1  # the sequence number of the last message of a replay
 
 Messages = list[tuple[int, bytes]]
 Find = Callable[[int], Messages]
@@ -39,11 +39,11 @@ class Replays:
         self._socket.setsockopt(zmq.SNDHWM, SENT_MAX)
         self._socket.setsockopt(zmq.RCVHWM, WAITING_MAX)
         self._socket.setsockopt(zmq.MAXMSGSIZE, _REQUEST_MAX)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a send that cannot be raises an error
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to an unknown peer raises
         self._socket.bind(endpoint)
         self._waiting: OrderedDict[bytes, int] = OrderedDict()  # first numbers, by router
         self._running: dict[bytes, _Replay] = {}
-        self.dropped = 0  # requests for which the line had no place, and replays that stalled
+        self.dropped = 0  # requests that exceeded the queue's limit, and stalled replays
 
     def serve(self, wait_s: float, find: Find) -> None:
         """Serve replays for a turn, after a wait for a first request. ``find`` returns the messages
@@ -64,7 +64,7 @@ class Replays:
             self._socket.poll(min(stuck, wait_s) * 1000)
 
     def _take(self) -> bool:
-        """Take a request. Returns False if there is none. One that cannot be read is dropped."""
+        """Take a request. Returns False if there is none. An invalid one is dropped."""
         try:
             request = self._socket.recv_multipart(self._zmq.NOBLOCK)
         except self._zmq.Again:
@@ -80,7 +80,7 @@ class Replays:
         return True
 
     def _begin(self, find: Find) -> bool:
-        """Begin the next replay of the line, if one may run."""
+        """Begin the next replay in the queue, if one may run."""
         if not self._waiting or len(self._running) >= RUNNING_MAX:
             return False
         router, first = self._waiting.popitem(last=False)

@@ -2,14 +2,15 @@
 # Copyright The Beluga Authors
 """The service that publishes the events of a pool, in the server's process and outside of its loop.
 
-Messages are vLLM's: a topic, a number, and a batch of events. The number has the server's epoch
-above a counter, so every server's messages come after those of its predecessors, and what a router
-has missed is a gap, whoever serves. A router asks the replay endpoint for all from a number on. It
-gets the messages, if they are all kept, or else one message with AllBlocksCleared and the whole
-table, under the number of the last message. So a router that comes late gets the table first.
+Messages are vLLM's: a topic, a number, and a batch of events. The number has the server's epoch in
+the high bits and a counter below, so every server's messages come after those of its predecessors,
+and missed messages are a gap for any server. A router requests all messages from a number on at the
+replay endpoint. It gets the messages if all of them are still stored, or else one message with
+AllBlocksCleared and the whole table, with the number of the last message. So a router that joins
+late gets the table first.
 
-When changes came faster than they were taken, the service skips a number, which tells every router
-that it has missed something, and reads the table of names from the pool.
+When changes come faster than the service takes them, it skips a number, so that every router
+detects a gap, and reads the table of names from the pool.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ TOPIC = b"kv-events"
 EPOCH_SHIFT = 40  # of a message's number: the epoch above, a counter below
 JOURNAL_ROOM = 1 << 16  # changes that wait for the service: 4 MiB
 BATCH_CHANGES = 4096  # of one message
-PERIOD_S = 0.02  # between two looks at the changes: each costs what many changes cost
-IDLE_S = 1.0  # an empty message after so long shows what was missed
+PERIOD_S = 0.02  # between two polls of the changes: a poll costs as much as many changes
+IDLE_S = 1.0  # an empty message after this time reveals missed messages
 BATCHES_KEPT = 10_000
-_PENDING_MAX = 100_000  # messages that a slow router may leave unread: vLLM's own high-water mark
+_PENDING_MAX = 100_000  # unread messages of a slow router: vLLM's own high-water mark
 _ENDPOINT = re.compile(r"tcp://.+:([0-9]+|\*|!)|(?!tcp:)[a-z]+://.+")  # of ZMQ
 _MESSAGE_MAX = 1 << 10  # bytes of a frame that a router may send: it sends 8, or a topic
 
@@ -91,7 +92,7 @@ class EventService:
         self._table = NameTable(pool.geometry.block_count_max)
         self._told = threading.Event()
         self._thread: threading.Thread | None = None
-        self.overflows = 0  # how often changes came too fast
+        self.overflows = 0  # how often the journal overflowed
         self._lost = 0  # changes that the journal had lost when the table was read
         self._whole: tuple[int, bytes] | None = None  # the last replay of the whole table
         server.attach_journal(settings.journal_room)
@@ -117,7 +118,7 @@ class EventService:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop publishing. What was published and not yet read is dropped."""
+        """Stop publishing. Unread messages are dropped."""
         self._told.set()
         if self._thread is not None:
             self._thread.join()
@@ -181,7 +182,7 @@ class EventService:
         last = self._kept.next_number - 1
         if not found.missed:
             return list(enumerate(found.events, last + 1 - len(found.events)))
-        if self._whole is None or self._whole[0] != last:  # many routers ask at once
+        if self._whole is None or self._whole[0] != last:  # many routers request it at once
             everything = [PoolEvent(Cleared()), *self._table.snapshot()]
             self._whole = last, self._encode(everything, last)
         return [self._whole]

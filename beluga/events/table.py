@@ -3,9 +3,9 @@
 """The table of named blocks in C (``csrc/index/events.c``), which turns changes of the block index
 into events.
 
-Each rank of an engine stores its part of a block under a key of its own. The block is stored when
-the last rank has it, and removed when the first one does not. Changes may be told twice, or be in
-the table already: their generations tell.
+Each rank of an engine stores its part of a block under a key of its own. The block counts as stored
+once the last rank has stored it, and as removed once the first rank has removed it. Changes may be
+delivered twice, or be in the table already: their generations reveal that.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _EVENT = record_dtype("bl_event")
-_EVENTS_OF_CHANGE = 2  # at most: a line may be reused before its removal is told
+_EVENTS_OF_CHANGE = 2  # at most: a line may be reused before its removal is delivered
 
 
 class NameTable:
-    """What a pool has, by the names of the ``line_count`` lines of its block table. One thread at a
+    """The named blocks of a pool, for the ``line_count`` lines of its block table. One thread at a
     time may use it.
     """
 
@@ -37,11 +37,11 @@ class NameTable:
         self._handle = ffi.gc(out[0], lib.bl_events_destroy)
 
     def __len__(self) -> int:
-        """Return the number of blocks, with those that some ranks lack."""
+        """Return the number of blocks, including those that some ranks lack."""
         return int(lib.bl_events_count(self._handle))
 
     def begin(self, changes: NDArray[np.void]) -> None:
-        """Apply changes that nobody is told of."""
+        """Apply changes without events."""
         told = ffi.from_buffer("bl_change[]", changes)
         lib.bl_events_apply(self._handle, told, len(changes), ffi.NULL)
 

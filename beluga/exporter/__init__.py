@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What Prometheus is told of a server (``GET /metrics`` of its admin endpoint).
+"""A server's metrics for Prometheus (``GET /metrics`` of its admin endpoint).
 
-The collector reads counters that the poll loop counts anyway: the loop neither waits for it nor
-knows of it. ``names.py`` lists all metrics.
+The collector reads counters that the poll loop maintains anyway: the loop never waits for it.
+``names.py`` lists all metrics.
 """
 
 from beluga.exporter.collect import Collector

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Collects a server's metrics: what the index, the calls, clients, the link and tiers counted."""
+"""Collects a server's metrics: counters of the index, the calls, clients, the link and tiers."""
 
 from __future__ import annotations
 
@@ -50,9 +50,7 @@ class Collector:
         self._found: dict[str, Sample] = {}
 
     def collect(self) -> dict[str, Sample]:
-        """Return all metrics that there are now. A server that has stopped has those of its
-        process and its pool alone.
-        """
+        """Return all current metrics. A stopped server has only those of its process and pool."""
         started_s = time.thread_time()
         self._found = {}
         self._scrapes += 1

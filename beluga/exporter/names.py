@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""All metrics of a server by name: the kind, and what a person needs to know.
+"""All metrics of a server by name, with kind and description.
 
 ``docs/operate/monitoring.md`` has this table (``scripts/dev/gen_monitoring.py``). The metrics of
 the lower tiers and of emulated engines are not here: they are those of the registry
@@ -15,7 +15,7 @@ TIER_PREFIXES = ("beluga_tier_", "beluga_onboard_", "beluga_offload_", "beluga_k
 
 
 class Metric(NamedTuple):
-    """What a metric is. ``labels`` are the names of its labels."""
+    """The description of a metric. ``labels`` are the names of its labels."""
 
     kind: str
     help: str

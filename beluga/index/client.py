@@ -265,7 +265,9 @@ class MetaClient:
             reply = self._client.call(lib.BL_METHOD_LEFT, request)
             said = reply[ffi.sizeof("bl_block_reply") :]
             if len(said) != len(part) or max(said) >= len(Left):
-                raise BadReplyError("the server's list of what left makes no sense")
+                raise BadReplyError(
+                    "the server's list of removed keys is invalid; run one version of Beluga"
+                )
             words += said
         return [Left(word) for word in words]
 

@@ -2,9 +2,10 @@
 # Copyright The Beluga Authors
 """A lease in etcd, over its JSON gateway: a key that exists as long as its etcd lease.
 
-A cluster has several endpoints: the one that answered last is asked, and the next ones if it does
-not answer. They share one deadline, so that a renewal ends before its lease does. With a user, etcd
-requires a token, which ends after some minutes: a refused one is asked for again.
+A cluster has several endpoints: a request goes to the one that answered last, and to the others if
+it does not answer. They share one deadline, so that a renewal ends before its lease does. With a
+user, etcd requires a token, which expires after some minutes: after a rejection a new one is
+requested.
 """
 
 from __future__ import annotations
@@ -27,13 +28,12 @@ _UNAVAILABLE = (500, 502, 503, 504)  # a member without a leader, or a proxy bef
 
 
 class EtcdLease:
-    """A lease that belongs to the process that created the key ``name``, while its etcd lease
-    lives.
+    """A lease that belongs to the process that created the key ``name``, until its etcd lease
+    expires.
 
     ``bases`` are the endpoints of one cluster, such as ``http://10.0.0.1:2379``. ``timeout_s`` is
-    the time for a call, to whichever of them answers. Certificates and the user are those of
-    etcdctl's environment. Raises :class:`~beluga.errors.LeaseError` if a certificate cannot be
-    read.
+    the deadline of a call over all endpoints. Certificates and the user are those of etcdctl's
+    environment. Raises :class:`~beluga.errors.LeaseError` if a certificate cannot be read.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class EtcdLease:
         self._key = _text(f"beluga/{name}")
         self._ttl_s = ttl_s
         self._lease = ""  # the etcd lease's ID; "" for none
-        self._until = 0.0  # when etcd may give the key to others, by this machine's clock
+        self._until = 0.0  # when the lease expires, by this machine's clock
 
     def acquire(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` seconds until no other process holds the lease. Returns
@@ -88,7 +88,7 @@ class EtcdLease:
         return True
 
     def release(self) -> None:
-        """Give the lease up at once. If etcd does not answer, the lease expires by itself."""
+        """Release the lease at once. If etcd does not answer, the lease expires by itself."""
         lease, self._lease, self._until = self._lease, "", 0.0
         if lease:
             try:
@@ -118,7 +118,7 @@ class EtcdLease:
             self._token = self._authenticated()
         status, answer = self._any(path, body)
         if self._user and (status == _UNAUTHENTICATED or "token" in _error(answer)):
-            self._token = self._authenticated()  # it has ended
+            self._token = self._authenticated()  # it has expired
             status, answer = self._any(path, body)
         if status != _OK:
             advice = _advice(_error(answer))
@@ -137,8 +137,8 @@ class EtcdLease:
         return str(answer["token"])
 
     def _any(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """Ask the endpoint that answered last, then the others. Raises LeaseError, with all
-        reasons, if none answers.
+        """Send a request to the endpoint that answered last, then to the others. Raises LeaseError,
+        with all reasons, if none answers.
         """
         reasons = []
         for _ in range(len(self._services)):
@@ -170,7 +170,7 @@ def _user() -> tuple[str, str]:
 
 
 def _context() -> ssl.SSLContext:
-    """Return how to check the servers, and this client's certificate, by etcdctl's environment."""
+    """Return a context with the CA and client certificate of etcdctl's environment."""
     authority, certificate, key = (etcdctl(name) for name in ("CACERT", "CERT", "KEY"))
     if bool(certificate) != bool(key):
         raise LeaseError("ETCDCTL_CERT and ETCDCTL_KEY belong together; set both")

@@ -14,7 +14,7 @@ from typing import Any
 from beluga.errors import LeaseError
 
 ANSWER_SIZE_MAX = 1 << 20  # bytes
-# There is no proxy and no redirection, so the token reaches only the server that was named.
+# There is no proxy and no redirection, so the token reaches only the configured server.
 _NO_PROXY = urllib.request.ProxyHandler({})
 
 
@@ -24,7 +24,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class JsonService:
-    """A service at ``base`` that takes and returns JSON objects."""
+    """A service at ``base`` that accepts and returns JSON objects."""
 
     def __init__(
         self,

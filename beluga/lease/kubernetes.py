@@ -3,8 +3,8 @@
 """A lease in Kubernetes: a coordination.k8s.io/v1 Lease, with the pod's service account.
 
 It works as client-go does: clocks of different machines are never compared. A holder counts as gone
-when its record has not changed for the lease's duration by *our* clock. A writer states which
-version of the record it has read, and the API server refuses all writers but the first.
+when its record has not changed for the lease's duration by the *local* clock. A write includes the
+version of the record that was read, and the API server rejects all but the first write.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OK, _CREATED, _ABSENT, _CONFLICT = 200, 201, 404, 409
 class KubernetesLease:
     """A lease that belongs to the ``holderIdentity`` of the Lease at ``place``: namespace/name.
 
-    ``server`` is the API server, by default the one that the pod's environment names. Raises
+    ``server`` is the API server, by default the one of the pod's environment. Raises
     :class:`~beluga.errors.LeaseError` if there is none because this is not a pod.
     """
 
@@ -94,7 +94,7 @@ class KubernetesLease:
         return time.monotonic() < self._until
 
     def release(self) -> None:
-        """Give the lease up at once. If the API server does not answer, the lease expires by
+        """Release the lease at once. If the API server does not answer, the lease expires by
         itself.
         """
         self._until = 0.0

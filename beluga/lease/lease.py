@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The interface of a lease, and the lease that a URL names."""
+"""The interface of a lease, and the lease of a URL."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ETCD = {"etcd": "http", "etcds": "https"}
 
 
 class Lease(Protocol):
-    """A lock that one process holds at a time, and that expires when nobody renews it.
+    """A lock that one process holds at a time, and that expires unless it is renewed.
 
     All calls raise :class:`~beluga.errors.LeaseError` when the lock's service refuses them.
     """
@@ -28,11 +28,11 @@ class Lease(Protocol):
         """Extend the lease. Returns whether it is still held."""
 
     def release(self) -> None:
-        """Give the lease up, so that others need not wait until it expires."""
+        """Release the lease, so that other processes need not wait until it expires."""
 
 
 def open_lease(url: str) -> Lease:
-    """Return the lease that ``url`` names. No server is asked yet.
+    """Return the lease of ``url``. No request is sent yet.
 
     Raises :class:`~beluga.errors.LeaseError` for a URL that is not valid, or outside of a pod.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What all listeners of HTTP share: whom they answer, and whose connection ends when there are too
-many.
+"""The rules of all HTTP listeners: which requests they accept, and which connection they close when
+there are too many.
 
 The gateway's listeners run on an event loop with aiohttp, a server's admin endpoint on threads with
 the standard library. These rules need neither. docs/operate/listeners.md has the table of all

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Who calls: by which name a request found this machine, and whether another site's page sent it.
+"""Checks callers: the host name of a request, and whether another site's page sent it.
 
 A page of another site reaches listeners on the loopback address in two ways. It may send a request
-whose answer it cannot read, such as a POST that changes something. Or it lets its own name resolve
-to this machine (DNS rebinding); then the browser takes both for one site. The first request has an
-Origin of the other site, the second one a Host that is not a name of this machine.
+whose answer it cannot read, such as a POST that changes something. Or its own host name resolves to
+this machine (DNS rebinding); then the browser treats both as one site. The first request has the
+other site's Origin, the second one a Host that is not a name of this machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import socket
 from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
-_OTHER_SITES = {"cross-site", "same-site"}  # of Sec-Fetch-Site; a port of its own is another origin
+_OTHER_SITES = {"cross-site", "same-site"}  # of Sec-Fetch-Site; another port is another origin
 ANY_NAME = "*"
 
 
@@ -35,17 +35,17 @@ def host_of(header: str) -> str:
 
 
 class KnownHosts:
-    """The hosts that a ``Host`` header may name: addresses, ``localhost``, this machine's own
-    names, the name that the listener was given, and the names that an operator allows.
+    """The allowed values of a ``Host`` header: addresses, ``localhost``, this machine's own names,
+    the listener's configured name, and the names that an operator allows.
 
-    An address is always fine: it cannot resolve to anything else.
+    An address is always allowed: it cannot resolve to anything else.
     """
 
     def __init__(
         self, listening: str, allowed: Iterable[str] = (), *, single_labels: bool = False
     ) -> None:
         """``*`` among the allowed names allows all. With ``single_labels`` names without a dot are
-        known, too, such as that of a container. No site on the internet has one.
+        allowed, too, such as a container's. No site on the internet has one.
         """
         machine = socket.gethostname().lower()
         allowed = {name.lower().removesuffix(".") for name in allowed}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Paths of requests that mean one thing only."""
+"""Unambiguous paths of requests."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ _ODD = re.compile(r"//|/\.{1,2}(?:/|$)|[\\\x00-\x1f\x7f%]|;")
 
 
 def plain_path(raw: str) -> str | None:
-    """Return the path that a raw path means, decoded and without a slash at its end, or None if
-    servers do not agree on that: it has an empty or a dotted segment, a backslash, a control
-    character, parameters of a segment, or is encoded twice. Example: ``/v1/%2e%2e/sleep`` is
-    ``/sleep`` for some.
+    """Return a raw path decoded and without a trailing slash, or None if servers interpret it
+    differently: it has an empty or a dotted segment, a backslash, a control character, parameters
+    of a segment, or is encoded twice. Example: ``/v1/%2e%2e/sleep`` is ``/sleep`` for some servers.
 
-    A rule about paths is safe only if it reads the path as every server behind it does.
+    A rule about paths is safe only if every server behind it parses the path in the same way.
     """
     path = unquote(raw)
     if not path.startswith("/") or "/" in unquote(raw.replace("/", "")) or _ODD.search(path):

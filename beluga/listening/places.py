@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The places of a listener's connections: who gives up a place when there is none for a newcomer.
+"""The places of a listener's connections, and which client loses its place to a new one.
 
-A connection's client is *waited for* while a request is expected from it, its body arrives, or it
-reads an answer. Its lag is how many seconds it is behind a client that moves RATE bytes a second;
-it is never ahead of one. Example: one that has sent nothing for 10 s lags 10 s; one that has sent
-100 bytes, one a second, 99.9 s; one that has sent 5 MiB and then nothing for 10 s, 10 s. A client
-that lags too long is closed.
-When all places are taken, a newcomer gets that of the client that lags most, so silent connections
-keep nobody out, however many they are. While the server works for a client, it does not lag.
+The listener *waits for* a client while it expects a request, receives the body, or sends an answer.
+The client's lag is how many seconds it is behind a client that moves RATE bytes a second; the lag
+is never negative then. Example: one that has sent nothing for 10 s lags 10 s; one that has sent 100
+bytes, one a second, 99.9 s; one that has sent 5 MiB and then nothing for 10 s, 10 s. A client that
+lags too long is closed. When all places are taken, a new connection gets that of the client that
+lags most, so idle connections, however many, exclude no client. While the server works for a
+client, it does not lag.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ ConnectionT = TypeVar("ConnectionT")
 
 
 class Place(Generic[ConnectionT]):
-    """The place of one connection, whose client is waited for at first."""
+    """The place of one connection. It begins by waiting for the client."""
 
     __slots__ = ("connection", "lost", "peer", "since")
 
     def __init__(self, connection: ConnectionT, peer: str, now: float) -> None:
         self.connection = connection
         self.peer = peer
-        # When a client of RATE would have been where this one is; None if it is not waited for.
+        # When a client of RATE would have moved as many bytes; None while not waiting for it.
         self.since: float | None = now
         self.lost = False  # whether the connection was ended
 
@@ -83,14 +83,14 @@ class Places(Generic[ConnectionT]):
         self._places.pop(connection, None)
 
     def of(self, connection: ConnectionT) -> Place[ConnectionT] | None:
-        """Return a connection's place, or None if it has ended."""
+        """Return a connection's place, or None if the connection has ended."""
         return self._places.get(connection)
 
     def slowest(self, count: int = 1, lag_min_s: float = 0.0) -> list[Place[ConnectionT]]:
-        """Return the places to give to newcomers, at most ``count``: of clients that lag a second
-        or more, those of the peer with the most of them first, and of these the slowest. Clients
-        that do not lag come last, and those for whom the server works not at all, nor those that
-        lag less than ``lag_min_s``.
+        """Return at most ``count`` places for new connections: of clients that lag a second or
+        more, those of the peer with the most of them first, and of these the slowest. Clients that
+        do not lag come last. Clients for whom the server works, or that lag less than
+        ``lag_min_s``, are excluded.
         """
         now = self._clock()
         waited_for = [place for place in self if place.lag_s(now) >= lag_min_s]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Tokens and certificates, for listeners that other machines reach."""
+"""Tokens and certificates, for listeners that other machines can reach."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _SIZE_MAX = 4096
 
 
 class Token:
-    """A secret that requests must show: ``Authorization: Bearer TOKEN``, or as the password of a
-    browser's Basic authentication. Its text is in no error, log or representation.
+    """A secret that requests must carry: ``Authorization: Bearer TOKEN``, or the password of a
+    browser's Basic authentication. Its text appears in no error, log or representation.
     """
 
     def __init__(self, secret: str) -> None:
@@ -28,7 +28,7 @@ class Token:
         return "Token(...)"
 
     def shown_by(self, authorization: str) -> bool:
-        """Return whether an ``Authorization`` header shows it, in a time that tells nothing."""
+        """Return whether an ``Authorization`` header carries it, in constant time."""
         kind, _, value = authorization.partition(" ")
         shown = value.strip().encode(errors="replace")
         if kind.lower() == "basic":
@@ -47,7 +47,7 @@ def read_token(path: Path) -> Token:
         with path.open() as file:
             text = file.read(_SIZE_MAX).partition("\n")[0].strip()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise SettingsError(f"the token file {path} cannot be read: {why}") from None
     if len(text) < _LENGTH_MIN:
         raise SettingsError(
@@ -67,7 +67,7 @@ def read_tls(text: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
 
-    def encrypted() -> str:  # otherwise OpenSSL asks at the terminal
+    def encrypted() -> str:  # otherwise OpenSSL prompts at the terminal
         raise ValueError("the key is encrypted")
 
     try:

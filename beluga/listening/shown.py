@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Addresses as logs and errors may show them."""
+"""Addresses without secrets, for logs and errors."""
 
 from __future__ import annotations
 
 import re
 
-_SECRET = re.compile(r"(?<=://)[^?#]*@")  # also of a password with a slash, which no URL has
-_BETWEEN = re.compile(r",(?=[a-z]+://)")  # a password may have a comma, too
+_SECRET = re.compile(r"(?<=://)[^?#]*@")  # a password may have a slash, too
+_BETWEEN = re.compile(r",(?=[a-z]+://)")  # a password may contain a comma, too
 _OPTIONS = re.compile(r"[?#].*")
 
 

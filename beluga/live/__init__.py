@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a server does now, for people: one snapshot for ``beluga top``, the page, and programs.
+"""A snapshot of a server's activity for ``beluga top``, the page, and programs.
 
-It is made in the server's process when somebody asks, at most once a second, from the counters that
-the exporter collects.
+It is made in the server's process on request, at most once a second, from the exporter's counters.
 """
 
 from beluga.live.observer import Observer

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The slowest of the last calls, from the trace that the server leaves in the runtime directory."""
+"""The slowest of the last calls, from the server's trace in the runtime directory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _COUNT = 10
-_COST_SHARE = 0.001  # of a core: reading the trace takes some milliseconds
+_COST_SHARE = 0.001  # of a core's time: reading the trace takes some milliseconds
 
 
 class RecentCalls:
-    """Reads the trace of a runtime directory, seldom enough to cost little of a core."""
+    """Reads the trace of a runtime directory. The interval bounds the CPU time."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -38,7 +38,7 @@ class RecentCalls:
     def _read(self) -> tuple[SlowCall, ...]:
         try:
             calls = read_trace(self._directory).slowest(_COUNT)
-        except (RpcError, OSError):  # a server that could not make one, or a standby's
+        except (RpcError, OSError):  # the server could not create a trace, or it stands by
             return ()
         return tuple(
             SlowCall(

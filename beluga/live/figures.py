@@ -28,7 +28,7 @@ class Figures:
         self._samples = samples
 
     def series(self, name: str) -> list[tuple[dict[str, str], float]]:
-        """Return the labels and values of a metric without a prefix, which may have none."""
+        """Return the labels and values of a metric, given without a prefix; there may be none."""
         sample = self._samples.get(f"beluga_{name}") or self._samples.get(name)
         if sample is None:
             return []
@@ -55,14 +55,14 @@ class Figures:
 
 
 class RecentFigures:
-    """The figures of the last seconds, and at least those of the last look."""
+    """The figures of the last seconds, and at least the latest ones."""
 
     def __init__(self) -> None:
         self._figures: deque[Figures] = deque()
 
     def add(self, now: Figures) -> None:
-        """Add the figures of this moment. Those of another server, with another epoch, are
-        forgotten: its counters began at 0.
+        """Add the current figures. Those of another epoch are dropped: the new server's counters
+        began at 0.
         """
         if self._figures and self._figures[-1].total("server_epoch") != now.total("server_epoch"):
             self._figures.clear()
@@ -72,8 +72,8 @@ class RecentFigures:
 
     def before(self, now: Figures, window_s: float) -> Figures | None:
         """Return the oldest figures of the window before ``now``, or the ones before it if there
-        are none. Figures from before a pause in which nobody looked are not returned: a rate over
-        the pause is none of this moment.
+        are none. Figures from before a pause between requests are not returned: a rate over the
+        pause would not be a current rate.
         """
         others = [
             one
@@ -85,7 +85,7 @@ class RecentFigures:
 
 
 def rates_between(now: Figures, before: Figures, reported: Figures) -> Rates:
-    """Return the rates since ``before``, and since ``reported`` of what clients report."""
+    """Return the rates since ``before``, and those of the clients' reports since ``reported``."""
     over_s = max(now.at_s - before.at_s, 1e-3)
     reported_over_s = max(now.at_s - reported.at_s, 1e-3)
 

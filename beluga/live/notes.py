@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What an operator should look at now. ``docs/operate/monitoring.md`` has alerts for the same
-faults.
-"""
+"""Current problems, for operators. ``docs/operate/monitoring.md`` has alerts for them."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ _LANES_SCARCE = 0.9
 
 
 def notes_of(now: Figures, before: Figures | None) -> tuple[Note, ...]:
-    """Return what is wrong, the worst first."""
+    """Return the current problems, the most serious first."""
     return (*_damage(now), *_quarantine(now), *_room(now, before))
 
 
@@ -50,8 +48,8 @@ def _quarantine(now: Figures) -> list[Note]:
     return [
         Note(
             "warn",
-            f"{show_size(held)} are quarantined and {suspect} sessions are suspect: somebody who "
-            "fell silent may still write; 'beluga stat' says who",
+            f"{show_size(held)} are quarantined and {suspect} sessions are suspect: a client "
+            "without a heartbeat may still write; 'beluga stat' shows it",
         )
     ]
 

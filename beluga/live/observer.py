@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from beluga.index import MetaServer
     from beluga.pool import Pool
 
-_INTERVAL_S = 0.9  # less than a second: somebody who asks every second gets a new one each time
+_INTERVAL_S = 0.9  # less than a second, so that a poll every second gets a new one each time
 _HISTORY = 300
 _REPORTS_S = 5.0  # clients report their bytes every 5 s: a rate over less is often 0
 
 
 class Observer:
-    """Looks at a server whose pool is ``pool``. Several threads may ask it."""
+    """Observes the server of ``pool``. Thread-safe."""
 
     def __init__(self, server: MetaServer, pool: Pool) -> None:
         self._server, self._pool = server, pool
@@ -47,7 +47,7 @@ class Observer:
         self._due_s = 0.0
 
     def snapshot(self) -> Snapshot:
-        """Return what the server does now: at most a second old."""
+        """Return a snapshot that is at most a second old."""
         with self._lock:
             now_s = time.monotonic()
             if self._last is None or now_s >= self._due_s:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The snapshot of a server. ``GET /live`` answers it as JSON, with the same names."""
+"""The snapshot of a server. ``GET /live`` returns it as JSON, with the same names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 class CellState(enum.IntEnum):
-    """What a cell of the map shows: the most serious state of its stripes."""
+    """The state of a cell of the map: the most serious state of its stripes."""
 
     FREE = 0
     USED = 1
@@ -57,7 +57,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
-    """The pool's space for blocks. ``free_bytes`` is what no block has and nothing holds."""
+    """The pool's space for blocks. ``free_bytes`` is neither used by blocks nor quarantined."""
 
     bytes: int
     used_bytes: int
@@ -88,8 +88,8 @@ class IndexFacts:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What happened in each of the last ``over_s`` seconds. Bytes and tokens are what clients
-    reported, which they do every 5 seconds, so theirs are over ``reported_over_s``.
+    """Rates per second over the last ``over_s`` seconds. Clients report bytes and tokens every 5
+    seconds, so their rates are over ``reported_over_s``.
     """
 
     over_s: float
@@ -112,8 +112,8 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
-    """A session. ``pid`` is None where the server cannot see the process, and ``calls_per_s`` until
-    the session was seen twice.
+    """A session. ``pid`` is None where the server cannot see the process, and ``calls_per_s`` in
+    the session's first snapshot.
     """
 
     session: str
@@ -146,7 +146,7 @@ class TenantFacts:
 
 @dataclass(frozen=True, slots=True)
 class TierFacts:
-    """A tier below the pool. What a tier does not count is None."""
+    """A tier below the pool. A figure that a tier does not count is None."""
 
     name: str
     blocks: int | None
@@ -183,7 +183,7 @@ class SlowCall:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What an operator should look at. ``level`` is warn or bad."""
+    """A problem for the operator. ``level`` is warn or bad."""
 
     level: str
     text: str
@@ -191,11 +191,11 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All of it. ``rates`` is None at the first look, since a rate needs two.
+    """The whole snapshot. ``rates`` is None in the first one, since a rate needs two.
 
-    ``history`` has the last minutes that somebody looked at, oldest first: the Unix time, calls in
-    a second, hit rate (or None), bytes read and written in a second, the used share of the pool,
-    and evictions in a second.
+    ``history`` has the points of the last minutes in which snapshots were requested, oldest first:
+    the Unix time, calls per second, hit rate (or None), bytes read and written per second, the used
+    share of the pool, and evictions per second.
     """
 
     time_s: float

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The map of the devices. It is drawn anew seldom enough to cost little of a core."""
+"""The map of the devices. The interval between updates bounds the CPU time."""
 
 from __future__ import annotations
 

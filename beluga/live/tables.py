@@ -64,7 +64,7 @@ class SessionTable:
 
 
 class TenantTable:
-    """The tenants of a pool, with the names that processes of this host left of them."""
+    """The tenants of a pool, with the names that processes of this host recorded."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -95,7 +95,7 @@ class TenantTable:
         return tuple(rows[:_ROWS_MAX])
 
     def _read_names(self) -> None:
-        """Read the names anew if there are others."""
+        """Read the names again if they have changed."""
         changed_ns = namespaces_changed_ns(self._directory)
         if changed_ns != self._changed_ns:
             known = known_namespaces(self._directory)
@@ -108,7 +108,7 @@ def _place(labels: dict[str, str]) -> tuple[str, int]:
 
 
 def _name(known: KnownNamespace) -> str:
-    """Return a name that tells a namespace from others."""
+    """Return a name that distinguishes a namespace from others."""
     if set(known.fields) == {"name"}:
         text = str(known.fields["name"])
     else:

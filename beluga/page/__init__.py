@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Pages and charts for people: one HTML file with everything in it, and charts that are described
-once and drawn as SVG or, with matplotlib, as a picture.
+"""Pages and charts: one self-contained HTML file, and charts that are described once and drawn as
+SVG or, with matplotlib, as a picture.
 
 A page needs no network, no script and no other file. It follows the reader's light or dark scheme.
 """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a chart shows, apart from how it is drawn: its axes with units, its lines or bars."""
+"""The content of a chart, independent of the drawing: its axes with units, its lines or bars."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_TICKS = 6
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis. The label names the unit unless ``show`` adds it to each value. Ticks are chosen
+    """An axis. The label has the unit unless ``show`` adds it to each value. Ticks are automatic
     unless ``ticks`` has them.
     """
 
@@ -27,8 +27,8 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line through points. A value of None leaves a gap. ``color`` is a place in the palette;
-    a dashed line is a limit, or another thing that was not measured here.
+    """A line through points. A value of None leaves a gap. ``color`` is a place in the palette; a
+    dashed line is a limit, or another value that was not measured here.
     """
 
     name: str
@@ -55,8 +55,8 @@ class LineChart:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar of a series. None is a value that is absent. ``least`` and ``most`` are its spread,
-    and ``limit`` is what could be reached at most.
+    """A bar of a series. None is a value that is absent. ``least`` and ``most`` are its spread, and
+    ``limit`` is the attainable maximum.
     """
 
     value: float | None
@@ -78,13 +78,13 @@ class Bar:
 
     @property
     def extent(self) -> float:
-        """The greatest value that has to have room."""
+        """The greatest value to be drawn."""
         return max(one for one in (self.value, self.most, self.limit, 0.0) if one is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class BarGroup:
-    """The bars of one name."""
+    """The bars of one category."""
 
     label: str
     bars: Sequence[Bar]
@@ -99,8 +99,8 @@ class BarChart:
     groups: Sequence[BarGroup]
     series: Sequence[str] = ()
     note: str = ""
-    limit: str = ""  # what the limits of the bars are
-    spread: str = ""  # what their spreads are
+    limit: str = ""  # the meaning of the bars' limits
+    spread: str = ""  # the meaning of their spreads
 
     @property
     def has_values(self) -> bool:
@@ -113,7 +113,7 @@ Chart = LineChart | BarChart
 
 @dataclass(frozen=True, slots=True)
 class AxisScale:
-    """Places values on an axis: 0 is its beginning and 1 its end."""
+    """Maps values to an axis: 0 is its start and 1 its end."""
 
     axis: Axis
     least: float
@@ -121,14 +121,14 @@ class AxisScale:
     ticks: Sequence[float] = field(default=())
 
     def place(self, value: float) -> float:
-        """Return where a value lies."""
+        """Return a value's position."""
         if self.axis.log:
             return math.log(value / self.least) / math.log(self.most / self.least)
         return (value - self.least) / (self.most - self.least)
 
 
 def scale_of(axis: Axis, values: Sequence[float], *, from_zero: bool = True) -> AxisScale:
-    """Return a scale that has room for all values, with its ticks."""
+    """Return a scale that covers all values, with its ticks."""
     usable = [value for value in values if not axis.log or value > 0]
     if axis.log and usable:
         return _log_scale(axis, min(usable), max(usable))

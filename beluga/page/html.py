@@ -71,7 +71,7 @@ _LONG = 32  # characters of a cell that is broken into lines
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One figure: its name, its value with the unit, and what it is to be compared with."""
+    """One figure: its name, its value with the unit, and a value for comparison."""
 
     name: str
     value: str
@@ -79,7 +79,7 @@ class Card:
 
 
 def page(title: str, lead: str, *parts: str) -> str:
-    """Return a whole page. The lead is the sentence that a reader should take away."""
+    """Return a whole page. The lead is the main result in one sentence."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
@@ -97,7 +97,7 @@ def _joined(words: str) -> str:
 
 
 def section(title: str, *parts: str, anchor: str | None = None) -> str:
-    """Return a titled part. Charts in it stand beside each other where there is room."""
+    """Return a titled part. Charts in it are side by side where there is room."""
     name = f' id="{escape(anchor)}"' if anchor else ""
     body, figures = [], []
     for part in parts:
@@ -122,7 +122,7 @@ def links(targets: Mapping[str, str]) -> str:
 
 
 def warning(text: str) -> str:
-    """Return a line that must not be overlooked."""
+    """Return a prominent line."""
     return f'<p class="warn" role="note">{escape(text)}</p>'
 
 
@@ -183,12 +183,12 @@ def _is_text(cell: str) -> bool:
 
 
 def hidden(title: str, *parts: str) -> str:
-    """Return parts that are shown when the title is clicked."""
+    """Return parts that are collapsed until the title is clicked."""
     return f"<details><summary>{escape(title)}</summary>{''.join(parts)}</details>"
 
 
 def chart(drawn: Chart) -> str:
-    """Return a chart with its key and, folded, its values as a table."""
+    """Return a chart with its legend and its values as a collapsed table."""
     note = f"<small>{escape(drawn.note)}</small>" if drawn.note else ""
     caption = f"<figcaption>{escape(drawn.title)}{note}</figcaption>"
     if not drawn.has_values:

@@ -11,7 +11,7 @@ from typing import Any
 from beluga.errors import BelugaError
 from beluga.page.chart import BarChart, Chart, Line, LineChart
 
-# Okabe and Ito's colors, which people with any color vision tell apart.
+# Okabe and Ito's colors, which are distinct for all kinds of color vision.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b59a00", "#56b4e9", "#555555")
 _DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), "-.", (0, (3, 1.5)), (0, (8, 3)), (0, (1, 3)))
 _MARKERS = "os^Dv<>"
@@ -34,7 +34,7 @@ def picture(
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
-    except ImportError:  # commands check this before the work
+    except ImportError:  # commands check this before they start
         raise BelugaError("charts need matplotlib; pip install 'beluga-kv[plot]'") from None
     charts = [chart for chart in charts if chart.has_values]
     count = -(-len(charts) // columns)
@@ -98,7 +98,7 @@ def _draw_lines(axes: Any, chart: LineChart) -> None:
 
 
 def _tick_more(axes: Any, chart: LineChart) -> None:
-    """Label a logarithmic axis of few decades at 1, 2 and 5, so that it has values to read."""
+    """Label a logarithmic axis of few decades at 1, 2 and 5, so that it has enough labels."""
     if not chart.y.log or chart.y.ticks is not None:
         return
     from matplotlib.ticker import LogLocator

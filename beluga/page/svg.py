@@ -12,10 +12,10 @@ from beluga.page.chart import Axis, AxisScale, Bar, BarChart, Chart, Line, LineC
 WIDTH = 440  # units of the drawing; a page scales it, and a telephone shows about 360 of them
 _HEIGHT = 250  # of a chart of lines
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 14, 22, 44
-_VALUE, _OF_LIMIT = 84, 132  # room for the value behind a bar
+_VALUE, _OF_LIMIT = 84, 132  # space for the value after a bar
 _BAR, _GAP, _LABEL = 13, 3, 16
 COLORS = 7  # classes s0 to s6
-# A line is known by its dashes and its marker, too, not by its color alone.
+# Dashes and markers distinguish lines, too, and not only colors.
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "12 4", "1 2")
 
 
@@ -179,7 +179,7 @@ def _short(label: str, most: int = 66) -> str:
 
 
 def swatch(series: int, line: Line | None = None) -> str:
-    """Draw the key of a series: a square, or a piece of its line with its mark."""
+    """Draw the legend entry of a series: a square, or a piece of its line with its mark."""
     if line is None:
         drawn = f'<rect class="b s{series % COLORS}" x="2" y="2" width="12" height="10"/>'
         return f'<svg class="k" width="16" height="14" aria-hidden="true">{drawn}</svg>'

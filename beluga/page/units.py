@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Numbers for people: three digits and a unit."""
+"""Numbers for display: three digits and a unit."""
 
 from __future__ import annotations
 
 _TIMES = ((60.0, 60.0, "min"), (1.0, 1.0, "s"), (1e-3, 1e-3, "ms"), (1e-6, 1e-6, "us"))
-# From where on, in which unit: 9,999 is read as easily as 10 k.
+# The least values of each unit: 9,999 is as readable as 10 k.
 _LARGE = ((1e12, 1e12, " T"), (1e9, 1e9, " G"), (1e6, 1e6, " M"), (1e4, 1e3, " k"))
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The pool: its devices are named, checked, formatted and mapped. Nothing here knows about
-blocks.
-"""
+"""The pool: its devices are specified, checked, formatted and mapped. Blocks are a layer above."""
 
 from beluga.pool.default import (
     default_specs,

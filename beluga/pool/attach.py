@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """Attaching: from the names of a pool's devices, in any order, to its mapping.
 
-A device is known by its superblock, never by its name, because two hosts may number the same
+A device is identified by its superblock, never by its path, because two hosts may number the same
 devices differently.
 """
 
@@ -21,7 +21,7 @@ from beluga.pool.superblock import believe, read_first
 
 
 def attach(paths: Sequence[SpecLike], *, sysfs: Path = SYSFS) -> Mapping:
-    """Map the pool on these devices. Raises a :class:`PoolError` that says what is wrong."""
+    """Map the pool on these devices. Raises a :class:`PoolError`."""
     specs = [DeviceSpec.parse(path) for path in paths]
     if not 1 <= len(specs) <= lib.BL_DEVICE_COUNT_MAX:
         raise PoolError(f"a pool has 1 to {lib.BL_DEVICE_COUNT_MAX} devices, not {len(specs)}")
@@ -39,8 +39,8 @@ def _member(device: Device) -> Member:
 
 
 def _in_order(members: Sequence[Member]) -> list[Member]:
-    """Sort members by device index. Raises unless every index is taken once, by devices of one
-    pool.
+    """Sort members by device index. Raises DeviceMismatchError unless every index occurs once, on
+    devices of one pool.
     """
     first = members[0].superblock
     places: dict[int, Member] = {}

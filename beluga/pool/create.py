@@ -46,7 +46,7 @@ from beluga.pool.superblock import (
     slice_with_pool,
 )
 
-Progress = Callable[[int, int], None]  # called with the bytes done and the bytes in all
+Progress = Callable[[int, int], None]  # called with the bytes done and the total
 
 _SIZE_MIN = 2 * STRIPE_SIZE
 _DEFAULT_TOTAL = 4 << 30  # the size of a pool of new files when no size is given
@@ -61,7 +61,7 @@ def create(
     progress: Progress | None = None,
     sysfs: Path = SYSFS,
 ) -> Mapping:
-    """Make a pool on these devices. Raises a :class:`PoolError` that says what is wrong."""
+    """Make a pool on these devices. Raises a :class:`PoolError`."""
     specs = [DeviceSpec.parse(path) for path in paths]
     if not 1 <= len(specs) <= lib.BL_DEVICE_COUNT_MAX:
         raise PoolError(f"a pool has 1 to {lib.BL_DEVICE_COUNT_MAX} devices, not {len(specs)}")
@@ -93,7 +93,7 @@ def create(
 
 
 def _refuse_occupied(device: Device, force: bool) -> None:
-    """Raise a PoolError if the device holds something that creation would destroy."""
+    """Raise a PoolError if creation would destroy data on the device."""
     if not device.exists:
         return
     fd = open_device(device)
@@ -203,7 +203,7 @@ def _allocated(device: Device) -> int:
 
 
 def _make_file(device: Device, size: int, sparse: bool, undo: ExitStack) -> Device:
-    """Make the device's file, long enough. ``undo`` collects the calls that revert this."""
+    """Make or extend the device's file. ``undo`` collects the calls that revert this."""
     if device.kind == "devdax":
         return device
     path = device.spec.path
@@ -212,7 +212,8 @@ def _make_file(device: Device, size: int, sparse: bool, undo: ExitStack) -> Devi
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | made, 0o600)
     except FileExistsError:
         raise PoolExistsError(
-            f"{path} is a link to nothing, or was made by another just now; remove it, or try again"
+            f"{path} is a dangling link, or another process has just created it; remove it, or "
+            "try again"
         ) from None
     except OSError as error:
         raise explain(error, path) from None
@@ -236,7 +237,7 @@ def _make_file(device: Device, size: int, sparse: bool, undo: ExitStack) -> Devi
 
 
 def _reserve_tables(mapping: Mapping) -> None:
-    """Allocate the superblocks and tables of sparse files, without which no server can go on."""
+    """Allocate the superblocks and tables of sparse files: a server fails without them."""
     with mapping.using() as pool:
         code = lib.bl_pool_reserve(pool)
     if code < 0:
@@ -248,7 +249,8 @@ def _reserve_tables(mapping: Mapping) -> None:
 
 
 def _fault_in(mapping: Mapping, progress: Progress | None) -> None:
-    """Touch every page of the files now, in parallel, so that no request waits for a page fault."""
+    """Fault in every page of the files now, in parallel, so that no request waits for a page
+    fault."""
     pieces = [
         (ffi.cast("char *", mapping.addresses[index]) + at, min(_PIECE, mapping.device_size - at))
         for index, member in enumerate(mapping.members)

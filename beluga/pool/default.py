@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The default pool, which is used when no pool is named.
+"""The default pool, which is used when no pool is specified.
 
-The first of these wins: ``BELUGA_POOL``; the devices that ``beluga mount`` remembered for this
-user; the emulated pool in ``/dev/shm``, if it exists.
+The first of these wins: ``BELUGA_POOL``; the devices that ``beluga mount`` stored for this user;
+the emulated pool in ``/dev/shm``, if it exists.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def remembered() -> list[DeviceSpec]:
 
 
 def refuse_gone(specs: Sequence[DeviceSpec]) -> None:
-    """Raise NoDefaultPoolError if a device of the remembered pool is not there any more."""
+    """Raise NoDefaultPoolError if a device of the mounted pool no longer exists."""
     gone = next((spec.path for spec in specs if not spec.path.exists()), None)
     if gone is None:
         return
@@ -89,7 +89,7 @@ def _boot_time() -> float:
 def remembering(paths: Sequence[SpecLike]) -> Iterator[None]:
     """Make these devices the default pool of this user when the block ends without an error.
 
-    A place that cannot be written raises NoDefaultPoolError before the block begins.
+    An unwritable state directory raises NoDefaultPoolError before the block begins.
     """
     specs = [str(DeviceSpec.parse(path)) for path in paths]
     file = _file()
@@ -111,7 +111,7 @@ def remembering(paths: Sequence[SpecLike]) -> Iterator[None]:
 
 
 def forget() -> bool:
-    """Forget the default pool. Returns whether there was one."""
+    """Remove the stored default pool. Returns whether there was one."""
     there = _file().exists()
     _file().unlink(missing_ok=True)
     return there

@@ -55,7 +55,7 @@ def destroy(paths: Sequence[SpecLike], *, force: bool = False) -> None:
 def _refuse_partial(
     named: Mapping[str, Sequence[Device]], counts: Mapping[str, int], damaged: int
 ) -> None:
-    """Raise DeviceMismatchError if devices of a pool are not named: they would be left behind."""
+    """Raise DeviceMismatchError if devices of a pool are missing in the list: they would remain."""
     missing = {pool: counts[pool] - len(devices) for pool, devices in named.items()}
     if sum(missing.values()) <= damaged:
         return

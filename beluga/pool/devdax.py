@@ -2,10 +2,10 @@
 # Copyright The Beluga Authors
 """Reading sysfs about a devdax node, to decide whether a pool may lie on it.
 
-The kernel maps a node beyond its end and rounds offsets without an error, and then the process dies
-when it touches the memory. It refuses private mappings and mappings that are not in units of the
-node's alignment. So everything is checked here before anything is mapped, and a node with unknown
-properties is refused.
+The kernel maps a node beyond its end and rounds offsets without an error, and then the process is
+killed when it accesses the memory. It refuses private mappings and mappings that are not in units
+of the node's alignment. So everything is checked here before anything is mapped, and a node with
+unknown properties is refused.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class DaxNode:
     """A devdax node that a pool may lie on."""
 
     size: int  # bytes that can be mapped in stripes
-    node: int | None  # the NUMA node, if the kernel knows it
+    node: int | None  # the NUMA node, if known
 
 
 def ask_sysfs(path: Path, number: int, sysfs: Path) -> DaxNode:
-    """Read what the kernel knows of ``path``, a character device with device number ``number``.
+    """Read sysfs about ``path``, a character device with device number ``number``.
 
     Raises DeviceMissingError if it is not a devdax node or sysfs does not describe it,
     DeviceBusyError if it has no driver or another one, and DeviceSpecError if its size or alignment
@@ -59,14 +59,14 @@ def ask_sysfs(path: Path, number: int, sysfs: Path) -> DaxNode:
 
 
 def dax_nodes(sysfs: Path) -> dict[str, DaxNode | PoolError]:
-    """Return every devdax node that this kernel has, by name, or why no pool may lie on it."""
+    """Return every devdax node of this kernel by name; an error explains why it is unsuitable."""
     found: dict[str, DaxNode | PoolError] = {}
     for entry in sorted((sysfs / "bus/dax/devices").glob("*")):
         path = Path("/dev", entry.name)
         number = re.fullmatch(r"(\d{1,9}):(\d{1,9})", _read(entry / "dev") or "")
         try:
             if number is None:
-                raise DeviceMissingError(f"{path}: {entry / 'dev'} does not say its number")
+                raise DeviceMissingError(f"{path}: {entry / 'dev'} has no device number")
             found[entry.name] = ask_sysfs(path, os.makedev(int(number[1]), int(number[2])), sysfs)
         except PoolError as error:
             found[entry.name] = error
@@ -81,7 +81,7 @@ def _entry(path: Path, number: int, sysfs: Path) -> Path:
             return entry
     if not devices.is_dir():
         raise DeviceMissingError(
-            f"{path} is a character device, but not a device-dax node that this kernel tells of: "
+            f"{path} is a character device, but not a device-dax node of this kernel: "
             f"there is no {devices}; is sysfs mounted, and device_dax loaded?"
         )
     raise DeviceMissingError(f"{path} is a character device, but not a device-dax node")

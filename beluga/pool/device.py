@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Named devices (a devdax node, a file, or a slice of either) are examined and opened here.
+"""Examines and opens devices: a devdax node, a file, or a slice of either.
 
-Everything is checked before anything is mapped, because an access beyond what a file or a devdax
-node can back ends in SIGBUS (devdax.py).
+Everything is checked before anything is mapped, because an access beyond the end of a file or
+devdax node raises SIGBUS (devdax.py).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ SYSFS = Path("/sys")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device as it was found."""
+    """An examined device."""
 
     spec: DeviceSpec
     kind: Literal["file", "devdax"]
-    size: int  # bytes from spec.offset on; 0 for a file that is to be made
+    size: int  # bytes from spec.offset on; 0 for a file that does not exist yet
     exists: bool
-    identity: tuple[object, ...]  # two names of one thing have equal identities
-    node: int | None = None  # the NUMA node, as named or found
+    identity: tuple[object, ...]  # two paths of one device have equal identities
+    node: int | None = None  # the NUMA node, from the specification or sysfs
 
     @property
     def sliced(self) -> bool:
@@ -50,7 +50,7 @@ class Device:
 
 
 def examine(spec: DeviceSpec, *, creating: bool = False, sysfs: Path = SYSFS) -> Device:
-    """Find out what ``spec`` names; with ``creating``, a whole file need not exist yet.
+    """Examine the device of ``spec``; with ``creating``, a whole file need not exist yet.
 
     Raises DeviceMissingError, DevicePermissionError, DeviceBusyError, DeviceSpecError.
     """
@@ -78,7 +78,7 @@ def file_identity(found: os.stat_result) -> tuple[object, ...]:
 
 
 def _examine_nothing(spec: DeviceSpec) -> Device:
-    """Describe a file that is to be made."""
+    """Describe a file that does not exist yet."""
     path = spec.path
     if spec.size is not None:
         end = spec.offset + spec.size
@@ -91,7 +91,7 @@ def _examine_nothing(spec: DeviceSpec) -> Device:
 
 
 def _room(spec: DeviceSpec, size: int) -> int:
-    """Return how many bytes ``spec`` may use of something with ``size`` bytes."""
+    """Return how many of the ``size`` bytes ``spec`` may use."""
     if spec.size is None:
         return size
     if spec.offset + spec.size > size:
@@ -116,7 +116,7 @@ def open_device(device: Device) -> int:
 
 
 def explain(error: OSError, path: Path) -> PoolError:
-    """Turn the error of a system call on ``path`` into one that says how to fix it."""
+    """Convert the error of a system call on ``path`` to a PoolError with a remedy."""
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return DevicePermissionError(
             f"{path}: {error.strerror}; this user needs to read and write it (chmod, or its group)"

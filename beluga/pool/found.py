@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Pools that lie in files below a folder, found by their superblocks, whoever made them."""
+"""Finds the pools in files below a folder by their superblocks, for any owner."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FoundFile:
 
 
 def find_pools(folder: Path) -> tuple[list[list[FoundFile]], list[Path]]:
-    """Return the pools whose files lie in ``folder`` or in a folder of it, and what is unreadable.
+    """Return the pools whose files lie in ``folder`` or in a folder of it, and unreadable paths.
 
     The files of one pool are in one list.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The runtime directory of a pool whose devices cannot be opened: their files were removed, cut
-short, or given to another user. Its server may still run, and has to be found.
+"""The runtime directory of a pool whose devices cannot be opened: their files were removed,
+truncated, or given to another user. Its server may still be running, and commands must find it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ _LOCKS = ("serve.pid", "standby.pid")  # of servers in the background
 
 
 def runtime_dir_of_gone(paths: Sequence[SpecLike] | None) -> Path | None:
-    """Return the directory that processes of a pool with one of these devices, or of the default
-    pool, hold locks in; None if there is no such process that this user can see.
+    """Return the directory in which processes of a pool with one of these devices, or of the
+    default pool, hold locks. None if this user can see no such process.
     """
     return next((directory for directory in _candidates(paths) if _is_used(directory)), None)
 
 
 def _candidates(paths: Sequence[SpecLike] | None) -> list[Path]:
-    """Return the directories that may be the pool's. The one beside a file is certainly the
-    file's.
-    """
+    """Return the directories that may be the pool's. The one beside a file is the file's."""
     found = paths or config.pool_paths() or remembered() or emulated_paths()
     specs = [DeviceSpec.parse(path) for path in found]
     if config.told_runtime_root() is None:
@@ -58,7 +56,7 @@ def _children(directory: Path) -> list[Path]:
 
 
 def _is_mapped(device: Path, lock: Path) -> bool:
-    """Return whether the process whose number is in the file has the device in its memory."""
+    """Return whether the process whose pid is in the file has the device mapped."""
     try:
         maps = Path(f"/proc/{int(lock.read_text())}/maps").read_text(errors="replace")
     except (OSError, ValueError):

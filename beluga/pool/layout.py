@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The geometry of a new pool: the values that its creator chose, and defaults by the pool's size.
+"""The geometry of a new pool: explicit values, and defaults by the pool's size.
 
 The defaults keep metadata near 1 % of pools of 256 MiB and more.
 """
@@ -36,7 +36,7 @@ LANE_COUNT_MAX = 4096
 BLOCK_COUNT_MAX = (1 << 32) - 1
 BLOCK_SIZE_MIN = 64  # smaller blocks may be stored, but no table is made for them
 _PAGE_SIZE = 4096
-_BLOCK_BYTES = 256 << 10  # if no smaller blocks are asked for
+_BLOCK_BYTES = 256 << 10  # unless smaller blocks are configured
 _BLOCKS_LEAST = 1024
 _NUMBERS = (
     *("device_size", "max_blocks", "block_bytes"),
@@ -46,7 +46,7 @@ _NUMBERS = (
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """The choices of a pool's creator; None leaves a choice to Beluga. Sizes are in bytes. See
+    """The settings of a new pool; None takes the default. Sizes are in bytes. See
     :meth:`beluga.pool.Pool.create`.
     """
 
@@ -78,9 +78,7 @@ class Layout:
     """A new pool's identity and geometry. It makes the superblock of each of its devices."""
 
     def __init__(self, device_count: int, device_size: int, wishes: Wishes) -> None:
-        """Raises NoRoomError if no space is left for blocks, and PoolError if a choice is
-        impossible.
-        """
+        """Raises NoRoomError if no space remains for blocks, PoolError for invalid settings."""
         _judge(wishes, device_size)
         size = device_count * device_size
         small, large = size < 512 * _MIB, size >= 4 * _GIB
@@ -124,7 +122,7 @@ class Layout:
 
 
 def _judge(wishes: Wishes, device_size: int) -> None:
-    """Raise PoolError for a number that no pool can have."""
+    """Raise PoolError for a number that is out of range."""
     if device_size % STRIPE_SIZE or not DEVICE_SIZE_MIN <= device_size <= DEVICE_SIZE_MAX:
         raise PoolError(
             "a device's size (--size; device_size) is a multiple of 2 MiB, from 4 MiB to "

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Which processes have a device in their memory.
+"""Finds processes that have a device mapped.
 
-The liveness locks of a pool lie beside its first device. Another device of the pool does not say
-where that one is, so the kernel is asked who has this one mapped.
+The liveness locks of a pool lie beside its first device. Another device of the pool does not record
+the first one's path, so /proc is searched for processes that map this one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LINE = re.compile(  # of /proc/PID/maps: addresses, rights, offset, device, ino
 def refuse_mapped(device: Device) -> None:
     """Raise DeviceBusyError if another process of this host has a part of the device mapped.
 
-    Processes of other users can be seen by root alone.
+    Only root can see processes of other users.
     """
     status = device.spec.path.stat()
     begin, end = device.spec.offset, device.spec.offset + device.size
@@ -33,7 +33,7 @@ def refuse_mapped(device: Device) -> None:
         try:
             lines = _LINE.findall(maps.read_text(errors="replace"))
         except OSError:
-            continue  # it has ended, or is another user's
+            continue  # it has ended, or belongs to another user
         for low, high, offset, major, minor, inode in lines:
             first = int(offset, 16)
             if (

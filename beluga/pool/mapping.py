@@ -4,7 +4,7 @@
 
 A process maps a pool once, however often it opens it: address space and page tables are needed
 once, and each page is faulted in once. The mappings of one pool share the memory, and the last one
-that ends unmaps it.
+to close unmaps it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _Key: TypeAlias = "tuple[tuple[object, ...], ...]"
 
 
 def _key(members: Sequence[Member]) -> _Key:
-    """Return what two mappings have in common that may share their memory. A device that was
-    formatted again has another superblock.
+    """Return the key by which mappings share memory. A device that was formatted again has another
+    superblock.
     """
     return tuple(
         (member.device.identity, member.device.spec.offset, bytes(member.superblock.raw))
@@ -45,7 +45,7 @@ def _key(members: Sequence[Member]) -> _Key:
 
 
 class _Memory:
-    """The mapped devices, and the ``bl_pool`` over them, with the number of their users."""
+    """The mapped devices, and the ``bl_pool`` over them, with a reference count."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.key = _key(members)
@@ -71,7 +71,7 @@ class _Memory:
         lib.bl_pool_back(self.handle, self._files, offsets)
 
     def _map(self, index: int, member: Member) -> None:
-        """Map one device. The file of a sparse one stays open: only it shows why a page fails."""
+        """Map one device. The file of a sparse one stays open: it shows why a page fault failed."""
         device = member.device
         fd = open_device(device)
         try:
@@ -107,7 +107,7 @@ class _Memory:
 
 
 class _Mapped:
-    """What this process has mapped. A forked child has nothing mapped."""
+    """The mapped devices of this process. A forked child has none."""
 
     def __init__(self) -> None:
         self._found: dict[_Key, _Memory] = {}
@@ -117,11 +117,11 @@ class _Mapped:
     def _forget(self) -> None:
         self._lock = threading.Lock()
         for memory in self._found.values():
-            memory.close_files()  # the child's descriptors of them
+            memory.close_files()  # the child's copies of the descriptors
         self._found = {}
 
     def take(self, members: Sequence[Member]) -> _Memory:
-        """Return the memory of these devices, mapped if it is not yet. Its user gives it back."""
+        """Return the memory of these devices, and map it if necessary. The caller releases it."""
         with self._lock:
             memory = self._found.get(_key(members))
             if memory is None:
@@ -145,8 +145,8 @@ _mapped = _Mapped()
 
 
 class Mapping:
-    """Maps the devices on construction, unless this process has them mapped. It lets go of them
-    when it has been closed and no thread uses it any more. A forked child has nothing mapped.
+    """Maps the devices on construction, unless this process has them mapped. It releases them when
+    it is closed and no thread uses it any more. A forked child has nothing mapped.
     """
 
     def __init__(self, members: Sequence[Member]) -> None:
@@ -180,12 +180,13 @@ class Mapping:
 
     @property
     def handle(self) -> core.bl_pool:
-        """The ``bl_pool *`` for a caller that knows that no thread closes the mapping meanwhile."""
+        """The ``bl_pool *`` for a caller that ensures that no thread closes the mapping
+        meanwhile."""
         self.using()
         return self._memory.handle
 
     def close(self) -> None:
-        """Let go of the devices as soon as no thread uses them."""
+        """Release the devices as soon as no thread uses them."""
         self._shared.close()
 
     def _end(self) -> None:

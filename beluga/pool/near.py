@@ -30,9 +30,9 @@ def near_cpus(nodes: set[int], *, root: Path = NODES) -> set[int]:
 
 
 def run_near(nodes: set[int], *, root: Path = NODES) -> set[int]:
-    """Keep the calling thread on the CPUs of ``nodes`` that it may use, and return those CPUs.
+    """Pin the calling thread to the CPUs of ``nodes`` that it may use, and return those CPUs.
 
-    Without such CPUs (no node is known, or a container excludes them) the thread stays where it is.
+    Without such CPUs (no node is known, or a container excludes them) its affinity is unchanged.
     """
     cpus = near_cpus(nodes, root=root) & os.sched_getaffinity(0)
     if cpus:

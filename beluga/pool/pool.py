@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A pool as Python sees it: made, opened, closed and destroyed. Only C touches its bytes."""
+"""The pool object: it creates, opens, closes and destroys pools. Only C accesses their bytes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class DeviceView:
     stripe_count: int  # with the superblock's stripe
     coherence: str  # "hardware" or "software"
     sparse: bool
-    link: str | None  # the adapter that connects it, as named
+    link: str | None  # the adapter that connects it, as specified
     node: int | None  # the NUMA node near it
 
 
@@ -107,20 +107,20 @@ class Pool(OfThisProcess):
         bulk_size: int | None = None,
         progress: Progress | None = None,
     ) -> Pool:
-        """Format ``paths``, which may be one path, as a new, empty pool and open it. Files are made
-        and get their space.
+        """Format ``paths``, which may be one path, as a new, empty pool and open it. Files are
+        created and allocated.
 
         ``device_size`` is in bytes, a multiple of 2 MiB; None takes the devices' own size, or a
         share of the free space for new files. ``coherence`` is "hardware" or "software", or a list
-        with one of them for each path; None means "hardware" for files and "software" for devdax
+        with one value for each path; None means "hardware" for files and "software" for devdax
         nodes. A pool with a device of hardware coherence is for one host. ``block_bytes`` is the
         smallest block that will be stored, 256 KiB if it is None: the block table gets an entry for
         each that fits, or ``max_blocks`` entries. If smaller blocks are stored, the table is full
         before the space is. ``sparse`` reserves space in files for the tables alone (for tests).
-        ``force`` destroys what is on the devices. ``progress`` is called with the bytes pre-faulted
-        and the bytes in all.
+        ``force`` overwrites existing data on the devices. ``progress`` is called with the bytes
+        pre-faulted and the total.
 
-        Raises a :class:`~beluga.errors.PoolError`; then nothing is changed or left behind.
+        Raises a :class:`~beluga.errors.PoolError`; then nothing has changed.
         """
         wishes = Wishes(
             device_size=device_size,
@@ -154,9 +154,9 @@ class Pool(OfThisProcess):
         directory.
 
         A damaged pool, or one of another version, can be destroyed too. ``force`` destroys these
-        devices although others of their pool are not named. Raises DeviceMismatchError if devices
-        are not named, DeviceForeignError if a device has no Beluga superblock, and DeviceBusyError
-        if processes of this host use the pool; then nothing is changed.
+        devices even if other devices of their pool are not listed. Raises DeviceMismatchError if
+        devices are not listed, DeviceForeignError if a device has no Beluga superblock, and
+        DeviceBusyError if processes of this host use the pool; then nothing is changed.
         """
         destroy(listed(paths), force=force)
 
@@ -173,7 +173,7 @@ class Pool(OfThisProcess):
 
     @property
     def handle(self) -> core.bl_pool:
-        """The ``bl_pool *`` for tests, which know that no thread closes the pool meanwhile."""
+        """The ``bl_pool *`` for tests, which ensure that no thread closes the pool meanwhile."""
         return self._mapping.handle
 
     def _forget(self) -> None:
@@ -193,9 +193,9 @@ class Pool(OfThisProcess):
         return runtime_path(self._mapping.members[0].device, self.id).is_dir()
 
     def raise_for_status(self, code: int, doing: str) -> int:
-        """Do what :func:`beluga.errors.raise_for_status` does, for an answer of this pool's server.
+        """Do what :func:`beluga.errors.raise_for_status` does, for a status of this pool's server.
 
-        An error about the runtime directory, or an errno, names the directory or the file.
+        An error of the runtime directory, or an errno, includes the path.
         """
         try:
             return raise_for_status(code, doing)
@@ -211,8 +211,8 @@ class Pool(OfThisProcess):
         refuse_in_use(self.runtime_dir)
 
     def refuse_removed(self) -> None:
-        """Raise DeviceMissingError if the file of a device was removed: this process has its memory
-        still, but no other can open it.
+        """Raise DeviceMissingError if the file of a device was removed: this process still has its
+        memory, but no other process can open it.
         """
         for path, identity in self._files.items():
             try:
@@ -228,7 +228,7 @@ class Pool(OfThisProcess):
                 )
 
     def run_near(self) -> set[int]:
-        """Keep the calling thread on CPUs near the devices, if their node is known. Returns those
+        """Pin the calling thread to CPUs near the devices, if their node is known. Returns those
         CPUs.
         """
         return run_near({device.node for device in self.devices if device.node is not None})
@@ -262,7 +262,8 @@ class Pool(OfThisProcess):
                 lib.bl_pool_prefault(handle, 0, self.geometry.size)
 
     def before_close(self, end: Callable[[], None]) -> None:
-        """Call ``end``, a bound method, before the devices are unmapped, if its object still lives.
+        """Call ``end``, a bound method, before the devices are unmapped, if its object still
+        exists.
 
         Sessions and servers have threads in C that write to the pool; ``end`` stops them. A session
         or server calls this before it is made, and holds the lock that ``end`` waits for. Raises

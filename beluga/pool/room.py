@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The space for files in a directory, found out before anything is made in it.
+"""The space for files in a directory, which is checked before any file is created.
 
-A file in memory that outgrows the memory is no error at creation: it is a SIGBUS or an OOM kill
-later. So the smallest of all limits counts: the filesystem's, the machine's, and that of every
-control group from this process's up to the root. A tenth is left for other users.
+A file in memory that outgrows the memory causes no error at creation, but a SIGBUS or an OOM kill
+later. So the smallest limit applies: the filesystem's, the machine's, and that of every control
+group from this process's up to the root. A tenth is reserved for other users.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def demand(size: int, directory: Path, *, root: Path = Path("/")) -> None:
 def limits(directory: Path, *, root: Path = Path("/")) -> list[Limit]:
     """Return everything that limits files in ``directory``."""
     kind = filesystem(directory, root=root)
-    if kind == "hugetlbfs":  # The pages were set aside at boot, so only their number counts.
+    if kind == "hugetlbfs":  # The pages were reserved at boot, so only their number matters.
         return [_huge_pages(directory, root)]
     stat = os.statvfs(directory)
     found = [Limit("the filesystem", stat.f_bavail * stat.f_frsize)]
@@ -152,5 +152,5 @@ def _number(path: Path) -> int | None:
 
 
 def _whole(text: str = "") -> int | None:
-    """Return the number that the kernel wrote, or None if it is none."""
+    """Return the kernel's number, or None if the text is not a number."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 20 else None

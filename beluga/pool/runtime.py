@@ -3,11 +3,11 @@
 """The runtime directory: the lock files and sockets that the processes of one host share for a
 pool.
 
-All of them must find the same directory, whatever names they use for the devices, and no other user
+All of them must find the same directory, whatever paths they use for the devices, and no other user
 may write to it. So it lies beside the first device's file and has the file's group. For devdax
-nodes it lies in a directory of this host and is named by the pool's id. ``BELUGA_RUNTIME_DIR``
-names a directory for all pools, for users and containers that would otherwise find different ones;
-its group may use it. A process that finds another directory than the pool's server is refused
+nodes it lies in a directory of this host and its name is the pool's id. ``BELUGA_RUNTIME_DIR`` sets
+a directory for all pools, for users and containers that would otherwise use different ones; its
+group may use it. A process with a different directory than the pool's server is rejected
 (``csrc/liveness/runtime.h``).
 """
 
@@ -36,7 +36,7 @@ def runtime_path(first: Device, pool_id: str) -> Path:
 
 
 def runtime_beside(first: DeviceSpec) -> Path:
-    """Return the directory beside a file, or beside where it was."""
+    """Return the directory beside a file, which need not exist any more."""
     file = first.real_path
     place = f"@{first.offset:#x}" if first.offset else ""
     return file.with_name(f"{file.name}{place}.run")
@@ -65,8 +65,8 @@ def make_runtime_dir(first: Device, pool_id: str) -> Path:
 
 
 def unreadable_host(doing: str) -> BootIdError | None:
-    """Return the error of a sandbox that hides this boot's id, or None. A server and a session need
-    it: it says that two processes run on one host.
+    """Return the error of a sandbox that hides the boot id, or None. A server and a session need
+    the id: it shows that two processes run on one host.
     """
     try:
         if len(_BOOT_ID.read_text().strip()) == 36:  # 16 bytes in hex and four dashes
@@ -80,8 +80,8 @@ def unreadable_host(doing: str) -> BootIdError | None:
 
 
 def mapped_and_removed(inode: int, name: str) -> bool:
-    """Return whether this process maps a file of this inode and name that has no name any more; a
-    file that was renamed still has one. Where /proc is hidden, it counts as not removed.
+    """Return whether this process maps a deleted file of this inode and name; a renamed file is not
+    deleted. Where /proc is hidden, the file counts as not deleted.
     """
     line = re.compile(rf" {inode} +.*/{re.escape(name)} \(deleted\)$", re.MULTILINE)
     try:
@@ -92,7 +92,7 @@ def mapped_and_removed(inode: int, name: str) -> bool:
 
 def refuse_in_use(path: Path) -> None:
     """Raise DeviceBusyError if a process of this host serves the pool or has a session with it, and
-    DevicePermissionError if this user cannot know.
+    DevicePermissionError if this user cannot determine that.
 
     ``path`` is the pool's runtime directory. Each such process holds a liveness lock on a file
     there (``csrc/liveness/lock.h``). Processes of other hosts cannot be seen.
@@ -106,14 +106,14 @@ def refuse_in_use(path: Path) -> None:
                 f"processes use this pool ({lock} is locked); stop its server and clients"
             ) from None
         except FileNotFoundError:
-            pass  # its process has just ended
+            pass  # the process has just ended
         except OSError as error:
             raise explain(error, lock) from None
 
 
 def _locks(path: Path) -> list[Path]:
     """Return the liveness locks in a runtime directory. Raises DevicePermissionError if this user
-    may not look, who cannot know then whether the pool is in use.
+    may not list it, because then it is unknown whether the pool is in use.
     """
     try:
         return [lock for lock in path.iterdir() if lock.name.startswith("alive-")]
@@ -124,8 +124,8 @@ def _locks(path: Path) -> list[Path]:
 
 
 def _refuse_prepared(parent: Path, owner: int) -> None:
-    """Raise DevicePermissionError for a directory that another user made where everybody may
-    write, such as ``/tmp/beluga-1000``: they could put another one in the place of ours.
+    """Raise DevicePermissionError for a directory that another user created in a world-writable
+    place, such as ``/tmp/beluga-1000``: that user could replace the directories in it.
     """
     anybodys = parent.parent.stat().st_mode & stat.S_IWOTH
     if anybodys and parent.lstat().st_uid not in (os.geteuid(), owner, 0):
@@ -133,7 +133,7 @@ def _refuse_prepared(parent: Path, owner: int) -> None:
 
 
 def _refuse_strange(path: Path, owner: int) -> None:
-    """Raise DevicePermissionError for a directory that another user prepared."""
+    """Raise DevicePermissionError for a directory of another user."""
     found, parent = path.lstat(), path.parent.stat()
     trusted = [os.geteuid(), owner, 0]
     if config.told_runtime_root() is not None and not parent.st_mode & stat.S_IWOTH:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Temporary folders for the pools of one process. They are removed after it, however it ends.
+"""Temporary folders for the pools of one process. They are removed even if the process is killed.
 
 A process that is killed cannot remove its folder. It holds a lock on a file in the folder, which
-the kernel frees when the process ends. The next process that makes such a folder removes every
-folder whose lock is free. The file gets its name only once its lock is held, so a folder in the
-making is never removed.
+the kernel releases when the process ends. The next process that makes such a folder removes every
+folder whose lock is free. The file gets its name only once its lock is held, so an incomplete
+folder is never removed.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ def _sweep(parent: Path) -> None:
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             owner = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
             stack.callback(os.close, owner)
-            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its owner lives
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its owner is alive
             file, folder = os.fstat(owner), path.parent.lstat()
             if stat.S_ISDIR(folder.st_mode) and file.st_uid == folder.st_uid == os.getuid():
                 _remove(path.parent)
 
 
 def _remove(folder: Path) -> None:
-    """Remove the folder, its lock file last: if this process is killed here, the rest can be
-    swept.
+    """Remove the folder, its lock file last: if this process is killed here, another process can
+    remove the rest.
     """
     with contextlib.suppress(OSError):
         for path in folder.iterdir():

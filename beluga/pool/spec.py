@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """Device specifications, as users write them: ``PATH[@OFFSET+SIZE][,link=NAME][,node=N]``.
 
-Only the text is judged here; :mod:`beluga.pool.device` finds out whether the device exists.
+This module parses the text; :mod:`beluga.pool.device` checks whether the device exists.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def parse_size(text: str | int) -> int:
 
 
 def show_size(size: int) -> str:
-    """Show ``size`` bytes for people; a whole number of some unit is shown exactly."""
+    """Format ``size`` bytes for display; a whole number of a unit is exact."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         scale = 1 << _UNITS[unit[0]]
         if size >= scale:
@@ -55,7 +55,7 @@ def show_size(size: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """A device as named: a whole one, or the ``size`` bytes from ``offset`` on."""
+    """A specified device: a whole one, or the ``size`` bytes from ``offset`` on."""
 
     path: Path
     offset: int = 0
@@ -65,14 +65,14 @@ class DeviceSpec:
 
     @property
     def real_path(self) -> Path:
-        """The path without symbolic links. Links that lead in a circle stay: ``Path.resolve``
-        raises for these up to Python 3.12.
+        """The path without symbolic links. Circular links are not resolved: ``Path.resolve`` raises
+        for them up to Python 3.12.
         """
         return Path(os.path.realpath(self.path))
 
     @classmethod
     def parse(cls, text: SpecLike) -> DeviceSpec:
-        """Read a specification. Raises DeviceSpecError."""
+        """Parse a specification. Raises DeviceSpecError."""
         if isinstance(text, DeviceSpec):
             return text
         if not isinstance(text, str | os.PathLike):
@@ -119,7 +119,7 @@ _ONE = (str, bytes, os.PathLike)
 
 
 def listed(paths: SpecLike | Sequence[SpecLike]) -> list[SpecLike]:
-    """Return the devices as a list; a single one may stand without a list."""
+    """Return the devices as a list; a single device need not be in a list."""
     return list(paths) if isinstance(paths, Iterable) and not isinstance(paths, _ONE) else [paths]
 
 

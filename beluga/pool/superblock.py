@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Superblocks: the first bytes of a device, read and judged, and the geometry that they give.
+"""Reads and validates superblocks, the first bytes of a device, and their geometry.
 
-C decides whether a superblock is valid; this module turns its verdict into one line for a person.
+C decides whether a superblock is valid; this module turns the result into an error message.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class Superblock:
-    """A superblock that was found valid."""
+    """A valid superblock."""
 
     raw: bytes
     pool_id: str  # 32 hex digits
@@ -84,7 +84,7 @@ class Superblock:
 
     @classmethod
     def of(cls, raw: bytes) -> Superblock:
-        """Convert bytes that C has found valid."""
+        """Convert bytes that C has validated."""
         c = ffi.cast("bl_superblock *", ffi.from_buffer(raw))
         coherence = next(name for name, number in COHERENCE_MODES.items() if number == c.coherence)
         return cls(
@@ -117,8 +117,7 @@ def read_first(device: Device, fd: int) -> bytes:
 
 
 def slice_with_pool(device: Device, fd: int) -> int | None:
-    """Find another pool's superblock in a file, behind its first stripe. Returns its offset, or
-    None.
+    """Return the offset of another pool's superblock in a file, after its first stripe, or None.
 
     Only stripes that have data are read; devdax memory is not searched.
     """

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The survey of a pool's superblocks: it reports everything that is wrong, not only the first
-error.
+"""The survey of a pool's superblocks: it reports all errors, not only the first one.
 
 Opening a pool (``attach.py``) stops at the first error. Here each finding becomes a line, and
 nothing is mapped.

@@ -181,5 +181,5 @@ def _attempt(
 
 def _senseless(why: str) -> BadReplyError:
     return BadReplyError(
-        f"the reply of a handler makes no sense, {why}; run one version of Beluga on both sides"
+        f"the reply of a handler is invalid, {why}; run one version of Beluga on both sides"
     )

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """Moving blocks between an engine's scattered memory and the pool.
 
-A plan says what goes where; an engine executes it; nothing here knows keys or servers.
+A plan maps bytes to bytes; an engine executes it. Keys and servers are layers above.
 """
 
 from beluga.transfer.calibrate.cost import Cost

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The interface of a copy engine, which takes a plan and says when the bytes have moved.
+"""The interface of a copy engine, which executes a plan and reports its completion.
 
 Every engine passes the same tests (``tests/transfer/engines/test_conformance.py``).
 """
@@ -32,27 +32,27 @@ class Direction(enum.IntEnum):
 
 
 class Transfer(Protocol):
-    """A plan that is being executed. The memory of both sides must stay until it has ended."""
+    """A plan that is being executed. The memory of both sides must stay valid until it has
+    ended."""
 
     def done(self) -> bool:
-        """Has it ended, well or not? If True, nothing of it writes any more, now or later.
+        """Return whether it has ended, successfully or not. If True, it writes no more bytes.
 
-        This waits for no device, but may do work that is left to a CPU. An exception means that
-        nobody can say whether it has ended.
+        This waits for no device, but may do the CPU's part of the work. After an exception it is
+        unknown whether it has ended.
         """
         ...
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until it has ended, and do the work that is left to a CPU.
+        """Wait until it has ended, and do the CPU's part of the work.
 
-        After a write every byte is in the pool's memory, ahead of everything that this thread
-        streams next, and the plan's checksums are filled in: the blocks may be published. After a
-        read the bytes match the plan's checksums, if it has any; the caller looks at the entries
-        again.
+        After a write, every byte is in the pool's memory before this thread's next streamed store,
+        and the plan's checksums are filled in: the blocks may be published. After a read, the bytes
+        match the plan's checksums, if it has any; the caller checks the entries again.
 
         Raises :class:`~beluga.errors.ChecksumError` if the bytes of a read do not match,
-        :class:`~beluga.errors.TransferTimeoutError` after ``timeout_s`` (the transfer goes on), and
-        :class:`~beluga.errors.TransferError` if the engine failed.
+        :class:`~beluga.errors.TransferTimeoutError` after ``timeout_s`` (the transfer continues),
+        and :class:`~beluga.errors.TransferError` if the engine failed.
         """
         ...
 
@@ -60,27 +60,27 @@ class Transfer(Protocol):
 class CopyEngine(Protocol):
     """Moves bytes between an engine's scattered memory and the pool.
 
-    Plans were checked when they were made; an engine that can not take one raises
-    :class:`~beluga.errors.LayoutError` and has moved nothing. Whatever else a start raises, nothing
-    of the plan is under way then, unless it is :class:`~beluga.errors.UnsettledError`. Used by one
-    thread at a time. It
-    may have more than this:
+    Plans are checked when they are made; an engine that cannot execute one raises
+    :class:`~beluga.errors.LayoutError` and copies nothing. After any other exception of a start, no
+    copy of the plan is in progress, unless it is :class:`~beluga.errors.UnsettledError`. One thread
+    at a time uses an engine. It may have further members:
 
-    * ``piece_size``: bytes that it needs to be given at a time to be fast.
+    * ``piece_size``: the bytes per start that it needs to be fast.
     * ``prepare(plan, direction)``, a :class:`Prepared`: makes its tables before a link admits
-      anything. Without it each range is given to it as a plan of its own.
-    * ``fault``: why it is better not used, or None; of one that leaves its work to others.
+    anything. Without it, each range is a plan of its own.
+    * ``fault``: why it should not be used, or None; for an engine that falls back to the CPU.
     """
 
     @property
     def name(self) -> str:
         """The name of the engine: ``cpu``, ``dsa``, ``cuda``, or ``planned`` for an engine that
-        chooses one of several for each plan. A suffix after a hyphen tells two of a kind apart."""
+        chooses one of several for each plan. A suffix after a hyphen distinguishes two of a
+        kind."""
         ...
 
     def gather_write(self, plan: Plan) -> Transfer:
-        """Start a copy from scattered engine memory to the pool. Zeros fill up the last line of a
-        block that does not end with a line."""
+        """Start a copy from scattered engine memory to the pool. A partial last line of a block is
+        padded with zeros."""
         ...
 
     def scatter_read(self, plan: Plan) -> Transfer:
@@ -93,8 +93,8 @@ class CopyEngine(Protocol):
 
 
 class Prepared(Protocol):
-    """A plan that is ready to be copied: whatever its copies need of tables is made, and lies where
-    the engine reads it."""
+    """A plan that is ready to be copied: its tables are made and lie in memory that the engine
+    reads."""
 
     def start(self, first: int, end: int) -> Transfer:
         """Copy the chunks from ``first`` to ``end``. Ranges are started in order, each once; the
@@ -102,18 +102,18 @@ class Prepared(Protocol):
         ...
 
     def close(self) -> None:
-        """No other range is started, and those that were have ended."""
+        """Release it. All started ranges have ended, and no other range is started."""
         ...
 
 
 def prepared(engine: CopyEngine, plan: Plan, direction: Direction) -> Prepared:
-    """A plan made ready by the engine's ``prepare``, if it has one; else by :class:`Parts`."""
+    """Prepare a plan by the engine's ``prepare``, if it has one; else by :class:`Parts`."""
     prepare: Callable[[Plan, Direction], Prepared] | None = getattr(engine, "prepare", None)
     return Parts(engine, plan, direction) if prepare is None else prepare(plan, direction)
 
 
 class Parts:
-    """For an engine that needs no tables: each range is a plan of its own."""
+    """The prepared plan of an engine without tables: each range is a plan of its own."""
 
     def __init__(self, engine: CopyEngine, plan: Plan, direction: Direction) -> None:
         write = direction is Direction.WRITE
@@ -125,32 +125,32 @@ class Parts:
         return self._copy(self._plan.part(first, end))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, since there is nothing to release."""
 
 
 def settle(transfers: Iterable[Transfer]) -> None:
-    """Wait until none of the transfers writes any more, whether they went well or not.
+    """Wait until none of the transfers writes any more, successful or not.
 
     Raises :class:`~beluga.errors.UnsettledError` if that is unknown for one of them. The space that
-    it writes to must not be given to anybody while this process lives.
+    it writes to must not be reused while this process exists.
     """
     unknown: BaseException | None = None
     for transfer in transfers:
         try:
             while not transfer.done():
                 time.sleep(_POLL_S)
-        except BaseException as error:  # of any kind: the others have to end, too
+        except BaseException as error:  # of any type: the others have to end, too
             unknown = error
             keep_for_good(transfer)
     if unknown is not None:
         raise UnsettledError(
-            f"nobody can say whether a copy still writes ({unknown!r}); its space stays taken "
+            f"it is unknown whether a copy still writes ({unknown!r}); its space stays allocated "
             "until this process ends: restart it"
         ) from unknown
 
 
 def keep_for_good(used: object) -> None:
-    """Keep memory that a copy may use that never ends, so that nobody else gets it."""
+    """Keep the memory of a copy that may never end, so that it is not reused."""
     _kept.append(used)
 
 

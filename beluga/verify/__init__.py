@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The acceptance test of a pool's memory (``csrc/verify/``): does it behave as the protocol needs?
+"""The acceptance test of a pool's memory (``csrc/verify/``): it checks the properties that the
+protocol needs.
 
 :func:`verify_pool` runs it on an idle pool, with both sides on one host or as one side of two. It
-returns a :class:`VerifyReport` that an operator can file.
+returns a :class:`VerifyReport`, which an operator can archive.
 """
 
 from beluga.verify.report import MachineRecord, VerifyReport, VerifyResult

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The report of an acceptance test, in words that an operator can file."""
+"""The report of an acceptance test."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TESTS = {
 MODES = {lib.BL_ACCEPTANCE_SOFTWARE: "software", lib.BL_ACCEPTANCE_BARE: "bare"}
 INITIATORS = ("a->b", "b->a")
 
-# Memory guarantees that 8 bytes arrive in one piece; nothing guarantees it for more.
+# Memory guarantees that 8 bytes are not torn; there is no guarantee for more.
 _UNPROMISED = ("tearing, 16 B", "tearing, 32 B", "tearing, 64 B")
 
 
@@ -62,9 +62,9 @@ class VerifyResult:
     """The result of one test, for one initiator in one mode on one device.
 
     The initiator of "a->b" is side a, which writes (in store buffering both write). ``rejected``
-    counts torn lines that their check value exposed, which is legal. ``promised`` says whether the
-    device's superblock promises the property: the verbs always promise it, bare loads and stores
-    only on a device with hardware coherence.
+    counts torn lines that their check value exposed, which is legal. ``promised``: the device's
+    superblock guarantees the property. The verbs always guarantee it, bare loads and stores only on
+    a device with hardware coherence.
     """
 
     test: str
@@ -94,7 +94,7 @@ class VerifyResult:
 
     @property
     def broken(self) -> bool:
-        """Whether the property is promised but does not hold."""
+        """Whether the property is guaranteed but does not hold."""
         return self.promised and self.violations > 0
 
 
@@ -112,10 +112,10 @@ class VerifyReport:
 
     @property
     def good(self) -> bool:
-        """Whether every promised property held."""
+        """Whether every guaranteed property held."""
         return not any(finding.broken for finding in self.findings)
 
     def broken(self) -> list[str]:
-        """Return the promised properties that do not hold, each once, in words."""
+        """Return the guaranteed properties that do not hold, each once, as text."""
         lines = [f"{f.test} {f.initiator} ({f.mode})" for f in self.findings if f.broken]
         return list(dict.fromkeys(lines))

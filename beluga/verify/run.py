@@ -24,12 +24,12 @@ ROLES = ("a", "b")
 _LOOK_INTERVAL_S = 0.1
 
 _WHY = {
-    errno.EBUSY: "a server serves the pool, or died without a word: stop it, or make a pool for "
+    errno.EBUSY: "a server of the pool is running, or was killed: stop it, or make a pool for "
     "the test",
     errno.ENOSPC: "a device has no free stripe near its end: make a pool for the test",
     errno.ETIMEDOUT: "side {other} did not come within {patience:g} s; run 'beluga verify --peer "
     "--role {other}' on the other host, on the same pool",
-    errno.EPIPE: "side {other} fell silent for {patience:g} s; run both sides again",
+    errno.EPIPE: "side {other} did not respond for {patience:g} s; run both sides again",
 }
 
 
@@ -40,10 +40,10 @@ def verify_pool(
 
     ``role`` "a" or "b" is one side of two; the other side runs on another host or in another
     process of this host. None runs both sides here. The tests repeat for ``seconds`` (side a
-    decides), at least once. ``patience`` is how many seconds the other side may be silent.
+    decides), at least once. ``patience`` is how many seconds to wait for the other side.
 
     Only empty stripes are written to, and they are zero afterwards. Raises VerifyError if the pool
-    is served, if it has no free stripe, or if the other side does not come.
+    has a server or no free stripe, or if the other side does not come.
     """
     started_s, start = time.time(), time.monotonic()
     with ExitStack() as stack:
@@ -67,7 +67,7 @@ def verify_pool(
 
 @contextmanager
 def _alone_as(pool: Pool, role: str) -> Iterator[None]:
-    """Raise VerifyError if another process of this host plays this side, and keep others out
+    """Raise VerifyError if another process of this host runs this side, and exclude others
     meanwhile.
     """
     with (pool.runtime_dir / f"verify-{role}").open("w") as file:

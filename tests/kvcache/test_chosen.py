@@ -86,7 +86,7 @@ def test_a_dsa_that_dies_is_left_alone(
     assert stat.plans["dsa"] < 6
     assert list(stat.faults) == ["dsa"]
     assert [record.getMessage() for record in caplog.records] == [
-        "beluga: dsa is left alone, the CPU copies: the CPU has to execute most descriptors that "
+        "beluga: dsa is disabled, the CPU copies: the CPU has to execute most descriptors that "
         "it is given"
     ]
 

@@ -151,7 +151,7 @@ def test_a_stopped_process_that_attaches_keeps_others_waiting_for_a_while_only(
         client = start(KEEPS_THE_LOCK, paths)
         _, status = os.waitpid(client.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
-        with pytest.raises(LobbyBusyError, match="attaching and does not get done"):
+        with pytest.raises(LobbyBusyError, match="attaching and does not finish"):
             Client(pool, timeout_s=0.3)
         client.send_signal(signal.SIGCONT)
         child = int(line(client))

@@ -3,8 +3,8 @@
 """A configuration in a canonical form: equal values have equal forms, in every process and host.
 
 Every field counts, except those of the engine's table. A value without a stable form (a function,
-or an object whose ``repr`` is an address) is refused and never left out: leaving it out would let
-two engines share blocks that differ in it.
+or an object whose ``repr`` is an address) is rejected and never skipped: otherwise two engines that
+differ in it would share blocks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from beluga.errors import ConnectorError
 Table: TypeAlias = Mapping[str, Mapping[str, str]]
 """The fields that cannot change the bytes of a block: class name -> field -> the reason."""
 
-DEPTH_MAX = 40  # a deeper configuration refers to itself
+DEPTH_MAX = 40  # a deeper configuration is assumed to be cyclic
 
 _TORCH_NAMES = ("dtype", "device", "Size", "layout", "memory_format")
 # A model's configuration as transformers keeps it; to_dict() leaves out its caches.
@@ -33,9 +33,8 @@ _TRANSFORMERS = ("PretrainedConfig", "PreTrainedConfig")
 def canonical(value: Any, table: Table, *, path: str = "", vouched: str = "") -> Any:
     """Return ``value`` in a form that :mod:`json` writes the same way everywhere.
 
-    ``path`` names the value in errors. With ``vouched``, the operator's ``identity``, that text
-    takes the place of what has no stable form. Raises :class:`ConnectorError` for such a value
-    otherwise.
+    ``path`` is the value's name in errors. With ``vouched``, the operator's ``identity``, that text
+    replaces values without a stable form. Otherwise such a value raises :class:`ConnectorError`.
     """
     return _Form(table, vouched).of(value, path, 0)
 
@@ -93,7 +92,8 @@ class _Form:
         return self._object(value, path, depth)
 
     def fields(self, value: Any) -> Iterable[tuple[str, Any]]:
-        """Yield the fields of an object that count. Raises TypeError for an object without."""
+        """Yield the fields of an object that count. Raises TypeError for an object without
+        fields."""
         out = self._left_out(type(value))
         return ((name, one) for name, one in _fields_of(value) if name not in out)
 

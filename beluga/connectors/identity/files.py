@@ -3,10 +3,11 @@
 """Digests of files: every byte is hashed, on several threads, and once.
 
 A file is cut into pieces, so that one large file keeps all threads busy: its digest is the SHA-256
-of the digests of its pieces and its size. Digests are remembered in a file of this user's cache, by
-device, inode, size, and the times of the last change of contents and of metadata, in nanoseconds.
-Nobody can set the last one (ctime), so a file that was changed in any way is hashed again. A cache
-that is missing, damaged, full, or writable by others costs the hashing and nothing else.
+of the digests of its pieces and its size. Digests are cached in a file of this user's cache
+directory, by device, inode, size, and the times of the last change of contents and of metadata, in
+nanoseconds. No program can set the last one (ctime), so a file that was changed in any way is
+hashed again. If the cache is missing, damaged, full, or writable by others, the files are hashed
+again.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ PIECE = 16 << 20
 READ = 1 << 20
 THREADS_MAX = 8
 NICENESS = 10  # the engine's own threads come first
-ENTRIES_MAX = 4096  # files that are remembered; the oldest go first
+ENTRIES_MAX = 4096  # cached files; the oldest are dropped first
 MEMORY_BYTES_MAX = 4 << 20
-LOCK_WAIT_S = 1800.0  # for another process of this user that hashes; then both do
+LOCK_WAIT_S = 1800.0  # for another process of this user that hashes; after that both hash
 LOCK_POLL_S = 0.05
-# A change within the resolution of a file system's clock leaves the times as they were.
+# A change within the resolution of a file system's clock does not change the times.
 SETTLED_NS = 2_000_000_000
 
 Hashed: TypeAlias = Callable[[int], None]
@@ -45,7 +46,7 @@ Hashed: TypeAlias = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """What changes whenever a file changes."""
+    """The state of a file, which differs after every change."""
 
     device: int
     inode: int
@@ -55,12 +56,12 @@ class FileState:
 
     @classmethod
     def of(cls, found: os.stat_result) -> FileState:
-        """Return the state that ``stat`` has found."""
+        """Return the state from a ``stat`` result."""
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
     @property
     def key(self) -> str:
-        """The name of the state in the remembered digests."""
+        """The key of the state in the cached digests."""
         return ":".join(
             map(str, (self.device, self.inode, self.size, self.mtime_ns, self.ctime_ns))
         )
@@ -98,7 +99,7 @@ def signature(root: Path, counts: Callable[[str], bool]) -> Signature:
 
 
 class FileDigests:
-    """Hashes files and remembers their digests. Any thread may use it."""
+    """Hashes files and caches their digests. Thread-safe."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or cache_dir()
@@ -125,7 +126,7 @@ class FileDigests:
         return self._folder / "files.json"
 
     def _remembered(self) -> dict[str, str]:
-        """Return the remembered digests, or none if the file cannot be trusted or read."""
+        """Return the cached digests, or none if the file cannot be trusted or read."""
         try:
             fd = os.open(self._file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
@@ -143,7 +144,7 @@ class FileDigests:
         return {key: one for key, one in entries.items() if _is_digest(one)}
 
     def _remember(self, new: dict[str, str]) -> None:
-        """Add digests and forget the oldest. A folder that cannot be written is left alone."""
+        """Add digests and drop the oldest. An unwritable folder is skipped."""
         if not new:
             return
         entries = self._remembered()
@@ -162,7 +163,8 @@ class FileDigests:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other processes of this user from hashing the same files at the same time."""
+        """Exclude other processes of this user, so that they do not hash the same files
+        meanwhile."""
         fd = -1
         try:
             with contextlib.suppress(OSError):
@@ -213,7 +215,7 @@ class _Hashing:
         joined = [hashlib.sha256(b"beluga file 1 %d\n" % state.size) for _, state in self._files]
         for (at, _), digest in zip(self._pieces, self._found, strict=True):
             joined[at].update(digest)
-        for path, state in self._files:  # no file changed while others were read
+        for path, state in self._files:  # no file may change while others are read
             _check(path, path.stat(), state)
         return {
             state.key: one.hexdigest() for (_, state), one in zip(self._files, joined, strict=True)
@@ -231,7 +233,7 @@ class _Hashing:
                     self._next += 1
                 at, place = self._pieces[number]
                 self._found[number] = self._piece(*self._files[at], place)
-        except BaseException as error:  # the thread that waits raises it
+        except BaseException as error:  # the waiting thread raises it
             self._error = error
 
     def _piece(self, path: Path, state: FileState, place: int) -> bytes:
@@ -263,7 +265,7 @@ def _settled(state: FileState) -> bool:
 
 
 def _private(found: os.stat_result) -> bool:
-    """Return whether only this user writes it."""
+    """Return whether only this user can write it."""
     return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 

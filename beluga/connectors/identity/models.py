@@ -2,15 +2,15 @@
 # Copyright The Beluga Authors
 """Where a model's weights come from, and the digest that identifies them.
 
-* Files on this host (a folder, a file, or the hub's snapshot of a known commit): every byte of
-  them. A path or a name would not do: two hosts may keep one model in different places, and
-  different models in the same place.
-* A commit of the hub, if the engine has resolved one and keeps no files here.
-* Objects in a store (``s3://``): the versions or ETags that the store gives them.
-* Otherwise, the operator's word (the setting ``identity``).
+* Files on this host (a folder, a file, or the hub's snapshot of a known commit): all of their
+bytes. A path or a name does not suffice: two hosts may store one model in different places, and
+different models in the same place.
+* A commit of the hub, if the engine has resolved one and has no files here.
+* Objects in a store (``s3://``): the versions or ETags of the store.
+* Otherwise, the operator's declaration (the setting ``identity``).
 
-Nothing is guessed. A name without a commit, a folder without files, files that changed after the
-engine began to load, or a loader that reads from elsewhere is refused.
+There are no guesses. A name without a commit, a folder without files, files that changed after the
+engine began to load, or a loader that reads from elsewhere is rejected.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ VOUCH = "vouch for it by beluga's setting identity (any text that only this mode
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Model:
-    """A model that an engine computes with: its name or path, as the engine was given it.
+    """An engine's model: its name or path, as in the engine's configuration.
 
     ``url`` is where an object store has the weights, if ``name`` is a folder that lacks them.
     ``commit`` is the hub's commit if the engine has resolved it. ``cache`` is the hub's cache of
@@ -100,7 +100,8 @@ class WeightsSource(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Told:
-    """What needs no reading: an operator's word, a commit, or the seed of made-up weights."""
+    """An identity without reading files: an operator's declaration, a commit, or the seed of dummy
+    weights."""
 
     text: str
     size: int = 0
@@ -141,13 +142,13 @@ class Files:
     def _late(self, name: str, state: FileState, since_ns: int) -> bool:
         if not since_ns or state.ctime_ns <= since_ns:
             return False
-        # The engine itself may have just downloaded it. The hub's client never writes to a blob.
+        # The engine may have just downloaded it. The hub's client never modifies a blob.
         real = Path(os.path.realpath(self._path / name if name else self._path))
         return not (real.parent.name == "blobs" and real.parent.parent.name.startswith("models--"))
 
 
 class Objects:
-    """The objects below a URL, by the versions or ETags that their store gives them."""
+    """The objects below a URL, identified by the versions or ETags of their store."""
 
     size = 0
 
@@ -213,14 +214,14 @@ def counts(name: str) -> bool:
 
 
 def source_of(model: Model, digests: FileDigests | None = None) -> WeightsSource:
-    """Return what identifies a model. Raises ConnectorError, with one line that names the setting
+    """Return the identifying source of a model. Raises ConnectorError, with a hint to the setting
     ``identity``, for a model that cannot be identified.
     """
     digests = digests or FileDigests()
     url = model.url or (model.name if _URL.match(model.name) else "")
     if url:
         parts: list[WeightsSource] = [Objects(url)]
-        if url != model.name:  # the engine keeps configurations and code in this folder
+        if url != model.name:  # the engine stores configurations and code in this folder
             parts.append(_Beside(Path(model.name), digests))
         return Several(parts)
     path = Path(model.name)
@@ -234,7 +235,7 @@ def source_of(model: Model, digests: FileDigests | None = None) -> WeightsSource
 
 
 class _Beside(Files):
-    """The files of a folder that lacks the weights, which its engine has made from a store."""
+    """The files of a folder without the weights, which the engine has created from a store."""
 
     def __init__(self, path: Path, digests: FileDigests) -> None:
         self._path, self._digests = path, digests
@@ -267,8 +268,8 @@ def _commit_of(model: Model) -> str:
         raise refused from None
     if not _COMMIT.fullmatch(commit) or commit not in snapshots:
         raise refused
-    # The client writes the reference when it moves. One that has not moved since before the engine
-    # loaded is what the engine has loaded, and so is the only snapshot that there is.
+    # The client rewrites the reference when it moves. A reference that has not moved since before
+    # the engine loaded is the loaded commit, and so is the only existing snapshot.
     moved = not model.since_ns or changed_ns > model.since_ns
     if moved and len(snapshots) > 1:
         raise refused
@@ -277,14 +278,14 @@ def _commit_of(model: Model) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Identified:
-    """The end of an identification: a digest, or why there is none."""
+    """The result of an identification: a digest, or why there is none."""
 
     digest: str = ""
     refusal: str = ""
 
 
 class ModelIdentity:
-    """Identifies weights in a thread, so that an engine starts meanwhile. Any thread may ask."""
+    """Identifies weights in a thread, so that an engine starts meanwhile. Thread-safe."""
 
     def __init__(
         self,
@@ -391,5 +392,5 @@ def _digest_of(value: Any) -> str:
 
 
 def _shown(url: str) -> str:
-    """Return a URL without the secrets that it may have."""
+    """Return a URL without secrets."""
     return re.sub(r"(://)[^/@]*@", r"\1", url.partition("?")[0])

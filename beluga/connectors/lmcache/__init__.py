@@ -3,11 +3,11 @@
 """LMCache's storage plugins over the pool: one for its server (MP mode), one for inside an engine.
 
 ``objects``  batches of named blocks on a session, which may have misses between hits
-``worker``   a thread with its own connection, for calls that must not wait
+``worker``   a thread with its own connection, for non-blocking calls
 ``l2``       the L2 adapter of ``lmcache server``
 ``plugin``   the storage plugin of LMCache inside an engine
 
-Nothing of LMCache is imported before one of its two classes is asked for.
+LMCache is not imported before one of the two classes is accessed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The identity of LMCache's models, of which it passes names only, and of its metadata.
+"""The identity of LMCache's models, which it passes only by name, and of its metadata.
 
-A model that LMCache names by a path is identified by its files. A name of the hub proves nothing,
-because LMCache does not pass the revision that its engine has loaded: such a model is refused
-unless the operator vouches for it (``identity``).
+A model with a path is identified by its files. A name of the hub is not sufficient, because LMCache
+does not pass the revision that its engine has loaded: such a model is rejected unless the operator
+vouches for it (``identity``).
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ LEFT_OUT: Table = {
 
 
 class Models:
-    """The identities of models by name. Any thread may use it."""
+    """The identities of models by name. Thread-safe."""
 
     def __init__(self, identity: str, logger: logging.Logger) -> None:
         self._word, self._logger = identity, logger
         self._lock = threading.Lock()
-        self._found: dict[str, ModelIdentity | None] = {}  # None is refused
+        self._found: dict[str, ModelIdentity | None] = {}  # None: rejected
 
     def check(self, name: str) -> None:
         """Begin to identify a model. Raises ConnectorError if it cannot be identified."""

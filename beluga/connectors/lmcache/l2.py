@@ -3,9 +3,9 @@
 """The L2 adapter of ``lmcache server`` (MP mode, type "plugin"): the pool behind its L1.
 
 Stores and deletes have their own thread and session, so that no load waits behind one. A namespace
-consists of what LMCache's key contains (model, ranks, layer group, salt). The name of an object is
-the id of its layout, which the pool has for all processes, and its chunk's hash: the same key with
-another layout is another block.
+consists of the model, ranks, layer group and salt of LMCache's key. The name of an object is the id
+of its layout, which is stored in the pool for all processes, and its chunk's hash: the same key
+with another layout is another block.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class _Results:
-    """Results by task, which are taken once each, and the file descriptor that signals them."""
+    """Results by task, each of which is taken once, and the file descriptor that signals them."""
 
     def __init__(self) -> None:
         self.notifier = create_event_notifier()
@@ -103,9 +103,7 @@ class BelugaL2Adapter(L2AdapterInterface):
         self._writer.connection.settle()
 
     def carried(self) -> dict[TransferClass, TransferStats]:
-        """Return what the host's link to the pool admitted, by class, and how long pieces
-        waited.
-        """
+        """Return the admissions of the host's link, by class, with their waiting times."""
         read, written = self._reader.connection.carried(), self._writer.connection.carried()
         return {kind: read[kind].plus(written[kind]) for kind in TransferClass}
 
@@ -160,26 +158,26 @@ class BelugaL2Adapter(L2AdapterInterface):
         return self._loads.take(task_id)
 
     def delete(self, keys: list[Any]) -> None:
-        """Remove objects in all their layouts, for all users of the pool, behind the stores that
-        were submitted before. Listeners are called for those that existed.
+        """Remove objects in all their layouts, for all users of the pool, after earlier stores.
+        Listeners are called for those that existed.
 
-        If the pool is not available now, this adapter answers misses for the objects and removes
-        them when it is; listeners are called then.
+        If the pool is not available now, the objects are misses for this adapter, which removes
+        them when the pool is available; listeners are called then.
         """
         keys = list(dict.fromkeys(keys))
         if not keys:
             return
 
         def delete(connection: Connection) -> None:
-            self._owed.add(keys)  # again: a store before may have settled it
+            self._owed.add(keys)  # again: an earlier store may have settled it
             self._settle(connection)
 
         self._owed.add(keys)
         self._writer.call(delete)
 
     def report_status(self) -> dict[str, Any]:
-        """Report the status. "Healthy" means that the adapter answers; without a pool it answers
-        misses.
+        """Report the status. "Healthy" means that the adapter responds; without a pool all lookups
+        are misses.
         """
         connections = (self._reader.connection, self._writer.connection)
         return {
@@ -206,7 +204,7 @@ class BelugaL2Adapter(L2AdapterInterface):
         call: Callable[..., T | None],
         *arguments: Any,
     ) -> int:
-        """Submit ``call`` to a worker and return the task's number. The task always ends."""
+        """Submit ``call`` to a worker and return the task's number. The task always completes."""
         with self._lock:
             self._task += 1
             task = self._task
@@ -219,14 +217,14 @@ class BelugaL2Adapter(L2AdapterInterface):
                 results.put(task, failed if result is None else result)
 
         if worker is not self._writer and self._owed:
-            self._writer.submit(self._settle)  # a store settles it itself
+            self._writer.submit(self._settle)  # a store settles these deletions itself
         if not worker.submit(job):
             results.put(task, failed)
         return task
 
     def _namespace(self, key: Any) -> Namespace:
         """Return the namespace of the objects of an LMCache key, in all layouts."""
-        weights = self._models.digest(key.model_name)  # "": nothing was ever stored there
+        weights = self._models.digest(key.model_name)  # "": there are no stored objects
         whose = (key.model_name, key.kv_rank, key.object_group_id, key.cache_salt, weights)
         namespace = self._namespaces.get(whose)
         if namespace is None:
@@ -314,12 +312,12 @@ class BelugaL2Adapter(L2AdapterInterface):
         self._notify_keys_stored(keys, sizes)
 
     def _gone(self, keys: list[Any]) -> None:
-        """Note that objects are not in the pool any more, and call the listeners."""
+        """Record that objects are not in the pool any more, and call the listeners."""
         if keys:
             self._notify_keys_deleted(keys, self._ledger.take(keys))
 
     def _note_evictions(self, attachment: Attachment) -> None:
-        """Drop from the ledger what the pool and the tiers below it have lost."""
+        """Drop objects from the ledger that are neither in the pool nor in a tier below it."""
         keys = list(self._ledger)
         there = self._existing(attachment, keys)
         self._gone([key for key in keys if key not in there])
@@ -333,7 +331,8 @@ class BelugaL2Adapter(L2AdapterInterface):
         return {key for (key, _), found in zip(every, there, strict=True) if found}
 
     def _settle(self, connection: Connection) -> bool:
-        """Remove what was deleted, on the writer's thread. Returns whether nothing is owed now."""
+        """Execute pending deletions, on the writer's thread. Returns whether none is pending
+        now."""
         if not self._owed:
             return True
         keys, models = self._owed.all()
@@ -371,7 +370,7 @@ class BelugaL2Adapter(L2AdapterInterface):
                     items = [tries[i][depth] for i in some]
                     hits = zip(some, objects.find(attachment, items, pin=True), strict=True)
                     found |= {i: hit for i, hit in hits if hit is not None}
-            except (CacheError, QuotaError):  # the session continues, and so would its pins
+            except (CacheError, QuotaError):  # the session continues, so its pins would remain
                 pinned = [hit.grant for hit in found.values() if hit.pinned]
                 objects.release(attachment, pinned)
                 raise
@@ -390,8 +389,8 @@ class BelugaL2Adapter(L2AdapterInterface):
     def _tries(
         self, attachment: Attachment, keys: Sequence[Any], layouts: dict[int, Layout]
     ) -> list[list[Item]]:
-        """Return where each key's object may be: in the layout that is described for its group, or
-        in any that the pool has of the model.
+        """Return the possible layouts of each key's object: the described layout of its group, or
+        all layouts of the model in the pool.
         """
         tries: list[list[Item]] = [[] for _ in keys]
         here = [i for i, key in enumerate(keys) if key not in self._owed]

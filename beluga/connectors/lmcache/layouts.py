@@ -3,13 +3,13 @@
 """The layouts in which the pool has a model's objects, for all processes that use the pool.
 
 LMCache's key of an object has no layout: it deletes, and may look up, an object without one. But
-the same key with another layout is another object, which must never be loaded for this one. So
-each layout has a random id in the pool, which is a part of the objects' names, and who has only
+the same key with another layout is another object, which must never be loaded for this one. So each
+layout has a random id in the pool, which is a part of the objects' names, and a lookup with only
 the key tries the names of all ids.
 
-The ids are a chain of records: the name of each follows from the id before it. A record is written
-once. If one is lost, nothing names it or those behind it any more: the objects under their ids are
-misses from then on, and none of them can return.
+The ids are a chain of records: the name of each is derived from the id before it. A record is
+written once. If one is lost, it and its successors are unreachable: the objects under their ids are
+misses from then on, permanently.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def layout_of_object(memory: Any) -> Layout:
     """Return the layout of a MemoryObj."""
     try:
         return layout_of(memory.get_shapes(), memory.get_dtypes())
-    except AssertionError:  # it has one shape, and no list of them
+    except AssertionError:  # it has a single shape instead of a list
         return layout_of([memory.get_shape()], [memory.get_dtype()])
 
 
@@ -57,38 +57,38 @@ def digest_of(layout: Layout) -> bytes:
 
 
 class Layouts:
-    """The ids of one model's layouts. Nothing is remembered between calls, because any process may
-    add a layout, and any record may be evicted.
+    """The ids of one model's layouts. There is no state between calls, because any process may add
+    a layout, and any record may be evicted.
     """
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
 
     def ids(self, attachment: Attachment) -> list[bytes]:
-        """Return the ids of all layouts. Raises what :func:`beluga.connectors.records.read`
-        raises.
+        """Return the ids of all layouts. Raises the errors of
+        :func:`beluga.connectors.records.read`.
         """
         return list(self._walk(attachment, None, add=False).values())
 
     def ids_of(
         self, attachment: Attachment, layouts: Collection[Layout], *, add: bool = False
     ) -> dict[Layout, bytes]:
-        """Return the ids of those of ``layouts`` that have one; with ``add`` the others get one if
-        there is a place. Raises what :func:`beluga.connectors.records.write` raises.
+        """Return the ids of ``layouts``, without those that have none; with ``add`` these get one,
+        up to LAYOUTS_MAX. Raises the errors of :func:`beluga.connectors.records.write`.
         """
         by_digest = {digest_of(layout): layout for layout in layouts}
         found = self._walk(attachment, set(by_digest), add=add)
         return {by_digest[digest]: one for digest, one in found.items() if digest in by_digest}
 
     def forget(self, attachment: Attachment) -> None:
-        """Remove the first record, so that no object of the model is found any more."""
+        """Remove the first record, so that all objects of the model are misses."""
         records.remove(attachment, self._namespace, _FIRST)
 
     def _walk(
         self, attachment: Attachment, wanted: set[bytes] | None, *, add: bool
     ) -> dict[bytes, bytes]:
-        """Follow the chain until all ``wanted`` digests are found, or to its end for None. Returns
-        ids by digest.
+        """Follow the chain until it has all ``wanted`` digests, or to its end for None. Returns ids
+        by digest.
         """
         found: dict[bytes, bytes] = {}
         sure = add or wanted is None  # otherwise the objects are misses

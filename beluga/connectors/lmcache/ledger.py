@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What LMCache's accounts have of an L2 adapter: objects that it stored, and deletions it owes.
+"""An L2 adapter's state in LMCache's accounts: stored objects, and pending deletions.
 
-LMCache's quotas count what its listeners are called for. The pool evicts without them, so the
-ledger is compared with the pool whenever it has doubled: what the pool has lost is deleted for
-LMCache, too, and the ledger is bounded by what the pool has.
+LMCache's quotas count by calls of its listeners. The pool evicts without them, so the ledger is
+compared with the pool whenever it has doubled: evicted objects are deleted for LMCache, too, and
+the pool's content bounds the ledger.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Ledger:
         self._sizes.update(zip(keys, sizes, strict=True))
 
     def take(self, keys: Iterable[Any]) -> list[int]:
-        """Forget objects. Returns the size of each, and 0 for those that another stored."""
+        """Remove objects. Returns the size of each, and 0 for objects of other adapters."""
         return [self._sizes.pop(key, 0) for key in keys]
 
     def checked(self) -> None:
@@ -49,9 +49,9 @@ class Ledger:
 
 
 class Owed:
-    """Deletions that were requested and are not done. Several threads may use it.
+    """Pending deletions. Several threads may use it.
 
-    It has keys, and models that owe so many that all of their objects are removed instead.
+    It has keys, and models with so many pending keys that all of their objects are removed instead.
     """
 
     def __init__(self) -> None:

@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """Batches of LMCache's objects on a session, by namespace and with misses between the hits.
 
-LMCache asks for the objects of all ranks and layer groups at once; each rank and group is a
-namespace here. The pool answers with leading hits; ``_Row`` finds those behind a miss.
+LMCache requests the objects of all ranks and layer groups at once; each rank and group is a
+namespace here. The pool returns leading hits; ``_Row`` finds the hits after a miss.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Hit(NamedTuple):
     pinned: bool
 
 
-UNSEEN_MAX = 64  # keys of a row that are asked for although only a store can have them
+UNSEEN_MAX = 64  # keys of a row that are looked up although only a remote tier can have them
 
 
 def bytes_of(memory: Any) -> memoryview:
-    """Return a MemoryObj's own bytes, writable. Raises LayoutError for memory of a device, and for
-    an object that has no memory (a fake or meta tensor, or one that LMCache has freed).
+    """Return a MemoryObj's bytes, writable. Raises LayoutError for device memory, and for an object
+    without memory (a fake or meta tensor, or one that LMCache has freed).
     """
     raw = memory.raw_tensor
     if raw is None or raw.device.type != "cpu":
@@ -57,13 +57,13 @@ def bytes_of(memory: Any) -> memoryview:
 
 def find(attachment: Attachment, items: Sequence[Item], *, pin: bool) -> list[Hit | None]:
     """Find each object; the result is None for a miss. With ``pin``, hits are pinned if the
-    session's quota allows it. What only a tier below the pool has is brought into the pool first.
+    session's quota allows it. Objects that only a tier below the pool has are onboarded first.
     """
     meta = MetaClient(attachment.client)
     found: list[Hit | None] = [None] * len(items)
     try:
         _find(attachment, meta, items, found, pin=pin)
-    except (CacheError, QuotaError):  # The session continues, so the pins would remain, too.
+    except (CacheError, QuotaError):  # The session continues, so its pins would remain.
         if pin:
             meta.release([hit.grant for hit in found if hit is not None and hit.pinned])
         raise
@@ -90,8 +90,8 @@ def _find(
 class _Row:
     """The objects of one namespace in a batch.
 
-    A row of a hybrid model's window or state is nearly all misses. Behind the first miss, the index
-    therefore returns for each key whether the pool or a tier has it, and only runs of these are
+    A row of a hybrid model's window or state is nearly all misses. After the first miss, the index
+    therefore returns for each key whether the pool or a tier has it, and only runs of such keys are
     looked up.
     """
 
@@ -124,8 +124,8 @@ class _Row:
                 self._leading(place, place + 1)
 
     def _leading(self, first: int, end: int) -> tuple[int, BlockState]:
-        """Find the leading keys of [first, end). Returns their number, and the state of the key
-        behind them at the first look.
+        """Find the leading keys of [first, end). Returns their number, and the state of the next
+        key at the first lookup.
         """
         keys = self._keys[first:end]
         hits, state = _lookup(self._meta, keys, pin=self._pin)
@@ -178,7 +178,7 @@ def store(
 
 def exist(attachment: Attachment, items: Sequence[Item]) -> list[bool]:
     """Return whether the pool or a tier below it has each object. Unlike :func:`find` it does not
-    count as a use, and does not ask remote tiers.
+    count as a use, and does not query remote tiers.
     """
     meta, there = MetaClient(attachment.client), list[bool]()
     for namespace, _, digests in _spans(items):
@@ -205,7 +205,7 @@ def _spans(items: Sequence[Item]) -> Iterator[tuple[Namespace, int, NDArray[np.u
 def _lookup(
     meta: MetaClient, keys: NDArray[np.uint64], *, pin: bool
 ) -> tuple[list[Hit], BlockState]:
-    """Return the leading hits, and the state of the key behind them."""
+    """Return the leading hits, and the state of the next key."""
     try:
         found = meta.lookup(keys, pin=pin)
     except (PinLimitError, QuotaError):

@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """The pins that LMCache's locks and lookups hold, by key. A key may have several.
 
-LMCache unlocks what it has locked, but not always: an aborted request may leave pins behind. They
-are released after PIN_S seconds, as LMCache does with the pins of its own memory.
+LMCache does not always unlock its locks: an aborted request may leave pins. They are released after
+PIN_S seconds, as LMCache does with the pins of its own memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PIN_S = 300.0  # LMCache's ``pin_timeout_sec``
 
 
 class _Pin(NamedTuple):
-    owner: Attachment  # a lost session has lost its pins
+    owner: Attachment  # the pins end with the session
     grant: Grant
     since_s: float
 
@@ -44,7 +44,7 @@ class ConnectionPins:
             return sum(map(len, self._pins.values()))
 
     def hold(self, key: Hashable, owner: Attachment, hit: Hit) -> None:
-        """Remember the pin of a hit, if it is pinned."""
+        """Record the pin of a hit, if it is pinned."""
         if not hit.pinned:
             return
         with self._lock:
@@ -52,9 +52,7 @@ class ConnectionPins:
             self._pins.move_to_end(key)
 
     def drop(self, keys: Iterable[Hashable]) -> int:
-        """Take one pin of each key away. :meth:`release` gives them back. Returns how many keys
-        had one.
-        """
+        """Remove one pin of each key, for :meth:`release`. Returns how many keys had one."""
         count = 0
         with self._lock:
             for key in keys:
@@ -68,8 +66,8 @@ class ConnectionPins:
         return count
 
     def release(self, connection: Connection) -> None:
-        """Release the pins that were dropped or are too old. What fails is tried again by the next
-        call, unless its session has ended.
+        """Release dropped and expired pins. The next call retries failures, unless the session has
+        ended.
         """
         with self._lock:
             oldest_s = time.monotonic() - PIN_S

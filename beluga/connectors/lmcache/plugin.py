@@ -91,9 +91,7 @@ class BelugaBackend(StoragePluginInterface):
         return self._reader.attached and self._writer.connection.attached
 
     def carried(self) -> dict[TransferClass, TransferStats]:
-        """Return what the host's link to the pool admitted, by class, and how long pieces
-        waited.
-        """
+        """Return the admissions of the host's link, by class, with their waiting times."""
         read, written = self._reader.carried(), self._writer.connection.carried()
         return {kind: read[kind].plus(written[kind]) for kind in TransferClass}
 
@@ -220,7 +218,7 @@ class BelugaBackend(StoragePluginInterface):
 
     def batched_remove(self, keys: list[Any], force: bool = True) -> int:
         """Remove chunks for all users. Returns how many existed. A chunk that this backend is
-        putting is removed after that.
+        putting is removed after the put.
         """
         keys = list(dict.fromkeys(keys))
 
@@ -267,7 +265,7 @@ class BelugaBackend(StoragePluginInterface):
         ranks, dtype and tags.
         """
         layout = layout_of(self.metadata.get_shapes(), self.metadata.get_dtypes())
-        weights = self._models.digest(self._model)  # "": nothing was ever stored there
+        weights = self._models.digest(self._model)  # "": there are no stored chunks
         namespace = self._namespaces.get((weights, layout))
         # layer groups are known only after the engine has registered its tensors
         if namespace is None:

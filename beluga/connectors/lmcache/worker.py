@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A worker thread with its own connection, for calls that must not wait for the pool."""
+"""A worker thread with its own connection, for calls that must not block on the pool."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Job: TypeAlias = Callable[[Connection], object]
 
 
 class JobWorker:
-    """Does jobs one after the other, in the order in which they were submitted.
+    """Executes jobs sequentially, in order of submission.
 
-    A job delivers its own result and must not raise: what it returns is dropped, and an exception
+    A job delivers its own result and must not raise: its return value is dropped, and an exception
     is logged.
     """
 
@@ -45,8 +45,8 @@ class JobWorker:
             return not self._closed
 
     def call(self, doing: Callable[[Connection], T]) -> T | None:
-        """Do something behind the submitted jobs, and wait for its result. Returns None after
-        :meth:`close`, and if it raises. A job may call this, too; then nothing is before it.
+        """Execute a call after the submitted jobs, and wait for its result. Returns None after
+        :meth:`close`, and if it raises. From within a job, it executes the call at once.
         """
         if threading.current_thread() is self._thread:
             return doing(self.connection)
@@ -64,7 +64,7 @@ class JobWorker:
         return results[0] if results else None
 
     def close(self) -> None:
-        """Finish the submitted jobs, then end the session. Later calls do nothing."""
+        """Finish the submitted jobs, then end the session. Later calls have no effect."""
         with self._lock:
             if self._closed:
                 return

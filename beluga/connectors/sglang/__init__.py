@@ -2,11 +2,11 @@
 # Copyright The Beluga Authors
 """SGLang's HiCache storage (L3) over the pool.
 
-``pages``    host pages by key; it needs nothing of SGLang
-``weights``  which weights SGLang computes with, and when they change
+``pages``    host pages by key, without an import of SGLang
+``weights``  the version of SGLang's weights, and its changes
 ``backend``  the HiCacheStorage that SGLang loads by name
 
-Nothing of SGLang is imported before the backend is asked for.
+SGLang is not imported before the backend is accessed.
 """
 
 from __future__ import annotations

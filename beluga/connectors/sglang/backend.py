@@ -36,10 +36,10 @@ _SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1")
 class BelugaHiCache(HiCacheStorage):
     """The pool as HiCache's L3. Every failure is a miss, and a page that cannot be put is skipped.
 
-    With ``interface_v1`` pages move directly between the pool and SGLang's host memory; without it,
-    SGLang copies each page once more. The settings are the fields of EngineSettings, in SGLang's
-    extra config. Raises ConnectorError for models with several pools (hybrid attention, Mamba), and
-    for releases whose keys do not distinguish LoRA adapters.
+    With ``interface_v1`` pages are copied directly between the pool and SGLang's host memory;
+    without it, SGLang makes an additional copy of each page. The settings are the fields of
+    EngineSettings, in SGLang's extra config. Raises ConnectorError for models with several pools
+    (hybrid attention, Mamba), and for releases whose keys do not distinguish LoRA adapters.
     """
 
     def __init__(self, storage_config: Any, kwargs: Any = None) -> None:
@@ -65,14 +65,12 @@ class BelugaHiCache(HiCacheStorage):
         return self._pages.failure_count
 
     def carried(self) -> dict[TransferClass, TransferStats]:
-        """Return what the host's link to the pool admitted, by class, and how long pieces
-        waited.
-        """
+        """Return the admissions of the host's link, by class, with their waiting times."""
         return self._pages.carried()
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
-        """Learn where SGLang's pages lie, and thus which bytes they have. Until the weights are
-        identified, in a thread, every page is a miss.
+        """Register SGLang's host pool, which determines the layout of pages. Until a thread has
+        identified the weights, every page is a miss.
         """
         word, tokens = self._settings.identity, page_tokens(self._config, mem_pool_host)
         fields = identity.config_of(self._model, word)
@@ -85,7 +83,7 @@ class BelugaHiCache(HiCacheStorage):
         super().register_mem_pool_host(mem_pool_host)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        """Raise ConnectorError for any pool beside that of the KV."""
+        """Raise ConnectorError for any pool except that of the KV."""
         if str(host_pool_name) != "kv":
             raise ConnectorError(f"beluga stores KV pages only, not SGLang's pool {host_pool_name}")
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
@@ -93,13 +91,14 @@ class BelugaHiCache(HiCacheStorage):
     def batch_get_v1(
         self, keys: list[str], host_indices: Any, extra_info: Any = None
     ) -> list[bool]:
-        """Fetch pages to their places in the host pool. Returns whether each was fetched."""
+        """Fetch pages to their places in the host pool. Returns for each whether it was fetched."""
         return self._pages.fetch(DIRECT, keys, lambda: self._buffers(keys, host_indices))
 
     def batch_set_v1(
         self, keys: list[str], host_indices: Any, extra_info: Any = None
     ) -> list[bool]:
-        """Put pages from their places in the host pool. Returns whether the pool has each now."""
+        """Put pages from their places in the host pool. Returns for each whether the pool has it
+        now."""
         return self._pages.store(DIRECT, keys, lambda: self._buffers(keys, host_indices))
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
@@ -153,9 +152,9 @@ class BelugaHiCache(HiCacheStorage):
         return self._pages.leading(DIRECT if direct else FLAT, keys)
 
     def clear(self) -> None:
-        """Remove all pages of this model and rank, also those of other engines and versions of the
-        weights. Their space is reused when it is needed. Raises ConnectorError if the pool is not
-        available; SGLang reports that it did not clear them.
+        """Remove all pages of this model and rank, including those of other engines and versions of
+        the weights. Their space is reused when needed. Raises ConnectorError if the pool is not
+        available; then SGLang reports that it did not clear them.
         """
         self._pages.clear()
 

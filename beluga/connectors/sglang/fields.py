@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """The fields of SGLang's ``ServerArgs`` that cannot change the bytes of a page, with the reasons.
 
-All other fields count, also those that a later release adds. A test walks the real class. The rules
+All other fields count, including fields of later releases. A test walks the real class. The rules
 are those of :mod:`beluga.connectors.vllm.fields`: rounding does not count.
 """
 

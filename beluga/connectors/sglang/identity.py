@@ -36,7 +36,7 @@ ROPES_OF_ANY_LENGTH = {"default", "linear", "llama3", "yarn", "mrope", "dynamic"
 
 
 def settings() -> Mapping[str, Any]:
-    """Return SGLang's settings as it resolved them, or none in a process without settings."""
+    """Return SGLang's resolved settings, or none in a process without settings."""
     try:
         from sglang.srt.runtime_context import get_context
 
@@ -50,7 +50,8 @@ def settings() -> Mapping[str, Any]:
 
 
 def config_of(found: Mapping[str, Any], identity: str) -> Fields:
-    """Return the fields of a namespace for SGLang's settings. ``identity`` is the operator's word.
+    """Return the fields of a namespace for SGLang's settings. ``identity`` is the operator's
+    declaration.
 
     Raises ConnectorError for a value that cannot be compared.
     """
@@ -71,8 +72,8 @@ def identify(
 ) -> ModelIdentity:
     """Begin to identify the weights that SGLang started with, in a thread.
 
-    Raises ConnectorError, with one line that names the setting ``identity``, for weights that
-    cannot be identified.
+    Raises ConnectorError, with a hint to the setting ``identity``, for weights that cannot be
+    identified.
     """
     if identity:
         return ModelIdentity(Told(f"vouched {identity}"), logger=logger, then=then)
@@ -118,7 +119,7 @@ def _source(found: Mapping[str, Any], path: str, revision: Any, form: Any) -> We
 
 
 def _length(found: Mapping[str, Any]) -> str:
-    """Return the context length where the positions of the model may depend on it."""
+    """Return the context length if the model's positions may depend on it."""
     length = str(found.get("context_length"))
     path = Path(str(found.get("model_path") or "")) / "config.json"
     try:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""SGLang's host pages by key. A page is one block: its buffers (K, V, of each layer) end to end.
+"""SGLang's host pages by key. A page is one block: the concatenation of its buffers (K, V, of each
+layer).
 
-The namespace consists of what SGLang reports: model, ranks, and the shape of its host pool. KV that
-is the same on all tensor-parallel ranks (MLA) has no rank in it: one rank writes, all read. A
-page's name begins with the era, so that pages can be cleared, and the version of the weights.
+The namespace consists of SGLang's model, ranks, and the shape of its host pool. KV that is the same
+on all tensor-parallel ranks (MLA) has no rank in it: one rank writes, all read. A page's name
+begins with the era, so that pages can be cleared, and the version of the weights.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Names: TypeAlias = "NDArray[np.uint8]"
 
-HOLES_MAX = 64  # as many misses of a batch are looked behind
+HOLES_MAX = 64  # the most misses of a batch after which the lookup continues
 
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head", "page_first_kv_split")
-FLAT, DIRECT = "flat", "direct"  # a page as SGLang copies it out, or in place in the host pool
+FLAT, DIRECT = "flat", "direct"  # a page in SGLang's flat copy, or in place in the host pool
 
 # Fields of SGLang's host pool that determine a page's bytes. Each pool has some of them.
 _POOL_FIELDS = (
@@ -53,7 +54,7 @@ def pool_namespace(
 ) -> Namespace:
     """Return the namespace of the pages, without the weights. ``model`` is SGLang's configuration.
 
-    Raises ConnectorError for a host pool that is not understood.
+    Raises ConnectorError for an unsupported host pool.
     """
     layout = getattr(host_pool, "layout", None)
     if layout not in LAYOUTS:
@@ -78,7 +79,7 @@ def pool_namespace(
 
 def page_tokens(config: Any, host_pool: Any) -> int:
     """Return the tokens that a page saves: those of one page on the first rank, and 0 on the
-    others, whose pages are of the same tokens.
+    others, whose pages cover the same tokens.
     """
     ranks = config.tp_rank, *(getattr(config, name, 0) for name in _RANK_FIELDS if "rank" in name)
     return 0 if any(ranks) else int(getattr(host_pool, "page_size", 0))
@@ -107,13 +108,13 @@ def page_buffers(host_pool: Any, host_indices: Any, count: int) -> list[list[Any
 
 def _refuse_wrong(host_pool: Any, host_indices: Any, count: int) -> None:
     """Raise LayoutError for indices that are not ``count`` whole pages, because SGLang computes
-    addresses of any numbers, and of the first of each page alone.
+    addresses for any numbers, and only from the first of each page.
     """
     tokens = getattr(host_pool, "logical_page_size", None) or host_pool.page_size
     size = getattr(host_pool, "logical_size", None) or getattr(host_pool, "size", None)
     try:
         indices = np.asarray(host_indices)
-    except (TypeError, ValueError, RuntimeError) as error:  # a GPU's tensor, or one without memory
+    except (TypeError, ValueError, RuntimeError) as error:  # a GPU tensor, or one without memory
         raise LayoutError(
             f"SGLang's host indices cannot be read ({error}); pass whole numbers in CPU memory"
         ) from error
@@ -140,8 +141,8 @@ class Pages:
 
     Writing has its own session, so that no read waits behind it. Reads have the class "prefetch":
     SGLang fetches pages to its host memory while their request waits in its queue. ``version``
-    returns which weights SGLang computes with now, or None when that is unknown; then every page is
-    a miss.
+    returns the current version of SGLang's weights, or None if it is unknown; then every page is a
+    miss.
     """
 
     def __init__(self, settings: EngineSettings, version: Callable[[], str | None]) -> None:
@@ -173,7 +174,7 @@ class Pages:
         return self._reader.failure_count + self._writer.failure_count
 
     def carried(self) -> dict[TransferClass, TransferStats]:
-        """Return what the host's link admitted, by class, and how long its pieces waited."""
+        """Return the admissions of the host's link, by class, with their waiting times."""
         read, written = self._reader.carried(), self._writer.carried()
         return {kind: read[kind].plus(written[kind]) for kind in TransferClass}
 
@@ -184,11 +185,11 @@ class Pages:
         self._page_tokens = page_tokens
         fields = {**namespace.fields, "namespace": namespace.digest}
         self.namespaces = {form: Namespace({**fields, "form": form}) for form in (FLAT, DIRECT)}
-        self._era = Era(namespace)  # last: without an era nothing is looked up
+        self._era = Era(namespace)  # last: without an era there are no lookups
 
     def leading(self, form: str, keys: Sequence[str]) -> int:
-        """Return how many leading pages the pool has. Those that only a tier below the pool has are
-        brought into it first.
+        """Return how many leading pages the pool has. Pages that only a tier below the pool has are
+        onboarded first.
         """
         found = self._read(
             form, "looking up", keys, lambda c, names: c.onboard(names, wait_s=self._onboard_s)
@@ -199,7 +200,7 @@ class Pages:
         self, form: str, keys: Sequence[str], targets: Callable[[], Sequence[Any]]
     ) -> list[bool]:
         """Fetch the pages that the pool has. Returns for each whether it was fetched; the other
-        targets are undefined. After HOLES_MAX misses the rest counts as missing.
+        targets are undefined. After HOLES_MAX misses the remaining pages count as misses.
         """
 
         def load(cache: KVCache, names: Names) -> list[bool]:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The version of SGLang's weights. They may change while it serves, and no backend is notified.
+"""The version of SGLang's weights. They may change at run time, and backends are not notified.
 
-SGLang's own name for them is its ``weight_version``, and pages of one version are not used for
-another. An update without a version, or one that keeps what the old weights have computed
-(``flush_cache=False``), leaves pages of unknown origin. From then on the pool is neither read nor
-written, until an update that has a version and flushes.
+SGLang identifies them by its ``weight_version``, and pages of one version are not used for another.
+An update without a version, or one that keeps the KV of the old weights (``flush_cache=False``),
+leaves pages of unknown origin. From then on the pool is neither read nor written, until an update
+that has a version and flushes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _RUNNER = (
 
 
 def check_release(version: str) -> None:
-    """Raise ConnectorError for an SGLang whose page keys include no LoRA adapter and no salt."""
+    """Raise ConnectorError for a release of SGLang whose page keys include no LoRA adapter and no
+    salt."""
     releases = RELEASES["sglang"]
     if not releases.has(version):
         first = ".".join(map(str, releases.first))
@@ -46,19 +47,19 @@ def check_release(version: str) -> None:
 
 
 class Weights:
-    """The weights of this process. SGLang's scheduler changes them, and threads of its cache read
-    them.
+    """The version of this process's weights. SGLang's scheduler sets it, and threads of its cache
+    read it.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._told = False  # whether changes are observed
+        self._told = False  # whether updates are observed
         self._version: str | None = None
         self._void: str | None = None  # a version that no longer identifies the weights
         self._flushed = True
 
     def version(self) -> str | None:
-        """Return SGLang's name for the weights, or None while it is unknown."""
+        """Return SGLang's version of the weights, or None while it is unknown."""
         with self._lock:
             said = _said_version()
             if not self._told:
@@ -68,8 +69,8 @@ class Weights:
             return self._version
 
     def watch(self) -> None:
-        """Observe changes from now on, in a process that has SGLang's scheduler. Raises
-        ConnectorError if that scheduler changes its weights in an unknown way.
+        """Observe updates from now on, in a process with SGLang's scheduler. Raises ConnectorError
+        if that scheduler updates its weights in an unknown way.
         """
         if _SCHEDULER not in sys.modules and _UPDATER[0] not in sys.modules:
             return
@@ -90,8 +91,8 @@ class Weights:
             setattr(runner, name, _after_session(getattr(runner, name)))
 
     def changed(self, version: str | None, *, flushed: bool) -> None:
-        """Record that the weights have changed. ``version`` is the update's name for them, or None.
-        ``flushed`` says that SGLang dropped everything that the old weights have computed.
+        """Record an update of the weights. ``version`` is the update's version, or None.
+        ``flushed``: SGLang dropped all KV of the old weights.
         """
         known = flushed and version is not None
         with self._lock:
@@ -115,8 +116,8 @@ def _after_update(call: Any) -> Any:
         flushed = False
         try:
             answer = call(self, recv_req, *rest)
-            # SGLang before 0.5.22 raises where later ones return that requests run and nothing was
-            # flushed.
+            # SGLang before 0.5.22 raises if requests are running and nothing was flushed; later
+            # releases return that.
             flushed = bool(recv_req.flush_cache) and (answer is None or answer == rest)
             return answer
         finally:
@@ -127,7 +128,7 @@ def _after_update(call: Any) -> Any:
 
 
 def _after_session(call: Any) -> Any:
-    """Wrap the function of SGLang that ends a session of updates. It is the only sign that another
+    """Wrap the function of SGLang that ends a session of updates. Only this call shows that another
     process has written weights into SGLang's memory.
     """
 
@@ -153,7 +154,7 @@ def _said_version() -> str:
 
 
 def _setting(name: str) -> Any:
-    """Return a setting of SGLang as it is now, or "" in a process that has no settings."""
+    """Return the current value of a setting of SGLang, or "" in a process without settings."""
     try:
         from sglang.srt.runtime_context import get_context
 

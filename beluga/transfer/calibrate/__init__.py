@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Measure the costs of copying on this machine, and keep them in the user's cache directory.
+"""Measure the costs of copying on this machine, and store them in the user's cache directory.
 
-The engines in ``engines/`` keep their own measurements with it; ``select/`` decides by the costs.
+The engines in ``engines/`` store their own measurements with it; ``select/`` decides by the costs.
 """

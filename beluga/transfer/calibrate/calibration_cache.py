@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Keep measurements of copies on this machine in the user's cache directory.
+"""Store measurements of copies on this machine in the user's cache directory.
 
 There is a file for each CPU model, set of instructions, kind of memory and coherence. A file is
 replaced whole, so a reader sees the old one or the new one. A file that is damaged, or that belongs
@@ -39,7 +39,7 @@ def may_measure() -> bool:
 
 
 class CalibrationCache:
-    """The file for a pool's kind of memory, which may not be there."""
+    """The file for a pool's kind of memory, which may not exist."""
 
     def __init__(self, pool: Pool) -> None:
         flushes = [name for name in ("clflushopt", "clwb") if name in features()]
@@ -53,13 +53,13 @@ class CalibrationCache:
         return self._parts().get(part)
 
     def can_write(self) -> bool:
-        """Is there a directory for it, or can one be made?"""
+        """Return whether its directory exists or can be created."""
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
         return os.access(self.path.parent, os.W_OK)
 
     def write(self, part: str, content: Any) -> None:
-        """Write a part beside the others. Raises OSError if it cannot be kept."""
+        """Write a part beside the others. Raises OSError if it cannot be written."""
         whole = {"version": _VERSION, "machine": self._machine, **self._parts(), part: content}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         number, draft = tempfile.mkstemp(prefix=self.path.stem, dir=self.path.parent)

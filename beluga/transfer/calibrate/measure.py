@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Measure once what copies cost on this machine, in a fraction of a second, and keep the result.
+"""Measure the costs of copies on this machine once, in a fraction of a second, and store the
+result.
 
 Nothing here runs in a request's path; a table is measured when an engine starts. The timed copies
-are like those of caches: the memory is in no CPU cache, and the copies have checksums.
+are like those of caches: the bytes are not cached by the CPU, and the copies have checksums.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ if TYPE_CHECKING:
 
 _REPETITIONS = 9
 _SHAPES = ((4096, 1), (4096, 64), (65536, 1), (65536, 4), (65536, 16))
-"""Bytes of a fragment and number of fragments: enough shapes for the three parts of a cost."""
+"""Bytes of a fragment and number of fragments: enough shapes to fit the three parts of a cost."""
 _SPAN = max(fragment * count for fragment, count in _SHAPES)
 
 
 def kept_table(pool: Pool, setup: str) -> Table:
-    """Return the kept costs of this machine for a pool's kind of memory.
+    """Return the stored costs of this machine for a pool's kind of memory.
 
-    The table is empty if nothing was kept, or if BELUGA_TUNING is off. ``setup`` has everything
-    else that the costs depend on: the CPU's threads, the way of submitting to a device's queue.
+    The table is empty if nothing is stored, or if BELUGA_TUNING is off. ``setup`` has the other
+    parameters of the costs: the CPU's threads, the submission to a device's queue.
     """
     return table_of(CalibrationCache(pool).read(_part(setup))) if may_measure() else {}
 
@@ -68,13 +69,12 @@ def table_of(content: object) -> Table:
 
 
 def calibrated(pool: Pool, setup: str, engines_of: Callable[[Pool], Engines]) -> Table:
-    """Return the table of this machine, kept from before or measured now.
+    """Return the table of this machine, stored or measured now.
 
     ``engines_of``, given a scratch pool, makes the engines that are measured there and closed. It
-    takes under half a second for each. Where ``BELUGA_TUNING`` is off or nothing can be kept,
-    nothing is measured, and the table is empty. Raises what the engines raise, TransferError for
-    one that has a fault, and OSError or a :class:`~beluga.errors.BelugaError` where there is no
-    room.
+    takes under half a second for each. If ``BELUGA_TUNING`` is off or nothing can be stored,
+    nothing is measured, and the table is empty. Raises the engines' errors, TransferError for an
+    engine with a fault, and OSError or a :class:`~beluga.errors.BelugaError` if there is no space.
     """
     kept = CalibrationCache(pool)
     table = kept_table(pool, setup)
@@ -145,7 +145,7 @@ def _time(
         np.array([offset]),
         chunk_size=lib.BL_CHUNK_SIZE,
     )
-    engine.gather_write(plan).wait()  # what a read finds there, and its checksums
+    engine.gather_write(plan).wait()  # the bytes and checksums for reads
     move: Callable[[Any], Any] = (
         engine.gather_write if direction is Direction.WRITE else engine.scatter_read
     )

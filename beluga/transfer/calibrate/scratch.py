@@ -3,7 +3,7 @@
 """Make a pool to measure copies in, so that no block of a user's pool is overwritten.
 
 The pool lies in this host's memory. A CXL device is slower, so settings that are measured here are
-right there, too, but may not be the best.
+correct there, too, but may not be optimal.
 """
 
 from __future__ import annotations

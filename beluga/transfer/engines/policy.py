@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The policy table has the cache maintenance that must run around each copy.
+"""The policy table: the cache maintenance before and after each copy.
 
-A row says what runs before a read and after a write, by initiator, memory type and DDIO (whether
-the writes of devices go into this host's cache). ``tests/sim/test_policy_rows.py`` compares every
-row with the simulator's device agent: with less than the row says, a reader sees wrong bytes.
+A row has the steps before a read and after a write, by initiator, memory type and DDIO (whether the
+writes of devices go into this host's cache). ``tests/sim/test_policy_rows.py`` compares every row
+with the simulator's device agent: with less than the row's steps, a reader sees wrong bytes.
 
 ===  ==================================================================================
 O1   CPU: streamed stores; invalidate, then load (the Beluga paper's names, its Table 4)
-O2   DSA with its cache control off, so that what it writes lands in memory
+O2   DSA with its cache control off, so that its writes go to memory
 O3   GPU: nothing on uncacheable memory with DDIO off; else flush after, invalidate before
 ===  ==================================================================================
 
-An unprivileged process can find out neither how the firmware has set DDIO nor how a mapping is
-cached. So the environment says so (``BELUGA_DDIO``, ``BELUGA_MEMORY``), or the safe row is taken:
-write-back memory, DDIO unknown. On devices with hardware coherence no line is flushed, whatever the
-row says.
+An unprivileged process can determine neither the firmware's DDIO setting nor how a mapping is
+cached. So the environment defines both (``BELUGA_DDIO``, ``BELUGA_MEMORY``), or the safe row is
+used: write-back memory, DDIO unknown. On devices with hardware coherence no line is flushed, with
+any row.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Word(str, enum.Enum):
 
 
 class Initiator(_Word):
-    """The processor or device that issues the loads and stores."""
+    """The CPU or device that issues the loads and stores."""
 
     CPU = "cpu"
     DSA = "dsa"
@@ -52,14 +52,14 @@ class Initiator(_Word):
 
 
 class Memory(_Word):
-    """The way in which the CPU's mapping of the pool is cached."""
+    """The memory type of the CPU's mapping of the pool."""
 
     WRITE_BACK = "write-back"
     UNCACHEABLE = "uncacheable"
 
 
 class Ddio(_Word):
-    """Do PCIe devices write into this host's cache?"""
+    """Whether PCIe devices write into this host's cache."""
 
     ON = "on"
     OFF = "off"
@@ -83,7 +83,7 @@ _CARE = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PolicyRow:
-    """The steps before a read (the entry has been looked at) and after a complete write."""
+    """The steps before a read (after the check of the entry) and after a complete write."""
 
     before_read: Step
     after_write: Step
@@ -93,8 +93,8 @@ _BARE = PolicyRow(Step.FENCE, Step.FENCE)
 _DROP = PolicyRow(Step.INVALIDATE, Step.FENCE)
 _SAFE = PolicyRow(Step.INVALIDATE, Step.FLUSH)
 
-# The CPU streams its stores past its cache, so DDIO does not matter to it. A device reads through
-# its host's cache. DSA's cache control is only a hint, so Beluga relies on it only where the
+# The CPU streams its stores past its cache, so DDIO does not affect it. A device reads through its
+# host's cache. DSA's cache control is only a hint, so Beluga relies on it only where the
 # environment describes the machine.
 _TABLE: dict[tuple[Initiator, Memory], dict[Ddio, PolicyRow]] = {
     (Initiator.CPU, Memory.WRITE_BACK): dict.fromkeys(Ddio, _DROP),
@@ -119,7 +119,7 @@ class CacheMaintenance:
     row: PolicyRow
 
     def before_read(self, plan: Plan) -> None:
-        """Drop this host's cached lines of the bytes that ``plan`` reads, if the row needs that.
+        """Drop this host's cached lines of the bytes that ``plan`` reads, if the row requires it.
 
         Raises :class:`~beluga.errors.DeviceFaultError`, or :class:`OSError` (EINVAL) for a plan
         that leaves the pool.
@@ -127,9 +127,9 @@ class CacheMaintenance:
         _plan_maintenance(self.pool, plan, self.row.before_read)
 
     def after_write(self, plan: Plan) -> None:
-        """Bring the bytes that ``plan`` wrote to memory, ahead of what this thread streams next.
+        """Flush the bytes that ``plan`` wrote to memory, before this thread's next streamed store.
 
-        The caller has seen the completion of the copy. Raises the errors of :meth:`before_read`.
+        The copy has completed. Raises the errors of :meth:`before_read`.
         """
         _plan_maintenance(self.pool, plan, self.row.after_write)
 
@@ -153,7 +153,7 @@ class PlatformPolicy:
 
 
 def probe(*, cpuinfo: Path = CPUINFO) -> PlatformPolicy:
-    """Return the policy that the environment describes, else the safe one with a hint for people.
+    """Return the policy of the environment's settings, or the safe one with a hint for users.
 
     Raises :class:`~beluga.errors.EngineUnavailableError` for a setting that is no word of the
     table.
@@ -190,7 +190,7 @@ def _told(variable: str, text: str | None, words: type[_Told]) -> tuple[_Told | 
 
 
 def _hint(cpuinfo: Path) -> str:
-    """Say why DDIO is unknown here."""
+    """Return why DDIO is unknown here."""
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     if "GenuineIntel" in text:
         return "Intel: on, unless the firmware has turned it off; set BELUGA_DDIO"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The link scheduler: it decides which copy of this host may use the link to a pool next
+"""The link scheduler, which chooses the next copy of this host on the link to a pool
 (``csrc/iosched/``).
 
-All processes of a host share a link. Nothing here copies a byte itself.
+All processes of a host share a link. This package does not copy bytes.
 """

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Compute the cost of a copy: the time that it takes of a link, in picoseconds, which are its
-tokens.
+"""Computes the cost of a copy: its time on a link, in picoseconds, which are its tokens.
 
 This is Seastar's model: an operation takes 1 / (operations per second), and its bytes take 1 /
 (bytes per second). The copies of one second may not cost more than a second.
@@ -22,8 +21,7 @@ PICOSECONDS = 10**12  # tokens that a link has per second; as in csrc/iosched/li
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Speed:
-    """The speed of one direction: bytes per second, and operations per second (0: they cost
-    nothing).
+    """The speed of one direction: bytes per second, and operations per second (0: they are free).
 
     Raises TransferError for impossible values.
     """
@@ -41,9 +39,10 @@ class Speed:
         return PICOSECONDS / self.ops_per_s if self.ops_per_s else 0.0
 
     def tokens(self, sizes: ArrayLike, *, operations: int = 1) -> NDArray[np.uint64]:
-        """Return the picoseconds that copies of ``sizes`` bytes take, each of so many operations.
+        """Return the picoseconds that copies of ``sizes`` bytes take, each of ``operations``
+        operations.
 
-        0 bytes cost 0, because nothing is asked of the link. Halves are rounded up, as in
+        0 bytes cost 0, because they do not use the link. Halves are rounded up, as in
         ``bl_price_tokens``: a bucket for two pieces must hold two pieces.
         """
         size = np.asarray(sizes, np.float64)

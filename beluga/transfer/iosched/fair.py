@@ -9,7 +9,7 @@ import dataclasses
 from beluga._ffi import core, ffi, lib
 from beluga.errors import raise_for_status
 
-TAU_NS = 5_000_000  # Seastar's: a class that wakes may have the link alone for so long at most
+TAU_NS = 5_000_000  # Seastar's: the longest time that a waking class has the link alone
 GOAL_NS = 750_000  # Seastar's latency goal; the flow ratio is updated every 100 goals
 BURST = 10 << 20  # Seastar's: bytes that a class with a limited bandwidth may be ahead of it
 
@@ -39,10 +39,10 @@ class LinkDirection:
     """One direction of a link: a bucket of picoseconds, a tree of classes, and a member for each
     engine.
 
-    The direction lies in ``memory`` (of a :class:`~beluga.transfer.Link`), or in memory of its own.
-    ``limit`` is what its bucket holds, and ``forgiving`` is the head start of a class that wakes,
-    times its shares; both are picoseconds. If the bucket is capped, ``limit`` is also the most that
-    is in flight.
+    The direction lies in ``memory`` (of a :class:`~beluga.transfer.Link`), or in its own memory.
+    ``limit`` is the capacity of its bucket, and ``forgiving`` is the head start of a waking class,
+    times its shares; both are picoseconds. If the bucket is capped, ``limit`` also bounds the work
+    in flight.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class LinkDirection:
 
     @classmethod
     def at(cls, memory: core.bl_direction) -> LinkDirection:
-        """Return the direction that lies in memory already."""
+        """Return the existing direction in this memory."""
         direction = object.__new__(cls)
         direction.handle = memory
         return direction
@@ -83,7 +83,7 @@ class LinkDirection:
         )
 
     def reap(self, now_ns: int) -> int:
-        """Give back what processes that are gone held. Return how many members that were."""
+        """Release the tokens of dead processes. Return the number of their members."""
         return int(lib.bl_direction_reap(self.handle, now_ns))
 
     def bytes_of(self, node: int) -> int:

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """The link by which this host reaches a pool, and its speed if no settings are given.
 
-There is a link for each adapter and NUMA node if the devices name theirs, and otherwise one for
+There is a link for each adapter and NUMA node if the devices specify them, and otherwise one for
 each pool.
 """
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 _CORE_BYTES_PER_S = 32_000_000_000
-"""More than a core streams (15 GB/s were measured on an EPYC). A link that is declared too slow
-would delay engines when nothing else uses it. The number of pieces under way bounds them instead.
+"""More than one core can stream (measured: 15 GB/s on an EPYC). A link that is declared too slow
+would delay engines when nothing else uses it. The number of pieces in flight bounds them instead.
 """
 _CORES_MOST = 16
-"""The number of cores that fill a host's memory."""
+"""The number of cores that saturate a host's memory."""
 _TAU_NS = 1_000_000
 """A fifth of Seastar's 5 ms, because the declared speed of the link is some five times the real
 one.
@@ -38,9 +38,9 @@ def host_link(
 ) -> Link:
     """Return this host's link to a pool, which all its processes share.
 
-    The settings of the first process hold; None stands for those of :func:`settings_for`. A pool's
-    own link lies with its lock files, and is removed with them. Raises TransferError if the shared
-    file is not usable, and a PoolError if that place is not.
+    The settings of the first process apply; None takes those of :func:`settings_for`. A pool's own
+    link lies with its lock files, and is removed with them. Raises TransferError if the shared file
+    is unusable, and a PoolError if its directory is.
     """
     name, node, place = _place(pool)
     return Link(
@@ -51,8 +51,8 @@ def host_link(
 def host_link_now(pool: Pool) -> Link | None:
     """Return this host's link to a pool as engines share it now, or None if there is none.
 
-    Unlike :func:`host_link` it makes none, so its caller decides nothing for engines that come
-    later.
+    Unlike :func:`host_link` it creates none, so its caller does not determine the settings of later
+    engines.
     """
     name, node, directory = _place(pool)
     return host_link(pool) if link_path(name, node, directory).exists() else None
@@ -73,9 +73,9 @@ def _place(pool: Pool) -> tuple[str, int | None, Path | None]:
 def settings_for(pool: Pool) -> LinkSettings:
     """Return the paper's speeds for CXL memory.
 
-    Files lie in this host's own memory, which carries reads and writes on the same wires. Their
-    link is not duplex, is at most as fast as the host's cores, and has a piece under way for each
-    core and one more.
+    Files lie in this host's own memory, which shares its bandwidth between reads and writes. Their
+    link is not duplex, is at most as fast as the host's cores, and has one piece in flight more
+    than the host has cores.
     """
     if all(device.kind == "devdax" for device in pool.devices):
         return LinkSettings()
@@ -87,10 +87,10 @@ def settings_for(pool: Pool) -> LinkSettings:
 
 
 def settings_said(text: str) -> LinkSettings | None:
-    """Parse a link setting of a user.
+    """Parse a user's link setting.
 
-    ``auto`` is None; ``20`` means 20 GB/s for reads and writes together, and ``46.2/33`` means so
-    many for reads and for writes apart. Raises TransferError.
+    ``auto`` is None; ``20`` means 20 GB/s for reads and writes together, and ``46.2/33`` separate
+    speeds of reads and writes. Raises TransferError.
     """
     if text == AUTO:
         return None

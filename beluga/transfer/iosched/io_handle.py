@@ -40,10 +40,10 @@ _NULL = contextlib.nullcontext(ffi.NULL)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TransferStats:
-    """The bytes and pieces of one class that a link admitted, and how long they waited for it.
+    """The bytes and pieces of one class that a link admitted, and their waiting times.
 
-    ``unthrottled`` counts pieces that were copied without tokens: the link had no room for another
-    member, or did not admit them within a second.
+    ``unthrottled`` counts pieces that were copied without tokens: the link had no free member, or
+    did not admit them within a second.
     """
 
     pieces: int = 0
@@ -64,13 +64,13 @@ class TransferStats:
 
 
 class IoHandle:
-    """A handle of a link. Its members are taken on first use, and any thread may use it."""
+    """A handle of a link. Its members are taken on first use. Thread-safe."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
         self._handle: core.bl_io_queue | core.Null = ffi.NULL
         self._state = _FREE
-        self._lock = threading.RLock()  # of the handle, so that it does not close under a thread
+        self._lock = threading.RLock()  # prevents closing while a thread uses it
         self._shared: SharedHandle[core.bl_io_queue] | None = None
         self._stalls = 0
         self._closed = False
@@ -81,8 +81,8 @@ class IoHandle:
     def handle(self) -> core.bl_io_queue | core.Null:
         """The ``bl_io_queue *``; NULL once this is closed.
 
-        Raises OSError (ENOSPC) if the link has no room for another member, and ForkedSessionError
-        in a forked child.
+        Raises OSError (ENOSPC) if the link has no free member, and ForkedSessionError in a forked
+        child.
         """
         if self._state == _FREE:
             with self._lock:
@@ -106,9 +106,9 @@ class IoHandle:
 
     @property
     def io_queue(self) -> core.bl_io_queue | core.Null:
-        """The handle for threads that copy by themselves.
+        """The handle for threads that acquire pieces in C.
 
-        It is NULL if the link has no room for another member: they copy without tokens then.
+        It is NULL if the link has no free member: they copy without tokens then.
         """
         try:
             return self.handle
@@ -119,7 +119,7 @@ class IoHandle:
             return ffi.NULL
 
     def close(self) -> None:
-        """Give the members back as soon as no copy uses them. A second call does nothing."""
+        """Release the members as soon as no copy uses them. A second call has no effect."""
         with self._lock:
             self._closed = True
             shared, self._shared = self._shared, None
@@ -130,7 +130,7 @@ class IoHandle:
             shared.close()
 
     def _forget(self) -> None:
-        """Forget the members in a forked child: they are the parent's, and so is the thread that
+        """Drop the members in a forked child: they are the parent's, and so is the thread that
         holds the lock.
         """
         self._lock = threading.RLock()
@@ -138,7 +138,8 @@ class IoHandle:
             self._handle, self._state, self._shared = ffi.NULL, _FORKED, None
 
     def widen(self, piece_size: int, count: int) -> None:
-        """Make the link's buckets hold at least ``count`` pieces of so many bytes from now on."""
+        """Make the link's buckets hold at least ``count`` pieces of ``piece_size`` bytes from now
+        on."""
         with self.using() as handle:
             if handle:
                 lib.bl_io_queue_widen(handle, piece_size, count)
@@ -149,8 +150,8 @@ class IoHandle:
         device_bytes: core.uint64_p | core.Null,
         timeout_ns: int,
     ) -> bool:
-        """Return whether a piece may be copied now; if not, it keeps its place in the queue, and
-        the caller asks again.
+        """Return whether a piece may be copied now; if not, it keeps its position in the queue, and
+        the caller calls again.
 
         Raises TransferCancelledError once this was stopped, and TransferError once it is closed.
         """
@@ -158,8 +159,8 @@ class IoHandle:
             if not handle:
                 if self._closed:
                     raise TransferError("the I/O handle is closed")
-                return True  # the link has no member for it
-            self._requests.add(request)  # C keeps its address
+                return True  # the link has no free member
+            self._requests.add(request)  # C holds its address
             status = lib.bl_io_queue_acquire(handle, request, device_bytes, timeout_ns)
         if status == -errno.ECANCELED:
             raise TransferCancelledError("the copy was stopped")
@@ -168,7 +169,7 @@ class IoHandle:
         return int(status) == 0
 
     def release(self, request: core.bl_io_request) -> None:
-        """Release a piece: it was copied, or will not be. A second call does nothing."""
+        """Release a piece: it was copied, or will not be. A second call has no effect."""
         with self.using() as handle:
             if handle:
                 lib.bl_io_queue_release(handle, request)
@@ -192,15 +193,15 @@ class IoHandle:
         return queue_stat(found)
 
     def stop(self) -> None:
-        """End threads that copy by themselves at their next piece, with TransferCancelledError."""
+        """Stop copies in C at their next piece, with TransferCancelledError."""
         self._stop(1)
 
     def resume(self) -> None:
-        """Take :meth:`stop` back."""
+        """Undo :meth:`stop`."""
         self._stop(0)
 
     def watch(self) -> None:
-        """Warn if pieces were under way for too long since the last call.
+        """Warn if pieces were in flight for too long since the last call.
 
         This is Seastar's stall warning: the threshold begins at 100 ms, doubles with each stall,
         and falls with time.

@@ -3,7 +3,7 @@
 """A link: the fabric between engines and the pool, which all processes of this host share.
 
 There is a link for each CXL adapter or GPU, and NUMA node. A duplex link has a direction for reads
-and one for writes. Each memory device behind it has a bucket, whatever link its bytes use.
+and one for writes. Each memory device behind it has a bucket, shared by all links.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ SHARES = (1000, 200, 100, 10)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """The speed of a link and the shares of its classes; the speeds are the paper's by default.
+    """The speed of a link and the shares of its classes; the paper's speeds are the default.
 
     ``piece_size`` is the largest piece that is admitted at once, in bytes; ``pieces`` of that size
-    may be under way in each direction. ``device`` is the speed of each memory device behind the
-    link; None if the devices are no narrower than it. ``shares`` has one number per
-    :class:`TransferClass`, in order. If ``capped``, pieces that complete make room, so a link that
-    is slower than its settings is not flooded. Otherwise only time makes room, and costs grow where
-    the link lags behind (the flow ratio).
+    may be in flight in each direction. ``device`` is the speed of each memory device behind the
+    link; None if the devices are not slower than the link. ``shares`` has one number per
+    :class:`TransferClass`, in order. If ``capped``, new pieces wait for completed ones, so a link
+    that is slower than its settings is not flooded. Otherwise the rate alone limits them, and costs
+    grow when the link lags behind (the flow ratio).
     """
 
     read: Speed = READ_SPEED
@@ -95,9 +95,9 @@ class LinkSettings:
 class Link:
     """A link of this host, attached to by name.
 
-    The first process's ``settings`` hold for all processes; :attr:`settings` has them. With a
-    ``pool``, copies also count for the memory devices that they touch. Raises TransferError if the
-    shared file is not usable.
+    The first process's ``settings`` apply to all processes; :attr:`settings` has them. With a
+    ``pool``, copies also count for the memory devices that they access. Raises TransferError if the
+    shared file is unusable.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Link:
         )
 
     def price(self) -> core.bl_price:
-        """Return the price of pieces, a ``bl_price *``, which the caller has to keep."""
+        """Return the price of pieces, a ``bl_price *``, which the caller has to reference."""
         settings = self.settings
         speeds = (settings.read, settings.write)
         device = settings.device
@@ -150,12 +150,12 @@ class Link:
 
         The ranges are those of a plan's chunks that end at ``ends``.
         """
-        assert self.pool is not None  # noqa: S101  else there are no devices
+        assert self.pool is not None  # noqa: S101  otherwise there are no devices
         geometry = self.pool.geometry
         offsets = plan.carried["offset"].astype(np.int64)
         row, at, end = cut_at(offsets, offsets + plan.carried["length"], STRIPE_SIZE)
         stripes = at // STRIPE_SIZE
-        if geometry.interleaved:  # as csrc/format/interleave.h has it
+        if geometry.interleaved:  # as in csrc/format/interleave.h
             device = stripes % geometry.device_count
         else:
             device = stripes // (geometry.device_size // STRIPE_SIZE - 1)
@@ -190,12 +190,12 @@ class Link:
         return read.bytes_of(kind), write.bytes_of(kind) if self.settings.duplex else 0
 
     def pieces_of(self, kind: TransferClass) -> tuple[int, int]:
-        """Return how many pieces all processes had admitted, to read and to write."""
+        """Return how many pieces of all processes were admitted, to read and to write."""
         read, write = (int(direction.handle.nodes[kind].pieces) for direction in self.directions)
         return read, write if self.settings.duplex else 0
 
     def utilisation(self) -> tuple[float, float]:
-        """Return the share of each direction's time that copies of all processes were admitted for.
+        """Return the share of each direction's time that was admitted to copies of all processes.
 
         The time counts from the last call, or from attaching.
         """
@@ -234,7 +234,7 @@ class Link:
 
     def _fill_device(self, memory: mmap.mmap) -> None:
         settings = self.settings
-        assert settings.device is not None  # noqa: S101  else there are none
+        assert settings.device is not None  # noqa: S101  otherwise there are none
         limit = settings.pieces * int(settings.device.tokens(settings.piece_size))
         bucket = ffi.cast("bl_tokens *", at(memory, 0))
         status = lib.bl_tokens_init(bucket, PICOSECONDS, limit, 1, 0, lib.bl_io_queue_now_ns())
@@ -252,7 +252,7 @@ def _direction_at(memory: mmap.mmap, direction: Direction) -> core.bl_direction:
 
 
 def _fill(memory: mmap.mmap, settings: LinkSettings) -> None:
-    """Write what the first process decides for all."""
+    """Write the first process's settings for all processes."""
     for place, speed in zip(Direction, (settings.read, settings.write), strict=True):
         direction = LinkDirection(
             _direction_at(memory, place),
@@ -278,8 +278,8 @@ def _read(memory: mmap.mmap, path: Path) -> LinkSettings:
 
 
 def _file_name(name: str) -> str:
-    """Return a file name for a link or device, whose name may be a path. Two names never have the
-    same file.
+    """Return a file name for a link or device, whose name may be a path. Different names have
+    different files.
     """
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.]{0,63}", name):
         return name

@@ -42,24 +42,24 @@ if TYPE_CHECKING:
     from beluga.transfer.plan.plan import Plan
 
 DEPTH = 4
-"""Pieces of one engine that may be under way. One is being copied, and the others last until a
-thread has woken and started another.
+"""Pieces of one engine that may be in flight. One is being copied, and the others bridge the time
+until a thread has woken and started another.
 """
 
 _PIECE_PS = 100_000_000
-"""The time of the link that a piece takes if the engine does not name its ``piece_size``. Starting
-a piece costs some 20 microseconds of Python.
+"""The time of a piece on the link if the engine has no ``piece_size``. Starting a piece costs some
+20 microseconds of Python.
 """
 
-_SLICE_NS = 100_000_000  # of waiting in C, between which Python hears signals
-_LOOK_NS = 50_000  # of waiting for an admission, between two looks at pieces that are under way
+_SLICE_NS = 100_000_000  # of waiting in C, between which Python handles signals
+_LOOK_NS = 50_000  # of waiting for an admission, between two polls of pieces in flight
 
 
 class ScheduledEngine:
     """An engine whose copies wait for admission to a link, in the classes ``read`` and ``write``.
 
-    See :class:`~beluga.transfer.engine.CopyEngine`. If the engine refuses a range when it is
-    started, the transfer's ``wait`` raises that.
+    See :class:`~beluga.transfer.engine.CopyEngine`. If the engine rejects a range at its start, the
+    transfer's ``wait`` raises the error.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class ScheduledEngine:
         ]
         self._open: deque[ScheduledTransfer] = deque()  # all but the first wait for the first
         self._lock = threading.RLock()  # of these
-        handle.widen(max(self._sizes), DEPTH + 1)  # one may be admitted while all are under way
+        handle.widen(max(self._sizes), DEPTH + 1)  # one may be admitted while all are in flight
         when_forked(self)
 
     def _forget(self) -> None:
-        """Forget the transfers in a forked child: the parent goes on with them."""
+        """Drop the transfers in a forked child: they are the parent's."""
         for transfer in self._open:
             transfer.lose()
         self._open = deque()
@@ -90,7 +90,7 @@ class ScheduledEngine:
 
     @property
     def fault(self) -> str | None:
-        """The faults of the engine, if it counts any."""
+        """The engine's fault, if it reports one."""
         found: str | None = getattr(self._engine, "fault", None)
         return found
 
@@ -126,7 +126,7 @@ class ScheduledEngine:
         return transfer
 
     def drive(self) -> None:
-        """Start what may start, and look at what has ended, without waiting."""
+        """Start and complete pieces, without waiting."""
         with self._lock:
             self._advance(0, None)
 
@@ -140,7 +140,7 @@ class ScheduledEngine:
 
     def _advance(self, patience_ns: int, deadline: float | None) -> None:
         """Release pieces that have ended, and start others: those of the next transfer as soon as
-        one has nothing left to start. With patience, wait for one of the two.
+        all pieces of one have started. With patience, wait for one of the two.
         """
         flying, wanted = 0, False
         for transfer in self._open:
@@ -177,7 +177,7 @@ class _Pieces:
 
 
 class ScheduledTransfer:
-    """A transfer that goes on while a thread asks or waits. See
+    """A transfer that advances while a thread polls or waits. See
     :class:`~beluga.transfer.engine.Transfer`.
     """
 
@@ -201,7 +201,7 @@ class ScheduledTransfer:
         self.ended = False
 
     def done(self) -> bool:
-        """Return whether it has ended, well or not, and start what may start.
+        """Return whether it has ended, successfully or not, and start further pieces.
 
         Raises UnsettledError if the state of a piece is unknown.
         """
@@ -214,7 +214,8 @@ class ScheduledTransfer:
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until it has ended, as :meth:`beluga.transfer.engine.Transfer.wait` does.
 
-        Raises what a piece of it raised, and TransferCancelledError once the handle was stopped.
+        Raises the error of its first failed piece, and TransferCancelledError once the handle was
+        stopped.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._engine.wait_for(self, deadline)
@@ -226,11 +227,11 @@ class ScheduledTransfer:
     # ---- for its engine
 
     def cancel(self) -> None:
-        """Start no more pieces of it."""
+        """Start no further pieces."""
         self._fail(TransferError("the engine was closed before the transfer had ended"))
 
     def lose(self) -> None:
-        """Forget the pieces in a forked child: they are the parent process's."""
+        """Drop the pieces in a forked child: they are the parent's."""
         if not self.ended:
             self._error = TransferError("the transfer is the parent process's; start another")
         self._flights.clear()
@@ -238,7 +239,7 @@ class ScheduledTransfer:
 
     @property
     def flying(self) -> int:
-        """Return how many pieces are under way."""
+        """Return how many pieces are in flight."""
         return len(self._flights)
 
     @property
@@ -247,17 +248,18 @@ class ScheduledTransfer:
         return self._error is None and self._next < len(self._pieces.sizes)
 
     def reap(self) -> int:
-        """Release the pieces that have ended, from the first on. Return how many are still under
-        way.
+        """Release the pieces that have ended, from the first on. Return how many are still in
+        flight.
         """
         while self._flights and self._landed(self._flights[0][1]):
             self.land(None)
         return len(self._flights)
 
     def start_pieces(self, room: int, patience_ns: int, *, beside: bool) -> None:
-        """Start as many pieces as the link admits now and there is ``room`` for.
+        """Start as many pieces as the link admits now, at most ``room``.
 
-        With patience, wait for the first one, and wait long if nothing is under way ``beside`` it.
+        With patience, wait for the first one, and wait long if no other transfer has pieces in
+        flight (``beside``).
         """
         while room > 0 and self._idle and self.wanted:
             number, request = self._next, self._idle[0]
@@ -271,7 +273,7 @@ class ScheduledTransfer:
                 self._fail(error)
                 return
             if not admitted:
-                if patience_ns == 0:  # no thread may be here when the link admits it
+                if patience_ns == 0:  # otherwise the link could admit it while no thread waits
                     self._handle.release(request)
                 return
             self._start(number, request)
@@ -317,19 +319,19 @@ class ScheduledTransfer:
         self._idle.append(request)
 
     def _settle(self, transfer: Transfer) -> None:
-        """The wait failed, and the piece may still be under way."""
+        """Handle a failed wait: the piece may still be in flight."""
         try:
             settle([transfer])
         except UnsettledError as error:
             self._unsettled = error
 
     def _fail(self, error: BelugaError) -> None:
-        """Start no more pieces of it. The first error stays."""
+        """Start no further pieces. The first error is kept."""
         if self._error is None:
             self._error = error
 
     def finish(self) -> bool:
-        """Return whether it has ended; if so, give back what it holds."""
+        """Return whether it has ended; if so, release its resources."""
         if self.ended or self.wanted or self._flights:
             return self.ended
         for request in self._idle:
@@ -341,21 +343,19 @@ class ScheduledTransfer:
 
 
 def _left(deadline: float | None) -> float | None:
-    """Return the seconds that are left; None means forever. Raises TransferTimeoutError if none are
-    left.
-    """
+    """Return the remaining seconds; None: forever. Raises TransferTimeoutError if none remain."""
     if deadline is None:
         return None
     if (left := deadline - time.monotonic()) <= 0:
-        raise TransferTimeoutError("the transfer has not ended in time; it goes on")
+        raise TransferTimeoutError("the transfer has not ended in time; it continues")
     return left
 
 
 def piece_size(engine: CopyEngine, settings: LinkSettings, direction: Direction) -> int:
-    """Return the bytes that an engine is given at a time.
+    """Return the bytes of an engine's pieces.
 
-    That is what the engine needs to be fast, or what the link carries in 100 microseconds, and
-    never less than a copying thread takes.
+    That is the engine's ``piece_size``, or the bytes of 100 microseconds on the link, and never
+    less than a piece of a copying thread.
     """
     speed = settings.write if direction is Direction.WRITE else settings.read
     own: int = getattr(engine, "piece_size", 0) or speed.longest(_PIECE_PS)

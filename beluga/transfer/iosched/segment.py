@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """A small file in memory, which the processes of one host map to share a link.
 
-The memory is this host's own coherent memory, never the pool's. The first process makes the file;
-no process sees it half made, and it stays when its maker leaves.
+The memory is this host's own coherent memory, never the pool's. The first process creates the file
+atomically. It remains when that process ends.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from beluga import config
 from beluga._ffi import core, ffi
 from beluga.errors import TransferError
 
-_SHM = Path("/dev/shm")  # noqa: S108  links_directory refuses what others prepared there
+_SHM = Path("/dev/shm")  # noqa: S108  links_directory rejects directories of other users
 
 
 def links_directory() -> Path:
-    """Return the directory of this user's links, which lies in memory, and make it if need be.
+    """Return the directory of this user's links, which lies in memory, and create it if necessary.
 
-    Engines of several users that share a link name a directory of their own choice. Raises
-    TransferError if another user prepared it.
+    Engines of several users that share a link set their own directory. Raises TransferError if the
+    directory belongs to another user.
     """
     root = _SHM if os.access(_SHM, os.W_OK) else config.runtime_root()
     path = root / f"beluga-links-{os.geteuid()}"
@@ -50,12 +50,12 @@ class Segment:
     def release(self) -> None:
         """Release the lock; the kernel does so for a process that was killed.
 
-        The memory stays mapped as long as something refers to it.
+        The memory stays mapped while it is referenced.
         """
         if self._handle < 0:
             return
         if self._pid == os.getpid():  # a forked child shares the lock with its parent
-            with contextlib.suppress(OSError):  # others still hold it, or the file was removed
+            with contextlib.suppress(OSError):  # other processes hold it, or the file was removed
                 fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._path.unlink()
         os.close(self._handle)

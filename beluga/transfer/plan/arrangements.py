@@ -3,7 +3,7 @@
 """The layouts of vLLM, SGLang and Dynamo, recognized by the shapes of their tensors.
 
 A wrong order of K/V and blocks has the same size and would silently swap K and V. So if a shape
-allows both orders, the caller must say which one it is. The answer is compared with the shape.
+allows both orders, the caller must specify one. It is compared with the shape.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def vllm(
 ) -> BlockLayout:
     """Describe vLLM's tensors, one for each layer, of one of these shapes:
 
-    * (2, blocks, block_size, heads, head_size): K and V apart
+    * (2, blocks, block_size, heads, head_size): K and V separate
     * (blocks, 2, block_size, heads, head_size)
-    * (blocks, block_size, heads, 2 * head_size): K and V of a head side by side
+    * (blocks, block_size, heads, 2 * head_size): K and V of a head adjacent
     * (blocks, block_size, rank): MLA
 
-    ``kv_first`` tells the first two apart; it is needed if there are exactly two blocks. The axes
+    ``kv_first`` distinguishes the first two; it is needed if there are exactly two blocks. The axes
     of tokens and heads are in this order whatever their strides are. Raises LayoutError.
     """
     shape = _shape(views)

@@ -19,8 +19,8 @@ STRIPE_SIZE = 2 << 20
 def whole_numbers(values: ArrayLike, what: str) -> NDArray[np.int64]:
     """Return ``values`` as int64.
 
-    A mask or fractions would be taken for other numbers, so they raise
-    :class:`~beluga.errors.LayoutError`, which calls the values ``what``.
+    A mask or fractions would be misinterpreted, so they raise :class:`~beluga.errors.LayoutError`,
+    with ``what`` as the values' name.
     """
     try:
         found = np.asarray(values)
@@ -34,7 +34,8 @@ def whole_numbers(values: ArrayLike, what: str) -> NDArray[np.int64]:
 def merged(
     starts: NDArray[np.int64], places: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where fragments or chunks start, each place once and in order, and its fragment."""
+    """Return the starts of fragments and chunks, each place once and in order, with its
+    fragment."""
     if len(places) == 1:
         return starts, np.arange(len(starts))
     both = np.concatenate([starts, places])
@@ -73,7 +74,7 @@ def parts(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int6
 
 
 def striped(pieces: NDArray[np.void]) -> NDArray[np.void]:
-    """Cut the pieces that cross the end of a stripe, which are few, at that end."""
+    """Cut the pieces that cross the end of a stripe at that end. They are few."""
     offset = pieces["offset"].view(np.int64)
     end = offset + pieces["length"]
     stripe = offset // STRIPE_SIZE

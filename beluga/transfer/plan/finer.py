@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Cut a plan without checksums into smaller chunks, so that a link can admit less at a time."""
+"""Cuts a plan without checksums into smaller chunks, so that a link can admit less at a time."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from beluga.transfer.plan.plan import CHUNK, LINE_SIZE, Plan
 def finer(plan: Plan, size: int) -> Plan:
     """Return a plan of the same bytes in chunks of at most ``size`` bytes.
 
-    :meth:`~beluga.transfer.Plan.cut` can then cut it. A plan with checksums stays as it is, because
-    an engine sums a chunk in one go; a link then admits a whole chunk (16 KiB, or a fragment), even
-    if it is longer than ``size``. The CPU asks the link while it copies, so it can stop in the
+    :meth:`~beluga.transfer.Plan.cut` can then cut it. A plan with checksums is unchanged, because
+    an engine sums a chunk at once; a link then admits a whole chunk (16 KiB, or a fragment), even
+    if it is longer than ``size``. The CPU acquires tokens while it copies, so it can pause in the
     middle of a chunk. A chunk begins with a line, so the plan is cut between fragments only where a
     fragment ends with a line.
     """

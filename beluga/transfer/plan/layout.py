@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Compute where the bytes of a block lie, in the engine and in the pool.
+"""Computes where the bytes of a block lie, in the engine and in the pool.
 
 A layout has an offset for each index of each axis (layers, K/V, blocks, tokens, heads); an address
-is a sum of offsets. In the pool the axes of a block have an :class:`Order` of their own. Axes that
-are dense on both sides are merged into one run. The other axes are enumerated once, when the layout
-is made, by array operations. Addresses are in bounds because the views are (``view.py``) and the
+is a sum of offsets. In the pool the axes of a block have their own :class:`Order`. Axes that are
+dense on both sides are merged into one run. The other axes are enumerated once, when the layout is
+made, by array operations. Addresses are in bounds because the views are (``view.py``) and the
 numbers of blocks are checked.
 
 ``arrangements.py`` has the layouts of inference engines.
@@ -38,7 +38,7 @@ class Order(enum.Enum):
     """The axes of a block in the pool, slowest first."""
 
     DENSE = ("layer", "kv", "token", "head")
-    HEADS = ("layer", "kv", "head", "token")  # a page with its heads outside lies so
+    HEADS = ("layer", "kv", "head", "token")  # the order of a page with its heads outside
     TOKENS = ("token", "layer", "kv", "head")  # one token's bytes are one run
 
 
@@ -60,7 +60,7 @@ class Rows(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slots:
-    """Places for tokens in an engine's blocks: block * ``layout.block_size`` + token."""
+    """Slots for tokens in an engine's blocks: block * ``layout.block_size`` + token."""
 
     layout: BlockLayout
     slots: ArrayLike
@@ -69,7 +69,7 @@ class Slots:
         """Return the rows of ``tokens``, of which each slot has one.
 
         ``tokens`` has shape (count, 2): one of ``block_count`` blocks, and a token of that block.
-        For a single block shape (count,) will do. Raises LayoutError.
+        For a single block, shape (count,) suffices. Raises LayoutError.
         """
         wanted, slots = whole_numbers(tokens, "tokens"), whole_numbers(self.slots, "slots")
         if wanted.ndim == 1 and (block_count == 1 or not wanted.size):
@@ -147,7 +147,7 @@ class BlockLayout:
 
     @property
     def declared(self) -> str:
-        """Text that is equal for layouts whose blocks have the same arrangement in the pool.
+        """A text that is equal for layouts whose blocks have the same arrangement in the pool.
 
         It belongs in a namespace.
         """
@@ -216,7 +216,7 @@ class BlockLayout:
     ) -> Plan:
         """Plan the reading of ``rows`` from the blocks at ``offsets`` of the pool.
 
-        :func:`~beluga.transfer.plan.plan_rows` says which checksums are compared.
+        See :func:`~beluga.transfer.plan.plan_rows` for the checksums that are compared.
         """
         return plan_rows(
             *rows,

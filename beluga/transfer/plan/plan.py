@@ -2,9 +2,9 @@
 # Copyright The Beluga Authors
 """Plans: which bytes of an engine's memory are which bytes of the pool (``csrc/api/transfer.h``).
 
-A plan is made once for a layout and a list of blocks, by array operations, and given to any engine.
-Pieces are cut where fragments, chunks and stripes end, so a piece is one run of bytes on both sides
-and belongs to one checksum.
+A plan is made once for a layout and a list of blocks, by array operations, for any engine. Pieces
+are cut where fragments, chunks and stripes end, so a piece is one run of bytes on both sides and
+belongs to one checksum.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Plan:
 
     ``pieces``, of type :data:`PIECE` and shape (pieces,), are in order of their chunks. ``chunks``
     has type :data:`CHUNK` and shape (chunks,). ``checksums`` has a CRC-32C for each chunk (uint32),
-    which a write fills in and a read compares; None sums nothing. The pieces of a ``sparse`` plan
+    which a write fills in and a read compares; None: no checksums. The pieces of a ``sparse`` plan
     do not tile their chunks, so it can only be read, and the whole chunk is fetched to compare its
-    checksum. ``owners`` keep the memory alive. Some memory of a ``read_only`` plan may not be
-    written, so the plan can only write the pool.
+    checksum. ``owners`` keep the memory alive. Some memory of a ``read_only`` plan must not be
+    written, so the plan can only write to the pool.
     """
 
     pieces: NDArray[np.void]
@@ -53,7 +53,7 @@ class Plan:
 
     @property
     def size(self) -> int:
-        """Bytes that are moved."""
+        """The number of bytes to copy."""
         return int(self.pieces["length"].sum())
 
     @property
@@ -66,10 +66,10 @@ class Plan:
     def struct(self) -> core.bl_plan:
         """Return the ``bl_plan *`` for C, which is valid while this plan lives.
 
-        The struct is made once: to look at the arrays again after a copy has emptied the caches
-        costs as much as a tenth of copying a block. The plan holds the buffers of its arrays, so
+        The struct is made once: converting the arrays again, after a copy has evicted them from the
+        CPU cache, costs a tenth of copying a block. The plan holds the buffers of its arrays, so
         that no array can be resized meanwhile. Raises :class:`~beluga.errors.LayoutError` for
-        arrays of another type or shape than C expects.
+        arrays with a wrong type or shape.
         """
         made = self._struct
         if made is None:
@@ -82,7 +82,7 @@ class Plan:
         for array, kind in ((self.pieces, PIECE), (self.chunks, CHUNK)):
             if array.dtype != kind or array.ndim != 1 or not array.flags.c_contiguous:
                 raise LayoutError("a plan's pieces and chunks are contiguous arrays of their types")
-        if not self.pieces["length"].all():  # C would take it for the end of the list
+        if not self.pieces["length"].all():  # C would treat it as the end of the list
             raise LayoutError("a plan has a piece without bytes")
         sums = self.checksums
         if sums is not None and (
@@ -133,8 +133,8 @@ class Plan:
                 )
 
     def ranges(self, size: int) -> tuple[list[int], list[int]]:
-        """Its chunks in ranges for which a link carries at most ``size`` bytes, or one chunk if
-        that has more: where each range ends, and its bytes."""
+        """Divide the chunks into ranges of at most ``size`` bytes on the link, or one chunk if it
+        has more. Return the end and the bytes of each range."""
         carried = self.carried["length"].astype(np.int64)
         if len(carried) and self.carried is self.pieces:
             carried = np.add.reduceat(carried, self._firsts())
@@ -149,7 +149,7 @@ class Plan:
         return found, sizes
 
     def cut(self, size: int) -> Iterator[Plan]:
-        """The same in parts, each one of :meth:`ranges`."""
+        """Yield the plan in parts, one for each of :meth:`ranges`."""
         start = 0
         for end in self.ranges(size)[0]:
             yield self.part(start, end)
@@ -159,8 +159,8 @@ class Plan:
         return self.chunks["first"].astype(np.int64) - self.piece_base
 
     def part(self, start: int, end: int) -> Plan:
-        """Chunks from ``start`` to ``end`` as a plan that shares this one's arrays: checksums that
-        are filled in are this plan's."""
+        """Return chunks from ``start`` to ``end`` as a plan that shares this one's arrays: its
+        checksums are written into this plan's."""
         firsts = self._firsts()
         first = int(firsts[start])
         last = int(firsts[end]) if end < len(firsts) else len(self.pieces)
@@ -185,11 +185,11 @@ def plan_blocks(  # noqa: PLR0913  all but the first three named
 ) -> Plan:
     """Plan whole blocks whose fragments have equal sizes.
 
-    ``addresses`` has shape (blocks, fragments). ``sizes`` has shape (fragments,), in bytes; end to
-    end the fragments are a block's payload. ``offsets``, of shape (blocks,), says where the blocks
-    lie in the pool; they are multiples of a line. With a ``chunk_size``, in bytes and a multiple of
-    a line, each chunk of the payload has a checksum. Raises :class:`~beluga.errors.LayoutError` for
-    anything else.
+    ``addresses`` has shape (blocks, fragments). ``sizes`` has shape (fragments,), in bytes;
+    concatenated, the fragments are a block's payload. ``offsets``, of shape (blocks,), has the
+    blocks' places in the pool, multiples of a line. With a ``chunk_size``, in bytes and a multiple
+    of a line, each chunk of the payload has a checksum. Raises :class:`~beluga.errors.LayoutError`
+    for anything else.
     """
     addresses = np.atleast_2d(np.asarray(addresses, np.uint64))
     sizes, offsets = np.asarray(sizes, np.int64), _pool_offsets(offsets)
@@ -242,10 +242,10 @@ def plan_rows(  # noqa: PLR0913  all but the first four named
     """Plan the reading of some bytes of some blocks.
 
     The first four arguments are arrays of shape (rows,). Row i takes ``sizes[i]`` bytes at byte
-    ``places[i]`` of the payload of block ``blocks[i]`` to ``addresses[i]``. ``offsets`` has shape
-    (blocks,) and says where the blocks lie in the pool. ``length`` is the size of a block's payload
-    in bytes. ``checksums``, of shape (blocks, chunks), has a CRC-32C for each ``chunk_size`` bytes;
-    the checksums of the chunks that a row touches are compared. None compares nothing. Raises
+    ``places[i]`` of the payload of block ``blocks[i]`` to ``addresses[i]``. ``offsets``, of shape
+    (blocks,), has the blocks' places in the pool. ``length`` is the size of a block's payload in
+    bytes. ``checksums``, of shape (blocks, chunks), has a CRC-32C for each ``chunk_size`` bytes;
+    the checksums of the chunks that a row intersects are compared. None: no comparison. Raises
     :class:`~beluga.errors.LayoutError` for anything else.
     """
     addresses, offsets = np.asarray(addresses, np.uint64), _pool_offsets(offsets)

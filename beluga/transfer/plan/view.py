@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 DTYPE_SIZES = {"F32": 4, "F16": 2, "BF16": 2, "FP8": 1, "U8": 1}
-"""Bytes of an element, by the name that engines give to its type."""
+"""Bytes of an element, by the engines' name of its type."""
 
 
 class TensorDevice(Protocol):
@@ -98,16 +98,16 @@ def is_tensor(array: object) -> TypeIs[Tensor]:
 
 
 def tensor_start(tensor: Tensor) -> int:
-    """Return the address of a tensor's first element; 0 if it has no elements. This is the only
-    place that asks a tensor for its pointer.
+    """Return the address of a tensor's first element; 0 if it has no elements. Only this function
+    reads a tensor's pointer.
 
     Raises LayoutError for a tensor without memory of its own, as tracing, transforms and torch's
-    meta device make them, for one whose bytes are not its values (a conjugation or negation that
-    is still to be done), and for one that is larger than its storage.
+    meta device make them, for one whose bytes are not its values (a pending conjugation or
+    negation), and for one that is larger than its storage.
     """
     name, lazy = type(tensor).__name__, False
     try:
-        shape = tuple(getattr(tensor, "shape", ()))  # a flat array that is not torch's has none
+        shape = tuple(getattr(tensor, "shape", ()))  # only torch's arrays have one
         if 0 in shape:
             return 0
         start = tensor.data_ptr()
@@ -121,7 +121,7 @@ def tensor_start(tensor: Tensor) -> int:
         size = (1 + sum(spans)) * tensor.element_size()  # torch has no negative strides
         lazy = any(bool(getattr(tensor, ask, bool)()) for ask in ("is_conj", "is_neg"))
         storage: Any = getattr(tensor, "untyped_storage", lambda: None)()
-        room = size  # of an array that is not torch's, and has no storage that could be shorter
+        room = size  # for arrays of other libraries, without a storage that could be shorter
         if hasattr(storage, "nbytes"):
             room = storage.data_ptr() + storage.nbytes() - start
     except (RuntimeError, NotImplementedError, TypeError) as error:
@@ -141,9 +141,9 @@ class View:
     """An array in an engine's memory: elements of ``item_size`` bytes from address ``start`` on.
 
     ``shape`` and ``strides`` (in bytes) have an entry for each axis. ``memory`` is the address and
-    the size in bytes of the memory that may be used, and ``owner`` keeps it alive. No plan is read
-    into ``read_only`` memory. Raises :class:`~beluga.errors.LayoutError` if an element lies outside
-    of the memory.
+    the size in bytes of the memory that may be used, and ``owner`` keeps it alive. Plans cannot
+    read into ``read_only`` memory. Raises :class:`~beluga.errors.LayoutError` if an element lies
+    outside of the memory.
     """
 
     start: int
@@ -198,8 +198,8 @@ class View:
         *,
         read_only: bool = False,
     ) -> View:
-        """An array's memory is what its elements span. If elements share bytes, as a broadcast
-        array's do, nothing can be read into it.
+        """An array's memory is the span of its elements. If elements share bytes, as in a broadcast
+        array, nothing can be read into it.
         """
         if start == 0:
             raise LayoutError(f"a {type(owner).__name__} of shape {tuple(shape)} has no memory")

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Choose who copies the blocks of one cache: what this machine has, and from which size on it pays.
+"""Chooses the engines for the blocks of one cache: the available ones, and their break-even sizes.
 
-A cache makes a :class:`Selection` when it is opened. ``auto`` is the CPU, and beside it each engine
-of the registry that this process can open; a table of measured costs (:class:`Planner`) then says
-which of them copies a batch. A process that finds no kept calibration measures the table, and uses
-the engines' default costs if it cannot. If another engine fails in any way, the CPU copies
-(:class:`PlannedEngine`). Where the CPU is chosen, C copies within the put or get.
+A cache makes a :class:`Selection` when it is opened. ``auto`` is the CPU and each engine of the
+registry that this process can open; a table of measured costs (:class:`Planner`) chooses among them
+for each batch. A process without a stored calibration measures the table, and uses the engines'
+default costs if it cannot. If another engine fails in any way, the CPU copies
+(:class:`PlannedEngine`). If the CPU is chosen, C copies within the put or get.
 
 DSA's software queue is for tests and no faster than a thread, so ``auto`` never uses it.
 """
@@ -61,7 +61,7 @@ class Planner:
     ) -> str | None:
         """Return the cheapest of ``among`` for ``size`` bytes in ``fragments`` pieces.
 
-        Returns None if the table has none of them. Of equals, the first one in the table is taken.
+        Returns None if the table has none of them. Of equals, the first one in the table is chosen.
         """
         costs = {
             name: cost.of(size, fragments)
@@ -86,8 +86,8 @@ class Planner:
 class Crossovers:
     """The result of the comparison of an engine with the CPU for a pool.
 
-    The engine copies from so many bytes in one piece on (0: always, None: never), measured or not.
-    ``device`` is what it copies with; ``why_none`` says why there is none. An engine that reaches
+    The engine copies from this size in one piece on (0: always, None: never), measured or by
+    default. ``device`` is its device; ``why_none`` is why there is none. An engine that reaches
     other ``memory`` than the host's is not compared with the CPU.
     """
 
@@ -103,8 +103,9 @@ class Crossovers:
 class Chosen:
     """The chosen engines.
 
-    ``engine`` copies instead of the CPU, or the engines ``beside`` it copy, by name, where
-    ``planner`` says so. Without either, the CPU alone copies. The caller closes the ``made`` ones.
+    ``engine`` copies instead of the CPU, or the ``planner`` chooses among the CPU and the engines
+    ``beside`` it, by name. Without either, the CPU alone copies. The caller closes the ``made``
+    ones.
     """
 
     engine: CopyEngine | None = None
@@ -113,10 +114,10 @@ class Chosen:
     made: bool = False
 
     def close(self) -> None:
-        """Close the engines that were made."""
+        """Close the engines that this object owns."""
         if not self.made:
             return
-        with contextlib.ExitStack() as each:  # all of them, whatever one raises
+        with contextlib.ExitStack() as each:  # all of them, even if one raises
             for engine in (self.engine, *self.beside.values()):
                 if engine is not None:
                     each.callback(engine.close)
@@ -125,10 +126,10 @@ class Chosen:
 def choose(pool: Pool, engine: CopyEngine | str, threads: int) -> Chosen:
     """Choose the engines of a cache whose gets have ``threads`` threads of the CPU.
 
-    ``engine`` is an engine, the name of one, or ``auto``. For ``auto``, the size from which on an
-    engine copies is measured if it is not kept: this takes under two seconds for each engine, or a
-    few more if a device does not answer. Raises :class:`~beluga.errors.EngineUnavailableError` if
-    an engine is unavailable, and for other names.
+    ``engine`` is an engine, the name of one, or ``auto``. For ``auto``, the break-even size of an
+    engine is measured if none is stored: this takes under two seconds for each engine, or a few
+    more if a device does not respond. Raises :class:`~beluga.errors.EngineUnavailableError` if an
+    engine is unavailable, and for other names.
     """
     if not isinstance(engine, str):
         return Chosen(engine)
@@ -139,8 +140,8 @@ def choose(pool: Pool, engine: CopyEngine | str, threads: int) -> Chosen:
 
 
 def crossovers(pool: Pool, threads: int) -> dict[str, Crossovers]:
-    """Return what ``auto`` chooses for each engine but the CPU, from kept figures. Nothing is
-    measured.
+    """Return the crossovers of ``auto`` for each engine except the CPU, from stored figures.
+    Nothing is measured.
     """
     return {name: _crossovers(ENGINES[name], pool, threads) for name in ENGINES if name != CPU}
 
@@ -173,7 +174,7 @@ def _beside_the_cpu(pool: Pool, threads: int) -> Chosen:
             continue
         try:
             engine, costs = _calibrated(entry, pool, threads)
-        except Exception as error:  # whatever it is: the CPU copies as well
+        except Exception as error:  # after any failure the CPU copies
             _logger.warning("beluga: the CPU copies without %s: %s", entry.name, error)
             continue
         table |= costs
@@ -182,12 +183,12 @@ def _beside_the_cpu(pool: Pool, threads: int) -> Chosen:
 
 
 def _calibrated(entry: EngineEntry, pool: Pool, threads: int) -> tuple[CopyEngine, Table]:
-    """Return the open engine, and what was measured of it and the CPU beside it."""
+    """Return the open engine, and the measured costs of it and of the CPU."""
     engine = entry.open(pool, threads)
     table = _kept(entry, engine, pool, threads)
     if not table:
         setup = _setup(entry, engine, threads)
-        engine.close()  # a dedicated queue, for example, is opened once at a time
+        engine.close()  # a dedicated queue, for example, can be open only once
         both = (ENGINES[CPU], entry)
         table = calibrated(
             pool,
@@ -212,18 +213,18 @@ def _setup(entry: EngineEntry, engine: CopyEngine, threads: int) -> str:
 class PlannedStat:
     """Counters of the plans so far."""
 
-    plans: dict[str, int]  # given to each engine
-    replayed: int = 0  # plans that an engine failed and the CPU then executed
+    plans: dict[str, int]  # by engine
+    replayed: int = 0  # plans that the CPU executed after another engine failed
     faults: dict[str, str] = dataclasses.field(default_factory=dict)
-    """The reason why an engine is given no more plans."""
+    """The reason why an engine gets no more plans."""
 
 
 class PlannedEngine:
     """Several engines that reach the same memory; ``planner`` chooses which of them copies.
 
-    It costs a microsecond or two per plan. If the CPU is among them, it executes the plans that
-    another engine fails. That engine is given no more plans, which is counted, and warned of once.
-    Raises LayoutError if the planner knows none of the engines.
+    It costs a microsecond or two per plan. If the CPU is among them, it executes the plans on which
+    another engine fails. That engine gets no more plans, which is counted and logged once. Raises
+    LayoutError if the planner has none of the engines.
     """
 
     name = "planned"
@@ -242,11 +243,11 @@ class PlannedEngine:
         return kind
 
     def gather_write(self, plan: Plan) -> Transfer:
-        """Write scattered memory to the pool. Raises what the chosen engine raises."""
+        """Write scattered memory to the pool. Raises the chosen engine's errors."""
         return self._start(Direction.WRITE, plan)
 
     def scatter_read(self, plan: Plan) -> Transfer:
-        """Read the pool to scattered memory. Raises what the chosen engine raises."""
+        """Read the pool to scattered memory. Raises the chosen engine's errors."""
         return self._start(Direction.READ, plan)
 
     def close(self) -> None:
@@ -259,7 +260,7 @@ class PlannedEngine:
         if kind in self._sound:
             self._sound.discard(kind)
             self.stat.faults[kind] = fault
-            _logger.warning("beluga: %s is left alone, the CPU copies: %s", kind, fault)
+            _logger.warning("beluga: %s is disabled, the CPU copies: %s", kind, fault)
 
     def _start(self, direction: Direction, plan: Plan) -> Transfer:
         kind = self.choose(direction, plan.size, len(plan.pieces))
@@ -276,7 +277,7 @@ class PlannedEngine:
         return _Covered(self, kind, direction, plan, transfer)
 
     def replay(self, kind: str, direction: Direction, plan: Plan, error: TransferError) -> Transfer:
-        """Let the CPU execute a plan that an engine failed; none of it is under way any more."""
+        """Execute a plan on the CPU after an engine failed on it and has stopped."""
         self.leave_alone(kind, str(error))
         self.stat.replayed += 1
         return _begin(self._engines[CPU], direction, plan)
@@ -333,8 +334,8 @@ class Selection:
 
     ``link`` is a link, an I/O handle that several caches share, or the settings of this host's link
     to the pool; with None, copies need no admission. ``chosen`` has the engines. ``engine`` and
-    ``token_engine`` (for rows of tokens, by ``threads`` if it is the CPU) are used in place of the
-    chosen ones. If ``engine`` is None, C copies in the put or get.
+    ``token_engine`` (for rows of tokens, by ``threads`` if it is the CPU) replace the chosen ones.
+    If ``engine`` is None, C copies in the put or get.
     """
 
     def __init__(  # noqa: PLR0913  all but the first five named
@@ -374,18 +375,18 @@ class Selection:
         return self.engine
 
     def using(self) -> AbstractContextManager[core.bl_io_queue | core.Null]:
-        """Return the I/O queue in which C asks for tokens; NULL if the cache has no link."""
+        """Return the I/O queue in which C acquires tokens; NULL if the cache has no link."""
         return _NO_PLACE if self._handle is None else self._handle.using()
 
     def watch(self) -> None:
-        """Warn of copies that took too long."""
+        """Warn about copies that took too long."""
         if self._handle is not None:
             self._handle.watch()
 
     def carried(self, *, own: bool = False) -> dict[TransferClass, TransferStats]:
-        """Return what the link admitted so far, by class.
+        """Return the statistics of the link's admissions so far, by class.
 
-        With ``own``, a handle that was given to the cache does not count.
+        With ``own``, a handle that the caller passed to the cache is excluded.
         """
         handle = self._own_handle if own else self._handle
         return {
@@ -394,7 +395,8 @@ class Selection:
         }
 
     def close(self) -> None:
-        """Close what this has made. No copy is under way, and the engine stays open."""
+        """Close the objects that this has made. No copy is in progress, and the engine stays
+        open."""
         if self._own_handle is not None:
             self._own_handle.close()
         if self._own_link is not None:

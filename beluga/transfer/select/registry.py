@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The registry of copy engines: all that the rest of Beluga knows of an engine by its name.
+"""The registry of copy engines, by name, for the rest of Beluga.
 
 An engine is one folder under ``engines/`` and one entry in :data:`ENGINES`. The argument ``engine``
 of ``KVCache``, the connectors' setting of that name, ``beluga pool info``, ``beluga bench copy``
@@ -25,7 +25,7 @@ CPU = "cpu"
 """The engine that is always there, and stands in for every other one."""
 
 AUTO = "auto"
-"""The CPU, and beside it every engine that reaches host memory, where that is faster."""
+"""The CPU, and every other engine that reaches host memory, where it is faster."""
 
 
 def _always() -> None:
@@ -36,16 +36,16 @@ def _always() -> None:
 class EngineEntry:
     """One engine.
 
-    ``open`` makes the engine for a pool and for a cache whose gets have so many threads of the CPU.
-    It raises :class:`~beluga.errors.EngineUnavailableError` if the engine cannot be used.
-    ``why_none`` says in one line why this machine has no such engine, as far as can be seen without
-    opening one, or is None. ``memory`` is where blocks have to lie for the engine to reach them:
-    ``auto`` is for blocks in host memory.
+    ``open`` makes the engine for a pool and for a cache whose gets have this many CPU threads. It
+    raises :class:`~beluga.errors.EngineUnavailableError` if the engine cannot be used. ``why_none``
+    returns in one line why this machine has no such engine, as far as known without opening one, or
+    None. ``memory`` is where blocks have to lie for the engine to reach them: ``auto`` is for
+    blocks in host memory.
 
-    ``costs`` hold until the engine is measured; an engine without them takes part in ``auto`` once
-    it was measured. ``to_measure`` makes the engines whose copies are timed, by direction; None
-    means what ``open`` makes. ``device`` names what an open engine copies with; figures are kept
-    for each device apart.
+    ``costs`` apply until the engine is measured; an engine without them takes part in ``auto``
+    after a measurement. ``to_measure`` makes the engines whose copies are timed, by direction; None
+    uses the engine of ``open``. ``device`` returns the device of an open engine; figures are stored
+    for each device.
     """
 
     name: str
@@ -57,7 +57,7 @@ class EngineEntry:
     device: Callable[[CopyEngine], str] = lambda engine: engine.name
 
     def measured(self, pool: Pool, threads: int) -> dict[tuple[str, Direction], CopyEngine]:
-        """Return the engines that are timed, by direction, on a pool that is overwritten."""
+        """Return the engines to be timed, by direction, on a pool that they overwrite."""
         if self.to_measure is not None:
             made = self.to_measure(pool, threads)
         else:
@@ -109,7 +109,7 @@ def entry_of(name: str) -> EngineEntry:
 
 
 def default_costs() -> Table:
-    """Return every engine's costs before anything was measured."""
+    """Return every engine's default costs."""
     return {
         (entry.name, direction): cost
         for entry in ENGINES.values()

@@ -24,12 +24,7 @@ class Spec:
     block_size: int
 
 
-@dataclasses.dataclass(frozen=True)
-class StateSpec(Spec):
-    mamba_cache_mode: str = "align"
-
-
-SPECS = (Spec("full", UNIT), Spec("window", UNIT), StateSpec("state", STEP))
+SPECS = (Spec("full", UNIT), Spec("window", UNIT), Spec("state", STEP))
 
 
 @dataclasses.dataclass

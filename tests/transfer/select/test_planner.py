@@ -287,7 +287,7 @@ def test_the_cpu_does_what_another_fails_to_do(
             assert transfer.done()
     assert asked == [("cpu", Direction.WRITE, 1 << 20)] * 3
     assert [record.getMessage() for record in caplog.records] == [
-        "beluga: dsa is left alone, the CPU copies: it is gone"
+        "beluga: dsa is disabled, the CPU copies: it is gone"
     ]
     assert engine.stat == PlannedStat({"cpu": 2, "dsa": 1}, 1, {"dsa": "it is gone"})
 

@@ -36,19 +36,20 @@ if TYPE_CHECKING:
     ]
 
 _THREADS_DEFAULT = 4
-"""Enough to fill a memory link where one thread does not; more only take cores from the engine."""
+"""Enough to saturate a memory link; more threads would only take cores from the inference
+engine."""
 
 
-# The Beluga paper's words (Exp 1, 2): 16 KiB written in 2.41 us, flushed and read in 5.98 us.
+# From the Beluga paper (Exp 1, 2): 16 KiB written in 2.41 us, flushed and read in 5.98 us.
 COSTS = {
     Direction.WRITE: Cost(200, 20, 2200 / (16 << 10)),
     Direction.READ: Cost(500, 20, 5400 / (16 << 10)),
 }
-"""What copies cost before any was measured."""
+"""Default costs of copies without measurements."""
 
 _NO_HANDLE = contextlib.nullcontext(ffi.NULL)
 _CORES = len(os.sched_getaffinity(0))
-"""As the process began: an engine may tie the thread that copies to one of them later on."""
+"""The set at process start: an engine may pin the copying thread to one of them later."""
 
 
 def default_threads() -> int:
@@ -77,13 +78,13 @@ _MOVED = CpuTransfer(None)
 
 
 class CpuEngine:
-    """Copies in the caller's thread, without the GIL, helped by up to ``threads - 1`` others.
+    """Copies in the caller's thread, without the GIL, with up to ``threads - 1`` helping threads.
 
     A write uses non-temporal stores; a read invalidates lines before it loads them. Both compute
-    checksums on the way. All engines of the process share the helping threads, which sleep between
-    plans. The caller copies alone if a thread's share of a plan would be too small. ``settings``
-    has the sizes from which on the engine copies in another way; None takes the settings of this
-    machine, which are measured before the first copy if they never were (``tuning.py``).
+    checksums during the copy. All engines of the process share the helping threads, which sleep
+    between plans. The caller copies alone if a thread's share of a plan would be too small.
+    ``settings`` has the sizes at which the engine changes its method; None takes the settings of
+    this machine, which are measured before the first copy if necessary (``tuning.py``).
 
     With a ``handle``, the link scheduler admits 256 KiB at a time, in the classes ``read`` and
     ``write``.
@@ -120,7 +121,7 @@ class CpuEngine:
         return self._execute(lib.bl_plan_read, plan, self._read, "reading a plan")
 
     def close(self) -> None:
-        """Do nothing, because the engine holds nothing."""
+        """Do nothing, because the engine has no resources."""
 
     def _execute(
         self, function: _Function, plan: Plan, kind: TransferClass, doing: str

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Measure once how this machine's CPU copies runs of each size fastest, and keep the result.
+"""Measure once how this machine's CPU copies runs of each size fastest, and store the result.
 
-A process measures before its first copy if nothing is kept, in a scratch pool (``scratch.py``);
-that takes a few tenths of a second. With ``BELUGA_TUNING=off``, or if the result could not be kept,
-nothing is measured and the defaults hold.
+A process measures before its first copy if no result is stored, in a scratch pool (``scratch.py``);
+that takes a few tenths of a second. With ``BELUGA_TUNING=off``, or if the result cannot be stored,
+nothing is measured and the defaults apply.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _KIB = 1024
 _SPAN = 1 << 20  # bytes of the largest copy that is timed
 _ROUNDS = 7
-_BUDGET_S = 0.5  # settings that are not measured by then have their defaults
+_BUDGET_S = 0.5  # settings that are not measured by then keep their defaults
 _GAIN = 0.95  # a value replaces the default if it takes less than this share of the time
 _ALWAYS, _NEVER = 0, 0xFFFFFFFF
 
@@ -45,8 +45,8 @@ class CopySettings:
     A read drops lines ``window`` bytes ahead, ``step`` bytes at a time between copies, and
     prefetches them ``ahead`` bytes before it copies them; a dense plan of ``past`` bytes or more
     bypasses the cache. A write prefetches ``head`` bytes of the next piece, and streams runs of
-    ``direct`` bytes or more from where they lie; it gathers shorter ones first. In both directions
-    a thread's part has at least ``part`` bytes.
+    ``direct`` bytes or more from their own memory; it gathers shorter ones first. In both
+    directions a thread's part has at least ``part`` bytes.
     """
 
     part: int
@@ -59,7 +59,7 @@ class CopySettings:
 
     @classmethod
     def default(cls) -> CopySettings:
-        """Return the settings of a machine that was not measured."""
+        """Return the settings of an uncalibrated machine."""
         found = ffi.new("bl_copy_settings *")
         lib.bl_copy_defaults(found)
         return cls(**{field.name: getattr(found, field.name) for field in dataclasses.fields(cls)})
@@ -92,13 +92,13 @@ class CopySettings:
 
 
 _FOUND: dict[Path, CopySettings] = {}
-"""By the file where it is kept: looked for, or measured, once in a process."""
+"""The settings by calibration file, read or measured once per process."""
 
 
 def tuned(pool: Pool) -> CopySettings:
     """Return the settings of this machine for a pool's kind of memory.
 
-    They are read from the cache, or measured now and kept.
+    They are read from the cache, or measured now and stored.
 
     Raises :class:`~beluga.errors.EngineUnavailableError` for a BELUGA_TUNING that is neither on nor
     off.
@@ -118,7 +118,7 @@ def _measured(kept: CalibrationCache, pool: Pool) -> CopySettings:
     try:
         with scratch_pool(like=pool) as scratch:
             found = measure(scratch, scratch.geometry.data_offset)
-    except (BelugaError, OSError):  # no space, for example; the defaults are right as well
+    except (BelugaError, OSError):  # no space, for example; the defaults are correct, too
         return CopySettings.default()
     with contextlib.suppress(OSError):
         kept.write("settings", dataclasses.asdict(found))
@@ -126,10 +126,10 @@ def _measured(kept: CalibrationCache, pool: Pool) -> CopySettings:
 
 
 def measure(pool: Pool, offset: int, budget_s: float = _BUDGET_S) -> CopySettings:
-    """Find the fastest settings. This overwrites 1 MiB of the pool from ``offset`` on.
+    """Measure the fastest settings. This overwrites 1 MiB of the pool from ``offset`` on.
 
-    The settings are measured one after the other, by copies with all values of a setting in turns.
-    A setting that was not measured within ``budget_s`` keeps its default. Raises a
+    The settings are measured one after the other, by copies with all values of a setting
+    alternately. A setting that was not measured within ``budget_s`` keeps its default. Raises a
     :class:`~beluga.errors.BelugaError` if a copy fails.
     """
     trial = Trial(pool, offset, time.monotonic() + budget_s)
@@ -147,9 +147,10 @@ def measure(pool: Pool, offset: int, budget_s: float = _BUDGET_S) -> CopySetting
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shape:
-    """A copy that is timed: ``count`` fragments of ``size`` bytes, as far apart in private memory.
+    """A timed copy: ``count`` fragments of ``size`` bytes, with gaps of the same size in private
+    memory.
 
-    The fragments of a ``sparse`` one are as far apart in the pool, and are only read.
+    The fragments of a ``sparse`` one have the same gaps in the pool, and are only read.
     """
 
     size: int
@@ -174,8 +175,8 @@ class Trial:
         *shapes: Shape,
         write: bool = False,
     ) -> CopySettings:
-        """Return the settings with the value that copies the shapes fastest: the product of their
-        times is the least.
+        """Return the settings with the value that copies the shapes fastest, by the product of
+        their times.
 
         The settings do not change if the gain is within noise.
         """
@@ -193,7 +194,7 @@ class Trial:
     def crossing(
         self, settings: CopySettings, name: str, sizes: Sequence[int], *, write: bool = False
     ) -> CopySettings:
-        """Return the settings with the least of ``sizes`` from which on the other way is faster.
+        """Return the settings with the least of ``sizes`` from which on the other method is faster.
 
         For a write a size is that of a fragment, for a read that of a plan.
         """
@@ -235,7 +236,8 @@ class Trial:
         *,
         write: bool = False,
     ) -> dict[int, float]:
-        """Time a copy in each way (settings, threads), in nanoseconds; none after the deadline."""
+        """Time a copy with each variant (settings, threads), in nanoseconds; none after the
+        deadline."""
         structs = {name: settings.struct(threads) for name, (settings, threads) in variants.items()}
         times: dict[int, list[int]] = {name: [] for name in variants}
         for _ in range(_ROUNDS):
@@ -261,8 +263,8 @@ class Trial:
         return taken
 
     def _plan(self, shape: Shape) -> Plan:
-        """Return the plan of a shape. A dense one has checksums, as caches have them by default,
-        and its bytes are written once.
+        """Return the plan of a shape. A dense one has checksums, like caches by default, and its
+        bytes are written once.
 
         All bytes of the memory are equal, so the plans that share the pool's range keep their
         checksums.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Buffers of GPU and pinned memory are used again, because an allocation would stop the GPU."""
+"""Buffers of GPU and pinned memory are reused, because an allocation would stop the GPU."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Buffers:
             self._frozen = False
 
     def begin(self) -> None:
-        """Remember the buffers that are taken from now on, for :meth:`undo`."""
+        """Record the buffers that are taken from now on, for :meth:`undo`."""
         self._taken = []
 
     def undo(self) -> None:
-        """Give back all buffers that were taken since :meth:`begin`; nobody uses them any more."""
+        """Release all buffers that were taken since :meth:`begin`; they are unused now."""
         for one in self._taken:
             if isinstance(one, Pinned):
                 if one.address in self._pinned.sizes:
@@ -72,7 +72,7 @@ class Buffers:
         return address
 
     def give(self, address: int) -> None:
-        """Give back memory of :meth:`take` that nobody uses any more."""
+        """Release unused memory of :meth:`take`."""
         self._device.free.setdefault(self._device.sizes.pop(address), []).append(address)
 
     def take_pinned(self, size: int) -> Pinned:
@@ -86,11 +86,11 @@ class Buffers:
         return pinned
 
     def give_pinned(self, pinned: Pinned) -> None:
-        """Give back memory of :meth:`take_pinned` that nobody uses any more."""
+        """Release unused memory of :meth:`take_pinned`."""
         self._pinned.free.setdefault(self._pinned.sizes.pop(pinned.address), []).append(pinned)
 
     def close(self) -> None:
-        """Free all memory that was given back."""
+        """Free all released memory."""
         for addresses in self._device.free.values():
             for address in addresses:
                 self._driver.free(address)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Measure whether direct or staged copies are faster on this GPU, and keep the result.
+"""Measure whether direct or staged copies are faster on this GPU, and store the result.
 
 Both paths give the same bytes. Which one is faster depends on direction, size, number of fragments
-and machine (figures for Hopper contradict each other). Pinned memory of this process replaces the
-pool: a CXL pool would be slower for both paths.
+and machine (published figures for Hopper contradict each other). Pinned memory of this process
+replaces the pool: a CXL pool would be slower for both paths.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
     from beluga.pool import Pool
 
-# The Beluga paper's words: a kernel of one's own up to 24 KB, from there on a copy engine, which
-# takes 10.55 us for 16 KB, of which 2.68 us are data.
+# From the Beluga paper: a custom kernel up to 24 KB, above that a copy engine, which takes 10.55 us
+# for 16 KB, of which 2.68 us are data.
 COSTS = {"direct": Cost(5000, 5, 1 / 23), "staged": Cost(5120, 5, 1 / 26)}
-"""What each way costs before it was measured."""
+"""Default costs of each path without measurements."""
 REPETITIONS = 25
-_GAIN = 0.9  # staged copies need GPU memory and a second pass, so they must save a tenth
+_GAIN = 0.9  # staged copies need GPU memory and a second pass, so they must save at least a tenth
 
 SIZES = (64 << 10, 512 << 10, 4 << 20)
 FRAGMENTS = (1280, 20 << 10, 256 << 10)  # bytes; a sparse row, the paper's, a large one
@@ -61,12 +61,12 @@ class Calibration:
 
     @classmethod
     def of(cls, launcher: Launcher, pool: Pool) -> Calibration:
-        """Return the calibration of this machine: the kept one, or one that is measured now.
+        """Return the calibration of this machine: the stored one, or one that is measured now.
 
-        Only a GPU is measured. If the result cannot be kept, the next process measures again.
+        Only a GPU is measured. If the result cannot be stored, the next process measures again.
         """
         if launcher.driver.name != "cuda":
-            return cls()  # a stand-in says nothing about a GPU
+            return cls()  # a stand-in's times do not apply to a GPU
         kept, part = (
             CalibrationCache(pool),
             f"{launcher.driver.identity}, {launcher.grid.blocks} blocks",

@@ -14,9 +14,9 @@ class CapturedTransfer:
     """A captured copy of a plan.
 
     The owner of the graph calls :meth:`prepare` before each replay, and :meth:`wait` when the
-    replay has ended (the owner has waited for the stream or an event).
+    replay has ended (after the owner has waited for the stream or an event).
 
-    The tables of the copy stay until the engine is closed, so the graph must not be replayed after
+    The tables of the copy exist until the engine is closed, so the graph must not be replayed after
     that. Each replay copies the tables to the GPU again, and moves the same plan.
     """
 
@@ -40,11 +40,11 @@ class CapturedTransfer:
         return True
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Flush the bytes that a replay wrote, or look at the checksums that it read.
+        """Flush the bytes of a replayed write, or check the checksums of a replayed read.
 
         Raises :class:`~beluga.errors.ChecksumError`.
         """
-        del timeout_s  # there is nothing to wait for
+        del timeout_s  # the owner has waited already
         if self._write:
             self._maintenance.after_write(self._plan)
             if self._plan.checksums is not None:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Bound the memory that all processes of this host have registered with the driver together.
+"""Bound the total memory that the processes of this host register with the driver.
 
 The driver keeps 16 bytes per 4 KiB page for each process that registers it, in kernel memory, and
-registers for one process at a time, with locks that stop the CUDA calls of others. So the host has
-a cap, and processes take turns (they hold a lock while the driver works). Each process has a file
-with the size of its claim. A claim counts while the file's lock is held; the kernel drops the lock
-when the process ends. Another lock, which is held for short times only, guards the files.
+registers for one process at a time, with locks that block the CUDA calls of other processes. So the
+host has a cap, and processes take turns (they hold a lock while the driver works). Each process has
+a file with the size of its claim. A claim counts while the file's lock is held; the kernel releases
+the lock when the process ends. Another lock, which is held only briefly, guards the files.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ class Claims:
 
     @contextmanager
     def claimed(self, size: int) -> Iterator[bool]:
-        """Wait for the turn to register ``size`` bytes; yield False if the cap is reached.
+        """Wait for this process's turn to register ``size`` bytes; yield False if the cap is
+        reached.
 
-        An exception in this context gives the claim up again.
+        An exception in this context releases the claim.
         """
         with self._locked("turn"):
             with self._locked("book"):
@@ -51,7 +52,7 @@ class Claims:
                 raise
 
     def give_back(self, size: int) -> None:
-        """Reduce the claim, because ``size`` bytes are not registered any more."""
+        """Reduce the claim by ``size`` bytes that are not registered any more."""
         with self._locked("book"):
             self._set(self._size - size)
 

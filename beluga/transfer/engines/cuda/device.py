@@ -2,11 +2,11 @@
 # Copyright The Beluga Authors
 """The driver of a real GPU calls CUDA's runtime and NVRTC through cupy.
 
-cupy clears CUDA's last error before it raises, so a refused registration does not appear as the
+cupy clears CUDA's last error before it raises, so a failed registration does not appear as the
 error of another kernel. After calls that return a status, this module clears the error.
 
-While a thread captures a graph in the global mode (torch's default), CUDA refuses calls of other
-threads that could be unsafe in that graph (to allocate, to register, to query an event), and the
+While a thread captures a graph in the global mode (torch's default), CUDA rejects calls of other
+threads that could be unsafe in that graph (allocation, registration, event queries), and the
 capture fails, too. These calls are never part of a graph here, so they run in the relaxed mode.
 """
 
@@ -32,7 +32,7 @@ _REGISTER = 1 | 2  # cudaHostRegisterPortable | Mapped; not IoMemory: devdax is 
 _ALLOC = 1 | 2  # cudaHostAllocPortable | Mapped
 _STREAM = 1  # cudaStreamNonBlocking
 _EVENT = 1  # cudaEventBlockingSync: a thread that waits sleeps
-_COPY = 4  # cudaMemcpyDefault: the addresses tell the kind of memory
+_COPY = 4  # cudaMemcpyDefault: the addresses determine the kind of memory
 _NOT_READY = 600  # cudaErrorNotReady
 _URGENT, _PATIENT = -5, 0  # cudaStreamCreateWithPriority clamps to the GPU's range
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
@@ -49,7 +49,8 @@ _NEEDS_CUPY = "the CUDA engine needs cupy (pip install 'beluga-kv[cuda13]')"
 
 
 def why_no_cupy() -> str | None:
-    """One line: why there is no CUDA engine here, so far as can be seen without importing cupy."""
+    """Return in one line why there is no CUDA engine here, as far as known without importing
+    cupy."""
     if "cupy" in sys.modules:
         return None if sys.modules["cupy"] else _NEEDS_CUPY
     return None if importlib.util.find_spec("cupy") else _NEEDS_CUPY
@@ -58,7 +59,7 @@ def why_no_cupy() -> str | None:
 class CupyDriver:
     """The calls of :class:`~beluga.transfer.engines.cuda.driver.Driver`, on one GPU.
 
-    Raises :class:`~beluga.errors.EngineUnavailableError` where there is no cupy or no such GPU.
+    Raises :class:`~beluga.errors.EngineUnavailableError` if there is no cupy or no such GPU.
     """
 
     name = "cuda"
@@ -149,7 +150,7 @@ class CupyDriver:
         try:
             with self._relaxed():
                 status = int(self._runtime.eventQuery(event))
-            self._runtime.check_status(status)  # this clears the error, also "not yet"
+            self._runtime.check_status(status)  # this also clears "not ready"
         except self._error as error:
             if status != _NOT_READY:
                 raise DriverError(f"a kernel or a copy failed: {error}") from None
@@ -169,7 +170,7 @@ class CupyDriver:
         return int(self._call(self._runtime.pointerGetAttributes, address).devicePointer)
 
     def _call_apart(self, function: Callable[..., Any], *arguments: object) -> Any:
-        """Call a function that a capture of another thread would refuse."""
+        """Call a function that a capture by another thread would reject."""
         with self._relaxed():
             return self._call(function, *arguments)
 

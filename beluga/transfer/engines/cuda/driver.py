@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The interface to CUDA has a dozen calls, so that the code above it also runs without a GPU.
+"""The interface to CUDA: a dozen calls, so that the code above it also runs without a GPU.
 
 ``device.py`` implements it for a GPU, ``host.py`` for kernels that are compiled for this CPU.
 Addresses and handles are plain integers.
@@ -18,7 +18,7 @@ from beluga.errors import TransferError
 
 
 class DriverError(TransferError):
-    """CUDA refused or failed a call; the error does not affect later calls."""
+    """A CUDA call failed; the error does not affect later calls."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Driver(Protocol):
         ...
 
     def use(self) -> None:
-        """Let the calling thread use the device."""
+        """Make the device current for the calling thread."""
         ...
 
     def allocate(self, size: int) -> int:
@@ -84,13 +84,13 @@ class Driver(Protocol):
         ...
 
     def make_stream(self, *, urgent: bool) -> int:
-        """Make a stream that waits for no other; ``urgent`` ones are served first."""
+        """Make a stream that waits for no other; ``urgent`` streams have priority."""
         ...
 
     def end_stream(self, stream: int) -> None: ...
 
     def capturing(self, stream: int) -> bool:
-        """Is the stream being captured into a graph?"""
+        """Return whether the stream is being captured into a graph."""
         ...
 
     def make_event(self) -> int: ...
@@ -100,14 +100,15 @@ class Driver(Protocol):
     def record(self, event: int, stream: int) -> None: ...
 
     def follow(self, stream: int, event: int) -> None:
-        """Let work that is put on ``stream`` from now on wait for the event's last recording.
+        """Make later work on ``stream`` wait for the event's last recording.
 
         The event may be freed or recorded again meanwhile.
         """
         ...
 
     def ended(self, event: int) -> bool:
-        """Has all work before the event ended? Raises :class:`DriverError` if any failed."""
+        """Return whether all work before the event has ended. Raises :class:`DriverError` if any
+        failed."""
         ...
 
     def wait(self, event: int) -> None:

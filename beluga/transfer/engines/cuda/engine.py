@@ -45,13 +45,13 @@ PATHS = ("auto", "direct", "staged")
 class CudaEngine:
     """An :class:`~beluga.transfer.engine.CopyEngine` for the memory of a GPU.
 
-    Work goes to ``stream`` (a handle, or a stream of torch or cupy), or to the stream that is given
-    with a call. Without either it goes to streams of the engine, where reads have the higher
-    priority; they wait for no other stream, so source and target must not be in use.
+    Work goes to ``stream`` (a handle, or a stream of torch or cupy), or to the stream of a call.
+    Without either it goes to the engine's own streams, where reads have the higher priority; they
+    wait for no other stream, so source and target must not be in use.
 
-    * ``path``: ``direct`` or ``staged``; ``auto`` takes the path that was measured as faster.
-    * ``blocks``: the number of the GPU's multiprocessors that a copy may take.
-    * ``window_size``: bytes that are registered at a time, a power of two of 2 MiB stripes.
+    * ``path``: ``direct`` or ``staged``; ``auto`` takes the path that measured faster.
+    * ``blocks``: the number of the GPU's multiprocessors that a copy may use.
+    * ``window_size``: bytes per registration, a power of two of 2 MiB stripes.
     * ``cap``: bytes that all processes of this host may have registered together.
     * ``bounce_size``: bytes of buffers.
     * ``driver``: the driver of a GPU or of a stand-in; the caller closes it after the engine.
@@ -104,7 +104,7 @@ class CudaEngine:
         pool.before_close(self.close)
 
     piece_size = 4 << 20
-    """What a link should admit in one go, in bytes: less takes as long to start as to move."""
+    """The least bytes that a link should admit at once: fewer take as long to start as to copy."""
 
     @property
     def name(self) -> str:
@@ -112,7 +112,7 @@ class CudaEngine:
 
     @property
     def stat(self) -> CudaStat:
-        """The work done until now; counts of windows include all engines that share them."""
+        """The work so far; counts of windows include all engines that share them."""
         found = self._paths.stat
         found.launch_count = self._launcher.count
         found.registered_bytes, found.fault = self._registrar.size, self._registrar.fault
@@ -135,8 +135,8 @@ class CudaEngine:
         return self._start(plan, self._stream_for(stream, write=False))
 
     def prepare(self, plan: Plan, direction: Direction) -> Prepared:
-        """See :meth:`beluga.transfer.engine.CopyEngine`: the tables go to the GPU now where it
-        copies the plan by itself, by one kernel; else each range is a copy of its own."""
+        """See :meth:`beluga.transfer.engine.CopyEngine`: if one kernel can copy the plan, its
+        tables go to the GPU now; else each range is a copy of its own."""
         write = direction is Direction.WRITE
         plan.refuse_direction(write=write)
         self._refuse(plan)
@@ -185,8 +185,8 @@ class CudaEngine:
     def runs(self, plan: Plan) -> list[tuple[int, int, int]]:
         """Return the fewest runs in which copy engines can move a plan's bytes (for benchmarks).
 
-        A run is a GPU address, a byte of the plan's chunks end to end, and a length. All of the
-        memory is registered, and stays so.
+        A run is a GPU address, an offset in the plan's concatenated chunks, and a length. All of
+        the memory is registered, and stays registered.
         """
         edges = np.concatenate([plan.chunks["offset"], plan.pieces["offset"]])
         addresses = self._registrar.keep(self._windows.touched(edges), self)
@@ -201,7 +201,7 @@ class CudaEngine:
         try:
             for stream in {*self._own.values(), *self._paths.streams}:
                 drain(self._driver, stream)
-        except DriverError:  # unknown copies may run: keep windows and buffers
+        except DriverError:  # copies may still run: keep windows and buffers
             keep_for_good(self)
             self._buffers.closed = True
             return
@@ -227,7 +227,7 @@ class CudaEngine:
 
     def _start(self, plan: Plan, directed: DirectedStream) -> CudaTransfer:
         self._refuse(plan)
-        self._driver.use()  # this may be the thread of a link
+        self._driver.use()  # this may be a link's thread
         if self._driver.capturing(directed.stream):
             raise TransferError("the stream is being captured; use capture()")
         if len(plan.pieces) == 0:
@@ -242,7 +242,7 @@ class CudaEngine:
                     return self._mixed(plan, tables, directed, hold, missing)
                 parts = self._straight(plan, tables, directed, hold)
                 return CudaTransfer(self._launcher, parts, lambda: None)
-            except BaseException:  # nobody else knows which parts are under way
+            except BaseException:  # only this call knows the parts in progress
                 try:
                     self._paths.undo(directed.stream)
                 except UnsettledError:
@@ -251,7 +251,8 @@ class CudaEngine:
                 raise
 
     def _refuse(self, plan: Plan) -> None:
-        """Raise an error for a wrong plan, because a kernel's fault ends all GPU work here."""
+        """Raise an error for an invalid plan, because a kernel's fault ends all GPU work of this
+        process."""
         if self._buffers.closed:
             raise TransferError("the CUDA engine is closed")
         struct = plan.struct()
@@ -272,7 +273,7 @@ class CudaEngine:
         hold: Hold,
         missing: set[WindowId],
     ) -> CudaTransfer:
-        """Bounce the chunks in ``missing`` windows, and move the others by the GPU."""
+        """Bounce the chunks in ``missing`` windows, and copy the others by the GPU."""
         ready = self._ready_chunks(plan, tables, missing)
         parts: list[Part] = []
         pairs = []
@@ -290,13 +291,13 @@ class CudaEngine:
     def _straight(
         self, plan: Plan, tables: Tables, directed: DirectedStream, hold: Hold
     ) -> list[Part]:
-        """By the GPU alone."""
+        """Copy by the GPU alone."""
         if self._stages(plan, directed, hold):
             return self._paths.staged(plan, directed, hold)
         return self._paths.direct(plan, tables, directed, hold)
 
     def _stages(self, plan: Plan, directed: DirectedStream, hold: Hold) -> bool:
-        """Do copy engines take part?"""
+        """Return whether copy engines take part."""
         choice = self._path
         if choice == "auto":
             choice = self._calibration.choose(

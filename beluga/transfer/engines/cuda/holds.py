@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """Holds keep windows registered while copies use them.
 
-A transfer holds the windows that it touches until the events of its parts have ended, whether
-anybody has waited for them or not.
+A transfer holds its windows until the events of its parts have ended, whether or not a thread waits
+for them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WindowId = tuple[int, int]  # device, window on that device
 class Hold:
     """The hold of one transfer. ``addresses`` has the GPU addresses of the windows that are ready.
 
-    It is a context, in which the transfer is started; :meth:`until` adds the events of its parts.
+    It is a context in which the transfer starts; :meth:`until` adds the events of its parts.
     """
 
     def __init__(self, holds: Holds, driver: Driver, addresses: Mapping[WindowId, int]) -> None:
@@ -36,13 +36,13 @@ class Hold:
             self.events.add(event)
 
     def end(self, event: int) -> None:
-        """Forget an event that has ended and is about to be freed."""
+        """Remove an event that has ended and is about to be freed."""
         with self._holds.lock:
             self.events.discard(event)
             self._holds.forget(self)
 
     def started(self) -> None:
-        """Keep the windows no longer than the events: no others are added."""
+        """Declare that no further events follow: the hold ends with the last of them."""
         with self._holds.lock:
             self.starting = False
             self._holds.forget(self)
@@ -73,7 +73,7 @@ class Holds:
         return hold
 
     def forget(self, hold: Hold) -> None:
-        """Forget a hold if nothing of it is left. The caller holds the lock."""
+        """Remove a hold without remaining events. The caller holds the lock."""
         if not hold.starting and not hold.events:
             self._all.discard(hold)
 
@@ -84,5 +84,5 @@ class Holds:
     def _busy(self, hold: Hold) -> bool:
         try:
             return hold.starting or not all(hold.driver.ended(event) for event in hold.events)
-        except DriverError:  # its owner learns of it; something may still run
+        except DriverError:  # its owner gets the error; work may still run
             return True

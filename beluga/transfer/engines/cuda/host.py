@@ -4,7 +4,7 @@
 
 Each stream has a thread, so work is as asynchronous as on a GPU. GPU memory is memory of this
 process. Registered and pinned memory is mapped a second time: as on a GPU, it has another address
-there, and a window that is not registered cannot be reached. Its speed says nothing about a GPU.
+there, and a window that is not registered cannot be reached. Its speed does not represent a GPU.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class _CGrid(ctypes.Structure):
 
 
 class _Mark:
-    """One recording of an event, which is reached when its stream gets there."""
+    """One recording of an event, which is reached when its stream has executed the work before
+    it."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -51,7 +52,7 @@ class _Mark:
 
 
 class _Event:
-    """An event has its last recording; an event without one counts as reached."""
+    """An event: its last recording. Without one it counts as reached."""
 
     def __init__(self) -> None:
         self.last = _Mark()
@@ -62,7 +63,7 @@ _Queue = queue.SimpleQueue["Work | _Mark | None"]
 
 
 class _Stream:
-    """A queue of work and a thread that does it in order, until something fails."""
+    """A queue of work and a thread that executes it in order, until a failure."""
 
     def __init__(self) -> None:
         self.graph: list[Work] | None = None  # the graph that is being captured
@@ -104,8 +105,8 @@ def _work_off(work: _Queue) -> None:
 class HostDriver:
     """A :class:`~beluga.transfer.engines.cuda.driver.Driver` without a GPU.
 
-    ``before_register`` is called with the size of each registration; an error that it raises is the
-    driver's refusal (tests). ``launches`` lists the kernels that were launched. Raises
+    ``before_register`` is called with the size of each registration; an error that it raises
+    becomes the driver's error (tests). ``launches`` lists the kernels that were launched. Raises
     :class:`~beluga.errors.EngineUnavailableError` if the kernels cannot be compiled.
     """
 
@@ -250,7 +251,7 @@ def _map(size: int) -> tuple[mmap.mmap, int]:
 def _library() -> Path:
     """Return the kernels' library for this CPU, compiled once and kept in the user's cache."""
     kernels = source.kernel_path()
-    # A home may be shared by machines of several architectures.
+    # Machines of several architectures may share a home directory.
     told = " ".join((platform.machine(), source.digest(), *source.HOST_OPTIONS))
     digest = hashlib.sha256(told.encode()).hexdigest()
     target = config.cache_dir() / f"kernels-{digest[:16]}.so"

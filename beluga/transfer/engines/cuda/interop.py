@@ -34,7 +34,7 @@ StreamLike: TypeAlias = int | TorchStream | CupyStream | ForeignStream
 
 
 def stream_handle(stream: StreamLike) -> int:
-    """Return the ``cudaStream_t``. The stream's owner keeps it alive until the transfer has ended.
+    """Return the ``cudaStream_t``. The stream must exist until the transfer has ended.
 
     Raises :class:`~beluga.errors.TransferError` for other objects than streams.
     """

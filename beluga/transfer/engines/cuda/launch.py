@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Launch kernels: upload their tables and fetch their results, in stream order."""
+"""Launches kernels: uploads their tables and fetches their results, in stream order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ THREADS = 512  # threads of a block; 8 words of 16 bytes each are in flight: 64 
 class Launched:
     """The buffers of one launch, or of several with the same tables, until they have ended.
 
-    The result will be in ``result`` of the pinned buffer, and at ``found`` in GPU memory.
+    The result goes to ``result`` in the pinned buffer and to ``found`` in GPU memory.
     """
 
     kernel: str
@@ -59,7 +59,7 @@ class Launcher:
         self._crc = {lanes: self._upload(crc.tables(lanes)) for lanes in (16, 32)}
 
     def launch(self, tables: Tables, bases: Bases, *, write: bool, stream: int) -> Launched:
-        """Gather or scatter by one launch, whatever the number of KV blocks is."""
+        """Gather or scatter by one launch, for any number of KV blocks."""
         launched = self.load(tables, bases, write=write, stream=stream)
         self.run(launched, 0, len(tables.tiles), stream=stream)
         self.fetch(launched, stream=stream)
@@ -77,7 +77,7 @@ class Launcher:
             upload.job,
             pinned,
             device,
-            # a graph's replay uploads the tables again, so the result lies elsewhere
+            # a graph's replay uploads the tables again, so the result is in another buffer
             slice(size + upload.result.start, size + upload.result.stop),
             device + upload.result.start,
             len(tables.sums) > 0,
@@ -94,14 +94,14 @@ class Launcher:
         self.count += 1
 
     def fetch(self, launched: Launched, *, stream: int) -> None:
-        """Fetch the result, if there is one."""
+        """Fetch the result, if any."""
         if launched.has_sums:
             target = launched.pinned.array.ctypes.data + launched.result.start
             size = launched.result.stop - launched.result.start
             self.driver.copy(target, launched.found, size, stream)
 
     def give_back(self, launched: Launched) -> None:
-        """Free the buffers of a launch that has ended and whose result was read."""
+        """Free the buffers of a completed launch whose result was read."""
         self.buffers.give_pinned(launched.pinned)
         self.buffers.give(launched.device)
 
@@ -110,7 +110,7 @@ class Launcher:
             self.buffers.give(address)
 
     def _upload(self, words: NDArray[np.uint32]) -> int:
-        """Upload words and wait, before any stream uses them. Return the GPU address."""
+        """Upload words synchronously. Return the GPU address."""
         pinned, device = self.buffers.take_pinned(words.nbytes), self.buffers.take(words.nbytes)
         pinned.array[: words.nbytes] = words.view(np.uint8)
         stream, event = self.driver.make_stream(urgent=True), self.driver.make_event()

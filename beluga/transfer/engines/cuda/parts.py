@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Derive plans from a plan: for some of its chunks, or with its chunks end to end in a buffer.
+"""Derive plans from a plan: for some of its chunks, or with its chunks concatenated in a buffer.
 
 A buffer (in GPU memory, or pinned) replaces the pool in a kernel's tables. Only the offsets of
 pieces and chunks change, so the checksums are the same.
@@ -24,7 +24,7 @@ RUN = np.dtype([("offset", "<u8"), ("place", "<u8"), ("size", "<u8")])
 class Packed:
     """A ``plan`` for a buffer of ``size`` bytes in place of the pool.
 
-    ``runs``, of type RUN, says which bytes of the pool lie where in the buffer, in whole lines.
+    ``runs``, of type RUN, maps bytes of the pool to bytes of the buffer, in whole lines.
     """
 
     plan: Plan
@@ -51,7 +51,7 @@ def select(plan: Plan, mask: NDArray[np.bool_]) -> Plan:
 
 
 def pack_chunks(plan: Plan) -> Packed:
-    """Put the chunks end to end, or the lines of the rows of a sparse plan without checksums."""
+    """Concatenate the chunks, or the lines of the rows of a sparse plan without checksums."""
     if plan.sparse and plan.checksums is None:
         plan = _by_rows(plan)
     sizes = (plan.chunks["length"].astype(np.int64) + LINE_SIZE - 1) & -LINE_SIZE
@@ -94,7 +94,7 @@ def _by_rows(plan: Plan) -> Plan:
 
 
 def _join(runs: NDArray[np.void]) -> NDArray[np.void]:
-    """Merge runs that follow each other both in the pool and in the buffer."""
+    """Merge runs that are adjacent both in the pool and in the buffer."""
     ends = runs["offset"] + runs["size"]
     starts = np.flatnonzero(np.concatenate([[True], runs["offset"][1:] != ends[:-1]]))
     joined: NDArray[np.void] = runs[starts].copy()

@@ -44,11 +44,11 @@ class CudaStat:
     direct_bytes: int = 0
     staged_bytes: int = 0
     bounced_bytes: int = 0
-    bounce_count: int = 0  # transfers that had to bounce
+    bounce_count: int = 0  # bounced transfers
     launch_count: int = 0
     registered_bytes: int = 0
-    unregistered_count: int = 0  # windows that made room for others
-    refused_count: int = 0  # windows that were wanted, but exceeded the cap
+    unregistered_count: int = 0  # windows that were replaced by others
+    refused_count: int = 0  # requested windows beyond the cap
     fault: str | None = None
 
 
@@ -76,16 +76,16 @@ class Paths:
         self.stat = CudaStat()
 
     def begin(self) -> None:
-        """Begin a transfer, to which the work on streams belongs from now on."""
+        """Begin a transfer: later work on streams belongs to it."""
         self._started = []
         self._buffers.begin()
 
     def undo(self, stream: int) -> None:
-        """Undo a start that has failed, so that nothing of it is under way.
+        """Undo a failed start, so that no part of it is in progress.
 
-        The work that its parts leave to a CPU is dropped. The work on the streams, which may lack
-        an event for its end, is waited for. If that fails, this raises
-        :class:`~beluga.errors.UnsettledError` and the buffers stay taken.
+        This drops the CPU's part of the work, and waits for the work on the streams, which may have
+        no event for its end. If that fails, it raises :class:`~beluga.errors.UnsettledError` and
+        keeps the buffers.
         """
         for part in self._started:
             part.settle = _nothing
@@ -94,7 +94,7 @@ class Paths:
                 drain(self._driver, one)
         except BaseException as error:
             raise UnsettledError(
-                f"a copy could not be started, and nobody can say what of it still runs: {error}; "
+                f"a copy could not be started, and parts of it may still run: {error}; "
                 "its space stays taken until this process ends: restart it"
             ) from error
         for part in self._started:
@@ -108,25 +108,25 @@ class Paths:
 
     @property
     def streams(self) -> list[int]:
-        """Return the streams that this object made."""
+        """Return this object's own streams."""
         return self._staging.streams
 
     def bases(self, offsets: NDArray[np.uint64], addresses: Mapping[WindowId, int]) -> Bases:
-        """Return the bases of the windows in which these offsets lie, all of which are ready."""
+        """Return the bases of the windows of these offsets, all of which are ready."""
         touched = self._windows.touched(offsets)
         return Bases.of(self._windows, {place: addresses[place] for place in touched})
 
     def direct(
         self, plan: Plan, tables: Tables, directed: DirectedStream, hold: Hold
     ) -> list[Part]:
-        """One launch."""
+        """Copy by one launch."""
         launched = self.load(plan, tables, directed, hold)
         self.launcher.run(launched, 0, len(tables.tiles), stream=directed.stream)
         self.launcher.fetch(launched, stream=directed.stream)
         return [self.part(plan, directed.write, launched, directed.stream, hold)]
 
     def load(self, plan: Plan, tables: Tables, directed: DirectedStream, hold: Hold) -> Launched:
-        """The tables of one launch, or several, go to the GPU."""
+        """Upload the tables of one launch or several."""
         if not directed.write:
             self._maintenance.before_read(plan)
         self.stat.direct_bytes += plan.size
@@ -138,11 +138,11 @@ class Paths:
         return self._gpu_runs(pack_chunks(plan), addresses)
 
     def can_stage(self, plan: Plan, addresses: Mapping[WindowId, int]) -> bool:
-        """Are all runs long enough for a copy engine?"""
+        """Return whether all runs are long enough for a copy engine."""
         return bool((self.gpu_runs(plan, addresses)["size"] >= STAGED_RUN_MIN).all())
 
     def staged(self, plan: Plan, directed: DirectedStream, hold: Hold) -> list[Part]:
-        """Copy by launches and copy engines side by side, through at most two buffers."""
+        """Copy by concurrent launches and copy engines, through at most two buffers."""
         if not directed.write:
             self._maintenance.before_read(plan)
         self.stat.staged_bytes += plan.size
@@ -158,7 +158,7 @@ class Paths:
         parts: list[Part] = []
         for number, (piece, packed) in enumerate(packs):
             buffer = buffers[number % len(buffers)]
-            if number >= len(buffers):  # the stream that fills it waits for its last use
+            if number >= len(buffers):  # the filling stream waits for the buffer's last use
                 filling = directed.stream if directed.write else copies
                 self._driver.follow(filling, parts[number - len(buffers)].event)
             runs = self._gpu_runs(packed, hold.addresses)
@@ -208,8 +208,8 @@ class Paths:
     def part(
         self, plan: Plan, write: bool, launched: Launched, stream: int, hold: Hold | None
     ) -> Part:
-        """Return the part that a launch has put on the stream. It ends when the stream gets there.
-        What the GPU has written is then brought to memory.
+        """Return the part of a launch on the stream. It ends when the stream has executed it; then
+        the GPU's writes are flushed to memory.
         """
         event = self._driver.make_event()
         self._driver.record(event, stream)
@@ -257,4 +257,4 @@ class Paths:
 
 
 def _nothing() -> None:
-    """Do nothing after a part, which is enough for most parts."""
+    """Do nothing after a part; most parts need nothing."""

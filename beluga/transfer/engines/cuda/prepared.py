@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """A plan whose tables are in GPU memory before a link admits any of it.
 
-Ranges of its chunks are started then, each a launch of the same kernel on a part of the tiles.
+Then ranges of its chunks are started, each a launch of the same kernel on a part of the tiles.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class PreparedLaunch:
-    """See :class:`~beluga.transfer.engine.Prepared`. It keeps the windows until it is closed."""
+    """See :class:`~beluga.transfer.engine.Prepared`. It holds the windows until it is closed."""
 
     def __init__(
         self, paths: Paths, plan: Plan, tables: Tables, directed: DirectedStream, hold: Hold
@@ -38,13 +38,13 @@ class PreparedLaunch:
         self._paths, self._launcher, self._plan = paths, paths.launcher, plan
         self._directed, self._hold = directed, hold
         self._chunks = tables.pieces["chunk"][tables.tiles["piece"]] - plan.chunk_base
-        self._part: Part | None = None  # the end of all ranges, once the last one was started
+        self._part: Part | None = None  # the end of all ranges, after the start of the last one
         self._launched: Launched = paths.load(plan, tables, directed, hold)
 
     def start(self, first: int, end: int) -> CudaTransfer | Range:
-        """Launch the kernel for some chunks; with the last of them the result comes back."""
+        """Launch the kernel for some chunks; with the last of them, fetch the result."""
         driver, stream = self._launcher.driver, self._directed.stream
-        driver.use()  # whoever waits for the link
+        driver.use()  # the thread that waits for the link
         self._paths.begin()
         try:
             tiles = np.searchsorted(self._chunks, [first, end]).tolist()
@@ -56,7 +56,7 @@ class PreparedLaunch:
                 self._plan, self._directed.write, self._launched, stream, self._hold
             )
             return CudaTransfer(self._launcher, [self._part], lambda: None)
-        except BaseException:  # nobody else knows what of it is under way
+        except BaseException:  # only this call knows the work in progress
             self._part = None
             try:
                 self._paths.undo(stream)
@@ -66,13 +66,13 @@ class PreparedLaunch:
             raise
 
     def close(self) -> None:
-        """Give back the tables, if there was no last range that does, and the windows."""
+        """Release the windows, and the tables unless the last range does that."""
         if self._part is None:
             driver = self._launcher.driver
             driver.use()
             try:
                 drain(driver, self._directed.stream)
-            except DriverError:  # nobody can say what still runs
+            except DriverError:  # work may still run
                 keep_for_good((self, self._plan))
                 return
             self._launcher.give_back(self._launched)
@@ -80,7 +80,7 @@ class PreparedLaunch:
 
 
 class Range:
-    """A launch that is not the last one: the CPU owes it nothing."""
+    """A launch that is not the last one: there is no work for the CPU."""
 
     def __init__(self, driver: Driver, stream: int) -> None:
         self._driver, self._event = driver, driver.make_event()

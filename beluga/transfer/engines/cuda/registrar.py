@@ -2,13 +2,13 @@
 # Copyright The Beluga Authors
 """Register the pool's windows with the driver one by one, in the background.
 
-Windows that a copy wanted come first, then low offsets, which the allocator fills first. Copies of
-a window that cannot be registered always go through a bounce buffer.
+Windows that a copy requested come first, then low offsets, which the allocator fills first. Copies
+of a window that cannot be registered always use a bounce buffer.
 
-At the host's cap, no window is registered ahead of need. Once as many bytes of a window were
-bounced as it has, it replaces the least recently used idle window of this process. To register a
-window costs about as much as to bounce its bytes (0.1 s/GB), so the total cost is at most twice the
-best.
+At the host's cap, no window is registered ahead of need. Once the bounced bytes of a window equal
+its size, it replaces the least recently used idle window of this process. Registering a window
+costs about as much as bouncing its bytes (0.1 s/GB), so the total cost is at most twice the
+optimum.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ class _Range:
 class Registrar:
     """Has the ready windows and their GPU addresses; a thread adds windows until :meth:`close`.
 
-    Several engines may use it (``shared.py``), so it keeps the mapping of the ``pool`` that it was
-    made for, and may call ``driver`` after that was closed.
+    Several engines may use it (``shared.py``), so it keeps the mapping of its ``pool``, and may
+    call a closed ``driver``.
     """
 
     def __init__(self, driver: Driver, pool: Pool, windows: Windows, claims: Claims) -> None:
         self._driver, self._devices, self._claims = driver, pool.devices, claims
         self.windows = windows
-        self._mapped = ExitStack()  # the driver has the addresses, so they outlive the pool
+        self._mapped = ExitStack()  # the driver uses the addresses, so they must outlive the pool
         handle = self._mapped.enter_context(pool.using())
         self._bases = [_base(handle, windows, device) for device in range(len(pool.devices))]
         self.ready: dict[WindowId, int] = {}
-        self.fault: str | None = None  # why a window failed last
-        self.unregistered_count = 0  # windows that made room for others
-        self.refused_count = 0  # windows that were wanted, but exceeded the cap
+        self.fault: str | None = None  # the last failure of a window
+        self.unregistered_count = 0  # windows that were replaced by others
+        self.refused_count = 0  # requested windows beyond the cap
         self._changed = threading.Condition()
         self._holds = Holds(self._changed)
         self._kept: dict[object, set[WindowId]] = {}  # by user, until forget()
         self._uses = itertools.count()
         self._used: dict[WindowId, int] = {}  # the last use of each ready window
-        self._missed: dict[WindowId, int] = {}  # bytes that were bounced
+        self._missed: dict[WindowId, int] = {}  # bounced bytes
         self._wanted: list[WindowId] = []
         self._refused: set[WindowId] = set()  # windows over the cap, which may replace others
         self._left = self._all()
@@ -68,7 +68,7 @@ class Registrar:
         self._thread.start()
 
     def hold(self, places: Collection[WindowId], driver: Driver) -> Hold:
-        """Hold those of the windows that are ready.
+        """Hold the windows that are ready.
 
         They stay ready until the events of ``driver`` that are added to the hold have ended.
         """
@@ -92,7 +92,7 @@ class Registrar:
             return {place: self.ready[place] for place in places}
 
     def forget(self, user: object) -> None:
-        """Let go of the windows that ``user`` keeps."""
+        """Release the windows that ``user`` keeps."""
         with self._changed:
             self._kept.pop(user, None)
 
@@ -110,7 +110,7 @@ class Registrar:
             self._changed.notify_all()
 
     def settle(self, timeout_s: float | None = None) -> bool:
-        """Wait until nothing is left that can be registered; return False after the timeout."""
+        """Wait until all windows that can be registered are; return False after the timeout."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: not (self._left or self._wanted or self._working), timeout_s
@@ -147,7 +147,7 @@ class Registrar:
             self._driver.use()
             while (found := self._next()) is not None:
                 self._register(*found)
-        except Exception as error:  # a copy must not wait for a thread that has ended
+        except Exception as error:  # otherwise a copy would wait for a dead thread
             self.fault = f"registering: {error}"
         with self._changed:
             self._left.clear()
@@ -156,7 +156,8 @@ class Registrar:
             self._changed.notify_all()
 
     def _next(self) -> tuple[WindowId, bool] | None:
-        """Return the next window to register and whether copies want it, or None at the end."""
+        """Return the next window to register and whether copies requested it, or None at the
+        end."""
         with self._changed:
             self._working = False
             self._changed.notify_all()
@@ -169,7 +170,7 @@ class Registrar:
             return next(iter(self._left)), False
 
     def _register(self, place: WindowId, wanted: bool) -> None:
-        if place in self.ready:  # it was wanted while it was being registered
+        if place in self.ready:  # it was requested while it was being registered
             return
         span = self._range(place)
         try:
@@ -230,7 +231,7 @@ class Registrar:
             self._left.clear()
 
     def _populate(self, place: WindowId, span: _Range) -> None:
-        """Fault pages of files in, which the driver would do one by one with its locks held."""
+        """Fault in pages of files: the driver would do it one by one with its locks held."""
         device = self._devices[place[0]]
         if device.kind == "file" and not device.sparse:
             code = lib.bl_device_populate(ffi.cast("void *", span.address), span.size)

@@ -2,9 +2,8 @@
 # Copyright The Beluga Authors
 """Cut a sparse plan's chunks into runs of bytes that are read once, with all their targets.
 
-To compare a checksum the whole chunk is read. The bytes that are delivered must be the bytes that
-were summed, even if the pool's bytes change between two reads. So one load reads each byte, also
-where rows overlap.
+To compare a checksum, the whole chunk is read. The delivered bytes must be the summed bytes, even
+if the pool's bytes change between two reads. So each byte is loaded once, even where rows overlap.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from beluga.transfer.engines.cuda.windows import STRIPE_SHIFT
 from beluga.transfer.plan.cuts import parts
 from beluga.transfer.plan.plan import PIECE, Plan
 
-_CHUNK_SHIFT = 33  # above the bits of a byte's place in its chunk, below 2^32
+_CHUNK_SHIFT = 33  # above the bits of a byte's offset in its chunk, which is below 2^32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Runs:
     """The runs of a sparse plan's chunks.
 
     ``pieces``, of type PIECE, are in order of runs. The pieces of a run differ only in their
-    addresses; a piece without an address is for bytes that nobody wants. ``extra``, of shape
+    addresses; a piece without an address covers bytes that no row requests. ``extra``, of shape
     (pieces,), is -1, or for the first piece of a run the number of further pieces in the run.
     """
 
@@ -50,9 +49,9 @@ def runs_of(plan: Plan) -> Runs:
         np.concatenate([first, last, bottom, bottom + lengths, _stripe_edges(origin, lengths)])
     )
     of_edge = edges >> _CHUNK_SHIFT
-    is_run = np.append(of_edge[1:] == of_edge[:-1], False)  # else a chunk ends there
+    is_run = np.append(of_edge[1:] == of_edge[:-1], False)  # otherwise a chunk ends there
     until = np.append(edges[1:], 0)
-    # The pairs of a run and a row that has it, in order of runs.
+    # The pairs of a run and a row that contains it, in order of runs.
     begin, end = np.searchsorted(edges, first), np.searchsorted(edges, last)
     row, step = parts(end - begin)
     run = begin[row] + step

@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """All engines of a process for one pool and one GPU share the registration of the pool.
 
-So registered memory counts once for the host's cap, although a connector has an engine for loads
-and one for saves. When the last engine leaves, the registration ends.
+So registered memory counts once for the host's cap, although a connector has one engine for loads
+and one for saves. The registration ends with the last engine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _Key = tuple[int, str, str, str]
 
-_lock = threading.Lock()  # held while a registration ends, so that the next one begins after it
+_lock = threading.Lock()  # held while a registration ends, before the next one
 _there: dict[_Key, tuple[Registrar, set[object]]] = {}
 
 
@@ -39,7 +39,7 @@ def join(driver: Driver, pool: Pool, user: object, make: Callable[[], Registrar]
 
 
 def leave(registrar: Registrar, user: object) -> None:
-    """Remove a user that has nothing under way. The last one closes the registrar."""
+    """Remove a user without work in progress. The last one closes the registrar."""
     with _lock:
         registrar.forget(user)
         (key,) = (key for key, (found, _) in _there.items() if found is registrar)

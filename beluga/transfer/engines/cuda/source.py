@@ -3,7 +3,7 @@
 """Find the kernels' source and compile it by a C++ compiler or NVRTC.
 
 The source is in ``csrc/`` beside the package. An installed package has it in the folder
-``kernels``, which ``setup.py`` makes of the necessary files.
+``kernels``, which ``setup.py`` creates from the necessary files.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ KERNELS = tuple(
     for half in ("", "_half")
     for total in ("", "_sum")
 )
-# cupy adds --device-as-default-execution-space, without which the shared headers' prototypes of the
-# C core would be refused; given twice, NVRTC refuses that (12.4 does, 12.9 and 13 do not).
+# cupy adds --device-as-default-execution-space, without which NVRTC rejects the shared headers'
+# prototypes of the C core. NVRTC 12.4 rejects the option if it is given twice (12.9 and 13 do not).
 NVRTC_OPTIONS = (
     "--std=c++17",
     f"-I{ROOT}",

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Staged copies: kernels work between fragments and a buffer in GPU memory, and a copy engine works
-between the buffer and the pool. Each has a stream, so they work at the same time.
+"""Staged copies: kernels copy between fragments and a buffer in GPU memory, and a copy engine
+copies between the buffer and the pool. Each has a stream, so they run concurrently.
 
 A plan's bytes are cut into groups. While a copy engine moves a group, a kernel gathers the next
 group or scatters the previous one. Events order the two streams; the CPU waits for neither. A plan
-that is larger than a buffer uses two buffers in turn.
+that is larger than a buffer alternates between two buffers.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from beluga.transfer.engines.cuda.tables import make_tables, tile_spans
 from beluga.transfer.engines.cuda.windows import Bases
 from beluga.transfer.plan.plan import LINE_SIZE
 
-# A copy engine moves about this many bytes at a time. To start a copy takes a microsecond or two,
+# A copy engine moves about this many bytes at a time. Starting a copy takes a microsecond or two,
 # which is little compared with 20 us at 55 GB/s; and a block of 2.5 MiB is still cut in two.
 GROUP_SIZE = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DirectedStream:
-    """A stream, and the direction of the copies on it: ``write`` gathers, else they scatter."""
+    """A stream and the direction of its copies: ``write`` gathers, otherwise they scatter."""
 
     write: bool
     stream: int
 
 
 class Staging:
-    """Puts the work of two streams on one buffer. Its own streams are for copy engines only."""
+    """Queues work of two streams on one buffer. Its own streams are for copy engines only."""
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher, self._driver = launcher, launcher.driver
@@ -53,7 +53,7 @@ class Staging:
     def move(
         self, packed: Packed, runs: NDArray[np.void], buffer: int, directed: DirectedStream
     ) -> Launched:
-        """Put a part of a plan on both streams.
+        """Queue a part of a plan on both streams.
 
         The ``buffer`` must be free on the stream that fills it. ``runs`` are the part's bytes in
         the pool, by GPU address. A write ends on the stream of copies, and a read on
@@ -70,7 +70,7 @@ class Staging:
         first = 0
         for group in groups(runs):
             _, place, size = group[-1]
-            # A gather takes tiles that begin in the group, a scatter those that end in it.
+            # A gather covers tiles that begin in the group, a scatter those that end in it.
             side: Literal["left", "right"] = "left" if directed.write else "right"
             last = int(np.searchsorted(edges, place + size, side=side))
             if directed.write:
@@ -107,7 +107,7 @@ def drain(driver: Driver, stream: int) -> None:
 
 
 def after(driver: Driver, first: int, then: int) -> None:
-    """Let later work on stream ``then`` wait for the work that is on stream ``first`` now."""
+    """Make later work on stream ``then`` wait for the present work on stream ``first``."""
     event = driver.make_event()
     driver.record(event, first)
     driver.follow(then, event)

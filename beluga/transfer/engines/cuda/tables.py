@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Make the tables of a launch (``csrc/cuda/job.cuh``) from a plan, by array operations."""
+"""Makes the tables of a launch (``csrc/cuda/job.cuh``) from a plan, by array operations."""
 
 from __future__ import annotations
 

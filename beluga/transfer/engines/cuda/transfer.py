@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A plan that runs on a stream in parts, and the work of the CPU when a part has ended."""
+"""A plan that runs on a stream in parts, and the CPU's work after each part."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _NAP_MAX_S = 1e-3
 class Part:
     """One launch of a plan.
 
-    ``settle`` does the work that is left to a CPU: it copies bytes from a pinned buffer to the
-    pool, or flushes what the GPU wrote. ``give_back`` frees buffers.
+    ``settle`` does the CPU's part of the work: it copies bytes from a pinned buffer to the pool, or
+    flushes the GPU's writes. ``give_back`` frees buffers.
     """
 
     plan: Plan
@@ -38,9 +38,9 @@ class Part:
     error: Exception | None = None
 
     def finish(self, launcher: Launcher) -> None:
-        """Finish a part whose event has been seen, and free its buffers in any case.
+        """Finish a part whose event has ended, and free its buffers in any case.
 
-        An error is kept for the transfer of this part, because another transfer that needs the
+        An error is stored for the transfer of this part, because another transfer that needs the
         buffers may call this.
         """
         if self.settled:
@@ -77,7 +77,7 @@ class CudaTransfer:
         self._finished = False
 
     def done(self) -> bool:
-        """Has it ended? This finishes the parts that the GPU has done.
+        """Return whether it has ended. This finishes the parts that the GPU has completed.
 
         Until a part is finished, any thread that needs its buffers may still write.
         """
@@ -113,6 +113,6 @@ def wait_event(driver: Driver, event: int, until: float | None) -> None:
     nap_s = _NAP_S
     while not driver.ended(event):
         if time.monotonic() >= until:
-            raise TransferTimeoutError("the GPU has not got there in time; the copy goes on")
+            raise TransferTimeoutError("the GPU has not finished in time; the copy continues")
         time.sleep(nap_s)
         nap_s = min(2 * nap_s, _NAP_MAX_S)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Compute the GPU address of an offset of the pool, like ``csrc/cuda/job.cuh``.
+"""Computes the GPU address of an offset of the pool, like ``csrc/cuda/job.cuh``.
 
 The pool is registered with the driver in windows. A window is a power of two of stripes of one
 device's mapping.
@@ -76,7 +76,7 @@ class Windows:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Bases:
-    """GPU addresses of the windows that one launch touches, with a row for each device."""
+    """GPU addresses of the windows of one launch, with a row for each device."""
 
     windows: Windows
     first: int

@@ -2,13 +2,13 @@
 # Copyright The Beluga Authors
 """Intel DSA as a copy engine (``csrc/dsa/flight.h``).
 
-Plans become descriptors for a work queue. A transfer makes progress when it is asked about. If
-there is no device, the software queue executes the same descriptors on a thread of this process:
-the code path is the same, but it is not faster than the CPU. The thread ends with its process, like
-a device's work for a process; in both cases nothing incomplete was published.
+Plans become descriptors for a work queue. A transfer makes progress when it is polled. If there is
+no device, the software queue executes the same descriptors on a thread of this process: the code
+path is the same, but it is not faster than the CPU. The thread ends with its process, like a
+device's work for a process; in both cases no incomplete block is published.
 
-The row of the policy table says which cache maintenance each range needs when its copy begins and
-ends. To compare the checksums of a *sparse* read, its chunks are fetched whole into a buffer, and
+The row of the policy table has the cache maintenance of each range at the start and end of its
+copy. To compare the checksums of a *sparse* read, its chunks are fetched whole into a buffer, and
 the rows are copied from there.
 """
 
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
 
 _EXIT_WAIT_S = 1.0
 _SLICE_S = 0.1  # Python handles signals between waits of this length in C
-_SILENCE_S = 5.0  # a device in which nothing ends; it holds less than a second's work
-_WINDOW = 64  # descriptors; enough to tell a failing device from one that failed once
+_SILENCE_S = 5.0  # a device without completions; its queue holds less than a second's work
+_WINDOW = 64  # descriptors; enough to distinguish a failing device from a single failure
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DsaStat:
-    """Counts of an engine's work."""
+    """Counters of an engine's work."""
 
     descriptors: int  # submitted, including those in batches
     batches: int
@@ -75,7 +75,8 @@ class DsaTransfer:
         self._error: BelugaError | OSError | None = None
 
     def done(self) -> bool:
-        """Has it ended? Submits more if there is room. Raises ForkedSessionError in a child."""
+        """Return whether it has ended. Submits more if possible. Raises ForkedSessionError in a
+        child."""
         if self._ended:
             return True
         self._engine.poll()
@@ -84,10 +85,10 @@ class DsaTransfer:
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until it has ended; see :class:`~beluga.transfer.Transfer`.
 
-        Raises ChecksumError, TransferTimeoutError after ``timeout_s``, DeviceFaultError where a
-        device of the pool failed, TransferCancelledError if the engine was closed before,
-        TransferError for all else, and ForkedSessionError in a forked child. If nothing ends in
-        a device for 5 seconds, its queue is closed, and the kernel stops all copies.
+        Raises ChecksumError, TransferTimeoutError after ``timeout_s``, DeviceFaultError if a device
+        of the pool failed, TransferCancelledError if the engine was closed before, TransferError
+        for other failures, and ForkedSessionError in a forked child. If a device completes nothing
+        for 5 seconds, its queue is closed, and the kernel stops all copies.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._ended:
@@ -95,7 +96,7 @@ class DsaTransfer:
             self._engine.wait_for(self, min(max(left, 0.0), _SLICE_S))
             if not self._ended and left <= _SLICE_S and deadline is not None:
                 raise TransferTimeoutError(
-                    f"{self._doing}: not ended after {timeout_s} s; it goes on"
+                    f"{self._doing}: not ended after {timeout_s} s; it continues"
                 )
             self._engine.listen()
         if self._error is not None:
@@ -115,20 +116,20 @@ class DsaTransfer:
         return True
 
 
-# The Beluga paper's words: the CPU is ahead below 4 KiB, a DSA from 16 KiB on.
+# From the Beluga paper: the CPU is faster below 4 KiB, a DSA from 16 KiB on.
 COSTS = {Direction.WRITE: Cost(1550, 60, 1 / 30), Direction.READ: Cost(2000, 60, 1 / 30)}
-"""What copies cost before any was measured."""
+"""Default costs of copies without measurements."""
 
 
 class DsaEngine:
     """Moves blocks by a DSA work queue.
 
-    With ``queue`` None it takes a device's queue, or the software queue if no device can be used
-    (:attr:`why_software` says why). ``"device"`` requires a device, ``"software"`` the software
-    queue. With ``device_flushes`` the device flushes the host's cache by descriptors, where the
-    policy asks for it; else the CPU does. With ``cache_control`` writes to the pool go to this
-    host's cache first and are flushed afterwards (for measurements). ``row`` replaces the row of
-    the policy. Raises EngineUnavailableError.
+    With ``queue`` None it uses a device's queue, or the software queue if no device can be used
+    (:attr:`why_software` has the reason). ``"device"`` requires a device, ``"software"`` the
+    software queue. With ``device_flushes`` the device flushes the host's cache by descriptors,
+    where the policy requires it; else the CPU does. With ``cache_control`` writes to the pool go to
+    this host's cache first and are flushed afterwards (for measurements). ``row`` replaces the row
+    of the policy. Raises EngineUnavailableError.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class DsaEngine:
         self._end = functools.partial(_close, out, self._open)
         self._lock = threading.RLock()  # guards C's state; a transfer that waits releases it
         self._finalizer = weakref.finalize(self, _close_at_exit, self._lock, self._end)
-        with self._lock:  # a thread that closes the pool waits for it
+        with self._lock:  # a thread that closes the pool waits for this lock
             pool.before_close(self.close)
             self._make(queue, out, device_flushes, cache_control, row)
         self._judged = self._heard = self.stat
@@ -222,7 +223,8 @@ class DsaEngine:
 
     @property
     def fault(self) -> str | None:
-        """The reason not to use it: the device is silent, or the CPU does most of its work."""
+        """The reason not to use it: the device does not respond, or the CPU does most of its
+        work."""
         if self._fault is None and self._handle is not None:
             stat, judged = self.stat, self._judged
             asked, by_hand = stat.descriptors - judged.descriptors, stat.by_hand - judged.by_hand
@@ -245,7 +247,7 @@ class DsaEngine:
         return self._start(plan, is_read=True)
 
     def poll(self) -> None:
-        """Let all transfers make progress, without waiting."""
+        """Advance all transfers, without waiting."""
         self._refuse_forked()
         with self._lock:
             lib.bl_dsa_poll(self.handle)
@@ -263,7 +265,7 @@ class DsaEngine:
             self._settle()
 
     def listen(self) -> None:
-        """Close the queue of a device in which nothing ends any more, while a thread waits."""
+        """Close the queue of a device that completes nothing any more, while a thread waits."""
         stat, now_s = self.stat, time.monotonic()
         if stat != self._heard:
             self._heard, self._heard_s = stat, now_s
@@ -280,7 +282,7 @@ class DsaEngine:
         if os.getpid() == self._process:
             with self._lock:
                 self._end()
-        else:  # the lock may be held by a thread that is not in this process
+        else:  # a thread of the parent process may hold the lock
             self._end()
         self._finalizer.detach()
 
@@ -290,7 +292,7 @@ class DsaEngine:
         self._heard_s = time.monotonic()
         self._refuse_forked()
         with self._lock:
-            self._open.append(transfer)  # before C knows of it, so that it stays until it has ended
+            self._open.append(transfer)  # before the call: it is referenced until its end
             code = lib.bl_dsa_start(self.handle, transfer.struct, is_read, transfer.out)
             self._settle()
         if code == -errno.EINVAL:
@@ -302,7 +304,7 @@ class DsaEngine:
         return transfer
 
     def _refuse_forked(self) -> None:
-        """Refuse a forked child before it takes the lock, which the parent may have held."""
+        """Reject a forked child before it takes the lock, which the parent may have held."""
         if os.getpid() != self._process:
             raise ForkedSessionError("the DSA engine is the parent process's; open another")
 

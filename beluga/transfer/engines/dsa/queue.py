@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Open the queue of a DSA, in the way that the machine permits, or the software queue."""
+"""Opens the queue of a DSA, by the permitted kind of submission, or the software queue."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Portal:
     handle: core.bl_dsa_queue
     limits: core.bl_dsa_limits
     is_device: bool
-    text: str  # a description for people
+    text: str  # a description for display
 
 
 def limits_of(
@@ -68,7 +68,7 @@ def open_software(
     batch_max: int = _BATCH_MAX,
     depth: int = _DEPTH,
 ) -> Portal:
-    """Open a software queue, which a thread of this process serves."""
+    """Open a software queue, served by a thread of this process."""
     limits = limits_of(size_max=size_max, batch_max=batch_max, depth=depth)
     out = ffi.new("bl_dsa_queue **")
     with pool.using() as handle:
@@ -79,7 +79,7 @@ def open_software(
 def open_device(pool: Pool, *, sysfs: Path = SYSFS, devices: Path = DEVICES) -> Portal:
     """Open a work queue of a DSA, near the pool's devices if possible.
 
-    Raises :class:`~beluga.errors.EngineUnavailableError`, which says what is missing.
+    Raises :class:`~beluga.errors.EngineUnavailableError` with the missing requirement.
     """
     queues = work_queues(sysfs)
     nodes = {device.node for device in pool.devices if device.node is not None}

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Find this machine's DSA work queues in sysfs.
+"""Finds this machine's DSA work queues in sysfs.
 
-The kernel shows every work queue under ``/sys/bus/dsa/devices``, enabled or not, with the
-configuration that ``accel-config`` gave it (kernel documentation,
-``ABI/stable/sysfs-driver-dma-idxd``).
+The kernel shows every work queue under ``/sys/bus/dsa/devices``, enabled or not, with its
+configuration by ``accel-config`` (kernel documentation, ``ABI/stable/sysfs-driver-dma-idxd``).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ CONFIGURE = (
     "&& accel-config config-engine dsa0/engine0.0 --group-id=0 "
     "&& accel-config enable-device dsa0 && accel-config enable-wq dsa0/wq0.0"
 )
-"""How root makes a queue, once per boot."""
+"""The commands by which root makes a queue, once per boot."""
 
 _QUEUE_NAME = re.compile(r"wq(\d+)\.(\d+)")
 
@@ -74,13 +73,14 @@ def nearest(queues: list[WorkQueue], nodes: set[int]) -> list[WorkQueue]:
 
 
 def why_no_queue(root: Path = SYSFS) -> str | None:
-    """One line: why no work queue of this machine can be used, so far as can be seen unopened."""
+    """Return in one line why no work queue of this machine can be used, as far as known without
+    opening one."""
     queues = work_queues(root)
     return None if nearest(queues, set()) else why_none(queues, root)
 
 
 def why_none(queues: list[WorkQueue], root: Path = SYSFS) -> str:
-    """Return one line that says why there is no queue, and how to make one."""
+    """Return in one line why there is no queue, and how to make one."""
     if not root.is_dir():
         return (
             f"there is no {root}: DSA needs a CPU that has it (Sapphire Rapids or later), "
