@@ -12,11 +12,15 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from beluga.connectors.vllm.cuts import head_cuts
 from beluga.connectors.vllm.layout import GroupLayout
 from beluga.errors import ConnectorError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from beluga.connectors.vllm.cuts import HeadCuts
+    from beluga.connectors.vllm.parts import BlockPart
 
 # Kinds of layers whose blocks, once computed, serve every request with the same tokens.
 KINDS = ("FullAttentionSpec", "MLAAttentionSpec")
@@ -53,15 +57,29 @@ class LayerGroup:
 
     def layout(self, tensors: Mapping[str, Any]) -> GroupLayout:
         """Return where blocks lie in the tensors that the engine registers."""
-        return GroupLayout(
+        made = GroupLayout(
             tensors,
             block_count=self._kv_cache.num_blocks,
-            page_sizes={name: _page_size(spec) for name, spec in self.specs.items()},
+            page_sizes=self.page_sizes(),
         )
+        made.states = any(hasattr(spec, "mamba_cache_mode") for spec in self.specs.values())
+        return made
 
-    def layers(self) -> dict[str, str]:
-        """Describe the cache of every layer. Block sizes are in the layout instead."""
-        return {name: _described(spec) for name, spec in self.specs.items()}
+    def layers(self, heads: int = 0) -> dict[str, str]:
+        """Describe the cache of every layer, with the model's ``heads`` or those of this rank.
+        Block sizes are in the layout instead.
+        """
+        return {name: _described(spec, heads) for name, spec in self.specs.items()}
+
+    def page_sizes(self) -> dict[str, int]:
+        """Return the bytes of a page of each layer."""
+        return {name: _page_size(spec) for name, spec in self.specs.items()}
+
+    @property
+    def order(self) -> str:
+        """vLLM's name of the order of axes in memory, such as LBHNC."""
+        named = self._kv_cache.kv_cache_layout
+        return str(getattr(named, "name", named))
 
     def packing(self) -> str:
         """Describe what the attention backends do inside a page: their names, and on a CPU their
@@ -139,13 +157,23 @@ class CacheGroups:
             group.layout({name: tensors[name] for name in group.specs}) for group in self.groups
         ]
 
-    def layers(self) -> dict[str, str]:
+    def cuts(self, layout: GroupLayout, part: BlockPart) -> HeadCuts | None:
+        """Return what else of the pool a rank can read, if parts are named by heads."""
+        order = self.groups[0].order
+        return None if self.hybrid else head_cuts(layout, part, order, self.groups[0].page_sizes())
+
+    def layers(self, heads: int = 0) -> dict[str, str]:
         """Describe the cache of every layer, with its group if there are several."""
         found: dict[str, str] = {}
         for group in self.groups:
             place = f" group={group.number}" if self.hybrid else ""
-            found |= {name: kind + place for name, kind in group.layers().items()}
+            found |= {name: kind + place for name, kind in group.layers(heads).items()}
         return found
+
+    def specs(self) -> Iterator[Any]:
+        """Yield the specs of all layers."""
+        for group in self.groups:
+            yield from group.specs.values()
 
     def packing(self) -> str:
         """Describe what the attention backends do inside a page, for each group."""
@@ -186,12 +214,12 @@ def _page_size(spec: Any) -> int:
     return next(int(getattr(spec, name)) for name in names if hasattr(spec, name))
 
 
-def _described(spec: Any) -> str:
+def _described(spec: Any, heads: int = 0) -> str:
     if type(spec).__name__ in BOUNDARY_KINDS:  # the fields of such a kind are all its own
         fields = {one.name: getattr(spec, one.name) for one in dataclasses.fields(spec)}
         return f"{type(spec).__name__} {fields}"
     return (
-        f"{type(spec).__name__} heads={spec.num_kv_heads} size={spec.head_size}"
+        f"{type(spec).__name__} heads={heads or spec.num_kv_heads} size={spec.head_size}"
         f"/{getattr(spec, 'head_size_v', None)} dtype={spec.dtype}"
         f" quant={getattr(spec, 'kv_quant_mode', None)}"
         f" states={getattr(spec, 'tokens_per_state', 1)}"

@@ -26,17 +26,19 @@ from vllm.v1.core.kv_cache_utils import (
     maybe_convert_block_hash,
     to_event_extra_keys,
 )
+from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
 
 from beluga.connectors.connection import Connection
 from beluga.connectors.settings import settings_of
 from beluga.connectors.vllm import amx
 from beluga.connectors.vllm.cachegroup import CacheGroups
 from beluga.connectors.vllm.counters import ConnectorCounters
-from beluga.connectors.vllm.events import MEDIUM, Announcements
+from beluga.connectors.vllm.events import MEDIUM, Announcement, Announcements
 from beluga.connectors.vllm.following import EngineUpdates
 from beluga.connectors.vllm.identity import check_hashing, identify, namespace
 from beluga.connectors.vllm.lookups import Lookups
 from beluga.connectors.vllm.names import BlockNames
+from beluga.connectors.vllm.parts import part_of
 from beluga.connectors.vllm.policy import recompute_failed_loads
 from beluga.connectors.vllm.schedule import Schedule
 from beluga.connectors.vllm.settings import VllmSettings
@@ -114,6 +116,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
                 block_size=1 if self._groups.hybrid else self._groups.block_size,
                 logger=logger,
             )
+            self._announcements = self._made_announcements(vllm_config)
             hybrid = self._made_hybrid(vllm_config, kv_cache_config)
             self._block_size = hybrid.block_size if hybrid else self._groups.block_size
             self._identity = identify(
@@ -123,7 +126,6 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
                 then=self._lookups.identified,
                 hashed=lambda count: self._counters.add(identity_bytes=count),
             )
-            self._announcements = self._made_announcements(vllm_config)
             self._schedule = Schedule(
                 self._settings,
                 self._lookups,
@@ -244,19 +246,27 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
         amx.permit(layout.device)
         tp, pp = get_tp_group(), get_pp_group()
         parallel = self._vllm_config.parallel_config
+        part = part_of(
+            self._vllm_config,
+            self._groups.specs(),
+            tp_rank=tp.rank_in_group,
+            pp_rank=pp.rank_in_group,
+            model_heads=_kv_heads(self._vllm_config.model_config),
+        )
+        cuts = self._groups.cuts(layout, part)
         self._namespace = namespace(
             self._vllm_config,
             version=vllm.__version__,
             layout=layout,
             packing=self._groups.packing(),
-            layers=self._groups.layers(),
-            tp_rank=tp.rank_in_group,
+            layers=self._groups.layers(part.heads if cuts else 0),
+            part=part.name,
             pp_rank=pp.rank_in_group,
             salt=self._settings.salt,
             identity=self._settings.identity,
             others=others,
+            declared=cuts.declared if cuts else "",
         ).of_tenant(self._settings.tenant)
-        self._block_bytes = sum(one.block_size for one in (layout, *others))
         self._rank = pp.rank_in_group * parallel.tensor_parallel_size + tp.rank_in_group
         self._worker = RankWorker(
             self._settings,
@@ -264,9 +274,16 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
             self._namespace,
             self._counters,
             logger,
-            part=self._rank,
+            part=part,
             more=others,
+            cuts=cuts.all() if cuts else (),
             whole=self._groups.hybrid,
+        )
+        self._itself = Rank(
+            self._namespace,
+            sum(one.block_size for one in (layout, *others)),
+            part.heads,
+            self._worker.splits,
         )
         self._worker.settle()
 
@@ -274,7 +291,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
         """Return where this rank keeps its part of each block, for the scheduler's side."""
         if self._namespace is None:
             return None
-        return RankMetadata(Rank(self._namespace, self._block_bytes))
+        return RankMetadata(self._itself)
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         """Queue the saves of a step, before its forward. They are of earlier steps' blocks."""
@@ -330,7 +347,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
         """Return the report for the scheduler's side: what was loaded and stored."""
         report = self._worker.report() if self._worker is not None else StepReport()
         if self._worker is not None and not self._introduced:
-            report.ranks[self._rank] = Rank(self._namespace, self._block_bytes)
+            report.ranks[self._rank] = self._itself
             self._introduced = True
         return ReportMetadata(report) if report else None
 
@@ -372,8 +389,12 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _meet(self, ranks: list[Rank]) -> None:
         """Begin to look blocks up for these ranks."""
+        parallel = self._vllm_config.parallel_config
         self._lookups.meet(
-            [one.namespace for one in ranks], block_bytes=max(one.block_bytes for one in ranks)
+            [one.namespace for one in ranks],
+            block_bytes=max(one.block_bytes for one in ranks),
+            heads=ranks[0].heads if parallel.pipeline_parallel_size == 1 else 0,
+            splits=[one for one in ranks[0].splits if all(one in rank.splits for rank in ranks)],
         )
         logger.info(
             "beluga: blocks of %d tokens, %d bytes on each of %d ranks; namespace %s",
@@ -416,10 +437,12 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
             self._lookups,
             table_of=self._block_ids_of,
             pool=lambda: self._manager().block_pool,
+            extra_keys_of=self._extra_keys_of,
+            announcements=self._announcements,
         )
 
-    def _extra_keys_of(self, request: Any, start: int, stop: int) -> list[Any]:
-        size, shown, found = self._block_size, 0, []
+    def _extra_keys_of(self, request: Any, start: int, stop: int, size: int = 0) -> list[Any]:
+        size, shown, found = size or self._block_size, 0, []
         for first in range(start * size, stop * size, size):
             keys, shown = generate_block_hash_extra_keys(request, first, first + size, shown)
             found.append(keys)
@@ -430,20 +453,30 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
         if events is None or not events.enable_kv_cache_events:
             return None
         return Announcements(
-            rank_count=lambda: len(self._lookups.ranks), block_size=self._block_size
+            rank_count=lambda: len(self._lookups.ranks),
+            block_size=0 if self._groups.hybrid else self._groups.block_size,
         )
 
-    def _event(self, one: Any) -> Any:
+    def _event(self, one: Announcement) -> Any:
+        spec = self._kv_cache_config.kv_cache_groups[one.group].kv_cache_spec
         return BlockStored(
             block_hashes=[maybe_convert_block_hash(one.block_hash)],
             parent_block_hash=maybe_convert_block_hash(one.parent_hash)
             if one.parent_hash
             else None,
             token_ids=one.token_ids,
-            block_size=self._block_size,
+            block_size=len(one.token_ids),
             lora_id=None,
             medium=MEDIUM,
             lora_name=one.lora_name,
             extra_keys=[one.extra_keys],
-            group_idx=0,
+            group_idx=one.group,
+            kv_cache_spec_kind=get_kv_cache_spec_kind(spec).value,
+            kv_cache_spec_sliding_window=get_kv_cache_spec_sliding_window(spec),
         )
+
+
+def _kv_heads(model_config: Any) -> int:
+    """Return how many KV heads the model has, or 0 if vLLM does not say."""
+    asked = getattr(model_config, "get_total_num_kv_heads", None)
+    return int(asked()) if asked is not None else 0

@@ -26,6 +26,8 @@ NAMES: dict[str, str] = {
     "mismatches": "blocks whose bytes or entry were not what was stored, on first look",
     "save_blocks": "blocks saved",
     "save_bytes": "bytes saved",
+    "save_states": "of these, states of recurrent layers",
+    "save_state_bytes": "bytes of these states",
     "save_s": "seconds of saving, beside the engine",
     "save_cpu_s": "processor seconds of saving",
     "save_present_blocks": "blocks not saved: the pool had them",

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from beluga.connectors.vllm.layout import GroupLayout
 from beluga.connectors.vllm.staging import BlockSource, StagedSource
 from beluga.errors import EngineUnavailableError
 from beluga.transfer import CudaEngine, CupyDriver
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     import logging
     from collections.abc import Iterator, Sequence
 
-    from beluga.connectors.vllm.layout import GroupLayout
+    from beluga.connectors.vllm.layout import Pieces
     from beluga.kvcache import Run
     from beluga.pool import Pool
     from beluga.transfer import CudaDriver
@@ -34,9 +35,7 @@ class DeviceSource(BlockSource):
     it waits for everything queued when the load begins. The source closes ``driver``.
     """
 
-    def __init__(
-        self, *layouts: GroupLayout, driver: CudaDriver, urgent: bool, beside: bool
-    ) -> None:
+    def __init__(self, *layouts: Pieces, driver: CudaDriver, urgent: bool, beside: bool) -> None:
         super().__init__(*layouts)
         self._driver, self._beside = driver, beside
         self._device = layouts[0].tensors[0].device
@@ -83,14 +82,15 @@ def engine_stream(device: object) -> int:
 
 
 def source_of(
-    *layouts: GroupLayout, urgent: bool, own_stream: bool, logger: logging.Logger
+    *layouts: Pieces, urgent: bool, own_stream: bool, logger: logging.Logger
 ) -> BlockSource:
     """Return the source for the device that holds the blocks. With ``own_stream`` copies run beside
     the engine; otherwise the engine waits for them. ``urgent`` says that a request waits for them.
 
     A GPU without cupy is staged through host memory, and a warning says so.
     """
-    device = layouts[0].device
+    groups = [one for one in layouts if isinstance(one, GroupLayout)]
+    device = groups[0].device
     if device == "cpu":
         return BlockSource(*layouts)
     if device == "cuda":
@@ -100,4 +100,4 @@ def source_of(
             logger.warning("beluga: blocks are staged in host memory: %s", error)
         else:
             return DeviceSource(*layouts, driver=driver, urgent=urgent, beside=own_stream)
-    return StagedSource(*layouts, own_stream=own_stream)
+    return StagedSource(*groups, own_stream=own_stream)

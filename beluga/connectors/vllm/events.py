@@ -2,6 +2,7 @@
 # Copyright The Beluga Authors
 """KV events in vLLM's schema: a block is announced when it is new in the pool, on all ranks.
 
+A hybrid model's blocks are those of its groups of layers: each event has the number of its group.
 The medium is SHARED, which routers (Dynamo's among them) take for a store that no single worker
 owns. There are no events for evictions, because engines do not learn of them.
 """
@@ -32,7 +33,19 @@ class Announcement:
     token_ids: list[int]
     lora_name: str | None
     extra_keys: Sequence[Any] | None
+    group: int = 0
     stored: StoredCounts = dataclasses.field(default_factory=lambda: StoredCounts(0, 0))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GroupBlocks:
+    """The blocks of a request in one group of layers: the engine's number of the group, the tokens
+    of a block, and their hashes.
+    """
+
+    number: int
+    size: int
+    hashes: Sequence[bytes]
 
 
 class Announcements:
@@ -44,16 +57,26 @@ class Announcements:
         self._ready: list[Announcement] = []
 
     def ordered(
-        self, digest: bytes, request: Any, block: int, extra_keys: Sequence[Any] | None
+        self,
+        digest: bytes,
+        request: Any,
+        block: int,
+        extra_keys: Sequence[Any] | None,
+        *,
+        group: GroupBlocks | None = None,
     ) -> None:
-        """Note that block number ``block`` of a request will be saved under ``digest``."""
-        size, hashes = self._block_size, request.block_hashes
+        """Note that block number ``block`` of a request will be saved under ``digest``. ``group``
+        has the block, by default the model's only one.
+        """
+        group = group or GroupBlocks(0, self._block_size, request.block_hashes)
+        size, hashes = group.size, group.hashes
         self._pending[digest] = Announcement(
             bytes(hashes[block]),
             bytes(hashes[block - 1]) if block else None,
             list(request.all_token_ids[block * size : (block + 1) * size]),
             request.lora_request.lora_name if request.lora_request else None,
             extra_keys,
+            group.number,
         )
         if len(self._pending) > PENDING_MAX:
             self._pending.popitem(last=False)

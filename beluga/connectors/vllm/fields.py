@@ -27,7 +27,7 @@ _OTHERS = "moves or announces KV, and computes none"
 _REPLICA = "replicas compute the same; a block's name does not say on which"
 _LOADING = "how bytes come into memory, not which"
 _DERIVED = "made by vLLM of fields that count"
-_RANK = "the namespace has the ranks of this process"
+_RANK = "the namespace has this process's part of a block, or its rank"
 
 LEFT_OUT: Table = {
     "VllmConfig": {
@@ -118,6 +118,7 @@ LEFT_OUT: Table = {
     "ParallelConfig": {
         "rank": _RANK,
         "world_size": _RANK,
+        "tensor_parallel_size": _RANK,
         "data_parallel_size": _REPLICA,
         "data_parallel_size_local": _REPLICA,
         "data_parallel_rank": _REPLICA,

@@ -26,6 +26,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.coordinator imp
 from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 
 from beluga.connectors.vllm.blocks import PinnedPrefix
+from beluga.connectors.vllm.events import GroupBlocks
+from beluga.connectors.vllm.media import private_from
 from beluga.connectors.vllm.steps import BlockRange
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from beluga.connectors.vllm.blocks import Offer
+    from beluga.connectors.vllm.events import Announcements
     from beluga.connectors.vllm.lookups import Lookups
 
 _NULL = 0  # the block in tables where a group has none
@@ -62,12 +65,13 @@ class Holding:
 
 class Groups:
     """Plans with vLLM's rules. ``table_of(request id)`` returns a request's blocks in each of the
-    engine's groups; ``pool()`` is vLLM's pool of blocks.
+    engine's groups; ``pool()`` is vLLM's pool of blocks. ``extra_keys_of(request, first, last,
+    size)`` returns what the hashes of blocks of so many tokens cover beside tokens.
     """
 
     whole = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  all but the first three named
         self,
         vllm_config: Any,
         kv_cache_config: Any,
@@ -75,6 +79,8 @@ class Groups:
         *,
         table_of: Callable[[str], Any],
         pool: Callable[[], Any],
+        extra_keys_of: Callable[[Any, int, int, int], Sequence[Sequence[Any] | None]],
+        announcements: Announcements | None = None,
     ) -> None:
         self.block_size, self._unit = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
         # Without an alignment of hits, these end where all groups have whole blocks.
@@ -86,6 +92,7 @@ class Groups:
         self._sizes = [int(spec.block_size) for spec in self._specs]
         self._rows: tuple[int, ...] = kv_cache_config.prefix_cacheable_group_ids
         self._lookups, self._table_of, self._pool = lookups, table_of, pool
+        self._extra_keys_of, self._announcements = extra_keys_of, announcements
         self._holdings: dict[str, Holding] = {}
         self._tickets: dict[int, tuple[list[int], int]] = {}  # blocks, and ranks that save them
         self._issued = 0
@@ -142,7 +149,10 @@ class Groups:
         if after > holding.tokens:
             table = self._table_of(request.request_id)
             masks = self._rules.store_mask(after, holding.tokens, request.num_prompt_tokens)
-            for group, part in self._parts(masks, holding.tokens, after):
+            parts = dict(self._parts(masks, holding.tokens, after))
+            for group, part in self._junction(request, holding.tokens, after):
+                parts[group] = sorted({*parts.get(group, ()), *part})
+            for group, part in sorted(parts.items()):
                 row = table[self._rows[group]]
                 new += [PinnedBlock(group, n, row[n]) for n in part if n < len(row)]
             holding.tokens = after
@@ -171,9 +181,10 @@ class Groups:
         ranges = []
         for group, blocks in sorted(by_group.items()):
             digests = self._digests(request, group, [held.number for held in blocks])
+            self._announce(request, group, dict(zip(digests, blocks, strict=True)))
             ids = [held.block for held in blocks]
             self._issued += 1
-            self._tickets[self._issued] = (ids, len(self._lookups.ranks))
+            self._tickets[self._issued] = (ids, self._lookups.worker_count)
             ranges.append(
                 BlockRange(
                     request.request_id,
@@ -271,6 +282,19 @@ class Groups:
             if part:
                 yield group, part
 
+    def _junction(self, request: Any, start: int, stop: int) -> Iterator[tuple[int, list[int]]]:
+        """Yield what of tokens [start, stop) resumes a request where this one's prompt leaves that
+        of another one, which vLLM keeps, too. States are offered instead.
+        """
+        tokens = request.shared_prefix_boundary // self.block_size * self.block_size
+        if tokens <= start:
+            return
+        for group, mask in enumerate(self._rules.load_mask(request.block_hashes, tokens)):
+            size = self._sizes[group]
+            part = [n for n in range(start // size, min(len(mask), stop // size)) if mask[n]]
+            if part and not hasattr(self._specs[group], "mamba_cache_mode"):
+                yield group, part
+
     def _parts(
         self, masks: Sequence[list[bool] | None], start: int, stop: int
     ) -> Iterator[tuple[int, list[int]]]:
@@ -298,6 +322,22 @@ class Groups:
             size=self._sizes[group],
             group=group,
         )
+
+    def _announce(self, request: Any, group: int, blocks: Mapping[bytes, PinnedBlock]) -> None:
+        """Announce blocks that others may find, by their digests, when they are stored."""
+        if self._announcements is None:
+            return
+        size = self._sizes[group]
+        private = private_from(request, size)
+        named = GroupBlocks(
+            self._rows[group],
+            size,
+            self._rules.block_hashes_for_spec(request.block_hashes, self._specs[group]),
+        )
+        for digest, held in blocks.items():
+            if private is None or held.number < private:
+                (keys,) = self._extra_keys_of(request, held.number, held.number + 1, size)
+                self._announcements.ordered(digest, request, held.number, keys, group=named)
 
     def _pin(self, block: int) -> None:
         pool = self._pool()

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from beluga.connectors.vllm.layout import GroupLayout
 
+PART = "tp"  # the field of a namespace that names the rank's part of a block
+
 HASHES = ("sha256", "sha256_cbor")  # each process seeds the others
 
 # Kinds of rotary embeddings that compute the same for every max_model_len. Others (longrope) choose
@@ -68,17 +70,20 @@ def namespace(  # noqa: PLR0913  all named
     layout: GroupLayout,
     packing: str,
     layers: Mapping[str, str],
-    tp_rank: int,
+    part: str,
     pp_rank: int,
     salt: str | bytes,
     identity: str = "",
     others: Sequence[GroupLayout] = (),
+    declared: str = "",
 ) -> Namespace:
     """Return the namespace of a rank, without the weights. ``config`` is a ``VllmConfig``;
     ``version`` is vLLM's; ``identity`` is the operator's word for what has no stable form.
 
     ``layers`` gives the kind of cache of every layer in the cache groups; ``packing`` describes
-    what the attention backends do inside a page; ``others`` are the layouts of further groups.
+    what the attention backends do inside a page; ``part`` names the rank's part of a block
+    (``parts``); ``others`` are the layouts of further groups.
+    ``declared`` names the layout in place of its own name.
     """
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     parts = config_fields(config, LEFT_OUT, vouched=identity)
@@ -93,11 +98,11 @@ def namespace(  # noqa: PLR0913  all named
             "kv_dtype": str(cache.cache_dtype),
             "block_size": int(cache.block_size),
             "hash": str(cache.prefix_caching_hash_algo),
-            "layout": "; ".join(one.declared for one in (layout, *others)),
+            "layout": declared or "; ".join(one.declared for one in (layout, *others)),
             "packing": packing,
             "layers": digest_of(dict(layers), {}),
             "device": layout.device,
-            "tp": f"{tp_rank}/{parallel.tensor_parallel_size}",
+            PART: part,
             "pp": f"{pp_rank}/{parallel.pipeline_parallel_size}",
             "cp": f"{parallel.decode_context_parallel_size}"
             f"/{parallel.prefill_context_parallel_size}",
@@ -105,6 +110,11 @@ def namespace(  # noqa: PLR0913  all named
         },
         salt=salt,
     )
+
+
+def of_part(space: Namespace, name: str) -> Namespace:
+    """Return the namespace of another part of the same blocks."""
+    return Namespace({**space.fields, PART: name}, salt=space.salt)
 
 
 def length_matters(model: Any) -> bool:

@@ -41,35 +41,18 @@ class Piece:
     size: int
 
 
-class GroupLayout:
-    """All pieces of a block, in their order in the pool. Sizes are in bytes."""
+class Pieces:
+    """Where the bytes of blocks lie: the pieces of each block, in their order in the pool.
+    ``owners`` keeps the memory alive. Sizes are in bytes.
+    """
 
-    def __init__(
-        self, tensors: Mapping[str, Any], *, block_count: int, page_sizes: Mapping[str, int]
-    ) -> None:
-        """``page_sizes`` has the bytes of a page of each layer, as the engine declares them.
+    states = False  # whether a block is a state of recurrent layers
 
-        Raises :class:`~beluga.errors.ConnectorError` for tensors that are not understood.
-        """
-        if not tensors:
-            raise ConnectorError("the engine has registered no KV cache")
-        parts: list[tuple[Any, Piece]] = []
-        declared: list[list[Any]] = []
-        seen: set[int] = set()
-        for name, tensor in tensors.items():
-            page = _Page(name, tensor, block_count, page_sizes.get(name))
-            if page.start in seen:  # the layer shares another layer's tensor
-                continue
-            seen.add(page.start)
-            parts += [(tensor, piece) for piece in page.pieces]
-            declared.append([str(tensor.dtype), page.shape, page.order, len(page.pieces)])
-        self.parts = tuple(parts)  # each piece with its tensor
-        self.pieces = _merged([piece for _, piece in parts])
+    def __init__(self, pieces: Sequence[Piece], *, block_count: int, owners: Sequence[Any]) -> None:
+        self.pieces = list(pieces)
         self.block_count = block_count
         self.block_size = sum(piece.size for piece in self.pieces)
-        self.device: str = next(iter(tensors.values())).device.type
-        self.declared = json.dumps(declared)
-        self.tensors = tuple(tensors.values())
+        self.tensors = tuple(owners)
         self._table = np.array(
             [dataclasses.astuple(piece) for piece in self.pieces], dtype=np.uint64
         )
@@ -96,6 +79,42 @@ class GroupLayout:
         fragments[:, :, 0] = self._table[:, 0] + ids.astype(np.uint64)[:, None] * self._table[:, 1]
         fragments[:, :, 1] = self._table[:, 2]
         return fragments.reshape(-1, 2)
+
+
+class GroupLayout(Pieces):
+    """The pieces of the blocks of one group of layers. ``distinct`` has its tensors without those
+    that share another one's memory.
+    """
+
+    def __init__(
+        self, tensors: Mapping[str, Any], *, block_count: int, page_sizes: Mapping[str, int]
+    ) -> None:
+        """``page_sizes`` has the bytes of a page of each layer, as the engine declares them.
+
+        Raises :class:`~beluga.errors.ConnectorError` for tensors that are not understood.
+        """
+        if not tensors:
+            raise ConnectorError("the engine has registered no KV cache")
+        parts: list[tuple[Any, Piece]] = []
+        declared: list[list[Any]] = []
+        seen: set[int] = set()
+        self.distinct: dict[str, Any] = {}
+        for name, tensor in tensors.items():
+            page = _Page(name, tensor, block_count, page_sizes.get(name))
+            if page.start in seen:  # the layer shares another layer's tensor
+                continue
+            seen.add(page.start)
+            self.distinct[name] = tensor
+            parts += [(tensor, piece) for piece in page.pieces]
+            declared.append([str(tensor.dtype), page.shape, page.order, len(page.pieces)])
+        self.parts = tuple(parts)  # each piece with its tensor
+        super().__init__(
+            merged([piece for _, piece in parts]),
+            block_count=block_count,
+            owners=tuple(tensors.values()),
+        )
+        self.device: str = next(iter(tensors.values())).device.type
+        self.declared = json.dumps(declared)
 
 
 class _Page:
@@ -172,13 +191,13 @@ def _block_axis(name: str, shape: tuple[int, ...], block_count: int) -> int:
     )
 
 
-def _merged(pieces: list[Piece]) -> list[Piece]:
+def merged(pieces: list[Piece]) -> list[Piece]:
     """Merge pieces that are adjacent in every block, such as layers packed within a block."""
-    merged: list[Piece] = []
+    found: list[Piece] = []
     for piece in pieces:
-        last = merged[-1] if merged else None
+        last = found[-1] if found else None
         if last and last.stride == piece.stride and last.address + last.size == piece.address:
-            merged[-1] = dataclasses.replace(last, size=last.size + piece.size)
+            found[-1] = dataclasses.replace(last, size=last.size + piece.size)
         else:
-            merged.append(piece)
-    return merged
+            found.append(piece)
+    return found

@@ -23,14 +23,16 @@ from typing import TYPE_CHECKING
 
 from beluga.connectors.fetch import fetch
 from beluga.connectors.vllm.counters import LinkFigures
+from beluga.connectors.vllm.identity import of_part
 from beluga.connectors.vllm.steps import Loaded, add_loaded
 from beluga.threads import Thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from beluga.connectors.connection import Attachment, Connection
     from beluga.connectors.vllm.counters import ConnectorCounters
+    from beluga.connectors.vllm.cuts import Cut
     from beluga.connectors.vllm.staging import BlockSource
     from beluga.connectors.vllm.steps import BlockRange
     from beluga.kvcache import GetResult, Namespace
@@ -38,7 +40,9 @@ if TYPE_CHECKING:
 
 class Loads:
     """Loads in the caller's thread, and keeps the results until they are reported. ``part`` is the
-    number of this rank's part of a block. With ``whole`` a request's load fails as a whole.
+    number of this rank's part of a block; ``cuts`` are the parts of blocks of other engines that it
+    reads, each with the number of its layout in the source. With ``whole`` a request's load fails
+    as a whole.
     """
 
     _beside = False
@@ -51,9 +55,10 @@ class Loads:
         counters: ConnectorCounters,
         *,
         part: int = 0,
+        cuts: Mapping[int, Cut] | None = None,
         whole: bool = False,
     ) -> None:
-        self._part = part
+        self._part, self._cuts = part, cuts or {}
         self._source, self._namespace = source, namespace
         self._connection, self._counters = connection, counters
         self._figures = LinkFigures(connection, counters)
@@ -109,10 +114,11 @@ class Loads:
         """Load the ranges of one request, up to the first that fails."""
         started = time.perf_counter()
         blocks, wanted = 0, sum(len(one.block_ids) for one in ranges)
-        for one in ranges if wanted else ():
+        for place, one in enumerate(ranges if wanted else ()):
             hits = self._load(one)
             blocks += hits
             if hits < len(one.block_ids):
+                self._leave(ranges[place + 1 :])
                 break
         name = ranges[0].request
         with self._lock:
@@ -120,33 +126,52 @@ class Loads:
                 self._spoiled.add(name)
             add_loaded(self._loaded, name, Loaded(1, blocks, time.perf_counter() - started))
 
+    def _leave(self, ranges: list[BlockRange]) -> None:
+        """Note that the ranges behind one that failed are not loaded."""
+        if not self._whole:
+            left = [block for one in ranges for block in one.block_ids]
+            self._counters.add(load_failed_blocks=len(left))
+            with self._lock:
+                self._failed.update(left)
+
     def _load(self, one: BlockRange) -> int:
         """Load a range. Returns how many leading blocks of it the engine has now."""
-        packed, records = one.packed(), one.located(self._part)
+        if not one.split:
+            hits = self._get(one, self._namespace, self._part, one.group)
+        else:
+            hits = len(one.block_ids) if self._cuts else 0
+            for layout, cut in self._cuts.items():
+                if cut.split == one.split:
+                    space = of_part(self._namespace, cut.name)
+                    hits = min(hits, self._get(one, space, cut.number, layout))
+        if not self._whole:
+            with self._lock:
+                self._failed.update(one.block_ids[hits:])
+        return hits
+
+    def _get(self, one: BlockRange, namespace: Namespace, part: int, layout: int) -> int:
+        """Load one part of the blocks of a range. Returns how many leading ones there are."""
+        packed, records = one.packed(), one.located(part)
 
         def get(attachment: Attachment) -> GetResult:
-            cache = attachment.cache(self._namespace, self._source.engine)
-            with self._source.write(one.block_ids, one.group) as run:
+            cache = attachment.cache(namespace, self._source.engine)
+            with self._source.write(one.block_ids, layout) as run:
                 return fetch(cache, packed, run, records=records)
 
         started = time.perf_counter()
         result = self._connection.attempt("loading blocks", get)
         hits = result.hits if result is not None else 0
-        missing = one.block_ids[hits:]
         self._counters.add(
             loads=1,
             load_s=time.perf_counter() - started,
             load_blocks=hits,
-            load_bytes=hits * self._source.layouts[one.group].block_size,
-            load_failed_blocks=len(missing),
+            load_bytes=hits * self._source.layouts[layout].block_size,
+            load_failed_blocks=len(one.block_ids) - hits,
             mismatches=result.mismatches if result is not None else 0,
             load_failures=int(result is None),
             loads_beside=int(self._beside),
         )
         self._figures.add()
-        if not self._whole:
-            with self._lock:
-                self._failed.update(missing)
         return hits
 
 
@@ -170,9 +195,10 @@ class AsyncLoads(Loads):
         counters: ConnectorCounters,
         *,
         part: int = 0,
+        cuts: Mapping[int, Cut] | None = None,
         whole: bool = False,
     ) -> None:
-        super().__init__(source, namespace, connection, counters, part=part, whole=whole)
+        super().__init__(source, namespace, connection, counters, part=part, cuts=cuts, whole=whole)
         self._arrived: set[str] = set()
         self._queue: deque[list[BlockRange]] = deque()
         self._closing = False

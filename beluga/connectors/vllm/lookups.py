@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import hashlib
 import logging
 import os
@@ -16,7 +17,9 @@ import numpy as np
 
 from beluga.connectors.identity import with_weights
 from beluga.connectors.vllm.adapters import NONE, Adapter, Adapters
+from beluga.connectors.vllm.identity import of_part
 from beluga.connectors.vllm.media import private_from
+from beluga.connectors.vllm.parts import distinct, heads_name
 from beluga.connectors.vllm.updates import WeightsEra
 from beluga.errors import ConnectorError
 from beluga.index import MetaClient
@@ -32,6 +35,20 @@ if TYPE_CHECKING:
     from beluga.connectors.vllm.steps import BlockRange
     from beluga.index import Pins
     from beluga.kvcache import Namespace
+
+_POOL = 1  # the bit of the pool among the tiers
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Blocks that engines with another number of ranks have stored: how many heads each of their
+    parts has, how many parts a block has, and how many leading blocks are pinned.
+    """
+
+    split: int
+    parts: int
+    blocks: int
+    pins: Pins
 
 
 class Lookups:
@@ -49,12 +66,14 @@ class Lookups:
     ) -> None:
         """``block_size`` counts tokens; with media it must be the engine's."""
         logger = logger or logging.getLogger(__name__)
-        self.ranks: tuple[Namespace, ...] = ()
+        self.ranks: tuple[Namespace, ...] = ()  # of the parts of a block, once each
         self.weights = ""
         self.era = WeightsEra(logger)  # it separates the blocks of updated weights
         self.adapters = Adapters(logger)
         self.block_bytes = 0  # of a rank's part of a block, the largest
         self._workers = 0
+        self._heads, self._splits = 0, tuple[int, ...]()
+        self._others: dict[int, tuple[Namespace, ...]] = {}  # parts of other engines, by split
         self._bases: tuple[Namespace, ...] = ()  # without the weights
         self._meeting = threading.Lock()
         self._connection = connection
@@ -88,13 +107,22 @@ class Lookups:
         """How many ranks load and save."""
         return max(self._workers, len(self.ranks))
 
-    def meet(self, ranks: Sequence[Namespace], *, block_bytes: int = 0) -> None:
+    def meet(
+        self,
+        ranks: Sequence[Namespace],
+        *,
+        block_bytes: int = 0,
+        heads: int = 0,
+        splits: Sequence[int] = (),
+    ) -> None:
         """Take the namespaces of all ranks, in their order and without the weights. The largest
-        part of a block has ``block_bytes``.
+        part of a block has ``block_bytes``. All ranks can read parts of so many of the model's
+        ``heads`` as ``splits`` has; without heads no other engine's blocks are found.
         """
         with self._meeting:
+            self._heads, self._splits = heads, tuple(splits) if heads else ()
             self._workers, self.block_bytes = len(ranks), block_bytes
-            self._bases = tuple(ranks)
+            self._bases = distinct(ranks)
             self._join()
 
     def identified(self, weights: str) -> None:
@@ -105,7 +133,15 @@ class Lookups:
 
     def _join(self) -> None:
         if self._bases and self.weights:
-            self.ranks = tuple(with_weights(one, self.weights) for one in self._bases)
+            ranks = tuple(with_weights(one, self.weights) for one in self._bases)
+            self._others = {
+                split: tuple(
+                    of_part(ranks[0], heads_name(first, split, self._heads))
+                    for first in range(0, self._heads, split)
+                )
+                for split in self._splits
+            }
+            self.ranks = ranks
 
     def reset(self) -> None:
         """Separate this engine's blocks from now on, because its weights may have changed."""
@@ -199,17 +235,46 @@ class Lookups:
             self._counters.add(unidentified=int(bool(digests and self._bases and not self.ranks)))
             return 0, None
         started = time.perf_counter()
-        keys = self._keys(digests)
+        pins = self._pinned(digests, self.ranks)
+        self._counters.add(
+            lookups=1,
+            lookup_s=time.perf_counter() - started,
+            lookup_failures=int(pins is None),
+        )
+        return (pins.count // len(self.ranks) if pins is not None else 0), pins
 
-        def ask(attachment: Attachment) -> Pins:
-            return attachment.cache(self.ranks[0]).pin(keys)
+    def elsewhere(self, digests: list[bytes]) -> Elsewhere | None:
+        """Pin leading blocks that engines with another number of ranks have stored, if there are
+        any.
+        """
+        others = self._others
+        if not others or not digests or not self.ready:
+            return None
+        spaces = [space for several in others.values() for space in several]
+        started = time.perf_counter()
+        keys = self._keys(digests[:1], spaces)
+        tiers = self._connection.attempt(
+            "looking blocks up", lambda attachment: MetaClient(attachment.client).tiers(keys)
+        )
+        found, place = None, 0
+        there = np.zeros(len(spaces), bool) if tiers is None else (tiers & _POOL).astype(bool)
+        for split, several in others.items():
+            if there[place : place + len(several)].all():
+                pins = self._pinned(digests, several)
+                count = pins.count // len(several) if pins is not None else 0
+                if pins is not None and count > 0:
+                    found = Elsewhere(split, len(several), count, pins)
+                    break
+                self.release(pins)
+            place += len(several)
+        self._counters.add(lookup_s=time.perf_counter() - started)
+        return found
 
-        pins = self._connection.attempt("looking blocks up", ask)
-        self._counters.add(lookups=1, lookup_s=time.perf_counter() - started)
-        if pins is None:
-            self._counters.add(lookup_failures=1)
-            return 0, None
-        return pins.count // len(self.ranks), pins
+    def _pinned(self, digests: list[bytes], spaces: Sequence[Namespace]) -> Pins | None:
+        keys = self._keys(digests, spaces)
+        return self._connection.attempt(
+            "looking blocks up", lambda attachment: attachment.cache(spaces[0]).pin(keys)
+        )
 
     def tiers(self, digests: list[bytes]) -> NDArray[np.uint8] | None:
         """Return in which tiers every rank finds each block, as bits: 1 is the pool. None is no
@@ -255,19 +320,19 @@ class Lookups:
 
         self._connection.attempt("counting", note)
 
-    def locate(self, ranges: Sequence[BlockRange], pins: Pins | None) -> None:
+    def locate(self, ranges: Sequence[BlockRange], pins: Pins | None, parts: int = 0) -> None:
         """Note where the blocks lie that are loaded, so that no rank looks them up again. They are
-        the leading ones of the pins.
+        the leading ones of the pins, with so many parts each, or those of this engine.
         """
         if pins is None:
             return
-        records = pins.records()
-        wanted = sum(len(one.block_ids) for one in ranges) * len(self.ranks)
+        records, parts = pins.records(), parts or len(self.ranks)
+        wanted = sum(len(one.block_ids) for one in ranges) * parts
         if not 0 < wanted <= len(records):
             return
         place = 0
         for one in ranges:
-            following = place + len(one.block_ids) * len(self.ranks)
+            following = place + len(one.block_ids) * parts
             one.records = records[place:following].tobytes()
             place = following
 
@@ -278,7 +343,8 @@ class Lookups:
                 "releasing blocks", lambda a: a.cache(self.ranks[0]).release(pins)
             )
 
-    def _keys(self, digests: list[bytes]) -> NDArray[np.uint64]:
+    def _keys(self, digests: list[bytes], spaces: Sequence[Namespace] = ()) -> NDArray[np.uint64]:
         packed = np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(digests), -1)
-        # The keys of one block for all ranks are adjacent, so leading hits are whole blocks.
-        return np.stack([fold(rank, packed) for rank in self.ranks], axis=1).reshape(-1, 2)
+        # The keys of all parts of a block are adjacent, so leading hits are whole blocks.
+        spaces = spaces or self.ranks
+        return np.stack([fold(space, packed) for space in spaces], axis=1).reshape(-1, 2)

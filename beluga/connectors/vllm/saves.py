@@ -16,7 +16,10 @@ import time
 from collections import Counter, deque
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from beluga.connectors.vllm.counters import LinkFigures
+from beluga.connectors.vllm.parts import BlockPart
 from beluga.connectors.vllm.steps import BlockRange, StoredCounts
 from beluga.errors import TransferCancelledError
 from beluga.index import BlockState
@@ -43,9 +46,9 @@ class Saves:
         counters: ConnectorCounters,
         *,
         room: int,
-        rank: int = 0,
+        part: BlockPart | None = None,
     ) -> None:
-        self._rank = rank  # among those that store a part of each block
+        self._part = part or BlockPart(0, "")
         self._source, self.namespace = source, namespace
         self._connection, self._counters = connection, counters
         self._figures = LinkFigures(connection, counters)
@@ -64,16 +67,18 @@ class Saves:
         self._thread.start()
 
     def order(self, ranges: list[BlockRange]) -> None:
-        """Queue the ranges. A range that does not fit is skipped. One without blocks only makes
-        :meth:`ended` name its request.
+        """Queue the ranges, without the blocks that another rank stores. A range that does not fit
+        is skipped. One without blocks only makes :meth:`ended` name its request.
         """
         if not ranges:
             return
         self._source.mark()
         with self._changed:
-            for one in ranges:
-                self._known.add(one.request)
+            for ordered in ranges:
+                self._known.add(ordered.request)
+                one = self._own(ordered)
                 if not one.block_ids:
+                    self._hand_back(one)
                     continue
                 if self._room < len(one.block_ids):
                     self._counters.add(save_skipped_blocks=len(one.block_ids))
@@ -135,6 +140,12 @@ class Saves:
             self._changed.notify_all()
         self._thread.join()
 
+    def _own(self, one: BlockRange) -> BlockRange:
+        """Return what this rank stores of a range."""
+        if self._part.copies == 1 or not one.block_ids:
+            return one
+        return one.some(np.flatnonzero(self._part.stores(one.packed())))
+
     def _done(self, one: BlockRange, *, skipped: int = 0) -> None:
         self._room += len(one.block_ids)
         self._waiting[one.request] -= 1
@@ -167,7 +178,7 @@ class Saves:
                     self._changed.notify_all()
 
     def _save(self, one: BlockRange) -> None:
-        packed, names = one.packed(), one.named(self._rank)
+        packed, names = one.packed(), one.named(self._part.number)
         for start in range(0, len(one.block_ids), BATCH_BLOCKS):
             if one.request in self._cancelled:
                 self._counters.add(save_skipped_blocks=len(one.block_ids) - start)
@@ -198,10 +209,13 @@ class Saves:
             self._account(digests.tobytes(), len(ids), result, one.group)
 
     def _account(self, digests: bytes, count: int, result: PutResult, group: int) -> None:
-        size = len(digests) // count
+        size, layout = len(digests) // count, self._source.layouts[group]
+        states = result.stored if layout.states else 0
         self._counters.add(
             save_blocks=result.stored,
-            save_bytes=result.stored * self._source.layouts[group].block_size,
+            save_bytes=result.stored * layout.block_size,
+            save_states=states,
+            save_state_bytes=states * layout.block_size,
             save_present_blocks=result.present,
             save_skipped_blocks=result.pending + result.refused,
         )

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from beluga.connectors.vllm.blocks import Blocks, Offer
     from beluga.connectors.vllm.counters import ConnectorCounters
     from beluga.connectors.vllm.events import Announcements
-    from beluga.connectors.vllm.lookups import Lookups
+    from beluga.connectors.vllm.lookups import Elsewhere, Lookups
     from beluga.connectors.vllm.names import BlockNames
     from beluga.connectors.vllm.settings import VllmSettings
     from beluga.connectors.vllm.steps import StepReport
@@ -52,6 +52,7 @@ class Tracked:
     local: int = -1  # blocks in the engine's own cache at the lookup; -1 without a lookup
     hits: int = 0  # further blocks in the pool
     pins: Pins | None = None
+    elsewhere: Elsewhere | None = None  # the last of the hits, if other ranks stored them
     beside: bool = False  # they load beside forwards
     onboarding: LookupWait | None = None  # while blocks may come from below the pool
     failed: bool = False  # a load from the pool failed
@@ -176,9 +177,7 @@ class Schedule:
             return
         count = tokens // self._block_size
         first, last = tracked.local, tracked.local + count
-        loads = self._blocks.loads(request, first, last, block_ids)
-        if count == tracked.hits or not self._blocks.whole:
-            self._lookups.locate(loads, tracked.pins)
+        loads = self._ordered(tracked, first, last, block_ids)
         for one in loads:
             one.beside = tracked.beside
         if not tracked.beside:
@@ -327,6 +326,9 @@ class Schedule:
             cached, rest = local + tracked.hits, found.digests[count:]
             if tracked.onboarding.waits(tracked.pins, cached, lambda: rest):  # noqa: B023
                 return False
+            if tracked.pins is not None and not self._blocks.whole:
+                tracked.elsewhere = self._lookups.elsewhere(rest)
+                tracked.hits += tracked.elsewhere.blocks if tracked.elsewhere else 0
             if tracked.hits or found.otherwise is None:
                 break
             self._unpin(tracked)
@@ -335,13 +337,30 @@ class Schedule:
         tracked.local = local if found is None or tracked.pins is not None else -1
         return True
 
+    def _ordered(self, tracked: Tracked, first: int, last: int, table: Any) -> list[BlockRange]:
+        """Return the loads of blocks [first, last), with the places of the blocks."""
+        other = tracked.elsewhere
+        stop = min(last, first + tracked.hits - (other.blocks if other else 0))
+        loads = self._blocks.loads(tracked.request, first, stop, table) if stop > first else []
+        if stop - first == tracked.hits or not self._blocks.whole:
+            self._lookups.locate(loads, tracked.pins)
+        if other is not None and last > stop:
+            more = self._blocks.loads(tracked.request, stop, last, table)
+            self._lookups.locate(more, other.pins, other.parts)
+            for one in more:
+                one.split = other.split
+            loads += more
+        return loads
+
     def _forget_lookup(self, tracked: Tracked) -> None:
         self._unpin(tracked)
         tracked.local, tracked.hits = -1, 0
 
     def _unpin(self, tracked: Tracked) -> None:
         pins, tracked.pins = tracked.pins, None
+        other, tracked.elsewhere = tracked.elsewhere, None
         self._lookups.release(pins)
+        self._lookups.release(other.pins if other else None)
 
     def _failed_loads(self, invalid_block_ids: set[int]) -> None:
         """Take blocks that were not loaded, and everything that rests on them, for wrong."""

@@ -21,17 +21,20 @@ from beluga.transfer import tensor_start
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from beluga.connectors.vllm.layout import GroupLayout
+    from beluga.connectors.vllm.layout import GroupLayout, Pieces
     from beluga.pool import Pool
     from beluga.transfer import CopyEngine
 
 
 class BlockSource:
     """Blocks in this process's own memory. One thread at a time uses it, except for
-    :meth:`mark`. Each group of layers has a layout; they are numbered from 0.
+    :meth:`mark`. Each group of layers has a layout; they are numbered from 0. With ``cuts``
+    blocks may have other pieces than those of a layout.
     """
 
-    def __init__(self, *layouts: GroupLayout) -> None:
+    cuts = True
+
+    def __init__(self, *layouts: Pieces) -> None:
         self.layouts = layouts
 
     def mark(self) -> None:
@@ -61,6 +64,8 @@ class StagedSource(BlockSource):
     With ``own_stream`` copies run beside the engine's stream, after the mark, and this thread waits
     for them; otherwise the engine's stream runs them in its order.
     """
+
+    cuts = False
 
     def __init__(self, *layouts: GroupLayout, own_stream: bool) -> None:
         import torch

@@ -28,11 +28,22 @@ class BlockRange:
     ticket: int = 0  # of a save whose blocks the scheduler's side has pinned, or 0
     beside: bool = False  # of a load: no forward waits for it
     records: bytes = b""  # of a load: where the blocks lie, all parts of each; or nothing
+    split: int = 0  # of a load: the heads of each part, if other ranks than these stored them
 
     def packed(self) -> NDArray[np.uint8]:
         """Return the digests in the shape that :func:`beluga.kvcache.fold` takes."""
         count = len(self.block_ids)
         return np.frombuffer(self.digests, dtype=np.uint8).reshape(count, -1)
+
+    def some(self, places: NDArray[np.intp]) -> BlockRange:
+        """Return a range with some of the blocks."""
+        names = np.frombuffer(self.names, dtype=NAME)
+        return dataclasses.replace(
+            self,
+            digests=self.packed()[places].tobytes(),
+            block_ids=[self.block_ids[place] for place in places],
+            names=names[places].tobytes() if self.names else b"",
+        )
 
     def located(self, part: int) -> NDArray[np.void] | None:
         """Return where one part of each block lies, if that is known."""
@@ -85,6 +96,8 @@ class Rank:
 
     namespace: Namespace
     block_bytes: int
+    heads: int = 0  # of the model, if parts are named by heads
+    splits: tuple[int, ...] = ()  # the heads of parts of other engines that it can read
 
 
 @dataclasses.dataclass(slots=True)

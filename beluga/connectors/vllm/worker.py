@@ -10,6 +10,7 @@ from beluga.connectors.connection import Connection
 from beluga.connectors.identity import with_weights
 from beluga.connectors.vllm.device import source_of
 from beluga.connectors.vllm.loads import AsyncLoads, Loads, SplitLoads
+from beluga.connectors.vllm.parts import BlockPart
 from beluga.connectors.vllm.saves import Saves
 from beluga.connectors.vllm.steps import StepReport
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from beluga.connectors.vllm.counters import ConnectorCounters
+    from beluga.connectors.vllm.cuts import Cut
     from beluga.connectors.vllm.layout import GroupLayout
     from beluga.connectors.vllm.settings import VllmSettings
     from beluga.connectors.vllm.staging import BlockSource
@@ -29,9 +31,9 @@ LoadsKind = TypeVar("LoadsKind", bound=Loads)
 
 class RankWorker:
     """The loads and saves of one rank, each kind over its own session, so that no load waits for a
-    save, and no short load for a long one. ``part`` is the number of this rank's part of a block.
-    ``more`` has the layouts of further groups of layers; with ``whole`` a request's load fails as a
-    whole.
+    save, and no short load for a long one. ``part`` is this rank's part of a block.
+    ``more`` has the layouts of further groups of layers, ``cuts`` the parts of other engines'
+    blocks that it reads; with ``whole`` a request's load fails as a whole.
     """
 
     def __init__(  # noqa: PLR0913  the last three named
@@ -42,12 +44,15 @@ class RankWorker:
         counters: ConnectorCounters,
         logger: logging.Logger,
         *,
-        part: int = 0,
+        part: BlockPart | None = None,
         more: Sequence[GroupLayout] = (),
+        cuts: Sequence[Cut] = (),
         whole: bool = False,
     ) -> None:
         self._namespace, self._weights = namespace, ""
-        layouts = (layout, *more)
+        own = part or BlockPart(0, "")
+        layouts = (layout, *more, *(cut.pieces for cut in cuts))
+        numbered = dict(enumerate(cuts, 1 + len(more)))
         self._connections: list[Connection] = []
         self._sources: list[BlockSource] = []
 
@@ -59,7 +64,15 @@ class RankWorker:
             source = source_of(*layouts, urgent=True, own_stream=beside, logger=logger)
             self._connections.append(connection)
             self._sources.append(source)
-            return kind(source, namespace, connection, counters, part=part, whole=whole)
+            return kind(
+                source,
+                namespace,
+                connection,
+                counters,
+                part=own.number,
+                cuts=numbered,
+                whole=whole,
+            )
 
         self.loads: Loads | SplitLoads
         if settings.load == "auto":
@@ -67,6 +80,8 @@ class RankWorker:
         else:
             self.loads = made(AsyncLoads if settings.load == "async" else Loads, "loads")
         self.load_connection = self._connections[0]
+        readable = all(source.cuts for source in self._sources)
+        self.splits = tuple(dict.fromkeys(cut.split for cut in cuts)) if readable else ()
         self.save_connection = Connection(
             settings, name="saves", engine="vllm", logger=logger, prefault=settings.saves
         )
@@ -77,7 +92,7 @@ class RankWorker:
             self.save_connection,
             counters,
             room=settings.save_queue,
-            rank=part,
+            part=own,
         )
         self._connections.append(self.save_connection)
         self._sources.append(save_source)

@@ -24,7 +24,12 @@ class Spec:
     block_size: int
 
 
-SPECS = (Spec("full", UNIT), Spec("window", UNIT), Spec("state", STEP))
+@dataclasses.dataclass(frozen=True)
+class StateSpec(Spec):
+    mamba_cache_mode: str = "align"
+
+
+SPECS = (Spec("full", UNIT), Spec("window", UNIT), StateSpec("state", STEP))
 
 
 @dataclasses.dataclass

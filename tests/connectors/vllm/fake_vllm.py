@@ -60,6 +60,8 @@ class BlockStored:
     lora_name: str | None
     extra_keys: list[Any] | None
     group_idx: int
+    kv_cache_spec_kind: str | None
+    kv_cache_spec_sliding_window: int | None
 
 
 def tagged_keys(request: Any, start: int, end: int, first: int) -> tuple[Any, int]:
@@ -180,6 +182,14 @@ def vllm(*, tp_rank: int = 0, pp_rank: int = 0) -> dict[str, types.ModuleType]:
             "distributed.kv_events": {"BlockStored": BlockStored},
             "v1.core.kv_cache_manager": {"KVCacheManager": KVCacheManager},
             "v1.engine.core": {"EngineCore": EngineCore},
+            "v1.kv_cache_interface": {
+                "get_kv_cache_spec_kind": lambda spec: types.SimpleNamespace(
+                    value=type(spec).__name__
+                ),
+                "get_kv_cache_spec_sliding_window": lambda spec: getattr(
+                    spec, "sliding_window", None
+                ),
+            },
             "v1.executor.abstract": {"Executor": Executor},
             "v1.core.kv_cache_utils": {
                 "maybe_convert_block_hash": lambda one: one[:8],

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Makes hybrid models with random weights, one for each mixture of groups: no download.
+"""Makes models with random weights, hybrids of each mixture of groups and others: no download.
 
 Run it in .venv-vllm: hybrid_models.py FOLDER NAME...
 """
@@ -97,6 +97,30 @@ MODELS: dict[str, dict[str, Any]] = {
         "linear_key_head_dim": 128,
         "linear_value_head_dim": 128,
         "linear_conv_kernel_dim": 4,
+    },
+    # no hybrid: latent attention, which is the same on all ranks
+    "deepseek_v2": {
+        "model_type": "deepseek_v2",
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 128,
+        "q_lora_rank": None,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 3,
+        "moe_layer_freq": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "topk_method": "greedy",
+        "scoring_func": "softmax",
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
     },
 }
 

@@ -18,6 +18,7 @@ from vllm_parts import BLOCK_TOKENS, request
 from beluga import MetaServer, Namespace, Pool
 from beluga.connectors.vllm.media import MARK
 from beluga.connectors.vllm.names import BlockNames
+from beluga.connectors.vllm.parts import BlockPart
 from beluga.connectors.vllm.steps import BlockRange, Orders
 from beluga.index import NAME, NAME_PARENT, check_pool, read_names
 from beluga.router import BlockHasher
@@ -98,7 +99,7 @@ def test_what_no_router_can_know_has_no_name() -> None:
 def test_a_rank_stores_its_part_under_the_names(
     pool: Pool, server: MetaServer, pool_name: str
 ) -> None:
-    side = Side(pool_name, part=1)
+    side = Side(pool_name, part=BlockPart(1, "heads 1-2/2"))
     side.attached()
     told = named(request("r", TOKENS), 0, 5)
     side.worker.save(Orders(saves=[BlockRange("r", digests(0, 5), [3, 4, 5, 6, 7], told)]))

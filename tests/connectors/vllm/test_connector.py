@@ -305,7 +305,8 @@ def test_blocks_are_announced_when_they_are_in_the_pool(
     assert (first.block_hashes, first.parent_block_hash) == ([made.block_hashes[0][:8]], None)
     assert (first.token_ids, first.block_size) == (TOKENS[:BLOCK_TOKENS], BLOCK_TOKENS)
     assert (first.medium, first.lora_id, first.lora_name) == ("SHARED", None, None)
-    assert first.group_idx == 0
+    assert (first.group_idx, first.kv_cache_spec_kind) == (0, "FullAttentionSpec")
+    assert first.kv_cache_spec_sliding_window is None
     assert second.parent_block_hash == made.block_hashes[0][:8]
     assert len(rest) == 3
     assert list(engine.scheduler.take_events()) == []

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 BLOCK = 128
 
-# This program prints medium, first token and number of tokens of every announced block.
+# This program prints medium, tokens, size and kind of every announced block.
 SUBSCRIBER = """
 import json, sys, msgspec, zmq
 from vllm.distributed.kv_events import BlockStored, KVEventBatch
@@ -30,7 +30,8 @@ while True:
     _, _, payload = socket.recv_multipart()
     for event in decoder.decode(payload).events:
         if isinstance(event, BlockStored):
-            print(json.dumps([event.medium, event.token_ids, event.block_size]), flush=True)
+            kind = event.kv_cache_spec_kind
+            print(json.dumps([event.medium, event.token_ids, event.block_size, kind]), flush=True)
 """
 
 
@@ -52,8 +53,8 @@ def test_saved_blocks_are_announced_once(site: Site) -> None:
 
     def shared() -> Counter[tuple[int, ...]]:
         lines = [json.loads(line) for line in heard.read_text().splitlines()[1:]]
-        assert all(size == BLOCK for _, _, size in lines)
-        return Counter(tuple(tokens) for medium, tokens, _ in lines if medium == "SHARED")
+        assert all(one[2:] == [BLOCK, "full_attention"] for one in lines)
+        return Counter(tuple(tokens) for medium, tokens, *_ in lines if medium == "SHARED")
 
     try:
         engine.ready()

@@ -20,10 +20,12 @@ from vllm_parts import no_extra_keys, request
 from beluga import KVCache, MetaServer, Namespace
 from beluga.connectors.connection import Connection
 from beluga.connectors.vllm.counters import ConnectorCounters
+from beluga.connectors.vllm.events import Announcements
 from beluga.connectors.vllm.lookups import Lookups
+from beluga.connectors.vllm.media import MARK
 from beluga.connectors.vllm.schedule import Schedule
 from beluga.connectors.vllm.settings import VllmSettings
-from beluga.connectors.vllm.steps import BlockRange, Loaded, Orders, StepReport
+from beluga.connectors.vllm.steps import BlockRange, Loaded, Orders, StepReport, StoredCounts
 
 RANKS = tuple(Namespace({"rank": rank}) for rank in range(2))
 BLOCKS = 64  # of an engine
@@ -44,6 +46,8 @@ class Engine:
         self.counters, self.pool = ConnectorCounters(), BlockPool(BLOCKS)
         self.lookups = Lookups(self.connection, self.counters)
         self.lookups.ranks = RANKS
+        self.announcements = Announcements(rank_count=lambda: len(RANKS), block_size=0)
+        self.junction = 0  # where a request's prompt leaves that of another one
         self.tables: dict[str, tuple[list[int], ...]] = {}
         groups = module.Groups(
             None,
@@ -51,6 +55,8 @@ class Engine:
             self.lookups,
             table_of=self.tables.__getitem__,
             pool=lambda: self.pool,
+            extra_keys_of=lambda _, first, last, size: [(size,)] * (last - first),
+            announcements=self.announcements,
         )
         self.schedule = Schedule(
             settings,
@@ -66,6 +72,7 @@ class Engine:
     def start(self, made: Any, computed: int = 0) -> int:
         """Start a request. Returns the tokens that it loads."""
         made.num_prompt_tokens, made.num_preemptions = made.num_tokens, 0
+        made.shared_prefix_boundary = self.junction
         tokens, beside = self.schedule.matched_tokens(made, computed)
         assert tokens is not None
         assert beside == (tokens > 0)
@@ -148,17 +155,80 @@ def test_what_vllm_keeps_is_saved_and_pinned_from_its_step_on(engine: Engine) ->
     assert engine.pool.pinned() == {1, 2, 3, 4, 5, 6, 24, 25, 42}
 
 
-def test_pins_go_when_all_ranks_have_saved(engine: Engine) -> None:
+@pytest.mark.parametrize("workers", [len(RANKS), 2 * len(RANKS)])
+def test_pins_go_when_all_ranks_have_saved(engine: Engine, workers: int) -> None:
+    """There may be more ranks than parts of a block."""
+    engine.lookups.meet([RANKS[n * len(RANKS) // workers] for n in range(workers)])
+    assert engine.lookups.worker_count == workers
     made = request("r", TOKENS)
     engine.start(made)
     tickets = [one.ticket for one in engine.computed(made)]
     assert len(set(tickets)) == len(tickets) == 5
     assert engine.schedule.pending  # vLLM goes on with steps until they have ended
-    for _ in RANKS:
+    for _ in range(workers):
         assert engine.pool.pinned()
         engine.schedule.reported(StepReport(ended=Counter(tickets)), set())
     assert not engine.pool.pinned()
     assert not engine.schedule.saving
+
+
+@pytest.mark.parametrize("sub_block", [0, UNIT])
+def test_what_two_prompts_have_in_common_can_be_resumed(engine: Engine, sub_block: int) -> None:
+    """vLLM keeps the window there, and offers the state."""
+    made = request("r", TOKENS)
+    engine.junction = 2 * STEP + sub_block
+    engine.start(made)
+    saves = engine.step(made, STEP).saves + engine.step(made, STEP, [(3, 41, 2 * STEP)]).saves
+    saves += engine.step(made, STEP).saves + engine.step(made, 1).saves
+    stored = {(one.group, block) for one in saves for block in one.block_ids}
+    assert {(WINDOW, 22), (WINDOW, 23), (STATE, 41)} <= stored
+    assert stored - {(FULL, block) for block in range(1, 7)} == {
+        *((WINDOW, block) for block in (22, 23, 24, 25)),
+        (STATE, 41),
+    }
+
+
+def announced(engine: Engine, saves: list[BlockRange]) -> list[Any]:
+    """Report that all ranks have stored what is saved, and return what is announced."""
+    digests = [digest.tobytes() for one in saves for digest in one.packed()]
+    for _ in RANKS:
+        stored = {digest: StoredCounts(1, 1) for digest in digests}
+        engine.announcements.reported(StepReport(stored=stored))
+    return engine.announcements.take()
+
+
+def test_blocks_of_each_group_are_announced_as_vllm_announces_its_own(engine: Engine) -> None:
+    made = request("r", TOKENS)
+    engine.start(made)
+    told = announced(engine, engine.computed(made))
+    sizes = {0: UNIT, 1: UNIT, 3: STEP}  # of the engine's groups
+    whole, window, states = [1, 2, 3, 4, 5, 6], [5, 6], [3]
+    ends = {0: whole, 1: window, 3: states}  # in blocks of the group
+    assert sorted((one.group, one.block_hash) for one in told) == sorted(
+        (group, made.block_hashes[end * sizes[group] // UNIT - 1])
+        for group, some in ends.items()
+        for end in some
+    )
+    for one in told:
+        size = sizes[one.group]
+        at = (made.block_hashes.index(one.block_hash) + 1) * UNIT
+        before = made.block_hashes[(at - size) // UNIT - 1] if at > size else None
+        assert one.parent_hash == before
+        assert one.token_ids == TOKENS[at - size : at]
+        assert one.extra_keys == (size,)
+
+
+def test_a_block_that_no_other_process_finds_is_not_announced(engine: Engine) -> None:
+    named = request("r", TOKENS, images=[("a client's name", 2 * UNIT)])
+    engine.start(named)
+    told = announced(engine, engine.computed(named))
+    assert {(one.group, one.block_hash) for one in told} == {
+        (0, named.block_hashes[0]),
+        (0, named.block_hashes[1]),
+    }
+    hashed = request("s", [token + 500 for token in TOKENS], images=[(f"{MARK}x", 2 * UNIT)])
+    engine.start(hashed)
+    assert len(announced(engine, engine.computed(hashed))) == 9
 
 
 def test_a_state_is_taken_at_whole_boundaries_of_stored_groups(engine: Engine) -> None:

@@ -111,6 +111,23 @@ def test_a_hit_from_the_pool_equals_one_of_the_engine_s_own_cache(
     wait_until(lambda: site.pinned() == 0, SAVED_S, "all pins to go")
 
 
+def test_what_two_prompts_have_in_common_is_resumed_from_the_pool(
+    site: Site, pair: tuple[str, Engine, Engine]
+) -> None:
+    """The second of them leaves what the engine knows; vLLM keeps windows and states there."""
+    name, a, b = pair
+    common = made(name, seed=10)[: HITS[name][0]]
+    first, second, third = (common + made(name, seed=seed)[:300] for seed in (11, 12, 13))
+    a.generate(first)
+    a.generate(second)
+    local = a.generate(third)
+    assert local["cached_tokens"] == len(common)
+    forget(a)
+    far = b.generate(third)
+    assert far["cached_tokens"] == len(common)
+    assert answer(far) == answer(local)
+
+
 def test_blocks_that_are_evicted_from_any_group_cost_time_only(
     site: Site, pair: tuple[str, Engine, Engine]
 ) -> None:

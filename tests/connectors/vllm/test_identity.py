@@ -40,7 +40,7 @@ def space(**changes: Any) -> Namespace:
         "version": changes.pop("version", "0.32.0"),
         "packing": changes.pop("packing", "FLASH_ATTN"),
         "layers": changes.pop("layers", {"layer.0": "full"}),
-        "tp_rank": changes.pop("tp_rank", 0),
+        "part": changes.pop("part", "0/1"),
         "pp_rank": changes.pop("pp_rank", 0),
         "salt": changes.pop("salt", ""),
     }
@@ -59,8 +59,8 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
     "hash": {"prefix_caching_hash_algo": "sha256_cbor"},
     "layout": {"page": (4, 2, 16)},
     "packing": {"packing": "CPU_ATTN amx"},
-    "tp rank": {"tp_rank": 1, "tensor_parallel_size": 2},
-    "tp size": {"tensor_parallel_size": 2},
+    "part": {"part": "1/2"},
+    "heads": {"part": "heads 0-1/2"},
     "pp rank": {"pp_rank": 1, "pipeline_parallel_size": 2},
     "pp size": {"pipeline_parallel_size": 2},
     "context parallel": {"decode_context_parallel_size": 2},
@@ -91,7 +91,7 @@ def test_all_those_differences_differ_from_each_other() -> None:
     "name",
     [
         *("model configuration", "dtype", "kv dtype", "quantization", "load format", "block size"),
-        *("hash", "tp size", "pp size", "context parallel"),
+        *("hash", "pp size", "context parallel"),
     ],
 )
 def test_the_configuration_alone_distinguishes_engines(name: str) -> None:
@@ -108,7 +108,7 @@ def test_the_configuration_alone_distinguishes_engines(name: str) -> None:
         ("quantization", {"quantization": "awq"}, "awq"),
         ("block_size", {"block_size": 8}, 8),
         ("hash", {"prefix_caching_hash_algo": "sha256_cbor"}, "sha256_cbor"),
-        ("tp", {"tp_rank": 1, "tensor_parallel_size": 2}, "1/2"),
+        ("tp", {"part": "heads 1-2/2"}, "heads 1-2/2"),
         ("pp", {"pp_rank": 1, "pipeline_parallel_size": 2}, "1/2"),
         ("cp", {"decode_context_parallel_size": 2}, "2/1"),
     ],

@@ -1,58 +1,145 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Engines of two ranks: each rank has its own keys, and a hit is what both have."""
+"""Engines of two ranks and of one: each rank loads its own heads; equal bytes are stored once."""
 
 from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from beluga_bench.harness.machine import cores
 from beluga_bench.vllm.process import Engine
 from beluga_bench.vllm.prompts import prompt
 
-from beluga import Pool
-from beluga.index import MetaClient
-from beluga.rpc import Client
-from tests.connectors.vllm.conftest import TOKENS, Site, wait_until
+from tests.connectors.vllm.conftest import HERE, TOKENS, Site, wait_until
+from tests.connectors.vllm.test_engines import check_hashes, forget
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 BLOCKS = TOKENS // 128
+HIT = TOKENS - 1
+CLOSE = 1e-3  # ranks add in another order
+CLOSE_LATENT = 0.1  # the CPU's latent attention rounds more: 0.25 between a miss and a local hit
 
 
-def stored(site: Site) -> int:
-    """Return how many blocks the pool has."""
-    with Pool.open(site.paths) as pool, Client(pool, timeout_s=5) as client:
-        return MetaClient(client).stat().block_count
+def of_two_ranks(site: Site, name: str, **options: Any) -> Engine:
+    first, last = cores()[0], cores()[-1]
+    return site.engine(
+        name,
+        connector={},
+        environment={"VLLM_CPU_OMP_THREADS_BIND": f"{first}|{last}", "OMP_NUM_THREADS": "1"},
+        tensor_parallel_size=2,
+        distributed_executor_backend="mp",
+        **options,
+    )
 
 
-def test_two_ranks_save_and_load_their_own_parts(site: Site) -> None:
-    """A third engine, of one rank, finds none of them."""
+def stored(
+    site: Site, engine: Engine, tokens: list[int], blocks: int
+) -> tuple[int, dict[str, Any]]:
+    """Have a prompt computed, and wait until the pool has so many more blocks. Returns the bytes
+    that the pool has more, and the engine's answer from its own cache.
+    """
+    before = site.stat()
+    assert engine.generate(tokens)["cached_tokens"] == 0
+
+    def saved() -> bool:
+        engine.ask("idle")
+        return site.stat().block_count >= before.block_count + blocks
+
+    wait_until(saved, 60, f"{blocks} more blocks in the pool")
+    after = site.stat()
+    assert after.block_count == before.block_count + blocks
+    local = engine.generate(tokens)
+    assert local["cached_tokens"] == HIT
+    return after.block_bytes - before.block_bytes, local
+
+
+def small(seed: int) -> list[int]:
+    """Return a prompt in the small vocabulary of a model of ``hybrid_models``."""
+    return [10 + token % 490 for token in prompt(TOKENS, seed=seed)]
+
+
+def found(engine: Engine, tokens: list[int], like: dict[str, Any], close: float = CLOSE) -> None:
+    """Check that an engine finds a prompt that another one has computed, and gets its answer. What
+    it loads serves the next request, to the last bit.
+    """
+    far = engine.generate(tokens)
+    assert far["cached_tokens"] == HIT
+    near = engine.generate(tokens)
+    assert (near["tokens"], near["logprobs"]) == (far["tokens"], far["logprobs"])
+    assert far["tokens"] == like["tokens"]
+    common = far["logprobs"].keys() & like["logprobs"].keys()
+    assert len(common) >= len(like["logprobs"]) - 1  # the last candidates may be equally likely
+    for token in common:
+        assert far["logprobs"][token] == pytest.approx(like["logprobs"][token], abs=close)
+
+
+@pytest.fixture(scope="module")
+def engines(site: Site) -> Iterator[list[Engine]]:
+    """Two engines of two ranks, and one of one rank."""
+    made: list[Engine] = []
+    try:
+        for name in "ab":
+            made.append(of_two_ranks(site, name))
+            made[-1].ready()
+        made.append(site.engine("alone", connector={}))
+        made[-1].ready()
+        yield made
+    finally:
+        for engine in made:
+            engine.kill()
+
+
+def test_two_ranks_save_and_load_their_own_parts(site: Site, engines: list[Engine]) -> None:
+    a, b, _ = engines
+    tokens = prompt(TOKENS, seed=1)
+    _, local = stored(site, a, tokens, 2 * BLOCKS)
+    found(b, tokens, local)
+
+
+def test_two_ranks_and_one_find_each_other_s_blocks(site: Site, engines: list[Engine]) -> None:
+    two, _, one = engines
+    tokens = prompt(TOKENS, seed=2)
+    _, local = stored(site, two, tokens, 2 * BLOCKS)
+    found(one, tokens, local)
+    tokens = prompt(TOKENS, seed=3)
+    _, local = stored(site, one, tokens, BLOCKS)
+    found(two, tokens, local)
+    forget(two)  # what was loaded is not saved again
+    found(two, tokens, local)
+
+
+def test_latent_attention_is_stored_once_for_all_ranks(
+    site: Site, vllm_python: str, tmp_path: Path
+) -> None:
+    command = [vllm_python, HERE / "hybrid_models.py", tmp_path, "deepseek_v2"]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    options = {
+        "model": str(tmp_path / "deepseek_v2"),
+        "skip_tokenizer_init": True,
+        "max_model_len": 4096,
+        "max_num_batched_tokens": 512,
+        "kv_cache_memory_bytes": 64 << 20,
+    }
     engines: list[Engine] = []
     try:
-        first, last = cores()[0], cores()[-1]
-        ranked = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-        bound = {"VLLM_CPU_OMP_THREADS_BIND": f"{first}|{last}", "OMP_NUM_THREADS": "1"}
-        for name in ("a", "b"):
-            engines.append(site.engine(name, connector={}, environment=bound, **ranked))
-            engines[-1].ready()
-        alone = site.engine("alone", connector={})
-        engines.append(alone)
-        alone.ready()
-        a, b = engines[:2]
-        tokens = prompt(TOKENS, seed=1)
-        miss = a.generate(tokens)
-
-        def saved() -> bool:
-            a.ask("idle")
-            return stored(site) >= 2 * BLOCKS
-
-        wait_until(saved, 60, "both ranks' blocks in the pool")
-        hit = b.generate(tokens)
-        assert hit["cached_tokens"] == TOKENS - 1
-        local = b.generate(tokens)
-        assert (hit["tokens"], hit["logprobs"]) == (local["tokens"], local["logprobs"])
-        assert hit["tokens"] == miss["tokens"]
-        assert alone.generate(tokens)["cached_tokens"] == 0
+        engines.append(of_two_ranks(site, "latent-two", **options))
+        engines[-1].ready()
+        engines.append(site.engine("latent-one", connector={}, **options))
+        engines[-1].ready()
+        two, one = engines
+        tokens = small(4)
+        size, local = stored(site, two, tokens, HIT // 16)  # its blocks have 16 tokens
+        assert size == HIT * 3 * (512 + 64) * 4  # tokens, layers, values, bytes
+        found(one, tokens, local, CLOSE_LATENT)
+        tokens = small(5)
+        _, local = stored(site, one, tokens, HIT // 16)
+        found(two, tokens, local, CLOSE_LATENT)
+        check_hashes(site)  # each rank has the very bytes that one of the others stored
     finally:
         for engine in engines:
             engine.kill()

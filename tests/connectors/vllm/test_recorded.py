@@ -23,6 +23,7 @@ from beluga_bench.vllm.process import environment_of, options_of
 from replaying import Replay, calls
 
 from beluga import MetaServer, Pool
+from beluga.connectors.vllm import pauses
 from tests.connectors.vllm.conftest import Site
 
 HERE = Path(__file__).parent
@@ -79,8 +80,8 @@ def pool(shm: Path) -> Any:
         yield pool
 
 
-def replayed(path: Path, kind: str, pool_name: str) -> Replay:
-    replay = Replay(path, pool_name, **KINDS[kind])
+def replayed(path: Path, kind: str, pool_name: str, **settings: Any) -> Replay:
+    replay = Replay(path, pool_name, **KINDS[kind] | settings)
     try:
         replay.run()
         assert replay.check() > 0
@@ -101,6 +102,20 @@ def test_what_real_engines_call_leaves_only_right_blocks_in_the_pool(
             sys.modules.pop(f"beluga.connectors.vllm.{name}", None)
     assert replay.hooks["reset"] == 1
     assert ("other" in replay.hooks) is kind.startswith("multi")
+
+
+def test_loads_that_auto_runs_beside_steps_are_those_of_async(
+    server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every load is too long here, so vLLM must make the same calls."""
+    fake_vllm.installed(monkeypatch)
+    monkeypatch.setattr(pauses, "LIMIT_S", 0.0)
+    try:
+        replay = replayed(RECORDED / "async.jsonl", "async", pool_name, load="auto")
+    finally:
+        for name in fake_vllm.OURS:
+            sys.modules.pop(f"beluga.connectors.vllm.{name}", None)
+    assert replay.hooks["matched"] > 0
 
 
 @pytest.mark.slow

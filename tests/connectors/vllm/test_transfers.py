@@ -18,6 +18,7 @@ from vllm_parts import Tensor, layer_major
 from beluga import KVCache, MetaServer, Namespace, Pool
 from beluga.connectors.vllm.counters import ConnectorCounters, figures
 from beluga.connectors.vllm.layout import GroupLayout
+from beluga.connectors.vllm.parts import BlockPart
 from beluga.connectors.vllm.saves import BATCH_BLOCKS
 from beluga.connectors.vllm.settings import VllmSettings
 from beluga.connectors.vllm.staging import BlockSource
@@ -35,7 +36,7 @@ LONG_S = 60.0
 class Side:
     """A worker over two layers of 64 blocks with 2 KiB per block."""
 
-    def __init__(self, pool_name: str, *, part: int = 0, **changes: Any) -> None:
+    def __init__(self, pool_name: str, *, part: BlockPart | None = None, **changes: Any) -> None:
         tensors, self.memory = layer_major(2, BLOCKS, 512)
         self.layout = GroupLayout(tensors, block_count=BLOCKS, page_sizes={})
         self.counters = ConnectorCounters()
@@ -409,9 +410,10 @@ class Hybrid:
             for view in (self.memory, self.memory[:, :16])
         )
         settings = VllmSettings(pool=pool_name, timeout_ms=500, retry_s=0.05, load="async")
-        logger = logging.getLogger("test")
+        logger, self.counters = logging.getLogger("test"), ConnectorCounters()
+        state.states = True
         self.worker = RankWorker(
-            settings, full, NAMESPACE, ConnectorCounters(), logger, more=[state], whole=True
+            settings, full, NAMESPACE, self.counters, logger, more=[state], whole=True
         )
         self.worker.settle()
 
@@ -439,6 +441,9 @@ def test_each_group_moves_its_own_bytes(hybrid: Hybrid) -> None:
     ended: Counter[int] = Counter()
     wait_until(lambda: (ended.update(hybrid.worker.report().ended), len(ended) == 2)[1])
     assert ended == {5: 1, 6: 1}
+    counted = hybrid.counters.take()
+    assert (counted["save_blocks"], counted["save_bytes"]) == (3, 2 * 64 + 32)
+    assert (counted["save_states"], counted["save_state_bytes"]) == (1, 32)
     hybrid.memory[:] = 0
     hybrid.worker.load(Orders(loads=[part(0, [1, 2]), part(1, [3])]))
     assert hybrid.arrived("r") == set()
