@@ -16,7 +16,7 @@ from typing import Any
 import fake_vllm
 import numpy as np
 import pytest
-from blocks import eventually
+from support.blocks import eventually
 from vllm_parts import (
     BLOCK_TOKENS,
     Tensor,
