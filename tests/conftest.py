@@ -138,15 +138,8 @@ Start = Callable[..., "subprocess.Popen[str]"]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-@pytest.fixture(scope="session")
-def fork_server() -> Iterator[forked.Server]:
-    server = forked.Server()
-    yield server
-    server.close()
-
-
 @pytest.fixture
-def start(tmp_path: Path, fork_server: forked.Server) -> Iterator[Start]:
+def start(tmp_path: Path) -> Iterator[Start]:
     """Start ``beluga ARGUMENTS...`` with a home of its own; what still runs is killed."""
     started: list[subprocess.Popen[str]] = []
     environment = {key: value for key, value in os.environ.items() if key != "BELUGA_POOL"}
@@ -154,7 +147,7 @@ def start(tmp_path: Path, fork_server: forked.Server) -> Iterator[Start]:
 
     def start(*arguments: object, entry: str = "main", cwd: Path = ROOT) -> subprocess.Popen[str]:
         code = f"from beluga.cli.main import {entry}; {entry}()"
-        child = forked.Fork(fork_server, code, [*map(str, arguments)], environment, cwd=cwd)
+        child = forked.Fork(forked.server(), code, [*map(str, arguments)], environment, cwd=cwd)
         started.append(child)
         return child
 

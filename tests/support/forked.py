@@ -12,7 +12,9 @@ once, when it starts (PYTHON*, LC_*, LANG), are those of the tests' own process.
 from __future__ import annotations
 
 import array
+import atexit
 import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -44,14 +46,19 @@ _LIBRARIES = (
     *("msgspec", "rich.console", "rich.live", "rich.progress", "rich.table"),
     *("typer", "typer._adapters", "typer._click.decorators", "typer.rich_utils"),
 )
-_OURS = ("beluga.admin", "beluga.index", "beluga.kvcache", "beluga.tiers", "beluga.transfer")
+_OURS = (
+    *("beluga.admin", "beluga.index", "beluga.kvcache", "beluga.tiers", "beluga.transfer"),
+    "support.roles",
+)
+_READ_BY_IMPORTS = ("BELUGA_CRASH", "BELUGA_FLUSH", "BELUGA_ISA")
 _REQUEST = 1 << 20  # bytes
-_ROOT = Path(__file__).resolve().parents[2]
+_TESTS = Path(__file__).resolve().parents[1]
+_ROOT = _TESTS.parent
 _KILLED = int(signal.SIGKILL)  # the wait status of a process whose parent has gone
 
 
 class Fork(subprocess.Popen[str]):
-    """Python that executes ``code``, with pipes as its streams."""
+    """Python that executes ``code``, with pipes as its streams; ``stderr=None`` is the caller's."""
 
     def __init__(
         self,
@@ -61,6 +68,7 @@ class Fork(subprocess.Popen[str]):
         environment: dict[str, str],
         *,
         cwd: Path,
+        stderr: int | None = subprocess.PIPE,
     ) -> None:
         self._server, self._code, self._status = server, code, -1
         pipe = subprocess.PIPE
@@ -70,8 +78,9 @@ class Fork(subprocess.Popen[str]):
             env=environment,
             stdin=pipe,
             stdout=pipe,
-            stderr=pipe,
+            stderr=stderr,
             text=True,
+            bufsize=1,
         )
 
     def _execute_child(self, args: list[str], *rest: Any) -> None:
@@ -84,7 +93,8 @@ class Fork(subprocess.Popen[str]):
             "cwd": str(cwd),
         }
         try:
-            self.pid = self._server.fork(request, [pipes[0], pipes[3], pipes[5], theirs])
+            error = 2 if pipes[5] == -1 else pipes[5]
+            self.pid = self._server.fork(request, [pipes[0], pipes[3], error, theirs])
         finally:
             os.close(theirs)
         self._child_created = True
@@ -135,6 +145,14 @@ class Server:
         self._process.communicate(timeout=60)
 
 
+@functools.cache
+def server() -> Server:
+    """Return the one of this process, which ends with it."""
+    made = Server()
+    atexit.register(made.close)
+    return made
+
+
 # ---- The process that is copied.
 
 
@@ -183,12 +201,21 @@ def _reap(children: dict[int, int]) -> None:
 
 
 def _import_ours() -> None:
-    """Import what most commands do."""
+    """Import what most commands do, and processes.py."""
     cli = importlib.import_module("beluga.cli")
     names = [f"beluga.cli.{each.name}" for each in pkgutil.iter_modules(cli.__path__)]
+    sys.path.insert(0, str(_TESTS))
     for name in (*names, *_OURS):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    del sys.path[0]
+
+
+def _forget_ours() -> None:
+    """Let a copy import again what an import of ``beluga`` has read of another environment."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] in ("beluga", "support") and name != "beluga._core":
+            del sys.modules[name]
 
 
 def _main() -> dict[str, Any] | None:
@@ -206,8 +233,11 @@ def _main() -> dict[str, Any] | None:
     request = _serve(socket.socket(fileno=int(sys.argv[1])))
     warnings.resetwarnings()
     if request:
+        before = dict(os.environ)
         os.environ.clear()
         os.environ.update(request["environment"])
+        if any(os.environ.get(name) != before.get(name) for name in _READ_BY_IMPORTS):
+            _forget_ours()
         os.chdir(request["cwd"])
         sys.argv[:] = request["argv"]
         if Path(request["cwd"]) != _ROOT:

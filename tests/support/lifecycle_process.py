@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import json
 import os
 import signal
@@ -217,6 +218,7 @@ def _run(name: str, kind: Kind, folder: Path, phase: str) -> Iterator[str]:
 def main(folder: str, phase: str, *only: str) -> None:
     faulthandler.enable()
     faulthandler.register(signal.SIGALRM, all_threads=True, chain=True)
+    gc.freeze()  # the last collection of a child would copy the pages of all modules
     for name, kind in MAKERS.items():
         if only and name not in only:
             continue

@@ -7,28 +7,31 @@ What they do is in roles.py. A process that is not told to end is killed with th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
-import subprocess
-import sys
+import time
 from pathlib import Path
 
+from support import forked
 from support.emulation import PATIENCE
 
-ROLES = Path(__file__).with_name("roles.py")
+ROLES = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).resolve().parents[1])!r})
+from support import roles
+roles.main()
+"""
 
 
 class Process:
     """A Python process that plays a role of roles.py over the pool on ``paths``."""
 
     def __init__(self, role: str, paths: list[Path]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(ROLES), role, *map(str, paths)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
+        arguments = [role, *map(str, paths)]
+        self._process = forked.Fork(
+            forked.server(), ROLES, arguments, dict(os.environ), cwd=Path.cwd(), stderr=None
         )
         greeting = self.hear()
         if greeting != "ready":
@@ -65,8 +68,12 @@ class Process:
 
     def stopped(self) -> bool:
         """Wait until it has stopped by itself: return whether it has, or died."""
-        _, status = os.waitpid(self.pid, os.WUNTRACED)
-        return os.WIFSTOPPED(status)
+        while self._process.poll() is None:
+            with contextlib.suppress(FileNotFoundError):
+                if Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2][0] == "T":
+                    return True
+            time.sleep(0.005)
+        return False
 
     def kill(self) -> None:
         """Kill it; it is gone when this returns."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Runs the processes of processes.py: ``python roles.py ROLE DEVICE...``.
+"""Runs the processes of processes.py: ``main()`` with ``ROLE DEVICE...`` as arguments.
 
 A role prints "ready", then answers each line that it reads with one line, until there are no more.
 """
@@ -14,9 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 from support.blocks import BLOCK_WORDS, CHAIN, content, keys, states
@@ -203,7 +200,3 @@ def main() -> None:
     except BelugaError as error:
         print(f"{type(error).__name__}: {error}", flush=True)
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()
