@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from support.blocks import eventually, keys, states
 from support.processes import Process
@@ -74,13 +74,7 @@ class Failing:
 
 @contextmanager
 def failing(paths: list[Path]) -> Iterator[Failing]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVER, *map(str, paths)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        bufsize=1,
-    )
+    process = forked.start(SERVER, *paths)
     try:
         assert process.stdout
         assert process.stdout.readline() == "ready\n"

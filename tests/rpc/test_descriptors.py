@@ -4,11 +4,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import forked
 import pytest
 from support.blocks import eventually
 from support.processes import Process
@@ -94,13 +93,7 @@ class Starving:
     """A process that runs one of the programs above."""
 
     def __init__(self, source: str, paths: list[Path]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", source, "-", *map(str, paths)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
+        self._process = forked.start(source, "-", *paths)
         assert self._hear() == "ready"
 
     def ask(self, what: str) -> str:

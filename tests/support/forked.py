@@ -153,6 +153,12 @@ def server() -> Server:
     return made
 
 
+def start(code: str, *arguments: object) -> Fork:
+    """Start Python with the environment, the folder and the errors' stream of this process."""
+    words = [*map(str, arguments)]
+    return Fork(server(), code, words, dict(os.environ), cwd=Path.cwd(), stderr=None)
+
+
 # ---- The process that is copied.
 
 

@@ -8,7 +8,6 @@ What they do is in roles.py. A process that is not told to end is killed with th
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import signal
 import time
@@ -29,10 +28,7 @@ class Process:
     """A Python process that plays a role of roles.py over the pool on ``paths``."""
 
     def __init__(self, role: str, paths: list[Path]) -> None:
-        arguments = [role, *map(str, paths)]
-        self._process = forked.Fork(
-            forked.server(), ROLES, arguments, dict(os.environ), cwd=Path.cwd(), stderr=None
-        )
+        self._process = forked.start(ROLES, role, *paths)
         greeting = self.hear()
         if greeting != "ready":
             self.kill()
