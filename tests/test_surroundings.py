@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.emulation import long
 
 ROOT = Path(__file__).resolve().parent.parent
 STOPPED = "tests/replay/test_replay.py::test_a_stopped_replay_leaves_nothing"
@@ -45,7 +46,7 @@ def test_the_environment_may_be_bare(tmp_path: Path) -> None:
     run_tests([COMMANDS], "umask 077; exec <&-", bare, tmp_path)
 
 
-@pytest.mark.parametrize(("first", "status"), [("assert False", 1), ("pass", 2)])
+@pytest.mark.parametrize(("first", "status"), [("assert False", 1), long("pass", 2)])
 def test_a_failure_before_an_interruption_counts(first: str, status: int, tmp_path: Path) -> None:
     """``scripts/check`` interrupts what takes long and takes a status of 1 for a failure."""
     tests = tmp_path / "test_it.py"

@@ -20,6 +20,7 @@ from beluga.errors import BelugaError
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="needs two cores")
 
 
+@pytest.mark.long
 def test_every_library_has_a_row_or_a_reason(smoke: Callable[[str], list[Row]]) -> None:
     rows = {row["peer"]: row for row in smoke("rpc-peers") if row["peer"] is not None}
     assert set(rows) == {"gRPC", "ZeroMQ", "iceoryx2"}

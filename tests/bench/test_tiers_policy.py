@@ -84,6 +84,7 @@ def test_by_default_a_workload_without_reuse_writes_only_the_trial() -> None:
     assert of(results, ("lru", "always")).written == 1.0
 
 
+@pytest.mark.long
 def test_by_default_a_shared_prompt_alone_is_soon_not_saved_any_more() -> None:
     results = list(compare(shared_prompt(), (0.02,), (1.0,)))
     assert of(results, DEFAULT).written < 0.1

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from page.well_formed import Page
+from support.emulation import long
 
 from beluga.replay import Conversations, make_workload, write_trace
 
@@ -40,7 +41,7 @@ def test_rows_have_both_memories_each_seed_and_the_mean(run: Run, trace: Path) -
         assert row["ttft_mean_s"] > 0
 
 
-@pytest.mark.parametrize("command", ["simulate", "replay"])
+@pytest.mark.parametrize("command", ["simulate", long("replay")])
 @pytest.mark.parametrize("given", [False, True])
 def test_json_has_what_was_guessed_as_the_line_on_stderr(
     run: Run, tmp_path: Path, command: str, given: bool

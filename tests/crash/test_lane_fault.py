@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import forked
 import pytest
+from support import forked
 from support.blocks import eventually, keys, states
 from support.processes import Process
 

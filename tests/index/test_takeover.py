@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.blocks import eventually, held, keys, put, states
+from support.emulation import long
 from support.processes import Process
 
 from beluga._ffi import ffi, lib
@@ -47,7 +48,7 @@ def first(pool: Pool, paths: list[Path]) -> Iterator[Process]:
         yield server
 
 
-@pytest.mark.parametrize("deaths", [1, 2, 3, 4])
+@pytest.mark.parametrize("deaths", [1, 2, long(3), long(4)])
 def test_every_committed_block_survives_kills_of_the_server(
     pool: Pool, paths: list[Path], first: Process, deaths: int
 ) -> None:
@@ -70,7 +71,7 @@ def test_every_committed_block_survives_kills_of_the_server(
         assert meta.stat().used_bytes == meta.stat().block_bytes
 
 
-@pytest.mark.parametrize("deaths", [1, 2, 3])
+@pytest.mark.parametrize("deaths", [long(1), 2, long(3)])
 def test_a_client_puts_on_through_the_deaths_of_its_servers(
     pool: Pool, paths: list[Path], first: Process, deaths: int
 ) -> None:

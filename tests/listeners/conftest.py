@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import forked
 
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 pytest.importorskip("zmq", reason="pyzmq is not installed")
@@ -33,12 +33,11 @@ def all_served(memory_root: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     def start(*arguments: object) -> subprocess.Popen[str]:
         with (home / "log").open("a") as log:
             children.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "beluga", *map(str, arguments)],
-                    env=environment,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    text=True,
+                forked.Fork(
+                    *(forked.server(), "from beluga.cli.main import main; main()"),
+                    *([*map(str, arguments)], environment),
+                    cwd=Path.cwd(),
+                    stderr=log.fileno(),
                 )
             )
         return children[-1]

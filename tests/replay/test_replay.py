@@ -118,8 +118,8 @@ def test_a_block_of_no_bytes_is_refused(run: Run, trace: Path) -> None:
     assert "a block of 0 bytes" in refused.stderr
 
 
-def test_a_person_gets_a_table(run: Run) -> None:
-    ended = run("replay", "--block-bytes", "4096")
+def test_a_person_gets_a_table(run: Run, trace: Path) -> None:
+    ended = run("replay", trace, "--block-bytes", "4096")
     assert ended.returncode == 0, ended.stderr
     for row in ("requests", "hit rate", "blocks put", "blocks got", "RPC p50 / p99"):
         assert row in ended.stdout

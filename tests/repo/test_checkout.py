@@ -12,6 +12,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from support.emulation import long
 from support.shown import blocks
 
 from beluga.pool import scratch_folder
@@ -67,7 +68,7 @@ def test_the_readme_runs_in_the_checkout(checkout: Path, installed: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "program", [["-m", "beluga"], ["-c", "import beluga.cli.main as m; m.main()"]]
+    "program", [["-m", "beluga"], long(["-c", "import beluga.cli.main as m; m.main()"])]
 )
 def test_the_command_runs_in_the_checkout(
     checkout: Path, installed: Path, program: list[str]

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import forked
 import pytest
+from support import forked
 from support.blocks import eventually
 from support.processes import Process
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from other_machine import OtherMachine
-from support.emulation import PATIENCE
+from support.emulation import PATIENCE, long
 
 from beluga._ffi import lib
 from beluga.errors import SecondHostError
@@ -24,7 +24,7 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 MOUNT = f'mount --bind "$0" {BOOT_ID} && mount -t tmpfs none "$1" && shift && exec "$@"'
 AS_ANOTHER = ("unshare", "--mount", "sh", "-c", MOUNT)
 OURS = pytest.mark.parametrize(
-    "coherence", ["hardware", ["software", "hardware"]], indirect=True, ids=str
+    "coherence", [long("hardware"), ["software", "hardware"]], indirect=True, ids=str
 )
 
 

@@ -123,7 +123,8 @@ class Server:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
+                [sys.executable, "-m", "support.forked", str(theirs.fileno())],
+                cwd=_TESTS,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.PIPE,  # a command's streams are of this kind, too
                 stdout=subprocess.PIPE,

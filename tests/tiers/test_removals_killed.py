@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pytest
 import removal_server
 from removal_scene import LENGTH, POOL_BYTES, content, digest
 from support.blocks import eventually
@@ -56,6 +57,7 @@ def test_a_killed_server_forgets_no_removal(shm: Path, tmp_path: Path) -> None:
         assert np.array_equal(target[:1], content(0, 1))
 
 
+@pytest.mark.long
 def test_a_removal_waits_through_kills_for_a_store_that_the_servers_lack(
     shm: Path, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from support.cuda_capture import begin_capture
 from support.cuda_gpu import PATIENCE_S, STRIPE, Blocks, FailingGpu, Gpu, engine_on
+from support.emulation import long
 from support.engines import poke
 
 from beluga.errors import (
@@ -287,7 +288,7 @@ def test_a_bounced_write_has_not_ended_while_its_bytes_are_to_come(pool: Pool) -
     assert first.stored(pool)
 
 
-@pytest.mark.parametrize(("path", "bounced"), [("direct", 0), ("staged", 0), ("direct", 1)])
+@pytest.mark.parametrize(("path", "bounced"), [("direct", 0), long("staged", 0), ("direct", 1)])
 def test_a_start_that_fails_leaves_nothing_under_way(pool: Pool, path: str, bounced: int) -> None:
     """Any call of the driver may fail. When the start raises, the GPU has no work of it left."""
     for number in itertools.count(1):
