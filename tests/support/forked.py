@@ -123,8 +123,7 @@ class Server:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "support.forked", str(theirs.fileno())],
-                cwd=_TESTS,
+                [sys.executable, __file__, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.PIPE,  # a command's streams are of this kind, too
                 stdout=subprocess.PIPE,
@@ -132,7 +131,7 @@ class Server:
                 env={
                     **os.environ,
                     "OPENBLAS_NUM_THREADS": "1",  # no threads before a fork
-                    "PYTHONPATH": str(Path(__file__).parent.parent),  # as pytest's own
+                    "PYTHONPATH": str(_TESTS),  # as pytest's own
                 },
             )
 
