@@ -86,7 +86,7 @@ def engine(
         layout=form,
         packing="none",
         layers={"layer.0": "full"},
-        tp_rank=rank,
+        part=f"{rank}/{ranks}",
         pp_rank=0,
         salt=salt,
     )
