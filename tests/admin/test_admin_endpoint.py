@@ -346,7 +346,7 @@ def test_a_taken_port_is_one_clear_line(make: Make) -> None:
         ("rack-7:9466", ("rack-7", 9466)),
     ],
 )
-def test_addresses(text: str, found: tuple[str, int]) -> None:
+def test_read_address_parses_host_and_port(text: str, found: tuple[str, int]) -> None:
     assert read_address(text) == found
 
 

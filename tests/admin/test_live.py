@@ -67,7 +67,7 @@ class At(figures.Figures):
         self.at_s = at_s
 
 
-def test_a_rate_is_not_over_a_pause_in_which_nobody_looked() -> None:
+def test_a_rate_does_not_span_a_pause_between_snapshots() -> None:
     past = figures.RecentFigures()
     for at_s in (100.0, 101.0, 102.0):
         past.add(At(at_s))

@@ -303,7 +303,7 @@ def test_memory_that_went_bad_is_named(world: World) -> None:
         world.serve()
 
 
-def test_a_removed_block_and_one_that_was_never_stored_are_told_apart(world: World) -> None:
+def test_a_removed_block_differs_from_one_that_was_never_stored(world: World) -> None:
     world.store(engine(), KEY[::-1])
     assert world.cause(engine()) == "never"
     world.store(engine())

@@ -50,7 +50,7 @@ def test_every_key_that_is_not_there_is_named(run: Run, pool: list[str]) -> None
     assert "no block '0', '1', '2', '3', '4' and 2 more in that namespace" in many
 
 
-def test_a_fingerprint_that_nobody_has_opened_is_said(run: Run, pool: list[str]) -> None:
+def test_explain_reports_an_unknown_fingerprint(run: Run, pool: list[str]) -> None:
     told = run("explain", "key", *pool, "--namespace", "0123456789abcdef")
     assert told.returncode == 1
     assert "has the fingerprint 0123456789abcdef; it is taken as a name" in told.stderr

@@ -108,7 +108,7 @@ def test_ctrl_c_ends_it_and_leaves_nothing_behind(start: Start, paths: list[str]
 def test_served_pool_is_refused(run: Run, paths: list[str]) -> None:
     refused = run("verify", *named(paths), *QUICK)
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert "a server serves the pool" in refused.stderr
+    assert "a server of the pool is running" in refused.stderr
     assert refused.stderr.count("\n") == 1
 
 

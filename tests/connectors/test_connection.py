@@ -66,7 +66,7 @@ def until_attached(connection: Connection) -> None:
         time.sleep(0.01)
 
 
-def test_an_attempt_reaches_the_pool(server: MetaServer, connection: Connection) -> None:
+def test_attempt_calls_the_pool_once_attached(server: MetaServer, connection: Connection) -> None:
     assert connection.wait(LONG_S)
     assert connection.attempt("putting", put) == 4
     assert connection.attempt("looking up", lookup) == 4
@@ -385,7 +385,7 @@ def test_what_was_carried_is_told_after_the_end(server: MetaServer, connection: 
 
 
 @pytest.mark.parametrize("prefault", [True, False])
-def test_a_pool_is_touched_beforehand_for_who_asks(
+def test_connection_prefaults_the_pool_if_requested(
     server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch, prefault: bool
 ) -> None:
     touched = threading.Event()

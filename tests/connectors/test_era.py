@@ -204,7 +204,7 @@ def test_a_clear_is_pending_until_it_is_done(sessions: list[Attachment]) -> None
     assert not one.pending
 
 
-def test_a_record_that_another_is_writing_is_waited_for_by_nobody(
+def test_an_era_record_in_writing_raises_at_once(
     sessions: list[Attachment],
 ) -> None:
     one = Era(MODEL)

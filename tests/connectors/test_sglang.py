@@ -315,7 +315,7 @@ def test_flat_pages_behind_a_miss_are_fetched(server: MetaServer, backend: Make)
     assert [int(target.data[0]) for target in targets] == [1, 0, 2]
 
 
-def test_a_clear_that_the_pool_does_not_hear_of_is_an_error(pool: Pool, backend: Make) -> None:
+def test_clear_raises_without_the_pool(pool: Pool, backend: Make) -> None:
     with MetaServer(pool):
         one = backend(timeout_ms=1000)
         assert one.batch_set_v1(keys(2), indices([0, 1])) == [True, True]
@@ -328,7 +328,7 @@ def test_a_clear_that_the_pool_does_not_hear_of_is_an_error(pool: Pool, backend:
         one.clear()
 
 
-def test_a_put_that_began_before_a_clear_is_found_by_nobody(
+def test_a_put_that_began_before_a_clear_is_never_a_hit(
     server: MetaServer, backend: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other, go, begun = backend(), backend(), threading.Event(), threading.Event()

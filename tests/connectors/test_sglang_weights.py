@@ -56,9 +56,7 @@ def finds(one: Any, count: int = 2) -> int:
     return hits
 
 
-def test_what_was_cleared_is_found_by_nobody_and_can_be_put_again(
-    server: MetaServer, backend: Make
-) -> None:
+def test_a_cleared_block_is_a_miss_and_can_be_put_again(server: MetaServer, backend: Make) -> None:
     one, other = backend(), backend()
     assert put(one) == [True, True]
     assert finds(other) == 2

@@ -162,7 +162,7 @@ class Played:
     st.integers(0, 3000),
     st.integers(0, 5000),
 )
-def test_a_prompt_that_nobody_takes_costs_the_time_of_a_local_prefill(
+def test_an_unclaimed_prompt_waits_as_long_as_a_local_prefill(
     taken_s: float, takes_ms: int, local_ms: int, more_ms: int
 ) -> None:
     """Whatever the times are: a prompt waits no longer than a local prefill takes unless a worker
@@ -219,7 +219,7 @@ def test_it_is_decided_by_the_tokens_that_are_not_done() -> None:
     asyncio.run(play())
 
 
-def test_a_queue_that_is_away_fails_nothing_and_is_left_alone() -> None:
+def test_an_unreachable_queue_fails_no_request_and_is_not_used() -> None:
     class Counting(ListQueue):
         asked = 0
 

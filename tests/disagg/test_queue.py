@@ -340,7 +340,7 @@ def test_a_full_queue_says_so(backend: Backend) -> None:
     asyncio.run(play())
 
 
-def test_a_pool_that_nobody_serves_is_refused_and_let_go(shm: Path) -> None:
+def test_opening_fails_without_a_server_and_closes_the_pool(shm: Path) -> None:
     paths = [shm / "alone"]
     Pool.create(paths, device_size=64 << 20, sparse=True).close()
     with pytest.raises(QueueError, match="the prefill queue in the pool"):

@@ -50,7 +50,7 @@ def mapped(path: Path, *, device: int = 0, inode: int = 0) -> str:
     return f"7f00-7f01 rw-s 00000000 {numbers} {found.st_ino + inode}   {path} (deleted)\n"
 
 
-def test_a_pool_that_nobody_uses_is_named_with_its_size(tmp_path: Path, paths: list[Path]) -> None:
+def test_doctor_reports_an_unused_pool_with_its_size(tmp_path: Path, paths: list[Path]) -> None:
     found = stale(tmp_path)
     assert found.level == "warning"
     size = sum(path.stat().st_blocks * 512 for path in paths)
@@ -107,7 +107,7 @@ def test_files_that_are_no_pools_are_left_alone(tmp_path: Path, shm: Path) -> No
     assert stale(tmp_path).level == "ok"
 
 
-def test_a_pool_that_cannot_be_read_cannot_be_told(
+def test_doctor_reports_an_unreadable_pool_as_unknown(
     tmp_path: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = Path.open

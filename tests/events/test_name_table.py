@@ -101,7 +101,7 @@ def test_changes_that_the_table_has_already_do_nothing() -> None:
     assert stands(table) == {(0, 10): 510}
 
 
-def test_a_line_may_be_reused_before_its_removal_was_told() -> None:
+def test_a_line_may_be_reused_before_its_removal_is_delivered() -> None:
     table = NameTable(LINES)
     names = chain(10, 2)
     told(table, stored(0, 5, names[0]))
@@ -109,7 +109,7 @@ def test_a_line_may_be_reused_before_its_removal_was_told() -> None:
     assert [type(event.data) for event in events] == [Removed, Stored]
 
 
-def test_a_rank_that_cannot_be_is_not_believed() -> None:
+def test_a_rank_out_of_range_is_rejected() -> None:
     table = NameTable(LINES)
     name = chain(10, 1)[0].copy()
     name["rank"], name["rank_count"] = 3, 3
@@ -135,12 +135,12 @@ def test_ranks_that_contradict_each_other_are_no_whole_block() -> None:
     assert told(table, removed(1, 2)) == [PoolEvent(Stored([10], [510], None), 0, TOKENS)]
 
 
-def test_a_line_that_the_pool_does_not_have_is_not_believed() -> None:
+def test_a_line_number_out_of_range_is_rejected() -> None:
     table = NameTable(LINES)
     assert told(table, stored(LINES, 1, chain(10, 1)[0]), removed(LINES, 1)) == []
 
 
-def test_a_late_router_is_told_parents_first() -> None:
+def test_a_late_router_gets_parents_before_children() -> None:
     table = NameTable(LINES)
     root, twigs = chain(10, 3), [chain(n, 2, parent_hash=11) for n in (20, 30)]
     names = [*twigs[1][::-1], *root[::-1], *twigs[0], chain(50, 1, parent_hash=49)[0]]

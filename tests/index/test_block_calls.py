@@ -249,7 +249,7 @@ def test_nonsense_sizes_are_refused(meta: MetaClient, length: int, chunk_size: i
 
 
 @pytest.mark.parametrize("length", [64 * MIB, 1024 * MIB, 1024 * MIB + 1, 0xFFFFFFFF])
-def test_a_block_larger_than_the_pool_is_refused_and_costs_nobody(
+def test_a_block_larger_than_the_pool_is_rejected_without_an_eviction(
     meta: MetaClient, length: int
 ) -> None:
     put(meta, range(DATA_BLOCKS))

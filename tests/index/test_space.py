@@ -312,7 +312,7 @@ def test_a_pool_of_an_earlier_release_is_taken_over(quick: Pool) -> None:
         assert held(MetaClient(client), there) == set(there)
 
 
-def test_a_mark_is_one_that_earlier_releases_believe(meta: MetaClient, quick: Pool) -> None:
+def test_a_mark_is_valid_for_earlier_releases(meta: MetaClient, quick: Pool) -> None:
     """They hold what it opens, and take it for an extent of blocks of a page."""
     put(meta, range(40), length=MIB)
     g = quick.geometry

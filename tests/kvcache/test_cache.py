@@ -201,7 +201,7 @@ def test_without_verification_the_entry_is_still_checked(cache: KVCache, pool: P
         assert careless.get(digests(1), targets).hits == 0
 
 
-def test_a_full_pool_evicts_what_was_not_asked_for(cache: KVCache) -> None:
+def test_a_full_pool_evicts_the_least_recently_used_blocks(cache: KVCache) -> None:
     length, count = 1 << 20, 150  # more than 92 MiB of data stripes
     for i in range(count):
         assert cache.put(digests(1, start=i), payload(1, length, seed=i)).stored == 1

@@ -67,7 +67,7 @@ def test_small_batches_go_by_the_cpu_and_large_ones_by_the_dsa(
     assert fetched(cache, 2, large)
 
 
-def test_a_dsa_that_dies_is_left_alone(
+def test_a_failed_dsa_gets_no_more_plans(
     pool: Pool,
     server: MetaServer,
     cache: KVCache,

@@ -101,7 +101,7 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
         server.end()
 
 
-def test_one_holds_it_at_a_time(etcd: Etcd) -> None:
+def test_a_lease_has_one_holder_at_a_time(etcd: Etcd) -> None:
     one, other = etcd.lease("one"), etcd.lease("one")
     assert one.acquire(0)
     assert not other.acquire(0.3)

@@ -69,7 +69,7 @@ def lease(api: Api, account: Path, *, duration_s: int = 60) -> KubernetesLease:
     )
 
 
-def test_one_holds_it_at_a_time(api: Api, account: Path) -> None:
+def test_a_lease_has_one_holder_at_a_time(api: Api, account: Path) -> None:
     one, other = lease(api, account), lease(api, account)
     assert one.acquire(0)
     assert not other.acquire(0.3)

@@ -47,7 +47,7 @@ def test_versions_of_tls_that_are_broken_are_not_spoken(tmp_path: Path) -> None:
     assert read_tls(made(tmp_path)).minimum_version == ssl.TLSVersion.TLSv1_2
 
 
-def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(tmp_path: Path) -> None:
+def test_an_encrypted_key_is_rejected_without_a_prompt(tmp_path: Path) -> None:
     setting = made(tmp_path, "-passout", f"pass:{SECRET}")
     with pytest.raises(SettingsError, match="the key is encrypted"):
         read_tls(setting)

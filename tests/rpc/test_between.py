@@ -88,7 +88,7 @@ def test_an_interrupted_attach_leaves_no_session(
     assert eventually(lambda: server.stat().live_count == 0)
 
 
-def test_a_client_that_nobody_has_any_more_gives_its_lane_back(pool: Pool, server: Server) -> None:
+def test_an_unreferenced_client_returns_its_lane(pool: Pool, server: Server) -> None:
     client = Client(pool)
     assert server.stat().live_count == 1
     del client
@@ -177,7 +177,7 @@ def test_servers_watch_and_wait_so_long_as_they_are_told(pool: Pool, core: Watch
     assert core.last("bl_server_heartbeat_lost")[1] == 500_000_000
 
 
-def test_a_server_believes_in_nobodys_death_unless_told(pool: Pool, core: WatchedCore) -> None:
+def test_a_server_declares_no_session_gone_by_default(pool: Pool, core: WatchedCore) -> None:
     Server(pool).stop()
     assert "bl_server_declare_gone" not in core.names()
     Server(pool, declared_gone=True).stop()

@@ -192,9 +192,7 @@ def test_a_successor_learns_of_deaths_that_it_could_not_ask_for_at_once(
     assert eventually(lambda: server.counts()[1] == 0)
 
 
-def test_a_client_without_descriptors_is_told_so_and_attaches_when_it_has_some(
-    pool: Pool, paths: list[Path]
-) -> None:
+def test_attach_fails_without_descriptors_and_succeeds_later(pool: Pool, paths: list[Path]) -> None:
     with Server(pool) as server:
         client = Starving(CALLS, paths)
         try:

@@ -146,7 +146,7 @@ def attached(
             yield process, ending, before
 
 
-def test_a_child_forked_while_it_attaches_leaves_the_session_to_its_parent(
+def test_a_child_forked_during_attach_does_not_own_the_session(
     pool: Pool, paths: list[Path]
 ) -> None:
     with attached(pool, paths) as (process, ending, before):

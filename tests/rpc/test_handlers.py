@@ -249,7 +249,7 @@ def test_the_server_bounds_what_is_incomplete(
     assert client.call("length", bytes(BULK // 2)) == BULK // 2
 
 
-def test_a_message_nobody_completes_gives_its_room_to_others(
+def test_space_of_an_incomplete_message_is_reused(
     pool: Pool, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "_HELD_MAX", 3 * BULK)

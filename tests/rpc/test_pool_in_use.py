@@ -73,7 +73,7 @@ def test_a_user_who_cannot_know_whether_a_pool_is_in_use_destroys_nothing(shm: P
     Pool.open([path]).close()
 
 
-def test_a_pool_is_destroyed_once_nobody_uses_it(paths: list[Path]) -> None:
+def test_destroy_succeeds_once_the_pool_is_unused(paths: list[Path]) -> None:
     with Pool.create(paths, device_size=SIZE, sparse=True) as pool, Server(pool), Client(pool):
         pass
     Pool.destroy(paths)

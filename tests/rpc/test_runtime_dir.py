@@ -177,7 +177,7 @@ def test_another_user_with_a_directory_of_his_own_is_refused(
         assert answered(paths) == "RuntimeDirError"
 
 
-def test_a_folder_that_all_may_write_to_is_nobodys_to_prepare(
+def test_a_runtime_directory_of_another_user_in_a_shared_folder_is_rejected(
     pool: Pool, another: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where any user may put a directory, only the user's own one is used."""

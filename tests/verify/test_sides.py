@@ -129,7 +129,7 @@ def test_a_side_that_runs_in_another_process_is_not_run_twice(pool: Pool) -> Non
     ("code", "said"),
     [
         (errno.ENOSPC, "no free stripe"),
-        (errno.EBUSY, "a server serves the pool"),
+        (errno.EBUSY, "a server of the pool is running"),
         (errno.EINVAL, "verifying a pool"),
     ],
 )

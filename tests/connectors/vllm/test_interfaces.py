@@ -49,7 +49,9 @@ def last_line(python: str, script: str) -> str:
     return made.stdout.splitlines()[-1]
 
 
-def test_our_connector_fits(vllm_python: str, version: str) -> None:
+def test_the_connector_implements_every_method_of_the_engine(
+    vllm_python: str, version: str
+) -> None:
     found: dict[str, Any] = json.loads(last_line(vllm_python, "interfaces.py"))
     assert found["version"].startswith(version)
     assert found["misfits"] == []

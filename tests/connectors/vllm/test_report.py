@@ -118,7 +118,7 @@ def test_one_miss_among_hits_is_seen(tmp_path: Path) -> None:
     assert report_of(setting_of(tmp_path), samples, limits, {})["hit_tokens"] == 0
 
 
-def test_a_hit_of_a_part_is_tried_again_and_told(tmp_path: Path) -> None:
+def test_a_partial_hit_is_retried_and_reported(tmp_path: Path) -> None:
     pairs = played(tmp_path)
     engine: Any = pairs[1]._b
     whole, forget = engine.generate, iter([True])

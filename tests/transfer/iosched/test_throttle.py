@@ -82,7 +82,7 @@ def test_a_bucket_never_holds_more_than_its_limit(capped: bool) -> None:
     assert bucket.lacks(bucket.grab(1)) == 1
 
 
-def test_a_bucket_that_nobody_asks_for_months_is_full() -> None:
+def test_a_bucket_is_full_after_months_without_requests() -> None:
     """The tokens of so long a time do not fit into 64 bits."""
     bucket = TokenBucket(10**12, 1000, now_ns=0)
     bucket.replenish(0)

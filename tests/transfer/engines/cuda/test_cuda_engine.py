@@ -43,7 +43,7 @@ from beluga.transfer.engines.policy import probe
 pytestmark = pytest.mark.usefixtures("compiled")
 
 
-def test_a_batch_is_one_launch_and_nobody_waits_for_it(pool: Pool, gpu: Gpu) -> None:
+def test_a_batch_is_one_launch_without_a_wait(pool: Pool, gpu: Gpu) -> None:
     engine, blocks = engine_on(pool, gpu), Blocks.make(pool, 5)
     assert engine.settle(PATIENCE_S)
     for start in (engine.gather_write, engine.scatter_read):

@@ -128,7 +128,7 @@ class FailingOnce:
             raise DeviceFaultError("made up")
 
 
-def test_a_failed_flush_is_told_as_often_as_it_is_asked_for(pool: Pool, gpu: Gpu) -> None:
+def test_every_wait_raises_the_error_of_a_failed_flush(pool: Pool, gpu: Gpu) -> None:
     engine = engine_on(pool, gpu, maintenance=FailingOnce())
     assert engine.settle(PATIENCE_S)
     transfer = engine.gather_write(Blocks.make(pool).plan)
@@ -137,7 +137,7 @@ def test_a_failed_flush_is_told_as_often_as_it_is_asked_for(pool: Pool, gpu: Gpu
             transfer.wait(PATIENCE_S)
 
 
-def test_a_failed_flush_is_not_told_to_who_needs_the_buffers(pool: Pool, gpu: Gpu) -> None:
+def test_a_failed_flush_does_not_fail_the_next_user_of_its_buffers(pool: Pool, gpu: Gpu) -> None:
     engine = engine_on(pool, gpu, maintenance=FailingOnce(), path="staged", bounce_size=1 << 20)
     assert engine.settle(PATIENCE_S)
     blocks = [Blocks.make(pool, stripe=stripe) for stripe in (0, 4, 8)]
