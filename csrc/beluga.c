@@ -85,6 +85,7 @@
 #include "index/tenants.c"
 #include "index/shares.c"
 #include "index/order.c"
+#include "index/hints.c"
 #include "index/kept.c"
 #include "index/numbers.c"
 #include "index/tombs.c"

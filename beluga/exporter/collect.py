@@ -162,6 +162,18 @@ class Collector:
             ):
                 self._put(f"beluga_share_{metric}", value, share.name)
 
+        hints = self._server.hints()
+        self._all(
+            (
+                ("hinted_blocks", hints.hint_count),
+                ("hinted_bytes", hints.favored_bytes),
+                ("hints_total", hints.given_count),
+                ("hints_absent_total", hints.absent_count),
+                ("hints_refused_total", hints.refuse_count),
+                ("hints_expired_total", hints.expire_count),
+            )
+        )
+
     def _of_clients(self) -> None:
         for number, kind in enumerate(KINDS):
             reported = self._server.reported(number)

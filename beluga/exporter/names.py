@@ -125,6 +125,12 @@ METRICS: dict[str, Metric] = {
     "beluga_share_evictions_total": Metric(
         "counter", "Blocks of a share that were evicted.", ("share",)
     ),
+    "beluga_hinted_blocks": Metric("gauge", "Blocks that have a hint."),
+    "beluga_hinted_bytes": Metric("gauge", "Space of the blocks that hints favor or pin."),
+    "beluga_hints_total": Metric("counter", "Hints that blocks were given."),
+    "beluga_hints_absent_total": Metric("counter", "Hints of keys that the pool did not have."),
+    "beluga_hints_refused_total": Metric("counter", "Hints that a budget refused."),
+    "beluga_hints_expired_total": Metric("counter", "Hints whose time was over."),
     # What clients report.
     "beluga_client_asked_blocks_total": Metric("counter", "Blocks that gets wanted.", ("client",)),
     "beluga_client_hit_blocks_total": Metric("counter", "Blocks that gets copied.", ("client",)),

@@ -41,7 +41,7 @@ from beluga.index.shares import (
     digest_of,
     fingerprint_of,
 )
-from beluga.index.stat import MetaStat, Tenant
+from beluga.index.stat import HintStat, MetaStat, Tenant
 from beluga.index.tasks import TaskClient, TaskRecord
 
 __all__ = [
@@ -66,6 +66,7 @@ __all__ = [
     "CheckReport",
     "Field",
     "Grant",
+    "HintStat",
     "Left",
     "Lookup",
     "LowerStat",

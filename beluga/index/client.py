@@ -217,6 +217,22 @@ class MetaClient:
         """
         return self._tell(lib.bl_remove_blocks, _words(keys), len(keys), "removing blocks")
 
+    def hint(self, keys: NDArray[np.uint64], *, level: int, ttl_ms: int = 0) -> tuple[int, int]:
+        """Give blocks a hint (``bl_level``), which holds for ``ttl_ms`` after the last use.
+
+        Returns how many got it, and how many were refused because a budget is used up. The others
+        are not in the pool.
+        """
+        refused = ffi.new("uint32_t *")
+        words, most = _words(keys), self._timeout_ns
+        with self._client.lock:
+            session = self._client.session
+            found = raise_for_status(
+                lib.bl_hint_blocks(session, words, len(keys), level, ttl_ms, refused, most),
+                "giving hints",
+            )
+        return found - int(refused[0]), int(refused[0])
+
     def removing(self, keys: NDArray[np.uint64]) -> NDArray[np.uint8]:
         """Return which lower tiers have not removed each key yet, as bits: ``1 << n`` is tier n."""
         words, found = _words(keys), np.zeros(len(keys), np.uint8)

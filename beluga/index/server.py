@@ -17,8 +17,8 @@ from beluga.errors import BadValueError, raise_for_status
 from beluga.index.lower import LowerStat
 from beluga.index.names import CHANGE
 from beluga.index.sessions import SessionView
-from beluga.index.shares import TenantShare, check_shares, give_shares, read_shares
-from beluga.index.stat import MetaStat, Tenant
+from beluga.index.shares import TenantShare, check_budget, check_shares, give_shares, read_shares
+from beluga.index.stat import HintStat, MetaStat, Tenant
 from beluga.rpc import Quota, Server, nanoseconds
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class MetaServer(Server):
     ``shares`` has the parts of the pool that tenants may fill while others want theirs, as
     fractions: ``{"acme": 0.3}``. A name is that of a tenant, of a namespace that has only a name,
     or a namespace's fingerprint in 16 hexadecimal digits. Everybody else shares what is left.
+    ``hint_budget`` is the part of each share that hints may favor.
 
     Raises BadTypeError and BadValueError.
     """
@@ -76,7 +77,9 @@ class MetaServer(Server):
         quota: Quota | None = None,
         eviction: str = "lru",
         shares: Mapping[str, float] | None = None,
+        hint_budget: float = 0.25,
     ) -> None:
+        budget = check_budget(hint_budget)
         self._shares = check_shares({} if shares is None else shares)
         of_type("eviction", eviction, str)
         if eviction not in EVICTIONS:
@@ -98,6 +101,7 @@ class MetaServer(Server):
             raise_for_status(status, "making the block index")
             self._meta = out[0]
             give_shares(self._meta, self._shares)
+            lib.bl_meta_hint_part(self._meta, budget)
 
     def attach_lower(
         self, count_max: int, *, wait: bool, unknown: int, names: Sequence[str] | None = None
@@ -201,6 +205,13 @@ class MetaServer(Server):
         """Return the shares of tenants, while the loop runs; the first is that of the others."""
         with self._running():
             return read_shares(self._meta, self._shares)
+
+    def hints(self) -> HintStat:
+        """Return the counters of hints, while the loop runs."""
+        out = ffi.new("bl_hint_stat *")
+        with self._running():
+            lib.bl_meta_hints(self._meta, out)
+        return HintStat.of(out)
 
     def sessions(self) -> list[SessionView]:
         """Return the sessions, while the loop runs."""

@@ -129,6 +129,16 @@ def check_shares(shares: Mapping[str, float]) -> dict[str, float]:
     return dict(shares)
 
 
+def check_budget(part: float) -> int:
+    """Return the part of each share that hints may favor, in millionths. Raises BadTypeError and
+    BadValueError.
+    """
+    of_type("hint_budget", part, int, float)
+    if not 0 <= part <= 1:
+        raise BadValueError(f"hint_budget is {part:g}; give a part of each share, from 0 to 1")
+    return round(part * _WHOLE)
+
+
 def _millionths(part: float) -> int:
     return max(1, round(part * _WHOLE))
 

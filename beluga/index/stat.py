@@ -63,3 +63,20 @@ class Tenant:
     def of(cls, struct: core.bl_tenant) -> Tenant:
         """Convert a cffi ``bl_tenant``."""
         return cls(**{field.name: getattr(struct, field.name) for field in dataclasses.fields(cls)})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HintStat:
+    """The fields of ``bl_hint_stat`` (``csrc/api/index.h``): hints of blocks, since takeover."""
+
+    hint_count: int
+    favored_bytes: int
+    given_count: int
+    absent_count: int
+    refuse_count: int
+    expire_count: int
+
+    @classmethod
+    def of(cls, struct: core.bl_hint_stat) -> HintStat:
+        """Convert a cffi ``bl_hint_stat *``."""
+        return cls(**{field.name: getattr(struct, field.name) for field in dataclasses.fields(cls)})

@@ -12,6 +12,7 @@ from beluga.kvcache.cache import (
     PutResult,
 )
 from beluga.kvcache.explain import Explanation, explain
+from beluga.kvcache.hints import HintResult
 from beluga.kvcache.keys import Namespace, fold, hash_keys
 from beluga.kvcache.known import KnownNamespace, known_namespaces, namespaces_changed_ns
 
@@ -24,6 +25,7 @@ __all__ = [
     "Explanation",
     "Fragments",
     "GetResult",
+    "HintResult",
     "KVCache",
     "KnownNamespace",
     "Namespace",

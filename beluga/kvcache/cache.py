@@ -25,6 +25,7 @@ from beluga.errors import (
 from beluga.index import BLOCK_RECORD, NAME, BlockState, MetaClient
 from beluga.kvcache.buffers import Run, runs
 from beluga.kvcache.carry import EngineBatch
+from beluga.kvcache.hints import HintResult, hint_level
 from beluga.kvcache.keys import Namespace, fold
 from beluga.kvcache.known import leave_namespace
 from beluga.kvcache.onboarding import Found, fastest, follow
@@ -390,6 +391,34 @@ class KVCache(OfThisProcess):
         come first.
         """
         return self._meta.onboard(self.keys(digests), prefetch=True)
+
+    def hint(
+        self,
+        digests: Digests,
+        *,
+        priority: str = "normal",
+        ttl: float | None = None,
+        pin: bool = False,
+        prefetch: bool = False,
+    ) -> HintResult:
+        """Say what blocks are worth, so that eviction takes them earlier or later.
+
+        ``priority`` is ``low`` (evicted before the tenant's other blocks), ``normal`` or ``high``
+        (after them). With ``pin`` blocks are evicted only where nothing else makes room. ``ttl`` is
+        how many seconds after its last use a block keeps that; then it is evicted first. With
+        ``prefetch`` leading blocks that only lower tiers have are fetched (:meth:`prefetch`).
+
+        The last hint of a block counts, until this session or the server ends; ``normal`` without
+        a ``ttl`` ends it. At most a quarter of the tenant's share is
+        high or pinned; the result counts what was refused, and keys that the pool did not have.
+
+        Raises BadTypeError, BadValueError and :class:`~beluga.errors.RpcError`.
+        """
+        level, ttl_ms = hint_level(priority, ttl, pin=pin)
+        keys = self.keys(digests)
+        fetched = self._meta.onboard(keys, prefetch=True) if prefetch and len(keys) else 0
+        given, refused = self._meta.hint(keys, level=level, ttl_ms=ttl_ms)
+        return HintResult(given, refused, len(keys) - given - refused, fetched)
 
     def pin(self, digests: Digests) -> Pins:
         """Pin the leading blocks that the pool has, so that they stay until :meth:`release`."""

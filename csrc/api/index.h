@@ -68,6 +68,37 @@ typedef struct bl_share_view {
  * thread runs meanwhile, so the figures are not from one instant. */
 uint32_t bl_meta_shares(const bl_meta *meta, bl_share_view *out, uint32_t count);
 
+/* What a hint says of a block's worth (index/hints.h). In its tenant's share, LOW blocks are
+ * evicted before the others, HIGH ones after them, and PINNED ones only where nothing else makes
+ * room. */
+enum bl_level {
+    BL_LEVEL_NORMAL = 0,
+    BL_LEVEL_LOW = 1,
+    BL_LEVEL_HIGH = 2,
+    BL_LEVEL_PINNED = 3,
+    BL_LEVEL_COUNT = 4
+};
+enum bl_hint_limit { BL_HINT_PART = 250000 }; /* of each share, for blocks that hints favor */
+
+/* bl_block_request (flags: bl_level; length: milliseconds since the last use for which it holds, 0
+ * for no limit), keys -> bl_block_reply (count: hints given; state: hints refused). */
+enum bl_hint_method { BL_METHOD_HINT = 20 };
+
+typedef struct bl_hint_stat {
+    uint64_t hint_count;        /* blocks with a hint now */
+    uint64_t favored_bytes;     /* space of the blocks at HIGH and PINNED now */
+    uint64_t given_count;
+    uint64_t absent_count;      /* hints of keys that the pool did not have */
+    uint64_t refuse_count;      /* hints beyond the budget, or beyond those of a session */
+    uint64_t expire_count;
+} bl_hint_stat;
+
+void bl_meta_hints(const bl_meta *meta, bl_hint_stat *out);
+
+/* Let blocks at HIGH and PINNED have this part of each share, before the server serves: 0 or
+ * -EINVAL. */
+int bl_meta_hint_part(bl_meta *meta, uint32_t part);
+
 /* A cell of the map of a device: some of its stripes, without the superblock's. */
 typedef struct bl_map_cell {
     uint64_t used_bytes;        /* of committed and granted blocks */
@@ -262,6 +293,11 @@ int64_t bl_release_blocks(bl_session *session, const bl_block_record *records, u
                           uint64_t timeout_ns);
 int64_t bl_remove_blocks(bl_session *session, const uint64_t *keys, uint32_t count,
                          uint64_t timeout_ns);
+
+/* Give blocks a hint: the level, and for how long after its last use it holds. Return how many the
+ * pool had; refused is how many of them beyond a budget got none. */
+int64_t bl_hint_blocks(bl_session *session, const uint64_t *keys, uint32_t count, uint32_t level,
+                       uint32_t ttl_ms, uint32_t *refused, uint64_t timeout_ns);
 int bl_meta_ask_stat(bl_session *session, bl_meta_stat *out, uint64_t timeout_ns);
 
 /* Request leading keys from lower tiers; kind is BL_LOWER_ONBOARD or _PREFETCH. Returns how many of

@@ -61,6 +61,7 @@ enum bl_brought { BL_BROUGHT_NOT = 0, BL_BROUGHT_WANTED = 1, BL_BROUGHT_REMOVED 
 typedef struct bl_lower bl_lower;
 typedef struct bl_tombs bl_tombs;
 typedef struct bl_journal bl_journal;
+typedef struct bl_hints bl_hints;
 
 typedef struct bl_link {
     uint32_t next, previous;    /* block numbers or BL_NO_NUMBER */
@@ -90,8 +91,8 @@ _Static_assert(offsetof(bl_block, key) == BL_LINE_SIZE / 2 &&
                    sizeof(bl_block) % (BL_LINE_SIZE / 2) == 0,
                "half a line, which never straddles two: a hit costs one miss here");
 
-/* An order is that of a share. */
-enum { BL_ORDER_COUNT = BL_SHARE_COUNT };
+/* An order is that of a level in a share; those of the level NORMAL are the first. */
+enum { BL_ORDER_COUNT = BL_LEVEL_COUNT * BL_SHARE_COUNT };
 _Static_assert(BL_ORDER_COUNT <= 1 << 8, "a block has the number of its order in a byte");
 
 /* The part of a session's holdings that counts against its quota, besides its pins. */
@@ -115,6 +116,7 @@ typedef struct bl_turn {
     uint8_t shares[BL_SHARE_COUNT]; /* in the order in which their blocks go */
     uint8_t place[BL_SHARE_COUNT];  /* of each share in that order */
     uint32_t count;             /* of the shares whose blocks may go */
+    uint32_t pinned;            /* 1: blocks that a hint pins, too */
     uint32_t asks;              /* the share that wants room */
 } bl_turn;
 
@@ -159,6 +161,8 @@ struct bl_meta {
     bl_departure *left;         /* keys that have left, each at its place */
     uint64_t left_mask;
     bl_tenant tenants[BL_TENANT_COUNT];
+    bl_hints *hints;            /* NULL: nobody has given one yet */
+    uint32_t hint_part;         /* of each share, that blocks may have which hints favor */
     uint32_t tenant;            /* the one that was looked for last */
     bl_share shares[BL_SHARE_COUNT]; /* the first is that of everybody without one */
     uint32_t share_count;
@@ -218,7 +222,10 @@ void bl_block_drop(bl_meta *meta, uint32_t number, enum bl_left why);
 /* ---- index/order.c: which block goes next, of all shares. */
 
 /* Is there one order, in which blocks go as it says? Then no search needs its turn. */
-static inline int bl_turn_plain(const bl_meta *meta) { return meta->share_count == 1; }
+static inline int bl_turn_plain(const bl_meta *meta)
+{
+    return meta->share_count == 1 && meta->hints == NULL;
+}
 
 /* Begin a search for room for what a share wants (bl_turn_asks): size bytes, or a line of the table
  * if size is 0. At first only blocks of shares that exceed their parts may go. */
@@ -387,7 +394,21 @@ static inline void bl_block_assign(bl_meta *meta, uint32_t number, uint32_t plac
 }
 
 /* Return the share that a block's space counts for. */
-static inline uint32_t bl_block_share(const bl_block *block) { return block->order; }
+static inline uint32_t bl_block_share(const bl_block *block)
+{
+    return block->order % BL_SHARE_COUNT;
+}
+
+/* Return the level that a hint has given a block (bl_level). */
+static inline uint32_t bl_block_level(const bl_block *block)
+{
+    return block->order / BL_SHARE_COUNT;
+}
+
+static inline uint32_t bl_order_number(uint32_t share, uint32_t level)
+{
+    return level * BL_SHARE_COUNT + share;
+}
 
 /* Return the eviction order that a block is in while it may be evicted. */
 static inline bl_evict *bl_order_of(const bl_meta *meta, uint32_t number)

@@ -376,6 +376,29 @@ int64_t bl_task_withdraw(bl_session *session, const uint64_t *key, uint64_t time
     return bl_meta_tell(session, ask, 1, timeout_ns);
 }
 
+int64_t bl_hint_blocks(bl_session *session, const uint64_t *keys, uint32_t count, uint32_t level,
+                       uint32_t ttl_ms, uint32_t *refused, uint64_t timeout_ns)
+{
+    uint32_t batch = bl_meta_fit(session, 2 * sizeof *keys), found = 0;
+    *refused = 0;
+    for (uint32_t left = count; left > 0;) { /* last first, as the server does */
+        uint32_t part = left < batch ? left : batch;
+        bl_meta_ask ask = {BL_METHOD_HINT, 2 * sizeof *keys, keys + 2 * (size_t)(left - part),
+                           {.count = part, .flags = level, .length = ttl_ms}, 0};
+        bl_block_reply reply;
+        const uint8_t *none;
+        int status = bl_meta_call(session, &ask, &reply, &none, timeout_ns);
+        if (status < 0)
+            return status;
+        if (reply.state > part - reply.count)
+            return -BL_ERROR_BAD_REPLY;
+        found += reply.count + reply.state;
+        *refused += reply.state;
+        left -= part;
+    }
+    return found;
+}
+
 int bl_meta_ask_stat(bl_session *session, bl_meta_stat *out, uint64_t timeout_ns)
 {
     uint32_t size = 0;

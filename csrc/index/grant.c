@@ -7,6 +7,7 @@
 #include "coherence/crash_point.h"
 #include "format/payload.h"
 #include "index/call.h"
+#include "index/hints.h"
 #include "index/shares.h"
 
 /* Do this host's dead writers hold more space than they may? */
@@ -143,6 +144,8 @@ int bl_handle_reserve(void *context, bl_call *call)
     if (head.flags & BL_RESERVE_KEPT)
         bl_tasks_age(meta);
     bl_turn_asks(meta, head.fingerprint);
+    if (meta->hints)
+        bl_hints_expire(meta);
     bl_pages_defer(meta->pages);
     for (uint32_t i = 0; i < head.count; i++) {
         uint64_t key[2];

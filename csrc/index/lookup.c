@@ -7,6 +7,7 @@
 #include "base/minmax.h"
 #include "coherence/crash_point.h"
 #include "index/call.h"
+#include "index/hints.h"
 #include "index/shares.h"
 #include "index/tombs.h"
 
@@ -109,6 +110,14 @@ static uint32_t bl_record_block(const bl_call *call, uint32_t index)
     return record.block;
 }
 
+/* Note when blocks with hints were used. */
+static void bl_lookup_hinted(bl_meta *meta, const bl_call *call, uint32_t hits)
+{
+    uint64_t now_ns = bl_now_ns(&meta->pool->memory);
+    for (uint32_t i = 0; i < hits; i++)
+        bl_hint_used(meta, bl_record_block(call, i), now_ns);
+}
+
 int bl_handle_lookup(void *context, bl_call *call)
 {
     bl_meta *meta = context;
@@ -137,6 +146,8 @@ int bl_handle_lookup(void *context, bl_call *call)
         if (block->pin_count == 0)
             bl_block_touch(meta, bl_record_block(call, i));
     }
+    if (meta->hints)
+        bl_lookup_hinted(meta, call, hits);
     meta->stat.hit_count += hits;
     bl_crash_point("lookup.pinned");
     bl_meta_reply(call, hits, state, hits);

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "base/lazy.h"
+#include "index/hints.h"
 #include "index/shares.h"
 #include "index/tombs.h"
 
@@ -48,6 +49,8 @@ static void bl_meta_ended(void *context, uint32_t lane, enum bl_end end)
         bl_meta_flush(meta, lane);
     bl_tasks_lane_gone(meta->tasks, lane);
     bl_lower_lane_gone(meta, lane);
+    if (meta->hints)
+        bl_hints_lane_gone(meta, lane);
     for (int64_t n = bl_pins_pop(meta->pins[lane], &count); n >= 0;
          n = bl_pins_pop(meta->pins[lane], &count)) {
         meta->holds[lane].bytes -= meta->blocks[n].length;
@@ -95,6 +98,7 @@ int bl_meta_serve(bl_meta *meta)
         {BL_METHOD_TIERS, bl_handle_tiers}, {BL_METHOD_LOWER_TAKE, bl_handle_lower_take},
         {BL_METHOD_LOWER_TELL, bl_handle_lower_tell}, {BL_METHOD_SESSIONS, bl_handle_sessions},
         {BL_METHOD_LEFT, bl_handle_left}, {BL_METHOD_REMOVING, bl_handle_removing},
+        {BL_METHOD_HINT, bl_handle_hint},
     };
     for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++)
         bl_server_handle_method(meta->server, calls[i].method, calls[i].handler, meta);
@@ -158,8 +162,9 @@ void bl_meta_destroy(bl_meta *meta)
             bl_pins_destroy(meta->pins[lane]);
     if (meta->index)
         bl_index_destroy(meta->index);
-    for (uint32_t share = 0; share < BL_SHARE_COUNT; share++)
-        bl_evict_destroy(meta->orders[share]);
+    for (uint32_t order = 0; order < BL_ORDER_COUNT; order++)
+        bl_evict_destroy(meta->orders[order]);
+    bl_hints_destroy(meta);
     bl_pages_destroy(meta->pages);
     bl_extents_destroy(meta->extents);
     bl_victims_destroy(meta->victims);

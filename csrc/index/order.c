@@ -9,11 +9,19 @@
  *   2. also of the share that wants room;
  *   3. of all.
  *
+ * In each share blocks that hints call worthless go first, and those that they favor last. Blocks
+ * that hints pin are in no set: they go only where all others together make no room.
+ *
  * A search begins with the first set and goes on to the next one only if it found no room. So a
  * tenant within its part loses no block to another one while the others' blocks can make room. The
  * shares are sorted once for each search, and each set is the first of them.
  */
 #include "index/shares.h"
+
+/* The levels of a share in the order in which they go, and, as it is its own inverse, the place of
+ * each level there. */
+static const uint8_t bl_turn_levels[BL_LEVEL_PINNED] = {BL_LEVEL_LOW, BL_LEVEL_NORMAL,
+                                                        BL_LEVEL_HIGH};
 
 /* Return how much a share would exceed its part with what room is needed for. */
 static int64_t bl_turn_excess(const bl_meta *meta, uint32_t share, uint32_t asks, uint64_t size)
@@ -35,7 +43,7 @@ void bl_turn_begin(bl_meta *meta, uint64_t size)
     bl_turn *turn = &meta->turn;
     uint32_t share = turn->asks;
     int64_t excess[BL_SHARE_COUNT];
-    turn->count = 0;
+    turn->count = turn->pinned = 0;
     for (uint32_t one = 0; one < meta->share_count; one++) { /* they are few: insert each */
         int64_t own = bl_turn_excess(meta, one, share, size);
         uint32_t place = one;
@@ -58,8 +66,11 @@ void bl_turn_begin(bl_meta *meta, uint64_t size)
 int bl_turn_widen(bl_meta *meta)
 {
     bl_turn *turn = &meta->turn;
-    if (turn->count == meta->share_count)
-        return 0;
+    if (turn->count == meta->share_count) {
+        int more = meta->hints != NULL && !turn->pinned;
+        turn->pinned = 1;
+        return more;
+    }
     turn->count = turn->place[turn->asks] == turn->count ? turn->count + 1 : meta->share_count;
     return 1;
 }
@@ -70,12 +81,36 @@ static uint32_t bl_turn_place(const bl_meta *meta, uint32_t number)
     return meta->turn.place[bl_block_share(&meta->blocks[number])];
 }
 
-/* Return the coldest block of the orders from a place on, or -1. */
-static int64_t bl_turn_from(const bl_meta *meta, uint32_t place)
+/* Return the order at a step of the walk, or NULL. Of each share the levels go one after the other;
+ * pinned blocks of all shares come last. */
+static bl_evict *bl_turn_order(const bl_meta *meta, uint32_t step)
 {
+    const bl_turn *turn = &meta->turn;
+    uint32_t steps = BL_LEVEL_PINNED * turn->count; /* those of unpinned blocks */
+    if (step >= steps)
+        return meta->orders[bl_order_number(turn->shares[step - steps], BL_LEVEL_PINNED)];
+    return meta->orders[bl_order_number(turn->shares[step / BL_LEVEL_PINNED],
+                                        bl_turn_levels[step % BL_LEVEL_PINNED])];
+}
+
+/* Return the step of the walk that a block's order has. */
+static uint32_t bl_turn_step(const bl_meta *meta, uint32_t number)
+{
+    uint32_t level = bl_block_level(&meta->blocks[number]), place = bl_turn_place(meta, number);
+    return level == BL_LEVEL_PINNED ? BL_LEVEL_PINNED * meta->turn.count + place
+                                    : BL_LEVEL_PINNED * place + bl_turn_levels[level];
+}
+
+/* Return the coldest block of the orders from a step on, or -1. */
+static int64_t bl_turn_from(const bl_meta *meta, uint32_t step)
+{
+    uint32_t steps = (BL_LEVEL_PINNED + meta->turn.pinned) * meta->turn.count;
     int64_t number = -1;
-    for (; number < 0 && place < meta->turn.count; place++)
-        number = bl_evict_coldest(meta->orders[meta->turn.shares[place]]);
+    for (; number < 0 && step < steps; step++) {
+        bl_evict *order = bl_turn_order(meta, step);
+        if (order)
+            number = bl_evict_coldest(order);
+    }
     return number;
 }
 
@@ -84,7 +119,7 @@ int64_t bl_turn_coldest(const bl_meta *meta) { return bl_turn_from(meta, 0); }
 int64_t bl_turn_warmer(const bl_meta *meta, uint32_t number)
 {
     int64_t next = bl_evict_warmer(bl_order_of(meta, number), number);
-    return next >= 0 ? next : bl_turn_from(meta, bl_turn_place(meta, number) + 1);
+    return next >= 0 ? next : bl_turn_from(meta, bl_turn_step(meta, number) + 1);
 }
 
 int64_t bl_turn_first(bl_meta *meta)
@@ -100,5 +135,6 @@ int64_t bl_turn_first(bl_meta *meta)
 int bl_turn_has(const bl_meta *meta, uint32_t number)
 {
     return bl_turn_place(meta, number) < meta->turn.count &&
+           bl_block_level(&meta->blocks[number]) < BL_LEVEL_PINNED + meta->turn.pinned &&
            bl_evict_has(bl_order_of(meta, number), number);
 }

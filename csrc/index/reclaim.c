@@ -5,6 +5,7 @@
  * place of the coldest blocks that make one. They go only when all are chosen (space/victims.h).
  */
 #include "index/blocks.h"
+#include "index/hints.h"
 #include "index/shares.h"
 
 #include <errno.h>
@@ -116,7 +117,7 @@ void bl_block_place(bl_meta *meta, uint32_t number)
 {
     uint64_t stripe = bl_stripe_of(meta, meta->blocks[number].offset);
     bl_list_add(meta, &meta->stripe_blocks[stripe], BL_LIST_STRIPE, number);
-    if (!bl_turn_plain(meta))
+    if (meta->share_count > 1)
         bl_share_use(meta, number, 1);
 }
 
@@ -166,6 +167,8 @@ void bl_block_leave(bl_meta *meta, uint32_t number, enum bl_left why)
     bl_entry_clear(meta, number); /* void for readers before the reply that grants its space */
     bl_crash_point("evict.cleared");
     bl_index_remove(meta->index, block->key);
+    if (meta->hints)
+        bl_hint_forget(meta, number);
     bl_evict_forget(bl_order_of(meta, number), number);
     bl_lower_forget(meta, number);
     bl_journal_removed(meta, number);
@@ -262,6 +265,8 @@ void bl_block_drop(bl_meta *meta, uint32_t number, enum bl_left why)
     bl_entry_clear(meta, number);
     bl_crash_point("remove.cleared");
     bl_index_remove(meta->index, block->key);
+    if (meta->hints)
+        bl_hint_forget(meta, number);
     bl_evict_forget(bl_order_of(meta, number), number);
     bl_lower_forget(meta, number);
     bl_journal_removed(meta, number);

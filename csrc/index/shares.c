@@ -22,6 +22,7 @@ static void bl_share_set(bl_meta *meta, uint32_t share, uint32_t part)
 void bl_shares_begin(bl_meta *meta)
 {
     meta->share_count = meta->turn.count = 1;
+    meta->hint_part = BL_HINT_PART;
     bl_share_set(meta, 0, BL_SHARE_WHOLE);
 }
 
@@ -97,7 +98,7 @@ static bl_share_view bl_share_only(const bl_meta *meta)
 uint32_t bl_meta_shares(const bl_meta *meta, bl_share_view *out, uint32_t count)
 {
     uint32_t share = 0;
-    if (bl_turn_plain(meta) && count > 0)
+    if (meta->share_count == 1 && count > 0)
         out[share++] = bl_share_only(meta);
     for (; share < meta->share_count && share < count; share++) {
         const bl_share *one = &meta->shares[share];

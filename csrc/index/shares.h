@@ -39,7 +39,7 @@ static inline void bl_block_unplace(bl_meta *meta, uint32_t number)
 {
     uint64_t stripe = bl_stripe_of(meta, meta->blocks[number].offset);
     bl_list_remove(meta, &meta->stripe_blocks[stripe], BL_LIST_STRIPE, number);
-    if (!bl_turn_plain(meta))
+    if (meta->share_count > 1)
         bl_share_use(meta, number, -1);
 }
 

@@ -58,7 +58,7 @@ void bl_stat_left(bl_meta *meta, uint32_t number, enum bl_left why)
     meta->stat.block_count--;
     meta->stat.block_bytes -= block->length;
     tenant->evict_count += evicted;
-    if (!bl_turn_plain(meta))
+    if (meta->share_count > 1)
         meta->shares[bl_block_share(block)].evict_count += evicted;
     meta->stat.evict_count += evicted;
     bl_left_note(meta, block->key, why);

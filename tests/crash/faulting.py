@@ -345,6 +345,9 @@ FAULTS: dict[str, Ready] = {
     ),
     "bl_task_withdraw": _keyed(lambda s, key: lib.bl_task_withdraw(s, key, T)),
     "bl_onboard": _keyed(lambda s, key: lib.bl_onboard(s, key, 1, 1, T)),
+    "bl_hint_blocks": _keyed(
+        lambda s, key: lib.bl_hint_blocks(s, key, 1, 0, 0, _a("uint32_t *"), T)
+    ),
     "bl_removing": _keyed(lambda s, key: lib.bl_removing(s, key, 1, _a("uint8_t[1]"), T)),
     "bl_tiers": _keyed(lambda s, key: lib.bl_tiers(s, key, 1, _a("uint8_t[1]"), T)),
     "bl_lower_take": _session(
@@ -444,6 +447,8 @@ SURVIVES: dict[str, Ready] = {
     "bl_meta_shares": _meta(
         _no_word(lambda m: lib.bl_meta_shares(m, _a("bl_share_view[32]"), 32) - 1)
     ),
+    "bl_meta_hints": _meta(_no_word(lambda m: lib.bl_meta_hints(m, _a("bl_hint_stat *")))),
+    "bl_meta_hint_part": _meta(_no_word(lambda m: lib.bl_meta_hint_part(m, 1))),
     "bl_meta_refused": _meta(_no_word(lambda m: lib.bl_meta_refused(m, 1))),
     "bl_meta_create": _meta(_no_word(lambda meta: None)),
     "bl_meta_destroy": _meta(_no_word(lib.bl_meta_destroy)),

@@ -34,7 +34,7 @@ EXPORTS: dict[str, str] = {
         "names_at read_names "
         "REFUSALS SessionView Sessions Tenant ask_sessions COMMITTED ENTRY EPOCH_SHIFT FREE "
         "read_entries COUNTERS_METHOD ask_counters BLOCK_RECORD "
-        "Field OTHERS TENANT TenantShare check_shares digest_of fingerprint_of"
+        "Field HintStat OTHERS TENANT TenantShare check_shares digest_of fingerprint_of"
     ),
     "beluga.transfer": (
         "BlockLayout CHUNK CpuEngine Direction DsaEngine CopyEngine Selection Link LinkSettings "
@@ -69,7 +69,7 @@ EXPORTS: dict[str, str] = {
     "beluga.kvcache": (
         "BLOCK_SIZE_MAX Blocks Buffer CHUNK_SIZE Digests Fragments GetResult KVCache Namespace "
         "PutResult Run fold hash_keys Explanation KnownNamespace explain known_namespaces "
-        "namespaces_changed_ns"
+        "namespaces_changed_ns HintResult"
     ),
     "beluga.router": (
         "Advice BlockHasher BusyThresholds Candidate Candidates Choice Constraints CostEstimator "

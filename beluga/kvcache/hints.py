@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Hints: what a client says of the worth of blocks (``csrc/index/hints.h``)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from beluga._ffi import lib
+from beluga.arguments import of_type, short
+from beluga.errors import BadValueError
+
+PRIORITIES = {
+    "low": int(lib.BL_LEVEL_LOW),
+    "normal": int(lib.BL_LEVEL_NORMAL),
+    "high": int(lib.BL_LEVEL_HIGH),
+}
+"""The priorities of hints, as levels of the server."""
+
+_TTL_MAX_S = 30 * 86400
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HintResult:
+    """How many blocks got a hint, how many were refused beyond a budget, and how many keys the pool
+    did not have; and how many leading blocks the pool has or fetches from lower tiers.
+    """
+
+    given: int
+    refused: int
+    absent: int
+    fetched: int
+
+
+def hint_level(priority: object, ttl: object, *, pin: object) -> tuple[int, int]:
+    """Return the level of a hint, and its time in milliseconds. Raises BadTypeError and
+    BadValueError.
+    """
+    of_type("priority", priority, str)
+    of_type("pin", pin, bool)
+    if priority not in PRIORITIES:
+        raise BadValueError(
+            f"the priority of a hint is {short(priority)}; give {', '.join(PRIORITIES)}"
+        )
+    if pin and priority == "low":
+        raise BadValueError("a hint pins blocks of low priority; give one of the two")
+    milliseconds = 0
+    if ttl is not None:
+        of_type("ttl", ttl, int, float)
+        if isinstance(ttl, bool) or not 0.001 <= ttl <= _TTL_MAX_S:  # type: ignore[operator]
+            raise BadValueError(
+                f"the ttl of a hint is {short(ttl)}; give seconds, from 0.001 to {_TTL_MAX_S}"
+            )
+        milliseconds = round(ttl * 1000)  # type: ignore[operator]
+    return int(lib.BL_LEVEL_PINNED) if pin else PRIORITIES[str(priority)], milliseconds

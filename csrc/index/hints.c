@@ -1,0 +1,324 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The hints of index/hints.h. Those with a time are in a heap, the first to run out on top. A hit
+ * only notes when it was: when a hint's turn comes, it may get a later one.
+ */
+#include "index/hints.h"
+
+#include <stdlib.h>
+
+#include "base/lazy.h"
+#include "index/call.h"
+
+enum {
+    BL_HINTS_PER_SESSION = 16384,
+    BL_HINTS_EXPIRED = 256      /* that end in one call: the others wait for the next */
+};
+static const uint64_t BL_NS_PER_MS = 1000000;
+
+typedef struct bl_hint {
+    uint64_t ttl_ns;            /* 0: it holds until something else ends it */
+    uint64_t used_ns;           /* the block's last use, or when the hint was given */
+    uint64_t due_ns;            /* its place in the heap is by this */
+    uint32_t owner;             /* 1 + the lane that gave it; 0: no hint */
+    uint32_t place;             /* 1 + its place in the heap; 0: it is not there */
+    bl_link link;               /* the owner's other hints */
+} bl_hint;
+
+struct bl_hints {
+    bl_hint *of;                /* by number */
+    uint32_t *heap;
+    uint32_t heap_count;
+    uint32_t *first;            /* per lane */
+    uint32_t *count;            /* per lane */
+    uint64_t favored_bytes[BL_SHARE_COUNT]; /* space of the blocks that the budget is for */
+    bl_hint_stat stat;
+};
+
+/* ---- The heap */
+
+static void bl_hint_put(bl_hints *hints, uint32_t place, uint32_t number)
+{
+    hints->heap[place] = number;
+    hints->of[number].place = place + 1;
+}
+
+static uint64_t bl_hint_due(const bl_hints *hints, uint32_t place)
+{
+    return hints->of[hints->heap[place]].due_ns;
+}
+
+static void bl_hint_swap(bl_hints *hints, uint32_t one, uint32_t other)
+{
+    uint32_t number = hints->heap[one];
+    bl_hint_put(hints, one, hints->heap[other]);
+    bl_hint_put(hints, other, number);
+}
+
+/* Move a hint whose time has changed to its place. */
+static void bl_hint_settle(bl_hints *hints, uint32_t place)
+{
+    for (; place > 0 && bl_hint_due(hints, place) < bl_hint_due(hints, (place - 1) / 2);
+         place = (place - 1) / 2)
+        bl_hint_swap(hints, place, (place - 1) / 2);
+    for (uint32_t child; (child = 2 * place + 1) < hints->heap_count; place = child) {
+        if (child + 1 < hints->heap_count &&
+            bl_hint_due(hints, child + 1) < bl_hint_due(hints, child))
+            child++;
+        if (bl_hint_due(hints, place) <= bl_hint_due(hints, child))
+            return;
+        bl_hint_swap(hints, place, child);
+    }
+}
+
+static void bl_hint_time(bl_hints *hints, uint32_t number)
+{
+    bl_hint *hint = &hints->of[number];
+    hint->due_ns = hint->used_ns + hint->ttl_ns;
+    if (hint->place == 0)
+        bl_hint_put(hints, hints->heap_count++, number);
+    bl_hint_settle(hints, hint->place - 1);
+}
+
+static void bl_hint_untime(bl_hints *hints, uint32_t number)
+{
+    uint32_t place = hints->of[number].place;
+    if (place == 0)
+        return;
+    uint32_t last = hints->heap[--hints->heap_count];
+    hints->of[number].place = 0;
+    if (last != number) {
+        bl_hint_put(hints, place - 1, last);
+        bl_hint_settle(hints, place - 1);
+    }
+}
+
+/* ---- One hint */
+
+static int bl_level_favors(uint32_t level)
+{
+    return level == BL_LEVEL_HIGH || level == BL_LEVEL_PINNED;
+}
+
+/* Move a block to the order of a level, as the newest or the coldest there. */
+static void bl_hint_move(bl_meta *meta, uint32_t number, uint32_t level, int cool)
+{
+    bl_block *block = &meta->blocks[number];
+    uint32_t share = bl_block_share(block), size = bl_space_size(block);
+    int is_there = bl_evict_has(bl_order_of(meta, number), number);
+    bl_evict_remove(bl_order_of(meta, number), number);
+    if (bl_level_favors(bl_block_level(block)))
+        meta->hints->favored_bytes[share] -= size;
+    if (bl_level_favors(level))
+        meta->hints->favored_bytes[share] += size;
+    block->order = (uint8_t)bl_order_number(share, level);
+    if (is_there && cool)
+        bl_evict_cool(bl_order_of(meta, number), number);
+    else if (is_there)
+        bl_evict_touch(bl_order_of(meta, number), number);
+}
+
+static bl_hint *bl_hint_of(const bl_meta *meta, uint32_t number)
+{
+    bl_hint *hint = &meta->hints->of[number];
+    return hint->owner ? hint : NULL;
+}
+
+/* Take a hint from its session; it has no time any more. */
+static void bl_hint_disown(bl_meta *meta, uint32_t number)
+{
+    bl_hints *hints = meta->hints;
+    bl_hint *hint = &hints->of[number];
+    uint32_t lane = hint->owner - 1;
+    bl_hint_untime(hints, number);
+    if (hint->link.next != BL_NO_NUMBER)
+        hints->of[hint->link.next].link.previous = hint->link.previous;
+    if (hint->link.previous != BL_NO_NUMBER)
+        hints->of[hint->link.previous].link.next = hint->link.next;
+    else
+        hints->first[lane] = hint->link.next;
+    hints->count[lane]--;
+    hints->stat.hint_count--;
+    hint->owner = 0;
+}
+
+static void bl_hint_own(bl_meta *meta, uint32_t number, uint32_t lane)
+{
+    bl_hints *hints = meta->hints;
+    uint32_t next = hints->first[lane];
+    hints->of[number].owner = lane + 1;
+    hints->of[number].link = (bl_link){next, BL_NO_NUMBER};
+    if (next != BL_NO_NUMBER)
+        hints->of[next].link.previous = number;
+    hints->first[lane] = number;
+    hints->count[lane]++;
+    hints->stat.hint_count++;
+}
+
+void bl_hint_forget(bl_meta *meta, uint32_t number)
+{
+    if (bl_hint_of(meta, number) == NULL)
+        return;
+    bl_hint_disown(meta, number);
+    bl_hint_move(meta, number, BL_LEVEL_NORMAL, 0);
+}
+
+void bl_hint_used(bl_meta *meta, uint32_t number, uint64_t now_ns)
+{
+    bl_hint *hint = bl_hint_of(meta, number);
+    if (hint)
+        hint->used_ns = now_ns;
+}
+
+void bl_hints_expire(bl_meta *meta)
+{
+    bl_hints *hints = meta->hints;
+    if (hints->heap_count == 0)
+        return;
+    uint64_t now_ns = bl_now_ns(&meta->pool->memory);
+    for (int ended = 0; ended < BL_HINTS_EXPIRED && hints->heap_count > 0; ended++) {
+        uint32_t number = hints->heap[0];
+        const bl_hint *hint = &hints->of[number];
+        if (hint->due_ns > now_ns)
+            return;
+        if (hint->used_ns + hint->ttl_ns > now_ns) {
+            bl_hint_time(hints, number);
+            continue;
+        }
+        bl_hint_disown(meta, number);
+        bl_hint_move(meta, number, BL_LEVEL_NORMAL, 1);
+        hints->stat.expire_count++;
+    }
+}
+
+void bl_hints_lane_gone(bl_meta *meta, uint32_t lane)
+{
+    while (meta->hints->first[lane] != BL_NO_NUMBER) {
+        uint32_t number = meta->hints->first[lane];
+        int is_low = bl_block_level(&meta->blocks[number]) == BL_LEVEL_LOW;
+        bl_hint_disown(meta, number);
+        bl_hint_move(meta, number, BL_LEVEL_NORMAL, is_low);
+    }
+}
+
+/* ---- The call */
+
+/* Make the memory for hints: 0 or -ENOMEM. */
+static int bl_hints_create(bl_meta *meta)
+{
+    const bl_geometry *g = &meta->pool->geometry;
+    bl_hints *hints = calloc(1, sizeof *hints);
+    if (hints == NULL)
+        return -ENOMEM;
+    meta->hints = hints;
+    hints->of = bl_lazy_map(g->block_count_max * sizeof *hints->of);
+    hints->heap = bl_lazy_map(g->block_count_max * sizeof *hints->heap);
+    hints->first = malloc(g->lane_count * sizeof *hints->first);
+    hints->count = calloc(g->lane_count, sizeof *hints->count);
+    if (!hints->of || !hints->heap || !hints->first || !hints->count) {
+        bl_hints_destroy(meta);
+        return -ENOMEM;
+    }
+    for (uint32_t lane = 0; lane < g->lane_count; lane++)
+        hints->first[lane] = BL_NO_NUMBER;
+    return 0;
+}
+
+void bl_hints_destroy(bl_meta *meta)
+{
+    bl_hints *hints = meta->hints;
+    uint64_t count = meta->pool->geometry.block_count_max;
+    if (hints == NULL)
+        return;
+    bl_lazy_unmap(hints->of, count * sizeof *hints->of);
+    bl_lazy_unmap(hints->heap, count * sizeof *hints->heap);
+    free(hints->first);
+    free(hints->count);
+    free(hints);
+    meta->hints = NULL;
+}
+
+/* Is there no room in the budget of a block's share for it at this level? */
+static int bl_hint_exceeds(const bl_meta *meta, const bl_block *block, uint32_t level)
+{
+    uint32_t share = bl_block_share(block);
+    uint64_t most = meta->shares[share].bytes / BL_SHARE_WHOLE * meta->hint_part;
+    if (!bl_level_favors(level) || bl_level_favors(bl_block_level(block)))
+        return 0;
+    return meta->hints->favored_bytes[share] + bl_space_size(block) > most;
+}
+
+/* Give a block a hint, in place of the one that it has: 1, or 0 if it is refused. */
+static int bl_hint_give(bl_meta *meta, uint32_t lane, uint32_t number, uint32_t level,
+                        uint64_t ttl_ns)
+{
+    const bl_block *block = &meta->blocks[number];
+    uint32_t order = bl_order_number(bl_block_share(block), level);
+    int is_hint = level != BL_LEVEL_NORMAL || ttl_ns != 0;
+    const bl_hint *before = bl_hint_of(meta, number);
+    int is_own = before && before->owner == lane + 1;
+    if (bl_hint_exceeds(meta, block, level) ||
+        (is_hint && !is_own && meta->hints->count[lane] >= BL_HINTS_PER_SESSION))
+        return 0;
+    if (meta->orders[order] == NULL &&
+        bl_evict_create(&meta->orders[order], meta->pool->geometry.block_count_max, BL_EVICT_LRU))
+        return 0;
+    if (before)
+        bl_hint_disown(meta, number);
+    if (level != bl_block_level(block))
+        bl_hint_move(meta, number, level, 0);
+    if (!is_hint)
+        return 1;
+    bl_hint_own(meta, number, lane);
+    meta->hints->of[number].ttl_ns = ttl_ns;
+    meta->hints->of[number].used_ns = bl_now_ns(&meta->pool->memory);
+    if (ttl_ns != 0)
+        bl_hint_time(meta->hints, number);
+    return 1;
+}
+
+int bl_handle_hint(void *context, bl_call *call)
+{
+    bl_meta *meta = context;
+    bl_block_request head;
+    uint32_t given = 0, refused = 0;
+    const uint8_t *keys = bl_meta_items(call, 2 * sizeof(uint64_t), &head);
+    if (keys == NULL || head.flags >= BL_LEVEL_COUNT)
+        return -BL_ERROR_BAD_REQUEST;
+    if (meta->hints == NULL && bl_hints_create(meta) < 0)
+        return -ENOMEM;
+    bl_hints_expire(meta);
+    for (uint32_t i = head.count; i-- > 0;) { /* last first: a parent is newer than its child */
+        uint64_t key[2];
+        memcpy(key, keys + i * sizeof key, sizeof key);
+        int64_t number = bl_index_find(meta->index, key);
+        if (number < 0 || meta->blocks[number].state != BL_NUMBER_COMMITTED ||
+            meta->blocks[number].task != 0)
+            continue;
+        int done = bl_hint_give(meta, call->lane, (uint32_t)number, head.flags,
+                                head.length * BL_NS_PER_MS);
+        given += done;
+        refused += !done;
+    }
+    meta->hints->stat.given_count += given;
+    meta->hints->stat.refuse_count += refused;
+    meta->hints->stat.absent_count += head.count - given - refused;
+    bl_meta_reply(call, given, refused, 0);
+    return 0;
+}
+
+void bl_meta_hints(const bl_meta *meta, bl_hint_stat *out)
+{
+    *out = meta->hints ? meta->hints->stat : (bl_hint_stat){0};
+    for (uint32_t share = 0; meta->hints && share < BL_SHARE_COUNT; share++)
+        out->favored_bytes += meta->hints->favored_bytes[share];
+}
+
+int bl_meta_hint_part(bl_meta *meta, uint32_t part)
+{
+    if (part > BL_SHARE_WHOLE)
+        return -EINVAL;
+    meta->hint_part = part;
+    return 0;
+}

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Hints bend eviction inside a tenant's share, within a budget, and end with who gave them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from support.blocks import eventually, held, keys
+
+from beluga._ffi import lib
+from beluga.errors import BadRequestError, BadTypeError, BadValueError
+from beluga.index import EVICTIONS, BlockState, HintStat, MetaClient, MetaServer
+from beluga.kvcache import HintResult, KVCache, Namespace
+from beluga.pool import Pool
+from beluga.rpc import Client
+
+MIB = 1 << 20
+LOW, HIGH, PINNED = lib.BL_LEVEL_LOW, lib.BL_LEVEL_HIGH, lib.BL_LEVEL_PINNED
+NORMAL = lib.BL_LEVEL_NORMAL
+ACME, FLOOD = (Namespace.of(name).fingerprint for name in ("acme", "flood"))
+
+
+@contextmanager
+def serving(
+    pool: Pool,
+    *,
+    budget: float = 0.25,
+    eviction: str = "lru",
+    shares: dict[str, float] | None = None,
+) -> Iterator[tuple[MetaServer, MetaClient]]:
+    with (
+        MetaServer(pool, hint_budget=budget, eviction=eviction, shares=shares) as server,
+        Client(pool) as client,
+    ):
+        yield server, MetaClient(client)
+
+
+def room(server: MetaServer) -> int:
+    return server.meta_stat().data_bytes // MIB
+
+
+def put(meta: MetaClient, number: int, fingerprint: int = 1, length: int = MIB) -> None:
+    (grant,) = meta.reserve(keys([number]), length=length, fingerprint=fingerprint)
+    assert grant.state is BlockState.GRANTED
+    assert meta.commit([grant]) == [0]
+
+
+def fill(server: MetaServer, meta: MetaClient) -> int:
+    """Fill the pool with blocks, and return how many these are."""
+    for number in range(room(server)):
+        put(meta, number)
+    return room(server)
+
+
+@pytest.mark.parametrize("eviction", EVICTIONS)
+def test_low_blocks_go_first_and_high_ones_last(pool: Pool, eviction: str) -> None:
+    with serving(pool, eviction=eviction) as (server, meta):
+        count = fill(server, meta)
+        high, low = range(4), range(count - 4, count)  # the coldest, and the newest
+        assert meta.hint(keys(high), level=HIGH) == (4, 0)
+        assert meta.hint(keys(low), level=LOW) == (4, 0)
+        for number in range(1000, 1004):
+            put(meta, number)
+        assert held(meta, low) == set()
+        for number in range(2000, 2000 + count - 4):
+            put(meta, number)
+        assert held(meta, high) == set(high)
+        assert server.hints().hint_count == 4
+
+
+def test_low_blocks_of_a_chain_go_from_its_end(pool: Pool) -> None:
+    with serving(pool) as (server, meta):
+        fill(server, meta)
+        meta.hint(keys(range(10, 13)), level=LOW)
+        for gone in (12, 11, 10):
+            put(meta, 1000 + gone)
+            assert gone not in held(meta, [gone])
+
+
+def test_pinned_blocks_go_only_where_nothing_else_makes_room(pool: Pool) -> None:
+    with serving(pool, budget=0.9) as (server, meta):
+        count = fill(server, meta)
+        kept = range(0, count, 2)  # every other block: no room for two between them
+        assert meta.hint(keys(kept), level=PINNED) == (len(kept), 0)
+        for number in range(1000, 1000 + 2 * count):
+            put(meta, number)
+        assert held(meta, kept) == set(kept)
+        put(meta, 5000, length=2 * MIB)  # served all the same: hints refuse nobody room
+        assert held(meta, [5000]) == {5000}
+        assert len(held(meta, kept)) < len(kept)
+
+
+def test_a_budget_bounds_what_hints_favor(pool: Pool) -> None:
+    with serving(pool, budget=0.25) as (server, meta):
+        count = fill(server, meta)
+        most = int(count * 0.25)
+        assert meta.hint(keys(range(count)), level=PINNED) == (most, count - most)
+        assert server.hints().favored_bytes == most * MIB
+        assert server.hints().refuse_count == count - most
+        assert meta.hint(keys(range(count)), level=LOW) == (count, 0), "this needs no budget"
+        assert server.hints().favored_bytes == 0
+        meta.hint(keys(range(2)), level=HIGH)
+        meta.remove(keys(range(2)))
+        assert server.hints().favored_bytes == 0
+        assert meta.hint(keys([2]), level=NORMAL) == (1, 0)
+        assert server.hints().hint_count == count - 3
+
+
+def test_a_budget_is_that_of_the_blocks_tenant(pool: Pool) -> None:
+    with serving(pool, shares={"acme": 0.4}) as (server, meta):
+        own = range(int(room(server) * 0.2))
+        for number in own:
+            put(meta, number, ACME)
+        for number in range(1000, 1000 + 3 * room(server)):
+            put(meta, number, FLOOD)
+        flood = [n for n in range(1000, 1000 + 3 * room(server)) if n in held(meta, [n])]
+        given, _ = meta.hint(keys(flood), level=PINNED)
+        assert given == int(room(server) * 0.6 * 0.25)
+        assert meta.hint(keys(own[:2]), level=PINNED) == (2, 0), "the flood took this budget"
+        for number in range(9000, 9000 + room(server)):
+            put(meta, number, FLOOD)
+        assert held(meta, own) == set(own), "pins of one tenant cost another one blocks"
+
+
+def test_a_block_is_the_coldest_when_its_time_is_over(pool: Pool) -> None:
+    with serving(pool) as (server, meta):
+        count = fill(server, meta)
+        meta.hint(keys([count - 1]), level=PINNED, ttl_ms=1)
+        meta.hint(keys([count - 2]), level=PINNED, ttl_ms=3_600_000)
+        meta.hint(keys([count - 3]), level=NORMAL, ttl_ms=1)
+
+        def expired() -> bool:
+            meta.hint(keys([10_000]), level=NORMAL)  # hints end when the next one comes
+            return server.hints().expire_count == 2
+
+        assert eventually(expired)
+        assert server.hints().favored_bytes == MIB
+        for number in (1000, 1001):
+            put(meta, number)
+        assert held(meta, range(count)) == {*range(count - 3), count - 2}
+
+
+def test_a_hit_lets_a_hint_hold_from_then_on(pool: Pool) -> None:
+    with serving(pool) as (server, meta):
+        fill(server, meta)
+        meta.hint(keys([5]), level=PINNED, ttl_ms=600_000)
+        meta.hint(keys([6]), level=PINNED, ttl_ms=1)
+        assert eventually(lambda: not _hinted(server, meta, 1))
+        assert server.hints().hint_count == 1
+
+
+def _hinted(server: MetaServer, meta: MetaClient, most: int) -> bool:
+    meta.lookup(keys([5]))
+    meta.hint(keys([10_000]), level=NORMAL)
+    return server.hints().hint_count > most
+
+
+def test_hints_end_with_their_session(
+    pool: Pool, server: MetaServer, attach: Callable[[], MetaClient]
+) -> None:
+    meta = attach()
+    count = fill(server, meta)
+    with Client(pool) as client:
+        other = MetaClient(client)
+        assert other.hint(keys(range(3)), level=PINNED) == (3, 0)
+        assert other.hint(keys([count - 1]), level=LOW) == (1, 0)
+        assert meta.hint(keys([2]), level=HIGH) == (1, 0), "the last hint counts"
+        assert server.hints().hint_count == 4
+    assert eventually(lambda: server.hints().hint_count == 1)
+    assert server.hints().favored_bytes == MIB
+    for number in range(1000, 1000 + 2 * count):
+        put(meta, number)
+    assert held(meta, range(count)) == {2}
+
+
+def test_hints_end_with_the_server(pool: Pool) -> None:
+    with serving(pool) as (server, meta):
+        count = fill(server, meta)
+        meta.hint(keys([0, 1]), level=PINNED)
+    with serving(pool) as (server, meta):
+        assert server.hints() == HintStat(0, 0, 0, 0, 0, 0)
+        for number in range(1000, 1000 + count):
+            put(meta, number)
+        assert held(meta, [0, 1]) == set()
+
+
+def test_hints_of_absent_keys_do_nothing_and_are_counted(
+    server: MetaServer, meta: MetaClient
+) -> None:
+    (grant,) = meta.reserve(keys([1]), length=MIB)
+    assert meta.hint(keys(range(1000)), level=PINNED) == (0, 0), "it is not committed"
+    assert server.hints() == HintStat(0, 0, 0, 1000, 0, 0)
+    meta.abort([grant])
+
+
+def test_a_pinned_hint_and_a_reader_keep_a_block_together(
+    server: MetaServer, meta: MetaClient
+) -> None:
+    count = fill(server, meta)
+    pins = meta.lookup(keys([0]), pin=True).hits
+    meta.hint(keys([0]), level=LOW)
+    for number in range(1000, 1000 + 2 * count):
+        put(meta, number)
+    assert held(meta, [0]) == {0}, "a reader's pin holds whatever a hint says"
+    assert meta.release(pins) == 1
+    put(meta, 5000)
+    assert held(meta, [0]) == set()
+
+
+def test_a_level_that_is_none_is_refused(meta: MetaClient) -> None:
+    with pytest.raises(BadRequestError):
+        meta.hint(keys([1]), level=4)
+
+
+def test_a_cache_gives_hints_and_refuses_what_makes_no_sense(
+    pool: Pool, server: MetaServer
+) -> None:
+    digests = [bytes([n]) * 16 for n in range(4)]
+    with KVCache(pool, namespace="a", tenant="acme") as cache:
+        cache.put(digests[:3], [bytearray(4096)] * 3)
+        assert cache.hint(digests, priority="high", ttl=60) == HintResult(3, 0, 1, 0)
+        assert cache.hint(digests, pin=True, prefetch=True).given == 3
+        assert cache.hint([]) == HintResult(0, 0, 0, 0)
+        for wrong, why in (
+            ({"priority": "urgent"}, "the priority of a hint is 'urgent'; give low, normal, high"),
+            ({"ttl": 0}, "the ttl of a hint is 0; give seconds, from 0.001"),
+            ({"ttl": float("nan")}, "the ttl of a hint is nan"),
+            ({"ttl": True}, "the ttl of a hint is True"),
+            ({"pin": True, "priority": "low"}, "a hint pins blocks of low priority"),
+        ):
+            with pytest.raises(BadValueError, match=why):
+                cache.hint(digests, **wrong)  # type: ignore[arg-type]
+        for wrong in {"priority": 1}, {"ttl": "1"}, {"pin": 1}:
+            with pytest.raises(BadTypeError):
+                cache.hint(digests, **wrong)  # type: ignore[arg-type]
+    for budget in (-0.1, 1.5, float("nan")):
+        with pytest.raises(BadValueError, match="hint_budget is"):
+            MetaServer(pool, hint_budget=budget)
