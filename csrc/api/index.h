@@ -82,7 +82,7 @@ enum bl_hint_limit { BL_HINT_PART = 250000 }; /* of each share, for blocks that 
 
 /* bl_block_request (flags: bl_level; length: milliseconds since the last use for which it holds, 0
  * for no limit), keys -> bl_block_reply (count: hints given; state: hints refused). */
-enum bl_hint_method { BL_METHOD_HINT = 20 };
+enum bl_hint_method { BL_METHOD_HINT = 21 };
 
 typedef struct bl_hint_stat {
     uint64_t hint_count;        /* blocks with a hint now */

@@ -21,7 +21,7 @@ import sys
 import beluga.cli.simulate, beluga.cli.bench, beluga.cli.prefill_worker
 def begun(*arguments, **options):
     sys.exit("it has begun")
-beluga.cli.simulate.read_named = beluga.cli.simulate.run_simulation = begun
+beluga.cli.simulate.read_named = beluga.cli.simulate.sweep = begun
 beluga.cli.bench.beluga_bench.BENCHES = {"rpc": begun}
 beluga.cli.prefill_worker.asyncio.run = begun  # of all modules
 sys.modules["uvloop"] = None  # then the gateway runs by asyncio, too

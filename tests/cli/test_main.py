@@ -118,7 +118,7 @@ def test_a_namespace_that_is_not_text_is_one_line(
     refused = run("get", "key", *pool, "--namespace", os.fsdecode(b"\xff"))
     assert refused.returncode == 1
     assert refused.stderr.count("\n") == 1
-    assert "not text" in refused.stderr
+    assert "not UTF-8" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -40,10 +40,13 @@ class Simulation:
         self.loaded = (path, form, *reading.values())
         return SimpleTrace()
 
-    def run(self, trace: Any, options: Options, *, advance: Any, **asked: Any) -> list[Row]:
-        self.options, self.asked = options, asked
+    def run(
+        self, trace: Any, cases: list[Options], *, processes: int, advance: Any, **asked: Any
+    ) -> list[Row]:
+        self.options, self.asked, self.processes = cases[0], asked, processes
+        self.speeds = [one.speed for one in cases]
         advance(1, 2)
-        return self.rows
+        return [dataclasses.replace(row, speed=one.speed) for one in cases for row in self.rows]
 
 
 class SimpleReading:
@@ -69,7 +72,7 @@ class SimpleTrace(list[None]):
 def simulation(monkeypatch: pytest.MonkeyPatch) -> Simulation:
     made = Simulation()
     monkeypatch.setattr(trace_options, "load_trace", made.load)
-    monkeypatch.setattr(command, "run_simulation", made.run)
+    monkeypatch.setattr(command, "sweep", made.run)
     return made
 
 
@@ -116,20 +119,9 @@ def test_makers_count_by_thousands(simulation: Simulation, text: str, size: int)
     assert simulation.options.pool == size
 
 
-def test_several_speeds_are_run_one_after_another(simulation: Simulation) -> None:
-    ran: list[float] = []
-    run = simulation.run
-
-    def note(trace: Any, options: Options, **asked: Any) -> list[Row]:
-        ran.append(options.speed)
-        return [
-            dataclasses.replace(one, speed=options.speed) for one in run(trace, options, **asked)
-        ]
-
-    simulation.run = note  # type: ignore[method-assign]
-    command.run_simulation = note
+def test_each_speed_is_run_once(simulation: Simulation) -> None:
     shown = beluga("t", "--speed", "1,2.5,1", "--plot")
-    assert ran == [1.0, 2.5]
+    assert simulation.speeds == [1.0, 2.5]
     assert "at 1x, 2.5x" in shown.stdout and "speed" in shown.stdout
     assert "random pool  2.5x ##" in shown.stdout
 

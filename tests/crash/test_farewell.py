@@ -6,7 +6,6 @@ one serves then: nothing that ended in order is quarantined.
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,7 +93,7 @@ def test_attempts_that_timed_out_leave_no_lane_behind(
 ) -> None:
     server = Process("serve", paths)
     server.signal(signal.SIGSTOP)
-    os.waitpid(server.pid, os.WUNTRACED)  # it is
+    assert server.stopped()
     for _ in range(LANES + 1):
         with pytest.raises(CallTimeoutError):
             Client(elsewhere, timeout_s=0.05)

@@ -7,12 +7,14 @@ follow.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from pathlib import Path
 
 import pytest
 from support.processes import Process
 
+from beluga._ffi import lib
 from beluga.errors import CallTimeoutError, NoServerError, RpcError, ServerAliveError
 from beluga.pool import Pool
 from beluga.rpc import METHOD_USER, Client, Server
@@ -191,3 +193,12 @@ def wait_for(pool: Pool) -> Client:
             return Client(pool)
         except NoServerError:
             continue
+
+
+def test_each_method_has_a_number_of_its_own() -> None:
+    """Methods are declared in several headers: one of a number would shadow another."""
+    names = [name for name in dir(lib) if re.fullmatch(r"BL_METHOD_[A-Z_]+", name)]
+    numbers = {name: int(getattr(lib, name)) for name in names}
+    assert len(names) > 20
+    assert len(set(numbers.values())) == len(names), numbers
+    assert all(n < lib.BL_METHOD_USER for name, n in numbers.items() if name != "BL_METHOD_USER")

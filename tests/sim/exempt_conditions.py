@@ -800,8 +800,8 @@ TESTED: Conditions = {
             "tests/index/test_quota.py::test_grants_beyond_the_quota_are_refused_until_some_end"
         ),
         ("most == 0", 0, "false"): (
-            "tests/index/test_block_calls.py::test_a_block_larger_than_the_pool_is_refused_"
-            "and_costs_nobody"
+            "tests/index/test_block_calls.py::test_a_block_larger_than_the_pool_is_rejected_"
+            "without_an_eviction"
         ),
         ("meta->server->stat.draining", 0, "false"): (
             "tests/index/test_operate.py::test_a_drained_pool_stores_nothing_new_and_lets_all_else_"
@@ -841,8 +841,8 @@ TESTED: Conditions = {
             "tests/index/test_block_calls.py::test_lookup_gives_the_leading_hits"
         ),
         ("number < 0", 2, "false"): (
-            "tests/index/test_block_calls.py::test_a_block_larger_than_the_pool_is_refused_"
-            "and_costs_nobody"
+            "tests/index/test_block_calls.py::test_a_block_larger_than_the_pool_is_rejected_"
+            "without_an_eviction"
         ),
     },
     ("rpc/housekeeping.c", "bl_housekeeping_reap"): {
@@ -985,8 +985,8 @@ TESTED: Conditions = {
             "tests/rpc/test_session.py::test_without_a_server_a_client_is_told_at_once"
         ),
         ("epoch.epoch != asked", 0, "true"): (
-            "tests/index/test_block_calls.py::test_a_block_larger_than_the_pool_is_refused_"
-            "and_costs_nobody"
+            "tests/index/test_block_calls.py::test_a_block_larger_than_the_pool_is_rejected_"
+            "without_an_eviction"
         ),
         ("epoch.epoch == 0", 0, "false"): (
             "tests/rpc/test_session.py::test_without_a_server_a_client_is_told_at_once"
@@ -1140,8 +1140,8 @@ TESTED: Conditions = {
     },
     ("index/client.c", "bl_reserve"): {
         ("done > 0", 0, "true"): (
-            "tests/index/test_block_calls.py::test_a_block_larger_than_the_pool_is_refused_"
-            "and_costs_nobody"
+            "tests/index/test_block_calls.py::test_a_block_larger_than_the_pool_is_rejected_"
+            "without_an_eviction"
         ),
         ("session->nonce == nonce", 0, "true"): (
             "tests/hostile/test_replies.py::test_records_of_anything_lie_in_the_pool_or_are_a"
@@ -1237,8 +1237,8 @@ TESTED: Conditions = {
             "tests/rpc/test_host_clash.py::test_a_host_number_out_of_range_is_refused"
         ),
         ("madvise(session->parent, BL_PAGE_SIZE, MADV_WIPEONFORK) < 0", 0, "true"): (
-            "tests/index/test_block_calls.py::test_a_block_larger_than_the_pool_is_refused_"
-            "and_costs_nobody"
+            "tests/index/test_block_calls.py::test_a_block_larger_than_the_pool_is_rejected_"
+            "without_an_eviction"
         ),
     },
     ("rpc/standby.c", "bl_watch_look_guarded"): {

@@ -152,4 +152,4 @@ def test_several_tiers_are_asked_at_once() -> None:
     tiers = [SimulatedTier(10, 5) for _ in range(3)]
     tiers[0].put(ids(0, 1), 2)
     tiers[2].put(ids(0), 1)
-    assert Leads(tiers)(ids(0, 1, 2), 3) == [2, 0, 1]
+    assert Leads(tiers)(ids(0, 1, 2), 3).tolist() == [2, 0, 1]

@@ -171,7 +171,7 @@ class Scene:
             "quota": Quota(),
             "wait": False,
             "unknown": False,
-            **dict.fromkeys(("kinds", "silent_s", "cell_count"), 1),
+            **dict.fromkeys(("kinds", "level", "silent_s", "cell_count"), 1),
             "failure": RpcError("a test says so"),
             "end": self.pool.prefault,
             "host": 0,
