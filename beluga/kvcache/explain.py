@@ -247,9 +247,13 @@ def _made(one: KnownNamespace, asked: Namespace) -> Namespace | None:
 
 
 def _differing(asked: Namespace, there: KnownNamespace) -> list[str]:
-    """Return the fields in which two namespaces differ."""
+    """Return the fields in which two namespaces differ. A digest of a section of an engine's
+    configuration is among them only if no field that has a name of its own differs: such a field is
+    often part of the section, too.
+    """
     mine, theirs = dict(asked.fields), dict(there.fields)
-    return sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n))
+    names = sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n))
+    return [n for n in names if not n.startswith("config ")] or names
 
 
 def _foreign(names: Sequence[str]) -> set[str]:

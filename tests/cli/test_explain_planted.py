@@ -164,7 +164,7 @@ def world(start: Start, run: Run, shm: Path) -> Iterator[World]:
 @pytest.mark.parametrize(
     ("stored", "cause", "said"),
     [
-        (engine(model="org/other"), "namespace", "model is 'hub org/other@main' there"),
+        (engine(model="org/other"), "namespace", "config model_config is '"),
         (engine(layout="(16, 2, 8, 128)"), "layout", "layout is '(16, 2, 8, 128)' there"),
         (engine(dtype="torch.float16"), "dtype", "dtype is 'torch.float16' there"),
         (

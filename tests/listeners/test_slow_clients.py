@@ -113,6 +113,7 @@ def test_clients_that_send_a_byte_now_and_then_keep_nobody_out(listener: Listene
             thread.join()
 
 
+@pytest.mark.long
 def test_clients_that_do_not_read_keep_nobody_out(served: Site, listener: Listener) -> None:
     served.engine.chunks = 1 << 20
     head = f"GET {listener.large} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()

@@ -70,6 +70,7 @@ def test_the_source_distribution_has_all_sources(sdist: set[str]) -> None:
     assert [name for name in sdist if name.endswith((".so", ".pyc")) or name in GENERATED] == []
 
 
+@pytest.mark.long
 def test_an_installation_has_what_the_packages_need(tmp_path: Path) -> None:
     """Every file of the packages, and what CUDA kernels are compiled of; of C, nothing else."""
     pytest.importorskip("setuptools")

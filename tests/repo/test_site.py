@@ -37,6 +37,7 @@ def build(tree: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([tree / "scripts/docs"], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_the_site_has_every_page_and_fails_on_dead_links(tree: Path) -> None:
     built = build(tree)
     assert built.returncode == 0, built.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.emulation import long
 from support.plain_policies import PLAIN, plain_choice
 
 import beluga.replay
@@ -18,6 +19,8 @@ from beluga.errors import AllWorkersBusyError
 from beluga.router import Choice, Overlap, Query
 from beluga.simulate import MEMORIES, Options, Scale, Trace, load_trace
 from beluga.simulate.cluster import Cluster
+
+QUICK = ("least-cost", "two-choices")  # one with costs of caches, and one that draws
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +74,7 @@ class Checked:
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("policy", PLAIN)
+@pytest.mark.parametrize("policy", [*QUICK, *(long(name) for name in PLAIN if name not in QUICK)])
 def test_simulated_decisions_are_those_of_plain_python(
     policy: str, memory: str, trace: Trace
 ) -> None:
