@@ -30,7 +30,7 @@ TENANT = "tenant"
 """The field of a namespace that has the name of its tenant."""
 
 OTHERS = "others"
-"""What the share of everybody without one of his own is called."""
+"""The name of the share of all tenants that have none of their own."""
 
 _NAME_MAX = 200  # characters
 _SHARES_MAX = int(lib.BL_SHARE_COUNT) - 1
@@ -44,7 +44,7 @@ class TenantShare:
     """What a tenant may have of the pool, and what it has, in bytes of space; and how many of its
     blocks were evicted since takeover.
 
-    The share :data:`OTHERS` is that of everybody without one of his own.
+    The share :data:`OTHERS` is that of all tenants without one of their own.
     """
 
     name: str

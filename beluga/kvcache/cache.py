@@ -401,16 +401,17 @@ class KVCache(OfThisProcess):
         pin: bool = False,
         prefetch: bool = False,
     ) -> HintResult:
-        """Say what blocks are worth, so that eviction takes them earlier or later.
+        """Move blocks in the order of eviction, so that they are evicted earlier or later.
 
         ``priority`` is ``low`` (evicted before the tenant's other blocks), ``normal`` or ``high``
         (after them). With ``pin`` blocks are evicted only where nothing else makes room. ``ttl`` is
-        how many seconds after its last use a block keeps that; then it is evicted first. With
-        ``prefetch`` leading blocks that only lower tiers have are fetched (:meth:`prefetch`).
+        the lifetime of the hint in seconds after the block's last use; then the block is evicted
+        first. With ``prefetch`` leading blocks that only lower tiers have are fetched
+        (:meth:`prefetch`).
 
-        The last hint of a block counts, until this session or the server ends; ``normal`` without
-        a ``ttl`` ends it. At most a quarter of the tenant's share is
-        high or pinned; the result counts what was refused, and keys that the pool did not have.
+        A later hint replaces an earlier one, and a hint ends with this session and with the server;
+        ``normal`` without a ``ttl`` ends it at once. At most a quarter of the tenant's share may be
+        high or pinned. The result counts refused hints, and keys that the pool did not have.
 
         Raises BadTypeError, BadValueError and :class:`~beluga.errors.RpcError`.
         """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Hints: what a client says of the worth of blocks (``csrc/index/hints.h``)."""
+"""Hints of clients for the eviction of blocks (``csrc/index/hints.h``)."""
 
 from __future__ import annotations
 

@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What clients say of the worth of blocks: a level, and for how long it holds after the last use. A
- * hint bends the order of eviction inside the share of the block's tenant, and nothing else. The
- * blocks of a level have an order of their own, by age.
+ * Hints of clients for eviction: a level for a block, and its lifetime after the block's last use.
+ * A hint changes the order of eviction inside the share of the block's tenant, and nothing else.
+ * The blocks of a level have an order of their own, by age.
  *
  * A hint ends with its time, with the session that gave it, with the block and with the server; the
  * last hint of a block counts. The levels that keep blocks longer have a budget in each share, and
- * each session may have so many hints: what exceeds that is refused. A block whose hint has run out
- * is the coldest of its share. While there was no hint, none of this has any memory.
+ * each session has a bound on its hints; a hint beyond them is refused. A block whose hint has
+ * expired is the coldest of its share. No memory is allocated before the first hint.
  */
 #ifndef BL_HINTS_H
 #define BL_HINTS_H
 
 #include "index/blocks.h"
 
-/* While there was no hint, only bl_handle_hint() and bl_hints_destroy() may be called. */
+/* Before the first hint (meta->hints is NULL) only bl_handle_hint() and bl_hints_destroy() may be
+ * called. */
 
 /* Forget the hint of a block that leaves the index. */
 void bl_hint_forget(bl_meta *meta, uint32_t number);

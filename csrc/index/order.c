@@ -9,8 +9,8 @@
  *   2. also of the share that wants room;
  *   3. of all.
  *
- * In each share blocks that hints call worthless go first, and those that they favor last. Blocks
- * that hints pin are in no set: they go only where all others together make no room.
+ * In each share blocks of level LOW are evicted first, and those of level HIGH last. Blocks of
+ * level PINNED are in no set: they are evicted only if all others together make no room.
  *
  * A search begins with the first set and goes on to the next one only if it found no room. So a
  * tenant within its part loses no block to another one while the others' blocks can make room. The

@@ -3,7 +3,7 @@
  *
  * Counts what each tenant with a part of the pool uses: the space of its blocks, and their lines of
  * the block table. The fingerprint in a block's entry says whose it is, so a successor counts the
- * same. Everybody without a part of his own has the first share together, which is what is left.
+ * same. Tenants without a share of their own have the first one together, which is what is left.
  *
  * While there is only that one, nothing is counted: it has what the pool has.
  */

@@ -124,7 +124,7 @@ class HeadCuts:
 def head_cuts(
     layout: GroupLayout, part: BlockPart, order: str, page_sizes: Mapping[str, int]
 ) -> HeadCuts | None:
-    """Return the cuts of a layout, or None if its heads are not where vLLM says. ``order`` is
+    """Return the cuts of a layout, or None if its memory contradicts ``order``, which is
     vLLM's name of it, such as LBHNC.
     """
     if part.heads == 0 or sorted(order) != sorted(f"L{_AXES}"):

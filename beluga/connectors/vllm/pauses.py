@@ -2,9 +2,9 @@
 # Copyright The Beluga Authors
 """Which loads the engine waits for: short ones, before a forward. Longer ones run beside forwards.
 
-A load before the forward gives the fastest first token, but meanwhile nobody computes. With the
-setting ``load`` "auto" all loads of a step together may take so little time that nobody notices,
-estimated by their bytes and the speed of earlier loads.
+A load before the forward gives the fastest first token, but no request decodes meanwhile. With the
+setting ``load`` "auto" the loads before one forward take at most ``LIMIT_S`` together, estimated
+from their bytes and the speed of earlier loads.
 """
 
 from __future__ import annotations
