@@ -145,8 +145,11 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Start ``beluga ARGUMENTS...`` with a home of its own; what still runs is killed."""
+def start(shm: Path, tmp_path: Path) -> Iterator[Start]:
+    """Start ``beluga ARGUMENTS...`` with a home of its own; what still runs is killed.
+
+    It requires ``shm`` for the order: a server ends before the folder of its pool is removed.
+    """
     started: list[subprocess.Popen[str]] = []
     environment = {key: value for key, value in os.environ.items() if key != "BELUGA_POOL"}
     environment |= {"XDG_STATE_HOME": str(tmp_path / "state"), "COLUMNS": "200"}
