@@ -12,7 +12,7 @@ from beluga.kvcache.cache import (
     PutResult,
 )
 from beluga.kvcache.explain import Explanation, explain
-from beluga.kvcache.hints import HintResult
+from beluga.kvcache.hints import HintResult, hint_level
 from beluga.kvcache.keys import Namespace, fold, hash_keys
 from beluga.kvcache.known import KnownNamespace, known_namespaces, namespaces_changed_ns
 
@@ -34,6 +34,7 @@ __all__ = [
     "explain",
     "fold",
     "hash_keys",
+    "hint_level",
     "known_namespaces",
     "namespaces_changed_ns",
 ]

@@ -263,9 +263,12 @@ class ObjectKey:
 
 @dataclasses.dataclass(frozen=True)
 class ChunkKey:
-    """LMCache's key of a chunk inside an engine."""
+    """LMCache's key of a chunk inside an engine, with the parameters of the request, which are no
+    part of it.
+    """
 
     text: str
+    request_configs: Any = dataclasses.field(default=None, compare=False)
 
     def to_string(self) -> str:
         return self.text

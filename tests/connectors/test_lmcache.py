@@ -504,6 +504,51 @@ def test_chunks_of_an_engine_come_back_at_their_length(
     assert backend(salt="secret").batched_contains(keys) == 0
 
 
+def hinted(name: str, hint: object) -> ChunkKey:
+    """Make a key of a request whose kv_transfer_params have a hint."""
+    return ChunkKey(f"model@1@0@{name}@bf16", {"lmcache.beluga": hint, "lmcache.tag.a": 1})
+
+
+def test_a_request_s_hint_is_for_the_chunks_that_it_stores(
+    server: MetaServer, backend: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = backend()
+    stored: list[ChunkKey] = []
+
+    def put(*keys: ChunkKey) -> None:
+        one.batched_submit_put_task(
+            list(keys), [Memory(SHAPE, seed=1)] * len(keys), on_complete_callback=stored.append
+        )
+        assert eventually(lambda: stored[-len(keys) :] == list(keys))
+
+    put(ChunkKey("model@1@0@plain@bf16"))
+    assert server.hints().given_count == 0
+    put(hinted("a", {"priority": "low"}), hinted("b", {"priority": "low"}))
+    assert (server.hints().given_count, server.hints().favored_bytes) == (2, 0)
+    put(hinted("a", {"priority": "low"}))
+    assert server.hints().given_count == 2, "somebody else stored it"
+    put(hinted("c", {"priority": "lowest"}))
+    assert "a request's hint is ignored: the priority of a hint is 'lowest'" in caplog.text
+    put(hinted("a", {"pin": True}), hinted("d", {"pin": True}))
+    assert server.hints().given_count == 4
+    assert server.hints().favored_bytes > 0
+
+
+def test_a_request_favors_the_chunks_that_it_loads(
+    server: MetaServer, backend: Callable[..., Any]
+) -> None:
+    one = backend()
+    one.batched_submit_put_task(
+        [ChunkKey(f"model@1@0@{name}@bf16") for name in "ab"], [Memory(SHAPE, seed=1)] * 2
+    )
+    assert eventually(lambda: one.batched_contains([hinted("a", {}), hinted("b", {})]) == 2)
+    for hint in {"priority": "low"}, {"ttl": 1}:
+        assert one.get_blocking(hinted("a", hint)) is not None
+    found = one.batched_get_blocking([hinted(name, {"pin": True}) for name in "axb"])
+    assert [memory is not None for memory in found] == [True, False, True]
+    assert eventually(lambda: server.hints().given_count == 2)
+
+
 def test_a_chunk_that_cannot_be_read_gives_its_memory_back(
     pool: Pool, backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

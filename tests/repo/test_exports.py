@@ -69,7 +69,7 @@ EXPORTS: dict[str, str] = {
     "beluga.kvcache": (
         "BLOCK_SIZE_MAX Blocks Buffer CHUNK_SIZE Digests Fragments GetResult KVCache Namespace "
         "PutResult Run fold hash_keys Explanation KnownNamespace explain known_namespaces "
-        "namespaces_changed_ns HintResult"
+        "namespaces_changed_ns HintResult hint_level"
     ),
     "beluga.router": (
         "Advice BlockHasher BusyThresholds Candidate Candidates Choice Constraints CostEstimator "

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from beluga.connectors.connection import Attachment
+    from beluga.connectors.hints import RequestHint
     from beluga.kvcache import KVCache
 
 Item: TypeAlias = tuple[Namespace, bytes]
@@ -174,6 +175,12 @@ def store(
         result = cache.put(digests, sources[start : start + len(digests)])
         states += [BlockState(state) for state in result.states]
     return states
+
+
+def hint(attachment: Attachment, items: Sequence[Item], given: RequestHint) -> None:
+    """Give objects that the pool has a hint."""
+    for namespace, _, digests in _spans(items):
+        given.give(attachment.cache(namespace), digests)
 
 
 def exist(attachment: Attachment, items: Sequence[Item]) -> list[bool]:

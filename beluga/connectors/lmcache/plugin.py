@@ -13,7 +13,7 @@ import asyncio
 import collections
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from lmcache import __version__ as lmcache_version
@@ -23,6 +23,7 @@ from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
 from beluga.connectors.connection import Attachment, Connection
 from beluga.connectors.era import Era
+from beluga.connectors.hints import NAME, NO_HINT, HintReader, RequestHint
 from beluga.connectors.lmcache import objects
 from beluga.connectors.lmcache.identity import Models, metadata_fields
 from beluga.connectors.lmcache.layouts import layout_of
@@ -40,6 +41,9 @@ logger = init_logger(__name__)
 T = TypeVar("T")
 
 PREFIX = "beluga."  # the prefix of our settings in LMCache's extra_config
+HINT = (
+    f"lmcache.{NAME}"  # of a request's kv_transfer_params LMCache passes on what it calls its own
+)
 
 
 class BelugaBackend(StoragePluginInterface):
@@ -77,6 +81,7 @@ class BelugaBackend(StoragePluginInterface):
         self._storing: collections.Counter[Any] = collections.Counter()  # puts by key
         self._lock = threading.Lock()
         self._pins = ConnectionPins()
+        self._hints = HintReader(logger)
         self._reading = threading.Lock()  # one thread at a time may use a connection
         self._writer = JobWorker(self._settings, name="lmcache-put", logger=logger)
         self._reader = Connection(
@@ -174,7 +179,11 @@ class BelugaBackend(StoragePluginInterface):
 
     def batched_get_blocking(self, keys: list[Any]) -> list[Any]:
         """Return chunks in LMCache's memory, with None for each that the pool no longer has."""
-        return self._read("loading", lambda a: self._get(a, keys)) or [None] * len(keys)
+        found = self._read("loading", lambda a: self._get(a, keys)) or [None] * len(keys)
+        if (hint := self._hint(keys).for_found()) is not None:
+            there = [key for key, memory in zip(keys, found, strict=True) if memory is not None]
+            self._writer.submit(lambda connection: self._give(connection, there, hint))
+        return found
 
     async def batched_get_non_blocking(
         self, lookup_id: str, keys: list[Any], transfer_spec: Any = None
@@ -303,9 +312,29 @@ class BelugaBackend(StoragePluginInterface):
             items = self._items(attachment, [key for key, _ in fit])
             return objects.store(attachment, items, [bytes_of(memory) for _, memory in fit])
 
-        states = connection.attempt("storing", store)
-        have = (BlockState.GRANTED, BlockState.HIT)
-        return [key for (key, _), state in zip(fit, states or [], strict=False) if state in have]
+        states = connection.attempt("storing", store) or []
+        named = [(key, state) for (key, _), state in zip(fit, states, strict=False)]
+        new = [key for key, state in named if state == BlockState.GRANTED]
+        present = [key for key, state in named if state == BlockState.HIT]
+        hint = self._hint(keys)
+        self._give(connection, new, hint.for_own())
+        self._give(connection, present, hint.for_found())
+        return [key for key, state in named if state in (BlockState.GRANTED, BlockState.HIT)]
+
+    def _hint(self, keys: Sequence[Any]) -> RequestHint:
+        """Return the hint of the request that all keys of a batch belong to. A malformed one is
+        ignored.
+        """
+        configs = getattr(keys[0], "request_configs", None) if keys else None
+        given = configs.get(HINT) if isinstance(configs, Mapping) else None
+        return NO_HINT if given is None else self._hints.read(given) or NO_HINT
+
+    def _give(self, connection: Connection, keys: list[Any], hint: RequestHint | None) -> None:
+        """Give chunks that the pool has a hint, if it has one for them."""
+        if keys and hint is not None:
+            connection.attempt(
+                "giving hints", lambda a: objects.hint(a, self._items(a, keys), hint)
+            )
 
     def _allocate(self, hit: Hit | None) -> Any:
         """Allocate memory for a chunk of the length that the pool has. Returns None if it

@@ -28,6 +28,7 @@ Files of the KV connector:
   the engine, or in a hybrid model parts in several groups, by vLLM's rules (``groups``).
 * ``lookups``, ``schedule`` and ``doubts`` are the scheduler's side, ``worker``, ``loads``,
   ``saves``, ``staging`` and ``device`` the workers' side; ``steps`` has the messages between them.
+* ``hints`` reads what requests hold for the worth of their blocks.
 * ``events`` and ``stats`` report to the outside; ``amx`` asks for the processor's tiles.
 
 Only ``connector``, ``groups``, ``stats`` and ``plugin`` import vLLM.

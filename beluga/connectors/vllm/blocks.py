@@ -64,6 +64,11 @@ class Blocks(Protocol):
     def find(self, request: Any, local: int) -> PinnedPrefix | None:
         """Return what serves the prefix beyond ``local`` blocks; None if nothing does."""
 
+    def digests(self, request: Any, first: int, last: int) -> list[bytes]:
+        """Return the digests of what a request that resumes behind block ``last`` reads of blocks
+        [first, last).
+        """
+
     def loads(self, request: Any, first: int, last: int, table: Any) -> list[BlockRange]:
         """Return what is loaded where, so that a request resumes behind block ``last``."""
 
@@ -122,6 +127,10 @@ class OneGroup:
         last = (request.num_tokens - 1) // self._size
         digests = self._lookups.digests(request, local, last)
         return PinnedPrefix(digests, len(digests))
+
+    def digests(self, request: Any, first: int, last: int) -> list[bytes]:
+        """Return those of all blocks."""
+        return self._lookups.digests(request, first, last)
 
     def loads(self, request: Any, first: int, last: int, table: Sequence[int]) -> list[BlockRange]:
         """Return one range."""

@@ -35,6 +35,7 @@ from beluga.connectors.vllm.cachegroup import CacheGroups
 from beluga.connectors.vllm.counters import ConnectorCounters
 from beluga.connectors.vllm.events import MEDIUM, Announcement, Announcements
 from beluga.connectors.vllm.following import EngineUpdates
+from beluga.connectors.vllm.hints import Requests
 from beluga.connectors.vllm.identity import check_hashing, identify, namespace
 from beluga.connectors.vllm.lookups import Lookups
 from beluga.connectors.vllm.names import BlockNames
@@ -137,6 +138,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
                 announcements=self._announcements,
                 names=BlockNames(self._lookups, block_size=self._block_size),
                 blocks=hybrid,
+                hints=Requests(self._counters, logger),
             )
             self._following = EngineUpdates(
                 self._schedule, self._lookups, vllm_config, lambda: self._kv_cache_manager
@@ -161,6 +163,11 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
             self._meet([one.rank for one in given])
         if self._connection is not None:
             self._connection.settle()
+
+    def on_new_request(self, request: Any) -> None:
+        """Note that a request waits for its turn."""
+        with self._timed("hook_s"):
+            self._schedule.queued(request)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int

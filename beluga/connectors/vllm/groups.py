@@ -125,6 +125,14 @@ class Groups:
             return in_pool
         return dataclasses.replace(anywhere, otherwise=in_pool)
 
+    def digests(self, request: Any, first: int, last: int) -> list[bytes]:
+        """Return those that vLLM's rules need, group by group."""
+        return [
+            digest
+            for group, part in self._needed(request, first, last)
+            for digest in self._digests(request, group, part)
+        ]
+
     def loads(self, request: Any, first: int, last: int, table: Any) -> list[BlockRange]:
         """Return a range for each group that needs blocks. Where vLLM has none for what its rules
         need, it is one without blocks, which fails.
@@ -265,12 +273,7 @@ class Groups:
         last = tokens // self.block_size
         if last <= local:
             return None
-        digests = [
-            digest
-            for group, part in self._needed(request, local, last)
-            for digest in self._digests(request, group, part)
-        ]
-        return PinnedPrefix(digests, last - local, whole=True)
+        return PinnedPrefix(self.digests(request, local, last), last - local, whole=True)
 
     def _needed(self, request: Any, first: int, last: int) -> Iterator[tuple[int, list[int]]]:
         """Yield what a request that resumes behind block ``last`` reads of blocks [first, last)."""

@@ -300,6 +300,15 @@ class Lookups:
         )
         return together
 
+    def prefetch(self, digests: list[bytes]) -> None:
+        """Ask the tiers below the pool for leading blocks that are wanted soon."""
+        if not digests or not self.ready:
+            return
+        keys = self._keys(digests)
+        self._connection.attempt(
+            "asking lower tiers for blocks", lambda a: a.cache(self.ranks[0]).prefetch(keys)
+        )
+
     def onboard(self, digests: list[bytes]) -> int:
         """Ask the tiers below the pool for leading blocks. Returns how many come, or are there."""
         keys = self._keys(digests)

@@ -3,6 +3,7 @@
 """Saving beside the engine: a queue, and a low-priority thread that puts the queued blocks.
 
 Saving is best effort: if the queue or the pool is full or there is no server, a block is not saved.
+Hints for blocks are given beside the engine, too.
 The engine keeps a request's blocks until :meth:`Saves.ended` names it. It waits only when it takes
 blocks from a request that it preempts, and then only for the piece that is being copied (256 KiB;
 without a link, for the batch).
@@ -20,18 +21,22 @@ import numpy as np
 
 from beluga.connectors.vllm.counters import LinkFigures
 from beluga.connectors.vllm.parts import BlockPart
-from beluga.connectors.vllm.steps import BlockRange, StoredCounts
+from beluga.connectors.vllm.steps import BlockRange, HintedBlocks, StoredCounts
 from beluga.errors import TransferCancelledError
 from beluga.index import BlockState
 from beluga.threads import Thread
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from beluga.connectors.connection import Attachment, Connection
+    from beluga.connectors.hints import RequestHint
     from beluga.connectors.vllm.counters import ConnectorCounters
     from beluga.connectors.vllm.staging import BlockSource
-    from beluga.kvcache import Namespace, PutResult
+    from beluga.kvcache import HintResult, Namespace, PutResult
 
 BATCH_BLOCKS = 16  # put in one call
+HINTS_MAX = 1024  # that wait to be given; more are skipped
 NICENESS = 10  # the engine's threads get about ten times the CPU share
 
 
@@ -54,6 +59,7 @@ class Saves:
         self._figures = LinkFigures(connection, counters)
         self._room = room  # free places in the queue, in blocks
         self._queue: deque[BlockRange] = deque()
+        self._hints: deque[HintedBlocks] = deque()
         self._waiting: Counter[str] = Counter()  # ranges of each request that are not done
         self._known: set[str] = set()  # requests with an ordered save
         self._finished: set[str] = set()  # known requests that the engine has ended
@@ -87,6 +93,20 @@ class Saves:
                 self._room -= len(one.block_ids)
                 self._waiting[one.request] += 1
                 self._queue.append(one)
+            self._changed.notify_all()
+
+    def hint(self, hints: list[HintedBlocks]) -> None:
+        """Queue hints for blocks of which this rank stores its part. What does not fit is
+        skipped.
+        """
+        if not hints:
+            return
+        with self._changed:
+            for one in hints:
+                if len(self._hints) < HINTS_MAX:
+                    self._hints.append(one)
+                else:
+                    self._counters.add(hint_skipped_blocks=one.count)
             self._changed.notify_all()
 
     def cancel(self, requests: list[str]) -> None:
@@ -163,12 +183,18 @@ class Saves:
             with self._changed:
                 # No save begins while a cancellation stops all copies.
                 self._changed.wait_for(
-                    lambda: (self._queue and not self._cancelled) or self._closing
+                    lambda: self._hints or (self._queue and not self._cancelled) or self._closing
                 )
                 if self._closing:
                     return
-                one = self._queue.popleft()
-                self._copying = one.request
+                hinted = self._hints.popleft() if self._hints else None
+                if hinted is None:
+                    one = self._queue.popleft()
+                    self._copying = one.request
+            if hinted is not None:
+                packed = hinted.packed()
+                self._give(hinted.hint, packed[self._part.stores(packed)])
+                continue
             try:
                 self._save(one)
             finally:
@@ -207,6 +233,24 @@ class Saves:
                 self._counters.add(save_failures=failures, save_skipped_blocks=skipped)
                 return
             self._account(digests.tobytes(), len(ids), result, one.group)
+            if one.hint is not None:
+                new = np.array([state == BlockState.GRANTED for state in result.states], bool)
+                self._give(one.hint.for_own(), digests[new])
+                self._give(one.hint.for_found(), digests[~new])
+
+    def _give(self, hint: RequestHint | None, digests: NDArray[np.uint8]) -> None:
+        """Give a hint to blocks, if it has one for them."""
+        if hint is None or not len(digests):
+            return
+
+        def give(attachment: Attachment) -> HintResult:
+            return hint.give(attachment.cache(self.namespace, self._source.engine), digests)
+
+        result = self._connection.attempt("giving hints", give)
+        if result is None:
+            self._counters.add(hint_skipped_blocks=len(digests))
+        else:
+            self._counters.add(hinted_blocks=result.given, hint_refused_blocks=result.refused)
 
     def _account(self, digests: bytes, count: int, result: PutResult, group: int) -> None:
         size, layout = len(digests) // count, self._source.layouts[group]

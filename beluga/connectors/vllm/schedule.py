@@ -7,6 +7,9 @@ own prefix cache. Its hits stay pinned until every rank has loaded them, and the
 they lie. A forward waits only for short loads (``pauses``). At least one token is left to compute.
 A request with a failed load is not looked up again, because the same hit would fail again.
 
+*Hints.* A request's hint is for the blocks that it finds when it starts, and for those that it
+saves. The workers give it, beside the engine (``hints``).
+
 *Saves.* A step may compute on what a failed load leaves behind: a load of ours or of another
 connector (under ``MultiConnector``), on any rank, for any request that shares the blocks. vLLM
 reports what a step failed to load with that step's output. So a block is saved only after vLLM has
@@ -25,11 +28,12 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
+from beluga.connectors.hints import NO_HINT, RequestHint
 from beluga.connectors.vllm.blocks import ExtraKeys, OneGroup
 from beluga.connectors.vllm.doubts import Doubts
 from beluga.connectors.vllm.onboarding import LookupWait, Worth
 from beluga.connectors.vllm.pauses import Pauses
-from beluga.connectors.vllm.steps import BlockRange, Loaded, Orders, add_loaded
+from beluga.connectors.vllm.steps import BlockRange, HintedBlocks, Loaded, Orders, add_loaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
     from beluga.connectors.vllm.blocks import Blocks, Offer
     from beluga.connectors.vllm.counters import ConnectorCounters
     from beluga.connectors.vllm.events import Announcements
+    from beluga.connectors.vllm.hints import Requests
     from beluga.connectors.vllm.lookups import Elsewhere, Lookups
     from beluga.connectors.vllm.names import BlockNames
     from beluga.connectors.vllm.settings import VllmSettings
@@ -49,6 +54,7 @@ class Tracked:
     """The state of one request. Numbers count blocks."""
 
     request: Any
+    hint: RequestHint = NO_HINT
     local: int = -1  # blocks in the engine's own cache at the lookup; -1 without a lookup
     hits: int = 0  # further blocks in the pool
     pins: Pins | None = None
@@ -67,6 +73,7 @@ class Tracked:
     asked_s: float = 0.0  # when that was asked first
     shared: bool = True  # its blocks have names that others may find
     ordered: bool = False  # a save was ordered; the workers report when it has ended
+    hinted: bool = False  # the blocks that it found have its hint
 
     def start(self) -> None:
         """Forget the blocks that it had before it was preempted."""
@@ -99,7 +106,7 @@ class Schedule:
     ``block_count``. ``announcements`` is told
     of blocks that will be saved; ``names`` says what the engine calls them, with their extra keys.
     ``blocks`` serves a hybrid model, whose blocks of ``block_size`` tokens have parts in several
-    groups of layers.
+    groups of layers. ``hints`` reads the hints of requests.
     """
 
     def __init__(  # noqa: PLR0913  all but the first three named
@@ -115,7 +122,10 @@ class Schedule:
         announcements: Announcements | None = None,
         names: BlockNames | None = None,
         blocks: Blocks | None = None,
+        hints: Requests | None = None,
     ) -> None:
+        self._hints = hints
+        self._hinted: list[HintedBlocks] = []  # for the next step
         self._pauses = Pauses(settings.load, lambda: lookups.block_bytes)
         self._onboard_s = settings.onboard_ms / 1000
         self._worth = Worth(settings, block_size)
@@ -147,6 +157,18 @@ class Schedule:
         """Whether blocks are pinned for saves that end soon."""
         return self._blocks.saving
 
+    def queued(self, request: Any) -> None:
+        """Fetch what lower tiers have of a request that may wait for its turn, if it asks for that
+        or continues a session.
+        """
+        hint = self._track(request).hint
+        if not (self._loads_at_all and self._onboard_s > 0):
+            return
+        if not hint.prefetch and not (self._hints is not None and self._hints.begun(request)):
+            return
+        if self._lookups.begin(request) and (found := self._blocks.find(request, 0)) is not None:
+            self._lookups.prefetch(found.digests)
+
     def matched_tokens(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:
         """Return the tokens that the pool has for a request, and whether they load beside the
         forwards. None means that more are on their way to the pool: the engine asks again.
@@ -171,6 +193,9 @@ class Schedule:
         if tracked.starting:
             tracked.start()
             self._blocks.drop(request)
+            if self._hints is not None and not tracked.hinted:
+                found = tracked.cached + tokens // self._block_size
+                self._hint_found(self._hints, tracked, found)
         if tokens == 0:
             if not tracked.loaded_ids or not tracked.beside:
                 self._forget_lookup(tracked)
@@ -187,6 +212,19 @@ class Schedule:
         tracked.loaded, tracked.loaded_ids = range(first, last), ids
         tracked.local, tracked.hits = -1, 0
 
+    def _hint_found(self, hints: Requests, tracked: Tracked, found: int) -> None:
+        """Hint the leading blocks that were there when a request began."""
+        request, hint = tracked.request, tracked.hint
+        tracked.hinted = True
+        own = hints.own_from(request, found)
+        if not (tracked.begun and tracked.shared and self._lookups.ready):
+            return
+        parts = (hint.for_found(), 0, own), (hint.for_own(), own, found)
+        for given, first, last in parts:
+            if given is not None and first < last:
+                digests = self._blocks.digests(request, first, last)
+                self._hinted.append(HintedBlocks(given, b"".join(digests), len(digests)))
+
     def orders(
         self,
         scheduled_tokens: dict[str, int],
@@ -194,8 +232,8 @@ class Schedule:
         offers: Mapping[str, Sequence[Offer]] | None = None,
     ) -> Orders:
         """Return the workers' orders for the next step. ``offers`` are states that it makes."""
-        orders = Orders(self._loads, [], list(preempted), self._lookups.weights)
-        self._loads = []
+        orders = Orders(self._loads, [], list(preempted), self._lookups.weights, self._hinted)
+        self._loads, self._hinted = [], []
         self._pauses.began()
         if not self._saves_at_all:
             return orders
@@ -296,7 +334,8 @@ class Schedule:
     def _track(self, request: Any) -> Tracked:
         tracked = self._requests.get(request.request_id)
         if tracked is None:
-            tracked = self._requests[request.request_id] = Tracked(request)
+            hint = self._hints.hint(request) if self._hints is not None else NO_HINT
+            tracked = self._requests[request.request_id] = Tracked(request, hint)
         return tracked
 
     def _begin(self, tracked: Tracked) -> bool:
@@ -439,6 +478,9 @@ class Schedule:
             for part in unsaved
             for order in self._blocks.saves(request, part.start, part.stop, ids)
         ]
+        if tracked.hint != NO_HINT:
+            for order in orders:
+                order.hint = tracked.hint
         tracked.ordered = tracked.ordered or bool(orders)
         return orders
 

@@ -12,6 +12,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
+from beluga.connectors.hints import RequestHint
 from beluga.index import BLOCK_RECORD, NAME
 from beluga.kvcache import Namespace
 
@@ -29,6 +30,7 @@ class BlockRange:
     beside: bool = False  # of a load: no forward waits for it
     records: bytes = b""  # of a load: where the blocks lie, all parts of each; or nothing
     split: int = 0  # of a load: the heads of each part, if other ranks than these stored them
+    hint: RequestHint | None = None  # of a save: for the blocks that it stores
 
     def packed(self) -> NDArray[np.uint8]:
         """Return the digests in the shape that :func:`beluga.kvcache.fold` takes."""
@@ -62,6 +64,19 @@ class BlockRange:
 
 
 @dataclasses.dataclass(slots=True)
+class HintedBlocks:
+    """A hint for blocks that the pool has: their digests, end to end, and their number."""
+
+    hint: RequestHint
+    digests: bytes
+    count: int
+
+    def packed(self) -> NDArray[np.uint8]:
+        """Return the digests in the shape that :func:`beluga.kvcache.fold` takes."""
+        return np.frombuffer(self.digests, dtype=np.uint8).reshape(self.count, -1)
+
+
+@dataclasses.dataclass(slots=True)
 class Orders:
     """Orders for the workers, sent with each step of the engine."""
 
@@ -69,6 +84,7 @@ class Orders:
     saves: list[BlockRange] = dataclasses.field(default_factory=list)
     preempted: list[str] = dataclasses.field(default_factory=list)
     weights: str = ""  # the identity of the weights, for the namespace of each rank
+    hints: list[HintedBlocks] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(slots=True)

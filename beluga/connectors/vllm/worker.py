@@ -108,8 +108,9 @@ class RankWorker:
         self.loads.load(orders.loads)
 
     def save(self, orders: Orders) -> None:
-        """Queue saves after the forward."""
+        """Queue hints, and saves after the forward."""
         self.identify(orders.weights)
+        self.saves.hint(orders.hints)
         self.saves.order(orders.saves)
 
     def identify(self, weights: str) -> None:

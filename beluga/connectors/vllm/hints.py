@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The hints of vLLM's requests, and the sessions by which a request knows its earlier blocks.
+
+A hint is in ``kv_transfer_params``, which clients write, or in ``kv_hints``, which a program that
+calls the engine writes, as the payload of an action of the type ``beluga.hint``. Without one the
+request's own priority counts: vLLM serves the lower number first, so blocks of requests below 0 are
+favored, and those above 0 go first.
+
+The blocks that a session's first request did not find are the session's own, and so is all that
+follows them. Later requests with the same ``session_id`` give their hints to these blocks, too, as
+far as they begin with the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from beluga.connectors.hints import NAME, NO_HINT, HintReader, RequestHint
+
+if TYPE_CHECKING:
+    import logging
+
+    from beluga.connectors.vllm.counters import ConnectorCounters
+
+ACTION = "beluga.hint"
+"""The type of an action of ``kv_hints`` with a hint."""
+
+SESSIONS_MAX = 1 << 14  # that are remembered, those that were used last
+_SESSION_LENGTH_MAX = 256  # characters of a session's name
+
+
+class Requests:
+    """Reads the hints of requests and remembers their sessions. Only the scheduler's thread uses
+    it.
+    """
+
+    def __init__(self, counters: ConnectorCounters, logger: logging.Logger) -> None:
+        self._counters, self._reader = counters, HintReader(logger)
+        self._own: OrderedDict[str, tuple[int, bytes]] = OrderedDict()  # the first block, its hash
+
+    def hint(self, request: Any) -> RequestHint:
+        """Return what a request's hint holds for its blocks. A malformed one is ignored."""
+        given = _given(request)
+        if given is None:
+            return _by_priority(getattr(request, "priority", 0))
+        hint = self._reader.read(given)
+        if hint is None:
+            self._counters.add(hints_ignored=1)
+            return NO_HINT
+        return hint
+
+    def begun(self, request: Any) -> bool:
+        """Return whether a request continues a session."""
+        return _session(request) in self._own
+
+    def own_from(self, request: Any, found: int) -> int:
+        """Return the first block that is a request's own, or its session's, if ``found`` leading
+        blocks were there when it began.
+        """
+        session, hashes = _session(request), request.block_hashes
+        if not session:
+            return found
+        first, block = self._own.pop(session, (found, b""))
+        if first >= len(hashes) or bytes(hashes[first]) != block:
+            first = found
+        if first < len(hashes):
+            self._own[session] = first, bytes(hashes[first])
+        if len(self._own) > SESSIONS_MAX:
+            self._own.popitem(last=False)
+        return min(first, found)
+
+
+def _given(request: Any) -> object:
+    """Return what a request has for a hint, or None."""
+    envelope = getattr(request, "kv_hints", None)
+    actions: Sequence[Any] = envelope.actions if envelope is not None else ()
+    for action in reversed(actions):
+        if action.action_type == ACTION:
+            return action.payload
+    parameters = getattr(request, "kv_transfer_params", None)
+    return parameters.get(NAME) if isinstance(parameters, Mapping) else None
+
+
+def _by_priority(priority: object) -> RequestHint:
+    if not isinstance(priority, int) or priority == 0:
+        return NO_HINT
+    return RequestHint(priority="high" if priority < 0 else "low")
+
+
+def _session(request: Any) -> str:
+    """Return the name of a request's session, or an empty one."""
+    name = getattr(request, "session_id", None)
+    return name if isinstance(name, str) and len(name) <= _SESSION_LENGTH_MAX else ""

@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The hints that requests carry over HTTP: which blocks get them, and what is ignored."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fake_vllm
+import pytest
+from support.blocks import eventually
+from test_connector import TOKENS, Engine
+from vllm_parts import BLOCK_TOKENS, extend, request
+
+from beluga import KVCache, MetaServer, Pool
+from beluga.connectors.hints import FAVOR_S, NO_HINT, RequestHint, read_hint
+from beluga.connectors.vllm import hints as hints_module
+from beluga.connectors.vllm.counters import ConnectorCounters
+from beluga.connectors.vllm.hints import ACTION, Requests
+from beluga.connectors.vllm.steps import HintedBlocks, Orders
+from beluga.errors import BadTypeError, BadValueError
+from beluga.kvcache import HintResult
+
+BLOCK_BYTES = 4096  # what a block takes of the pool: a page
+ROOT = Path(__file__).resolve().parents[3]
+
+Make = Callable[..., Engine]
+
+
+@pytest.fixture
+def pool(shm: Path) -> Iterator[Pool]:
+    paths = [shm / "a", shm / "b"]
+    with Pool.create(paths, device_size=64 << 20, sparse=True, lane_count=24) as pool:
+        yield pool
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch, pool_name: str) -> Iterator[Make]:
+    fake_vllm.installed(monkeypatch)
+    made: list[Engine] = []
+
+    def make(**options: Any) -> Engine:
+        made.append(Engine(pool_name, **options))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()
+    for name in fake_vllm.OURS:
+        sys.modules.pop(f"beluga.connectors.vllm.{name}", None)
+
+
+class Given:
+    """Records the hints that blocks are given: (number of blocks, priority, ttl, pin)."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[int, str, float | None, bool]] = []
+        hint = KVCache.hint
+
+        def noted(cache: KVCache, digests: Any, **given: Any) -> HintResult:
+            result = hint(cache, digests, **given)
+            self.calls.append((result.given, given["priority"], given["ttl"], given["pin"]))
+            return result
+
+        monkeypatch.setattr(KVCache, "hint", noted)
+
+    def take(self, count: int) -> list[tuple[int, str, float | None, bool]]:
+        """Wait for so many hints and return them."""
+        assert eventually(lambda: len(self.calls) >= count)
+        taken, self.calls = self.calls, []
+        return taken
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> Given:
+    return Given(monkeypatch)
+
+
+def asking(name: str, hint: object, tokens: list[int] = TOKENS, **fields: Any) -> Any:
+    """Make a request with a hint among its transfer parameters."""
+    made = request(name, tokens)
+    vars(made).update(kv_transfer_params={"beluga": hint}, **fields)
+    return made
+
+
+def further(tokens: list[int], blocks: int) -> list[int]:
+    """Return a longer prompt."""
+    return tokens + list(range(1000, 1000 + blocks * BLOCK_TOKENS))
+
+
+def test_what_a_request_saves_gets_its_hint(server: MetaServer, make: Make, given: Given) -> None:
+    engine = make()
+    engine.run(asking("a", {"pin": True, "ttl": 60}), 1, fill=7)
+    assert given.take(1) == [(5, "normal", 60, True)]
+    assert server.hints().hint_count == 5
+    assert server.hints().favored_bytes == 5 * BLOCK_BYTES
+    assert engine.worker._worker.saves._counters.take()["hinted_blocks"] == 5
+
+
+def test_a_favoring_hint_without_a_time_ends_an_hour_after_the_last_use(
+    server: MetaServer, make: Make, given: Given
+) -> None:
+    make().run(asking("a", {"priority": "high"}), 1, fill=7)
+    assert given.take(1) == [(5, "high", FAVOR_S, False)]
+
+
+def test_a_request_without_a_hint_gives_none(server: MetaServer, make: Make, given: Given) -> None:
+    engine = make()
+    engine.run(request("a", TOKENS), 1, fill=7)
+    engine.run(asking("b", {}, further(TOKENS, 1)), 6, fill=8)
+    engine.run(asking("c", {"pin": True}, list(range(40))), 3, fill=8)
+    assert [count for count, *_ in given.take(1)] == [10], "the others were before it"
+
+
+def test_found_blocks_are_favored_for_a_request_and_never_go_sooner(
+    server: MetaServer, make: Make, given: Given
+) -> None:
+    """A batch job shares its system prompt with everybody."""
+    make().run(request("everybody", TOKENS), 1, fill=7)
+    engine, longer = make(), further(TOKENS, 2)
+    assert engine.run(asking("batch", {"priority": "low"}, longer), 1, fill=8) == 20
+    assert given.take(1) == [(2, "low", None, False)], "only what it has stored itself"
+    engine.run(asking("short", {"ttl": 1}, further(longer, 1)), 1, fill=8)
+    assert given.take(1) == [(1, "normal", 1, False)]
+    engine.run(asking("short pin", {"pin": True, "ttl": 1}, further(longer, 1)), 1, fill=8)
+    assert given.take(1) == [(8, "normal", FAVOR_S, True)]
+
+
+def test_what_the_engine_s_own_cache_has_is_hinted_too(
+    server: MetaServer, make: Make, given: Given
+) -> None:
+    engine = make()
+    engine.run(request("a", TOKENS), 1, fill=7)
+    made = asking("b", {"pin": True})
+    engine.scheduler.get_num_new_matched_tokens(made, 4 * BLOCK_TOKENS)
+    engine.block_ids["b"] = [1, 2, 3, 4, 9, 10]
+    blocks = SimpleNamespace(get_block_ids=lambda: ([1, 2, 3, 4, 9, 10],))
+    engine.scheduler.update_state_after_alloc(made, blocks, BLOCK_TOKENS)
+    made.num_computed_tokens = 5 * BLOCK_TOKENS
+    engine.step(made)
+    assert given.take(1) == [(5, "normal", FAVOR_S, True)]
+
+
+def test_a_session_s_later_request_hints_its_earlier_blocks(
+    server: MetaServer, make: Make, given: Given
+) -> None:
+    """The last request of a session lets go of all that the session has stored, and of no more."""
+    make().run(request("everybody", TOKENS), 1, fill=7)
+    engine, first = make(), further(TOKENS, 2)
+    engine.run(asking("1", {"pin": True}, first, session_id="s"), 1, fill=8)
+    assert given.take(2) == [(5, "normal", FAVOR_S, True), (2, "normal", FAVOR_S, True)]
+    last = further(first, 2)
+    engine.run(asking("2", {"priority": "low"}, last, session_id="s"), 1, fill=9)
+    assert given.take(2) == [(2, "low", None, False), (2, "low", None, False)]
+    engine.run(asking("3", {"priority": "low"}, further(last, 1), session_id="other"), 1, fill=9)
+    assert given.take(1) == [(1, "low", None, False)]
+
+
+def test_a_session_that_begins_anew_does_not_own_what_others_stored(
+    server: MetaServer, make: Make, given: Given
+) -> None:
+    engine, other = make(), list(range(500, 500 + 5 * BLOCK_TOKENS))
+    engine.run(asking("1", {"pin": True}, session_id="s"), 1, fill=8)
+    given.take(1)
+    engine.run(request("everybody", other), 8, fill=7)
+    engine.run(asking("2", {"priority": "low"}, further(other, 1), session_id="s"), 1, fill=9)
+    assert given.take(1) == [(1, "low", None, False)]
+
+
+def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hints_module, "SESSIONS_MAX", 3)
+    requests = Requests(ConnectorCounters(), logging.getLogger("test"))
+    made = request("a", TOKENS)
+    for name in "0", "1", "2", "3", "4" * 300, 7:  # the last two are no names
+        made.session_id = name
+        requests.own_from(made, 0)
+    for name, there in ("0", False), ("1", True), ("3", True), ("4" * 300, False), (7, False):
+        made.session_id = name
+        assert requests.begun(made) is there
+
+
+def test_a_preempted_request_gives_its_hint_once_to_what_it_found(
+    server: MetaServer, make: Make, given: Given
+) -> None:
+    make().run(request("a", TOKENS), 1, fill=7)
+    engine, made = make(), asking("b", {"pin": True})
+    engine.start(made, 1)
+    engine.step(made)
+    assert given.take(1) == [(5, "normal", FAVOR_S, True)]
+    engine.report()
+    made.num_computed_tokens = 0
+    engine.start(made, 8)
+    engine.step(made, preempted={"b"})
+    engine.finish(made)
+    engine.run(asking("c", {"priority": "low"}, list(range(40))), 3, fill=8)
+    assert given.take(1) == [(10, "low", None, False)], "nothing was hinted before it"
+
+
+@pytest.mark.parametrize(
+    ("priority", "hint"),
+    [(0, NO_HINT), (-1, RequestHint("high")), (5, RequestHint("low")), ("1", NO_HINT)],
+)
+def test_a_request_s_priority_is_its_hint_if_it_has_no_other(
+    priority: object, hint: RequestHint
+) -> None:
+    requests = Requests(ConnectorCounters(), logging.getLogger("test"))
+    made = request("a", TOKENS)
+    made.priority = priority
+    assert requests.hint(made) == hint
+    made.kv_transfer_params = {"do_remote_prefill": False}
+    assert requests.hint(made) == hint
+    made.kv_transfer_params = {"beluga": {"pin": True}}
+    assert requests.hint(made) == RequestHint(pin=True)
+
+
+def test_a_program_s_envelope_has_hints_too() -> None:
+    requests = Requests(ConnectorCounters(), logging.getLogger("test"))
+    made = asking("a", {"pin": True})
+    other = SimpleNamespace(action_type="kv.fetch", payload={"peer": 1})
+    ours = SimpleNamespace(action_type=ACTION, payload={"priority": "low"})
+    made.kv_hints = SimpleNamespace(actions=[ours, other])
+    assert requests.hint(made) == RequestHint("low")
+    made.kv_hints = SimpleNamespace(actions=[other])
+    assert requests.hint(made) == RequestHint(pin=True)
+
+
+WRONG = [
+    (7, BadTypeError, "a hint is a int; give an object with priority, ttl, pin, prefetch"),
+    ([{"pin": True}], BadTypeError, "a hint is a list"),
+    ({"prio": "low"}, BadValueError, "a hint has the field prio; it has priority, ttl, pin"),
+    ({7: 1}, BadValueError, "a hint has the field 7"),
+    ({"priority": "urgent"}, BadValueError, "'urgent'; give low, normal, high"),
+    ({"priority": None}, BadTypeError, "priority is None"),
+    ({"priority": ["low"] * 1000}, BadTypeError, "priority of a hint is a list; give a short text"),
+    ({"priority": "l" * 100}, BadTypeError, "priority of a hint is a str; give a short text"),
+    ({"ttl": 0.5}, BadValueError, "the ttl of a request's hint is 0.5; give seconds, from 1 to"),
+    ({"ttl": 86401}, BadValueError, "the ttl of a request's hint is 86401"),
+    ({"ttl": float("nan")}, BadValueError, "is nan"),
+    ({"ttl": float("inf")}, BadValueError, "is inf"),
+    ({"ttl": 10**400}, BadValueError, "the ttl of a hint is 1000000"),
+    ({"ttl": True}, BadValueError, "is True"),
+    ({"ttl": "60"}, BadTypeError, "ttl is '60'"),
+    ({"pin": 1}, BadTypeError, "pin is 1; give a bool"),
+    ({"pin": True, "priority": "low"}, BadValueError, "give one of the two"),
+    ({"prefetch": "yes"}, BadTypeError, "prefetch is 'yes'; give true or false"),
+]
+
+
+@pytest.mark.parametrize(("hint", "error", "why"), WRONG, ids=[str(one[0])[:30] for one in WRONG])
+def test_a_malformed_hint_is_refused_in_a_line(
+    hint: object, error: type[Exception], why: str
+) -> None:
+    with pytest.raises(error) as refused:
+        read_hint(hint)
+    assert why in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 200
+
+
+def test_a_malformed_hint_costs_a_line_and_never_a_request(
+    server: MetaServer, make: Make, given: Given, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make()
+    for number, (hint, _, _) in enumerate(WRONG):
+        made = asking(f"wrong {number}", hint, list(range(100 * number, 100 * number + 9)))
+        engine.scheduler.on_new_request(made)
+        assert engine.run(made, 1, fill=7) == 0
+    huge = asking("huge", {"ttl": 10**5000}, list(range(5000, 5009)))  # too long for a text
+    engine.run(huge, 1, fill=7)
+    lines = [one.getMessage() for one in caplog.records if "hint" in one.getMessage()]
+    assert lines == [f"beluga: a request's hint is ignored: {WRONG[0][2]}"]
+    assert engine.scheduler._counters.take()["hints_ignored"] == len(WRONG) + 1
+    assert given.calls == []
+
+
+def test_parameters_that_are_no_object_are_no_hint() -> None:
+    requests = Requests(ConnectorCounters(), logging.getLogger("test"))
+    made = request("a", TOKENS)
+    for parameters in "beluga", ["beluga"], None, {}:
+        made.kv_transfer_params = parameters
+        assert requests.hint(made) == NO_HINT
+
+
+def test_a_hostile_client_keeps_to_the_tenant_s_budget(
+    pool: Pool, make: Make, given: Given
+) -> None:
+    with MetaServer(pool, hint_budget=0.0) as server:
+        engine = make(tenant="acme")
+        engine.run(asking("a", {"pin": True, "ttl": 86400}), 1, fill=7)
+        assert given.take(1) == [(0, "normal", 86400, True)]
+        assert server.hints().favored_bytes == 0
+        assert eventually(lambda: engine.worker._counters.take().get("hint_refused_blocks") == 5)
+
+
+def test_hints_that_the_queue_has_no_room_for_are_counted(
+    server: MetaServer, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves = make().worker._worker.saves
+    monkeypatch.setattr("beluga.connectors.vllm.saves.HINTS_MAX", 0)
+    hint = HintedBlocks(RequestHint(pin=True), bytes(96), 3)
+    saves.hint([hint])
+    assert saves._counters.take() == {"hint_skipped_blocks": 3}
+
+
+def test_hints_without_a_server_are_counted_and_stop_nothing(pool: Pool, make: Make) -> None:
+    with MetaServer(pool):
+        engine = make(retry_s=60.0)
+    engine.worker._worker.save(Orders(hints=[HintedBlocks(RequestHint(pin=True), bytes(96), 3)]))
+    assert eventually(lambda: engine.worker._counters.take().get("hint_skipped_blocks") == 3)
+
+
+def prefetched(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Record how many blocks each prefetch asks for."""
+    asked: list[int] = []
+    monkeypatch.setattr(
+        engine.scheduler._lookups, "prefetch", lambda digests: asked.append(len(digests))
+    )
+    return asked
+
+
+def test_a_waiting_request_fetches_its_prefix_if_it_asks_or_continues_a_session(
+    server: MetaServer, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make()
+    asked = prefetched(engine, monkeypatch)
+    engine.scheduler.on_new_request(request("plain", TOKENS))
+    first = asking("first", {}, session_id="s")
+    engine.scheduler.on_new_request(first)
+    assert asked == []
+    engine.scheduler.on_new_request(asking("asks", {"prefetch": True}))
+    assert asked == [5]
+    engine.run(first, 1, fill=7)
+    following = asking("second", {}, session_id="s")
+    extend(following, list(range(BLOCK_TOKENS)))
+    engine.scheduler.on_new_request(following)
+    assert asked == [5, 6]
+    for name in "plain", "asks", "second":  # they are aborted before they start
+        ended = request(name, TOKENS)
+        assert engine.scheduler.request_finished(ended, []) == (False, None)
+    assert engine.scheduler._schedule._requests == {}
+
+
+def test_prefetch_asks_lower_tiers(server: MetaServer, make: Make, given: Given) -> None:
+    engine = make()
+    before = server.stat().call_count
+    engine.scheduler.on_new_request(asking("a", {"prefetch": True}))
+    assert server.stat().call_count == before + 1
+    other = make(onboard_ms=0)
+    before = server.stat().call_count
+    other.scheduler.on_new_request(asking("b", {"prefetch": True}))
+    assert server.stat().call_count == before, "this engine waits for no lower tier"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)  # the packages may have to be downloaded
+def test_what_a_client_of_vllm_s_server_writes_reaches_the_connector(vllm_python: str) -> None:
+    """With vLLM's own classes, from the body of a request to the scheduler's request."""
+    made = subprocess.run(
+        [vllm_python, Path(__file__).with_name("hints_role.py")],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert made.returncode == 0, made.stderr[-2000:]
+    found = json.loads(made.stdout.splitlines()[-1])
+    assert found == {
+        "chat": ["normal", 600.0, True, True, True],
+        "completion": ["low", None, False, False, True],
+        "priority": ["high", None, False, False, False],
+        "envelope": ["high", 60.0, False, False, False],
+        "extra": ["normal", None, False, False, False],
+    }
