@@ -132,7 +132,16 @@ class HiCacheStorage:
         self.mem_pool_host = mem_pool_host
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        self.registered_pools = {host_pool_name: host_pool}
+        self.registered_pools = {**getattr(self, "registered_pools", {}), host_pool_name: host_pool}
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolTransferResult:
+    """SGLang's answer to which pages there are."""
+
+    kv_hit_pages: int
+    extra_pool_hit_pages: dict[str, int]
+    restorable_prefix_pages: list[int] | None = None
 
 
 class SglangSettings:
@@ -161,7 +170,10 @@ def sglang() -> dict[str, types.ModuleType]:
         "sglang",
         {
             "version": {"__version__": "0.5.23"},
-            "srt.mem_cache.hicache_storage": {"HiCacheStorage": HiCacheStorage},
+            "srt.mem_cache.hicache_storage": {
+                "HiCacheStorage": HiCacheStorage,
+                "PoolTransferResult": PoolTransferResult,
+            },
             "srt.runtime_context": {"get_context": lambda: settings},
         },
     )

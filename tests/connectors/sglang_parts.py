@@ -64,6 +64,34 @@ class HostPool:
         return [view.ctypes.data for view in views], [view.nbytes for view in views]
 
 
+class CopiedPool(HostPool):
+    """Host memory of which SGLang does not return where a page lies: it copies pages."""
+
+    def get_page_buffer_meta(self, indices: list[int]) -> tuple[list[int], list[int]]:
+        raise NotImplementedError("only copies")
+
+    def get_data_page(self, index: int, flat: bool = True) -> Flat:
+        return Flat(np.concatenate([part.ravel() for part in self.page(index // PAGE)]))
+
+    def get_dummy_flat_data_page(self) -> Flat:
+        return Flat(np.zeros_like(self.get_data_page(0).data))
+
+    def set_from_flat_data_page(self, index: int, data_page: Flat) -> None:
+        parts = self.page(index // PAGE)
+        for part, row in zip(parts, data_page.data.reshape(len(parts), -1), strict=True):
+            part[:] = row.reshape(part.shape)
+
+
+@dataclasses.dataclass
+class Transfer:
+    """SGLang's PoolTransfer."""
+
+    name: str
+    keys: list[str] | None = None
+    host_indices: Any = None
+    hit_policy: str = "all_pages"
+
+
 class Flat:
     """A flat tensor in CPU memory."""
 

@@ -135,6 +135,26 @@ def test_sglangs_controller_fares_with_our_backend_as_with_files(
     assert found["calls"] == json.loads(Path(__file__).with_name("sglang_calls.json").read_text())
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_sglangs_pools_of_hybrid_models_fare_with_our_backend_as_with_files(
+    server: MetaServer, start: Callable[..., Role], tmp_path: Path, seed: int
+) -> None:
+    role = start("sglang_pools_role.py", str(tmp_path), str(seed))
+    found = role.hear()
+    role.end()
+    assert len(found["runs"]) == 3
+    for layout, run in found["runs"].items():
+        assert (layout, run["differ"]) == (layout, [])
+        assert run["restored"] > 10
+    assert found["without KV"] == [
+        [0, {"kv": 4}, []],
+        [3, {"kv": 4, "indexer": 3}, [1, 2, 3]],
+        [2, {"kv": 4, "indexer": 3, "mamba": 2}, [2]],
+        [True] * 4,
+        [True] * 4,
+    ]
+
+
 def test_sglang_never_finds_kv_of_other_weights_adapters_or_salts(
     server: MetaServer, start: Callable[..., Role]
 ) -> None:

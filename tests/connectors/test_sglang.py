@@ -22,9 +22,11 @@ from sglang_parts import (
     PAGE,
     PAGES,
     Config,
+    CopiedPool,
     Flat,
     HostPool,
     Make,
+    Transfer,
     indices,
     keys,
     made_backends,
@@ -231,14 +233,18 @@ def test_a_page_that_finds_no_room_is_left_out(server: MetaServer, backend: Make
 def test_host_pools_that_are_not_understood_are_refused(server: MetaServer, backend: Make) -> None:
     with pytest.raises(ConnectorError, match="layout 'page_unified'"):
         backend(HostPool("page_unified"))
-    with pytest.raises(ConnectorError, match="KV pages only"):
-        backend().register_mem_host_pool_v2(HostPool(), "mamba")
+    with pytest.raises(ConnectorError, match="pool mamba has no pages that beluga can copy"):
+        backend().register_mem_host_pool_v2(object(), "mamba")
     with pytest.raises(ConnectorError, match="knows no setting adress"):
         backend(adress="here")
     no_kv = HostPool()
     no_kv.kv_buffer = None  # type: ignore[assignment]
     with pytest.raises(ConnectorError, match="with KV in it"):
         backend(no_kv)
+    empty = CopiedPool()
+    empty.kv_buffer = np.zeros((2, PAGES, 0, PAGE), dtype=np.uint8)
+    with pytest.raises(ConnectorError, match="pages without bytes"):
+        backend().register_mem_host_pool_v2(empty, "swa")
 
 
 def test_buffers_that_do_not_go_round_are_refused() -> None:
@@ -433,3 +439,164 @@ def test_an_sglang_pool_of_kv_is_taken(server: MetaServer, backend: Make) -> Non
     one, host_pool = backend(), HostPool()
     one.register_mem_host_pool_v2(host_pool, "kv")
     assert one.registered_pools == {"kv": host_pool}
+
+
+def hybrid(backend: Make, seed: int | None = None, **named: Any) -> tuple[Any, dict[str, HostPool]]:
+    """Make a backend with pools of three kinds beside the KV, of random bytes or of zeros."""
+    rank = named.get("rank", Config())
+    pools: dict[str, HostPool] = {
+        "kv": HostPool(mla=rank.is_mla_model),
+        "indexer": HostPool("layer_first", mla=True),
+        "swa": HostPool(),
+        "mamba": CopiedPool(),
+    }
+    for number, pool in enumerate(pools.values()):
+        if seed is not None:
+            random_bytes = np.random.default_rng([seed, number])
+            pool.kv_buffer[:] = random_bytes.integers(0, 256, pool.kv_buffer.shape)
+    made = backend(pools["kv"], **named)
+    for name, pool in pools.items():
+        made.register_mem_host_pool_v2(pool, name)
+    return made, pools
+
+
+def moved(name: str, some: list[int], pages: list[int]) -> Transfer:
+    return Transfer(name, [keys(8)[i] for i in some], indices(pages))
+
+
+ASKED = [
+    Transfer("indexer"),
+    Transfer("swa", keys(2), hit_policy="trailing_pages"),
+    Transfer("mamba", keys(1), hit_policy="trailing_pages"),
+    Transfer("deepseek_v4_c4", hit_policy="block_groups"),
+]
+
+
+def store_hybrid(one: Any) -> None:
+    """Store six pages of KV, five of the indexer, windows at 3 and 6, states at 2, 3 and 6."""
+    assert all(one.batch_set_v1(keys(6), indices([0, 1, 2, 3, 4, 5])))
+    stored = one.batch_set_v2(
+        [
+            moved("indexer", [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]),
+            moved("swa", [1, 2, 4, 5], [1, 2, 4, 5]),
+            moved("mamba", [1, 2, 5], [1, 2, 5]),
+        ]
+    )
+    assert stored == {"indexer": [True] * 5, "swa": [True] * 4, "mamba": [True] * 3}
+
+
+def test_a_prefix_is_restored_where_every_pool_has_what_it_needs(
+    server: MetaServer, backend: Make
+) -> None:
+    (one, _), (other, _) = hybrid(backend, 1), hybrid(backend)
+    store_hybrid(one)
+    found = other.batch_exists_v2(keys(8), ASKED)
+    assert found.kv_hit_pages == 3
+    assert found.restorable_prefix_pages == [3]
+    assert found.extra_pool_hit_pages == {"kv": 6, "indexer": 5, "swa": 6, "mamba": 6}
+    without = other.batch_exists_v2(keys(8), [*ASKED[1:3]])
+    assert (without.kv_hit_pages, without.restorable_prefix_pages) == (6, [3, 6])
+    assert other.batch_exists_v2(keys(8), [Transfer("draft")]).restorable_prefix_pages == []
+    assert other.batch_exists_v2(keys(8)).kv_hit_pages == 6
+
+
+def test_pages_of_several_pools_come_back_to_other_places(
+    server: MetaServer, backend: Make
+) -> None:
+    (one, source), (other, target) = hybrid(backend, 1), hybrid(backend)
+    store_hybrid(one)
+    found = other.batch_get_v2(
+        [
+            moved("indexer", [0, 1, 2], [9, 8, 7]),
+            moved("swa", [1, 2], [8, 7]),
+            moved("mamba", [2, 3], [4, 5]),
+            moved("unknown", [2], [7]),
+            Transfer("swa", keys(1)),
+        ]
+    )
+    assert found == {
+        "indexer": [True] * 3,
+        "swa": [False],
+        "mamba": [True, False],
+        "unknown": [False],
+    }
+    for name, put, got in (("indexer", 2, 7), ("swa", 1, 8), ("swa", 2, 7), ("mamba", 2, 4)):
+        assert all(map(np.array_equal, source[name].page(put), target[name].page(got)))
+    assert not any(part.any() for part in target["mamba"].page(5))
+    assert all(not part.any() for name in target for part in target[name].page(0))
+
+
+def test_a_damaged_page_of_one_pool_is_a_miss_of_that_pool(
+    server: MetaServer, pool: Pool, backend: Make
+) -> None:
+    (one, source), (other, _) = hybrid(backend, 1), hybrid(backend)
+    store_hybrid(one)
+    damage(pool, source["mamba"].get_data_page(2 * PAGE).data)  # type: ignore[attr-defined]
+    found = other.batch_get_v2([moved("swa", [1, 2], [1, 2]), moved("mamba", [2], [2])])
+    assert found == {"swa": [True, True], "mamba": [False]}
+    assert other.batch_exists_v2(keys(8), ASKED).restorable_prefix_pages == []
+    store_hybrid(one)
+    assert other.batch_exists_v2(keys(8), ASKED).restorable_prefix_pages == [3]
+
+
+def test_states_belong_to_a_rank_where_the_kv_is_the_same_on_all(
+    server: MetaServer, backend: Make
+) -> None:
+    one, _ = hybrid(backend, 1, rank=Config(is_mla_model=True))
+    other, _ = hybrid(backend, rank=Config(is_mla_model=True, tp_rank=1))
+    store_hybrid(one)
+    assert other.batch_exists_v2(keys(8), ASKED[:1]).kv_hit_pages == 5
+    assert other.batch_exists_v2(keys(8), ASKED[2:3]).kv_hit_pages == 0
+
+
+def test_another_page_size_of_a_pool_sees_nothing(server: MetaServer, backend: Make) -> None:
+    one, _ = hybrid(backend, 1)
+    store_hybrid(one)
+    other, wide = backend(), CopiedPool(dtype="float32")
+    other.register_mem_host_pool_v2(wide, "mamba")
+    assert other.batch_exists_v2(keys(8), ASKED[2:3]).kv_hit_pages == 0
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["known", "remote"])
+def test_pages_of_several_pools_come_back_from_a_lower_tier(
+    shm: Path, backend: Make, remote: bool
+) -> None:
+    tier = MemoryTier(remote=remote)
+    with served(shm / "first", tier):
+        one, source = hybrid(backend, 1, pool=str(shm / "first"))
+        store_hybrid(one)
+        assert eventually(lambda: len(tier.blocks) == 6 + 5 + 4 + 3 + 1)  # the era's record
+    with served(shm / "second", tier):
+        other, target = hybrid(backend, pool=str(shm / "second"))
+        asked = ASKED[1:3]
+        found = other.batch_exists_v2(keys(8)[:6], asked)
+        assert found.kv_hit_pages == 6
+        got = other.batch_get_v2([moved("swa", [4, 5], [4, 5]), moved("mamba", [5], [5])])
+        assert got == {"swa": [True, True], "mamba": [True]}
+        for name in ("swa", "mamba"):
+            assert all(map(np.array_equal, source[name].page(5), target[name].page(5)))
+
+
+def test_pools_without_a_server_miss(backend: Make) -> None:
+    one, _ = hybrid(backend, 1, attached=False)
+    assert one.batch_exists_v2(keys(4), ASKED).restorable_prefix_pages == []
+    for call in (one.batch_get_v2, one.batch_set_v2):
+        assert call([moved("swa", [0], [0]), moved("mamba", [0], [0])]) == {
+            "swa": [False],
+            "mamba": [False],
+        }
+
+
+def test_a_pool_of_kv_without_bytes_has_what_the_others_have(
+    server: MetaServer, backend: Make
+) -> None:
+    logical = HostPool()
+    logical.kv_buffer, logical.size_per_token = None, 0  # type: ignore[assignment, attr-defined]
+    one = backend(logical)
+    assert one.batch_exists(keys(3)) == 0
+    assert one.batch_set_v1(keys(3), indices([0, 1, 2])) == [False] * 3
+    one.register_mem_host_pool_v2(HostPool(), "deepseek_v4_c4")
+    assert one.batch_set_v1(keys(3), indices([0, 1, 2])) == [True] * 3
+    assert one.batch_exists_v2(keys(3), [Transfer("deepseek_v4_c4")]).kv_hit_pages == 0
+    one.batch_set_v2([moved("deepseek_v4_c4", [0, 1], [0, 1])])
+    assert one.batch_exists_v2(keys(3), [Transfer("deepseek_v4_c4")]).kv_hit_pages == 2

@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolTransferResult
 from sglang.version import __version__ as sglang_version
 
 from beluga.connectors.identity import ModelIdentity, with_weights
@@ -19,12 +20,13 @@ from beluga.connectors.sglang.pages import (
     DIRECT,
     FLAT,
     Pages,
+    is_logical,
     page_buffers,
     page_tokens,
     pool_namespace,
 )
+from beluga.connectors.sglang.pools import KV, SidePool, restorable
 from beluga.connectors.sglang.weights import WEIGHTS, check_release
-from beluga.errors import ConnectorError
 from beluga.transfer import TransferClass, TransferStats
 
 logger = logging.getLogger(__name__)
@@ -32,14 +34,18 @@ logger = logging.getLogger(__name__)
 # SGLang's settings, not ours
 _SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1")
 
+# SGLang's hit policies of pools whose last pages are enough, and of those that no hit needs
+_TRAILING, _OPTIONAL = "trailing_pages", "block_groups"
+
 
 class BelugaHiCache(HiCacheStorage):
     """The pool as HiCache's L3. Every failure is a miss, and a page that cannot be put is skipped.
 
     With ``interface_v1`` pages are copied directly between the pool and SGLang's host memory;
     without it, SGLang makes an additional copy of each page. The settings are the fields of
-    EngineSettings, in SGLang's extra config. Raises ConnectorError for models with several pools
-    (hybrid attention, Mamba), and for releases whose keys do not distinguish LoRA adapters.
+    EngineSettings, in SGLang's extra config. Models with several pools (windows, states, indexers,
+    drafts) use the calls that end with ``v2``. Raises ConnectorError for releases whose keys do not
+    distinguish LoRA adapters.
     """
 
     def __init__(self, storage_config: Any, kwargs: Any = None) -> None:
@@ -52,6 +58,8 @@ class BelugaHiCache(HiCacheStorage):
         )
         self._model = identity.settings()
         self._identity: ModelIdentity | None = None
+        self._side: dict[str, SidePool] = {}
+        self._logical = False  # whether the pool of the KV has no bytes
         self._pages = Pages(self._settings, WEIGHTS.version)
 
     @property
@@ -75,6 +83,7 @@ class BelugaHiCache(HiCacheStorage):
         word, tokens = self._settings.identity, page_tokens(self._config, mem_pool_host)
         fields = identity.config_of(self._model, word)
         base = pool_namespace(self._settings, sglang_version, self._config, mem_pool_host, fields)
+        self._logical = is_logical(mem_pool_host)
 
         def register(weights: str) -> None:
             self._pages.register(with_weights(base, weights), page_tokens=tokens)
@@ -83,15 +92,70 @@ class BelugaHiCache(HiCacheStorage):
         super().register_mem_pool_host(mem_pool_host)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        """Raise ConnectorError for any pool except that of the KV."""
-        if str(host_pool_name) != "kv":
-            raise ConnectorError(f"beluga stores KV pages only, not SGLang's pool {host_pool_name}")
+        """Register one of the pools of a hybrid model. Raises ConnectorError for a pool without
+        pages in CPU memory.
+        """
+        name = str(host_pool_name)
+        if name != KV:  # that of the KV is registered already
+            side = SidePool(name, host_pool)
+            self._pages.add(name, side.fields(self._config))
+            self._side[name] = side
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
+
+    def batch_exists_v2(
+        self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None
+    ) -> Any:
+        """Return how many leading pages can be restored with what every pool has, each pool's own
+        longest prefix, and all lengths at which a prefix can be restored.
+        """
+        count = self.batch_exists(keys, extra_info)
+        asked = [
+            (str(one.name), len(one.keys or ()) or 1 if one.hit_policy == _TRAILING else 0)
+            for one in pool_transfers or ()
+            if one.hit_policy != _OPTIONAL
+        ]
+        lengths, longest = self._restorable(keys[:count], asked)
+        if max(lengths, default=0) < count:
+            for name, last in asked:  # what a tier below has of them comes, and is then in the pool
+                if name in self._side:
+                    self._pages.leading(name, keys[max(0, count - last) if last else 0 : count])
+            lengths, longest = self._restorable(keys[:count], asked)
+        result = PoolTransferResult(max(lengths, default=0), longest)
+        if any(one.name == "restorable_prefix_pages" for one in dataclasses.fields(result)):
+            result = dataclasses.replace(result, restorable_prefix_pages=lengths)
+        return result
+
+    def batch_get_v2(self, transfers: list[Any], extra_info: Any = None) -> dict[str, list[bool]]:
+        """Fetch pages of several pools to their places. Returns for each pool which came."""
+
+        def fetch(side: SidePool, keys: list[str], host_indices: Any) -> list[bool]:
+            made: list[Any] = []
+
+            def targets() -> list[Any]:
+                made[:] = side.targets(keys, host_indices)
+                return made
+
+            done = self._pages.fetch(side.name, keys, targets, onboard=True)
+            if any(done):
+                side.take(host_indices, made, done)
+            return done
+
+        return self._each(transfers, fetch)
+
+    def batch_set_v2(self, transfers: list[Any], extra_info: Any = None) -> dict[str, list[bool]]:
+        """Put pages of several pools. Returns for each pool which of them the pool has now."""
+
+        def put(side: SidePool, keys: list[str], host_indices: Any) -> list[bool]:
+            return self._pages.store(side.name, keys, lambda: side.sources(keys, host_indices))
+
+        return self._each(transfers, put)
 
     def batch_get_v1(
         self, keys: list[str], host_indices: Any, extra_info: Any = None
     ) -> list[bool]:
         """Fetch pages to their places in the host pool. Returns for each whether it was fetched."""
+        if self._logical:
+            return [bool(self._side)] * len(keys)
         return self._pages.fetch(DIRECT, keys, lambda: self._buffers(keys, host_indices))
 
     def batch_set_v1(
@@ -99,6 +163,8 @@ class BelugaHiCache(HiCacheStorage):
     ) -> list[bool]:
         """Put pages from their places in the host pool. Returns for each whether the pool has it
         now."""
+        if self._logical:
+            return [bool(self._side)] * len(keys)
         return self._pages.store(DIRECT, keys, lambda: self._buffers(keys, host_indices))
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
@@ -114,6 +180,8 @@ class BelugaHiCache(HiCacheStorage):
         targets = [] if target_locations is None else list(target_locations)
         if len(targets) != len(keys) or any(target is None for target in targets):
             return [None] * len(keys)
+        if self._logical:
+            return targets if self._side else [None] * len(keys)
         done = self._pages.fetch(FLAT, keys, lambda: targets)
         return [target if one else None for target, one in zip(targets, done, strict=True)]
 
@@ -138,6 +206,8 @@ class BelugaHiCache(HiCacheStorage):
         sources = [] if values is None else list(values)
         if len(sources) != len(keys) or any(source is None for source in sources):
             return False
+        if self._logical:
+            return bool(self._side)
         return all(
             self._pages.store(FLAT, keys, lambda: [source.contiguous() for source in sources])
         )
@@ -147,7 +217,11 @@ class BelugaHiCache(HiCacheStorage):
         return self.batch_exists([key]) == 1
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
-        """Return how many leading pages the pool has now."""
+        """Return how many leading pages the pool has now. Pages without bytes, which stand for
+        those of other pools, are there if the other pools are.
+        """
+        if self._logical:
+            return len(keys) if self._side else 0
         direct = bool((self._config.extra_config or {}).get("interface_v1", 0))
         return self._pages.leading(DIRECT if direct else FLAT, keys)
 
@@ -166,6 +240,30 @@ class BelugaHiCache(HiCacheStorage):
         if self._identity is not None:
             self._identity.close()
         self._pages.close()
+
+    def _restorable(
+        self, keys: Sequence[str], asked: Sequence[tuple[str, int]]
+    ) -> tuple[list[int], dict[str, int]]:
+        """Return :func:`restorable` of pages with KV, and pools with the pages that they need."""
+        served = [name for name, _ in asked if name in self._side]
+        there = dict(zip(served, self._pages.present(served, keys), strict=True))
+        absent = [False] * len(keys)
+        return restorable(
+            len(keys), [(name, last, there.get(name, absent)) for name, last in asked]
+        )
+
+    def _each(
+        self, transfers: Sequence[Any], move: Callable[[SidePool, list[str], Any], list[bool]]
+    ) -> dict[str, list[bool]]:
+        """Move the pages of each pool. Those of a pool that is not registered are not moved."""
+        results = {}
+        for one in transfers:
+            side, keys = self._side.get(str(one.name)), list(one.keys or ())
+            moved = None if side is None or one.host_indices is None else side
+            results[one.name] = (
+                [False] * len(keys) if moved is None else move(moved, keys, one.host_indices)
+            )
+        return results
 
     def _buffers(self, keys: Sequence[str], host_indices: Any) -> list[list[Any]]:
         return page_buffers(self.mem_pool_host, host_indices, len(keys))

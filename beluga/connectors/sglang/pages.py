@@ -23,7 +23,7 @@ from beluga.connectors.era import Era
 from beluga.connectors.fetch import fetch
 from beluga.connectors.naming import EngineSettings, Fields, namespace_of
 from beluga.errors import ConnectorError, LayoutError
-from beluga.index import BlockState
+from beluga.index import BlockState, MetaClient
 from beluga.kvcache import KVCache, Namespace, hash_keys
 from beluga.transfer import TransferClass, TransferStats
 
@@ -40,7 +40,7 @@ LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head", "page_
 FLAT, DIRECT = "flat", "direct"  # a page in SGLang's flat copy, or in place in the host pool
 
 # Fields of SGLang's host pool that determine a page's bytes. Each pool has some of them.
-_POOL_FIELDS = (
+POOL_FIELDS = (
     *("dtype", "page_size", "layer_num", "start_layer", "end_layer", "size_per_token"),
     *("head_num", "head_dim", "v_head_dim", "kv_lora_rank", "qk_rope_head_dim", "kv_cache_dim"),
     *("head_group_num", "target_layer_num", "storage_format_tag", "dsa_kv_cache_store_fp8"),
@@ -59,22 +59,40 @@ def pool_namespace(
     layout = getattr(host_pool, "layout", None)
     if layout not in LAYOUTS:
         raise ConnectorError(f"beluga knows no host pages of the layout {layout!r}, only {LAYOUTS}")
-    if getattr(host_pool, "kv_buffer", None) is None:
-        raise ConnectorError("beluga needs a host pool with KV in it; hybrid models have others")
+    if getattr(host_pool, "kv_buffer", None) is None and not is_logical(host_pool):
+        raise ConnectorError(
+            "beluga needs a host pool with KV in it, or one that only counts pages"
+        )
     fields: Fields = {
         "model": config.model_name or "",
         "mla": int(config.is_mla_model),
         "layout": layout,
         "pool": type(host_pool).__name__,
     }
-    fields |= {name: str(getattr(config, name, "")) for name in _RANK_FIELDS}
-    fields |= {name: str(getattr(host_pool, name, "")) for name in _POOL_FIELDS}
-    if not config.is_mla_model or getattr(config, "dcp_size", 1) > 1:
-        fields |= {"tp_size": config.tp_size}
-    if not config.is_mla_model:
-        fields |= {"tp_rank": config.tp_rank}
+    fields |= {name: str(getattr(host_pool, name, "")) for name in POOL_FIELDS}
+    fields |= rank_fields(config, replicated=config.is_mla_model)
     fields |= model
     return namespace_of(settings, "sglang", version, fields)
+
+
+def is_logical(host_pool: Any) -> bool:
+    """Return whether a host pool only counts the pages of others, and has no bytes."""
+    return (
+        getattr(host_pool, "kv_buffer", None) is None
+        and getattr(host_pool, "size_per_token", None) == 0
+    )
+
+
+def rank_fields(config: Any, *, replicated: bool) -> Fields:
+    """Return what a page's bytes depend on of a rank; ``replicated`` ones are the same on all
+    tensor-parallel ranks.
+    """
+    fields: Fields = {name: str(getattr(config, name, "")) for name in _RANK_FIELDS}
+    if not replicated or getattr(config, "dcp_size", 1) > 1:
+        fields |= {"tp_size": config.tp_size}
+    if not replicated:
+        fields |= {"tp_rank": config.tp_rank}
+    return fields
 
 
 def page_tokens(config: Any, host_pool: Any) -> int:
@@ -91,10 +109,15 @@ def page_buffers(host_pool: Any, host_indices: Any, count: int) -> list[list[Any
     """
     if not count:
         return []
-    _refuse_wrong(host_pool, host_indices, count)
+    refuse_wrong(host_pool, host_indices, count)
     try:
         addresses, sizes = host_pool.get_page_buffer_meta(host_indices)
-    except (ValueError, NotImplementedError, AssertionError) as error:  # it has none of this layout
+    except (
+        ValueError,
+        TypeError,
+        NotImplementedError,
+        AssertionError,
+    ) as error:  # it has none of this layout
         raise LayoutError(f"SGLang does not say where its pages lie: {error}") from error
     per_page, rest = divmod(len(addresses), count)
     if rest or not per_page or len(sizes) != len(addresses):
@@ -106,7 +129,7 @@ def page_buffers(host_pool: Any, host_indices: Any, count: int) -> list[list[Any
     return [buffers[i : i + per_page] for i in range(0, len(buffers), per_page)]
 
 
-def _refuse_wrong(host_pool: Any, host_indices: Any, count: int) -> None:
+def refuse_wrong(host_pool: Any, host_indices: Any, count: int) -> None:
     """Raise LayoutError for indices that are not ``count`` whole pages, because SGLang computes
     addresses for any numbers, and only from the first of each page.
     """
@@ -147,6 +170,7 @@ class Pages:
 
     def __init__(self, settings: EngineSettings, version: Callable[[], str | None]) -> None:
         self.namespaces: dict[str, Namespace] = {}
+        self._others: dict[str, Fields] = {}
         self._version = version
         self._page_tokens = 0
         self._onboard_s = settings.onboard_ms / 1000
@@ -187,6 +211,12 @@ class Pages:
         self.namespaces = {form: Namespace({**fields, "form": form}) for form in (FLAT, DIRECT)}
         self._era = Era(namespace)  # last: without an era there are no lookups
 
+    def add(self, form: str, fields: Fields) -> None:
+        """Add a form of pages of another pool. ``fields`` determine their bytes, beside what the
+        namespace of the KV has.
+        """
+        self._others[form] = fields
+
     def leading(self, form: str, keys: Sequence[str]) -> int:
         """Return how many leading pages the pool has. Pages that only a tier below the pool has are
         onboarded first.
@@ -196,22 +226,45 @@ class Pages:
         )
         return found or 0
 
+    def present(self, forms: Sequence[str], keys: Sequence[str]) -> NDArray[np.bool_]:
+        """Return for each form which pages the pool or a tier below it has, in one call."""
+
+        def look(attachment: Attachment, names: Names) -> NDArray[np.bool_]:
+            all_keys = [attachment.cache(self._space(form)).keys(names) for form in forms]
+            tiers = MetaClient(attachment.client).tiers(np.concatenate(all_keys))
+            return tiers.reshape(len(forms), len(keys)).astype(bool)
+
+        found = None
+        if forms and keys:
+            with self._reading:
+                found = self._named(self._reader, "looking up", keys, look)
+        return np.zeros((len(forms), len(keys)), dtype=bool) if found is None else found
+
     def fetch(
-        self, form: str, keys: Sequence[str], targets: Callable[[], Sequence[Any]]
+        self,
+        form: str,
+        keys: Sequence[str],
+        targets: Callable[[], Sequence[Any]],
+        *,
+        onboard: bool = False,
     ) -> list[bool]:
         """Fetch the pages that the pool has. Returns for each whether it was fetched; the other
-        targets are undefined. After HOLES_MAX misses the remaining pages count as misses.
+        targets are undefined. After HOLES_MAX misses the remaining pages count as misses. With
+        ``onboard`` pages that only a tier below the pool has come first.
         """
 
         def load(cache: KVCache, names: Names) -> list[bool]:
             places, done = targets(), [False] * len(keys)
+            if onboard:
+                cache.onboard(names, wait_s=self._onboard_s)
             at = holes = 0
             while at < len(keys) and holes <= HOLES_MAX:
                 hits = fetch(cache, names[at:], places[at:]).hits
                 done[at : at + hits] = [True] * hits
                 at += hits + 1
                 holes += 1
-            cache.client.report.saved(sum(done) * self._page_tokens)
+            if form in (FLAT, DIRECT):  # the tokens of other pools are those of the KV
+                cache.client.report.saved(sum(done) * self._page_tokens)
             return done
 
         return self._read(form, "loading", keys, load) or [False] * len(keys)
@@ -267,13 +320,31 @@ class Pages:
         """Call ``call`` with the form's cache and the pages' names. Returns None if there is no
         version, no era or no pool.
         """
+        return self._named(
+            connection, doing, keys, lambda a, names: call(a.cache(self._space(form)), names)
+        )
+
+    def _named(
+        self,
+        connection: Connection,
+        doing: str,
+        keys: Sequence[str],
+        call: Callable[[Attachment, Names], T],
+    ) -> T | None:
         version, era = self._version(), self._era
         if version is None or era is None:
             return None
 
         def on(attachment: Attachment) -> T:
             before = Namespace({"era": era.now(attachment), "weights": version}).digest
-            names = hash_keys(before + key.encode() for key in keys)
-            return call(attachment.cache(self.namespaces[form]), names)
+            return call(attachment, hash_keys(before + key.encode() for key in keys))
 
         return connection.attempt(doing, on)
+
+    def _space(self, form: str) -> Namespace:
+        """Return the namespace of a form's pages."""
+        if form not in self.namespaces:
+            kv = self.namespaces[FLAT]
+            other = Namespace({**kv.fields, **self._others[form], "namespace": kv.digest})
+            self.namespaces[form] = other
+        return self.namespaces[form]
