@@ -865,12 +865,16 @@ class bl_share_view(CStruct):
     used_bytes: int
     used_count: int
     evict_count: int
+    hint_bytes: int
+    hinted_bytes: int
 
 class bl_share_view_init(TypedDict, total=False):
     bytes: int
     used_bytes: int
     used_count: int
     evict_count: int
+    hint_bytes: int
+    hinted_bytes: int
 
 class bl_hint_stat(CStruct):
     hint_count: int

@@ -28,7 +28,7 @@ _WORDS = {
     "bytes": "bytes of both",
     "calls_per_s": "calls per second",
 }
-_SHARE_FIELDS = ("name", "bytes", "used_bytes", "blocks", "evictions")
+_SHARE_FIELDS = ("name", "bytes", "used_bytes", "blocks", "evictions", "hinted_bytes", "hint_bytes")
 _LOOK_S = 0.1
 _SAY_S = 1.0
 
@@ -67,6 +67,8 @@ _SHARES = Legend(
         "used": "how many bytes its blocks take, those being written included",
         "blocks": "how many blocks these are",
         "evicted": "how many of its blocks were evicted since this server began",
+        "hinted": "how many bytes of its blocks hints favor",
+        "hint budget": "how many they may favor",
     }
 )
 _TENANTS = Legend(

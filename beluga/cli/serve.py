@@ -126,6 +126,13 @@ Shares = Annotated[
         "acme=30%. Who has more loses blocks first. Repeat the option for each tenant.",
     ),
 ]
+HintBudget = Annotated[
+    str,
+    typer.Option(
+        metavar="PERCENT",
+        help="How much of each tenant's part hints may favor or pin, such as 25%; 0% for nothing.",
+    ),
+]
 Standby = Annotated[
     bool,
     typer.Option("--standby", help="Wait until the pool's server has ended, then take over."),
@@ -188,6 +195,7 @@ Detach = Annotated[
 _LOOK_INTERVAL_S = 0.5
 _PERCENT = re.compile(r"[0-9]{1,3}(\.[0-9]{1,4})?")
 _OFFLOAD, _ADMISSION = "drop", "adaptive"
+_HINT_BUDGET = "25%"
 
 
 def serve(
@@ -200,6 +208,7 @@ def serve(
     quota_calls: QuotaCalls = 0,
     eviction: Eviction = "lru",
     share: Shares = None,
+    hint_budget: HintBudget = _HINT_BUDGET,
     standby: Standby = False,
     watch: Watch = False,
     silent: Silent = SILENT_S,
@@ -236,7 +245,7 @@ def serve(
     secured = _secured(admin, admin_token, admin_tls)
     published = _event_settings(events, events_replay, events_form)
     quota = Quota(grants=quota_grants, pins=quota_pins, bytes=quota_bytes, calls_per_s=quota_calls)
-    make = partial(MetaServer, host=host, quota=quota, eviction=eviction, shares=_shares(share))
+    make = partial(_evicting(eviction, share, hint_budget), host=host, quota=quota)
     register = _registering(handlers, handler_threads)
     if detach:
         detached(pool, json, stands_by=silent_s is not None)
@@ -247,11 +256,10 @@ def serve(
     with open_pool(pool) as opened:
         while True:
             server = make(opened, declared_gone=declare_gone)
-            for name in forgotten:
-                server.give_up_tier(name)
+            _give_up(server, forgotten)
             register(server)
-            patient, health = silent_s is not None, ServerHealth()
-            services = _services(server, opened, tiers, published, host, patient=patient)
+            health = ServerHealth()
+            services = _services(server, opened, tiers, published, host, patient=bool(silent_s))
             routes = {**server_routes(server, opened, _saving(services)), **health.routes()}
             try:
                 with _answering(secured, routes, opened, json) as endpoint:
@@ -262,25 +270,53 @@ def serve(
                 declare_gone, forgotten = False, []  # both concern servers before that one
 
 
+def _evicting(
+    eviction: str, share: Sequence[str] | None, hint_budget: str
+) -> Callable[..., MetaServer]:
+    """Return a function that makes a server with these rules of eviction."""
+    shares, budget = _shares(share), _budget(hint_budget)
+    return partial(MetaServer, eviction=eviction, shares=shares, hint_budget=budget)
+
+
+def _budget(text: str) -> float:
+    """Return the part of each share that hints may favor."""
+    part = _part(text)
+    if part is None or part > 1:
+        raise typer.BadParameter(f"--hint-budget is {text!r}; give a part of each share: 25%")
+    return part
+
+
 def _shares(told: Sequence[str] | None) -> dict[str, float]:
     """Return the shares of tenants by name, as fractions of the pool."""
     shares: dict[str, float] = {}
     for text in told or ():
         name, equals, percent = text.rpartition("=")
-        number = percent.strip().removesuffix("%").strip()
-        if not equals or not _PERCENT.fullmatch(number):
+        part = _part(percent)
+        if not equals or part is None:
             raise typer.BadParameter(f"--share is {text!r}; give a tenant and its part: acme=30%")
         if name in shares:
             raise typer.BadParameter(f"--share names {name!r} twice; give one share to each tenant")
-        shares[name] = float(number) / 100
+        shares[name] = part
     with as_bad_value(BadValueError):
         return check_shares(shares)
+
+
+def _part(percent: str) -> float | None:
+    """Return a part from a text such as 30%, or None."""
+    number = percent.strip().removesuffix("%").strip()
+    return float(number) / 100 if _PERCENT.fullmatch(number) else None
 
 
 def _forgotten(names: Sequence[str], tiers: TierSettings) -> list[str]:
     """Return the stored names of the tiers that the pool shall abandon."""
     with as_bad_value(TierError):
         return tiers.others(names)
+
+
+def _give_up(server: MetaServer, tiers: Sequence[str]) -> None:
+    """Abandon tiers, by their stored names."""
+    for name in tiers:
+        server.give_up_tier(name)
 
 
 def _registering(place: str, threads: int) -> Callable[[Server], None]:

@@ -159,6 +159,8 @@ class Collector:
                 ("used_bytes", share.used_bytes),
                 ("blocks", share.blocks),
                 ("evictions_total", share.evictions),
+                ("hint_bytes", share.hint_bytes),
+                ("hinted_bytes", share.hinted_bytes),
             ):
                 self._put(f"beluga_share_{metric}", value, share.name)
 

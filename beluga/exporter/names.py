@@ -125,6 +125,10 @@ METRICS: dict[str, Metric] = {
     "beluga_share_evictions_total": Metric(
         "counter", "Blocks of a share that were evicted.", ("share",)
     ),
+    "beluga_share_hint_bytes": Metric(
+        "gauge", "Space of a share's blocks that hints may favor or pin.", ("share",)
+    ),
+    "beluga_share_hinted_bytes": Metric("gauge", "What they favor or pin.", ("share",)),
     "beluga_hinted_blocks": Metric("gauge", "Blocks that have a hint."),
     "beluga_hinted_bytes": Metric("gauge", "Space of the blocks that hints favor or pin."),
     "beluga_hints_total": Metric("counter", "Hints that blocks were given."),

@@ -42,7 +42,8 @@ _FINGERPRINT = re.compile("[0-9a-f]{16}")
 @dataclasses.dataclass(frozen=True, slots=True)
 class TenantShare:
     """What a tenant may have of the pool, and what it has, in bytes of space; and how many of its
-    blocks were evicted since takeover.
+    blocks were evicted since takeover. Hints may favor ``hint_bytes`` of its blocks, and favor
+    ``hinted_bytes``.
 
     The share :data:`OTHERS` is that of all tenants without one of their own.
     """
@@ -52,6 +53,8 @@ class TenantShare:
     used_bytes: int
     blocks: int
     evictions: int
+    hint_bytes: int
+    hinted_bytes: int
 
 
 def _part(value: Field) -> bytes:
@@ -161,6 +164,14 @@ def read_shares(meta: core.bl_meta | core.Null, names: Iterable[str]) -> list[Te
     out = ffi.new("bl_share_view[]", lib.BL_SHARE_COUNT)
     count = lib.bl_meta_shares(meta, out, lib.BL_SHARE_COUNT)
     return [
-        TenantShare(name, one.bytes, one.used_bytes, one.used_count, one.evict_count)
+        TenantShare(
+            name,
+            bytes=one.bytes,
+            used_bytes=one.used_bytes,
+            blocks=one.used_count,
+            evictions=one.evict_count,
+            hint_bytes=one.hint_bytes,
+            hinted_bytes=one.hinted_bytes,
+        )
         for name, one in zip((OTHERS, *names), (out[place] for place in range(count)), strict=True)
     ]

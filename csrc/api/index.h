@@ -62,6 +62,8 @@ typedef struct bl_share_view {
     uint64_t used_bytes;        /* space of its blocks, those being written included */
     uint64_t used_count;
     uint64_t evict_count;
+    uint64_t hint_bytes;        /* what hints may favor of its blocks */
+    uint64_t hinted_bytes;      /* what they favor */
 } bl_share_view;
 
 /* Copy the shares, at most count, and return their number: 1 if there are no rules. The server's

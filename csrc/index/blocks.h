@@ -102,6 +102,12 @@ typedef struct bl_hold {
     uint32_t grant_count;
 } bl_hold;
 
+/* Return a part of a whole, in millionths. */
+static inline uint64_t bl_part_of(uint64_t whole, uint32_t part)
+{
+    return whole / BL_SHARE_WHOLE * part + whole % BL_SHARE_WHOLE * part / BL_SHARE_WHOLE;
+}
+
 /* The part of the pool that tenants may fill while others want theirs (index/shares.c). */
 typedef struct bl_share {
     uint64_t bytes;             /* of the data stripes */

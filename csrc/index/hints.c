@@ -239,14 +239,19 @@ void bl_hints_destroy(bl_meta *meta)
     meta->hints = NULL;
 }
 
+/* Return how many bytes of a share hints may favor. */
+static uint64_t bl_hint_budget(const bl_meta *meta, uint32_t share)
+{
+    return bl_part_of(meta->shares[share].bytes, meta->hint_part);
+}
+
 /* Is there no room in the budget of a block's share for it at this level? */
 static int bl_hint_exceeds(const bl_meta *meta, const bl_block *block, uint32_t level)
 {
     uint32_t share = bl_block_share(block);
-    uint64_t most = meta->shares[share].bytes / BL_SHARE_WHOLE * meta->hint_part;
     if (!bl_level_favors(level) || bl_level_favors(bl_block_level(block)))
         return 0;
-    return meta->hints->favored_bytes[share] + bl_space_size(block) > most;
+    return meta->hints->favored_bytes[share] + bl_space_size(block) > bl_hint_budget(meta, share);
 }
 
 /* Give a block a hint, in place of the one that it has: 1, or 0 if it is refused. */
@@ -313,6 +318,12 @@ void bl_meta_hints(const bl_meta *meta, bl_hint_stat *out)
     *out = meta->hints ? meta->hints->stat : (bl_hint_stat){0};
     for (uint32_t share = 0; meta->hints && share < BL_SHARE_COUNT; share++)
         out->favored_bytes += meta->hints->favored_bytes[share];
+}
+
+void bl_hints_view(const bl_meta *meta, uint32_t share, bl_share_view *out)
+{
+    out->hint_bytes = bl_hint_budget(meta, share);
+    out->hinted_bytes = meta->hints ? meta->hints->favored_bytes[share] : 0;
 }
 
 int bl_meta_hint_part(bl_meta *meta, uint32_t part)

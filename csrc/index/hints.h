@@ -15,8 +15,8 @@
 
 #include "index/blocks.h"
 
-/* Before the first hint (meta->hints is NULL) only bl_handle_hint() and bl_hints_destroy() may be
- * called. */
+/* Before the first hint (meta->hints is NULL) only bl_handle_hint(), bl_hints_view() and
+ * bl_hints_destroy() may be called. */
 
 /* Forget the hint of a block that leaves the index. */
 void bl_hint_forget(bl_meta *meta, uint32_t number);
@@ -31,5 +31,8 @@ void bl_hints_expire(bl_meta *meta);
 void bl_hints_lane_gone(bl_meta *meta, uint32_t lane);
 void bl_hints_destroy(bl_meta *meta);
 int bl_handle_hint(void *meta, bl_call *call);
+
+/* Note in the view of a share what hints may favor there, and what they do. Any thread may ask. */
+void bl_hints_view(const bl_meta *meta, uint32_t share, bl_share_view *out);
 
 #endif

@@ -7,10 +7,7 @@
 
 #include <errno.h>
 
-static uint64_t bl_part_of(uint64_t whole, uint32_t part)
-{
-    return whole / BL_SHARE_WHOLE * part + whole % BL_SHARE_WHOLE * part / BL_SHARE_WHOLE;
-}
+#include "index/hints.h"
 
 static void bl_share_set(bl_meta *meta, uint32_t share, uint32_t part)
 {
@@ -91,8 +88,10 @@ static bl_share_view bl_share_only(const bl_meta *meta)
 {
     bl_meta_stat stat;
     bl_meta_describe(meta, &stat);
-    return (bl_share_view){stat.data_bytes, stat.used_bytes, stat.block_count + stat.grant_count,
-                           stat.evict_count};
+    return (bl_share_view){.bytes = stat.data_bytes,
+                           .used_bytes = stat.used_bytes,
+                           .used_count = stat.block_count + stat.grant_count,
+                           .evict_count = stat.evict_count};
 }
 
 uint32_t bl_meta_shares(const bl_meta *meta, bl_share_view *out, uint32_t count)
@@ -102,8 +101,12 @@ uint32_t bl_meta_shares(const bl_meta *meta, bl_share_view *out, uint32_t count)
         out[share++] = bl_share_only(meta);
     for (; share < meta->share_count && share < count; share++) {
         const bl_share *one = &meta->shares[share];
-        out[share] =
-            (bl_share_view){one->bytes, one->used_bytes, one->used_count, one->evict_count};
+        out[share] = (bl_share_view){.bytes = one->bytes,
+                                     .used_bytes = one->used_bytes,
+                                     .used_count = one->used_count,
+                                     .evict_count = one->evict_count};
     }
+    for (uint32_t one = 0; one < share; one++)
+        bl_hints_view(meta, one, &out[one]);
     return share;
 }

@@ -223,7 +223,7 @@ def test_a_server_has_no_quotas_and_no_lease_unless_told(served: list[Served]) -
     assert beluga("serve").exit_code == 0
     assert served == [
         Served({"host": None, "declared_gone": False, "quota": Quota(), "eviction": "lru",
-                "shares": {}},
+                "shares": {}, "hint_budget": 0.25},
                {"services": [], "json": False, "silent_s": None, "lease": None})
     ]  # fmt: skip
     assert Quota() == Quota(grants=0, pins=0, bytes=0, calls_per_s=0)
@@ -232,13 +232,28 @@ def test_a_server_has_no_quotas_and_no_lease_unless_told(served: list[Served]) -
 def test_options_reach_the_server(served: list[Served], opened: Opened) -> None:
     beluga("serve", "--pool", "a", "--pool", "b", "--host", 3, "--declare-gone", "--quota-grants",
            1, "--quota-pins", 2, "--quota-bytes", 3, "--quota-calls", 4, "--share", "acme=30%",
-           "--share", "a=b=12.5", "--eviction", "s3fifo")  # fmt: skip
+           "--share", "a=b=12.5", "--hint-budget", "7.5 %", "--eviction", "s3fifo")  # fmt: skip
     assert opened.paths == [["a", "b"]]
     assert served[0].server == {
         "host": 3, "declared_gone": True,
         "quota": Quota(grants=1, pins=2, bytes=3, calls_per_s=4), "eviction": "s3fifo",
-        "shares": {"acme": 0.3, "a=b": 0.125},
+        "shares": {"acme": 0.3, "a=b": 0.125}, "hint_budget": 0.075,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["101%", "-1", "a", "", "0.25.1", "1e1", "acme=25%", "nan"])
+def test_a_budget_of_hints_that_is_no_part_is_refused(served: list[Served], text: str) -> None:
+    shown = beluga("serve", "--hint-budget", text)
+    assert shown.exit_code == 2
+    words = " ".join(shown.output.replace("│", " ").split())
+    assert f"--hint-budget is {text!r}; give a part of each share: 25%" in words
+    assert served == []
+
+
+def test_a_budget_of_hints_may_be_nothing_and_everything(served: list[Served]) -> None:
+    for text in "0%", "100":
+        assert beluga("serve", "--hint-budget", text).exit_code == 0
+    assert [one.server["hint_budget"] for one in served] == [0, 1]
 
 
 def test_tiers_reach_their_service(

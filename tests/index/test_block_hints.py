@@ -119,10 +119,23 @@ def test_a_budget_is_that_of_the_blocks_tenant(pool: Pool) -> None:
         flood = [n for n in range(1000, 1000 + 3 * room(server)) if n in held(meta, [n])]
         given, _ = meta.hint(keys(flood), level=PINNED)
         assert given == int(room(server) * 0.6 * 0.25)
+        others, acme = server.shares()
+        assert (others.hinted_bytes, acme.hinted_bytes) == (given * MIB, 0)
+        assert others.hinted_bytes <= others.hint_bytes < others.hinted_bytes + MIB
+        assert acme.hint_bytes == pytest.approx(0.25 * acme.bytes, abs=1)
         assert meta.hint(keys(own[:2]), level=PINNED) == (2, 0), "the flood took this budget"
         for number in range(9000, 9000 + room(server)):
             put(meta, number, FLOOD)
         assert held(meta, own) == set(own), "pins of one tenant cost another one blocks"
+
+
+def test_a_small_share_has_a_budget_too(pool: Pool) -> None:
+    with serving(pool, shares={"acme": 0.01}, budget=0.5) as (server, meta):
+        for number in range(10):
+            put(meta, number, ACME, length=4096)
+        assert meta.hint(keys(range(10)), level=HIGH) == (10, 0)
+        assert 10 * 4096 == server.shares()[1].hinted_bytes < 300_000
+        assert server.shares()[1].hint_bytes == server.shares()[1].bytes // 2 < 1_000_000
 
 
 def test_a_block_is_the_coldest_when_its_time_is_over(pool: Pool) -> None:

@@ -174,7 +174,9 @@ def test_a_successor_counts_what_each_tenant_has_in_the_pool(pool: Pool) -> None
         found, counts = by_name(server), walked(pool, server.stat().epoch)
         for name, fingerprint in ("victim", VICTIM), (f"{FLOOD:016x}", FLOOD), (OTHERS, other):
             assert found[name].used_bytes == counts[fingerprint] > 0
-        assert found["nobody"] == TenantShare("nobody", found["nobody"].bytes, 0, 0, 0)
+        assert found["nobody"] == TenantShare(
+            "nobody", found["nobody"].bytes, 0, 0, 0, found["nobody"].hint_bytes, 0
+        )
         assert sum(share.blocks for share in found.values()) == 32
         for number in range(100, 100 + 2 * room(server)):  # the successor protects, too
             put(meta, number, other)
