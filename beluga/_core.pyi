@@ -1631,10 +1631,7 @@ class bl_pressure(CStruct):
     device_blocks: int
     ended: int
     answer_s: float
-    followers: float
     reuse: float
-    fewest: float
-    bound: float
     typical_square: float
     change_sum: float
 
@@ -1643,10 +1640,7 @@ class bl_pressure_init(TypedDict, total=False):
     device_blocks: int
     ended: int
     answer_s: float
-    followers: float
     reuse: float
-    fewest: float
-    bound: float
     typical_square: float
     change_sum: float
 
@@ -3754,7 +3748,7 @@ class Lib:
     def bl_loads_refresh(self, loads: CPointer[bl_load] | Null, prefills: CPointer[bl_prefills] | Null, count: int, now: float, /) -> None: ...
     def bl_candidates_fill(self, loads: CPointer[bl_load] | Null, active: CPointer[bl_active] | Null, worker_count: int, blocks: uint64_p | Null | Sequence[int], count: int, alone: double_p | Null | Sequence[int], alone_count: int, rows: bl_candidate | Null, /) -> None: ...
     def bl_estimates(self, costs: bl_costs | Null | Sequence[bl_costs], input_tokens: int, rows: bl_candidate | Null | Sequence[bl_candidate], fetched: int64_p | Null | Sequence[int], count: int, estimates: bl_estimate | Null, /) -> None: ...
-    def bl_least_costs(self, pressure: bl_pressure | Null | Sequence[bl_pressure], rows: bl_candidate | Null | Sequence[bl_candidate], taken: double_p | Null | Sequence[int], estimates: bl_estimate | Null | Sequence[bl_estimate], count: int, costs: double_p | Null, /) -> None: ...
+    def bl_least_costs(self, pressure: bl_pressure | Null | Sequence[bl_pressure], rows: bl_candidate | Null | Sequence[bl_candidate], estimates: bl_estimate | Null | Sequence[bl_estimate], count: int, costs: double_p | Null, /) -> None: ...
     def bl_index_create(self, out: CPointer[bl_index] | Null, count_max: int, /) -> int: ...
     def bl_index_destroy(self, index: bl_index | Null, /) -> None: ...
     def bl_index_prefetch(self, index: bl_index | Null, key: uint64_p | Sequence[int], /) -> None: ...

@@ -133,6 +133,7 @@ class Director:
         self.responses = Responses()
         self.placed = 0  # requests on workers
         self._names = itertools.count()
+        self._last = Constraints()
         fleet.on_change(joined=self._joined, left=self._left)
 
     def _joined(self, engine: Engine) -> None:
@@ -204,9 +205,7 @@ class Director:
         name = next(self._names)
         started = time.perf_counter()
         try:
-            choice = self._router.route(
-                name, query, Constraints(allowed=allowed), now=time.monotonic()
-            )
+            choice = self._router.route(name, query, self._demands(allowed), now=time.monotonic())
         except AllWorkersBusyError:
             return None
         except ObjectiveError as error:
@@ -220,11 +219,19 @@ class Director:
         self._cache.routed(query, choice)
         return placed
 
+    def _demands(self, allowed: frozenset[int]) -> Constraints:
+        """Return the constraints of a request. Most requests have those of the one before."""
+        if allowed != self._last.allowed:
+            self._last = Constraints(allowed=allowed)
+        return self._last
+
     def _maker(self, parsed: ParsedRequest) -> list[Engine]:
         """Return the engine that made the response that a request is about, if it is known and has
         the request's model.
         """
         worker, model = self.responses.worker_of(parsed.response), parsed.model
+        if worker is None:
+            return []
         return [
             engine
             for engine in self._fleet

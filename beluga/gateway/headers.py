@@ -46,13 +46,18 @@ def for_engine(headers: Mapping[str, str]) -> CIMultiDict[str]:
 def for_client(headers: Mapping[str, str], url: str) -> CIMultiDict[str]:
     """Return the headers for the client from the headers of the engine at a URL."""
     passed = _passed(headers, _ANSWER)
-    host = urlsplit(url).hostname or ""
-    if any(host in value for value in passed.values()):
+    host = _host(url)
+    if host in "\n".join(passed.values()):
         own = _own_address(url)
         return CIMultiDict(
             (name, own.sub("", value) or "/" if value else value) for name, value in passed.items()
         )
     return passed
+
+
+@lru_cache(maxsize=1024)
+def _host(url: str) -> str:
+    return urlsplit(url).hostname or ""
 
 
 @lru_cache(maxsize=1024)
@@ -72,9 +77,7 @@ def _passed(headers: Mapping[str, str], dropped: frozenset[str]) -> CIMultiDict[
     named = headers.get("Connection")
     if named is not None:
         dropped = dropped | {word.strip().lower() for word in named.split(",")}
-    return CIMultiDict(
-        (name, value) for name, value in headers.items() if name.lower() not in dropped
-    )
+    return CIMultiDict([one for one in headers.items() if one[0].lower() not in dropped])
 
 
 def retry_after_s(headers: Mapping[str, str], most: float) -> float:

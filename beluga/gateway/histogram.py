@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A histogram for prometheus_client that takes a whole request's values at once.
+"""A histogram for prometheus_client that costs a request little.
 
-prometheus_client's own histogram locks, and looks for the bucket, for each value. A stream has a
-value for each of its events, so a request counts them in a :class:`BucketCounts` of its own.
+prometheus_client's own histogram locks, and looks for the bucket, for each value. Here a single
+value is only listed, and many of them are counted at once. A stream has a value for each of its
+events, so a request counts these in a :class:`BucketCounts` of its own.
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ class BucketCounts:
         return sum(self.counts)
 
 
+LISTED_MAX = 256
+"""How many values of a series are listed before they are counted."""
+
+
 class RequestHistogram:
     """A histogram with one label, or none."""
 
@@ -55,6 +60,7 @@ class RequestHistogram:
         self._name, self._what, self._bounds, self._label = name, what, bounds, label
         self._lock = threading.Lock()
         self._series: dict[str, BucketCounts] = {} if label else {"": BucketCounts(bounds)}
+        self._listed: dict[str, list[float]] = {}  # any thread may append
         registry.register(self)
 
     def empty(self) -> BucketCounts:
@@ -62,9 +68,14 @@ class RequestHistogram:
         return BucketCounts(self._bounds)
 
     def observe(self, value: float, label: str = "") -> None:
-        """Count a value."""
-        with self._lock:
-            self._of(label).add(value)
+        """Note a value."""
+        listed = self._listed.get(label)
+        if listed is None:
+            listed = self._listed.setdefault(label, [])
+        listed.append(value)
+        if len(listed) >= LISTED_MAX:
+            with self._lock:
+                self._count(label, listed)
 
     def merge(self, counts: BucketCounts, label: str = "") -> None:
         """Add the values that a request has counted."""
@@ -76,6 +87,7 @@ class RequestHistogram:
     def whole(self) -> tuple[float, int]:
         """Return the sum of all values, and how many there are."""
         with self._lock:
+            self._count_all()
             series = list(self._series.values())
             return sum(each.total for each in series), sum(each.times for each in series)
 
@@ -89,6 +101,7 @@ class RequestHistogram:
             self._name, self._what, labels=(self._label,) if self._label else ()
         )
         with self._lock:
+            self._count_all()
             series = [(name, list(one.counts), one.total) for name, one in self._series.items()]
         for name, counts, total in series:
             below, buckets = 0, []
@@ -97,6 +110,18 @@ class RequestHistogram:
                 buckets.append((floatToGoString(bound), below))
             found.add_metric((name,) if self._label else (), buckets, total)
         yield found
+
+    def _count_all(self) -> None:
+        for label, listed in list(self._listed.items()):
+            self._count(label, listed)
+
+    def _count(self, label: str, listed: list[float]) -> None:
+        """Count the listed values. Others may be appended meanwhile."""
+        values = listed[:]
+        del listed[: len(values)]
+        counts = self._of(label)
+        for value in values:
+            counts.add(value)
 
     def _of(self, label: str) -> BucketCounts:
         found = self._series.get(label)

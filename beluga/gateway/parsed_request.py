@@ -206,6 +206,8 @@ def _with_files_digested(text: bytes) -> bytes:
     """Return a prompt's text with a digest for each file that it has inside, of the bytes that
     :data:`FILE_TOKENS` have: their base64 is no measure of the engine's work.
     """
+    if text.startswith(b'"'):  # one string, which has no fields
+        return text
     pieces: list[bytes] = []
     copied = at = 0
     while (found := _search(_FILE, text, at)) is not None:

@@ -52,9 +52,17 @@ class KnownHosts:
         self._any = ANY_NAME in allowed
         self._single_labels = single_labels
         self._names = {"localhost", machine, machine.partition(".")[0], listening.lower(), *allowed}
+        self._last: object = None  # the last allowed header: most requests have the same
 
     def __contains__(self, header: str) -> bool:
-        host = host_of(header)
+        if header == self._last:
+            return True
+        known = self._allows(host_of(header))
+        if known:
+            self._last = header
+        return known
+
+    def _allows(self, host: str) -> bool:
         try:
             ipaddress.ip_address(host)
         except ValueError:

@@ -7,7 +7,7 @@ compute with all of them at once, in C or with whole columns.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,18 +24,25 @@ _ROW = np.dtype([(name, "f8" if name in _FLOATS else "i8") for name in (*FIGURES
 
 
 class Candidates(Sequence[Candidate]):
-    """Workers that may take a request, in their current state. ``table`` is the memory of ``rows``,
-    whose load figures and other fields are its columns.
+    """Workers that may take a request, in their current state: a row for each.
 
     An element is a copy of a row, made when it is asked for.
     """
 
-    __slots__ = ("rows", "table", "workers")
+    __slots__ = ("_table", "rows", "workers")
 
     def __init__(self, workers: Sequence[Worker]) -> None:
         self.workers = workers
-        self.table: NDArray[np.void] = np.zeros(len(workers), _ROW)
-        self.rows: core.bl_candidate = ffi.from_buffer("bl_candidate[]", self.table)
+        self.rows: core.bl_candidate = ffi.new("bl_candidate[]", len(workers))
+        self._table: NDArray[np.void] | None = None
+
+    @property
+    def table(self) -> NDArray[np.void]:
+        """The memory of ``rows``, whose load figures and other fields are its columns."""
+        if self._table is None:  # few requests need it, and numpy takes longer than C's work
+            memory: Any = ffi.buffer(self.rows)
+            self._table = np.frombuffer(memory, _ROW, len(self.workers))
+        return self._table
 
     @classmethod
     def of(cls, candidates: Sequence[Candidate]) -> Candidates:

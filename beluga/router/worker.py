@@ -125,7 +125,8 @@ class Load:
         """The blocks of HBM that requests hold. The worker's count has those of answers, too, and
         the router's those of waiting prompts.
         """
-        return max(self.active_decode_blocks, self.kv_active_blocks)
+        row = self.row
+        return max(row.active_decode_blocks, row.kv_active_blocks)
 
     def publish(self, metrics: WorkerMetrics) -> None:
         """Take the metrics that the worker published."""

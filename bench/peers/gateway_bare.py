@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The bare proxy: the least that a proxy of two engines must do on aiohttp. It is the limit of
-``gateway``.
+"""The bare proxy: the least that a proxy of two engines must do on aiohttp and the gateway's event
+loop. It is the limit of ``gateway``.
 
 ``python -m beluga_bench.peers.gateway_bare PORT ENGINE ENGINE``. It uses the engines in turn,
 without models, accounts, retries or metrics.
@@ -9,12 +9,15 @@ without models, accounts, retries or metrics.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import sys
 from collections.abc import AsyncIterator
 
 import aiohttp
 from aiohttp import web
+
+from beluga.gateway.loop import run
 
 from ..vllm.port import HOST
 
@@ -48,7 +51,14 @@ def main() -> None:
     app = web.Application()
     app.cleanup_ctx.append(client)
     app.add_routes([web.get("/ready", ready), web.post("/{path:.*}", handle)])
-    web.run_app(app, host=HOST, port=int(sys.argv[1]), print=None, access_log=None)
+    run(_serve(app, int(sys.argv[1])))
+
+
+async def _serve(app: web.Application, port: int) -> None:
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, HOST, port).start()
+    await asyncio.Event().wait()
 
 
 if __name__ == "__main__":

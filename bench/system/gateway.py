@@ -32,13 +32,24 @@ from ..vllm.process import Child
 
 RATE = 100  # requests per second
 MODEL = "paced"
-EVENTS = 8  # events of each answer
+EVENTS = 8  # of each answer whose times are measured
+_FEW, _MANY = 1, 65  # events of answers whose CPU time is measured
 PREFILL_S = 0.01
 PACE_S = 0.01
 _READY_S = 60.0
 _NEEDED = ("aiohttp", "msgspec", "prometheus_client")
 
+_USUAL_SIZE = 4096  # bytes of a request: 1,000 tokens at four bytes each
+
 Times = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request: the bytes of its body, and how many events its answer has before the end."""
+
+    size: int
+    events: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +61,40 @@ class Sample:
 
 
 def bench_gateway(options: Options) -> list[Row]:
-    """Return rows with the time to the first byte and to the last, for ours and the bare proxy."""
+    """Return rows with the times to the first byte and to the last, and with the CPU time of
+    requests and events, for ours and the bare proxy.
+    """
     recorder = Recorder("gateway", options, {"memory": "loopback", "depth": RATE})
     lacking = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if lacking:
         return [recorder.skipped("time to first byte", f"there is no package {lacking[0]}")]
     with ExitStack() as stack:
         options.say("gateway: starting two engines and two proxies")
-        urls = _start(stack)
-        samples = _measure(options, urls)
+        targets = _start(stack)
+        samples = _measure(options, {name: one.url for name, one in targets.items()})
+        costs = _cpu(options, targets)
     return [
         _row(recorder, "time to first byte", {k: [s.first for s in v] for k, v in samples.items()}),
         _row(recorder, "time to last byte", {k: [s.whole for s in v] for k, v in samples.items()}),
+        *(_cpu_row(recorder, case, costs[case], most) for case, most in _MOST.items()),
     ]
 
 
-def _start(stack: ExitStack) -> dict[str, str]:
-    """Start the processes and wait for them. Returns the URL of each."""
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A process that answers requests."""
+
+    url: str
+    process: Child
+
+    def cpu_us(self) -> float:
+        """Return the CPU time of all its threads so far."""
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        return sum(int((one / "schedstat").read_text().split()[0]) for one in tasks.iterdir()) / 1e3
+
+
+def _start(stack: ExitStack) -> dict[str, Target]:
+    """Start the processes and wait for them."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="beluga-bench-")))
 
     def child(name: str, module: str, *arguments: str) -> Child:
@@ -87,7 +115,9 @@ def _start(stack: ExitStack) -> dict[str, str]:
     started.append((child("ours", "beluga.cli.main", *words), f"{ours}/ready"))
     for process, url in started:
         process.wait_for(lambda url=url: _answers(url), _READY_S, "answer")  # type: ignore[misc]
-    return {"engine": one, "bare": bare, "ours": ours}
+    answering = {"engine": one, "bare": bare, "ours": ours}
+    processes = {"engine": started[0][0], "bare": started[2][0], "ours": started[3][0]}
+    return {name: Target(url, processes[name]) for name, url in answering.items()}
 
 
 def _answers(url: str) -> bool:
@@ -103,15 +133,65 @@ def _measure(options: Options, urls: dict[str, str]) -> dict[str, list[Sample]]:
     from .gateway_load import load
 
     count = 30 if options.smoke else 300
+    asked = Asked(_USUAL_SIZE, EVENTS)
     for url in urls.values():
         # This opens connections and warms up the code.
-        load(url, count=RATE // 5, rate=RATE, seed=options.seed)
+        load(url, asked, count=RATE // 5, rate=RATE, seed=options.seed)
     samples: dict[str, list[Sample]] = {name: [] for name in urls}
     for pair in range(options.pair_count):
         options.say(f"gateway: pair {pair + 1} of {options.pair_count}")
         for name in ("bare", "ours", "engine") if pair % 2 else ("ours", "bare", "engine"):
-            samples[name].append(load(urls[name], count=count, rate=RATE, seed=pair))
+            samples[name].append(load(urls[name], asked, count=count, rate=RATE, seed=pair))
     return samples
+
+
+_MOST = {"CPU of 2 kB": 1.6, "CPU of an event": 1.2, "CPU of 64 kB": 2.0}
+"""The targets of CPU time, as multiples of the bare proxy's, by case."""
+
+
+def _cpu(options: Options, targets: dict[str, Target]) -> dict[str, list[tuple[float, float]]]:
+    """Return the CPU microseconds of bare and ours in each pair, by case. Load on the machine slows
+    both, so the runs are short and alternate.
+    """
+    from .gateway_load import load
+
+    count = 20 if options.smoke else 100
+
+    def each_us(name: str, asked: Asked, seed: int, count: int) -> float:
+        target = targets[name]
+        before = target.cpu_us()
+        load(target.url, asked, count=count, rate=RATE, seed=seed)
+        return (target.cpu_us() - before) / count
+
+    pairs: dict[str, list[tuple[float, float]]] = {case: [] for case in _MOST}
+    for pair in range(options.pair_count):
+        options.say(f"gateway: CPU time, pair {pair + 1} of {options.pair_count}")
+        found: dict[str, tuple[float, float, float]] = {}
+        for name in ("bare", "ours") if pair % 2 else ("ours", "bare"):
+            small = each_us(name, Asked(2048, _FEW), pair, count)
+            long = each_us(name, Asked(2048, _MANY), pair, count // 4)
+            large = each_us(name, Asked(65536, _FEW), pair, count)
+            found[name] = small, (long - small) / (_MANY - _FEW), large
+        for case, bare, ours in zip(_MOST, found["bare"], found["ours"], strict=True):
+            pairs[case].append((bare, ours))
+    return pairs
+
+
+def _cpu_row(recorder: Recorder, case: str, pairs: list[tuple[float, float]], most: float) -> Row:
+    """Make the row of a CPU time: how often a CPU does it in a second."""
+    found = compare([(1e6 / bare, 1e6 / ours) for bare, ours in pairs])
+    note = (
+        f"{1 / found.ratio:.2f} times the bare proxy's (target <= {most}); "
+        f"bare {1e6 / found.limit:.0f} us, ours {1e6 / found.ours:.0f} us"
+    )
+    return recorder.row(
+        case,
+        ops_per_s=round(found.ours),
+        limit=round(found.limit),
+        limit_unit="1/s",
+        **shares(found),
+        note=note,
+    )
 
 
 def _row(recorder: Recorder, case: str, times: dict[str, list[Times]]) -> Row:

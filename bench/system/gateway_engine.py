@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An engine without a model, to measure what is in front of it. It streams events at a fixed pace.
+"""An engine without a model, to measure what is in front of it. It streams ``max_tokens`` events at
+a fixed pace.
 
 ``python -m beluga_bench.system.gateway_engine PORT``.
 """
@@ -10,17 +11,18 @@ from __future__ import annotations
 import asyncio
 import sys
 
+import msgspec
 from aiohttp import web
 
 from ..vllm.port import HOST
-from .gateway import EVENTS, MODEL, PACE_S, PREFILL_S
+from .gateway import MODEL, PACE_S, PREFILL_S
 
 _EVENT = b'data: {"id":"cmpl-1","object":"text_completion","choices":[{"index":0,"text":" w"}]}\n\n'
 
 
 def main() -> None:
     """Serve until killed."""
-    app = web.Application()
+    app = web.Application(client_max_size=1 << 20)
     app.add_routes(
         [
             web.get("/health", _health),
@@ -43,10 +45,10 @@ async def _complete(request: web.Request) -> web.StreamResponse:
     """Send events at times that are fixed from the start, so that a late one delays no other."""
     loop = asyncio.get_running_loop()
     started = loop.time()
-    await request.read()
+    count = msgspec.json.decode(await request.read())["max_tokens"]
     answer = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
     await answer.prepare(request)
-    for number in range(EVENTS):
+    for number in range(count):
         await asyncio.sleep(max(0.0, started + PREFILL_S + number * PACE_S - loop.time()))
         await answer.write(_EVENT)
     await answer.write(b"data: [DONE]\n\n")

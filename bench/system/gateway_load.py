@@ -16,37 +16,44 @@ import numpy as np
 
 from beluga.errors import BelugaError
 
-from .gateway import MODEL, Sample
+from .gateway import MODEL, Asked, Sample
 
-_PROMPT = "The whale is white. " * 200  # 1,000 tokens at four bytes each
-_BODY = msgspec.json.encode({"model": MODEL, "prompt": _PROMPT, "stream": True})
 _KIND = {"Content-Type": "application/json"}
 
 
-def load(url: str, *, count: int, rate: float, seed: int) -> Sample:
+def load(url: str, asked: Asked, *, count: int, rate: float, seed: int) -> Sample:
     """Send ``count`` requests, ``rate`` per second on average. Raises BelugaError if one fails."""
-    return asyncio.run(_load(url, count, rate, random.Random(seed)))  # noqa: S311
+    return asyncio.run(_load(url, _body(asked), count, rate, random.Random(seed)))  # noqa: S311
 
 
-async def _load(url: str, count: int, rate: float, moments: random.Random) -> Sample:
+def _body(asked: Asked) -> bytes:
+    """Return a request's body of a size, which has the same prompt each time."""
+    fields = {"model": MODEL, "prompt": "", "stream": True, "max_tokens": asked.events}
+    left = asked.size - len(msgspec.json.encode(fields))
+    sentence = "The whale is white. "
+    fields["prompt"] = (sentence * (left // len(sentence) + 1))[:left]
+    return msgspec.json.encode(fields)
+
+
+async def _load(url: str, body: bytes, count: int, rate: float, moments: random.Random) -> Sample:
     loop = asyncio.get_running_loop()
     due = loop.time()
-    asked = []
+    tasks = []
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
         for _ in range(count):
             due += moments.expovariate(rate)
             await asyncio.sleep(max(0.0, due - loop.time()))
-            asked.append(loop.create_task(_ask(client, f"{url}/v1/completions")))
-        times = np.array(await asyncio.gather(*asked))
+            tasks.append(loop.create_task(_ask(client, f"{url}/v1/completions", body)))
+        times = np.array(await asyncio.gather(*tasks))
     return Sample(times[:, 0], times[:, 1])
 
 
-async def _ask(client: aiohttp.ClientSession, url: str) -> tuple[float, float]:
+async def _ask(client: aiohttp.ClientSession, url: str, body: bytes) -> tuple[float, float]:
     """Return the seconds to the first and to the last byte of the answer's body."""
     sent = time.perf_counter()
     first = 0.0
     last = b""
-    async with client.post(url, data=_BODY, headers=_KIND) as answer:
+    async with client.post(url, data=body, headers=_KIND) as answer:
         async for chunk in answer.content.iter_any():
             first = first or time.perf_counter() - sent
             last = chunk

@@ -154,16 +154,13 @@ typedef struct bl_pressure {
     int64_t device_blocks;      /* of a worker that does not publish its number */
     int64_t ended;              /* requests that change_sum covers, and one more */
     double answer_s;
-    double followers;
     double reuse;
-    double fewest;              /* the least of taken */
-    double bound;
     double typical_square;
     double change_sum;
 } bl_pressure;
 
-/* Compute the costs of a request that takes taken[i] blocks of worker i. */
-void bl_least_costs(const bl_pressure *pressure, const bl_candidate *rows, const double *taken,
+/* Compute the costs of a request on each worker. */
+void bl_least_costs(const bl_pressure *pressure, const bl_candidate *rows,
                     const bl_estimate *estimates, uint32_t count, double *costs);
 
 #endif

@@ -132,9 +132,22 @@ static inline double bl_missing(double free, double spread)
     return free > 0 ? beyond : beyond - free;
 }
 
-void bl_least_costs(const bl_pressure *pressure, const bl_candidate *rows, const double *taken,
+void bl_least_costs(const bl_pressure *pressure, const bl_candidate *rows,
                     const bl_estimate *estimates, uint32_t count, double *costs)
 {
+    /* Blocks that other requests hold are taken for the time in which it holds them alone. */
+    double *taken = costs, fewest = 0.0, of_all = 0.0;
+    int64_t active = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        taken[i] = (double)(rows[i].new_blocks + pressure->tail) + rows[i].held_alone;
+        fewest = !i || taken[i] < fewest ? taken[i] : fewest;
+        of_all += taken[i];
+        active += rows[i].load.active_requests;
+    }
+    /* By Little's law as many requests come while this one runs as are active now, with it. */
+    double followers = (double)active / (double)count + 1;
+    /* The share of followers that may not go elsewhere. */
+    double bound = fewest != 0 ? 1 - fewest * (double)count / of_all : 1.0;
     for (uint32_t i = 0; i < count; i++) {
         const bl_load *load = &rows[i].load;
         const bl_estimate *estimate = &estimates[i];
@@ -147,9 +160,9 @@ void bl_least_costs(const bl_pressure *pressure, const bl_candidate *rows, const
         double spread = bl_spread(pressure, held, requests);
         double after = bl_missing((double)free - taken[i], spread);
         double by_bound = after - bl_missing((double)free, spread);
-        double by_free = after - bl_missing((double)free - pressure->fewest, spread);
-        double missing = pressure->bound * by_bound + (1 - pressure->bound) * by_free;
-        double others_s = pressure->followers * pressure->answer_s * missing / (double)blocks;
+        double by_free = after - bl_missing((double)free - fewest, spread);
+        double missing = bound * by_bound + (1 - bound) * by_free;
+        double others_s = followers * pressure->answer_s * missing / (double)blocks;
         costs[i] = ttft_s + pressure->reuse * estimate->transfer_s + others_s;
     }
 }

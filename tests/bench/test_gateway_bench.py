@@ -27,3 +27,17 @@ def test_ours_stands_beside_a_bare_proxy(rows: dict[str, Row]) -> None:
         assert [name for name, *_ in figures] == ["engine", "bare", "ours"]
         assert all(0 < float(p50) <= float(p99) for _, p50, p99 in figures)
         assert "to the bare proxy's p50" in str(row["note"])
+
+
+@pytest.mark.long
+def test_requests_and_events_have_their_cpu_time(rows: dict[str, Row]) -> None:
+    for case in ("CPU of 2 kB", "CPU of an event", "CPU of 64 kB"):
+        found = re.search(
+            r"^([\d.]+) times the bare proxy's .*; bare (\d+) us, ours (\d+) us$",
+            str(rows[case]["note"]),
+        )
+        assert found is not None
+        times, bare_us, ours_us = map(float, found.groups())
+        assert times > 0 and bare_us > 0 and ours_us > 0
+    bare = {case: float(str(rows[case]["limit"])) for case in rows if case.startswith("CPU")}
+    assert bare["CPU of an event"] > 2 * bare["CPU of 2 kB"]  # an event costs less than a request

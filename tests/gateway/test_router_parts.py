@@ -250,9 +250,14 @@ def test_events_are_counted_without_the_one_that_ends_a_stream() -> None:
     pieces = [b"data: b\n\n", b"data: [DONE]\n\n", b""]
     written: list[bytes] = []
     counts: list[int] = []
+    ends: list[bytes] = []
 
     class Source:
         has_events = True
+
+        @property
+        def ended(self) -> bool:
+            return pieces == [b""]
 
         async def next(self) -> bytes:
             return pieces.pop(0)
@@ -261,10 +266,15 @@ def test_events_are_counted_without_the_one_that_ends_a_stream() -> None:
         async def write(self, data: bytes) -> None:
             written.append(data)
 
+        async def write_eof(self, data: bytes = b"") -> None:
+            written.append(data)
+            ends.append(data)
+
     first = b"data: a\n\ndata: b\n\n"
     asyncio.run(relay(cast("Any", Source()), first, cast("Any", Target()), counts.append))
     assert counts == [2, 1, 0]
     assert b"".join(written) == first + b"data: b\n\ndata: [DONE]\n\n"
+    assert ends == written[-1:]  # the end goes out with the last piece
 
 
 # ---- Engines and fleets.

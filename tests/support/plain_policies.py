@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 from collections.abc import Sequence
+from functools import reduce
 from itertools import accumulate
 from random import Random
 from typing import Any, NamedTuple
@@ -108,7 +110,8 @@ def least_cost(policy: Any, query: Query, candidates: Sequence[Candidate], rando
     tail = prompt - len(query.sequence)
     taken = [each.new_blocks + tail + each.held_alone for each in candidates]
     fewest = min(taken)
-    bound = 1 - fewest * len(taken) / sum(taken) if fewest else 1.0
+    in_all = reduce(operator.add, taken)  # sum() is more exact from Python 3.12 on
+    bound = 1 - fewest * len(taken) / in_all if fewest else 1.0
     costs, estimates = [], []
     for candidate, more in zip(candidates, taken, strict=True):
         load = candidate.load

@@ -103,15 +103,30 @@ class CostEstimator:
         """
         rows = Candidates.of(candidates)
         table = np.empty(len(rows), _ESTIMATE)
+        self._fill(query, rows, fetched, ffi.from_buffer("bl_estimate[]", table))
+        return table
+
+    def rows(self, query: Query, candidates: Candidates) -> core.bl_estimate:
+        """Return the estimates of all candidates as C has them."""
+        rows = ffi.new("bl_estimate[]", len(candidates.workers))
+        self._fill(query, candidates, None, rows)
+        return rows
+
+    def _fill(
+        self,
+        query: Query,
+        candidates: Candidates,
+        fetched: Sequence[int] | None,
+        rows: core.bl_estimate,
+    ) -> None:
         lib.bl_estimates(
             self._costs(query.block_size),
             query.isl,
-            rows.rows,
+            candidates.rows,
             ffi.new("int64_t[]", fetched) if fetched is not None else ffi.NULL,
-            len(rows),
-            ffi.from_buffer("bl_estimate[]", table),
+            len(candidates.workers),
+            rows,
         )
-        return table
 
     def alone_s(self, new: int, cached: int) -> float:
         """Return the seconds to compute a prompt's new tokens on a worker that does nothing

@@ -133,7 +133,7 @@ class LoadTracker:
         cached = overlap.blocks
         account.blocks.add(entry.blocks)
         account.prefills.add(request, max(query.isl - cached * size, 0), prefill_s, now)
-        load = account.load
+        load = account.load.row
         load.active_requests += 1
         load.outstanding_tokens += query.isl
         self._count_prefills(account, now)
@@ -146,7 +146,7 @@ class LoadTracker:
             load.num_requests_waiting += 1
             load.request_active_slots += 1
             load.kv_active_blocks += max(prompt - cached, 0)
-        entry.held_blocks = load.held_blocks
+        entry.held_blocks = account.load.held_blocks
 
     def prefill_done(self, request: Hashable, now: float = 0.0) -> bool:
         """Note that the first token has come. Returns False if that was known, or the request is
@@ -157,7 +157,7 @@ class LoadTracker:
             return False
         entry.decoding_since = now
         entry.account.prefills.remove(request, now)
-        entry.account.load.outstanding_tokens -= entry.isl
+        entry.account.load.row.outstanding_tokens -= entry.isl
         self._count_prefills(entry.account, now)
         return True
 
@@ -193,8 +193,8 @@ class LoadTracker:
             change = load.held_blocks - entry.held_blocks
             usual.change += (change**2 - usual.change) / usual.ended
         entry.account.blocks.remove(entry.blocks)
-        load.active_requests -= 1
-        load.active_decode_blocks = len(entry.account.blocks)
+        load.row.active_requests -= 1
+        load.row.active_decode_blocks = len(entry.account.blocks)
         return True
 
     def publish(self, worker: Worker, metrics: WorkerMetrics | None) -> None:
@@ -226,9 +226,10 @@ class LoadTracker:
         return expired
 
     def _count_prefills(self, account: _Account, now: float) -> None:
-        account.load.active_prefill_tokens = account.prefills.left(now)
+        row = account.load.row
+        row.active_prefill_tokens = account.prefills.left(now)
         if self._predicted:
-            account.load.prefill_s = account.prefills.seconds_left(now)
+            row.prefill_s = account.prefills.seconds_left(now)
 
     def _account(self, worker: Worker) -> _Account:
         try:

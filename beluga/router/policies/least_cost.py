@@ -30,8 +30,6 @@ import dataclasses
 from collections.abc import Sequence
 from random import Random
 
-import numpy as np
-
 from beluga._ffi import ffi, lib
 from beluga.router.load.estimate import CostEstimator, Estimate
 from beluga.router.policies.pick import chosen, generator, lowest, some
@@ -60,37 +58,21 @@ class LeastCost:
         prompt = -(-query.isl // query.block_size)
         typical = usual.blocks or max(prompt, 1)
         answer_s = (usual.ended * usual.decode_s + self.estimator.answer_s()) / (usual.ended + 1)
-        tail = prompt - len(query.sequence)
-        # Blocks that other requests hold are taken for the time in which it holds them alone.
-        taken = rows.table["new_blocks"] + tail + rows.table["held_alone"]
-        of_all = taken.tolist()
-        fewest = min(of_all)
         pressure = ffi.new("bl_pressure *")
-        pressure.tail = tail
+        pressure.tail = prompt - len(query.sequence)
         pressure.device_blocks = self.estimator.device_blocks(query.block_size)
         pressure.answer_s = answer_s
-        # By Little's law as many requests come while this one runs as are active now, with it.
-        pressure.followers = sum(rows.counts("active_requests")) / count + 1
         # What is copied into HBM evicts as much, which would have been hit this often.
         pressure.reuse = usual.on_device / typical
-        pressure.fewest = fewest
-        # The share of followers that may not go elsewhere.
-        pressure.bound = 1 - fewest * count / sum(of_all) if fewest else 1.0
         pressure.typical_square = typical**2
         pressure.change_sum = usual.ended * usual.change
         pressure.ended = usual.ended + 1
-        estimates = self.estimator.table(query, rows)
-        found = np.empty(count)
-        lib.bl_least_costs(
-            pressure,
-            rows.rows,
-            ffi.from_buffer("double[]", taken),
-            ffi.from_buffer("bl_estimate[]", estimates),
-            count,
-            ffi.from_buffer("double[]", found),
-        )
-        costs = found.tolist()
+        estimates = self.estimator.rows(query, rows)
+        found = ffi.new("double[]", count)
+        lib.bl_least_costs(pressure, rows.rows, estimates, count, found)
+        costs = ffi.unpack(found, count)
         place = lowest(costs, self.random)
         choice = chosen(query, rows[place], costs[place], costs)
-        choice.prefill_s = Estimate(*estimates[place].tolist()).added_s
+        best = estimates[place]
+        choice.prefill_s = Estimate(best.queue_s, best.prefill_s, best.transfer_s).added_s
         return choice

@@ -126,8 +126,11 @@ class PredictiveIndexer:
         """Return what each worker holds of a request's leading blocks, or will hold soon."""
         contents = words(tokens_hashes)
         matches = self.indexer.find_matches(contents)
+        sent = self._sent.find_matches(contents, now)
+        if not (matches.held or matches.shared):
+            return sent
         held = dict(matches.held)
-        for worker, predicted in self._sent.find_matches(contents, now).held.items():
+        for worker, predicted in sent.held.items():
             own = matches.of(worker)
             held[worker] = _at_least(own, predicted.device)
         return Matches(held, matches.shared)

@@ -119,7 +119,7 @@ class BlockHasher:
         data = _token_bytes(tokens)
         stride = 4 * self.block_size
         window = stride + 4 * self.eagle
-        hashes = array("Q", bytes(8 * max((len(data) - window) // stride + 1, 0)))
+        hashes = _zeros((len(data) - window) // stride + 1)
         lib.bl_hash_windows(
             ffi.from_buffer("uint8_t[]", data),
             stride,
@@ -136,7 +136,7 @@ class BlockHasher:
 
     def chained(self, local: array[int]) -> array[int]:
         """Return the sequence hash of every block as an array of unsigned 64 bits."""
-        found = array("Q", bytes(8 * len(local)))
+        found = _zeros(len(local))
         lib.bl_hash_chain(
             ffi.from_buffer("uint64_t[]", local),
             len(local),
@@ -193,9 +193,13 @@ def _beyond_tokens(tokens_hash: int, keys: Sequence[object]) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def _token_bytes(tokens: Tokens) -> bytes:
-    if isinstance(tokens, np.ndarray) and tokens.dtype == np.uint32:
-        return tokens.astype("<u4", copy=False).tobytes()
+def _zeros(count: int) -> array[int]:
+    return array("Q", (0,)) * count
+
+
+def _token_bytes(tokens: Tokens) -> bytes | memoryview:
+    if isinstance(tokens, np.ndarray) and tokens.dtype == np.uint32 and tokens.size:
+        return np.ascontiguousarray(tokens, "<u4").data.cast("B")
     try:
         wide = np.asarray(tokens, dtype=np.int64)
     except (OverflowError, TypeError, ValueError) as error:

@@ -41,7 +41,8 @@ class Matches:
 
     def fill(self, candidates: Candidates) -> None:
         """Write the overlap of each candidate into its row."""
-        candidates.table["shared"] = self.shared
+        if self.shared:
+            candidates.table["shared"] = self.shared
         if not self.held:
             return
         for place, worker in enumerate(candidates.workers):
