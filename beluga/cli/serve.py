@@ -57,7 +57,7 @@ from beluga.errors import (
 from beluga.index import EVICTIONS, MetaServer, check_shares
 from beluga.lease import Lease, open_lease
 from beluga.listening import read_tls, read_token
-from beluga.rpc import LOST, SILENT_S, Keeper, Quota, Server, load_handlers, stand_by
+from beluga.rpc import LOST, SILENT_S, LeaseKeeper, Quota, Server, load_handlers, stand_by
 from beluga.tiers import TierService, TierSettings
 
 if TYPE_CHECKING:
@@ -474,7 +474,7 @@ def serve_until_told(
             epoch, why = stat.epoch, stat.followed
             text = f"took over, epoch {epoch}: {why}"
             announce(text, "serving", json=json, epoch=epoch, pid=os.getpid(), reason=why.reason)
-        with nullcontext() if lease is None else Keeper(server, lease):
+        with nullcontext() if lease is None else LeaseKeeper(server, lease):
             beside.start()
             if admin is not None:
                 admin.claim()

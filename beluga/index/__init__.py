@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The block index (``csrc/index/meta.c``): where each block lies, who writes it and who reads it.
+"""The block index (``csrc/index/meta.c``): where each block is, and which sessions write or read
+it.
 
 :class:`MetaServer` is a server with the index; :class:`MetaClient` makes its calls over a session.
-Most programs want :class:`beluga.kvcache.KVCache` instead.
+Most programs need :class:`beluga.kvcache.KVCache` instead.
 """
 
 from beluga.index.check import CheckReport, check_devices, check_pool

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The pool check (``csrc/check/check.c``): it checks every invariant and, on request, every
-checksum.
-"""
+"""The pool check (``csrc/check/check.c``): every invariant and, on request, every checksum."""
 
 from __future__ import annotations
 
@@ -19,13 +17,13 @@ from beluga.pool import Pool, SpecLike, survey
 FINDINGS_MAX = 1000
 
 Admission: TypeAlias = "tuple[core.bl_io_queue | core.Null, int]"
-"""An I/O queue of a link, as C knows it, and a class of transfers there."""
+"""An I/O queue of a link (in C), and a class of transfers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The result of a pool check. ``findings`` has one line for each finding, at most
-    FINDINGS_MAX. ``half`` is that of the tables that were checked.
+    """The result of a pool check. ``findings`` has one line for each finding, at most FINDINGS_MAX.
+    ``half`` is the half of the tables that was checked.
     """
 
     epoch: int
@@ -42,11 +40,11 @@ class CheckReport:
 def check_pool(
     pool: Pool, *, payload: bool = False, admission: Admission | None = None
 ) -> CheckReport:
-    """Check what the serving half of the pool says, read-only, live or dead.
+    """Check the serving half of the pool, read-only, whether or not a server runs.
 
-    ``payload`` compares every block with its checksums, too. With ``admission`` the link admits the
-    bytes that are read for that. Damage is reported, not raised. Raises OSError when servers follow
-    each other faster than the pool can be looked over.
+    With ``payload``, compare every block with its checksums. With ``admission``, the link scheduler
+    throttles these reads. Damage is reported, not raised. Raises OSError when takeovers happen
+    faster than the pool can be read.
     """
     findings = ffi.new("bl_finding[]", FINDINGS_MAX)
     report = ffi.new("bl_check_report *")
@@ -74,10 +72,10 @@ def check_devices(
     payload: bool = False,
     admission: Callable[[Pool], AbstractContextManager[Admission | None]] = lambda _: nullcontext(),
 ) -> CheckReport:
-    """Check the pool on ``paths``. If its superblocks are damaged, nothing else can be checked.
+    """Check the pool on ``paths``. Damaged superblocks prevent all other checks.
 
-    ``admission`` is called with the open pool and yields what :func:`check_pool` takes. Raises a
-    PoolError for a path that is not a device or cannot be opened.
+    ``admission`` is called with the open pool and yields the argument of :func:`check_pool`. Raises
+    a PoolError for a path that is not a device or cannot be opened.
     """
     findings = survey(paths)
     if findings:

@@ -27,13 +27,13 @@ Keys = "NDArray[np.uint64]"
 
 
 BLOCK_RECORD = record_dtype("bl_block_record")
-"""Where a block lies (``bl_block_record`` of ``csrc/format/pool_format.h``)."""
+"""Location of a block (``bl_block_record`` of ``csrc/format/pool_format.h``)."""
 
 _Items = TypeVar("_Items")
 
 
 class BlockState(enum.IntEnum):
-    """The state of a key as the server reports it (``bl_block_state``)."""
+    """The state of a key in a reply (``bl_block_state``)."""
 
     MISS = 0
     HIT = 1
@@ -44,7 +44,9 @@ class BlockState(enum.IntEnum):
 
     @property
     def is_coming(self) -> bool:
-        """Whether the block may be in the pool soon: a tier has it, or a session writes it."""
+        """Whether the block may soon be in the pool: a lower tier has it, or a session is writing
+        it.
+        """
         return self in {BlockState.BELOW, BlockState.PENDING}
 
 
@@ -52,7 +54,7 @@ _STATES = tuple(BlockState)
 
 
 class Left(enum.IntEnum):
-    """Why a key has left the index (``bl_left``)."""
+    """Why a key was removed from the index (``bl_left``)."""
 
     UNKNOWN = 0
     SPACE = 1
@@ -63,7 +65,7 @@ class Left(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Grant:
-    """The server's answer for one key: where the block is, or a grant to write it there."""
+    """The reply for one key: the block's location, or a grant to write it."""
 
     state: BlockState
     offset: int
@@ -75,10 +77,10 @@ class Grant:
 
 
 class Lookup:
-    """The leading hits of a lookup: ``count`` of them, and the ``state`` of the next key (HIT if
+    """The leading hits of a lookup: their ``count``, and the ``state`` of the next key (HIT if
     there is none).
 
-    BELOW is a miss in the pool, but a lower tier has the block, or may have it.
+    BELOW is a miss in the pool of a block that a lower tier has, or may have.
     """
 
     __slots__ = ("_keys", "_records", "count", "state")
@@ -95,17 +97,17 @@ class Lookup:
 
     @property
     def hits(self) -> tuple[Grant, ...]:
-        """The hits one by one, made anew at each use; ``count`` costs nothing."""
+        """The hits as a tuple, built at each access; prefer ``count``."""
         return tuple(_grant(self._records[i], self._keys[i]) for i in range(self.count))
 
     def pins(self) -> Pins:
-        """The hits of a lookup with ``pin``, for their release in one call."""
+        """Return the hits of a lookup with ``pin``, to release them in one call."""
         return Pins(self.count, self._records, self.state)
 
 
 @dataclasses.dataclass(slots=True)
 class Pins:
-    """The leading hits of a lookup, pinned for its session. ``count`` is 0 after their release.
+    """The leading hits of a lookup, pinned for its session. ``count`` is 0 after the release.
     ``state`` is that of the next key, as in :class:`Lookup`.
     """
 
@@ -114,7 +116,7 @@ class Pins:
     state: BlockState = BlockState.MISS
 
     def records(self) -> NDArray[np.void]:
-        """Where the blocks lie, for another session of this machine: an array of
+        """Return the blocks' locations for another session of this machine: an array of
         :data:`BLOCK_RECORD` of shape (count,).
         """
         size = max(self.count, 0) * BLOCK_RECORD.itemsize
@@ -124,17 +126,17 @@ class Pins:
 class MetaClient:
     """The calls of the block index over a :class:`beluga.rpc.Client`, with that client's timeout.
 
-    All calls raise :class:`~beluga.errors.RpcError` if the server does not answer, and
+    All calls raise :class:`~beluga.errors.RpcError` if the server does not reply, and
     :class:`~beluga.errors.NoMethodError` if it has no index.
     """
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._timeout_ns = nanoseconds(client.timeout_s)
-        self._state = ffi.new("uint32_t *")  # of the lookup that has the client's lock
+        self._state = ffi.new("uint32_t *")  # output of lookups; guarded by the client's lock
 
     def lookup(self, keys: NDArray[np.uint64], *, pin: bool = False) -> Lookup:
-        """Find the leading keys that are committed. With ``pin`` they stay until
+        """Find the leading keys that are committed. With ``pin`` they are pinned until
         :meth:`release`.
         """
         words, asked, flags = _words(keys), len(keys), lib.BL_LOOKUP_PIN if pin else 0
@@ -152,18 +154,18 @@ class MetaClient:
         return self.lookup(keys, pin=True).pins()
 
     def unpin(self, pins: Pins) -> int:
-        """Drop these pins, once. Returns how many were dropped."""
+        """Release these pins and return how many were released. A second call does nothing."""
         count, pins.count = min(pins.count, len(pins._records)), 0
         if count <= 0:
             return 0
-        return self._tell(lib.bl_release_blocks, pins._records, count, "releasing blocks")
+        return self._release(lib.bl_release_blocks, pins._records, count, "releasing blocks")
 
     def reserve(
         self, keys: NDArray[np.uint64], *, length: int, fingerprint: int = 0, chunk_size: int = 0
     ) -> list[Grant]:
-        """Ask for grants to write ``length`` bytes under each key.
+        """Request grants to write ``length`` bytes under each key.
 
-        The state of each answer is HIT, GRANTED, PENDING or REFUSED. A grant ends with
+        The state of each reply is HIT, GRANTED, PENDING or REFUSED. A grant ends with
         :meth:`commit`, :meth:`abort`, or the session.
         """
         words = _words(keys)
@@ -197,31 +199,36 @@ class MetaClient:
         return list(statuses)
 
     def abort(self, grants: Sequence[Grant]) -> int:
-        """Give grants back; the caller writes to them no more. Returns how many were given back."""
-        return self._tell(lib.bl_abort_blocks, _commits(grants, 0), len(grants), "aborting blocks")
+        """Return grants, to whose space the caller must no longer write. Returns how many were
+        valid.
+        """
+        return self._release(
+            lib.bl_abort_blocks, _commits(grants, 0), len(grants), "aborting blocks"
+        )
 
     def release(self, hits: Sequence[Grant]) -> int:
-        """Drop the pins of a lookup. Returns how many were dropped."""
+        """Release the pins of a lookup. Returns how many were released."""
         records = ffi.new(
             "bl_block_record[]",
             [{"generation": hit.generation, "block": hit.block} for hit in hits],
         )
-        return self._tell(lib.bl_release_blocks, records, len(hits), "releasing blocks")
+        return self._release(lib.bl_release_blocks, records, len(hits), "releasing blocks")
 
     def remove(self, keys: NDArray[np.uint64]) -> int:
-        """Remove blocks. Returns how many the pool had; pinned blocks keep their bytes until
+        """Remove blocks and return how many the pool had. Pinned blocks keep their bytes until
         released.
 
-        The pool remembers what its lower tiers have not removed yet, and nothing of it comes back.
-        Raises :class:`~beluga.errors.RemovalsFullError` if it remembers too much of this already.
+        The pool remembers removals that lower tiers have not executed yet, so those copies never
+        come back. Raises :class:`~beluga.errors.RemovalsFullError` if it remembers too many
+        already.
         """
-        return self._tell(lib.bl_remove_blocks, _words(keys), len(keys), "removing blocks")
+        return self._release(lib.bl_remove_blocks, _words(keys), len(keys), "removing blocks")
 
     def hint(self, keys: NDArray[np.uint64], *, level: int, ttl_ms: int = 0) -> tuple[int, int]:
-        """Give blocks a hint (``bl_level``), which holds for ``ttl_ms`` after the last use.
+        """Give blocks a hint (``bl_level``) that lasts ``ttl_ms`` after their last use.
 
-        Returns how many got it, and how many were refused because a budget is used up. The others
-        are not in the pool.
+        Returns how many blocks got it, and how many were refused because a budget is used up. The
+        pool does not have the others.
         """
         refused = ffi.new("uint32_t *")
         words, most = _words(keys), self._timeout_ns
@@ -234,7 +241,7 @@ class MetaClient:
         return found - int(refused[0]), int(refused[0])
 
     def removing(self, keys: NDArray[np.uint64]) -> NDArray[np.uint8]:
-        """Return which lower tiers have not removed each key yet, as bits: ``1 << n`` is tier n."""
+        """Return which lower tiers have yet to remove each key, as bits: ``1 << n`` is tier n."""
         words, found = _words(keys), np.zeros(len(keys), np.uint8)
         told = ffi.from_buffer("uint8_t[]", found, require_writable=True)
         with self._client.lock:
@@ -245,10 +252,11 @@ class MetaClient:
         return found
 
     def onboard(self, keys: NDArray[np.uint64], *, prefetch: bool = False) -> int:
-        """Ask lower tiers for leading keys. Returns how many of them the pool has or gets.
+        """Start to onboard leading keys from lower tiers. Returns how many the pool has or will
+        get.
 
-        Until a block comes, or is given up, a lookup says PENDING. Blocks to ``prefetch`` come
-        after those that somebody waits for.
+        A lookup returns PENDING until a block arrives or its fetch fails. Blocks to ``prefetch``
+        have lower priority than those that a caller waits for.
         """
         kind = lib.BL_LOWER_PREFETCH if prefetch else lib.BL_LOWER_ONBOARD
         words = _words(keys)
@@ -259,7 +267,9 @@ class MetaClient:
             )
 
     def tiers(self, keys: NDArray[np.uint64]) -> NDArray[np.uint8]:
-        """Return in which tiers each key is, as bits: 1 is the pool, ``1 << n`` is lower tier n."""
+        """Return the tiers that have each key, as bits: 1 is the pool, ``1 << n`` is lower tier
+        n.
+        """
         words, found = _words(keys), np.zeros(len(keys), np.uint8)
         told = ffi.from_buffer("uint8_t[]", found, require_writable=True)
         with self._client.lock:
@@ -270,8 +280,8 @@ class MetaClient:
         return found
 
     def left(self, keys: NDArray[np.uint64]) -> list[Left]:
-        """Return why keys have left the index, as far as this server remembers. Say nothing of
-        keys that are in it.
+        """Return why keys were removed from the index, as far as this server remembers. Keys in the
+        index have no reason.
         """
         words: list[int] = []
         for first in range(0, len(keys), lib.BL_CALL_KEYS_MAX):
@@ -297,7 +307,7 @@ class MetaClient:
             )
         return MetaStat.of(out)
 
-    def _tell(
+    def _release(
         self,
         function: Callable[[core.bl_session, _Items, int, int], int],
         items: _Items,
@@ -312,7 +322,9 @@ class MetaClient:
 def _words(keys: NDArray[np.uint64]) -> core.uint64_p:
     found = isinstance(keys, np.ndarray) and keys.dtype == np.uint64 and keys.ndim == 2
     if not found or keys.shape[1] != 2:
-        raise BadValueError("keys are a uint64 array of shape (count, 2); see beluga.kvcache.fold")
+        raise BadValueError(
+            "keys must be a uint64 array of shape (count, 2); use beluga.kvcache.fold"
+        )
     return ffi.from_buffer("uint64_t[]", np.ascontiguousarray(keys))
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The call by which a pool's server tells the counters of the tiers below its pool
-(``beluga/tiers/counters.py`` answers it).
-"""
+"""The call for the counters of a pool's lower tiers (served by ``beluga/tiers/counters.py``)."""
 
 from __future__ import annotations
 
@@ -16,13 +14,13 @@ if TYPE_CHECKING:
     from beluga.rpc import Client
 
 COUNTERS_METHOD = METHOD_COUNTERS
-"""The call that answers with the counters. :meth:`beluga.rpc.Server.handle` names the range."""
+"""The number of this call. It is in the range of :meth:`beluga.rpc.Server.handle`."""
 
 
 def ask_counters(client: Client) -> dict[str, object] | None:
-    """Ask a pool's server for the counters of its lower tiers; None if it has no such tiers.
+    """Return the counters of the server's lower tiers, or None if it has no such tiers.
 
-    Raises :class:`~beluga.errors.RpcError`, also if the answer is not whole.
+    Raises :class:`~beluga.errors.RpcError`, also for an incomplete reply.
     """
     try:
         text = client.call(COUNTERS_METHOD)
@@ -35,5 +33,5 @@ def ask_counters(client: Client) -> dict[str, object] | None:
     except ValueError as error:
         raise BadReplyError("the counters of the lower tiers are not JSON") from error
     if not isinstance(found, dict):
-        raise BadReplyError("the counters of the lower tiers are no dictionary")
+        raise BadReplyError("the counters of the lower tiers are not a dictionary")
     return found

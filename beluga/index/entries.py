@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The lines of the block table, read from the pool for people (``csrc/check/entries.c``)."""
+"""Reads the lines of the block table from the pool, for diagnosis (``csrc/check/entries.c``)."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from beluga.pool import Pool
 
 ENTRY = record_dtype("bl_entry")
-"""A line of the block table (``bl_entry``). A free line has the key of the block that left it."""
+"""A line of the block table (``bl_entry``). A free line still has the key of its last block."""
 
 COMMITTED: int = lib.BL_ENTRY_COMMITTED
 FREE: int = lib.BL_ENTRY_FREE
 TORN: int = lib.BL_ENTRY_TORN
-EPOCH_SHIFT = 40  # a generation has the epoch above, a counter below (csrc/index/blocks.h)
+# Upper bits of a generation are the epoch, lower ones a counter (csrc/index/blocks.h)
+EPOCH_SHIFT = 40
 _LINES = 1 << 14  # read in one call: 1 MiB
 
 
 def read_entries(pool: Pool, half: int) -> Iterator[NDArray[np.void]]:
-    """Yield the lines of a half of the block table, in order and in arrays of :data:`ENTRY`.
+    """Yield the lines of a half of the block table in order, in arrays of :data:`ENTRY`.
 
-    A server that works meanwhile changes lines that were read, and a line that is not whole is
-    :data:`TORN`.
+    A running server may change lines during the read; a torn line is returned as :data:`TORN`.
     """
     for first in range(0, pool.geometry.block_count_max, _LINES):
         lines = np.zeros(min(_LINES, pool.geometry.block_count_max - first), ENTRY)

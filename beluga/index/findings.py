@@ -4,7 +4,7 @@
 
 A line has the kind of the finding, its place, and its consequence for the pool. The names are those
 of bl_finding_kind in csrc/api/check.h. ``{place}`` is a half, host, lane, slot, stripe or block;
-api/check.h says what ``{detail}`` is.
+api/check.h defines ``{detail}``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TEXTS = {
     "CANDIDATE_NONSENSE": "host {place}: the candidate line has no ballot of its own, or no server",
     "CANDIDATE_FUTURE": "host {place}: the candidate's epoch is too great for a generation",
     "LOBBY_REQUEST_DAMAGED": "host {place}: the lobby request is torn, or its check value is wrong",
-    "LOBBY_REQUEST_NONSENSE": "host {place}: the lobby request asks for nothing, or for nobody",
+    "LOBBY_REQUEST_NONSENSE": "host {place}: the lobby request has an invalid kind or no nonce",
     "LOBBY_REQUEST_HOST": "host {place}: the lobby request names another host",
     "LOBBY_REQUEST_FUTURE": "host {place}: the lobby request names an epoch that has not begun",
     "LOBBY_REPLY_DAMAGED": "host {place}: the lobby reply is torn, or its check value is wrong",
@@ -40,9 +40,9 @@ TEXTS = {
     "SESSION_TWICE": "lane {place}: its session has lane {detail}, too",
     "LANE_HEARTBEAT_DAMAGED": "lane {place}: the check value of the client's heartbeat is wrong",
     "REQUEST_DAMAGED": "slot {place}: the request line at {detail:#x} is torn or damaged",
-    "REQUEST_NONSENSE": "slot {place}: the request line at {detail:#x} makes no sense",
+    "REQUEST_NONSENSE": "slot {place}: the request line at {detail:#x} has invalid fields",
     "REPLY_DAMAGED": "slot {place}: the reply line at {detail:#x} is torn or damaged",
-    "REPLY_NONSENSE": "slot {place}: the reply line at {detail:#x} makes no sense",
+    "REPLY_NONSENSE": "slot {place}: the reply line at {detail:#x} has invalid fields",
     "EXTENT_DAMAGED": f"stripe {{place}}: the check value of the mark is wrong; {DROPPED}",
     "EXTENT_PLACE": f"stripe {{place}}: the mark names another stripe; {DROPPED}",
     "EXTENT_STATE": f"stripe {{place}}: the mark has an invalid state; {DROPPED}",
@@ -75,6 +75,6 @@ _BY_NUMBER = {getattr(lib, f"BL_FINDING_{name}"): text for name, text in TEXTS.i
 
 
 def describe(finding: core.bl_finding) -> str:
-    """Describe a ``bl_finding`` in one line: its kind, its place and its meaning."""
+    """Format a ``bl_finding`` as one line: its kind, its place and its meaning."""
     text = _BY_NUMBER[finding.kind].format(place=finding.place, detail=finding.detail)
     return f"{KINDS[finding.kind]} {text}"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The server's work for the lower tiers (``csrc/index/lower.c``), as their service sees it."""
+"""Work for the lower tiers (``csrc/index/lower.c``), as their service receives it."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ if TYPE_CHECKING:
     from beluga.rpc import Client
 
 LOWER_RECORD = record_dtype("bl_lower_record")
-"""One piece of work (``bl_lower_record``). Work of the kinds ONBOARD, PREFETCH and COLD has key,
-tiers and stale; a removal has key, generation, block, and its tier as a bit in ``tiers``."""
+"""A work item (``bl_lower_record``). Items of the kinds ONBOARD, PREFETCH and COLD have key, tiers
+and stale. A removal has key, generation, block, and its tier as a bit in ``tiers``.
+"""
 
 LOWER_NOTE = record_dtype("bl_lower_note")
-"""What became of a piece of work (``bl_lower_note``). ``stored`` and ``lost`` are tiers as bits,
-``generation`` and ``block`` those of an offload or a removal that ended, ``ended`` says that a key
-is no longer wanted, and ``removal`` is a :class:`Removal`."""
+"""The outcome of a work item (``bl_lower_note``). ``stored`` and ``lost`` are tiers as bits.
+``generation`` and ``block`` are those of a finished offload or removal. ``ended`` is set when a key
+is no longer needed, and ``removal`` is a :class:`Removal`.
+"""
 
 
 class Work(enum.IntEnum):
-    """A kind of work (``bl_lower_kind``)."""
+    """The kinds of work items (``bl_lower_kind``)."""
 
     OFFLOAD = 0
     ONBOARD = 1
@@ -42,7 +44,7 @@ class Work(enum.IntEnum):
 
 
 class Removal(enum.IntEnum):
-    """The result of a removal (``bl_removal``)."""
+    """The outcomes of a removal (``bl_removal``)."""
 
     NONE = 0
     DONE = 1
@@ -72,10 +74,10 @@ class LowerStat:
 
 
 class LowerWork:
-    """Takes work from the server, and tells what became of it.
+    """Takes work items from the server and reports their outcomes.
 
-    All calls come over one session. When that ends, the server takes back what was not done. All
-    raise :class:`~beluga.errors.RpcError` if the server does not answer.
+    All calls use one session. When it ends, the server reclaims unfinished items. All raise
+    :class:`~beluga.errors.RpcError` if the server does not reply.
     """
 
     def __init__(self, client: Client, token: int) -> None:
@@ -83,8 +85,8 @@ class LowerWork:
         self._timeout_ns = nanoseconds(client.timeout_s)
 
     def take(self, kind: Work, count: int, *, tier: int = 0) -> NDArray[np.void]:
-        """Take at most ``count`` pieces of work: an array of :data:`LOWER_RECORD`, oldest first.
-        Work of the kind RETRY is that of lower tier ``tier``, from 1 on.
+        """Take at most ``count`` items, oldest first: an array of :data:`LOWER_RECORD`. Items of
+        the kind RETRY are those of lower tier ``tier``, from 1 on.
         """
         records = np.zeros(count, LOWER_RECORD)
         told = ffi.from_buffer("bl_lower_record[]", records, require_writable=True)
@@ -97,8 +99,8 @@ class LowerWork:
             )
         return records[:found]
 
-    def tell(self, notes: NDArray[np.void]) -> None:
-        """Tell what became of blocks, with an array of :data:`LOWER_NOTE`."""
+    def report(self, notes: NDArray[np.void]) -> None:
+        """Report outcomes: an array of :data:`LOWER_NOTE`."""
         if not len(notes):
             return
         told = ffi.from_buffer("bl_lower_note[]", np.ascontiguousarray(notes))
@@ -107,5 +109,5 @@ class LowerWork:
                 lib.bl_lower_tell(
                     self._client.session, self._token, told, len(notes), self._timeout_ns
                 ),
-                "telling of lower tiers",
+                "reporting to the server",
             )

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The names of blocks: what engines call them, for those who follow what the pool has.
+"""The names that engines use for blocks, for subscribers of the pool's events.
 
-A key says nothing to a router. A name has the engine's hash of the block, that of its parent, and
-the router's hash of the block's tokens, 64 bits each (``bl_name``). The pool keeps them in a table
-of its own, and the server tells a thread of its process which named blocks come and go
-(``csrc/index/journal.c``).
+A router cannot derive anything from a key. A name has the engine's hash of the block, that of its
+parent, and the router's hash of the block's tokens, 64 bits each (``bl_name``). The pool stores
+names in a separate table, and the server passes each change of a named block to a thread of its
+process (``csrc/index/journal.c``).
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ if TYPE_CHECKING:
     from beluga.pool import Pool
 
 NAME = record_dtype("bl_name")
-"""What an engine calls a block (``bl_name``). A name with ``block_tokens`` 0 is none.
+"""An engine's name of a block (``bl_name``). A record with ``block_tokens`` 0 is not a name.
 
-Names of one ``space`` make chains. A block of which ``rank_count`` ranks store a part each, under
-keys of their own, is there when all have it. ``flags`` has :data:`NAME_PARENT` if there is a
+Names of one ``space`` form chains. If ``rank_count`` ranks each store a part of a block under their
+own key, the block is present when all parts are. ``flags`` has :data:`NAME_PARENT` if there is a
 parent.
 """
 
 CHANGE = record_dtype("bl_change")
 """A change of the block index (``bl_change``): ``kind`` is :data:`STORED` or :data:`REMOVED`. A
-generation is that of one block and never given twice; ``block`` is its line of the block table. A
-removal has no name."""
+generation is that of one block and never reused; ``block`` is its line of the block table. A
+removal has no name.
+"""
 
 NAME_PARENT: int = lib.BL_NAME_PARENT
 STORED: int = lib.BL_CHANGE_STORED
 REMOVED: int = lib.BL_CHANGE_REMOVED
 _U64 = (1 << 64) - 1
-_LINES = 1 << 16  # of the name table, read in one call
+_LINES = 1 << 16  # lines of the name table that one call reads
 
 
-def chain_names(  # noqa: PLR0913  all but the first two named
+def chain_names(  # noqa: PLR0913  keyword-only but the first two
     block_hashes: Sequence[int],
     tokens_hashes: Sequence[int],
     *,
@@ -53,16 +54,22 @@ def chain_names(  # noqa: PLR0913  all but the first two named
     rank: int = 0,
     rank_count: int = 1,
 ) -> NDArray[np.void]:
-    """Return names for consecutive blocks, each the child of the one before: an array of
+    """Return names for consecutive blocks, each a child of the one before: an array of
     :data:`NAME`.
 
-    ``parent_hash`` is that of the block before the first one, if there is one. Raises ValueError
-    for unequal lengths, and for a block without tokens.
+    ``parent_hash`` is the hash of the parent of the first block, if any. Raises ValueError for
+    unequal lengths, and for a block without tokens.
     """
     if len(block_hashes) != len(tokens_hashes):
-        raise ValueError(f"{len(block_hashes)} hashes but {len(tokens_hashes)} of tokens")
+        raise ValueError(
+            f"there are {len(block_hashes)} block hashes but {len(tokens_hashes)} token hashes"
+        )
     if block_tokens < 1 or not 0 <= rank < rank_count:
-        raise ValueError(f"a name of {block_tokens} tokens, rank {rank} of {rank_count}")
+        raise ValueError(
+            "a name needs a positive number of tokens and a rank below the number of ranks, but "
+            "has "
+            f"{block_tokens} tokens and rank {rank} of {rank_count}"
+        )
     names = np.zeros(len(block_hashes), NAME)
     if len(names):
         hashes = np.array([value & _U64 for value in block_hashes], np.uint64)
@@ -80,8 +87,8 @@ def chain_names(  # noqa: PLR0913  all but the first two named
 
 def names_at(pool: Pool, half: int, records: NDArray[np.void]) -> NDArray[np.void]:
     """Return the names of the blocks of these records, which have fields ``block`` and
-    ``generation``: an array of :data:`NAME`. Blocks without a name, and those that are no longer
-    there, have zeros.
+    ``generation``: an array of :data:`NAME`. Blocks that have no name or are no longer there have
+    zeros.
     """
     names = np.zeros(len(records), NAME)
     row = np.zeros(1, CHANGE)
@@ -100,10 +107,10 @@ def names_at(pool: Pool, half: int, records: NDArray[np.void]) -> NDArray[np.voi
 
 
 def read_names(pool: Pool, half: int) -> NDArray[np.void]:
-    """Read the names of all committed blocks that have one: an array of :data:`CHANGE`.
+    """Read the names of all committed, named blocks: an array of :data:`CHANGE`.
 
-    ``half`` is that of the epoch whose server speaks for the pool. While it serves, a block that
-    comes or goes meanwhile may be left out. Raises a PoolError if memory of the pool fails.
+    ``half`` is the half of the serving epoch. Blocks that are stored or evicted during the read may
+    be missing. Raises a PoolError if memory of the pool fails.
     """
     first = ffi.new("uint32_t *")
     parts = []

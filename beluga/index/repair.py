@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The repair of a pool that nobody uses (``csrc/check/repair.c``): it drops what is damaged."""
+"""Repair of an unused pool (``csrc/check/repair.c``): it drops everything that is damaged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from beluga.index.check import FINDINGS_MAX, CheckReport, check_pool
 from beluga.index.findings import describe
 from beluga.pool import Pool
 
-ROUNDS = 16  # Lines that depend on a dropped line are found in the next round.
+ROUNDS = 16  # lines that depend on a dropped line are found in the next round
 
 
 def repair_pool(
@@ -18,8 +18,8 @@ def repair_pool(
 ) -> tuple[tuple[str, ...], CheckReport]:
     """Drop what :func:`check_pool` finds. The payload of blocks is not changed.
 
-    Returns a line for each act and the report of a check afterwards. No process may use the pool.
-    Liveness locks show the processes of this host; other hosts may use a pool with software
+    Returns one line for each change and the report of a check afterwards. No process may use the
+    pool. Liveness locks show the processes of this host; other hosts may use a pool with software
     coherence, and ``declared_gone`` states that their processes have ended. Raises DeviceBusyError
     or ServerAliveError before anything is changed.
     """
@@ -28,8 +28,8 @@ def repair_pool(
     before = check_pool(pool)
     if shared and not declared_gone and (before.serving or before.session_count):
         raise ServerAliveError(
-            "servers or sessions of other hosts may use this pool; when all are stopped or off, "
-            "say so with --declare-gone"
+            "servers or sessions of other hosts may use this pool; if all of them are stopped or "
+            "off, use --declare-gone"
         )
     acts: list[str] = []
     for _ in range(ROUNDS):
@@ -42,7 +42,7 @@ def repair_pool(
         found = list(findings[0 : min(report.finding_count, FINDINGS_MAX)])
         if not found:
             break
-        # Epoch lines are repaired first and alone: they decide which half the rest is judged by.
+        # Epoch lines are repaired first and separately, because they decide which half is checked.
         epochs = [f for f in found if f.kind <= lib.BL_FINDING_EPOCH_FUTURE]
         for finding in epochs or found:
             with pool.using() as handle:

@@ -37,7 +37,7 @@ EVICTIONS = {
     "s3fifo": lib.BL_EVICT_S3FIFO,
     "cost": lib.BL_EVICT_COST,
 }
-"""The policies by which a server evicts (csrc/index/evict.h)."""
+"""The eviction policies of a server (csrc/index/evict.h)."""
 
 REFUSALS = {
     "no space": lib.BL_ERROR_NO_SPACE,
@@ -49,25 +49,25 @@ REFUSALS = {
     "offloading": lib.BL_ERROR_OFFLOADING,
     "draining": lib.BL_ERROR_DRAINING,
 }
-"""Why a grant is refused."""
+"""The reasons for which a grant is refused."""
 
 
 class MetaServer(Server):
     """Serves the calls of the block index (lookup, reserve, commit, abort, release, remove, stat)
     and the program's own handlers.
 
-    ``eviction`` is one of :data:`EVICTIONS`. It is the server's own choice: a pool keeps nothing of
-    it. :meth:`start` takes over the blocks that earlier servers of the pool committed.
+    ``eviction`` is one of :data:`EVICTIONS`. It applies to this server only and is not stored in
+    the pool. :meth:`start` takes over the blocks that earlier servers of the pool committed.
 
-    ``shares`` has the parts of the pool that tenants may fill while others want theirs, as
-    fractions: ``{"acme": 0.3}``. A name is that of a tenant, of a namespace that has only a name,
-    or a namespace's fingerprint in 16 hexadecimal digits. Everybody else shares what is left.
+    ``shares`` are the parts of the pool guaranteed to tenants, as fractions: ``{"acme": 0.3}``. A
+    tenant may use more while there is space. A key is the name of a tenant, of a namespace that has
+    only a name, or a namespace's fingerprint in 16 hexadecimal digits. All others share the rest.
     ``hint_budget`` is the part of each share that hints may favor.
 
     Raises BadTypeError and BadValueError.
     """
 
-    def __init__(  # noqa: PLR0913  all but the first named
+    def __init__(  # noqa: PLR0913  keyword-only but the first
         self,
         pool: Pool,
         *,
@@ -84,10 +84,10 @@ class MetaServer(Server):
         of_type("eviction", eviction, str)
         if eviction not in EVICTIONS:
             raise BadValueError(
-                f"eviction {eviction!r} is none; give one of {', '.join(EVICTIONS)}"
+                f"there is no eviction policy {eviction!r}; choose one of {', '.join(EVICTIONS)}"
             )
         self._meta: core.bl_meta | core.Null = ffi.NULL
-        self._changes = np.empty(0, CHANGE)  # what take_changes reads into
+        self._changes = np.empty(0, CHANGE)  # the buffer of take_changes
         super().__init__(
             pool,
             host=host,
@@ -98,7 +98,7 @@ class MetaServer(Server):
         out = ffi.new("bl_meta **")
         with self._running() as server:
             status = lib.bl_meta_create(server, EVICTIONS[eviction], out)
-            raise_for_status(status, "making the block index")
+            raise_for_status(status, "creating the block index")
             self._meta = out[0]
             give_shares(self._meta, self._shares)
             lib.bl_meta_hint_part(self._meta, budget)
@@ -106,12 +106,12 @@ class MetaServer(Server):
     def attach_lower(
         self, count_max: int, *, wait: bool, unknown: int, names: Sequence[str] | None = None
     ) -> int:
-        """Let lower tiers take part, before :meth:`start`.
+        """Attach lower tiers, before :meth:`start`.
 
         With ``wait``, a block is evicted only after it was offered to them. ``unknown`` has, as
-        bits, the tiers that may have keys that the server was not told of; the others have at most
-        ``count_max`` blocks. ``names`` are those of the tiers, in their order: removals that a tier
-        has not executed wait for the tier of that name; by default, for that of the same number.
+        bits, the tiers that may hold keys that were never reported to the server; the others hold
+        at most ``count_max`` blocks. ``names`` are the names of the tiers in order: a removal that
+        a tier has not executed waits for the tier of that name (default: that of the same number).
         Returns the token of their service (:class:`~beluga.index.LowerWork`).
         """
         token = secrets.randbits(64)
@@ -130,19 +130,20 @@ class MetaServer(Server):
         return token
 
     def give_up_tier(self, name: str) -> None:
-        """Let the pool forget a lower tier that this server does not have, with its removals.
+        """Drop a lower tier that this server does not have, with its pending removals.
 
-        Call it before :meth:`start`. What that tier has must never be below this pool again.
+        Call this before :meth:`start`. The tier's contents must never be used below this pool
+        again.
 
         Raises BadValueError for too many tiers.
         """
         with self._running():
             if lib.bl_lower_give_up(self._meta, _tier_id(name)) < 0:
-                raise BadValueError("too many tiers are given up in one start; give up fewer")
+                raise BadValueError("too many lower tiers are dropped in one start; drop fewer")
 
-    def lower_told(self) -> None:
-        """Note that the server was told of all that its lower tiers have. Until then it takes any
-        key for one that they may have.
+    def lower_reported(self) -> None:
+        """Mark that all keys of the lower tiers have been reported. Until then, the server assumes
+        that they may have any key.
         """
         with self._running():
             lib.bl_lower_told(self._meta)
@@ -150,32 +151,33 @@ class MetaServer(Server):
     def wait_lower(self, kinds: int, timeout_s: float) -> int:
         """Wait until the lower tiers have work of one of these kinds, as bits ``1 << Work``.
 
-        Returns the kinds that there are, which may be none after ``timeout_s``. Raises RpcError
-        once the server has stopped.
+        Returns the kinds with work, possibly none after ``timeout_s``. Raises RpcError once the
+        server has stopped.
         """
         with self._running():
             return int(lib.bl_lower_wait(self._meta, kinds, nanoseconds(timeout_s)))
 
     def lower_stat(self) -> LowerStat:
-        """Return the counters of the lower tiers' work. They are not all of one instant."""
+        """Return the counters of the lower tiers' work. They are not a consistent snapshot."""
         out = ffi.new("bl_lower_stat *")
         with self._running():
             lib.bl_lower_describe(self._meta, out)
         return LowerStat.of(out)
 
     def attach_journal(self, room: int) -> None:
-        """Keep the last changes of named blocks for :meth:`take_changes`, before :meth:`start`.
+        """Keep the last changes of named blocks for :meth:`take_changes`. Call this before
+        :meth:`start`.
 
-        There is room for ``room`` changes that were not taken.
+        ``room`` is the largest number of changes that are kept.
         """
         if not 0 < room <= _COUNT_MAX:
-            raise ValueError(f"a journal has room for 1 to {_COUNT_MAX} changes, not {room}")
+            raise ValueError(f"room is {room}, but a journal keeps from 1 to {_COUNT_MAX} changes")
         with self._running():
             raise_for_status(lib.bl_journal_attach(self._meta, room), "attaching a journal")
 
     def take_changes(self, count: int) -> tuple[NDArray[np.void], int]:
         """Take the oldest changes: an array of :data:`~beluga.index.CHANGE`, and how many changes
-        were lost so far because nobody took them in time. One thread at a time may call this.
+        were lost so far because the journal was full. Only one thread at a time may call this.
         """
         if len(self._changes) < count:
             self._changes = np.empty(count, CHANGE)
@@ -191,7 +193,7 @@ class MetaServer(Server):
     def _destroy(self, server: core.bl_server) -> None:
         super()._destroy(server)
         meta, self._meta = self._meta, ffi.NULL
-        if meta != ffi.NULL:  # making the index failed
+        if meta != ffi.NULL:  # creating the index failed
             lib.bl_meta_destroy(meta)
 
     def tenants(self) -> list[Tenant]:
@@ -202,12 +204,12 @@ class MetaServer(Server):
         return [Tenant.of(out[place]) for place in range(count)]
 
     def shares(self) -> list[TenantShare]:
-        """Return the shares of tenants, while the loop runs; the first is that of the others."""
+        """Return the tenants' shares; the first is the share of all other tenants."""
         with self._running():
             return read_shares(self._meta, self._shares)
 
     def hints(self) -> HintStat:
-        """Return the counters of hints, while the loop runs."""
+        """Return the counters of hints."""
         out = ffi.new("bl_hint_stat *")
         with self._running():
             lib.bl_meta_hints(self._meta, out)
@@ -222,8 +224,8 @@ class MetaServer(Server):
         return [SessionView.of(out[place], os.getpid()) for place in range(found)]
 
     def space_map(self, cell_count: int) -> NDArray[np.void]:
-        """Return the map of the pool's space, while the loop runs: an array of :data:`MAP_CELL`,
-        with ``cell_count`` cells of each device.
+        """Return a map of the pool's space, while the loop runs: an array of :data:`MAP_CELL`, with
+        ``cell_count`` cells per device.
         """
         cells = np.zeros((self._pool.geometry.device_count, cell_count), MAP_CELL)
         told = ffi.from_buffer("bl_map_cell[]", cells, require_writable=True)
@@ -232,7 +234,7 @@ class MetaServer(Server):
         return cells
 
     def refusals(self) -> dict[str, int]:
-        """Return how many grants were refused, by reason; see :data:`REFUSALS`."""
+        """Return the number of refused grants, by reason (:data:`REFUSALS`)."""
         with self._running():
             return {
                 reason: int(lib.bl_meta_refused(self._meta, error))
@@ -240,9 +242,7 @@ class MetaServer(Server):
             }
 
     def meta_stat(self) -> MetaStat:
-        """Return the index's counters. The loop runs meanwhile, so they are not all of one
-        instant.
-        """
+        """Return the index's counters, while the loop runs. They are not a consistent snapshot."""
         out = ffi.new("bl_meta_stat *")
         with self._running():
             lib.bl_meta_describe(self._meta, out)
@@ -250,5 +250,5 @@ class MetaServer(Server):
 
 
 def _tier_id(name: str) -> int:
-    """Return the id of a lower tier, which is never 0."""
+    """Return the id of a lower tier; never 0."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") | 1

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The sessions of a pool's server: who has a lane, what each holds, and which are quarantined."""
+"""The sessions of a pool's server, what each holds, and which are quarantined."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 _STATES = {lib.BL_SESSION_LIVE: "live", lib.BL_SESSION_SUSPECT: "suspect"}
 _TRUST = {lib.BL_SESSION_WATCHED: "watched", lib.BL_SESSION_HEARD: "heard"}
-_PAGES_MAX = 4096  # replies that make a list of sessions
+_PAGES_MAX = 4096  # replies in one list of sessions
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SessionView:
-    """One session as the server sees it.
+    """One session in the server's view.
 
-    ``state`` is live, or suspect: the server does not know whether it can still write, so its lane
-    and ``held_bytes`` are quarantined. It has had its state for ``since_s`` seconds. ``trust`` says
-    how the server learns of its end: watched (its process is of the server's host), heard (only its
-    heartbeat is heard, which proves nothing), or broken (the memory of its lane fails). ``pid`` is
-    None where the server cannot see the process. ``kind`` is one of :data:`~beluga.rpc.KINDS`, or
-    server for those of the server's own process, which move blocks between tiers. ``bytes`` are
-    those of its grants and of the blocks it has pinned.
+    ``state`` is live, or suspect: the server cannot rule out that it still writes, so its lane and
+    ``held_bytes`` are quarantined. ``since_s`` is the time in that state. ``trust`` is how the
+    server detects its end: watched (its process is on the server's host), heard (by its heartbeat
+    only, which proves nothing), or broken (the memory of its lane fails). ``pid`` is None where the
+    server cannot see the process. ``kind`` is one of :data:`~beluga.rpc.KINDS`, or server for the
+    server's own sessions, which move blocks between tiers. ``bytes`` is the size of its grants and
+    pinned blocks.
     """
 
     nonce: str
@@ -73,27 +73,27 @@ class SessionView:
         )
 
     def why(self, *, epoch: int) -> str:
-        """Say why a suspect session is suspect, for the server of this epoch."""
+        """Return why a session is suspect, for the server of this epoch."""
         if self.trust == "broken":
             return "the memory of its lane fails"
         if self.epoch != epoch:
-            return f"it is of epoch {self.epoch}, and has neither come back nor been proven gone"
-        return f"its heartbeat stopped {self.heartbeat_s:,.0f} s ago, and nothing proves its end"
+            return f"it is from epoch {self.epoch}, has not attached again and is not proven dead"
+        return f"its heartbeat stopped {self.heartbeat_s:,.0f} s ago, and it is not proven dead"
 
     def freed_by(self) -> str:
-        """Say what ends the quarantine of a suspect session."""
+        """Return what ends the quarantine of a suspect session."""
         process = "the process" if self.pid is None else f"process {self.pid}"
         if self.trust in ("watched", "broken"):
             return f"the end of {process} on host {self.host}"
         return (
-            f"its own word (it attaches again, or closes); a reboot of host {self.host}; or, when "
+            f"the session attaches again or closes; a reboot of host {self.host}; or, when "
             f"that host is switched off, a new server with 'beluga serve --declare-gone'"
         )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sessions:
-    """The sessions, the quota of each, and whether an operator drains the pool."""
+    """The sessions, their quota, and whether the pool is being drained."""
 
     sessions: tuple[SessionView, ...]
     quota: Quota
@@ -101,7 +101,7 @@ class Sessions:
 
 
 def ask_sessions(client: Client) -> Sessions:
-    """Ask the pool's server for its sessions, from any host. Raises RpcError."""
+    """Request the list of sessions from the server, from any host. Raises RpcError."""
     found: list[SessionView] = []
     first = 0
     for _ in range(_PAGES_MAX):
@@ -125,10 +125,10 @@ def _ask(client: Client, first: int) -> tuple[core.bl_sessions_reply, list[Sessi
     start, size = ffi.sizeof("bl_sessions_reply"), ffi.sizeof("bl_session_view")
     head = ffi.new("bl_sessions_reply *")
     if len(reply) < start:
-        raise BadReplyError("the list of sessions is cut short")
+        raise BadReplyError("the list of sessions is truncated")
     ffi.memmove(head, reply, start)
     if len(reply) != start + head.count * size:
-        raise BadReplyError("the list of sessions has another length than it says")
+        raise BadReplyError("the list of sessions has another length than its header")
     views = ffi.new("bl_session_view[]", head.count)
     ffi.memmove(views, reply[start:], head.count * size)
     return head, [SessionView.of(views[place], head.pid) for place in range(head.count)]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The parts of a pool that tenants have (``csrc/index/shares.c``).
+"""The parts of a pool that belong to tenants (``csrc/index/shares.c``).
 
-A block's entry has the fingerprint of its namespace, 64 bits of a digest. In the namespaces of a
-tenant the upper half is made of the tenant's name alone (:func:`fingerprint_of`). So a server finds
-the tenant of each block, also of those that it takes over, without a table of names in the pool.
+A block's entry has the fingerprint of its namespace: 64 bits of a digest. In the namespaces of a
+tenant, the upper half is derived from the tenant's name alone (:func:`fingerprint_of`). So a server
+can map each block to its tenant, even after a takeover, without a table of names in the pool.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 Field: TypeAlias = "str | int | bytes"
 
 TENANT = "tenant"
-"""The field of a namespace that has the name of its tenant."""
+"""The namespace field that holds the tenant's name."""
 
 OTHERS = "others"
-"""The name of the share of all tenants that have none of their own."""
+"""The name of the share of all tenants without a share of their own."""
 
 _NAME_MAX = 200  # characters
 _SHARES_MAX = int(lib.BL_SHARE_COUNT) - 1
@@ -41,11 +41,11 @@ _FINGERPRINT = re.compile("[0-9a-f]{16}")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TenantShare:
-    """What a tenant may have of the pool, and what it has, in bytes of space; and how many of its
-    blocks were evicted since takeover. Hints may favor ``hint_bytes`` of its blocks, and favor
+    """A tenant's share of the pool and its use, in bytes of space, and how many of its blocks were
+    evicted since the takeover. Hints may favor ``hint_bytes`` of its blocks, and now favor
     ``hinted_bytes``.
 
-    The share :data:`OTHERS` is that of all tenants without one of their own.
+    The share :data:`OTHERS` is that of all tenants without a share of their own.
     """
 
     name: str
@@ -58,7 +58,9 @@ class TenantShare:
 
 
 def _part(value: Field) -> bytes:
-    """Encode a value as kind, length, bytes, so that different lists of values differ in bytes."""
+    """Encode a value as kind, length, bytes, so that different lists of values have different
+    bytes.
+    """
     if isinstance(value, bytes):
         kind, encoded = b"b", value
     elif isinstance(value, str):
@@ -67,19 +69,19 @@ def _part(value: Field) -> bytes:
         kind, encoded = b"i", b"%d" % value
     else:
         raise BadTypeError(
-            f"a namespace is made of text, bytes and whole numbers; write {short(value)} as text"
+            f"a namespace may have text, bytes and whole numbers; convert {short(value)} to text"
         )
     return kind + len(encoded).to_bytes(8, "little") + encoded
 
 
 def digest_of(fields: Mapping[str, Field], salt: bytes) -> bytes:
-    """Return the digest of a namespace, 16 bytes. The order of the fields does not matter."""
+    """Return the 16-byte digest of a namespace. The order of the fields does not matter."""
     parts = [_part(salt), *(_part(name) + _part(fields[name]) for name in sorted(fields))]
     return hashlib.blake2b(b"".join(parts), digest_size=16, person=b"beluga-namespace").digest()
 
 
 def fingerprint_of(fields: Mapping[str, Field], digest: bytes) -> int:
-    """Return the 64 bits that the pool keeps of a namespace with each block."""
+    """Return the 64 bits of a namespace that are stored with each block."""
     whole = int.from_bytes(digest[:8], "little")
     tenant = fields.get(TENANT, "")
     if tenant == "":
@@ -95,8 +97,8 @@ def _tenant_bits(name: str) -> int:
 
 
 def _rules(name: str) -> Iterable[tuple[int, int]]:
-    """Return the values, under their masks, of the fingerprints that a share's name means: those of
-    a tenant, of a namespace that has only this name, and of the namespace with this fingerprint.
+    """Return the fingerprints that a share's name matches, as values under masks: those of a
+    tenant, of a namespace that has only this name, and of the namespace with this fingerprint.
     """
     yield _tenant_bits(name), _TENANT_BITS
     fields: dict[str, Field] = {"name": name}
@@ -106,7 +108,7 @@ def _rules(name: str) -> Iterable[tuple[int, int]]:
 
 
 def check_shares(shares: Mapping[str, float]) -> dict[str, float]:
-    """Return the parts of tenants in a pool, as fractions. Raises BadTypeError and
+    """Check the tenants' shares and return them as fractions. Raises BadTypeError and
     BadValueError.
     """
     of_type("shares", shares, Mapping)
@@ -117,8 +119,8 @@ def check_shares(shares: Mapping[str, float]) -> dict[str, float]:
         of_type(f"the share of {short(name)}", part, int, float)
         if not 0 < len(name) <= _NAME_MAX or name == OTHERS or not name.isprintable():
             raise BadValueError(
-                f"the name of a share is {short(name)}; give a tenant's, which is 1 to "
-                f"{_NAME_MAX} printable characters, and not {OTHERS!r}"
+                f"the name of a share is {short(name)}; give a tenant's name of 1 to {_NAME_MAX} "
+                f"printable characters other than {OTHERS!r}"
             )
         if not 1 / _WHOLE <= part <= 1:  # false for NaN, too
             raise BadValueError(
@@ -127,7 +129,7 @@ def check_shares(shares: Mapping[str, float]) -> dict[str, float]:
     total = sum(_millionths(part) for part in shares.values())
     if total > _WHOLE:
         raise BadValueError(
-            f"the shares are {total * 100 / _WHOLE:g} % of the pool; give 100 % at most in all"
+            f"the shares add up to {total * 100 / _WHOLE:g} % of the pool; give at most 100 %"
         )
     return dict(shares)
 
@@ -138,7 +140,7 @@ def check_budget(part: float) -> int:
     """
     of_type("hint_budget", part, int, float)
     if not 0 <= part <= 1:
-        raise BadValueError(f"hint_budget is {part:g}; give a part of each share, from 0 to 1")
+        raise BadValueError(f"hint_budget is {part:g}; give a fraction of each share, from 0 to 1")
     return round(part * _WHOLE)
 
 
@@ -147,7 +149,7 @@ def _millionths(part: float) -> int:
 
 
 def give_shares(meta: core.bl_meta | core.Null, shares: Mapping[str, float]) -> None:
-    """Give tenants their parts of a pool, before its server serves."""
+    """Set the tenants' shares of a pool before its server starts."""
     parts = ffi.new("uint32_t[]", [_millionths(part) for part in shares.values()])
     rules, count = ffi.new("bl_share_rule[]", lib.BL_SHARE_RULES), 0
     for share, name in enumerate(shares, 1):
@@ -155,12 +157,12 @@ def give_shares(meta: core.bl_meta | core.Null, shares: Mapping[str, float]) -> 
             rules[count].value, rules[count].mask, rules[count].share = value, mask, share
             count += 1
     raise_for_status(
-        lib.bl_meta_share(meta, parts, len(shares), rules, count), "giving tenants their shares"
+        lib.bl_meta_share(meta, parts, len(shares), rules, count), "setting the shares"
     )
 
 
 def read_shares(meta: core.bl_meta | core.Null, names: Iterable[str]) -> list[TenantShare]:
-    """Return the shares with their use, that of everybody else first."""
+    """Return the shares with their use; the share of all others comes first."""
     out = ffi.new("bl_share_view[]", lib.BL_SHARE_COUNT)
     count = lib.bl_meta_shares(meta, out, lib.BL_SHARE_COUNT)
     return [

@@ -49,7 +49,7 @@ class MetaStat:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tenant:
     """The fields of ``bl_tenant`` (``csrc/api/index.h``): the committed blocks of one namespace and
-    one length. A length of 0 stands for all tenants that found no room of their own.
+    one length. Length 0 sums up the tenants that did not fit into the table.
     """
 
     fingerprint: int

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Task queues in the pool (``csrc/index/task_call.c``): a task is a kept block, which workers
-claim.
+"""Task queues in the pool (``csrc/index/task_call.c``): a task is a block that is not evicted and
+that workers claim.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TaskRecord:
-    """A claimed task. It is the block with ``key`` (uint64, shape (1, 2)), of ``length`` bytes."""
+    """A claimed task: the block with ``key`` (uint64, shape (1, 2)), of ``length`` bytes."""
 
     key: NDArray[np.uint64]
     generation: int
     block: int
     length: int
-    deliveries: int  # how often it was claimed since the server's start, with this time
+    deliveries: int  # claims since the server's start, including this one
 
 
 class TaskClient:
     """Task calls over a :class:`beluga.rpc.Client`. Its session holds the claims, which end with
     it.
 
-    A queue is a number: the layout of its blocks. All calls raise :class:`~beluga.errors.RpcError`
-    if the server does not answer.
+    A queue is identified by a number: the fingerprint of its blocks. All calls raise
+    :class:`~beluga.errors.RpcError` if the server does not reply.
     """
 
     def __init__(self, client: Client) -> None:
@@ -45,8 +45,8 @@ class TaskClient:
         self._timeout_ns = nanoseconds(client.timeout_s)
 
     def claim(self, queue: int, *, visible_s: float) -> TaskRecord | None:
-        """Claim the oldest waiting task and hide it from others for ``visible_s`` (at most 600)
-        seconds.
+        """Claim the oldest waiting task. It is hidden from other workers for ``visible_s`` seconds
+        (at most 600).
         """
         out = ffi.new("bl_task *")
         with self._client.lock:
@@ -67,8 +67,8 @@ class TaskClient:
         )
 
     def extend(self, task: TaskRecord, *, visible_s: float) -> bool:
-        """Hide the task for ``visible_s`` seconds from now; 0 lets it wait again. Returns False if
-        the claim has run out.
+        """Hide the task for ``visible_s`` seconds from now; 0 makes it claimable again. Returns
+        False if the claim has expired.
         """
         what = ffi.new("bl_task *", {"generation": task.generation, "block": task.block})
         with self._client.lock:
@@ -84,8 +84,8 @@ class TaskClient:
         return True
 
     def withdraw(self, key: NDArray[np.uint64]) -> bool:
-        """Remove a task unless a worker has claimed it. Returns False if one has, or has done it.
-        A new server knows of no claims.
+        """Remove a task unless a worker has claimed it. Returns False if one has claimed or
+        finished it. A new server has no record of earlier claims.
         """
         words = ffi.from_buffer("uint64_t[]", np.ascontiguousarray(key, np.uint64))
         with self._client.lock:
@@ -96,7 +96,7 @@ class TaskClient:
         return count > 0
 
     def count(self, queue: int) -> tuple[int, int]:
-        """Return how many tasks of a queue are waiting, and how many are claimed."""
+        """Return the number of waiting and of claimed tasks in a queue."""
         out = ffi.new("bl_task_counts *")
         with self._client.lock:
             raise_for_status(

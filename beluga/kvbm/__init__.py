@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The block manager of an engine: which block of its device memory has which content, who uses it,
-and when it moves to the pool and back.
+"""The block manager of an engine. It tracks the content and the users of each block of device
+memory, and moves blocks to the pool and back.
 
 ``state`` has the states of a block, ``pool`` the blocks of the device, ``inactive`` their order of
-eviction, ``handles`` what users hold of them. ``manager`` moves blocks: ``offload`` and ``onboard``
+eviction, ``handles`` the users' references. ``manager`` moves blocks: ``offload`` and ``onboard``
 are its queues, ``shared_tier`` is the pool below.
 """
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Calls at a time in the future, made by one thread for the whole process."""
+"""Delayed calls, made by one thread for the whole process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from beluga.threads import Thread
 
 
 class Deadlines:
-    """Calls functions when their time has come. The thread starts with the first of them."""
+    """Calls functions when they are due. The thread starts with the first call."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -25,7 +25,7 @@ class Deadlines:
         when_forked(self)
 
     def after(self, delay_s: float, call: Callable[[], None]) -> None:
-        """Call ``call()`` after so many seconds."""
+        """Call ``call()`` after ``delay_s`` seconds."""
         with self._changed:
             heapq.heappush(self._calls, (time.monotonic() + delay_s, next(self._numbers), call))
             if self._thread is None:
@@ -44,7 +44,7 @@ class Deadlines:
             del call
 
     def _forget(self) -> None:
-        """Start anew in a forked child, which has no such thread."""
+        """Reset in a forked child, which does not have the thread."""
         self._calls = []
         self._changed = threading.Condition()
         self._thread = None

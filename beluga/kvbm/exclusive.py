@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A lock whose holders also do the work of garbage collection, and answer after they let it go.
+"""A lock whose holder also does the work of finalizers and resolves futures after the release.
 
-Python may drop a handle at any moment, also while its own thread holds the pool's lock. Such work
-is left in a queue, and whoever holds the lock does it. Futures are resolved without the lock,
+Python may finalize a handle at any moment, even while its own thread holds the pool's lock. Such
+work is queued, and whichever thread holds the lock does it. Futures are resolved without the lock,
 because their callbacks may use the pool.
 """
 
@@ -23,7 +23,7 @@ class Exclusive:
 
     def __init__(self) -> None:
         self.answers: list[Work] = []
-        """What the holder leaves to be called when the lock is free."""
+        """Calls to make after the lock is released."""
         self._lock = threading.Lock()
         self._left: deque[Work] = deque()
         when_forked(self)
@@ -39,12 +39,12 @@ class Exclusive:
             self._lock.release()
             for answer in answers:
                 answer()
-            # Work that was left since _do_left() found the lock taken, and is done here.
+            # Work that was queued after _do_left() found the lock held.
             if not self._left or not self._lock.acquire(blocking=False):
                 return
 
     def later(self, work: Work) -> None:
-        """Have work done under the lock: now if it is free, else by its holder. Never blocks."""
+        """Run work under the lock: now if it is free, otherwise by its holder. Never blocks."""
         self._left.append(work)
         if self._lock.acquire(blocking=False):
             self.__exit__()
@@ -54,5 +54,5 @@ class Exclusive:
             self._left.popleft()()
 
     def _forget(self) -> None:
-        """Replace the lock in a forked child: its holder may be a thread of the parent."""
+        """Replace the lock in a forked child, where a thread of the parent may hold it forever."""
         self._lock = threading.Lock()

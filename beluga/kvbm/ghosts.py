@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The ghosts of a pool: keys of blocks that were evicted not long ago.
+"""The ghosts of a pool: keys of recently evicted blocks.
 
 A request for a ghost would have been a hit in a pool that is larger by the blocks evicted since.
 """
@@ -13,7 +13,7 @@ from beluga.kvbm.state import Key
 
 
 class Ghosts:
-    """The last ``limit`` keys that were evicted."""
+    """The ``limit`` most recently evicted keys."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -26,12 +26,12 @@ class Ghosts:
         return key in self._keys
 
     def add(self, key: Key) -> None:
-        """Remember a key that was evicted, and forget the oldest beyond the limit."""
+        """Add an evicted key, and drop the oldest beyond the limit."""
         self._keys[key] = None
         self._keys.move_to_end(key)
         if len(self._keys) > self._limit:
             self._keys.popitem(last=False)
 
     def remove(self, key: Key) -> None:
-        """Forget a key that has come back."""
+        """Remove a key that was stored again."""
         self._keys.pop(key, None)

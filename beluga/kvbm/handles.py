@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Handles of blocks: strong ones keep a block active, weak ones only remember it.
+"""Handles of blocks: a strong handle keeps its block active, a weak one does not.
 
 A strong handle is released by its ``release``, at the end of its ``with``, by garbage collection,
-or by :meth:`~beluga.kvbm.BlockPool.release` of its request, whichever comes first. A handle
-that was released raises TierError when it is used.
+or by :meth:`~beluga.kvbm.BlockPool.release` of its request, whichever comes first. A released
+handle raises TierError when it is used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Self = TypeVar("_Self", bound="_StrongHandle")
 
 
 class StrongReference:
-    """One strong handle's share of a block. Its ``block`` is None once it was released."""
+    """The reference of one strong handle. Its ``block`` is None after the release."""
 
     __slots__ = ("block", "request")
 
@@ -28,28 +28,28 @@ class StrongReference:
         self.request = request
 
     def held(self) -> Block:
-        """Return the block. Raises TierError once the claim was released."""
+        """Return the block. Raises TierError after the release."""
         if self.block is None:
             raise TierError("this handle was released; reserve or match the block again")
         return self.block
 
 
 class HandleOwner(Protocol):
-    """What a handle needs of its pool."""
+    """The methods of a pool that handles call."""
 
     def fill(self, claim: StrongReference, tokens: int) -> None:
-        """Add tokens to the claim's block."""
+        """Add tokens to a block."""
 
     def commit(self, claim: StrongReference, key: Key, parent: Key | None) -> None:
-        """Name the content of the claim's block."""
+        """Set the key of a block's content."""
 
     def drop(self, claim: StrongReference) -> None:
-        """Release a claim, now or as soon as the pool's lock is free. Never blocks."""
+        """Release a reference, now or as soon as the pool's lock is free. Never blocks."""
 
     def find(
         self, key: Key, request: Hashable | None = None, *, is_use: bool = True
     ) -> RegisteredBlock | None:
-        """Return a strong handle of the block with this key, if there is one."""
+        """Return a strong handle of the block with this key, or None."""
 
 
 class _StrongHandle:
@@ -60,11 +60,11 @@ class _StrongHandle:
 
     @property
     def index(self) -> int:
-        """The number of the block in the device's memory."""
+        """The index of the block in device memory."""
         return self.claim.held().index
 
     def release(self) -> None:
-        """Release the block. A second call does nothing."""
+        """Release the block. Idempotent."""
         self.owner.drop(self.claim)
 
     def __enter__(self: _Self) -> _Self:
@@ -80,7 +80,7 @@ class _StrongHandle:
 
 
 class MutableBlock(_StrongHandle):
-    """The only handle of a block that is not registered yet."""
+    """The only handle of a block that is not yet registered."""
 
     __slots__ = ()
 
@@ -90,12 +90,12 @@ class MutableBlock(_StrongHandle):
         return self.claim.held().state
 
     def fill(self, tokens: int) -> None:
-        """Say that so many more tokens are there. Raises TierError beyond the block's size."""
+        """Count tokens that were written to the block. Raises TierError beyond the block's size."""
         self.owner.fill(self.claim, tokens)
 
     def commit(self, key: Key, *, parent: Key | None = None) -> None:
-        """Name the content of a full block. ``parent`` is the key of the block before it in its
-        chain. Raises TierError for a block that is not full.
+        """Set the key of a full block. ``parent`` is the key of the previous block in its chain.
+        Raises TierError for a block that is not full.
         """
         self.owner.commit(self.claim, key, parent)
 
@@ -105,7 +105,7 @@ class MutableBlock(_StrongHandle):
 
 
 class RegisteredBlock(_StrongHandle):
-    """A strong handle of a registered block. Its content does not change while this is held."""
+    """A strong handle of a registered block, whose content does not change meanwhile."""
 
     __slots__ = ("key",)
 
@@ -115,7 +115,7 @@ class RegisteredBlock(_StrongHandle):
 
     @property
     def parent(self) -> Key | None:
-        """The key of the block before it in its chain."""
+        """The key of the previous block in its chain."""
         return self.claim.held().parent
 
     def weak(self) -> WeakBlock:
@@ -128,7 +128,7 @@ class RegisteredBlock(_StrongHandle):
 
 
 class WeakBlock:
-    """A weak reference: it remembers a registered block, and does not keep it from eviction."""
+    """A weak reference to a registered block: it does not prevent eviction."""
 
     __slots__ = ("key", "owner")
 
@@ -138,8 +138,8 @@ class WeakBlock:
     def upgrade(
         self, request: Hashable | None = None, *, is_use: bool = True
     ) -> RegisteredBlock | None:
-        """Return a strong handle, or None if the block was evicted and its content is gone.
+        """Return a strong handle, or None if the block was evicted.
 
-        Without ``is_use`` the block keeps its place in the order of eviction.
+        Without ``is_use``, the block keeps its place in the order of eviction.
         """
         return self.owner.find(self.key, request, is_use=is_use)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""How hot keys are: how often and how recently they were asked for, between 0 and 1."""
+"""The heat of keys: how often and how recently they were requested, from 0 to 1."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from beluga.kvbm.state import Key
 
 
 class Heat:
-    """Counts of touches that halve every ``half_life_s`` seconds, for at most ``limit`` keys.
+    """Touch counts that halve every ``half_life_s`` seconds, for at most ``limit`` keys.
 
     The heat of a key is count / (count + 1): 0.5 after one touch, 0.75 after three in a short time.
-    The key that was not touched for longest is forgotten first.
+    The least recently touched key is dropped first.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Heat:
         self._touches: OrderedDict[Key, tuple[float, float]] = OrderedDict()
 
     def touch(self, keys: Iterable[Key]) -> None:
-        """Count a touch of each key."""
+        """Count one touch of each key."""
         now, touches = self._clock(), self._touches
         for key in keys:
             touches[key] = (self._decayed(key, now) + 1, now)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The inactive blocks of a pool: registered, without a user, and in the order of their eviction.
+"""The inactive blocks of a pool, which are registered but unused, in their order of eviction.
 
-The block that is evicted next is the *leaf* with the lowest tick: a leaf is a block
-without inactive children, so the end of a chain goes before its beginning. For example, after
-chains A-B-C and A-D were returned in the order C, B, D, A, the order of eviction is C, B, D, A; had
-A been returned first, it would still be the last.
+The next block to evict is the *leaf* with the lowest tick. A leaf has no inactive children, so the
+end of a chain is evicted before its beginning. For example, after chains A-B-C and A-D were
+returned in the order C, B, D, A, the order of eviction is C, B, D, A; had A been returned first, it
+would still be the last.
 
-The children of a key are counted whether or not a block of that key is inactive, so blocks may come
-back before or after their parents. A heap holds an entry for each leaf. Entries that are out of
-date stay in it until they reach the top.
+The children of a key are counted whether or not a block of that key is inactive, so blocks may be
+returned before or after their parents. A heap holds an entry for each leaf; stale entries are
+dropped when they reach the top.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SLACK = 64
 
 
 class Inactive:
-    """Blocks in the order of their eviction. The pool's lock guards it."""
+    """Blocks in their order of eviction. Guarded by the pool's lock."""
 
     def __init__(self) -> None:
         self._keep_unsaved = False
@@ -39,14 +39,14 @@ class Inactive:
         return self._blocks.get(block.key) is block
 
     def keep_unsaved(self, keep: bool) -> None:
-        """Say whether blocks that are not in the tier below are kept from eviction."""
+        """Set whether only blocks that the lower tier has may be evicted."""
         self._keep_unsaved = keep
         for block in self._blocks.values():
             self.offer(block)
 
     def add(self, block: Block) -> None:
-        """Take a block that has just lost its last user. One that was not used since its last
-        return keeps its place in the order.
+        """Add a block that has just lost its last user. If it was only held and not used, it keeps
+        its place in the order.
         """
         if not block.tick:
             self._tick += 1
@@ -57,7 +57,7 @@ class Inactive:
         self.offer(block)
 
     def remove(self, block: Block) -> None:
-        """Give up a block, because it has a user again or is evicted."""
+        """Remove a block that has a user again or is evicted."""
         del self._blocks[block.key]
         parent = block.parent
         if parent is None:
@@ -72,7 +72,7 @@ class Inactive:
             self.offer(above)
 
     def offer(self, block: Block) -> None:
-        """Enter a block among the leaves if it is one and may be evicted, as after it was saved."""
+        """Add a block to the heap if it is an evictable leaf, for example after it was saved."""
         if self._is_candidate(block):
             if len(self._leaves) > 2 * len(self._blocks) + _SLACK:
                 self._leaves = [entry for entry in set(self._leaves) if self._is_current(entry)]
@@ -80,12 +80,12 @@ class Inactive:
             heapq.heappush(self._leaves, (block.tick, block))
 
     def evict(self) -> Block | None:
-        """Remove and return the block that is evicted next; None if no block may be evicted."""
+        """Remove and return the next block to evict, or None if none may be evicted."""
         entry = self._pop()
         if entry is not None:
             block = entry[1]
         elif self._blocks and not self._keep_unsaved:
-            # Parents that a caller named in a circle leave no leaf.
+            # Parents that form a cycle leave no leaf.
             block = min(self._blocks.values(), key=_order)
         else:
             return None
@@ -93,7 +93,7 @@ class Inactive:
         return block
 
     def coldest(self, count: int) -> list[Block]:
-        """Return the first blocks by tick that are not in the tier below."""
+        """Return the blocks with the lowest ticks that the lower tier does not have."""
         unsaved = (block for block in self._blocks.values() if not block.saved)
         return heapq.nsmallest(count, unsaved, key=_order)
 

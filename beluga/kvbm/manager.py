@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An engine's blocks and the pool below them: the manager moves blocks down and up::
+"""Moves an engine's blocks to the pool and back::
 
     device = BlockPool("device", 512)
     with BlockManager(device, CacheTier(up, down, layout)) as manager:
         present = manager.onboard(keys, "request-1").result()   # the leading blocks of both tiers
         blocks = device.reserve("request-1", 4).result()
         ...                                                     # fill, commit, register
-        manager.release("request-1")                            # the blocks sink to the pool
+        manager.release("request-1")                            # the blocks move to the pool
 
-*Offload* is best effort: blocks wait by weak references, and one that is evicted meanwhile, or
-finds no room below, is dropped and counted. *Onboard* is waited for: once there is room, it holds
-what it needs, and its future resolves with the blocks or a TierError. Whenever the manager chooses
-what to do next, an onboard goes before a prefetch, and both before an offload; offloads have a
-thread of their own.
+*Offload* is best effort: the queue holds weak references. A block that is evicted meanwhile, or
+does not fit below, is dropped and counted. *Onboard* has a waiting caller: once there is room, it
+holds all its blocks, and its future resolves with them or a TierError. Onboards have priority over
+prefetches, and both over offloads, which have their own thread.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ from beluga.transfer import TransferClass
 _logger = logging.getLogger(__name__)
 _RETRY_S = 0.01
 _ATTEMPTS_MAX = 3
-"""Failures after which ``wait`` gives a block up, so that a broken pool stops nobody."""
+"""Failures after which ``wait`` drops a block, so that a broken pool does not stall the engine."""
 
 
 class BlockManager:
-    """Moves blocks between a ``device`` and the tier ``below``, which engines share.
+    """Moves blocks between a ``device`` and the shared tier ``below``.
 
-    ``offload`` is one of :data:`OFFLOAD_POLICIES`. Without ``threads``, nothing moves but by
+    ``offload`` is one of :data:`OFFLOAD_POLICIES`. Without ``threads``, blocks move only in
     :meth:`step`. Raises TierError.
     """
 
@@ -63,14 +62,16 @@ class BlockManager:
         registry: Registry | None = None,
     ) -> None:
         if offload not in OFFLOAD_POLICIES:
-            raise TierError(f"offload={offload!r} is no policy; give {', '.join(OFFLOAD_POLICIES)}")
+            raise TierError(
+                f"there is no offload policy {offload!r}; give one of {', '.join(OFFLOAD_POLICIES)}"
+            )
         self._device, self._below = device, below
         self._waits, self._on_watermark = offload == "wait", offload == "watermark"
         self._metrics = MoveMetrics(device.name, registry)
         self._offloads = OffloadQueue(device)
         self._failures: dict[Key, int] = {}
         self._onboards = OnboardQueue(prefetch_max=device.total_blocks)
-        self._unsettled: list[object] = []  # blocks that a copy may still write to
+        self._unsettled: list[object] = []  # keeps blocks alive that a copy may still write to
         self._changed = threading.Condition()
         self._pending: dict[Hashable, set[OnboardCall]] = {}
         self._busy = 0
@@ -91,12 +92,12 @@ class BlockManager:
         *,
         timeout_s: float | None = None,
     ) -> Future[list[RegisteredBlock]]:
-        """Bring the blocks of a chain to the device that it does not have.
+        """Load the missing blocks of a chain into the device.
 
-        The future resolves with the leading blocks that the device or the tier below had, held for
-        ``request``; at once if the device has them all. Or it fails with TierError: no room within
-        ``timeout_s`` (by default that of :meth:`BlockPool.reserve`), a copy that failed, or the
-        request was released. It may be cancelled at any moment until the copy starts.
+        The future resolves with the leading blocks that the device or the lower tier has, held for
+        ``request``; immediately if the device has them all. It fails with TierError if there is no
+        room within ``timeout_s`` (default: that of :meth:`BlockPool.reserve`), a copy fails, or the
+        request is released. It can be cancelled until the copy starts.
         """
         until = time.monotonic() + (WAIT_S if timeout_s is None else timeout_s)
         wanted = OnboardCall(keys, request, until)
@@ -112,8 +113,8 @@ class BlockManager:
         return wanted.future
 
     def prefetch(self, keys: Sequence[Key]) -> None:
-        """Bring those blocks of a chain to the device that are hot and not there, when no onboard
-        waits, if there is room at once.
+        """Load the hot, missing blocks of a chain into the device, if no onboard waits and there is
+        free room.
         """
         hot = set(self._device.wants_prefetch(keys))
         parents = zip(keys, (None, *keys), strict=False)
@@ -122,24 +123,24 @@ class BlockManager:
         self._notify()
 
     def release(self, request: Hashable) -> None:
-        """Release all that a request has, and cancel what it waits for."""
+        """Release all blocks of a request, and cancel its onboards."""
         with self._changed:
             pending = self._pending.pop(request, set())
             for wanted in pending:
                 wanted.is_released = True
         for wanted in pending:
-            wanted.future.cancel()  # one that is copied fails when the copy has ended
+            wanted.future.cancel()  # a future whose copy has started fails when the copy ends
         self._device.release(request)
 
     def step(self) -> bool:
-        """Do the next piece of work: an onboard, else a batch of prefetches, else one of offloads.
-        Return whether there was any. This is for managers without threads.
+        """Do one step of work: an onboard, else a batch of prefetches, else a batch of offloads.
+        Returns whether there was any. For managers without threads.
         """
         return self._step_up() or self._step_down()
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until nothing is left to move. Return False if that takes longer than ``timeout_s``,
-        by default :data:`WAIT_S`.
+        """Wait until all moves are done. Returns False if that takes longer than ``timeout_s``
+        (default: :data:`WAIT_S`).
         """
         if not self._threads:
             while self.step():
@@ -152,8 +153,8 @@ class BlockManager:
             )
 
     def close(self) -> None:
-        """End the copy that is under way, fail onboards that wait, and forget offloads. The device
-        stays open, and evicts what the pool does not have. A second call does nothing.
+        """Finish the running copy, fail waiting onboards, and drop offloads. The device stays open
+        and may evict blocks that the pool does not have. Idempotent.
         """
         with self._changed:
             self._closed = True
@@ -179,11 +180,11 @@ class BlockManager:
     # Onboard and prefetch.
 
     def _look(self, wanted: OnboardCall) -> None:
-        """Answer an onboard whose blocks are all there, or reserve room for those that are not."""
+        """Resolve an onboard whose blocks are all present, or reserve room for the missing ones."""
         present = [self._device.find(key) for key in wanted.keys]
         missing = present.count(None)
         if not self._hold(wanted, present, [], only_if=not missing):
-            # While it waits it holds nothing that another one may wait for.
+            # While it waits, it must not hold anything that another onboard may wait for.
             _release(held_of(present))
             self._reserve(wanted, missing)
         elif wanted.begin():
@@ -197,7 +198,7 @@ class BlockManager:
         *,
         only_if: bool,
     ) -> bool:
-        """Let an onboard that goes on have all that it needs. Return whether it does."""
+        """Give an onboard that can start all that it needs. Returns whether it can."""
         with self._changed:
             holds = only_if and not wanted.future.done()
             if holds:
@@ -213,7 +214,7 @@ class BlockManager:
             return
         wanted.reservation = reservation
         reservation.add_done_callback(functools.partial(self._reserved, wanted))
-        if wanted.future.cancelled():  # between the two
+        if wanted.future.cancelled():  # was cancelled after the check
             reservation.cancel()
 
     def _reserved(self, wanted: OnboardCall, reservation: Future[list[MutableBlock]]) -> None:
@@ -235,11 +236,11 @@ class BlockManager:
         self._device.drop_all(room)
         _release(held_of(present))
         if not wanted.future.done():
-            # Blocks of the device were evicted meanwhile. This is enough, whatever else goes.
+            # Blocks of the device were evicted meanwhile. This is enough, whatever else is evicted.
             self._reserve(wanted, len(wanted.keys))
 
     def _ended(self, wanted: OnboardCall, _: Future[list[RegisteredBlock]]) -> None:
-        """Let go of everything, however the onboard has ended."""
+        """Release everything, however the onboard ended."""
         wanted.begin()
         with self._changed:
             pending = self._pending.get(wanted.request)
@@ -267,12 +268,12 @@ class BlockManager:
         return chain is not None
 
     def _carry_out(self, wanted: OnboardCall) -> None:
-        """Resolve the future of an onboard that has begun."""
+        """Resolve the future of an onboard that has started."""
         try:
             blocks = self._onboarded(wanted)
         except UnsettledError as error:
-            wanted.let_go()  # the manager keeps what may still be written
-            wanted.future.set_exception(TierError(f"an onboard has not ended: {error}"))
+            wanted.let_go()  # the manager keeps what may still be written to
+            wanted.future.set_exception(TierError(f"the end of an onboard is unknown: {error}"))
         except Exception as error:
             typed = isinstance(error, TierError)
             failed = error if typed else TierError(f"an onboard failed: {error!r}")
@@ -308,15 +309,16 @@ class BlockManager:
         except Exception as error:
             self._warn("a prefetch to", error)
             self._metrics.drop(len(chain), TransferClass.PREFETCH, "failed")
-            if not isinstance(error, UnsettledError):  # else the manager keeps what may be written
+            # Otherwise the manager keeps what may still be written to
+            if not isinstance(error, UnsettledError):
                 self._device.drop_all(room)
             return
         self._metrics.drop(len(chain) - len(brought), TransferClass.PREFETCH, "gone")
         self._device.drop_all([*brought, *room])
 
     def _beginnings(self, chain: ChainPart) -> list[RegisteredBlock]:
-        """Hold what the device has of chains before these keys: the room of a chain's end is not
-        made by its beginning.
+        """Hold the parents that the device has, so that making room for the end of a chain does not
+        evict its beginning.
         """
         held: dict[Key, RegisteredBlock] = {}
         for _, key in chain:
@@ -331,8 +333,8 @@ class BlockManager:
     def _bring(
         self, kind: TransferClass, chain: ChainPart, room: Sequence[MutableBlock]
     ) -> list[RegisteredBlock]:
-        """Load the leading blocks of a chain that the tier below has, each to its block of
-        ``room``, and register them. Raises what the copies raise.
+        """Load the leading blocks of a chain that the lower tier has into the blocks of ``room``,
+        and register them. Raises the errors of the copies.
         """
         if not chain:
             return []
@@ -360,7 +362,7 @@ class BlockManager:
         self._notify()
 
     def _step_down(self) -> bool:
-        """Offload a batch. Return False if there was none, or if it all waits for another try."""
+        """Offload a batch. Returns False if there is none, or if all of it waits for a retry."""
         blocks = self._offloads.take()
         if not blocks:
             return False
@@ -380,7 +382,7 @@ class BlockManager:
         return len(again) < len(blocks)
 
     def _offload(self, blocks: Sequence[WeakBlock]) -> list[WeakBlock]:
-        """Save blocks in the tier below. Return those that it refused."""
+        """Save blocks in the lower tier. Returns those that it refused."""
         held = [block.upgrade(is_use=False) for block in blocks]
         alive = [block for block in held if block is not None]
         self._metrics.drop(len(held) - len(alive), TransferClass.OFFLOAD, "gone")
@@ -408,7 +410,7 @@ class BlockManager:
         return [block for block in blocks if block.key in refused]
 
     def _warn(self, what: str, error: Exception) -> None:
-        """Log a failure, unless one of its kind was logged a moment ago; counters have them all."""
+        """Log a failure, but not repeatedly for the same kind; the counters include all."""
         unsaid = self._limit.passes(what, kind_of(error))
         if unsaid is not None:
             name = self._device.name
@@ -427,7 +429,7 @@ class BlockManager:
     # Threads.
 
     def _forget(self) -> None:
-        """Be closed in a forked child, which has none of the threads."""
+        """Close in a forked child, which has none of the threads."""
         self._changed = threading.Condition()
         self._closed = True
         self._threads = []
@@ -460,6 +462,6 @@ class BlockManager:
 
 
 def _release(held: Sequence[MutableBlock | RegisteredBlock]) -> None:
-    """Release handles, the last one first."""
+    """Release handles, last to first."""
     for block in reversed(held):
         block.release()

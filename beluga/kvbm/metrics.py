@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The metrics of a block manager, its thresholds, and the targets that it is held against.
+"""The metrics of a block manager, its thresholds and its targets.
 
-``beluga_kvbm_moved_blocks_total`` and its like have a series for each ``tier`` (the name of a
+``beluga_kvbm_moved_blocks_total`` and the like have a series for each ``tier`` (the name of a
 :class:`~beluga.kvbm.BlockPool`).
 """
 
@@ -18,7 +18,7 @@ from beluga.metrics import REGISTRY, SECONDS, Counter, Gauge, Histogram, Registr
 from beluga.transfer import TransferClass
 
 PREFETCH_ABOVE = 0.7
-"""The heat above which a key that is expected is brought to the device before it is asked for."""
+"""The heat above which an expected key is prefetched."""
 
 _QUANTILE = 0.99
 _HEATS = (0.5, 0.6, PREFETCH_ABOVE, 0.8, 0.9, 1.0)
@@ -26,8 +26,8 @@ _HEATS = (0.5, 0.6, PREFETCH_ABOVE, 0.8, 0.9, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What a healthy pool keeps. Shares are of the pool's blocks, latencies those of 99 % of the
-    calls.
+    """The targets of a healthy pool. Ratios are of the pool's blocks, latencies are 99th
+    percentiles.
     """
 
     available_share_min: float = 0.10
@@ -38,56 +38,56 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class MissedTarget:
-    """A target that is missed: the metric's name, its value, and the target."""
+    """A missed target: the metric's name, its value, and the target."""
 
     name: str
     value: float
     target: float
 
     def __str__(self) -> str:
-        return f"{self.name} is {self.value:.4g}, its target is {self.target:.4g}"
+        return f"{self.name} is {self.value:.4g}, but its target is {self.target:.4g}"
 
 
 class MeasuredPool(Protocol):
-    """What the gauges read of a pool."""
+    """The properties of a pool that the gauges read."""
 
     @property
     def available_blocks(self) -> int:
-        """Blocks that are free or may be evicted."""
+        """The number of blocks that are free or evictable."""
 
     @property
     def inflight_blocks(self) -> int:
-        """Blocks that have a user."""
+        """The number of blocks in use."""
 
     @property
     def total_blocks(self) -> int:
-        """All blocks."""
+        """The number of all blocks."""
 
 
 METRICS = {
     "blocks": ("gauge", "Blocks of the device."),
-    "available_blocks": ("gauge", "Blocks that are free or may be evicted."),
-    "inflight_blocks": ("gauge", "Blocks that have a user."),
-    "usage_ratio": ("gauge", "The share of blocks that have a user or content."),
-    "watermark_ratio": ("gauge", "The usage above which offload is due."),
+    "available_blocks": ("gauge", "Blocks that are free or evictable."),
+    "inflight_blocks": ("gauge", "Blocks in use by requests."),
+    "usage_ratio": ("gauge", "Share of blocks that are in use or have content."),
+    "watermark_ratio": ("gauge", "Usage above which blocks are offloaded."),
     "offload_due": ("gauge", "1 if the usage is above the watermark."),
     "prefetch_heat_ratio": ("gauge", "The heat above which keys are prefetched."),
-    "target": ("gauge", "What a healthy device keeps, by target."),
+    "target": ("gauge", "Targets of a healthy device, by name."),
     "target_missed": ("gauge", "1 if the target is missed now."),
-    "heat_ratio": ("histogram", "Heat of keys when they were asked for, from 0 to 1."),
-    "allocation_seconds": ("histogram", "Time from a reserve call to its blocks."),
+    "heat_ratio": ("histogram", "Heat of keys when they were requested, from 0 to 1."),
+    "allocation_seconds": ("histogram", "Time from a reserve call to its result."),
     "release_seconds": ("histogram", "Duration of a release call."),
-    "hit_blocks_total": ("counter", "Leading blocks of prompts that were in the device."),
+    "hit_blocks_total": ("counter", "Leading blocks of prompts that the device had."),
     "evicted_blocks_total": ("counter", "Registered blocks that were evicted."),
     "duplicate_blocks_total": ("counter", "Blocks whose key was registered already."),
-    "ghost_hits_total": ("counter", "Misses of keys that were evicted not long ago."),
+    "ghost_hits_total": ("counter", "Misses of recently evicted keys."),
     "moved_blocks_total": (
         "counter",
-        "Blocks that were copied, by kind: offload to the pool, onboard or prefetch from it.",
+        "Copied blocks, by kind: offload to the pool, onboard or prefetch from it.",
     ),
     "dropped_blocks_total": ("counter", "Blocks that were not copied, by kind and reason."),
 }
-"""Kind and help of each metric, whose name begins with ``beluga_kvbm_``."""
+"""Type and help of each metric; the names are prefixed with ``beluga_kvbm_``."""
 
 _READINGS = {
     "blocks": "total_blocks",
@@ -97,11 +97,11 @@ _READINGS = {
     "watermark_ratio": "watermark",
     "offload_due": "offload_due",
 }
-"""The attribute of a pool that a gauge shows."""
+"""The attribute of a pool that each gauge exports."""
 
 
 class _Declared:
-    """Makes the metrics of the table in a registry."""
+    """Registers the metrics of the table."""
 
     def __init__(self, registry: Registry | None) -> None:
         self._registry = REGISTRY if registry is None else registry
@@ -117,7 +117,7 @@ class _Declared:
 
 
 class PoolMetrics:
-    """Gauges, counters and histograms of one pool."""
+    """The metrics of one pool."""
 
     def __init__(self, name: str, pool: MeasuredPool, registry: Registry | None = None) -> None:
         declared = _Declared(registry)
@@ -148,7 +148,7 @@ class PoolMetrics:
         ]
 
     def close(self) -> None:
-        """Remove the gauges, whose pool has ended."""
+        """Remove the gauges of a closed pool."""
         for gauge, labels in self._gauges:
             gauge.remove(**labels)
 
@@ -158,7 +158,7 @@ class PoolMetrics:
         self._gauges.append((gauge, labels))
 
     def _checks(self, pool: MeasuredPool, targets: Targets) -> dict[str, tuple[float, float, bool]]:
-        """Return the value, the target, and whether it is met, of each target by name."""
+        """Return, by name, the value of each target, the target, and whether it is met."""
         available = pool.available_blocks / pool.total_blocks
         inflight = pool.inflight_blocks / pool.total_blocks
         allocation, release = self._slow(self.allocation), self._slow(self.release)
@@ -188,11 +188,11 @@ class MoveMetrics:
         self._dropped = declared.counter("dropped_blocks_total")
 
     def move(self, count: int, kind: TransferClass) -> None:
-        """Count blocks that were copied."""
+        """Count copied blocks."""
         self._moved.add(count, tier=self._tier, kind=kind.name.lower())
 
     def drop(self, count: int, kind: TransferClass, reason: str) -> None:
-        """Count blocks that are not copied after all."""
+        """Count blocks that were dropped instead of copied."""
         if count:
             self._dropped.add(count, tier=self._tier, kind=kind.name.lower(), reason=reason)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The blocks that wait to be copied to the pool, by weak references."""
+"""A queue of weak references to the blocks that wait to be offloaded."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from beluga.kvbm.pool import BlockPool
 
 BATCH = 16
-"""Blocks that are offloaded in one copy."""
+"""Blocks per copy."""
 
 OFFLOAD_POLICIES = ("wait", "drop", "watermark")
 """When blocks are offloaded: ``wait`` and ``drop`` when they are registered, ``watermark`` when the
-device is so full. Only ``wait`` evicts no block before the pool has it.
+device's usage is above its watermark. Only ``wait`` never evicts a block before the pool has it.
 """
 
 
 class OffloadQueue:
-    """Blocks of a device, the oldest first; each key once.
+    """Blocks of a device, oldest first, each key once.
 
-    A block that is evicted while it waits is dropped. So the queue holds no more live blocks than
-    the device has; dead ones are swept out when it has twice as many.
+    A block that is evicted while it waits is dropped. So the queue holds at most as many live
+    blocks as the device has; dead ones are swept out when it holds twice as many.
     """
 
     def __init__(self, source: BlockPool) -> None:
@@ -40,7 +40,7 @@ class OffloadQueue:
         return len(self._blocks)
 
     def put(self, blocks: Iterable[WeakBlock]) -> int:
-        """Enter blocks, and return how many dead ones were swept out to make room."""
+        """Append blocks, and return how many dead ones were swept out to make room."""
         with self._lock:
             for block in blocks:
                 self._blocks.setdefault(block.key, block)
@@ -51,12 +51,12 @@ class OffloadQueue:
             return before - len(self._blocks)
 
     def take(self) -> list[WeakBlock]:
-        """Take the next batch out."""
+        """Remove and return the next batch."""
         with self._lock:
             keys = list(itertools.islice(self._blocks, BATCH))
             return [self._blocks.pop(key) for key in keys]
 
     def clear(self) -> None:
-        """Forget all blocks."""
+        """Drop all blocks."""
         with self._lock:
             self._blocks.clear()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Blocks that are wanted in the device: onboards, which a request waits for, and prefetches.
+"""Queues of blocks to load into the device: onboards, which have a waiting request, and prefetches.
 
-An onboard waits for room in the device and holds no block meanwhile, so no two of them can wait for
-each other. Once it has room, it holds strong references of all that it needs: the blocks that the
-device has, and the blocks that the others are copied to. Cancelling its future releases both.
+An onboard holds no block while it waits for room, so no two of them can deadlock. Once it has room,
+it holds strong references to all its blocks: those that the device has, and the targets of the
+copies. Cancelling its future releases both.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from beluga.kvbm.offload import BATCH
 from beluga.kvbm.state import Key
 
 ChainPart = list[tuple[Key, "Key | None"]]
-"""Keys of a chain in their order, each with its parent."""
+"""Keys of a chain in order, each with its parent."""
 
 
 @dataclass(slots=True, eq=False)
 class OnboardCall:
     """One call of ``onboard``. Once there is room, ``present`` has the device's block for each key,
-    or None, and ``room`` a block for each None. It waits for room until ``until``, a
-    time.monotonic().
+    or None, and ``room`` has a block for each None. ``until`` is the deadline for room
+    (time.monotonic()).
     """
 
     keys: Sequence[Key]
@@ -42,13 +42,13 @@ class OnboardCall:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self) -> bool:
-        """Return True once, if the future was not cancelled: the caller resolves it."""
+        """Return True once, if the future was not cancelled; the caller then resolves it."""
         with self._lock:
             first, self._begun = not self._begun, True
         return first and self.future.set_running_or_notify_cancel()
 
     def let_go(self) -> list[MutableBlock | RegisteredBlock]:
-        """Give up all handles, and return them for release."""
+        """Drop all handles, and return them for their release."""
         held = [*self.room, *held_of(self.present)]
         self.room, self.present = [], []
         return held
@@ -57,7 +57,7 @@ class OnboardCall:
 class OnboardQueue:
     """Onboards that have room in the device, first in, first out; and chains to prefetch.
 
-    The queue holds at most ``prefetch_max`` keys to prefetch, and forgets the oldest beyond that.
+    The queue holds at most ``prefetch_max`` keys to prefetch, and drops the oldest beyond that.
     """
 
     def __init__(self, prefetch_max: int) -> None:
@@ -67,12 +67,14 @@ class OnboardQueue:
         self._prefetch_max = prefetch_max
 
     def put(self, wanted: OnboardCall) -> None:
-        """Enter an onboard that has all it needs."""
+        """Append an onboard that has room."""
         with self._lock:
             self._ready.append(wanted)
 
     def take(self) -> OnboardCall | None:
-        """Take the first onboard out that was not cancelled; its future is running then."""
+        """Remove and return the first onboard that was not cancelled. Its future is then
+        running.
+        """
         while True:
             with self._lock:
                 if not self._ready:
@@ -82,7 +84,7 @@ class OnboardQueue:
                 return wanted
 
     def prefetch(self, chain: ChainPart) -> int:
-        """Enter a chain to prefetch, and return how many keys were forgotten."""
+        """Append a chain to prefetch, and return how many keys were dropped."""
         with self._lock:
             parts = (chain[first : first + BATCH] for first in range(0, len(chain), BATCH))
             self._prefetch.extend(parts)
@@ -92,22 +94,22 @@ class OnboardQueue:
             return forgotten
 
     def take_prefetch(self) -> ChainPart | None:
-        """Take out up to a batch of keys of one chain."""
+        """Remove and return up to a batch of keys of one chain."""
         with self._lock:
             return self._prefetch.popleft() if self._prefetch else None
 
     @property
     def has_work(self) -> bool:
-        """Whether there is anything to take."""
+        """Whether the queue has any work."""
         return bool(self._ready or self._prefetch)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop everything."""
         with self._lock:
             self._ready.clear()
             self._prefetch.clear()
 
 
 def held_of(blocks: Sequence[RegisteredBlock | None]) -> list[MutableBlock | RegisteredBlock]:
-    """Return the blocks among them."""
+    """Return the blocks that are not None."""
     return [block for block in blocks if block is not None]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The blocks of a device: who has them, which of them are found by key, and which are evicted."""
+"""The blocks of a device: allocation, lookup by key, and eviction."""
 
 from __future__ import annotations
 
@@ -27,11 +27,9 @@ if TYPE_CHECKING:
     from beluga.metrics import Registry
 
 WATERMARK = 0.85
-"""The share of blocks with content above which offload is due."""
+"""The default share of blocks with content above which blocks are offloaded."""
 WAIT_S = 60.0
-"""How long a reservation waits for blocks, unless it says so. Its request may hold others, for
-which another one waits.
-"""
+"""The default timeout of a reservation. Requests may wait for each other's blocks."""
 WAITING_MAX = 1024
 """Reservations that may wait for one pool."""
 
@@ -39,8 +37,8 @@ WAITING_MAX = 1024
 class BlockPool:
     """The blocks of a device, numbered as in its memory.
 
-    A block is free, active (somebody holds a strong handle), or inactive (registered, and nobody
-    does). ``reserve`` takes free blocks in the order in which they became free, then evicts
+    A block is free, active (it has strong handles), or inactive (registered, without strong
+    handles). ``reserve`` takes free blocks in the order in which they became free, then evicts
     inactive ones, leaves first. Any thread may call any method::
 
         pool = BlockPool("device", 1024, block_size=16)
@@ -52,11 +50,11 @@ class BlockPool:
         assert pool.match([key])[0].key == key
 
     ``block_size`` counts tokens. ``watermark`` is the share of blocks with content above which
-    :attr:`offload_due` is true. The pool remembers the keys of ``ghosts`` evicted blocks, by
-    default as many as it has blocks. ``half_life_s`` is that of heat.
+    :attr:`offload_due` is true. The pool remembers the keys of ``ghosts`` evicted blocks (default:
+    ``total_blocks``). ``half_life_s`` is the half-life of the heat.
     """
 
-    def __init__(  # noqa: PLR0913  all but the first two named
+    def __init__(  # noqa: PLR0913  keyword-only but the first two
         self,
         name: str,
         total_blocks: int,
@@ -70,13 +68,15 @@ class BlockPool:
     ) -> None:
         if total_blocks < 1 or block_size < 1 or not 0 < watermark <= 1:
             raise TierError(
-                f"tier {name}: {total_blocks} blocks of {block_size} tokens with a watermark of "
-                f"{watermark}; it needs a block, a token, and a share between 0 and 1"
+                f"tier {name} has {total_blocks} blocks of {block_size} tokens and a watermark of "
+                f"{watermark}; give at least one block and one token, and a watermark between 0 "
+                "and 1"
             )
         self.name, self.total_blocks, self.block_size = name, total_blocks, block_size
         self.watermark = watermark
         self.on_registered: Callable[[list[RegisteredBlock]], None] | None = None
-        """Called without the lock after blocks were registered that the tier below may lack."""
+        """Called without the lock, after blocks were registered that the lower tier may not have.
+        """
         self._exclusive = Exclusive()
         self._free = deque(Block(index) for index in range(total_blocks))
         self._inactive = Inactive()
@@ -95,18 +95,18 @@ class BlockPool:
 
     @property
     def inflight_blocks(self) -> int:
-        """Blocks that somebody holds."""
+        """Blocks in use."""
         return self.total_blocks - self.available_blocks
 
     def keep_unsaved(self, keep: bool) -> None:
-        """Say whether a block may be evicted only after :meth:`mark_saved`."""
+        """Set whether a block may be evicted only after :meth:`mark_saved`."""
         with self._exclusive:
             self._inactive.keep_unsaved(keep)
             self._grant()
 
     @property
     def usage(self) -> float:
-        """The share of blocks that are held or have content."""
+        """The share of blocks that are in use or have content."""
         return 1 - len(self._free) / self.total_blocks
 
     @property
@@ -115,21 +115,23 @@ class BlockPool:
         return self.usage > self.watermark
 
     def missed_targets(self, targets: Targets | None = None) -> list[MissedTarget]:
-        """Return the targets that are missed, by default those of :class:`Targets`."""
+        """Return the missed targets (default: those of :class:`Targets`)."""
         return self._metrics.missed(self, targets or Targets())
 
     def reserve(
         self, request: Hashable, count: int, *, timeout_s: float | None = None
     ) -> Future[list[MutableBlock]]:
-        """Reserve ``count`` blocks for a request: all of them or none, in the order of the calls.
+        """Reserve ``count`` blocks for a request: all or none, in the order of the calls.
 
-        The future resolves as soon as there is room, in the thread that makes it. It may be
-        cancelled at any moment. After ``timeout_s``, by default :data:`WAIT_S`, it fails with
-        TierError. If nobody keeps its result, the blocks are free again. Raises TierError for more
+        The future resolves as soon as there is room, on the thread that frees it. It can be
+        cancelled at any moment. After ``timeout_s`` (default: :data:`WAIT_S`) it fails with
+        TierError. If the result is dropped, the blocks become free again. Raises TierError for more
         blocks than the tier has.
         """
         if not 0 <= count <= self.total_blocks:
-            raise TierError(f"tier {self.name} has {self.total_blocks} blocks, not {count}")
+            raise TierError(
+                f"tier {self.name} has {self.total_blocks} blocks, but {count} were requested"
+            )
         reservation = Reservation(request, count)
         future = reservation.future
         with self._exclusive:
@@ -144,14 +146,16 @@ class BlockPool:
             waits = not reservation.ended
         if waits:
             future.add_done_callback(self._ended)
-            # weak: the result, which is a handle of each block, may be dropped before
+            # Weak, because the result, which holds handles, may be dropped earlier.
             seen = weakref.ref(reservation)
             wait_s = WAIT_S if timeout_s is None else timeout_s
             DEADLINES.after(wait_s, functools.partial(self._expire, seen))
         return future
 
     def try_reserve(self, request: Hashable, count: int) -> list[MutableBlock] | None:
-        """Reserve blocks if that is possible at once and nobody waits; None if not."""
+        """Reserve blocks if they are available at once and no reservation waits; else return
+        None.
+        """
         with self._exclusive:
             if self._closed or len(self._waiting) or not self._has_room(count):
                 return None
@@ -162,9 +166,9 @@ class BlockPool:
     ) -> list[RegisteredBlock]:
         """Register complete blocks, and return a handle for each key. The mutable handles end.
 
-        If a key is registered already, the new block is reset and the known one is handed out.
-        Blocks that came from the tier below ``is_saved`` there. Raises TierError, and has changed
-        nothing, if a block is not complete.
+        If a key is already registered, the new block is reset and the existing one is returned.
+        ``is_saved`` marks blocks that were loaded from the lower tier. Raises TierError, without
+        any change, if a block is not complete.
         """
         with self._exclusive:
             claims = [self._own(block) for block in blocks]
@@ -186,7 +190,7 @@ class BlockPool:
         return handles
 
     def match(self, keys: Sequence[Key], request: Hashable | None = None) -> list[RegisteredBlock]:
-        """Return the blocks of the leading keys that are here, up to the first that is not.
+        """Return the blocks of the leading keys, up to the first that is missing.
 
         They are active until they are released, or until ``request`` is.
         """
@@ -206,8 +210,8 @@ class BlockPool:
             return found
 
     def release(self, request: Hashable) -> int:
-        """Release all that a request has, and fail what it waits for. Return how many handles
-        ended. The last block of a chain goes first, so that it is evicted first.
+        """Release all blocks of a request, and fail its reservations. Returns how many handles
+        ended. The last block of a chain is released first, so that it is evicted first.
         """
         start = time.perf_counter()
         with self._exclusive:
@@ -222,37 +226,37 @@ class BlockPool:
         return len(claims)
 
     def drop_all(self, blocks: Sequence[MutableBlock | RegisteredBlock]) -> None:
-        """Release handles, the last one first."""
+        """Release handles, last to first."""
         with self._exclusive:
             for block in reversed(blocks):
                 self._drop(block.claim)
             self._grant()
 
     def contains(self, keys: Iterable[Key]) -> list[bool]:
-        """Return which keys are registered here, without touching them."""
+        """Return which keys are registered, without touching them."""
         with self._exclusive:
             return [key in self._registered for key in keys]
 
     def mark_saved(self, keys: Iterable[Key]) -> None:
-        """Say that the tier below has these blocks now, so that they may be evicted."""
+        """Mark blocks as stored in the lower tier, so that they may be evicted."""
         with self._exclusive:
             self._mark_saved(keys)
             self._grant()
 
     def coldest(self, count: int) -> list[WeakBlock]:
-        """Return the inactive blocks that were returned first and are not in the tier below."""
+        """Return the least recently returned inactive blocks that the lower tier does not have."""
         with self._exclusive:
             return [WeakBlock(self, block.key) for block in self._inactive.coldest(count)]
 
     def wants_prefetch(self, keys: Iterable[Key]) -> list[Key]:
-        """Return the keys that are hot and not here."""
+        """Return the keys that are hot and missing."""
         with self._exclusive:
             absent = (key for key in keys if key not in self._registered)
             return [key for key in absent if self._heat.of(key) > PREFETCH_ABOVE]
 
     def close(self) -> None:
-        """Fail the reservations that wait, and refuse new ones. Handles may still be released. A
-        second call does nothing.
+        """Fail waiting reservations and refuse new ones. Handles may still be released.
+        Idempotent.
         """
         with self._exclusive:
             self._closed = True
@@ -271,7 +275,7 @@ class BlockPool:
             claim.held().commit(key, parent, self.block_size)
 
     def drop(self, claim: StrongReference) -> None:
-        """Release a claim, now or as soon as the lock is free. Never blocks."""
+        """Release a reference, now or as soon as the lock is free. Never blocks."""
         self._exclusive.later(functools.partial(self._drop_and_grant, claim))
 
     def find(
@@ -290,7 +294,8 @@ class BlockPool:
             if self._waiting.remove(reservation):
                 waited = time.perf_counter() - reservation.since_s
                 error = TierError(
-                    f"tier {self.name} had no {reservation.count} blocks within {waited:.3g} s"
+                    f"tier {self.name} could not free {reservation.count} blocks within "
+                    f"{waited:.3g} s"
                 )
                 self._answer(reservation, error)
             self._grant()
@@ -299,7 +304,7 @@ class BlockPool:
         if future.cancelled():
             self._exclusive.later(self._forget_cancelled)
 
-    # All below is called under the lock.
+    # Everything below is called with the lock held.
 
     def _own(self, block: MutableBlock) -> StrongReference:
         if block.owner is not self:
@@ -315,7 +320,7 @@ class BlockPool:
         return claim
 
     def _end(self, claim: StrongReference) -> Block | None:
-        """End a claim, and return its block; None if it has ended before."""
+        """End a reference and return its block, or None if it had already ended."""
         block, claim.block = claim.block, None
         if block is None:
             return None
@@ -377,7 +382,7 @@ class BlockPool:
                     self._inactive.offer(block)
 
     def _has_room(self, count: int) -> bool:
-        """Make ``count`` blocks free by eviction, if that is possible."""
+        """Free ``count`` blocks by eviction, if possible. Returns whether there are as many."""
         free = self._free
         if len(free) + len(self._inactive) < count:
             return False
@@ -405,7 +410,7 @@ class BlockPool:
             self._answer(granted, blocks)
 
     def _answer(self, reservation: Reservation, result: list[MutableBlock] | TierError) -> None:
-        """Resolve a future as soon as the lock is free."""
+        """Resolve a future after the lock is released."""
         future = reservation.future
         resolve = (
             functools.partial(future.set_exception, result)

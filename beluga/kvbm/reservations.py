@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Requests that wait for blocks: first in, first out, each with all its blocks or none."""
+"""Requests that wait for blocks: first in, first out, all of their blocks or none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from beluga.kvbm.handles import MutableBlock
 
 
 class Reservation:
-    """One call of ``reserve``. It has ended once its future was resolved, failed or cancelled."""
+    """One call of ``reserve``. It has ended once its future is resolved, failed or cancelled."""
 
     __slots__ = ("__weakref__", "count", "ended", "future", "request", "since_s")
 
@@ -25,8 +25,8 @@ class Reservation:
 
 
 class Reservations:
-    """The queue of reservations. A later one never overtakes, even if it needs fewer blocks. The
-    pool's lock guards it.
+    """The queue of reservations. A later one never overtakes, even if it needs fewer blocks.
+    Guarded by the pool's lock.
     """
 
     def __init__(self) -> None:
@@ -36,19 +36,19 @@ class Reservations:
         return len(self._waiting)
 
     def add(self, reservation: Reservation) -> None:
-        """Append a reservation."""
+        """Append a reservation to the queue."""
         self._waiting.append(reservation)
 
     def of(self, request: Hashable) -> list[Reservation]:
-        """Return the reservations of a request that wait."""
+        """Return the waiting reservations of a request."""
         return [one for one in self._waiting if one.request == request]
 
     def cancelled(self) -> list[Reservation]:
-        """Return the reservations whose futures were cancelled."""
+        """Return the reservations with a cancelled future."""
         return [one for one in self._waiting if one.future.cancelled()]
 
     def remove(self, reservation: Reservation) -> bool:
-        """Take a reservation out. Return True if its future must be resolved now: it had not ended
+        """Remove a reservation. Returns True if its future must be resolved now: it had not ended
         and is not cancelled.
         """
         if reservation.ended:
@@ -58,7 +58,7 @@ class Reservations:
         return reservation.future.set_running_or_notify_cancel()
 
     def grant(self, has_room: Callable[[int], bool]) -> Reservation | None:
-        """Take the first reservation out and return it, if there is room for its blocks."""
+        """Remove and return the first reservation, if there is room for its blocks."""
         while self._waiting:
             head = self._waiting[0]
             if not (head.future.cancelled() or has_room(head.count)):
@@ -68,5 +68,5 @@ class Reservations:
         return None
 
     def clear(self) -> list[Reservation]:
-        """Take all reservations out, and return those whose futures must be resolved."""
+        """Remove all reservations, and return those whose futures must be resolved."""
         return [one for one in list(self._waiting) if self.remove(one)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The tier below an engine's device memory, which engines share: a pool, by way of a cache.
+"""The tier below an engine's device memory, shared by engines: a pool, through a cache.
 
-Blocks move between the device's memory and the pool in one copy, by whichever engine the cache has.
+The cache's copy engine moves blocks directly between device memory and the pool.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from beluga.transfer import BlockLayout
 
 
 class SharedTier(Protocol):
-    """Where a block manager saves blocks, and from where it loads them.
+    """The tier where a block manager saves blocks and from which it loads them.
 
-    ``blocks`` are numbers of blocks of the device. One thread saves and another one loads.
+    ``blocks`` are indices of device blocks. One thread saves and another one loads.
     """
 
     @property
@@ -28,7 +28,7 @@ class SharedTier(Protocol):
 
     def save(self, keys: Sequence[Key], blocks: Sequence[int]) -> list[int]:
         """Save blocks, and return the state of each: GRANTED if this call stored it, HIT or PENDING
-        if another one did or does, REFUSED if the tier does not have it.
+        if another call did or is doing so, REFUSED if the tier does not have it.
         """
 
     def load(self, keys: Sequence[Key], blocks: Sequence[int]) -> int:
@@ -36,7 +36,7 @@ class SharedTier(Protocol):
 
 
 class BlockCache(Protocol):
-    """What a tier needs of a :class:`~beluga.kvcache.KVCache`."""
+    """The methods of a :class:`~beluga.kvcache.KVCache` that a tier uses."""
 
     def get(self, digests: Any, targets: Any) -> GetResult:
         """Fetch the leading blocks."""
@@ -46,9 +46,10 @@ class BlockCache(Protocol):
 
 
 class CacheTier:
-    """The pool of two caches of one namespace: ``up`` loads blocks and ``down`` saves them.
+    """A pool as a tier, through two caches of one namespace: ``up`` loads blocks and ``down`` saves
+    them.
 
-    ``layout`` has the device's memory. Keys are digests, as a cache takes them.
+    ``layout`` describes the device memory. Keys are digests, as for a cache.
     """
 
     def __init__(self, up: BlockCache, down: BlockCache, layout: BlockLayout) -> None:
@@ -63,12 +64,12 @@ class CacheTier:
         return states
 
     def load(self, keys: Sequence[Key], blocks: Sequence[int]) -> int:
-        """Load the leading blocks that the pool or a tier below it has."""
+        """Load the leading blocks that the pool or a lower tier has."""
         return self._up.get(_digests(keys), Run.of(self._layout, blocks)).hits
 
 
 def _digests(keys: Sequence[Key]) -> list[bytes]:
     for key in keys:
         if not isinstance(key, bytes):
-            raise TierError(f"a pool needs keys that are digests in bytes; give no {key!r}")
+            raise TierError(f"the key {key!r} is not a digest; give bytes")
     return [key for key in keys if isinstance(key, bytes)]

@@ -8,9 +8,9 @@
       ^                |                    |                      |
       +----------------+------- reset ------+----------------------+
 
-A reset block has no content. A partial block has some of its tokens, or all, and no key yet. A
-complete block has all its tokens and a key. A registered block is found by its key, and its content
-never changes.
+A reset block has no content. A partial block has some or all of its tokens, but no key. A complete
+block has all tokens and a key. A registered block can be found by its key, and its content never
+changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TypeAlias
 from beluga.errors import TierError
 
 Key: TypeAlias = Hashable
-"""What names a block's content. A :class:`~beluga.kvbm.CacheTier` needs digests in bytes."""
+"""Identifies a block's content. A :class:`~beluga.kvbm.CacheTier` requires digests in bytes."""
 
 
 class BlockPhase(enum.Enum):
@@ -35,10 +35,10 @@ class BlockPhase(enum.Enum):
 
 
 class Block:
-    """One block of a pool: the number of its place, and what is there. The pool's lock guards it.
+    """One block of a pool: its index and its content. Guarded by the pool's lock.
 
-    ``tick`` is the time of the last return, and 0 if there was a use since. A ``saved`` block is in
-    the tier below, too.
+    ``tick`` is the time of the last return, or 0 if there was a use since. The lower tier has a
+    ``saved`` block as well.
     """
 
     __slots__ = (
@@ -58,7 +58,7 @@ class Block:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the content. This is right in every state."""
+        """Drop the content. Allowed in every state."""
         self.state = BlockPhase.RESET
         self.filled = 0
         self.key: Key | None = None
@@ -67,7 +67,9 @@ class Block:
         self.saved = False
 
     def fill(self, tokens: int, block_size: int) -> None:
-        """Add tokens. Raises TierError in a state that takes none, or beyond the block's size."""
+        """Add tokens. Raises TierError in a state that allows no tokens, or beyond the block's
+        size.
+        """
         if self.state not in {BlockPhase.RESET, BlockPhase.PARTIAL}:
             raise self._wrong("be filled")
         if tokens < 1 or self.filled + tokens > block_size:
@@ -79,7 +81,7 @@ class Block:
         self.state = BlockPhase.PARTIAL
 
     def commit(self, key: Key, parent: Key | None, block_size: int) -> None:
-        """Name the content. Raises TierError unless the block has exactly its tokens."""
+        """Set the key. Raises TierError unless the block has all its tokens."""
         if self.state is not BlockPhase.PARTIAL:
             raise self._wrong("be committed")
         if self.filled != block_size:
@@ -88,7 +90,9 @@ class Block:
                 "when it has all of them"
             )
         if key is None or key == parent:
-            raise TierError(f"block {self.index} needs a key that is not its parent's, has {key}")
+            raise TierError(
+                f"block {self.index} has the key {key}; give it a key other than its parent's"
+            )
         self.key, self.parent = key, parent
         self.state = BlockPhase.COMPLETE
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The engine's side of a copy: buffers, arrays and tensors as (address, size) pairs."""
+"""Converts an engine's memory (buffers, arrays, tensors) to (address, size) pairs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Buffer: TypeAlias = "typing_extensions.Buffer | NDArray[np.generic] | Tensor"
 """Contiguous memory: the buffer protocol, a numpy array, or a torch tensor in CPU memory."""
 
 Fragments: TypeAlias = "Buffer | Sequence[Buffer]"
-"""One block's bytes: a buffer, or a list or tuple of them that stand end to end in the pool."""
+"""One block's bytes: a buffer, or a list or tuple of buffers that are stored back to back."""
 
 Blocks: TypeAlias = "Sequence[Fragments] | NDArray[np.generic] | Tensor | Run"
 """A batch: a list of :data:`Fragments`, an array or tensor of blocks, or a :class:`Run`."""
@@ -39,12 +39,11 @@ _ADDRESS_MAX = 2**64 - 1
 
 @dataclasses.dataclass(slots=True)
 class Run:
-    """Blocks of one length and one number of fragments, at known addresses of this process.
+    """Blocks of equal length and equal fragment count, at known addresses of this process.
 
     ``fragments`` is a C-contiguous uint64 array of shape (count * fragment_count, 2): address,
-    size. ``length`` is the size of one block, in bytes. ``owners`` keeps the memory alive.
-    ``start`` is the index of the first block in the batch that the run was cut from. ``read_only``
-    blocks cannot be targets.
+    size. ``length`` is the size of one block in bytes. ``owners`` keeps the memory alive. ``start``
+    is the index of the run's first block in the batch. ``read_only`` blocks cannot be targets.
     """
 
     count: int
@@ -57,7 +56,7 @@ class Run:
 
     @classmethod
     def of(cls, layout: BlockLayout, block_ids: ArrayLike) -> Run:
-        """Blocks of an engine, in the pool's order of its layout. Raises LayoutError."""
+        """Build a run of an engine's blocks, in the order of their layout. Raises LayoutError."""
         addresses = layout.addresses(block_ids)
         fragments = np.empty((*addresses.shape, 2), np.uint64)
         fragments[:, :, 0], fragments[:, :, 1] = addresses, layout.sizes
@@ -66,7 +65,7 @@ class Run:
         return cls(count, layout.length, per_block, rows, owners, read_only=layout.read_only)
 
     def rest(self, first: int) -> Run:
-        """Return the blocks from ``first`` on."""
+        """Return the run without its first ``first`` blocks."""
         if first == 0:
             return self
         return dataclasses.replace(
@@ -80,64 +79,76 @@ class Run:
         return self.count
 
     def refuse_wrong(self) -> None:
-        """Raise LayoutError if the numbers contradict each other, because C believes them, or if
-        this run is a part of another batch."""
+        """Raise LayoutError if the fields contradict each other, because C does not check them, or
+        if this run is part of another batch.
+        """
         rows, shape = self.fragments, (self.count * self.fragment_count, 2)
         if self.start != 0:
-            raise LayoutError(f"a run that starts at {self.start} is a part of a batch; give 0")
+            raise LayoutError(
+                f"run.start is {self.start}, so the run is part of another batch; give a run with "
+                "start 0"
+            )
         if min(self.count, self.fragment_count, self.length) < 1:
-            raise LayoutError("a run has blocks, fragments and bytes: give numbers from 1 on")
+            raise LayoutError("a run needs at least one block, one fragment and one byte")
         if (
             not isinstance(rows, np.ndarray)
             or rows.dtype != np.uint64
             or rows.shape != shape
             or not rows.flags.c_contiguous
         ):
-            raise LayoutError(f"a run's fragments are a C-contiguous uint64 array of shape {shape}")
+            raise LayoutError(f"run.fragments must be a C-contiguous uint64 array of shape {shape}")
         sizes = rows[:, 1].reshape(self.count, self.fragment_count)
         longest = int(sizes.max())
         if longest > self.length or (sizes.sum(axis=1) != self.length).any():
-            raise LayoutError(f"a block's fragments have {self.length} bytes together, no others")
+            raise LayoutError(
+                f"run.length is {self.length}, but the fragments of a block have another size in "
+                "total"
+            )
         first, last = int(rows[:, 0].min()), int(rows[:, 0].max())
         over = last + longest > _ADDRESS_MAX and (rows[:, 0] + rows[:, 1] < rows[:, 0]).any()
         if first == 0 or over:
-            raise LayoutError("a fragment lies at address 0, or beyond the last one")
+            raise LayoutError("a fragment starts at address 0, or ends after the last address")
 
 
 def _place(buffer: Buffer, *, writable: bool) -> tuple[int, int, object]:
-    """Return the address, the size in bytes, and the object that must stay alive."""
+    """Return the address, the size in bytes, and the object to keep alive."""
     if is_tensor(buffer):
         start = tensor_start(buffer)
         if buffer.device.type != "cpu" or not buffer.is_contiguous():
             raise LayoutError("a tensor must be contiguous and in CPU memory for the CPU engine")
         return start, buffer.numel() * buffer.element_size(), buffer
     if _has_objects(buffer):
-        raise LayoutError(f"a {type(buffer).__name__} of Python's objects has no bytes to copy")
+        raise LayoutError(
+            f"a {type(buffer).__name__} of Python objects cannot be copied; give an array of "
+            "numbers"
+        )
     try:
         pointer = ffi.from_buffer("uint8_t[]", buffer, require_writable=writable)
     except (TypeError, BufferError, ValueError) as error:
         need = "writable, contiguous" if writable else "contiguous"
-        raise LayoutError(f"need a {need} buffer, have {type(buffer).__name__}: {error}") from None
+        raise LayoutError(
+            f"need a {need} buffer, but got {type(buffer).__name__}: {error}"
+        ) from None
     return int(ffi.cast("uintptr_t", pointer)), len(pointer), pointer
 
 
 def _has_objects(buffer: typing_extensions.Buffer | NDArray[np.generic]) -> bool:
-    """Does the buffer hold Python references? To overwrite those would crash the interpreter."""
+    """Whether the buffer holds Python references, which must not be overwritten."""
     if isinstance(buffer, np.ndarray):
         return bool(buffer.dtype.hasobject)
     try:
         kind = memoryview(buffer).format
-    except (TypeError, ValueError, BufferError):  # a type without a name there, or no buffer
+    except (TypeError, ValueError, BufferError):  # a dtype without a buffer format, or not a buffer
         return False
-    return "O" in re.sub(":[^:]*:", "", kind)  # without the names of fields
+    return "O" in re.sub(":[^:]*:", "", kind)  # without field names
 
 
 def runs(blocks: Blocks, *, writable: bool) -> list[Run]:
-    """Cut a batch into runs of equal shape.
+    """Split a batch into runs of equal shape.
 
     A numpy array is a batch of blocks along its first axis. Each block must be contiguous; no
-    Python loop runs over them. A Run stays as it is.
-    Raises :class:`~beluga.errors.LayoutError` for memory that cannot be used.
+    Python loop visits them. A Run is returned unchanged. Raises :class:`~beluga.errors.LayoutError`
+    for unusable memory.
     """
     if count_of("a batch of blocks", blocks) == 0:
         return []
@@ -148,7 +159,7 @@ def runs(blocks: Blocks, *, writable: bool) -> list[Run]:
         return [blocks]
     if isinstance(blocks, np.ndarray):
         return [_matrix_run(blocks, writable=writable)]
-    if is_tensor(blocks):  # a batch of its rows, which torch may be unable to make
+    if is_tensor(blocks):  # treat it as a list of rows, because torch may be unable to convert it
         tensor_start(blocks)
     items = cast("Sequence[Fragments]", blocks)
     found: list[Run] = []
@@ -159,7 +170,7 @@ def runs(blocks: Blocks, *, writable: bool) -> list[Run]:
         places = [_place(part, writable=writable) for part in parts]
         this = (sum(size for _, size, _ in places), len(places))
         if this[0] == 0:
-            raise LayoutError(f"block {index} has no bytes")
+            raise LayoutError(f"block {index} is empty; give blocks of at least one byte")
         if shape is not None and this != shape:
             found.append(_list_run(start, index, shape, rows, owners))
             start, rows, owners = index, [], []
@@ -182,14 +193,16 @@ def _matrix_run(blocks: NDArray[np.generic], *, writable: bool) -> Run:
     if blocks.ndim < 2 or not (first := blocks[0]).flags.c_contiguous:
         raise LayoutError("an array of blocks needs two axes, and each block must be contiguous")
     if blocks.dtype.hasobject:
-        raise LayoutError("an array of Python's objects has no bytes to be stored")
+        raise LayoutError("an array of Python objects cannot be stored; give an array of numbers")
     if writable and not blocks.flags.writeable:
         raise LayoutError("the target array is read-only")
     count, length, stride = len(blocks), first.nbytes, blocks.strides[0]
     if length == 0:
-        raise LayoutError("the blocks of this array have no bytes")
+        raise LayoutError("the blocks of this array are empty; give blocks of at least one byte")
     if writable and count > 1 and abs(stride) < length:
-        raise LayoutError("the target blocks share bytes; give an array in which each has its own")
+        raise LayoutError(
+            "the target blocks overlap; give an array in which each block has its own bytes"
+        )
     fragments = np.empty((count, 2), np.uint64)
     fragments[0, 0] = start = _start(first)
     fragments[0, 1] = length
@@ -202,5 +215,6 @@ def _matrix_run(blocks: NDArray[np.generic], *, writable: bool) -> Run:
 def _start(block: NDArray[np.generic]) -> int:
     try:
         return int(ffi.cast("uintptr_t", ffi.from_buffer(block)))
-    except (TypeError, ValueError, BufferError):  # the buffer protocol lacks the type
+    # A dtype that the buffer protocol does not support
+    except (TypeError, ValueError, BufferError):
         return block.ctypes.data

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     )
 
 Digests: TypeAlias = "Sequence[bytes] | NDArray[np.uint8] | NDArray[np.uint64]"
-"""The names of a batch: digests as bytes or packed into an array, or keys that are folded."""
+"""The names of a batch: digests as bytes or packed into an array, or folded keys."""
 
 _ROWS = {"names": "NAME", "records": "BLOCK_RECORD"}
 CHUNK_SIZE: int = lib.BL_CHUNK_SIZE
@@ -65,10 +65,10 @@ BLOCK_SIZE_MAX: int = lib.BL_BLOCK_SIZE_MAX
 class PutResult:
     """The result of a put for each block, as arrays of shape (count,).
 
-    ``states`` has GRANTED (this call stored the block), HIT (the block was there), PENDING (another
-    session writes it) or REFUSED. ``statuses`` has a negative error for each refused block.
-    ``largest_bytes`` is the length of the call's longest block, and ``space_bytes`` what the pool
-    has for blocks.
+    ``states`` is GRANTED (this call stored the block), HIT (the pool already had it), PENDING
+    (another session is writing it) or REFUSED. ``statuses`` is a negative error for each refused
+    block. ``largest_bytes`` is the size of the call's largest block, and ``space_bytes`` the pool's
+    space for blocks.
     """
 
     states: NDArray[np.uint8]
@@ -77,30 +77,30 @@ class PutResult:
     space_bytes: int = 0
 
     def _count(self, state: int) -> int:
-        return self.states.tobytes().count(state)  # bytes: a tenth of what numpy takes for a few
+        return self.states.tobytes().count(state)  # ten times as fast as numpy for a few blocks
 
     @property
     def stored(self) -> int:
-        """Blocks that this call wrote."""
+        """The number of blocks that this call wrote."""
         return self._count(BlockState.GRANTED)
 
     @property
     def present(self) -> int:
-        """Blocks that the pool had already."""
+        """The number of blocks that the pool already had."""
         return self._count(BlockState.HIT)
 
     @property
     def pending(self) -> int:
-        """Blocks that another session is writing."""
+        """The number of blocks that another session is writing."""
         return self._count(BlockState.PENDING)
 
     @property
     def refused(self) -> int:
-        """Blocks that were not stored."""
+        """The number of blocks that were not stored."""
         return self._count(BlockState.REFUSED)
 
     def raise_for_refused(self) -> None:
-        """Raise the error of the first block that was refused, if one was."""
+        """Raise the error of the first refused block, if any."""
         for code in self.statuses[self.states == BlockState.REFUSED]:
             doing = "storing a block"
             if code == -lib.BL_ERROR_TOO_LARGE:
@@ -109,17 +109,19 @@ class PutResult:
                     f"{self.space_bytes} bytes"
                 )
             raise_for_status(int(code), doing)
-            raise CacheError("a block was refused without a reason")
+            raise CacheError(
+                "the server refused a block without a reason; run one version of Beluga"
+            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GetResult:
-    """The result of a get: ``hits`` leading blocks were copied and checked.
+    """The result of a get: the first ``hits`` blocks were copied and checked.
 
-    The targets after these blocks are undefined. ``states`` has a state for each block: shape
-    (count,). ``mismatches`` counts blocks whose bytes or entry differed from the committed ones:
-    each was read again and, if that did not help, is a miss. A miss because another server took
-    over is not counted: nothing is known to be wrong with that block.
+    The targets of later blocks are undefined. ``states`` has the state of each block, shape
+    (count,). ``mismatches`` counts blocks whose bytes or entry differed from the committed ones.
+    Each was read again; if that failed, too, it is a miss. A miss caused by a takeover does not
+    count as a mismatch.
     """
 
     hits: int
@@ -130,35 +132,32 @@ class GetResult:
 class KVCache(OfThisProcess):
     """KV blocks of one namespace in a pool.
 
-    Two caches with different values of ``namespace`` never see each other's blocks, nor do two with
-    different values of ``tenant``, by which servers know shares of the pool.
-    ``check_checksums`` compares the checksums of every fetched block (entries are always checked).
+    Caches with different values of ``namespace`` never share blocks, nor do those with different
+    values of ``tenant``, which selects the share of the pool. With ``check_checksums``, every get
+    compares the blocks' checksums (entries are always checked).
 
-    ``engine`` says who copies: ``auto`` (the CPU, and other engines of the machine for the plans
-    that they are faster at), the name of an engine (:func:`beluga.transfer.engine_names`), or an
-    engine of yours. Blocks may lie in any memory that the engine reaches, as a
-    :class:`~beluga.kvcache.Run` of addresses. ``threads`` threads of the CPU share the copying of a
-    get; a put uses one thread.
+    ``engine``: the copy engine. ``auto`` (the CPU, or another engine where it is faster), an
+    engine's name (:func:`beluga.transfer.engine_names`), or a :class:`~beluga.transfer.CopyEngine`.
+    Blocks may be in any memory that the engine can access, as a :class:`~beluga.kvcache.Run` of
+    addresses. A get on the CPU copies with ``threads`` threads; a put uses one thread.
 
-    ``link`` is a :class:`~beluga.transfer.Link`, an I/O handle of one, or the settings of this
-    host's link to the pool. The link scheduler then admits the bytes, puts in the class
-    ``write_class`` and gets in ``read_class``. With None nothing limits them.
+    ``link`` is a :class:`~beluga.transfer.Link`, one of its I/O handles, or the settings of this
+    host's link to the pool. The link scheduler then throttles puts in the class ``write_class`` and
+    gets in ``read_class``. None means no limit.
 
-    With ``onboard``, a get waits for blocks that the pool does not have but a tier below it has
-    (``beluga serve --disk``).
+    With ``onboard``, a get waits for blocks that only a lower tier has (``beluga serve --disk``).
 
-    ``kept`` blocks are never evicted. They are tasks of the queue whose number is
-    :attr:`fingerprint`, and there is a bound on them (:class:`beluga.index.TaskClient`). A cache,
-    like its :class:`~beluga.rpc.Client`, is used by one thread at a time.
+    ``kept`` blocks are never evicted. They are tasks of the queue :attr:`fingerprint`, and their
+    number is limited (:class:`beluga.index.TaskClient`). Like its :class:`~beluga.rpc.Client`, a
+    cache may be used by one thread at a time.
 
-    Digests have 16 to 64 uniformly random bytes each, as engines have them: a list of bytes or a
-    uint8 array of shape (count, size). Folded keys are a uint64 array of shape (count, 2). They do
-    not contain the namespace: a block of another namespace is present for a put and a miss for a
-    get. Raises :class:`~beluga.errors.LayoutError` for chunks that are not whole lines, or for less
-    than one thread.
+    Digests have 16 to 64 uniformly random bytes each, as engines compute them: a list of bytes or a
+    uint8 array of shape (count, size). Folded keys are a uint64 array of shape (count, 2). Raises
+    :class:`~beluga.errors.LayoutError` for chunks that are not whole lines, or for less than one
+    thread.
     """
 
-    def __init__(  # noqa: PLR0913  all but the first two named
+    def __init__(  # noqa: PLR0913  keyword-only but the first two
         self,
         pool_or_client: Pool | Client,
         *,
@@ -179,11 +178,12 @@ class KVCache(OfThisProcess):
         of_type("namespace", namespace, Namespace, Mapping, str, bytes, int, np.integer)
         threads, chunk_size = whole("threads", threads), whole("chunk_size", chunk_size)
         if threads < 1:
-            raise LayoutError(f"a cache of {threads} threads; give it at least one")
+            raise LayoutError(f"threads is {threads}, but must be at least 1")
         if not 0 <= chunk_size <= BLOCK_SIZE_MAX or chunk_size % _LINE_SIZE:
             raise LayoutError(
-                f"chunks of {chunk_size} bytes; give whole lines of 64, up to {BLOCK_SIZE_MAX} "
-                "bytes, or 0 for none"
+                f"chunk_size is {chunk_size}; give a multiple of 64 up to {BLOCK_SIZE_MAX} bytes, "
+                "or "
+                "0 for no checksums"
             )
         for name, one in ("read_class", read_class), ("write_class", write_class):
             of_type(name, one, TransferClass, int)
@@ -229,27 +229,27 @@ class KVCache(OfThisProcess):
         """
         if isinstance(digests, np.ndarray) and digests.dtype == np.uint64:
             if digests.ndim != 2 or digests.shape[1] != 2:
-                raise BadValueError(f"keys have shape {digests.shape}; give shape (count, 2)")
+                raise BadValueError(f"keys have the shape {digests.shape}; give shape (count, 2)")
             return np.ascontiguousarray(digests)
         return fold(self.namespace, cast("Sequence[bytes] | NDArray[np.uint8]", digests))
 
     @property
     def fingerprint(self) -> int:
-        """The 64 bits by which entries in the pool name this namespace."""
+        """The upper bits of the namespace's digest, stored in each of its entries."""
         return self._fingerprint
 
     def put(
         self, digests: Digests, sources: Blocks, *, names: NDArray[np.void] | None = None
     ) -> PutResult:
-        """Store ``sources[i]`` under ``digests[i]``, unless the pool has that block.
+        """Store ``sources[i]`` under ``digests[i]``, unless the pool already has that block.
 
-        ``names`` says what the engine calls the blocks, for those who follow what the pool has: an
-        array of :data:`beluga.index.NAME` of shape (count,), as :func:`beluga.index.chain_names`
-        makes them. Blocks without a name are not announced.
+        ``names`` are the engine's names of the blocks, for subscribers of the pool's events: an
+        array of :data:`beluga.index.NAME` of shape (count,), built by
+        :func:`beluga.index.chain_names`. Blocks without a name are not announced.
 
         Raises :class:`~beluga.errors.LayoutError` for unusable memory, and
-        :class:`~beluga.errors.RpcError`. A block for which there is no space is refused, which is
-        no error of the call.
+        :class:`~beluga.errors.RpcError`. A block for which there is no space is refused; that does
+        not raise.
         """
         started = time.perf_counter()
         keys = self._paired(digests, sources)
@@ -274,7 +274,7 @@ class KVCache(OfThisProcess):
             size += states[part].tobytes().count(BlockState.GRANTED) * run.length
         result = PutResult(states, statuses, largest, self._space_bytes)
         if self.client.report.put(result.stored, result.present, result.refused, size, started):
-            self.client.tell()
+            self.client.send_report()
         return result
 
     def get(
@@ -282,9 +282,9 @@ class KVCache(OfThisProcess):
     ) -> GetResult:
         """Fetch the leading blocks that the pool has into ``targets``.
 
-        ``records`` says where the blocks lie, which another session has pinned
+        ``records`` are the locations of blocks that another session has pinned
         (:meth:`beluga.index.Pins.records`): an array of :data:`beluga.index.BLOCK_RECORD` of shape
-        (count,). Then the server is asked only for blocks that are not there any more.
+        (count,). The server is then called only for blocks that are no longer there.
 
         Raises :class:`~beluga.errors.LayoutError` and :class:`~beluga.errors.RpcError`.
         """
@@ -311,15 +311,15 @@ class KVCache(OfThisProcess):
         return GetResult(hits, states, mismatches[0])
 
     def get_tokens(self, digests: Digests, tokens: ArrayLike, targets: Slots) -> GetResult:
-        """Fetch some tokens of the leading blocks that the pool has.
+        """Fetch single tokens of the leading blocks that the pool has.
 
-        ``tokens`` has shape (count, 2): the index of a digest, and a token of that block. If there
-        is one digest, shape (count,) will do: tokens of that block. ``targets`` are as many slots
-        of an engine's layout, which must be the layout in which the blocks were stored. With
-        ``check_checksums`` the chunks that the tokens touch are fetched whole and their checksums
-        are compared; without it only the tokens are fetched. Target rows of blocks that are no hits
-        are undefined. Raises :class:`~beluga.errors.LayoutError`, :class:`~beluga.errors.RpcError`,
-        and the errors of the engine.
+        ``tokens`` has shape (count, 2): the index of a digest, and a token of that block. With a
+        single digest, shape (count,) is also accepted: tokens of that block. ``targets`` are as
+        many slots of an engine's layout, which must be the layout in which the blocks were stored.
+        With ``check_checksums``, the chunks that contain the tokens are fetched whole and checked;
+        without it only the tokens are fetched. Target rows of blocks that miss are undefined.
+        Raises :class:`~beluga.errors.LayoutError`, :class:`~beluga.errors.RpcError`, and the errors
+        of the engine.
         """
         started = time.perf_counter()
         of_type("targets", targets, Slots)
@@ -353,10 +353,10 @@ class KVCache(OfThisProcess):
         return GetResult(found, states, mismatches[0])
 
     def lookup(self, digests: Digests) -> Found:
-        """Find the leading blocks that the pool or a tier below it has.
+        """Find the leading blocks that the pool or a lower tier has.
 
-        The result is their number, and has the tier of each block (:class:`Found`). A get onboards
-        those that lower tiers have.
+        Returns their number, with the tier of each block (:class:`Found`). A get onboards blocks of
+        lower tiers.
         """
         started = time.perf_counter()
         keys = self.keys(digests)
@@ -368,11 +368,12 @@ class KVCache(OfThisProcess):
         return Found(tiers)
 
     def onboard(self, digests: Digests, *, wait_s: float | None = None) -> int:
-        """Ask lower tiers for the leading blocks, and do not wait. Returns how many of them the
-        pool has or gets.
+        """Start to onboard the leading blocks from lower tiers. Returns how many the pool has or
+        will get.
 
-        With ``wait_s`` it waits for them, at most so long without progress, and returns how many
-        the pool has. Unlike :meth:`lookup` this finds what only a remote store has.
+        With ``wait_s``, wait for them until there is no progress for that many seconds, and return
+        how many the pool has. Unlike :meth:`lookup`, this also finds blocks that only a remote
+        store has.
         """
         keys = self.keys(digests)
         if wait_s is None:
@@ -387,9 +388,7 @@ class KVCache(OfThisProcess):
         return follow(self._meta, keys, begun, look, wait_s) if wait_s > 0 else begun[0]
 
     def prefetch(self, digests: Digests) -> int:
-        """Do as :meth:`onboard`, for blocks that are wanted later: those that somebody waits for
-        come first.
-        """
+        """Like :meth:`onboard`, but with lower priority than blocks that a caller waits for."""
         return self._meta.onboard(self.keys(digests), prefetch=True)
 
     def hint(
@@ -401,17 +400,17 @@ class KVCache(OfThisProcess):
         pin: bool = False,
         prefetch: bool = False,
     ) -> HintResult:
-        """Move blocks in the order of eviction, so that they are evicted earlier or later.
+        """Change the order of eviction, so that blocks are evicted earlier or later.
 
         ``priority`` is ``low`` (evicted before the tenant's other blocks), ``normal`` or ``high``
-        (after them). With ``pin`` blocks are evicted only where nothing else makes room. ``ttl`` is
-        the lifetime of the hint in seconds after the block's last use; then the block is evicted
-        first. With ``prefetch`` leading blocks that only lower tiers have are fetched
-        (:meth:`prefetch`).
+        (evicted after them). A block with ``pin`` is evicted only if nothing else makes room.
+        ``ttl`` is the lifetime of the hint in seconds after the block's last use; after that the
+        block is evicted first. With ``prefetch``, leading blocks that only lower tiers have are
+        fetched (:meth:`prefetch`).
 
-        A later hint replaces an earlier one, and a hint ends with this session and with the server;
-        ``normal`` without a ``ttl`` ends it at once. At most a quarter of the tenant's share may be
-        high or pinned. The result counts refused hints, and keys that the pool did not have.
+        A later hint replaces an earlier one. A hint ends with this session and with the server;
+        ``normal`` without a ``ttl`` removes it. At most a quarter of the tenant's share may be high
+        or pinned. The result counts refused hints and keys that the pool does not have.
 
         Raises BadTypeError, BadValueError and :class:`~beluga.errors.RpcError`.
         """
@@ -422,43 +421,43 @@ class KVCache(OfThisProcess):
         return HintResult(given, refused, len(keys) - given - refused, fetched)
 
     def pin(self, digests: Digests) -> Pins:
-        """Pin the leading blocks that the pool has, so that they stay until :meth:`release`."""
+        """Pin the leading blocks that the pool has until :meth:`release`."""
         started = time.perf_counter()
         pins = self._meta.pin(self.keys(digests))
         self._looked_up(started)
         return pins
 
     def release(self, pins: Pins) -> int:
-        """Drop pins and return how many were dropped.
+        """Release pins and return how many were released.
 
-        A pin is dropped once, and pins of a lost session are gone already.
+        A second release of the same pins does nothing, and pins of a lost session are already gone.
         """
         return self._meta.unpin(pins)
 
     def remove(self, digests: Digests) -> int:
-        """Remove blocks from the pool and return how many there were."""
+        """Remove blocks from the pool and return how many it had."""
         return self._meta.remove(self.keys(digests))
 
     def stat(self) -> MetaStat:
-        """Return the server's counters."""
+        """Return the server's counters of the block index."""
         return self._meta.stat()
 
     @property
     def engine(self) -> CopyEngine | None:
-        """The engine for the plans that C does not copy by itself; None: C copies everything."""
+        """The copy engine, or None if C copies everything by itself."""
         return self._selection.engine
 
     def carried(self, *, own: bool = False) -> dict[TransferClass, TransferStats]:
-        """Count the bytes and pieces that the link admitted for this cache, and their waiting time.
-
-        The result is by class. If several caches share an I/O handle, it counts the pieces of
-        all of them; with ``own`` it is then empty.
+        """Return the bytes and pieces that the link scheduler admitted for this cache and their
+        waiting time, by class. If caches share an I/O handle, the counts are those of all of them;
+        with ``own`` the result is then empty.
         """
         return self._selection.carried(own=own)
 
     def close(self) -> None:
-        """Wait for an interrupted batch, end the session if the cache made it, and release the
-        I/O handle and the DSA if the cache opened one."""
+        """Wait for an interrupted batch. Then close the session, the I/O handle and the DSA if this
+        cache opened them.
+        """
         self._batches.close()
         self._end_session()
         self._selection.close()
@@ -469,15 +468,15 @@ class KVCache(OfThisProcess):
             self.client.close()
 
     def _looked_up(self, started: float) -> None:
-        """Count a lookup, and report if it is time."""
+        """Count a lookup and send a report if one is due."""
         if self.client.report.looked_up(started):
-            self.client.tell()
+            self.client.send_report()
 
     def _got(self, asked: int, hits: int, size: int, started: float) -> None:
-        """Count a get of ``size`` bytes, and report if it is time."""
+        """Count a get of ``size`` bytes and send a report if one is due."""
         flushed = size if self._flushes else 0
         if self.client.report.got(asked, hits, size, flushed, started):
-            self.client.tell()
+            self.client.send_report()
 
     def _paired(self, digests: Digests, blocks: Blocks) -> NDArray[np.uint64]:
         keys = self.keys(digests)
@@ -535,10 +534,9 @@ class KVCache(OfThisProcess):
         states: NDArray[np.uint8],
         mismatches: core.uint64_p,
     ) -> int:
-        """Fetch the leading blocks of a run, those that lower tiers have, too. Returns their
-        number.
+        """Fetch the leading blocks of a run, including those in lower tiers. Returns their number.
 
-        The wait for a block that is coming ends after the cache's timeout without progress.
+        The wait for a block ends after the cache's timeout without progress.
         """
         hits = raise_for_status(self._get(run, keys, states, mismatches), "fetching blocks")
         if hits == run.count or not self._onboards:
@@ -559,8 +557,8 @@ class KVCache(OfThisProcess):
         states: NDArray[np.uint8],
         records: NDArray[np.void],
     ) -> int:
-        """Fetch the leading blocks that lie where ``records`` says, and do not ask the server.
-        Returns their number. What is wrong with the next one shows when the server is asked for it.
+        """Fetch leading blocks at the locations in ``records``, without calling the server. Returns
+        their number. A later call to the server finds out what is wrong with the next block.
         """
         elsewhere = ffi.new("uint64_t *")
         code = self._get(run, keys, states, elsewhere, records)
@@ -573,10 +571,10 @@ class KVCache(OfThisProcess):
     def _ended(self, code: int, doing: str) -> int:
         self._selection.watch()
         if code == -errno.ECANCELED:
-            raise TransferCancelledError(f"{doing}: it was stopped")
+            raise TransferCancelledError(f"{doing}: it was interrupted")
         return int(code)
 
-    def _carry(  # noqa: PLR0913  the last one named
+    def _carry(  # noqa: PLR0913  the last one is keyword-only
         self,
         engine: CopyEngine,
         run: Run,
@@ -586,12 +584,12 @@ class KVCache(OfThisProcess):
         *,
         records: NDArray[np.void] | None = None,
     ) -> int:
-        """Run ``move`` for a batch, where no interrupt reaches it, and return its result."""
+        """Run ``move`` for a batch where no interrupt can stop it, and return its result."""
 
         def carry(left: Left) -> int:
             self._tune()
             with self.client.lock:
-                # the engine asks the link
+                # The engine throttles itself, so C gets no I/O queue.
                 batch = self._filled(run, keys, self._read_class, ffi.NULL, names, records=records)
                 session, pool_size = self.client.session, self.client.pool.geometry.size
                 return move(EngineBatch(engine, session, batch, pool_size, left))
@@ -599,20 +597,20 @@ class KVCache(OfThisProcess):
         return self._batches.run(carry)
 
     def _tune(self) -> None:
-        """Load or measure how C copies, before the first copy."""
+        """Load or measure the copy thresholds of C before the first copy."""
         if self._settings is None:
             self._settings = tuned(self.client.pool).struct(self._threads)
             self._batch.settings = self._settings
 
     def _new_batch(self, *, kept: bool) -> core.bl_kv_batch:
-        """Make the one batch of this cache, which the put or get with the client's lock fills."""
+        """Allocate this cache's only batch. Each put or get fills it under the client's lock."""
         batch = ffi.new("bl_kv_batch *")
         batch.fingerprint, batch.timeout_ns = self._fingerprint, self._timeout_ns
         batch.chunk_size, batch.check_checksums = self._chunk_size, bool(self._check_checksums)
         batch.reserve_flags = lib.BL_RESERVE_KEPT if kept else 0
         return batch
 
-    def _filled(  # noqa: PLR0913  the last one named
+    def _filled(  # noqa: PLR0913  the last one is keyword-only
         self,
         run: Run,
         keys: NDArray[np.uint64],
@@ -622,7 +620,7 @@ class KVCache(OfThisProcess):
         *,
         records: NDArray[np.void] | None = None,
     ) -> core.bl_kv_batch:
-        """Return the batch for C. The caller has the client's lock, and keeps the arrays alive."""
+        """Fill the batch for C. The caller holds the client's lock and keeps the arrays alive."""
         batch = self._batch
         batch.keys = ffi.from_buffer("uint64_t[]", keys)
         batch.fragments = ffi.from_buffer("bl_fragment[]", run.fragments)
@@ -644,16 +642,18 @@ class KVCache(OfThisProcess):
 def _rows(
     what: str, rows: NDArray[np.void] | None, kind: np.dtype[np.void], count: int
 ) -> NDArray[np.void] | None:
-    """Return the rows in the form of C. Raises LayoutError for other arrays."""
+    """Convert rows to the format of C. Raises LayoutError for other arrays."""
     if rows is None:
         return None
     if not isinstance(rows, np.ndarray) or rows.dtype != kind or rows.shape != (count,):
         raise LayoutError(
-            f"{count} blocks need as many {what}, in an array of beluga.index.{_ROWS[what]}"
+            f"{count} blocks need {count} {what}; give an array of beluga.index.{_ROWS[what]}"
         )
     return np.ascontiguousarray(rows)
 
 
 def _refuse_long(run: Run) -> None:
     if run.length > BLOCK_SIZE_MAX:
-        raise LayoutError(f"a block of {run.length} bytes; the pool takes up to {BLOCK_SIZE_MAX}")
+        raise LayoutError(
+            f"a block has {run.length} bytes, but the pool takes up to {BLOCK_SIZE_MAX}"
+        )

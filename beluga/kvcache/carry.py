@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Puts and gets whose bytes a copy engine moves: begin, plan, copy, end (``csrc/kvcache/batch.h``).
+"""Puts and gets through a copy engine: begin, plan, copy, end (``csrc/kvcache/batch.h``).
 
-Space is returned only when nothing writes there any more (D15): all transfers that were started
-have ended before the end of a put or get is reported. If it is unknown whether they have ended, the
-session gives up its nonce, and the server keeps the space until this process is gone. All of this
-runs where no signal interrupts it (``uninterrupted.py``).
+Space may be reused only when no transfer can still write to it (D15). So a put or get returns only
+after all its transfers have ended. If that cannot be established, the session abandons its nonce,
+and the server quarantines the space until this process has ended. All of this runs where no signal
+can interrupt it (``uninterrupted.py``).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from beluga.kvcache.uninterrupted import Left
     from beluga.transfer import CopyEngine, Transfer
 
-    Part = tuple[NDArray[np.int64], Plan]  # blocks of a batch, and their plan
+    Part = tuple[NDArray[np.int64], Plan]  # blocks of a batch, and their copy plan
 
 
-_GROUP_SIZE = 16 << 20  # bytes; an engine copies them for longer than it takes to plan as many
+_GROUP_SIZE = 16 << 20  # bytes; copying this much takes longer than planning the next group
 
 
 class EngineBatch:
-    """One batch of a session, and the engine that moves it. It is dropped if ``left()`` is true."""
+    """One batch of a session and its copy engine. It is dropped once ``left()`` is true."""
 
     def __init__(
         self,
@@ -65,13 +65,14 @@ class EngineBatch:
     def put(self, run: Run, states: NDArray[np.uint8], statuses: NDArray[np.int32]) -> int:
         """Store blocks, with the results of ``bl_kv_put``.
 
-        If the engine raises an error, nothing is stored and the error is passed on.
+        If the engine raises an error, nothing is stored and the error is raised.
         """
         told = (
             ffi.from_buffer("uint8_t[]", states, require_writable=True),
             ffi.from_buffer("int32_t[]", statuses, require_writable=True),
         )
-        checksums = self._checksums()  # allocated now, so that the end needs no memory
+        # Allocated first, because the end must not fail for lack of memory
+        checksums = self._checksums()
         written = -errno.ECANCELED
         code = lib.bl_kv_put_begin(
             self._session, self._batch, *told, self._offsets(), self._pending
@@ -86,12 +87,12 @@ class EngineBatch:
                 raise TransferCancelledError("storing blocks: it was interrupted")
             written = 0
         except DeviceFaultError:
-            written = -lib.BL_ERROR_DEVICE_FAULT  # the server learns which memory failed
+            written = -lib.BL_ERROR_DEVICE_FAULT  # reports the failed memory to the server
             raise
         except NoRoomError:
             written = -lib.BL_ERROR_NO_ROOM  # the blocks are refused
         except UnsettledError:
-            written = -errno.EINPROGRESS  # the grants stay
+            written = -errno.EINPROGRESS  # the grants remain
             raise
         finally:
             code = lib.bl_kv_put_end(self._session, self._pending[0], checksums, written, *told)
@@ -105,8 +106,8 @@ class EngineBatch:
     ) -> int:
         """Fetch blocks, with the results of ``bl_kv_get``.
 
-        ``parts_of`` plans the blocks of the batch that may be read, with their checksums. Blocks
-        whose checksums differ are misses.
+        ``parts_of`` plans the readable blocks of the batch and their checksums. Blocks with a wrong
+        checksum are misses.
         """
         told = ffi.from_buffer("uint8_t[]", states, require_writable=True)
         out = self._offsets(), self._checksums(), self._pending
@@ -117,7 +118,8 @@ class EngineBatch:
         try:
             hits = np.flatnonzero(states[:code] == BlockState.HIT)
             for blocks in self._read(hits, parts_of):
-                states[blocks] = BlockState.REFUSED  # the second look counts and judges them
+                # The second attempt counts them and sets their state
+                states[blocks] = BlockState.REFUSED
             copied = 0
         except DeviceFaultError:
             copied = -lib.BL_ERROR_DEVICE_FAULT
@@ -131,9 +133,9 @@ class EngineBatch:
         hits: NDArray[np.int64],
         parts_of: Callable[[NDArray[np.int64]], Iterable[Part]],
     ) -> list[int]:
-        """Read the blocks and return those whose checksums differ.
+        """Read the blocks and return those with a wrong checksum.
 
-        If a checksum of the batch differs, each block is read once more, alone.
+        If the checksum of a part is wrong, each of its blocks is read again by itself.
         """
         if len(hits) == 0:
             return []
@@ -151,7 +153,7 @@ class EngineBatch:
             self.checksums[blocks] = plan.checksums.reshape(len(blocks), -1)
 
     def blocks(self, run: Run) -> Callable[[NDArray[np.int64]], Iterable[Part]]:
-        """Return a function that plans the reading of whole blocks of a run."""
+        """Return a function that plans reads of whole blocks of a run."""
         summed = bool(self._batch.check_checksums) and self.checksums.shape[1] > 0
 
         def parts_of(hits: NDArray[np.int64]) -> Iterable[Part]:
@@ -163,11 +165,13 @@ class EngineBatch:
         return parts_of
 
     def _parts(self, run: Run, blocks: NDArray[np.int64], *, summed: bool = True) -> Iterable[Part]:
-        """Plan blocks in groups of about :data:`_GROUP_SIZE` bytes. The engine copies a group while
-        the next one is planned."""
+        """Plan blocks in groups of about :data:`_GROUP_SIZE` bytes, so that the engine copies one
+        group while the next one is planned.
+        """
         fragments = run.fragments.reshape(run.count, run.fragment_count, 2)
         most = max(_GROUP_SIZE // run.length, 1)
-        first, count = 0, max(most // 8, 1)  # the engine has nothing to do until the first
+        # A small first group, because the engine idles until it is planned
+        first, count = 0, max(most // 8, 1)
         while first < len(blocks):
             group = blocks[first : first + count]
             first, count = first + len(group), min(2 * count, most)
@@ -193,8 +197,7 @@ class EngineBatch:
 
 
 def _alike(sizes: NDArray[np.uint64], blocks: NDArray[np.int64]) -> Iterable[NDArray[np.int64]]:
-    """Split blocks by their fragments' sizes, which have shape (blocks, fragments): each array has
-    blocks of equal sizes."""
+    """Group blocks by their fragment sizes, which have shape (blocks, fragments)."""
     if (sizes == sizes[0]).all():
         return [blocks]
     shapes, which = np.unique(sizes, axis=0, return_inverse=True)
@@ -204,10 +207,10 @@ def _alike(sizes: NDArray[np.uint64], blocks: NDArray[np.int64]) -> Iterable[NDA
 def _move(
     start: Callable[[Plan], Transfer], parts: Iterable[Part], ended: Callable[[Part], None]
 ) -> None:
-    """Start plans as they are made, and wait for them in order. Call ``ended`` with each part that
-    has been moved, while the engine moves others.
+    """Start each plan as soon as it is made, and wait for them in order. Call ``ended`` with each
+    finished part while the engine copies later ones.
 
-    None of them is under way when this ends, well or not, unless it raises
+    No transfer is still running on return or on an error, except after
     :class:`~beluga.errors.UnsettledError`.
     """
     under_way: deque[tuple[Part, Transfer]] = deque()

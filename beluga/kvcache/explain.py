@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Why a key hits or misses, as far as the pool and this host can tell.
+"""Explains why a key hits or misses, as far as the pool and this host can show it.
 
-Three things are asked: the server, which remembers why keys have left; both halves of the block
-table, where a free line still has the key of the block that left it; and the namespaces that were
-opened on this host. The key is made again under each of them. A key is a hash of its namespace:
-what was stored under a salt, or by another host alone, cannot be found without being told.
+There are three sources: the server, which remembers why recent keys were evicted or removed; both
+halves of the block table, where a free line still has the key of its last block; and the namespaces
+that were opened on this host, under each of which the key is computed again. A key is a hash that
+includes its namespace. So a block stored with a salt, or in a namespace that only another host has
+opened, cannot be found.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from beluga.kvcache.keys import Namespace, fold
 from beluga.kvcache.known import KnownNamespace, known_namespaces
 from beluga.rpc import Client
 
-# What engines call such fields (beluga/connectors/). Another number of ranks or another type of
-# data changes the layout, too: so the first kind that differs is the cause.
+# Field names of the connectors (beluga/connectors/). Another number of ranks or another dtype also
+# changes the layout, so the first kind of difference in this order is reported as the cause.
 _PARALLEL = ("tp", "pp", "cp", "dp", "ep", "attn_cp", "dcp", "pcp")
 _KINDS = {
     "rank": {
@@ -48,15 +49,15 @@ _KINDS = {
         *("storage_format_tag", "target_layer_num"),
     },
 }
-_FOLLOWS_DTYPE = {"model_config"}  # an engine may write its type of data into it
+_FOLLOWS_DTYPE = {"model_config"}  # a section that an engine may write its dtype into
 
 _PENDING = (
-    "a client is writing it, or it is on its way from a lower tier; it hits when that is done, and "
-    "misses if the client gives up or dies"
+    "a client is writing it, or it is being fetched from a lower tier; it hits when that is done, "
+    "and misses if the client gives up or dies"
 )
 _EPOCH = (
-    "the server of epoch {} had it, that of epoch {} has not: it was lost when that server took "
-    "over, or evicted since"
+    "the server of epoch {} had it, but that of epoch {} does not: it was lost in the takeover, or "
+    "evicted since"
 )
 
 _LEFT = {
@@ -64,7 +65,7 @@ _LEFT = {
     Left.ENTRY: (
         "evicted",
         "it was here, and was evicted because the block table was full: blocks are smaller than "
-        "the pool was made for, so make it anew with --block-bytes or more --max-blocks",
+        "the pool was made for, so recreate it with --block-bytes or a larger --max-blocks",
     ),
     Left.REMOVED: ("removed", "it was here, and was removed by a client"),
     Left.RETIRED: ("evicted", "it was here, and was dropped with memory that failed"),
@@ -79,8 +80,8 @@ Key = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Explanation:
-    """What became of one key. ``cause`` is one word: stored, pending, below, checksum, namespace,
-    layout, dtype, rank, salt, evicted, removed, epoch or never; ``text`` says it in a sentence.
+    """The explanation of one key. ``cause`` is one word: stored, pending, below, checksum,
+    namespace, layout, dtype, rank, salt, evicted, removed, epoch or never. ``text`` is a sentence.
     """
 
     key: str
@@ -91,7 +92,7 @@ class Explanation:
 
 @dataclasses.dataclass(slots=True)
 class _Table:
-    """What both halves of the block table have of some keys."""
+    """The lines of both halves of the block table for some keys."""
 
     now: dict[Key, np.void]  # committed, in the serving half
     left: set[Key]  # a free line of the serving half has the key
@@ -142,7 +143,7 @@ def explain(client: Client, namespace: Namespace, digests: Sequence[bytes]) -> l
 
 
 def _keys(namespace: Namespace, digests: Sequence[bytes]) -> list[Key]:
-    """Return keys one by one: digests of several sizes have no common array."""
+    """Return the key of each digest: digests of different sizes do not fit into one array."""
     return [(int(key[0]), int(key[1])) for one in digests for key in fold(namespace, [one])]
 
 
@@ -185,7 +186,7 @@ def _hit(
     if got.mismatches:
         return "checksum", (
             "its bytes are not those that were committed, so it reads as a miss; remove it "
-            "(beluga rm) and look the pool over (beluga pool check --payload)"
+            "(beluga rm) and check the pool (beluga pool check --payload)"
         )
     return (
         "stored",
@@ -194,18 +195,20 @@ def _hit(
 
 
 def _left(stat: MetaStat) -> tuple[str, str]:
-    """Tell how a block left that has a free line: the line does not, but the counters may."""
+    """Explain a key that only a free line has. The line does not show the reason, but the counters
+    may.
+    """
     if stat.remove_count == 0:
         return "evicted", "it was here, and was evicted to make room"
     if stat.evict_count + stat.table_evict_count == 0:
         return "removed", "it was here, and was removed by a client"
-    return "evicted", "it was here, and was evicted, or removed by a client: both happened here"
+    return "evicted", "it was here, and was either evicted or removed by a client"
 
 
 def _nowhere(
     asked: Namespace, table: _Table, known: Sequence[KnownNamespace], stat: MetaStat
 ) -> tuple[str, str]:
-    """Explain a key of which there is no trace: a salt may hide it, or it was never stored."""
+    """Explain a key that left no trace: it may have a salt, or was never stored."""
     salted = sum(
         table.counts[one.fingerprint]
         for one in known
@@ -215,41 +218,41 @@ def _nowhere(
     )
     if salted:
         return "salt", (
-            f"{salted} blocks are stored under the same fields with another salt; whether this key "
-            "is one of them cannot be told without it (--salt)"
+            f"{salted} blocks are stored under the same fields with another salt; give the salt to "
+            "check whether this key is one of them (--salt)"
         )
     named = {asked.fingerprint, *(one.fingerprint for one in known)}
     strange = sum(count for of, count in table.counts.items() if of not in named)
     text = (
-        "nothing in this pool shows that it was ever stored in this namespace, nor in another that "
-        "this host has opened without a salt; a trace of an evicted block goes when its line of "
-        "the table is used again"
+        "nothing in this pool shows that it was ever stored, in this namespace or another one "
+        "that this host opened without a salt; the trace of an evicted block is lost when its "
+        "table line is reused"
     )
     if evicted := stat.evict_count:
         text += (
-            f"; {evicted} blocks were evicted since this server took over, and those whose trace "
-            "is gone may have had it"
+            f"; {evicted} blocks were evicted since this server took over, and it may be one of "
+            "those whose trace is lost"
         )
     if strange > 0:
         text += (
-            f"; {strange} blocks are of namespaces that only other hosts have opened, and whether "
-            "it is one of those cannot be told"
+            f"; {strange} blocks are of namespaces that only other hosts opened, so it may be one "
+            "of them"
         )
     return "never", text
 
 
 def _made(one: KnownNamespace, asked: Namespace) -> Namespace | None:
-    """Return a known namespace as its keys need it, or None if it has a secret that nobody told:
-    another salt than the one that was asked with.
+    """Return a namespace with what its keys need, or None if its secret is unknown: a salt other
+    than that of the question.
     """
     made = Namespace(one.fields, salt=asked.salt if one.secret else b"")
     return made if made.fingerprint == one.fingerprint else None
 
 
 def _differing(asked: Namespace, there: KnownNamespace) -> list[str]:
-    """Return the fields in which two namespaces differ. A digest of a section of an engine's
-    configuration is among them only if no field that has a name of its own differs: such a field is
-    often part of the section, too.
+    """Return the fields in which two namespaces differ. The digest of a whole section of an
+    engine's configuration is included only if no other field differs, because such a field is often
+    part of the section as well.
     """
     mine, theirs = dict(asked.fields), dict(there.fields)
     names = sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n))
@@ -257,30 +260,32 @@ def _differing(asked: Namespace, there: KnownNamespace) -> list[str]:
 
 
 def _foreign(names: Sequence[str]) -> set[str]:
-    """Return those of the fields in which engines differ that have another subject."""
+    """Return the fields among these that concern something other than the model's layout."""
     foreign = set(names).difference(*_KINDS.values())
     return foreign - _FOLLOWS_DTYPE if _KINDS["dtype"].intersection(names) else foreign
 
 
 def _distance(names: Sequence[str]) -> tuple[int, int]:
-    """Return how far a namespace is that differs in these fields: of two, the same model's is the
-    nearer one.
+    """Return the distance to a namespace that differs in these fields. One of the same model is
+    nearer.
     """
     return len(_foreign(names)), len(names)
 
 
 def _difference(asked: Namespace, there: KnownNamespace) -> tuple[str, str]:
-    """Name the difference between the namespace that was asked and the one that has the key."""
+    """Describe the difference between the namespace of the question and the one that has the
+    key.
+    """
     mine, theirs = dict(asked.fields), dict(there.fields)
     names = _differing(asked, there)
     if not names:
-        return "salt", "it is stored without a salt, under the same fields; drop --salt to reach it"
+        return "salt", "it is stored without a salt, under the same fields; drop --salt to find it"
     foreign = _foreign(names)
     kinds = (kind for kind, of in _KINDS.items() if of.intersection(names) and not foreign)
     kind = next(kinds, "namespace")
     told = ", ".join(f"{n} is {_value(theirs, n)} there and {_value(mine, n)} here" for n in names)
     if asked.salted and not there.secret:
-        told += ", and there is no salt there"
+        told += ", and it has no salt there"
     return kind, f"it is stored in another namespace ({there.fingerprint:016x}): {told}"
 
 

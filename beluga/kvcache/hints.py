@@ -15,15 +15,15 @@ PRIORITIES = {
     "normal": int(lib.BL_LEVEL_NORMAL),
     "high": int(lib.BL_LEVEL_HIGH),
 }
-"""The priorities of hints, as levels of the server."""
+"""The priorities of hints, with the levels that the server uses."""
 
 _TTL_MAX_S = 30 * 86400
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HintResult:
-    """How many blocks got a hint, how many were refused beyond a budget, and how many keys the pool
-    did not have; and how many leading blocks the pool has or fetches from lower tiers.
+    """The number of blocks that got a hint, of blocks refused beyond a budget, of keys that the
+    pool does not have, and of leading blocks that the pool has or is fetching from lower tiers.
     """
 
     given: int
@@ -33,7 +33,7 @@ class HintResult:
 
 
 def hint_level(priority: object, ttl: object, *, pin: object) -> tuple[int, int]:
-    """Return the level of a hint, and its time in milliseconds. Raises BadTypeError and
+    """Convert a hint to its level and its time in milliseconds. Raises BadTypeError and
     BadValueError.
     """
     of_type("priority", priority, str)
@@ -43,7 +43,7 @@ def hint_level(priority: object, ttl: object, *, pin: object) -> tuple[int, int]
             f"the priority of a hint is {short(priority)}; give {', '.join(PRIORITIES)}"
         )
     if pin and priority == "low":
-        raise BadValueError("a hint pins blocks of low priority; give one of the two")
+        raise BadValueError("a hint has both pin and low priority; give one of the two")
     milliseconds = 0
     if ttl is not None:
         of_type("ttl", ttl, int, float)

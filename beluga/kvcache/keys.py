@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Keys of blocks: an engine's digest names tokens, and a namespace names their KV data.
+"""Keys of blocks. An engine's digest identifies tokens; a namespace identifies their KV data.
 
-Digests are uniformly random bytes, which engines compute anyway. :func:`fold` makes 128-bit keys of
-a whole batch in one call into C. Other names are hashed first, by :func:`hash_keys`.
+Digests are uniformly random bytes, which engines compute anyway. :func:`fold` computes the 128-bit
+keys of a whole batch with one C call. Hash other names first, with :func:`hash_keys`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ DIGEST_SIZE_MIN, DIGEST_SIZE_MAX = 16, 64
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Namespace:
-    """A namespace has the properties that two engines must have in common to share blocks.
+    """The properties that two engines must have in common to share blocks.
 
     ``fields`` has everything that changes the bytes of a block: model, revision, dtype, kv_dtype,
-    block_size, layout, tp_rank and so on; their order does not matter. ``salt`` is a tenant's
-    secret: without it nobody finds the tenant's blocks, or learns whether they are there. The field
-    ``tenant`` has the tenant's name, by which servers know its share of the pool.
-    ``digest`` has 16 bytes, and namespaces are equal if their digests are equal. Raises
-    :class:`~beluga.errors.BadTypeError` for other values than text, bytes and whole numbers.
+    block_size, layout, tp_rank and so on, in any order. ``salt`` is a tenant's secret: without it,
+    the tenant's blocks cannot be found, nor their presence detected. The field ``tenant`` is the
+    tenant's name, which selects its share of the pool. ``digest`` has 16 bytes; namespaces are
+    equal if their digests are equal. Raises :class:`~beluga.errors.BadTypeError` for other values
+    than text, bytes and whole numbers.
     """
 
     fields: Mapping[str, Field] = dataclasses.field(compare=False)
@@ -45,12 +45,12 @@ class Namespace:
     salt: str | bytes = dataclasses.field(default=b"", repr=False, compare=False)
     digest: bytes = dataclasses.field(init=False, repr=False)
     fingerprint: int = dataclasses.field(init=False, repr=False, compare=False)
-    """The 64 bits of it that the pool keeps with each block."""
+    """The 64 bits of the digest that are stored with each block."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.fields, Mapping) or not all(isinstance(f, str) for f in self.fields):
             raise BadTypeError(
-                f"a namespace's fields have names of text; mend {short(self.fields)}"
+                f"the field names of a namespace must be text; fix {short(self.fields)}"
             )
         fields = {
             name: int(value) if isinstance(value, np.integer) else value
@@ -58,31 +58,34 @@ class Namespace:
         }
         salt = self.salt.encode() if isinstance(self.salt, str) else self.salt
         digest = digest_of(fields, salt)
-        object.__setattr__(self, "fields", fields)  # a copy, so that the digest stays true
+        # A copy, because changes would invalidate the digest
+        object.__setattr__(self, "fields", fields)
         object.__setattr__(self, "digest", digest)
         object.__setattr__(self, "fingerprint", fingerprint_of(fields, digest))
 
     @property
     def salted(self) -> bool:
-        """Whether a salt hides its blocks."""
+        """Whether the namespace has a salt."""
         return bool(self.salt)
 
     @classmethod
     def of(cls, value: Namespace | Mapping[str, Field] | Field) -> Namespace:
-        """Return ``value`` if it is a namespace, or the one with these fields or this name."""
+        """Return ``value`` if it is a namespace, else the namespace with these fields or this
+        name.
+        """
         if isinstance(value, Namespace):
             return value
         return cls(value if isinstance(value, Mapping) else {"name": value})
 
     def of_tenant(self, tenant: str) -> Namespace:
-        """Return the tenant's own namespace with the same fields. Without a name it is this one."""
+        """Return a copy of this namespace for a tenant; without a tenant, this namespace."""
         of_type("tenant", tenant, str)
         return Namespace({**self.fields, TENANT: tenant}, salt=self.salt) if tenant else self
 
 
 def _joined(digests: Sequence[bytes]) -> tuple[bytes, int]:
-    """Return digests end to end, and the size of each. They are not looked at one by one unless
-    something is wrong.
+    """Join digests, and return the size of each. Single digests are only inspected after an
+    error.
     """
     try:
         joined = b"".join(digests)
@@ -94,15 +97,15 @@ def _joined(digests: Sequence[bytes]) -> tuple[bytes, int]:
     for digest in digests:
         if not isinstance(digest, bytes | bytearray | memoryview | np.ndarray):
             raise BadTypeError(
-                f"a key is {DIGEST_SIZE_MIN} to {DIGEST_SIZE_MAX} bytes, not {short(digest)}; "
-                "give beluga.kvcache.hash_keys() of names"
+                f"a key must have {DIGEST_SIZE_MIN} to {DIGEST_SIZE_MAX} bytes, but is "
+                f"{short(digest)}; give beluga.kvcache.hash_keys() of names"
             )
     if len(sizes) > 1:
         raise BadValueError(
-            f"digests of {min(sizes)} to {max(sizes)} bytes; give all the same size"
+            f"digests have {min(sizes)} to {max(sizes)} bytes; give digests of equal size"
         )
     if digests:
-        raise BadValueError("a digest is no run of bytes; give bytes in a list")
+        raise BadValueError("a digest is not bytes; give a list of bytes")
     return b"", DIGEST_SIZE_MIN
 
 
@@ -120,15 +123,17 @@ def fold(namespace: Namespace, digests: Sequence[bytes] | NDArray[np.uint8]) -> 
         packed = np.ascontiguousarray(np.asarray(digests))
         if packed.dtype != np.uint8 or packed.ndim != 2:
             raise BadValueError(
-                f"digests are a {packed.dtype} array of shape {packed.shape}; "
-                "give bytes in a list, or a uint8 array of shape (count, size)"
+                f"digests are a {packed.dtype} array of shape {packed.shape}; give a list of "
+                "bytes, "
+                "or a uint8 array of shape (count, size)"
             )
         source = ffi.from_buffer("uint8_t[]", packed)
         count, size = packed.shape
     if not DIGEST_SIZE_MIN <= size <= DIGEST_SIZE_MAX:
         raise BadValueError(
-            f"digests of {size} bytes; give {DIGEST_SIZE_MIN} to {DIGEST_SIZE_MAX} random bytes, "
-            "or beluga.kvcache.hash_keys() of what you have"
+            f"digests have {size} bytes; give {DIGEST_SIZE_MIN} to {DIGEST_SIZE_MAX} random bytes, "
+            "or "
+            "beluga.kvcache.hash_keys() of other names"
         )
     keys = np.empty((count, 2), np.uint64)
     target = ffi.from_buffer("uint64_t[]", keys)
@@ -139,9 +144,9 @@ def fold(namespace: Namespace, digests: Sequence[bytes] | NDArray[np.uint8]) -> 
 
 
 def hash_keys(values: Iterable[bytes | str]) -> NDArray[np.uint8]:
-    """Return digests of names that are not random, for :func:`fold`. Raises BadTypeError.
+    """Hash names that are not random, for :func:`fold`. Raises BadTypeError.
 
-    The result is a uint8 array of shape (count, 32). Text counts as its UTF-8 bytes.
+    The result is a uint8 array of shape (count, 32). Text is hashed as UTF-8.
     """
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise BadTypeError(f"names to hash are {short(values)}; give a list of text or bytes")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The namespaces that processes of this host have opened on a pool, for people who look at it.
+"""The namespaces that processes of this host have opened on a pool, for diagnosis.
 
-The pool has only a namespace's fingerprint. Each cache leaves the fields of its namespace in the
-pool's runtime directory, but never a salt, nor what was made of one. Nothing is decided by these
-files, so a cache works without them.
+The pool stores only a namespace's fingerprint. Each cache writes the fields of its namespace to the
+pool's runtime directory, but never a salt or anything derived from one. Caches work without these
+files.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pathlib import Path
 from beluga.index import Field
 from beluga.kvcache.keys import Namespace
 
-_FILES_MAX = 4096  # namespaces that are remembered for a pool
+_FILES_MAX = 4096  # namespaces per pool
 _FOLDER = "namespaces"
-_SALTS = {"cache_salt"}  # fields that are a tenant's secret (beluga/connectors/lmcache/)
+_SALTS = {"cache_salt"}  # fields that hold a tenant's secret (beluga/connectors/lmcache/)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KnownNamespace:
-    """A namespace that was opened on this host. With ``secret`` parts (a salt, or fields of bytes)
-    its keys cannot be made from ``fields``.
+    """A namespace that was opened on this host. If it has ``secret`` parts (a salt, or fields of
+    bytes), its keys cannot be computed from ``fields``.
     """
 
     fingerprint: int
@@ -35,14 +35,15 @@ class KnownNamespace:
 
 
 def leave_namespace(directory: Path, namespace: Namespace) -> None:
-    """Remember a namespace's fields for :func:`known_namespaces`, if that is possible."""
+    """Write a namespace's fields for :func:`known_namespaces`, if possible."""
     file = directory / _FOLDER / f"{namespace.fingerprint:016x}.json"
     shown = {name: value for name, value in namespace.fields.items() if not _hidden(name, value)}
     secret = namespace.salted or len(shown) < len(namespace.fields)
     try:
         if file.exists():
             return
-        rights = directory.stat().st_mode  # they say who may read, not this process's umask
+        # The directory's mode decides who may read, not this process's umask
+        rights = directory.stat().st_mode
         file.parent.mkdir(exist_ok=True)
         if file.parent.stat().st_uid == os.geteuid():
             file.parent.chmod(rights & 0o2770)
@@ -53,14 +54,12 @@ def leave_namespace(directory: Path, namespace: Namespace) -> None:
         draft.chmod(rights & 0o660)
         draft.write_text(json.dumps({"fields": shown, "secret": secret}))
         draft.replace(file)
-    except (OSError, ValueError):  # a full or read-only place, or a name that is not text
+    except (OSError, ValueError):  # a full or read-only file system, or a name that is not text
         return
 
 
 def known_namespaces(directory: Path) -> list[KnownNamespace]:
-    """Return the namespaces that were opened on this host; files that cannot be read are left
-    out.
-    """
+    """Return the namespaces that were opened on this host. Unreadable files are skipped."""
     found = []
     for file in sorted(directory.glob(f"{_FOLDER}/*.json")):
         try:
@@ -81,7 +80,7 @@ def namespaces_changed_ns(directory: Path) -> int:
 
 
 def _hidden(name: str, value: Field) -> bool:
-    """Return whether a field is a secret: bytes, which may be made of one, or an engine's salt."""
+    """Whether a field is secret: bytes, which may be derived from a secret, or an engine's salt."""
     return isinstance(value, bytes) or (name in _SALTS and value != "")
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Blocks below the pool: where each block is, and waiting for those that are on their way up."""
+"""Blocks in lower tiers: where each block is, and the wait for those being fetched."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 
 _NAP_S = 0.0001
 _NAP_MAX_S = 0.005
-_NAP_SHARE = 0.125  # of the time waited so far: a wait is at most so much too long
+# Fraction of the time waited so far, which bounds how much too long a wait takes
+_NAP_SHARE = 0.125
 
 
 class Found(int):
     """The number of leading blocks that some tier has.
 
-    ``tiers`` has the fastest tier of each block that was asked for, shape (count,): 0 is none, 1 is
-    the pool, and n + 1 is lower tier n, in the order in which the server was given them. A remote
-    store is asked only when a block is fetched, so its blocks may be 0 here.
+    ``tiers`` is the fastest tier of each block, shape (count,): 0 is none, 1 is the pool, and n + 1
+    is lower tier n, in the order in which the server was given them. A remote store is only queried
+    when a block is fetched, so its blocks may be 0 here.
     """
 
     tiers: NDArray[np.uint8]
@@ -42,7 +43,7 @@ class Found(int):
 
 
 def fastest(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Convert sets of tiers, as bits, to the numbers of :class:`Found`: the lowest bit plus 1."""
+    """Convert bit sets of tiers to the numbers of :class:`Found`: the lowest bit plus 1."""
     lowest = bits & -bits
     return np.where(bits == 0, 0, np.log2(np.maximum(lowest, 1)) + 1).astype(np.uint8)
 
@@ -54,12 +55,12 @@ def follow(
     advance: Callable[[int], tuple[int, BlockState]],
     timeout_s: float,
 ) -> int:
-    """Advance over the leading keys, and wait for blocks that come from tiers below the pool.
+    """Advance over the leading keys, and wait for blocks that are being fetched from lower tiers.
 
-    ``advance(done)`` takes the blocks behind the first ``done`` ones, as far as the pool has them.
-    It returns their number and the state of the first that the pool does not have, as the first
-    call has done (``begun``). Returns how many were taken in all. The wait ends after ``timeout_s``
-    seconds without progress.
+    ``advance(done)`` processes the blocks after the first ``done`` ones, as far as the pool has
+    them. It returns their number and the state of the next block; ``begun`` is the result of the
+    first such call. Returns how many blocks were processed in total. The wait ends after
+    ``timeout_s`` seconds without progress.
     """
     done, state = begun
     since_s, has_asked = time.monotonic(), False

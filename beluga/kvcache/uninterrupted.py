@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Run a batch where no interrupt can stop it between its grants and their end.
+"""Runs a batch so that no interrupt can stop it between its grants and their end.
 
-Python raises the exception of a signal's handler (``KeyboardInterrupt`` for Ctrl-C) in the main
-thread, at any point of its code. So the main thread's batches run in a thread that belongs to the
-cache, and the main thread waits. The first interrupt drops the batch, and is raised when the batch
-has ended. The second one is raised at once: the batch then ends without the main thread, and gives
-back what it holds.
+Python raises the exception of a signal handler (``KeyboardInterrupt`` for Ctrl-C) at any point of
+the main thread. So batches of the main thread run on a thread of the cache, while the main thread
+waits. The first interrupt drops the batch, and is raised when the batch has ended. The second one
+is raised at once; the batch then ends without the main thread and returns its grants.
 """
 
 from __future__ import annotations
@@ -21,13 +20,14 @@ from collections.abc import Callable
 from beluga.errors import RpcError
 
 Left = Callable[[], bool]
-"""Has the caller of the batch been interrupted? If so, nothing of the batch may be published,
-because its memory may be used for something else."""
+"""Returns whether the caller of the batch was interrupted. If so, nothing of the batch may be
+published, because its memory may already be reused.
+"""
 
 
 def _held() -> threading.Lock:
-    """Return a lock for others to wait for: ``with lock: pass``, which an interrupt leaves unlocked
-    wherever it comes. ``threading.Event`` would not do: an interrupt there raises other errors.
+    """Return a held lock that others wait for with ``with lock: pass``, which an interrupt always
+    leaves unlocked. ``threading.Event`` does not work: an interrupt there raises other errors.
     """
     lock = threading.Lock()
     lock.acquire()
@@ -35,7 +35,7 @@ def _held() -> threading.Lock:
 
 
 class _Batch:
-    """One batch; ``ended`` is held until the batch is over."""
+    """One batch. ``ended`` is locked until the batch is over."""
 
     __slots__ = ("ended", "error", "left", "result", "run")
 
@@ -49,12 +49,12 @@ _Queue = queue.SimpleQueue["_Batch | None"]
 
 
 class _Worker:
-    """A thread that works a queue of batches off; ``ended`` is held until the thread is done.
+    """A thread that runs batches from a queue. ``ended`` is locked until the thread has finished.
 
-    An interrupt while it is made leaves nothing behind: nobody else knows the queue, and the thread
-    ends when this object is freed. That holds only without ``threading.Thread``, whose ``start``
-    waits for an event. The thread is a daemon: when the interpreter ends, the thread stops where it
-    is and holds the session's lock. The server frees its grants when the process is proven gone.
+    An interrupt during construction leaves nothing behind: only this object refers to the queue,
+    and the thread ends when the object is freed. This does not hold for ``threading.Thread``, whose
+    ``start`` waits for an event. The thread is a daemon: at interpreter exit it stops wherever it
+    is, holding the session's lock, and the server frees its grants once the process is proven dead.
     """
 
     def __init__(self) -> None:
@@ -65,10 +65,10 @@ class _Worker:
 
 
 class Uninterrupted:
-    """Runs batches one after the other.
+    """Runs one batch at a time.
 
-    The thread is started for the first batch of the main thread. Signals do not interrupt other
-    threads, so those run their own batches.
+    The thread starts with the first batch of the main thread. Signals do not interrupt other
+    threads, so these run their own batches.
     """
 
     def __init__(self) -> None:
@@ -77,11 +77,11 @@ class Uninterrupted:
         self._pid = os.getpid()
 
     def run(self, run: Callable[[Left], int]) -> int:
-        """Call ``run`` and return its result; its argument says whether to drop the batch.
+        """Call ``run`` and return its result. Its argument returns whether to drop the batch.
 
-        Raises :class:`~beluga.errors.RpcError` once :meth:`close` was called.
+        Raises :class:`~beluga.errors.RpcError` after :meth:`close`.
         """
-        if self._closing:  # an interrupted close leaves a thread that takes no more batches
+        if self._closing:  # after an interrupted close, the thread takes no more batches
             raise RpcError("this cache is closed; make a new one")
         main = threading.current_thread() is threading.main_thread()
         if not main or os.getpid() != self._pid:  # a forked child does not have the thread
@@ -103,7 +103,7 @@ class Uninterrupted:
         return batch.result
 
     def close(self) -> None:
-        """Wait until an interrupted batch has ended. A second call does nothing."""
+        """Wait until an interrupted batch has ended. Idempotent."""
         self._closing = True
         if self._worker is not None and os.getpid() == self._pid:
             self._worker.batches.put(None)
@@ -115,14 +115,14 @@ class Uninterrupted:
 def _work_off(batches: _Queue, ended: threading.Lock) -> None:
     while (batch := batches.get()) is not None:
         _work(batch)
-        del batch  # the caller may use its memory again
+        del batch  # the caller may reuse its memory
     ended.release()
 
 
 def _work(batch: _Batch) -> None:
     try:
         batch.result = batch.run(lambda: batch.left)
-    except BaseException as error:  # the caller has to see any error
+    except BaseException as error:  # the caller must get any error
         batch.error = error
     finally:
         batch.ended.release()

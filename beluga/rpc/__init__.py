@@ -3,7 +3,7 @@
 """Calls over lanes of slots in the pool (``csrc/rpc/lane.c``, ``csrc/rpc/server.c``).
 
 :class:`Server` serves registered handlers, :class:`Client` calls them. The block index
-(:mod:`beluga.index`) is one user of it; yours may be another::
+(:mod:`beluga.index`) is one user. Example::
 
     def shout(text: str) -> str:
         return text.upper()
@@ -17,7 +17,7 @@
 from beluga.rpc.async_client import AsyncClient
 from beluga.rpc.client import Buffer, Client, ClientStat
 from beluga.rpc.handlers import HandlerInfo, Handlers, load_handlers
-from beluga.rpc.report import KINDS, SECONDS, Figure, Operation, Report, Reported
+from beluga.rpc.report import KINDS, SECONDS, Figure, Operation, Report, ReportTotals
 from beluga.rpc.server import (
     METHOD_COUNTERS,
     METHOD_USER,
@@ -27,7 +27,7 @@ from beluga.rpc.server import (
     ServerStat,
     method_names,
 )
-from beluga.rpc.standby import SILENT_S, Keeper, stand_by
+from beluga.rpc.standby import SILENT_S, LeaseKeeper, stand_by
 from beluga.rpc.takeovers import DEMOTIONS, LOST, REASONS, TAKEN, Followed
 from beluga.rpc.times import nanoseconds
 from beluga.rpc.trace import CallTrace, TracedCall, read_trace
@@ -52,11 +52,11 @@ __all__ = [
     "Followed",
     "HandlerInfo",
     "Handlers",
-    "Keeper",
+    "LeaseKeeper",
     "Operation",
     "Quota",
     "Report",
-    "Reported",
+    "ReportTotals",
     "Server",
     "ServerStat",
     "TracedCall",

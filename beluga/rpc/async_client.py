@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Calls for asyncio: sessions on threads of their own, so that the event loop never blocks."""
+"""Asyncio client: each session has its own thread, so the event loop never blocks."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _SESSIONS_MAX = 256
 
 
 class AsyncClient(OfThisProcess):
-    """Sessions with the pool's server for asyncio. Up to ``sessions`` calls are under way at a time
-    (1 to 256), each with a lane and a thread of its own; others wait in their order. Sessions are
-    opened when they are used first::
+    """Sessions with the pool's server for asyncio. Up to ``sessions`` calls (1 to 256) run at a
+    time, each on its own lane and thread; further calls wait in order. A session is opened at its
+    first use::
 
         async with AsyncClient(pool, sessions=4) as client:
             await asyncio.gather(*(client.call("square", n, returns=int) for n in range(100)))
 
-    A call that is cancelled before it began is not made; one that is under way goes on, and its
-    result is dropped. Everything raises as in :class:`Client`;
+    A call that is cancelled before it starts is not made. A call that is cancelled while it runs
+    completes, and its result is dropped. Raises the errors of :class:`Client`, and
     :class:`~beluga.errors.ForkedSessionError` in a forked child.
     """
 
@@ -45,11 +45,9 @@ class AsyncClient(OfThisProcess):
         self, pool: Pool, *, host: int | None = None, timeout_s: float = 5.0, sessions: int = 1
     ) -> None:
         if not hasattr(pool, "using"):
-            raise BadTypeError(f"a session is of a Pool, not of {short(pool)}; open one")
+            raise BadTypeError(f"a session needs a Pool, not {short(pool)}; open one")
         if not 1 <= whole("sessions", sessions) <= _SESSIONS_MAX:
-            raise BadValueError(
-                f"{sessions} sessions are too few or too many; give 1 to {_SESSIONS_MAX}"
-            )
+            raise BadValueError(f"sessions is {sessions}, but must be from 1 to {_SESSIONS_MAX}")
         refuse_green_threads()
         self._open = partial(Client, pool, host=host, timeout_s=timeout_s)
         self._executor = ThreadPoolExecutor(sessions, thread_name_prefix="beluga-async")
@@ -85,10 +83,11 @@ class AsyncClient(OfThisProcess):
         returns: object = object,
         timeout_s: float | None = None,
     ) -> object:
-        """Call a handler by its name, or a method by its number, as :meth:`Client.call` does."""
+        """Call a handler by name, or a method by number, as :meth:`Client.call` does."""
 
         def ask(client: Client) -> object:
-            call = cast("Callable[..., object]", client.call)  # its overloads are those above
+            # Cast() because call() above has the overloads
+            call = cast("Callable[..., object]", client.call)
             return call(method, *arguments, returns=returns, timeout_s=timeout_s)
 
         return await self._run(ask)
@@ -96,8 +95,8 @@ class AsyncClient(OfThisProcess):
     def remote(
         self, handler: Callable[_P, _T], *, timeout_s: float | None = None
     ) -> Callable[_P, Awaitable[_T]]:
-        """Return a coroutine function that calls the server's handler of the name of ``handler``,
-        as :meth:`Client.remote` does.
+        """Return a coroutine function that calls the server's handler named like ``handler``, as
+        :meth:`Client.remote` does.
         """
 
         async def call(*arguments: _P.args, **named: _P.kwargs) -> _T:
@@ -108,11 +107,11 @@ class AsyncClient(OfThisProcess):
         return call
 
     async def handlers(self, *, timeout_s: float | None = None) -> list[HandlerInfo]:
-        """Ask the server for its handlers, as :meth:`Client.handlers` does."""
+        """Return the server's handlers, as :meth:`Client.handlers` does."""
         return await self._run(lambda client: client.handlers(timeout_s=timeout_s))
 
     async def ping(self, *, timeout_s: float | None = None) -> float:
-        """Return the seconds that a round trip to the server takes."""
+        """Return the round-trip time to the server in seconds."""
         return await self._run(lambda client: client.ping(timeout_s=timeout_s))
 
     async def _run(self, what: Callable[[Client], _T]) -> _T:
@@ -133,7 +132,7 @@ class AsyncClient(OfThisProcess):
         return what(client)
 
     async def close(self) -> None:
-        """End the sessions, after the calls that are under way. Calls that wait are cancelled."""
+        """End the sessions after their running calls. Waiting calls are cancelled."""
         self._closed = True
         if self._pid == os.getpid():
             await asyncio.get_running_loop().run_in_executor(None, self._end)

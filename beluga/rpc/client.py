@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The client side of calls: sessions, calls, and how both behave in a forked child."""
+"""Client sessions and calls, and their behavior in a forked child."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview | NDArray[np.generic]"
-"""What a request may be; other objects that have a contiguous buffer are taken, too."""
+"""Types of a request. Other objects with a contiguous buffer are also accepted."""
 
 _NUMBER_MAX = (1 << 32) - 1
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-# The limit of the wait for a daemon thread's call at exit. After it the kernel frees the liveness
-# lock, which ends the session.
+# Longest wait at exit for the call of a daemon thread. If it elapses, the session ends when the
+# kernel frees the liveness lock.
 EXIT_WAIT_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ClientStat:
-    """Counters of one session. ``reattach_count`` counts how often the session attached again:
-    because the server was replaced, because the server gave the session up, or because a call timed
-    out. ``mismatch_count`` counts blocks of gets whose entry or bytes were not those expected, and
-    ``checksum_count`` those of them whose checksums differed.
+    """Counters of one session. ``reattach_count`` counts attachments after the first: because the
+    server was replaced, the server dropped the session, or a call timed out. ``mismatch_count``
+    counts blocks of gets whose entry or bytes differed from the expected ones; ``checksum_count``
+    counts those among them with a wrong checksum.
     """
 
     epoch: int
@@ -75,12 +75,12 @@ class ClientStat:
 
 
 class Client(OfThisProcess):
-    """A session with the pool's server. Threads may share a client: it has one lane and a lock, so
-    their calls are made one after the other. Threads that call at the same time have a client each.
+    """A session with the pool's server. Threads may share a client, but it has one lane and one
+    lock, so it makes one call at a time. Threads that call in parallel need a client each.
 
-    If the server is replaced, the session attaches to the new one by itself and repeats a call that
-    was not answered. After :func:`os.fork` the child's copy raises
-    :class:`~beluga.errors.ForkedSessionError`; make a new Client there.
+    If the server is replaced, the session attaches to the new one and repeats a call that got no
+    reply. After :func:`os.fork` the child's copy raises :class:`~beluga.errors.ForkedSessionError`;
+    create a new Client there.
 
     Raises :class:`~beluga.errors.NoServerError`, :class:`~beluga.errors.NoLaneError`,
     :class:`~beluga.errors.HostClashError`, :class:`~beluga.errors.CallTimeoutError`, or
@@ -91,11 +91,11 @@ class Client(OfThisProcess):
     def __init__(self, pool: Pool, *, host: int | None = None, timeout_s: float = 5.0) -> None:
         timeout_ns = nanoseconds(timeout_s)
         if not hasattr(pool, "using"):
-            raise BadTypeError(f"a session is of a Pool, not of {short(pool)}; open one")
+            raise BadTypeError(f"a session needs a Pool, not {short(pool)}; open one")
         self.pool = pool
         self._timeout_s, self._timeout_ns = timeout_s, timeout_ns
         self.report = Report()
-        """What this session counts for the server's exporter; see :meth:`tell`."""
+        """Counters of this session for the server's exporter; see :meth:`send_report`."""
         self._mismatches = 0, 0
         self._exchanging, self._number = threading.Lock(), 0
         self._held = _Held()
@@ -106,7 +106,7 @@ class Client(OfThisProcess):
         self._end = weakref.finalize(self, self._held.end_at_exit)
         when_forked(self)
         try:
-            with self._held.lock:  # A thread that closes the pool waits for this lock.
+            with self._held.lock:  # a thread that closes the pool waits for this lock
                 pool.before_close(self.close)
                 where = os.fsencode(pool.runtime_dir), pool.host_number(host), timeout_ns
                 handle = self._held.mapped.enter_context(pool.using())
@@ -149,19 +149,19 @@ class Client(OfThisProcess):
         returns: object = object,
         timeout_s: float | None = None,
     ) -> object:
-        """Call a handler by its name, or a method by its number.
+        """Call a handler by name, or a method by number.
 
-        By name, ``arguments`` are what the handler is annotated with, of up to 1 GiB in all, and
-        the result is checked to be of the type ``returns``. If the server is replaced, the call is
-        made again, so a handler may run twice.
+        By name, ``arguments`` must have the types that the handler is annotated with, up to 1 GiB
+        in total, and the result is checked against the type ``returns``. If the server is replaced,
+        the call is repeated, so a handler may run twice.
 
-        By number, the one argument is the request: bytes, a contiguous buffer, or text, which is
-        sent as UTF-8. Request and reply have at most ``bulk_size`` bytes.
+        By number, the only argument is the request: bytes, a contiguous buffer, or text, which is
+        sent as UTF-8. Request and reply have at most ``bulk_size`` bytes each.
 
-        Raises :class:`~beluga.errors.CallTimeoutError` when no server answers within ``timeout_s``
-        seconds (that of the client by default), :class:`~beluga.errors.NoMethodError` if the server
-        has no such handler, :class:`~beluga.errors.BadTypeError` for arguments that it does not
-        take, :class:`~beluga.errors.HandlerError` if it raised,
+        Raises :class:`~beluga.errors.CallTimeoutError` when no server replies within ``timeout_s``
+        seconds (default: that of the client), :class:`~beluga.errors.NoMethodError` if the server
+        has no such handler, :class:`~beluga.errors.BadTypeError` for arguments of other types,
+        :class:`~beluga.errors.HandlerError` if the handler raised,
         :class:`~beluga.errors.BadRequestError` for a request that is too large, and
         :class:`~beluga.errors.QuotaError` for more calls than the server's quota allows.
         """
@@ -169,7 +169,8 @@ class Client(OfThisProcess):
             return self._call_handler(method, arguments, {}, returns, timeout_s)
         if len(arguments) > 1:
             raise BadTypeError(
-                f"method {short(method)} takes one request, not {len(arguments)} arguments; give "
+                f"method {short(method)} takes one request, but got {len(arguments)} arguments; "
+                "give "
                 "bytes, or call a handler by its name"
             )
         request = arguments[0] if arguments else b""
@@ -179,13 +180,13 @@ class Client(OfThisProcess):
     def remote(
         self, handler: Callable[_P, _T], *, timeout_s: float | None = None
     ) -> Callable[_P, _T]:
-        """Return a function that calls the server's handler of the name of ``handler``, and has its
-        parameters and result for a type checker::
+        """Return a function that calls the server's handler named like ``handler``. A type checker
+        sees the handler's parameters and result::
 
             scale = client.remote(jobs.scale)
             scale(values, by=3.0)
 
-        Its calls raise as :meth:`call` does.
+        Its calls raise the errors of :meth:`call`.
         """
         returns = Handlers(handler).returns(handler.__name__)
 
@@ -196,8 +197,8 @@ class Client(OfThisProcess):
         return call
 
     def handlers(self, *, timeout_s: float | None = None) -> list[HandlerInfo]:
-        """Ask the server for its handlers. Raises as :meth:`call` does; a server without handlers
-        raises :class:`~beluga.errors.NoMethodError`.
+        """Return the server's handlers. Raises the errors of :meth:`call`; a server without
+        handlers raises :class:`~beluga.errors.NoMethodError`.
         """
         return self.call(LIST, returns=list[HandlerInfo], timeout_s=timeout_s)
 
@@ -211,7 +212,8 @@ class Client(OfThisProcess):
     ) -> object:
         message = request_of(name, arguments, named)
         limit_s = nanoseconds(self.timeout_s if timeout_s is None else timeout_s) / 1e9
-        with self._exchanging:  # the parts of a message are the session's only calls of handlers
+        # While a message is sent in parts, the session makes no other handler call
+        with self._exchanging:
             self._number = self._number % _NUMBER_MAX + 1
             number, method = self._number, int(lib.BL_METHOD_FUNCTION)
 
@@ -222,7 +224,8 @@ class Client(OfThisProcess):
                 reply = exchange(call, message, number, self._reply_size, limit_s)
             except NoMethodError:
                 raise NoMethodError(
-                    f"the server has no handlers, so not {name} either; start it with handlers: "
+                    f"the server has no handlers, so it cannot call {name}; start it with "
+                    "handlers: "
                     "'cxl-rpc serve MODULE:NAME', or 'beluga serve --handlers MODULE:NAME'"
                 ) from None
         return converted(result_of(reply), returns, f"the result of {name}")
@@ -232,11 +235,11 @@ class Client(OfThisProcess):
     ) -> bytes:
         method = number if type(number) is int else whole("method", number)
         if not 0 <= method <= _NUMBER_MAX:
-            raise BadValueError(f"method {method} is no number of a call; give 0 to 254")
+            raise BadValueError(f"method {method} is out of range; give a number from 0 to 254")
         size, capacity, reply = len(request), self._reply_size, self._reply
         if size > capacity:
             raise BadRequestError(
-                f"a request has {size} bytes, {capacity} is the most; create the pool with a "
+                f"the request has {size} bytes, but at most {capacity} fit; create the pool with a "
                 "larger --bulk-size, or call a handler by its name"
             )
         timeout_ns = self._timeout_ns if timeout_s is None else nanoseconds(timeout_s)
@@ -248,8 +251,8 @@ class Client(OfThisProcess):
                 raise_for_status(size, f"calling {what or f'method {method}'}")
             return self._reply_bytes[:size]
 
-    def tell(self) -> None:
-        """Send the :attr:`report` if it is time for one. If that fails, its figures are lost."""
+    def send_report(self) -> None:
+        """Send the :attr:`report` if one is due. If the call fails, the counts are lost."""
         if not self.report.due:
             return
         try:
@@ -259,7 +262,7 @@ class Client(OfThisProcess):
         except NoMethodError:
             self.report.never()
         except RpcError as error:
-            log.debug("a report was lost: %s", error)
+            log.debug("sending a report failed, its counts are lost: %s", error)
 
     def _count_mismatches(self) -> None:
         stat, (mismatches, failures) = self.stat(), self._mismatches
@@ -268,27 +271,27 @@ class Client(OfThisProcess):
         self.report.add(Figure.CHECKSUM_FAILURES, stat.checksum_count - failures)
 
     def ping(self, *, timeout_s: float | None = None) -> float:
-        """Return the seconds that a round trip to the server takes."""
+        """Return the round-trip time to the server in seconds."""
         start = time.perf_counter()
         self.call(lib.BL_METHOD_PING, b"", timeout_s=timeout_s)
         return time.perf_counter() - start
 
     @property
     def lock(self) -> threading.Lock:
-        """The lock that a caller holds while it uses the session::
+        """The lock to hold while using the :attr:`session`::
 
             with client.lock:
                 session = client.session
 
-        Nothing but the lock stands in the ``with``: entered and left in C, it is not left locked
-        by an interrupt.
+        Put nothing but the lock in the ``with``. It is acquired and released in C, so an interrupt
+        cannot leave it locked.
         """
         return self._held.lock
 
     @property
     def session(self) -> core.bl_session:
-        """The ``bl_session *``. The caller holds the :attr:`lock`. Raises RpcError if this client
-        is closed, and ForkedSessionError in a forked child.
+        """The ``bl_session *``; hold the :attr:`lock` while using it. Raises RpcError if this
+        client is closed, and ForkedSessionError in a forked child.
         """
         session = self._held.session
         if session is not None:
@@ -301,8 +304,8 @@ class Client(OfThisProcess):
 
     @property
     def timeout_s(self) -> float:
-        """The seconds that a call waits for an answer. Raises BadValueError, if it is set out of
-        range, or BadTypeError.
+        """The timeout of a call in seconds. Setting it raises BadValueError if it is out of range,
+        or BadTypeError.
         """
         return self._timeout_s
 
@@ -312,7 +315,7 @@ class Client(OfThisProcess):
         self._timeout_s = seconds
 
     def stat(self) -> ClientStat:
-        """Return the counters of this session."""
+        """Return the session's counters."""
         with self.lock:
             out = ffi.new("bl_session_stat *")
             lib.bl_session_describe(self.session, out)
@@ -320,14 +323,12 @@ class Client(OfThisProcess):
             return ClientStat(**{name: getattr(out, name) for name in names})
 
     def close(self) -> None:
-        """Give the lane back. If no server is listening, its successor reads this from the pool."""
+        """Free the lane. If no server is running, the next one finds the freed lane in the pool."""
         self._held.end()
 
     def _forget(self) -> None:
-        """Forget the session in a forked child. The session and the holder of the lock belong to
-        the parent.
-        """
-        # The session may be NULL: the fork may have come while it was attaching.
+        """Drop the session in a forked child: the session and its lock belong to the parent."""
+        # The session is NULL if the fork came while it was attaching.
         if self._held.out[0] != ffi.NULL:
             lib.bl_session_forked(self._held.out[0])
         self._held, self._forked = _Held(), True
@@ -342,7 +343,7 @@ class Client(OfThisProcess):
 
 
 def _bytes_of(request: object) -> bytes:
-    """Return the bytes of a request by number. Raises BadTypeError."""
+    """Return a request as bytes. Raises BadTypeError."""
     if isinstance(request, str):
         return request.encode()
     try:
@@ -351,31 +352,31 @@ def _bytes_of(request: object) -> bytes:
             raise TypeError
     except (TypeError, ValueError, BufferError):
         raise BadTypeError(
-            f"request is {short(request)}; give bytes, a buffer such as a numpy array, or text"
+            f"the request is {short(request)}; give bytes, a buffer such as a numpy array, or text"
         ) from None
     return view.tobytes()
 
 
 class _Held:
-    """A C session with its lock. It is a separate object because it outlives the client.
+    """A C session and its lock: a separate object because it outlives the client.
 
-    Its heartbeat writes to the pool, so the pool stays ``mapped`` until the session is closed, even
-    if an interrupt keeps it from being closed.
+    The session's heartbeat writes to the pool, so the pool stays ``mapped`` until the session is
+    closed, even if an interrupt prevents the closing.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.mapped = ExitStack()
-        self.out = ffi.new("bl_session **")  # a fork during the attachment finds it here
+        self.out = ffi.new("bl_session **")  # a fork during the attachment uses this
         self.session: core.bl_session | None = None
 
     def end(self) -> None:
-        """Close the session when nobody uses it."""
+        """Close the session once no thread uses it."""
         with self.lock:
             self._close()
 
     def end_at_exit(self) -> None:
-        """Close the session, unless a thread keeps using it for longer than EXIT_WAIT_S."""
+        """Close the session, unless a thread still uses it after EXIT_WAIT_S."""
         if self.lock.acquire(timeout=EXIT_WAIT_S):
             try:
                 self._close()

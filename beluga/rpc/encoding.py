@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Arguments and results of handlers as bytes, and back, by the types that functions are annotated
-with.
+"""Encodes arguments and results of handlers to bytes, and decodes them by the annotated types.
+
 
 A message is a header in JSON and the raw bytes of its buffers::
 
     header size (4 bytes) | header | zeros | buffer 0 | zeros | buffer 1 ...
 
-Each part begins at a multiple of 64. The header has the values; ``sizes`` has the bytes of each
+Each part begins at a multiple of 64. The header holds the values; ``sizes`` has the bytes of each
 buffer. Example: ``scale(np.ones(2), by=3.0)`` is the header ``{"handler": "scale", "arguments":
 [{"array": 0, "dtype": "<f8", "shape": [2]}], "named": {"by": 3.0}, "sizes": [16]}`` with one
 buffer. Nothing in a message can name code (D14): its values are None, booleans, numbers, text,
@@ -34,13 +34,11 @@ _ALIGN = 64
 _SIZE = struct.Struct("<I")
 _DTYPE_KINDS = "?biufc"
 _SCALARS = (type(None), bool, int, float, str)
-_DEPTH_MAX = 64  # of lists in lists
+_DEPTH_MAX = 64  # nesting of lists
 
 
 def pack(fields: Mapping[str, object]) -> bytearray:
-    """Return the message that has these fields. Raises BadTypeError for a value that no message
-    carries.
-    """
+    """Encode a message with these fields. Raises BadTypeError for a value of another type."""
     buffers: list[bytes] = []
     header: dict[str, object] = {name: _encode(one, buffers, 0) for name, one in fields.items()}
     header["sizes"] = [len(one) for one in buffers]
@@ -53,8 +51,8 @@ def pack(fields: Mapping[str, object]) -> bytearray:
 
 
 def unpack(message: bytearray) -> dict[str, object]:
-    """Return the fields of a message, which is foreign input. Arrays and bytes of the result share
-    its memory. Raises BadRequestError if it is none.
+    """Decode a message, which is untrusted input. Arrays and bytes in the result share its memory.
+    Raises BadRequestError if it is malformed.
     """
     try:
         (size,) = _SIZE.unpack_from(message)
@@ -63,7 +61,7 @@ def unpack(message: bytearray) -> dict[str, object]:
         for length in header.pop("sizes"):
             at += -at % _ALIGN
             if not 0 <= length <= len(message) - at:
-                raise ValueError("a buffer ends behind the message")
+                raise ValueError("a buffer ends after the message")
             buffers.append(memoryview(message)[at : at + length])
             at += length
         return {name: _decode(one, buffers) for name, one in header.items()}
@@ -80,11 +78,11 @@ def _encode(value: object, buffers: list[bytes], depth: int) -> object:
     if type(value) in _SCALARS:
         return value
     if depth > _DEPTH_MAX:
-        raise BadTypeError(f"a value has lists in lists, {_DEPTH_MAX} deep; give a flat one")
+        raise BadTypeError(f"a value nests lists more than {_DEPTH_MAX} deep; give a flatter one")
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in _DTYPE_KINDS:
             raise BadTypeError(
-                f"an array of {value.dtype} is in no message; give numbers or booleans"
+                f"an array of {value.dtype} cannot be sent; give numbers or booleans"
             )
         buffers.append(value.tobytes())
         shape = list(value.shape)
@@ -100,11 +98,12 @@ def _encode(value: object, buffers: list[bytes], depth: int) -> object:
         return {"map": {key: _encode(one, buffers, depth + 1) for key, one in value.items()}}
     if isinstance(value, list | tuple):
         return [_encode(one, buffers, depth + 1) for one in value]
-    if isinstance(value, bool | int | float | str):  # of a class of the program, such as IntEnum
+    if isinstance(value, bool | int | float | str):  # a subclass, such as IntEnum
         return _encode(_plain(value), buffers, depth)
     raise BadTypeError(
-        f"{short(value)} has a type that no message carries; give None, a bool, int, float, str, "
-        "bytes, numpy array, list, tuple, dict or dataclass"
+        f"{short(value)} has a type that cannot be sent; give None, a bool, int, float, str, "
+        "bytes, "
+        "numpy array, list, tuple, dict or dataclass"
     )
 
 
@@ -126,18 +125,20 @@ def _decode(value: Any, buffers: Sequence[memoryview]) -> object:
     buffer, dtype = buffers[_index(value["array"])], np.dtype(str(value["dtype"]))
     shape = [_index(one) for one in value["shape"]]
     if dtype.kind not in _DTYPE_KINDS or math.prod(shape) * dtype.itemsize != len(buffer):
-        raise ValueError(f"{len(buffer)} bytes are no array of {dtype} with the shape {shape}")
+        raise ValueError(
+            f"{len(buffer)} bytes do not fit an array of {dtype} with the shape {shape}"
+        )
     return np.frombuffer(buffer, dtype).reshape(shape)
 
 
 def _index(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no index")
+        raise ValueError(f"{value!r} is not an index")
     return value
 
 
 def refuse_type(kind: object, where: str) -> None:
-    """Raise BadTypeError for an annotation of a type that no message carries."""
+    """Raise BadTypeError for an annotation whose values cannot be sent."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind in (object, Any, np.ndarray, bytes, *_SCALARS) or kind is None:
         return
@@ -156,20 +157,20 @@ def refuse_type(kind: object, where: str) -> None:
     if origin is np.ndarray or kind in (list, tuple, dict):
         return
     raise BadTypeError(
-        f"{where} is of the type {name_of(kind)}, which no message carries; use None, bool, int, "
-        "float, str, bytes, numpy.ndarray, a dataclass, or list, tuple, dict[str, ...] or union of "
-        "these"
+        f"{where} is of the type {name_of(kind)}, which cannot be sent; use None, bool, int, "
+        "float, "
+        "str, bytes, numpy.ndarray, a dataclass, or list, tuple, dict[str, ...] or union of these"
     )
 
 
 def fields_of(kind: type) -> dict[str, object]:
-    """Return the types of a dataclass's fields."""
+    """Return the types of a dataclass's fields by name."""
     hints = typing.get_type_hints(kind)
     return {one.name: hints[one.name] for one in dataclasses.fields(kind) if one.init}
 
 
-def name_of(kind: object) -> str:  # noqa: PLR0911  a form each
-    """Return a type as it is written."""
+def name_of(kind: object) -> str:  # noqa: PLR0911  a return per form
+    """Return a type as it is written in source code."""
     if kind in (None, type(None)):
         return "None"
     dtype = _dtype_of(kind)
@@ -188,7 +189,7 @@ def name_of(kind: object) -> str:  # noqa: PLR0911  a form each
 
 
 def _dtype_of(kind: object) -> np.dtype[Any] | None:
-    """Return the dtype that an annotation such as ``NDArray[np.float32]`` names."""
+    """Return the dtype of an annotation such as ``NDArray[np.float32]``."""
     if typing.get_origin(kind) is not np.ndarray or len(typing.get_args(kind)) < 2:
         return None
     scalar = typing.get_args(typing.get_args(kind)[1])[:1]
@@ -199,10 +200,11 @@ def _dtype_of(kind: object) -> np.dtype[Any] | None:
 
 
 def converted(value: object, kind: Any, where: str) -> Any:
-    """Return a value that came in a message as one of the annotated type.
+    """Convert a decoded value to the annotated type.
 
-    An int is a float where one is asked for, a list a tuple or an array, and a dictionary a
-    dataclass. Raises BadTypeError for any other difference; ``where`` names the value.
+    An int becomes a float, a list a tuple or array, and a dictionary a dataclass, where the
+    annotation requires one. Raises BadTypeError for any other difference; ``where`` names the
+    value.
     """
     made = _converted(value, kind, where)
     if made is _WRONG:
@@ -213,7 +215,7 @@ def converted(value: object, kind: Any, where: str) -> Any:
 _WRONG = object()
 
 
-def _converted(value: object, kind: Any, where: str) -> Any:  # noqa: PLR0911  a type each
+def _converted(value: object, kind: Any, where: str) -> Any:  # noqa: PLR0911  a return per type
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if isinstance(value, np.generic):
         value = value.item()
@@ -246,7 +248,7 @@ def _converted(value: object, kind: Any, where: str) -> Any:  # noqa: PLR0911  a
 
 
 def _of_union(value: object, kinds: Sequence[Any], where: str) -> Any:
-    """The member that the value already is goes before one that it can become."""
+    """Prefer a member whose type the value already has to one that it can be converted to."""
     for kind in (*(one for one in kinds if one is type(value)), *kinds):
         try:
             if (made := _converted(value, kind, where)) is not _WRONG:
@@ -257,7 +259,7 @@ def _of_union(value: object, kinds: Sequence[Any], where: str) -> Any:
 
 
 def _array(value: object, dtype: np.dtype[Any] | None) -> Any:
-    if isinstance(value, list):  # of a command line
+    if isinstance(value, list):  # a list from a command line
         try:
             value = np.array(value, dtype)
         except (TypeError, ValueError, OverflowError):
@@ -281,7 +283,9 @@ def _dataclass(value: object, kind: type, where: str) -> Any:
     try:
         return kind(**given)
     except (TypeError, ValueError) as error:
-        raise BadTypeError(f"{where} is no {kind.__name__}; give its fields: {error}") from None
+        raise BadTypeError(
+            f"{where} is not a valid {kind.__name__}; give its fields: {error}"
+        ) from None
 
 
 def _items(values: list[object], kind: type, arguments: tuple[Any, ...], where: str) -> Any:

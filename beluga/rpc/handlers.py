@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The functions of a program that a server calls for its clients, by name and by annotated types.
+"""Functions that a server calls for its clients, by name and with annotated types.
 
 ::
 
@@ -30,7 +30,7 @@ from beluga.errors import BadTypeError, BadValueError, NoMethodError
 from beluga.rpc.encoding import converted, name_of, refuse_type
 
 LIST = "beluga.handlers"
-"""The handler that every server has: it describes the others."""
+"""A handler that every server has. It returns the descriptions of the others."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 _F = TypeVar("_F", bound=Callable[..., object])
@@ -38,9 +38,8 @@ _F = TypeVar("_F", bound=Callable[..., object])
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HandlerInfo:
-    """How a server describes a handler: its name, the names of its parameters with their types,
-    the parameters that may be left out, the type of its result, and the first line of its
-    docstring.
+    """A server's description of a handler: its name, its parameters with their types, the optional
+    parameters, the type of its result, and the first line of its docstring.
     """
 
     name: str
@@ -62,23 +61,24 @@ class _Handler:
 
     def __init__(self, function: Callable[..., object], name: str) -> None:
         if not callable(function) or inspect.iscoroutinefunction(function):
-            raise BadTypeError(f"a handler is a plain function, not {short(function)}; give one")
+            raise BadTypeError(
+                f"a handler must be a plain function, not {short(function)}; give one"
+            )
         self.function, self.name = function, name
         try:
             self.signature = inspect.signature(function)
             hints = typing.get_type_hints(function)
         except (ValueError, TypeError):
-            raise BadTypeError(f"{name} has no signature in Python; give a function") from None
+            raise BadTypeError(f"{name} has no Python signature; give a function") from None
         except NameError as error:
             raise BadTypeError(
-                f"an annotation of {name} cannot be read ({error}); import the types that it names "
-                "at run time"
+                f"an annotation of {name} cannot be resolved ({error}); import the types that it "
+                "names at run time"
             ) from None
         for parameter in self.signature.parameters.values():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 raise BadTypeError(
-                    f"{name} has the parameter *{parameter.name}; a handler names all of its "
-                    "parameters"
+                    f"{name} has the parameter *{parameter.name}; name each parameter of a handler"
                 )
         for one in (*self.signature.parameters, "return"):
             if one not in hints:
@@ -90,13 +90,13 @@ class _Handler:
     def bind(
         self, arguments: Sequence[object], named: Mapping[str, object]
     ) -> Callable[[], object]:
-        """Return the function with arguments that came in a message. Raises BadTypeError for
-        arguments that it does not take.
+        """Bind decoded arguments to the function. Raises BadTypeError if they do not fit its
+        signature.
         """
         try:
             bound = self.signature.bind(*arguments, **named)
         except TypeError as error:
-            raise BadTypeError(f"{self.name}: {error}; it is {self.info()}") from None
+            raise BadTypeError(f"{self.name}: {error}; its signature is {self.info()}") from None
         for name, value in bound.arguments.items():
             bound.arguments[name] = converted(value, self.hints[name], f"{self.name}: {name}")
         return functools.partial(self.function, *bound.args, **bound.kwargs)
@@ -117,8 +117,8 @@ class Handlers:
 
     Each parameter and the result are annotated with None, bool, int, float, str, bytes,
     numpy.ndarray (or ``NDArray[...]``, which checks the dtype), a dataclass, or a list, tuple,
-    ``dict[str, ...]`` or union of these. A function is called on a thread of the server's process;
-    with more than one thread it must be safe to be called by several at a time.
+    ``dict[str, ...]`` or union of these. Functions run on threads of the server's process; with
+    more than one thread they must be thread-safe.
 
     ``functions`` are added under their own names. Raises as :meth:`add` does.
     """
@@ -130,40 +130,42 @@ class Handlers:
             self.add(one)
 
     def add(self, function: _F, *, name: str | None = None) -> _F:
-        """Add a function under a name, by default its own, and return it as it is: this is a
-        decorator, too.
+        """Add a function under a name, by default its own. Returns the function unchanged, so this
+        is also a decorator.
 
-        Raises :class:`~beluga.errors.BadTypeError` for a parameter or a result without a type or of
-        a type that no message carries, and :class:`~beluga.errors.BadValueError` for a name that is
-        taken, or that is no name.
+        Raises :class:`~beluga.errors.BadTypeError` for a parameter or result without a type or with
+        a type that cannot be sent, and :class:`~beluga.errors.BadValueError` for a name that is
+        taken or invalid.
         """
         chosen = getattr(function, "__name__", "") if name is None else name
         if not isinstance(chosen, str) or not _NAME.fullmatch(chosen):
-            raise BadValueError(f"{short(chosen)} is no name of a handler; give letters and digits")
+            raise BadValueError(
+                f"{short(chosen)} is not a valid name of a handler; give letters and digits"
+            )
         if chosen in self._handlers:
-            raise BadValueError(f"there is a handler {chosen!r} already; give another name")
+            raise BadValueError(f"a handler {chosen!r} exists already; give another name")
         self._handlers[chosen] = _Handler(function, chosen)
         return function
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the names of the functions, sorted."""
+        """Iterate over the names of the functions, sorted."""
         return iter(sorted(set(self._handlers) - {LIST}))
 
     def __len__(self) -> int:
-        """Return how many functions there are."""
+        """Return the number of functions."""
         return len(self._handlers) - 1
 
     def infos(self) -> list[HandlerInfo]:
-        """Describe the functions, by name."""
+        """Return the descriptions of the functions, sorted by name."""
         return [self._handlers[name].info() for name in self]
 
     def bind(
         self, name: str, arguments: Sequence[object], named: Mapping[str, object]
     ) -> Callable[[], object]:
-        """Return the call of a function with arguments that came in a message.
+        """Return a function bound to decoded arguments.
 
-        Raises :class:`~beluga.errors.NoMethodError` if there is none of this name, and
-        :class:`~beluga.errors.BadTypeError` for arguments that it does not take.
+        Raises :class:`~beluga.errors.NoMethodError` if no function has this name, and
+        :class:`~beluga.errors.BadTypeError` if the arguments do not fit its signature.
         """
         handler = self._handlers.get(name)
         if handler is None:
@@ -183,14 +185,14 @@ def load_handlers(place: str) -> Handlers:
     """Import ``module:name``, as ``cxl-rpc serve`` does: a :class:`Handlers`, a list of functions,
     or a dictionary of functions by name.
 
-    The module is one that Python finds, else ``module.py`` of the current folder. Raises
-    :class:`~beluga.errors.BadValueError` if there is no such module or name in it, and
+    The module is searched in Python's path, then as ``module.py`` in the current folder. Raises
+    :class:`~beluga.errors.BadValueError` if the module or the name does not exist, and
     :class:`~beluga.errors.BadTypeError` if it is something else.
     """
     module, colon, name = place.partition(":")
     if not colon or not all(part.isidentifier() for part in [*module.split("."), name]):
         raise BadValueError(
-            f"{short(place)} names no handlers; give MODULE:NAME, such as jobs:handlers"
+            f"{short(place)} does not name handlers; give MODULE:NAME, such as jobs:handlers"
         )
     found = getattr(_module(module), name, None)
     if found is None:
@@ -216,23 +218,23 @@ def _module(name: str) -> Any:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise BadValueError(
                 f"the module {name} imports {error.name}, which is not installed; install it, or "
-                "name its folder in PYTHONPATH"
+                "add its folder to PYTHONPATH"
             ) from None
     path = Path(*name.split(".")).with_suffix(".py").absolute()
-    # This very file is read, and the search path stays as it is: nothing else is ever imported from
-    # the current folder (D20).
+    # Load this one file and leave the search path alone: nothing else may be imported from the
+    # current folder (D20).
     spec = importlib.util.spec_from_file_location(name, path) if path.is_file() else None
     if spec is None or spec.loader is None:
         raise BadValueError(
-            f"there is no module {name}, nor {path}; name its folder in PYTHONPATH"
+            f"there is neither a module {name} nor a file {path}; add its folder to PYTHONPATH"
         ) from None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
+    sys.modules[name] = module  # dataclasses look up their module here
     try:
         spec.loader.exec_module(module)
     except ModuleNotFoundError as error:
         raise BadValueError(
-            f"the module {name} imports {error.name}, which is not installed; install it, or name "
-            "its folder in PYTHONPATH"
+            f"the module {name} imports {error.name}, which is not installed; install it, or add "
+            "its folder to PYTHONPATH"
         ) from None
     return module

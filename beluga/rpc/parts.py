@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Messages of any size, in parts that fit a lane's bulk area.
+"""Splits messages of any size into parts that fit a lane's bulk area.
 
-A client sends the parts of a request one after the other, each with one call; the last call is
-answered with the first part of the result, and further calls fetch the rest. A server keeps what is
-incomplete by session. A call that comes to a server which does not know what came before (it has
-taken over, or has dropped it) is answered AGAIN: the client begins anew.
+A client sends each part of a request with one call. The reply to the last one is the first part of
+the result; further calls fetch the rest. The server stores incomplete messages by session. If it
+receives a part but not those before it (it has just taken over, or dropped them), it replies AGAIN,
+and the client starts over.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from dataclasses import dataclass
 
 from beluga.errors import BadReplyError, BadRequestError, CallTimeoutError, QuotaError
 
-_HEAD = struct.Struct("<IIQQ")  # kind, number of the message, where the part begins, bytes in all
+_HEAD = struct.Struct("<IIQQ")  # kind, message number, offset of the part, total bytes
 SEND, MORE, NEXT, RESULT, AGAIN = range(1, 6)
 
 MESSAGE_MAX = 1 << 30
-"""The most bytes of a message."""
+"""The largest message in bytes."""
 
-_HELD_MAX = 2 << 30  # bytes of incomplete messages that a server keeps
-_IDLE_S = 30.0  # after so long without a further part a message may be dropped for others
+_HELD_MAX = 2 << 30  # bytes of incomplete messages that a server stores
+_IDLE_S = 30.0  # a message idle for longer may be dropped to make room
 
 
 @dataclass
 class _Held:
-    """A message of a session that is incomplete: its request until it runs, then its result."""
+    """An incomplete message of a session: its request until the handler runs, then its result."""
 
     nonce: int
     number: int
@@ -40,9 +40,9 @@ class _Held:
 
 
 class Assembly:
-    """The server's side: it makes whole requests of parts, and parts of results.
+    """Server side: assembles requests from parts, and splits results into parts.
 
-    The calls of one session come one after the other; those of several come on several threads.
+    Calls of one session arrive one at a time; calls of several sessions arrive on several threads.
     """
 
     def __init__(self, run: Callable[[bytearray], bytearray], room: int) -> None:
@@ -51,11 +51,11 @@ class Assembly:
         self._held: dict[int, _Held] = {}  # by lane
 
     def answer(self, lane: int, nonce: int, call: bytearray) -> bytes | bytearray:
-        """Return the reply to a call. Raises BadRequestError for one that is none, and QuotaError
-        if too much is incomplete already.
+        """Return the reply to a call. Raises BadRequestError for a malformed call, and QuotaError
+        if incomplete messages take too much memory.
         """
         if len(call) < _HEAD.size:
-            raise BadRequestError("a call of a handler has no head")
+            raise BadRequestError("the handler call is too short for its head")
         kind, number, at, total = _HEAD.unpack_from(call)
         part = memoryview(call)[_HEAD.size :]
         with self._lock:
@@ -67,8 +67,9 @@ class Assembly:
             return self._more(lane, held, number, at)
         if kind != SEND or total > MESSAGE_MAX or at + len(part) > total:
             raise BadRequestError(
-                f"a part of {len(part)} bytes at {at} of {total} is none of a message; a message "
-                f"has at most {MESSAGE_MAX} bytes"
+                f"a part of {len(part)} bytes at offset {at} does not fit a message of {total} "
+                "bytes; "
+                f"a message has at most {MESSAGE_MAX} bytes"
             )
         if at == 0:
             held = _Held(nonce, number, bytearray(), done=False, used_s=0.0)
@@ -95,7 +96,7 @@ class Assembly:
         return reply
 
     def _keep(self, lane: int, held: _Held) -> None:
-        """Keep a message until its next part, if there is room."""
+        """Store a message until its next part arrives, if there is room."""
         now = held.used_s = time.monotonic()
         with self._lock:
             self._held.pop(lane, None)
@@ -105,7 +106,8 @@ class Assembly:
                         del self._held[number]
             if sum(len(one.data) for one in self._held.values()) + len(held.data) > _HELD_MAX:
                 raise QuotaError(
-                    f"the server keeps {_HELD_MAX} bytes of messages that are under way; send less "
+                    f"the server already stores {_HELD_MAX} bytes of incomplete messages; send "
+                    "less "
                     "at a time, or call again later"
                 )
             self._held[lane] = held
@@ -118,15 +120,17 @@ def exchange(
     room: int,
     limit_s: float,
 ) -> bytearray:
-    """The client's side: send a message and return the result. ``call`` makes one call within so
-    many seconds, and ``room`` is the most bytes of one.
+    """Client side: send a message and return the result. ``call`` makes one call within a number of
+    seconds; ``room`` is its largest size in bytes.
 
     Raises :class:`~beluga.errors.BadRequestError` for a message that is too large,
-    :class:`~beluga.errors.CallTimeoutError` after ``limit_s`` seconds, and what ``call`` raises.
+    :class:`~beluga.errors.CallTimeoutError` after ``limit_s`` seconds, and the errors of ``call``.
     """
     if len(message) > MESSAGE_MAX:
         raise BadRequestError(
-            f"a message has {len(message)} bytes, {MESSAGE_MAX} is the most; send it in pieces"
+            f"the message has {len(message)} bytes, but at most {MESSAGE_MAX} are allowed; send it "
+            "in "
+            "pieces"
         )
     until_s = time.monotonic() + limit_s
 
@@ -134,15 +138,16 @@ def exchange(
         left_s = until_s - time.monotonic()
         if left_s <= 0:
             raise CallTimeoutError(
-                f"a message of {len(message)} bytes was not answered in {limit_s:g} s; give the "
-                "call more time (timeout_s)"
+                f"the server did not reply to a message of {len(message)} bytes within {limit_s:g} "
+                "s; "
+                "raise timeout_s"
             )
         reply = memoryview(call(_HEAD.pack(kind, number, at, total) + bytes(part), left_s))
         if len(reply) < _HEAD.size:
-            raise _senseless("it has no head")
+            raise _invalid_reply("the head is missing")
         kind, named, at, total = _HEAD.unpack_from(reply)
         if named != number or total > MESSAGE_MAX:
-            raise _senseless("it is of another call")
+            raise _invalid_reply("it belongs to another call")
         return kind, at, total, reply[_HEAD.size :]
 
     while True:
@@ -156,14 +161,14 @@ def _attempt(
     message: memoryview,
     room: int,
 ) -> bytearray | None:
-    """Return the result, or None: begin again."""
+    """Return the result, or None if the exchange must start over."""
     kind, at = NEXT, 0
     while kind == NEXT:
         part = message[at : at + room]
         kind, there, total, first = ask(SEND, at, len(message), part)
         at += len(part)
         if kind == NEXT and there != at:
-            raise _senseless("other parts were sent")
+            raise _invalid_reply("it acknowledges other parts")
     if kind == AGAIN:
         return None
     result = bytearray(first)
@@ -175,11 +180,11 @@ def _attempt(
             break
         result += first
     if kind != RESULT or len(result) != total:
-        raise _senseless("its parts do not fit together")
+        raise _invalid_reply("its parts do not fit together")
     return result
 
 
-def _senseless(why: str) -> BadReplyError:
+def _invalid_reply(why: str) -> BadReplyError:
     return BadReplyError(
         f"the reply of a handler is invalid, {why}; run one version of Beluga on both sides"
     )

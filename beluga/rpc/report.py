@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What clients count in their own processes, and report to the server now and then.
+"""Counters of client processes, which report them to the server.
 
-The server cannot know how long a get took, how many tokens it saved, or that a reader caught a
-stale line. A client counts this beside its calls and sends what was added with one more call, at
-most every :data:`INTERVAL_S` seconds and right after another call, so a client that is idle sends
-nothing. The server adds it up by kind of client (``csrc/rpc/report.c``),
-and its exporter shows the sums. A report that fails is lost: no figure counts twice.
+Only a client can measure how long a get took, how many tokens it saved, or that a reader found a
+stale line. It sends the increments with an extra call, at most every :data:`INTERVAL_S` seconds and
+right after another call, so an idle client sends nothing. The server adds them up by kind of client
+(``csrc/rpc/report.c``), and its exporter shows the sums. A report that fails is lost, so no
+increment counts twice.
 
-The order of :class:`Figure` and :class:`Operation` is the order in the call. New ones are appended,
-so clients and servers of different versions understand each other.
+The order of :class:`Figure` and :class:`Operation` is the order in the call. Append new ones only,
+so that clients and servers of different versions stay compatible.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from beluga._ffi import lib
 INTERVAL_S = 5.0
 
 KINDS = ("other", "vllm", "sglang", "lmcache", "replay")
-"""The kinds of clients; the number is that of the call."""
+"""The kinds of clients; the call carries the index."""
 
 SECONDS = (
     *(10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3),
     *(5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 1.0),
 )
-"""The bounds of the histograms, in seconds."""
+"""Upper bounds of the histograms' buckets, in seconds."""
 
 
 class Figure(enum.IntEnum):
-    """What is counted; the number is its place in the call."""
+    """The counters; the value is the index in the call."""
 
     ASKED_BLOCKS = 0
     HIT_BLOCKS = 1
@@ -52,7 +52,7 @@ class Figure(enum.IntEnum):
 
 
 class Operation(enum.IntEnum):
-    """What has a histogram of times; the number is its place behind the figures."""
+    """The operations with a latency histogram; the value is the index after the counters."""
 
     GET = 0
     PUT = 1
@@ -60,13 +60,13 @@ class Operation(enum.IntEnum):
 
 
 TIME_FIGURES = len(SECONDS) + 2
-"""The figures of a histogram: a count for each bound, one for what is above, and nanoseconds."""
+"""Numbers of one histogram: a count per bound, one above the last bound, and total nanoseconds."""
 
 REPORT_FIGURES = len(Figure) + len(Operation) * TIME_FIGURES
-assert REPORT_FIGURES <= lib.BL_REPORT_FIGURES  # noqa: S101  else the server refuses reports
+assert REPORT_FIGURES <= lib.BL_REPORT_FIGURES  # noqa: S101  else the server rejects reports
 
 
-# Plain numbers: those of an enumeration take longer.
+# Plain ints: indexing with an enum member is slower.
 _ASKED, _HIT = int(Figure.ASKED_BLOCKS), int(Figure.HIT_BLOCKS)
 _STORED, _PRESENT = int(Figure.STORED_BLOCKS), int(Figure.PRESENT_BLOCKS)
 _REFUSED, _WRITTEN = int(Figure.REFUSED_BLOCKS), int(Figure.WRITTEN_BYTES)
@@ -76,7 +76,9 @@ _GET, _PUT, _LOOKUP = (_TIMES + operation * TIME_FIGURES for operation in Operat
 
 
 class Report:
-    """The figures of one session since its last report. Figures of several threads may be lost."""
+    """Counts of one session since its last report. Not locked: concurrent increments may be
+    lost.
+    """
 
     def __init__(self) -> None:
         self.kind = KINDS[0]
@@ -84,12 +86,12 @@ class Report:
         self._due_s = time.perf_counter() + INTERVAL_S
 
     def add(self, figure: Figure, amount: int = 1) -> None:
-        """Add to a figure."""
+        """Increase a counter."""
         self._figures[figure] += amount
 
-    # Each of the next three counts an operation that began at ``started``, by
-    # :func:`time.perf_counter`, and returns whether it is time for a report. They are one call each
-    # because one comes with every operation.
+    # Each of the next three counts an operation that began at ``started``
+    # (:func:`time.perf_counter`) and returns whether a report is due. One call each, because every
+    # operation makes it.
 
     def got(self, asked: int, hits: int, size: int, flushed: int, started: float) -> bool:
         """Count a get of ``size`` bytes."""
@@ -110,7 +112,7 @@ class Report:
         return self._took(_PUT, started)
 
     def looked_up(self, started: float) -> bool:
-        """Count a lookup."""
+        """Count a lookup of blocks."""
         return self._took(_LOOKUP, started)
 
     def _took(self, first: int, started: float) -> bool:
@@ -120,17 +122,17 @@ class Report:
         return now >= self._due_s
 
     def saved(self, tokens: int, seconds: float = 0.0) -> None:
-        """Note that an engine need not compute tokens, which would have taken it so long."""
+        """Count tokens that an engine loaded instead of computing, and the seconds this saved."""
         self._figures[Figure.SAVED_TOKENS] += tokens
         self._figures[Figure.SAVED_NS] += int(seconds * 1e9)
 
     @property
     def due(self) -> bool:
-        """Whether it is time for a report."""
+        """Whether a report is due."""
         return time.perf_counter() >= self._due_s
 
     def take(self) -> bytes | None:
-        """Return the request of a report, and begin anew; None if there is nothing to report."""
+        """Return the request of a report and reset the counts; None if all are zero."""
         self._due_s = time.perf_counter() + INTERVAL_S
         figures, self._figures = self._figures, [0] * REPORT_FIGURES
         if not any(figures):
@@ -138,12 +140,12 @@ class Report:
         return struct.pack(f"={1 + REPORT_FIGURES}Q", KINDS.index(self.kind), *figures)
 
     def never(self) -> None:
-        """Send no more reports: the server does not know them."""
+        """Disable reports, because the server does not support them."""
         self._due_s = float("inf")
 
 
-class Reported:
-    """The sums of what clients of one kind have reported."""
+class ReportTotals:
+    """Sums of the reports of all clients of one kind."""
 
     def __init__(self, figures: Sequence[int]) -> None:
         self._figures = figures
@@ -155,7 +157,7 @@ class Reported:
         return any(self._figures)
 
     def times(self, operation: Operation) -> tuple[tuple[int, ...], float]:
-        """Return the counts of an operation's histogram, and the sum of its seconds."""
+        """Return the bucket counts of an operation's histogram, and its total seconds."""
         first = len(Figure) + operation * TIME_FIGURES
         last = first + TIME_FIGURES - 1
         return tuple(int(count) for count in self._figures[first:last]), self._figures[last] / 1e9

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The server process: a poll loop in C that runs without Python's lock, and registered handlers."""
+"""The server process: a poll loop in C that runs without the GIL, and registered handlers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from beluga.errors import (
     raise_for_status,
 )
 from beluga.rpc.handlers import Handlers
-from beluga.rpc.report import Reported
+from beluga.rpc.report import ReportTotals
 from beluga.rpc.takeovers import TAKEN, Followed, followed
 from beluga.rpc.times import nanoseconds
 from beluga.rpc.workers import Workers
@@ -40,15 +40,13 @@ log = logging.getLogger(__name__)
 Handler = Callable[[bytes], bytes]
 
 _made: weakref.WeakSet[Server] = weakref.WeakSet()
-_FILES_LOOK_S = 0.5  # between two looks at whether the devices' files are still there
+_FILES_LOOK_S = 0.5  # interval of checks whether the devices' files still exist
 
 METHOD_USER: int = lib.BL_METHOD_USER
-"""Methods below this number belong to Beluga itself."""
+"""Method numbers below this one are reserved for Beluga."""
 
 METHOD_COUNTERS = 255
-"""The method that answers with the lower tiers' counters, and with nothing where there are no such
-tiers.
-"""
+"""The method that returns the counters of lower tiers, or nothing if there are none."""
 
 _METHODS = {
     getattr(lib, name): name.removeprefix("BL_METHOD_").lower()
@@ -58,18 +56,18 @@ _METHODS = {
 
 
 def method_name(method: int) -> str:
-    """Return the name of a call; those of programs are numbers."""
+    """Return the name of a method; methods of programs keep their number."""
     return _METHODS.get(method, str(method))
 
 
 def method_names() -> list[str]:
-    """Return the names of Beluga's own calls, in the order of their numbers."""
+    """Return the names of Beluga's own methods, in the order of their numbers."""
     return [_METHODS[number] for number in sorted(_METHODS)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Quota:
-    """The limits of each session. 0 means that there is no limit.
+    """Limits of each session. 0 means no limit.
 
     ``bytes`` counts the payload of the session's grants and of its pinned blocks; ``grants`` and
     ``pins`` count blocks. ``calls_per_s`` is the number of calls allowed in a burst and per second.
@@ -88,19 +86,21 @@ class Quota:
             bits = 64 if field.name == "bytes" else 32
             value = getattr(self, field.name)
             if not 0 <= value < 1 << bits:
-                raise BadValueError(f"{field.name} is from 0 to {(1 << bits) - 1}; {value} is not")
+                raise BadValueError(
+                    f"{field.name} is {value}, but must be from 0 to {(1 << bits) - 1}"
+                )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServerStat:
-    """Counters since the server took the pool over.
+    """Counters since the takeover.
 
-    ``quantum_*_max`` is the most that one session has done in one quantum. ``wait_*_max`` is the
-    most that other sessions have done while one session's oldest request waited. ``draining`` is 1
-    while no grant is made, and none that was asked for before is being made. ``trace_status`` is 0,
-    or a negative errno: why this server has no trace. ``followed`` is the server before, and why
-    this one took over.
-    ``housekeeping_count`` moves, many times a second, while the poll loop lives; it wraps at 2^32.
+    ``quantum_*_max`` is the most work that one session did in one quantum. ``wait_*_max`` is the
+    most work that other sessions did while the oldest request of one session waited. ``draining``
+    is 1 once all grants are refused and none is being made. ``trace_status`` is 0, or a negative
+    errno: why this server writes no trace. ``followed`` describes the previous server and the
+    reason of the takeover. ``housekeeping_count`` increases many times a second while the poll loop
+    runs; it wraps at 2^32.
     """
 
     epoch: int
@@ -127,14 +127,14 @@ class ServerStat:
 
 
 class Calls(NamedTuple):
-    """The calls of one method, and those of them that were answered with an error."""
+    """Counts of one method: its calls, and the calls that returned an error."""
 
     calls: int
     errors: int
 
 
 def refuse_unstarted(pool: Pool) -> None:
-    """Raise NoServerError if this process made a server of this pool and did not start it."""
+    """Raise NoServerError if this process created a server of this pool but did not start it."""
     for server in _made:
         if server._unstarted_for(pool):
             raise NoServerError(
@@ -149,15 +149,14 @@ class Server(OfThisProcess):
     ``host`` is this machine's number among the machines that share the pool (Pool.host_number).
 
     ``declared_gone`` is an operator's statement that every server and session that the pool lists
-    now can no longer write. It is only needed when one of them died on another machine, which
-    cannot be asked. It does not cover servers and sessions that appear later, however late this
-    server starts. Raises :class:`~beluga.errors.ServerAliveError` or
-    :class:`~beluga.errors.SessionAliveError`, now or at :meth:`start`, if a heartbeat contradicts
-    the statement.
+    now can no longer write. It is only needed when one of them died on another machine, where this
+    process cannot check. It does not cover servers and sessions that appear later. Raises
+    :class:`~beluga.errors.ServerAliveError` or :class:`~beluga.errors.SessionAliveError`, now or at
+    :meth:`start`, if a heartbeat contradicts the statement.
 
     ``heartbeat_lost_s`` is the number of seconds without a heartbeat after which a session is
-    suspect if nothing proves that it lives or is dead. The space that a suspect session could still
-    write to is quarantined until there is proof.
+    suspect, unless its process is proven alive or dead. The space that a suspect session could
+    still write to is quarantined until there is proof.
 
     ``quota`` limits every session.
 
@@ -165,8 +164,8 @@ class Server(OfThisProcess):
     :class:`~beluga.errors.HostClashError` if that server runs on another machine that uses this
     host number.
 
-    A server ends itself once the file of a device was removed, since no process can come to it any
-    more: :attr:`failure` is a :class:`~beluga.errors.DeviceMissingError` then.
+    The server stops once the file of a device was removed, since no process can attach any more:
+    :attr:`failure` is then a :class:`~beluga.errors.DeviceMissingError`.
     """
 
     def __init__(
@@ -180,7 +179,7 @@ class Server(OfThisProcess):
     ) -> None:
         lost_ns = nanoseconds(heartbeat_lost_s)
         if not hasattr(pool, "using"):
-            raise BadTypeError(f"a server is of a Pool, not of {short(pool)}; open one")
+            raise BadTypeError(f"a server needs a Pool, not {short(pool)}; open one")
         self._pool = pool
         self._failure: BelugaError | OSError | None = None
         # The handles keep the handlers alive while C may call them.
@@ -190,7 +189,7 @@ class Server(OfThisProcess):
         self._serves = self._stopped = False
         self._unlock()
         out = ffi.new("bl_server **")
-        with self._ending:  # A thread that closes the pool waits for this lock.
+        with self._ending:  # a thread that closes the pool waits for this lock
             pool.before_close(self.stop)
             directory, number = os.fsencode(pool.runtime_dir), pool.host_number(host)
             with pool.using() as handle:
@@ -201,7 +200,7 @@ class Server(OfThisProcess):
             if status < 0:
                 self._server = None
                 lib.bl_server_destroy(out[0])
-                raise_for_status(status, "declaring others gone")
+                raise_for_status(status, "declaring predecessors gone")
         when_forked(self)
         _made.add(self)
         self.limit(Quota() if quota is None else quota)
@@ -215,13 +214,12 @@ class Server(OfThisProcess):
             raise_for_status(
                 lib.bl_server_handle_method(server, lib.BL_METHOD_REPORT, report, server)
             )
-        self.handle(METHOD_COUNTERS, lambda _: b"")  # until a service of lower tiers answers
+        self.handle(METHOD_COUNTERS, lambda _: b"")  # until a service of lower tiers replaces it
 
     def limit(self, quota: Quota) -> None:
-        """Limit every session by ``quota`` from now on; the loop applies it within a millisecond.
+        """Limit every session by ``quota``; the poll loop applies it within a millisecond.
 
-        A session keeps what it has: its grants and pins end as they would have. The quota ends with
-        this server.
+        Sessions keep their present grants and pins. The quota is lost when this server ends.
         """
         of_type("quota", quota, Quota)
         limits = ffi.new("bl_quota *")
@@ -233,29 +231,30 @@ class Server(OfThisProcess):
 
     @property
     def pool(self) -> Pool:
-        """The pool that it serves, or is made for."""
+        """The pool of this server."""
         return self._pool
 
     @property
     def quota(self) -> Quota:
-        """The limits of each session, as :meth:`limit` set them last."""
+        """The limits of each session, as last set by :meth:`limit`."""
         return self._quota
 
     def drain(self, draining: bool = True) -> None:
-        """Refuse every new grant with :class:`~beluga.errors.DrainingError`, or grant again.
+        """Refuse new grants with :class:`~beluga.errors.DrainingError`, or allow them again.
 
-        Lookups, gets, and commits of what was granted before go on. The loop applies this within a
-        millisecond: from then on :meth:`stat` says ``draining``. It ends with this server.
+        Lookups, gets, and commits of existing grants continue. The poll loop applies this within a
+        millisecond, after which :meth:`stat` reports ``draining``. The state is lost when this
+        server ends.
         """
         with self._running() as server:
             lib.bl_server_drain(server, draining)
 
     def _unlock(self) -> None:
-        """Make new locks, which no thread holds."""
-        self._ending = threading.RLock()  # held by the thread that creates or destroys the C server
-        self._lock = threading.Lock()  # unlike a Condition, it is entered and left in C
+        """Create new, unlocked locks."""
+        self._ending = threading.RLock()  # held while a thread creates or destroys the C server
+        self._lock = threading.Lock()  # unlike a Condition, acquired and released in C
         self._life = threading.Condition(self._lock)
-        self._users: dict[object, int] = {}  # the threads that are inside C calls with the server
+        self._users: dict[object, int] = {}  # threads inside C calls with the server
         self._over = threading.Event()  # set when it has stopped
 
     @contextmanager
@@ -264,7 +263,7 @@ class Server(OfThisProcess):
         and in a forked child.
         """
         use = object()
-        try:  # around all of it: an interrupt may come anywhere
+        try:  # everything is inside, because an interrupt may come anywhere
             with self._lock:
                 if self._server is None or self._stopped:
                     raise RpcError("this server has stopped; make a new one")
@@ -277,18 +276,20 @@ class Server(OfThisProcess):
                 self._life.notify_all()
 
     def handle(self, method: int, handler: Handler) -> None:
-        """Answer ``method`` (METHOD_USER..254) with ``handler(request) -> reply``.
+        """Serve ``method`` (METHOD_USER..254) with ``handler(request) -> reply``.
 
         255 is the method of the lower tiers' counters (:data:`METHOD_COUNTERS`).
 
-        The handler runs in the poll loop, so a slow one delays every client; :meth:`register` has
-        functions of any length, with types. If it raises, the caller gets
+        The handler runs in the poll loop, so a slow one delays every client; use :meth:`register`
+        for functions of any duration, with types. If it raises, the caller gets
         :class:`~beluga.errors.HandlerError` and the traceback goes to the server's log.
         """
         if not callable(handler):
-            raise BadTypeError(f"a handler of method {method} is called; give a function of bytes")
+            raise BadTypeError(
+                f"the handler of method {method} is not callable; give a function of bytes"
+            )
         if not 0 <= whole("method", method) < 1 << 32:
-            raise BadValueError(f"method {method} is no number of a call; give 192 to 254")
+            raise BadValueError(f"method {method} is out of range; give a number from 192 to 254")
         context = ffi.new_handle(handler)
         self._contexts.append(context)
         with self._running() as server:
@@ -298,18 +299,18 @@ class Server(OfThisProcess):
             )
 
     def register(self, handlers: Handlers, *, threads: int = 1) -> None:
-        """Call these functions for clients, on ``threads`` threads (1 to 64) of this process.
+        """Serve these functions on ``threads`` threads (1 to 64) of this process.
 
-        A slow handler delays its caller, and those that wait for a free thread; the poll loop and
-        the block index go on. A server has one set of handlers, registered before or after
-        :meth:`start`. Its threads end with it; a handler that runs then is not waited for.
+        A slow handler delays its caller and the calls that wait for a free thread, but neither the
+        poll loop nor the block index. A server has one set of handlers, registered before or after
+        :meth:`start`. Stopping the server does not wait for a running handler.
 
         Raises :class:`~beluga.errors.RpcError` if handlers are registered already.
         """
         of_type("handlers", handlers, Handlers)
         if not 1 <= whole("threads", threads) <= lib.BL_FUNCTION_THREADS_MAX:
             most = lib.BL_FUNCTION_THREADS_MAX
-            raise BadValueError(f"{threads} threads are too few or too many; give 1 to {most}")
+            raise BadValueError(f"threads is {threads}, but must be from 1 to {most}")
         refuse_green_threads()
         with self._running() as server:
             if self._workers is not None:
@@ -323,7 +324,7 @@ class Server(OfThisProcess):
             )
 
     def _unstarted_for(self, pool: Pool) -> bool:
-        """Return whether this server could serve a pool, and was neither started nor stopped."""
+        """Whether this server is for the pool and was neither started nor stopped."""
         idle = self._server is not None and not (self._serves or self._stopped)
         return idle and self._pool.runtime_dir == pool.runtime_dir
 
@@ -339,16 +340,17 @@ class Server(OfThisProcess):
             Thread(target=self._serve, name="beluga-server", daemon=True).start()
         except BaseException:
             with suppress(RpcError):  # another thread has stopped it
-                if not serves and self.stat().epoch:  # the pool was taken, and nobody serves it
+                # The pool was taken over, but no thread serves it
+                if not serves and self.stat().epoch:
                     self.stop()
             raise
 
     def watch(self, timeout_s: float, *, silent_s: float) -> bool:
-        """Wait at most ``timeout_s`` until it is time to take over, and return whether it is.
+        """Wait up to ``timeout_s`` for a reason to take over, and return whether there is one.
 
-        Call this before :meth:`start`. It is time when the pool has no server, when its server has
-        ended, or when the server's heartbeat has not moved for ``silent_s`` seconds (15 times as
-        long if its process is proven alive). Raises :class:`~beluga.errors.EpochDamagedError`.
+        Call this before :meth:`start`. The reasons: the pool has no server, its server has ended,
+        or the server's heartbeat has not moved for ``silent_s`` seconds (15 times as long if its
+        process is proven alive). Raises :class:`~beluga.errors.EpochDamagedError`.
         """
         times = nanoseconds(silent_s), nanoseconds(timeout_s)
         with self._running() as server:
@@ -358,9 +360,9 @@ class Server(OfThisProcess):
     def serve_forever(self) -> None:
         """Take the pool over and serve it on this thread.
 
-        The call returns after :meth:`request_stop`, after :meth:`stop` from another thread, or when
-        another thread closes the pool. Raises :class:`~beluga.errors.DeposedError` if another
-        server takes over, and the error of :meth:`fail`.
+        Returns after :meth:`request_stop`, after :meth:`stop` from another thread, or when another
+        thread closes the pool. Raises :class:`~beluga.errors.DeposedError` if another server takes
+        over, and the error of :meth:`fail`.
         """
         with self._running() as server:
             self._begin()
@@ -370,13 +372,13 @@ class Server(OfThisProcess):
             raise self._failure
 
     def stop(self) -> None:
-        """Stop serving and note it in the pool, so that a successor needs no further proof.
+        """Stop serving and record it in the pool, so that a successor needs no other proof.
 
         Raises RpcError inside a handler, because it would wait for that handler; use
         :meth:`request_stop` there.
         """
         if threading.get_ident() in self._users.values():
-            raise RpcError("a server cannot be stopped from within; call request_stop()")
+            raise RpcError("stop() cannot be called inside a handler; call request_stop()")
         with self._ending:
             with self._lock:
                 self._stopped = True
@@ -391,14 +393,14 @@ class Server(OfThisProcess):
             self._destroy(server)
 
     def _forget(self) -> None:
-        """Forget the server in a forked child. It belongs to the parent."""
+        """Drop the server in a forked child, because it belongs to the parent."""
         if self._server is not None:
             lib.bl_server_forked(self._server)
         self._server = None
-        self._unlock()  # The parent's threads hold the old locks.
+        self._unlock()  # the parent's threads hold the old locks
 
     def stat(self) -> ServerStat:
-        """Return the counters of the running server."""
+        """Return the running server's counters."""
         out = ffi.new("bl_server_stat *")
         with self._running() as server:
             lib.bl_server_describe(server, out)
@@ -406,8 +408,8 @@ class Server(OfThisProcess):
         return ServerStat(**counts | {"followed": followed(out.followed)})
 
     def calls(self) -> dict[str, Calls]:
-        """Return the calls of each method that was called, by name; methods of programs are
-        numbers. The counters' method, 255, has those of all higher numbers, too.
+        """Return the calls of each method that was called, by name or, for methods of programs, by
+        number. Method 255 (the counters') includes all higher numbers.
         """
         out = ffi.new("bl_calls[]", 256)
         with self._running() as server:
@@ -418,12 +420,14 @@ class Server(OfThisProcess):
             if found.call_count
         }
 
-    def reported(self, kind: int) -> Reported:
-        """Return what clients of this kind, a place in :data:`~beluga.rpc.KINDS`, reported."""
+    def reported(self, kind: int) -> ReportTotals:
+        """Return the sums of what clients of this kind reported; ``kind`` is an index of
+        :data:`~beluga.rpc.KINDS`.
+        """
         out = ffi.new("uint64_t[]", lib.BL_REPORT_FIGURES)
         with self._running() as server:
             lib.bl_server_reported(server, kind, out)
-        return Reported(list(out))
+        return ReportTotals(list(out))
 
     @property
     def failure(self) -> BelugaError | OSError | None:
@@ -431,25 +435,21 @@ class Server(OfThisProcess):
         return self._failure
 
     def fail(self, failure: BelugaError) -> None:
-        """Stop serving because of ``failure``, which :attr:`failure` then returns. Any thread may
-        call this.
-        """
+        """Stop serving because of ``failure``, which :attr:`failure` then returns. Thread-safe."""
         with self._running() as server:
             self._failure = failure
             lib.bl_server_stop(server)
 
     def request_stop(self) -> None:
-        """Ask the loop to end. This is safe in a signal handler and from another thread."""
+        """Ask the loop to end. Safe in a signal handler and from any thread."""
         with self._running() as server:
             lib.bl_server_stop(server)
 
     def _begin(self) -> None:
-        """Take the pool over. This succeeds at most once; an attempt that is refused may be
-        repeated.
-        """
+        """Take the pool over. This succeeds at most once; a failed attempt may be repeated."""
         with self._lock:
             if self._serves:
-                raise RpcError("this server serves already, or did; make a new one")
+                raise RpcError("this server was started already; make a new one")
             self._serves = True
         try:
             with self._running() as server:
@@ -460,34 +460,36 @@ class Server(OfThisProcess):
         stat = self.stat()
         TAKEN.add(reason=stat.followed.reason)
         if stat.trace_status < 0:
-            log.warning("there is no trace of calls: %s", os.strerror(-stat.trace_status))
+            log.warning(
+                ("this server writes no trace of its calls: %s"), os.strerror(-stat.trace_status)
+            )
         Thread(target=self._watch_files, name="beluga-files", daemon=True).start()
 
     def _take(self, server: core.bl_server) -> None:
         self._pool.raise_for_status(lib.bl_server_serve_lanes(server), "taking the pool over")
 
     def _watch_files(self) -> None:
-        """Fail and stop once the file of a device was removed. The poll loop makes no call that may
-        block, and a removed file stays mapped, so the loop itself sees no difference.
+        """Fail and stop once the file of a device was removed. The poll loop cannot detect this: it
+        makes no call that may block, and a removed file stays mapped.
         """
         while self._failure is None and not self._over.wait(_FILES_LOOK_S):
             try:
                 self._pool.refuse_removed()
             except DeviceMissingError as error:
-                with suppress(RpcError):  # it has stopped meanwhile
+                with suppress(RpcError):  # the server has stopped meanwhile
                     self.fail(error)
                     log.error("%s", error)
-                self.stop()  # so that clients find no server, and wait for no answer
+                self.stop()  # clients then find no server instead of waiting for a reply
 
     def _serve(self) -> None:
-        """Serve on this thread, which counts itself as a user of the C server: nobody may know it,
-        if an interrupt came at its start.
+        """Serve on this thread. The thread registers itself as a user of the C server, because
+        after an interrupt at its start no other thread has a reference to it.
         """
         with ExitStack() as running:
             try:
                 server = running.enter_context(self._running())
             except RpcError:
-                return  # it was stopped before this thread got here
+                return  # stopped before this thread got here
             self._pool.run_near()
             try:
                 raise_for_status(lib.bl_server_run(server), "serving")
@@ -503,7 +505,7 @@ class Server(OfThisProcess):
         try:
             self.start()
         except BaseException:
-            if not serves:  # a server that was already serving goes on
+            if not serves:  # an already running server continues
                 self.stop()
             raise
         return self
@@ -514,12 +516,14 @@ class Server(OfThisProcess):
 
 @ffi.def_extern(error=-lib.BL_ERROR_HANDLER)
 def bl_python_handler(context: core.void_p, call: core.bl_call) -> int:
-    """Run a handler that Python registered. The C poll loop calls this."""
+    """Run a handler registered from Python. Called by the C poll loop."""
     handler: Handler = ffi.from_handle(context)
     try:
         reply = handler(bytes(ffi.buffer(call.request, call.request_size)))
         if len(reply) > call.reply_capacity:
-            raise ValueError(f"a reply has {len(reply)} bytes, {call.reply_capacity} is the most")
+            raise ValueError(
+                f"the reply has {len(reply)} bytes, but at most {call.reply_capacity} fit"
+            )
     except Exception:
         log.exception("the handler of method %d raised", call.method)
         return -int(lib.BL_ERROR_HANDLER)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A standby server: it waits to take over, and may need a lock outside the pool to do so."""
+"""A standby server. It waits to take over, and may require a lease outside the pool."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SILENT_S = 2.0
-"""A server of another machine is replaced when its heartbeat has not moved for so many seconds.
+"""A server of another machine is replaced once its heartbeat has not moved for this many seconds.
 
-One of this machine whose process lives is replaced after 15 times as long.
+A server of this machine whose process lives is replaced after 15 times as long.
 """
 
 _LOOK_S = 0.2
@@ -33,29 +33,29 @@ _RENEWALS_PER_S = 2.0
 
 def stand_by(
     server: Server,
-    told: threading.Event,
+    stopping: threading.Event,
     *,
     silent_s: float = SILENT_S,
     lease: Lease | None = None,
     waits: Callable[[str], None] = lambda why: None,
 ) -> bool:
-    """Watch the pool's server until ``server`` has taken over, or until ``told`` is set.
+    """Watch the pool's server until ``server`` has taken over or ``stopping`` is set.
 
-    Returns True after the takeover, when ``server`` has been started, and False once ``told`` is
-    set. A server of this machine is followed within milliseconds of its death. A server of another
-    machine is followed after ``silent_s`` seconds, one of this machine that hangs after 15 times as
-    long. With ``lease`` the takeover happens only while the lease is held, and the lease is renewed
-    meanwhile; if the lease cannot be checked, the wait continues.
+    Returns True after the takeover, with ``server`` started, and False once ``stopping`` is set. A
+    server of this machine is replaced within milliseconds of its death. A server of another machine
+    is replaced after ``silent_s`` seconds without a heartbeat, a hanging one of this machine after
+    15 times as long. With ``lease``, the takeover requires the lease, which is renewed meanwhile;
+    while the lease cannot be checked, the wait continues.
 
-    ``waits`` is called after each look that led to no takeover, with the reason if there is another
-    one than that the pool has a server.
+    ``waits`` is called after each check without a takeover. Its argument is the reason, or empty if
+    the pool simply has a server.
 
-    Raises the errors of :meth:`Server.start`, except :class:`~beluga.errors.ServerAliveError`:
-    after that one it continues to watch. Raises :class:`~beluga.errors.LeaseError` if the lease was
-    lost during the takeover: then ``server`` has stopped, and cannot be started again.
+    Raises the errors of :meth:`Server.start` except :class:`~beluga.errors.ServerAliveError`, after
+    which it continues to watch. Raises :class:`~beluga.errors.LeaseError` if the lease was lost
+    during the takeover: ``server`` has then stopped and cannot be started again.
     """
     refused = ""
-    while not told.is_set():
+    while not stopping.is_set():
         if not server.watch(_LOOK_S, silent_s=silent_s):
             waits("")
             continue
@@ -63,23 +63,24 @@ def stand_by(
             if lease is not None and not lease.acquire(_LOOK_S):
                 waits("another process holds the lease")
                 continue
-            # A takeover of a large pool takes longer than a lease lives.
+            # The takeover of a large pool takes longer than a lease lasts, so renew it meanwhile.
             with nullcontext() if lease is None else _Renewals(server, lease):
                 server.start()
         except (LeaseError, ServerAliveError) as error:
             if lease is not None:
                 lease.release()
             if str(error) != refused:
-                log.warning("not taken over yet: %s", error)
+                log.warning("the takeover failed, will retry: %s", error)
                 refused = str(error)
             waits(refused)
-            told.wait(_RETRY_S)
+            stopping.wait(_RETRY_S)
             continue
         except BaseException:
             if lease is not None:
                 lease.release()
             raise
-        if lease is not None and server.failure is not None:  # it took over for nobody
+        # The lease was lost during the takeover
+        if lease is not None and server.failure is not None:
             server.stop()
             lease.release()
             raise server.failure
@@ -88,8 +89,8 @@ def stand_by(
 
 
 class _Renewals:
-    """Renews a lease on its own thread, and makes the server fail when the lease is lost. It is a
-    context manager.
+    """Context manager that renews a lease on its own thread and makes the server fail if it is
+    lost.
     """
 
     def __init__(self, server: Server, lease: Lease) -> None:
@@ -101,7 +102,7 @@ class _Renewals:
     def _keep(self) -> None:
         while not self._over.wait(1 / _RENEWALS_PER_S):
             if not self._renewed():
-                with suppress(RpcError):  # the server has stopped already
+                with suppress(RpcError):  # the server has already stopped
                     self._server.fail(LeaseError("the lease is lost; this server has stopped"))
                 return
 
@@ -109,7 +110,7 @@ class _Renewals:
         try:
             return self._lease.renew()
         except Exception:
-            log.exception("renewing the lease")
+            log.exception("renewing the lease failed")
             return False
 
     def __enter__(self) -> None:
@@ -120,10 +121,10 @@ class _Renewals:
         self._thread.join()
 
 
-class Keeper:
-    """Renews a lease on its own thread and stops the server when the lease is lost.
+class LeaseKeeper:
+    """Context manager that renews a lease on its own thread and stops the server if it is lost.
 
-    It is a context manager. At its end the server stops first, and then the lease is released.
+    On exit it stops the server first and releases the lease second.
     """
 
     def __init__(self, server: Server, lease: Lease) -> None:
@@ -131,7 +132,7 @@ class Keeper:
         self._lease = lease
         self._renewals = _Renewals(server, lease)
 
-    def __enter__(self) -> Keeper:
+    def __enter__(self) -> LeaseKeeper:
         self._renewals.__enter__()
         return self
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Why servers take pools over, and why they lose them (``csrc/rpc/reason.c``)."""
+"""The reasons why servers take over and lose pools (``csrc/rpc/reason.c``)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from beluga.metrics import REGISTRY
 
 _TEXTS = {
     lib.BL_REASON_NONE: ("none", "it has not taken the pool over"),
-    lib.BL_REASON_FIRST: ("first", "nobody had served the pool"),
-    lib.BL_REASON_STOPPED: ("stopped", "{server} stopped in order"),
+    lib.BL_REASON_FIRST: ("first", "no server had served the pool"),
+    lib.BL_REASON_STOPPED: ("stopped", "{server} stopped cleanly"),
     lib.BL_REASON_DECLARED: ("declared", "{server} was declared gone"),
-    lib.BL_REASON_GONE: ("gone", "{server} ended without stopping in order"),
+    lib.BL_REASON_GONE: ("gone", "{server} ended without stopping cleanly"),
     lib.BL_REASON_STUCK: (
         "stuck",
         "{server} lives, but its heartbeat stood still for {silent_s:.1f} s",
@@ -23,10 +23,10 @@ _TEXTS = {
 }
 
 REASONS = tuple(name for name, _ in _TEXTS.values() if name != "none")
-"""The reasons of takeovers, as metrics name them."""
+"""The reasons of takeovers, as in labels of metrics."""
 
 DEMOTIONS = ("deposed", "lease")
-"""Why a server lost its pool: another server took it over, or the lease was lost."""
+"""Why a server loses its pool: another server took it over, or it lost the lease."""
 
 TAKEN = REGISTRY.counter("beluga_takeovers_total", "How often this process took the pool over.")
 LOST = REGISTRY.counter("beluga_demotions_total", "How often this process lost the pool.")
@@ -38,11 +38,11 @@ for _reason in DEMOTIONS:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """The server that another one followed, and why.
+    """The previous server, and why it was replaced.
 
-    ``reason`` is one of :data:`REASONS`, or "none" before the takeover. ``epoch`` and ``host`` are
-    those of the server that was followed; ``epoch`` is 0 if there was none. ``silent_s`` is how
-    many seconds a standby saw its heartbeat stand still.
+    ``reason`` is one of :data:`REASONS`, or "none" before the takeover. ``epoch`` and ``host``
+    identify the previous server; ``epoch`` is 0 if there was none. ``silent_s`` is how long a
+    standby saw its heartbeat stand still, in seconds.
     """
 
     epoch: int
@@ -60,6 +60,6 @@ class Followed:
 
 
 def followed(found: core.bl_followed) -> Followed:
-    """Return what C noted. A reason of a damaged trace is "none"."""
+    """Convert the record in C. An unknown reason, of a damaged trace, becomes "none"."""
     name = _TEXTS.get(found.reason, _TEXTS[lib.BL_REASON_NONE])[0]
     return Followed(int(found.epoch), int(found.host), name, found.silent_ns / 1e9)

@@ -2,9 +2,9 @@
 # Copyright The Beluga Authors
 """The last calls that a server handled, for a post-mortem (``csrc/rpc/trace.h``).
 
-The server writes them into a file of the pool's runtime directory, which any process of its host
-may read, whether the server lives or was killed. When a server starts, the ring of the one before
-is kept under another name. The content is not believed: whatever it is, it is only shown.
+The server writes them to a file in the pool's runtime directory. Any process of its host may read
+the file, whether the server runs or was killed. A starting server keeps its predecessor's file
+under another name. The content is untrusted and only displayed.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TRACE, TRACE_BEFORE = "trace", "trace.1"
-"""The file names: of the last server, and of the one before."""
+"""File names: of the last server, and of the one before it."""
 
 _ENTRY = record_dtype("bl_trace_entry")
 _MAGIC = b"BLTRACE2"
-_ENTRIES_MAX = 1 << 20  # of a file that is worth reading
-_RATE_NS = 1_000_000  # two clocks that are closer tell no rate
-_ALIVE_S = 2.0  # a server marks its trace every 20 ms
+_ENTRIES_MAX = 1 << 20  # larger files are not read
+_RATE_NS = 1_000_000  # below this interval of two clock readings, their rate is unknown
+_ALIVE_S = 2.0  # a server updates its trace every 20 ms
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TracedCall:
-    """One call: when it began to be handled, whose it was, and what became of it.
+    """One call: when its handling began, its session, and its outcome.
 
-    ``seconds`` is the time in the server's loop, and None for a call that had not ended: it is
-    being handled, or the server died in it. ``status`` is ok or the name of an error. ``pid`` is
-    None for sessions of other hosts.
+    ``seconds`` is the time in the server's loop. It is None for a call that has not ended: the call
+    is still being handled, or the server died in it. ``status`` is ok or the name of an error.
+    ``pid`` is None for sessions of other hosts.
     """
 
     sequence: int
@@ -57,11 +57,11 @@ class TracedCall:
 
 
 class CallTrace:
-    """The calls of a ring, and the server that handled them.
+    """The calls in a trace file, and the server that handled them.
 
-    ``ended`` says that the server ended in order. It was last seen alive at ``seen_s``. ``count``
-    is the number of calls that the ring has. ``followed`` is the server before it, and why it took
-    over.
+    ``ended`` is true if the server stopped cleanly. ``seen_s`` is when it last updated the file.
+    ``count`` is the number of calls in the file. ``followed`` describes the server before it, and
+    the reason of the takeover.
     """
 
     def __init__(self, head: core.bl_trace_head, entries: NDArray[np.void]) -> None:
@@ -76,17 +76,17 @@ class CallTrace:
 
     @property
     def alive(self) -> bool:
-        """Whether the server has looked at its trace a moment ago."""
+        """Whether the server updated the file within the last 2 seconds."""
         return not self.ended and abs(time.time() - self.seen_s) < _ALIVE_S
 
     @property
     def count(self) -> int:
-        """The number of calls that the ring has."""
+        """The number of calls in the file."""
         return len(self._entries)
 
     @property
     def newest(self) -> int:
-        """The sequence of the last call that has ended; 0 if there is none."""
+        """The sequence number of the last completed call; 0 if there is none."""
         whole = self._entries["sequence"][self._entries["ended"] != 0]
         return int(whole[-1]) if len(whole) else 0
 
@@ -99,10 +99,11 @@ class CallTrace:
         session: str | None = None,
         newer_than: int = 0,
     ) -> list[TracedCall]:
-        """Return calls, the oldest first: the ``last`` ones of those that took at least ``slow_s``,
-        are of this method, and of a session: ``pid:N``, ``host:N``, ``lane:N``, or its nonce.
+        """Return calls, oldest first: the ``last`` ones of those that took at least ``slow_s``,
+        have this method, and belong to this session: ``pid:N``, ``host:N``, ``lane:N``, or its
+        nonce.
 
-        Raises :class:`~beluga.errors.BadValueError` for a session that is none of these.
+        Raises :class:`~beluga.errors.BadValueError` for an invalid session.
         """
         found = self._entries[self._entries["sequence"] > newer_than]
         if slow_s > 0:
@@ -120,8 +121,8 @@ class CallTrace:
         return [self._call(one) for one in found]
 
     def slowest(self, count: int) -> list[TracedCall]:
-        """Return the calls that took longest, the slowest first. A call that has not ended is
-        before all others.
+        """Return the calls that took longest, slowest first. A call that has not ended precedes all
+        others.
         """
         taken = np.where(self._entries["ended"] == 0, np.inf, self._entries["ticks_taken"])
         return [self._call(self._entries[at]) for at in np.argsort(-taken)[: max(count, 0)]]
@@ -144,9 +145,10 @@ class CallTrace:
 
 
 def read_trace(directory: Path, *, before: bool = False) -> CallTrace:
-    """Read the trace of the last server of a pool's runtime directory, or of the one before.
+    """Read the trace of the last server of a pool, or of the one before, from its runtime
+    directory.
 
-    Raises :class:`~beluga.errors.NoTraceError` if there is none, or if the file is no trace.
+    Raises :class:`~beluga.errors.NoTraceError` if the file does not exist or is not a trace.
     """
     path = directory / (TRACE_BEFORE if before else TRACE)
     try:
@@ -154,8 +156,8 @@ def read_trace(directory: Path, *, before: bool = False) -> CallTrace:
             data = file.read(lib.BL_TRACE_HEAD_SIZE + _ENTRIES_MAX * _ENTRY.itemsize + 1)
     except FileNotFoundError:
         raise NoTraceError(
-            f"{path} is not there: a server leaves its trace on its own host, in the pool's "
-            "runtime directory"
+            f"{path} does not exist; run this on the server's own host, where it writes its trace "
+            "into the pool's runtime directory"
         ) from None
     head = ffi.new("bl_trace_head *")
     size = ffi.sizeof("bl_trace_head")
@@ -167,25 +169,25 @@ def read_trace(directory: Path, *, before: bool = False) -> CallTrace:
         or count == 0
         or len(data) != lib.BL_TRACE_HEAD_SIZE + count * _ENTRY.itemsize
     ):
-        raise NoTraceError(f"{path} is no trace of this version of Beluga")
+        raise NoTraceError(f"{path} is not a trace of this version of Beluga")
     return CallTrace(head, np.frombuffer(data, _ENTRY, offset=lib.BL_TRACE_HEAD_SIZE))
 
 
 def _whole(entries: NDArray[np.void]) -> NDArray[np.void]:
-    """Return the entries that are proven whole, and the one that has not ended, oldest first."""
+    """Return the intact entries and the one that has not ended, oldest first."""
     sequence, ended = entries["sequence"], entries["ended"]
     here = sequence % len(entries) == np.arange(len(entries), dtype=np.uint64)
     here &= (sequence > 0) & ((ended == sequence) | (ended == 0))
     found = entries[here]
     found = found[np.argsort(found["sequence"])]
     torn = found["ended"] == 0
-    torn[-1:] = False  # only the last call can be under way
+    torn[-1:] = False  # only the last call can be unfinished
     whole: NDArray[np.void] = found[~torn]
     return whole
 
 
 def _session(text: str) -> tuple[str, int]:
-    """Return the field and its value that name a session."""
+    """Return the field and value that select a session."""
     field, colon, value = text.rpartition(":")
     try:
         if not colon:
@@ -194,4 +196,6 @@ def _session(text: str) -> tuple[str, int]:
             return field, int(value)
     except ValueError:
         pass
-    raise BadValueError(f"a session is pid:N, host:N, lane:N or 16 hex digits; {text!r} is not")
+    raise BadValueError(
+        f"{text!r} does not name a session; give pid:N, host:N, lane:N or 16 hex digits"
+    )

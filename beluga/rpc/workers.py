@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The threads of a server's process that call handlers, and the form of calls and results.
+"""Server threads that run handlers, and the format of calls and results.
 
-The poll loop hands each call to one of them and goes on (``csrc/rpc/jobs.h``), so a slow handler
-delays its caller, and those that wait for a free thread, and no call of the block index.
+The poll loop hands each call to a thread and continues (``csrc/rpc/jobs.h``), so a slow handler
+delays its caller and the calls that wait for a free thread, but not the block index.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _TEXT_MAX = 1000  # characters of an error that a message carries
 
 
 class Workers:
-    """Threads that answer the calls of a server's handlers, until the server stops.
+    """Threads that run a server's handlers until the server stops.
 
-    ``running`` yields the ``bl_server *``, and raises RpcError when there is none any more.
+    ``running`` yields the ``bl_server *``, and raises RpcError once the server has stopped.
     """
 
     def __init__(self, handlers: Handlers, running: Running, room: int, threads: int) -> None:
@@ -71,12 +71,12 @@ class Workers:
         try:
             return self._assembly.answer(lane, nonce, call), 0
         except Exception as error:
-            log.warning("a call of a handler was refused: %s", error)
+            log.warning("a handler call was refused: %s", error)
             known = isinstance(error, QuotaError)
             return b"", -(lib.BL_ERROR_QUOTA if known else lib.BL_ERROR_BAD_REQUEST)
 
     def _run(self, message: bytearray) -> bytearray:
-        """Call the handler that a request names, and return the message with its result."""
+        """Call the handler of a request, and return the message with its result."""
         try:
             name, arguments, named = _request_of(message)
             bound = self._handlers.bind(name, arguments, named)
@@ -84,7 +84,8 @@ class Workers:
             return _failure(error)
         try:
             result = bound()
-        except BaseException as error:  # sys.exit(), too: the thread has other callers
+        # Includes sys.exit(), because other callers share the thread
+        except BaseException as error:
             log.exception("the handler %s raised", name)
             text = " ".join(f"{type(error).__name__}: {error}".split())[:_TEXT_MAX]
             return _failure(HandlerError(f"the handler {name} raised {text}; see the server's log"))
@@ -106,7 +107,7 @@ def _request_of(message: bytearray) -> tuple[str, list[object], dict[str, object
     name, arguments = fields.get("handler"), fields.get("arguments")
     named = fields.get("named")
     if not (isinstance(name, str) and isinstance(arguments, list) and isinstance(named, dict)):
-        raise BadRequestError("a call names no handler, or has no list of arguments")
+        raise BadRequestError("a call has no handler name or no list of arguments")
     return name, arguments, named
 
 
@@ -115,12 +116,12 @@ def _failure(error: BelugaError) -> bytearray:
 
 
 def request(name: str, arguments: tuple[object, ...], named: dict[str, Any]) -> bytearray:
-    """Return the message that calls a handler. Raises BadTypeError for what no message carries."""
+    """Encode a handler call. Raises BadTypeError for a value that cannot be sent."""
     return pack({"handler": name, "arguments": list(arguments), "named": named})
 
 
 def result_of(message: bytearray) -> object:
-    """Return a handler's result. Raises the error that the server answered with."""
+    """Return a handler's result. Raises the error in the reply."""
     fields = unpack(message)
     if "result" in fields:
         return fields["result"]

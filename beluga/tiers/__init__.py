@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Tiers below the pool: where blocks sink to, and from where they come back."""
+"""Tiers below the pool, which receive offloaded blocks and return them on demand."""
 
 from beluga.index import ask_counters
 from beluga.tiers.admission import ADMISSIONS

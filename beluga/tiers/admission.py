@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Which committed blocks a lower tier saves.
+"""Admission policies: which committed blocks a lower tier saves.
 
-A write to a disk takes its bandwidth and its life, so a block that nobody asks for again should not
-be written. Every policy judges whole batches of keys with numpy, and has a bounded memory. A block
-that a lower tier has is not offered again: a key that is offered twice was missed by all tiers.
+A write to a disk costs bandwidth and wear, so a block that is never requested again should not be
+written. Each policy processes whole batches of keys with numpy, in bounded memory. The server does
+not offer a block that a lower tier already has, so a key that is offered twice was a miss in all
+tiers.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 REMEMBERED = 1 << 20
-"""The keys that a policy remembers by default: 8 MiB, or 4 MiB for ``sketch``."""
+"""The number of keys that a policy remembers by default: 8 MiB, or 4 MiB for ``sketch``."""
 
 BREAK_EVEN = 0.01
-"""The share of reused blocks from which on ``adaptive`` saves all. It is low because a write takes
-only disk time that is to spare, and wear, while a hit saves time of a GPU."""
+"""The share of reused blocks above which ``adaptive`` saves everything. It is low because a write
+costs spare disk time and wear, while a hit saves GPU time.
+"""
 
 TRIAL = 4096
-"""The first blocks that ``adaptive`` saves in any case. What is reused first was often committed
-first, such as a prompt that all share, and nothing is known of the workload before."""
+"""The number of first blocks that ``adaptive`` always saves. Blocks that are reused first, such as
+a common prompt, were often committed first, when nothing is known about the workload.
+"""
 
-_WINDOW = 1 << 14  # blocks over which adaptive averages
+_WINDOW = 1 << 14  # window of the average of adaptive, in blocks
 _ROWS = 4
 _COUNT_MAX = 15
 _MULTIPLIERS = np.array(
@@ -41,29 +44,29 @@ _MULTIPLIERS = np.array(
 
 
 class Admission(Protocol):
-    """Says which blocks are saved. One thread calls ``admit``; any may call ``hit``."""
+    """Decides which blocks are saved. One thread calls ``admit``; any thread may call ``hit``."""
 
     def admit(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return which of these committed blocks, of shape (count, 2), are saved."""
+        """Return which of these committed blocks, of shape (count, 2), to save."""
 
     def hit(self, count: int) -> None:
-        """Note that a lower tier served so many blocks."""
+        """Count blocks that a lower tier served."""
 
 
 class Always:
-    """Saves everything."""
+    """Admits every block."""
 
     def admit(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return True for each."""
+        """Return True for each key."""
         return np.ones(len(keys), np.bool_)
 
     def hit(self, count: int) -> None:
-        """Learn nothing from it."""
+        """Do nothing."""
 
 
 class SecondTouch:
-    """Saves a block that is committed again: it was evicted too early once. The table is direct
-    mapped, so that a new key displaces an older one, and keys are forgotten one by one.
+    """Saves a block when it is committed again, because its eviction was then too early. The table
+    is direct mapped: a new key replaces an older one, so keys are dropped one at a time.
     """
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
@@ -72,20 +75,20 @@ class SecondTouch:
         self._mask = np.uint64(size - 1)
 
     def admit(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return which of the keys were offered before, and remember all."""
+        """Return which of the keys were offered before, and remember all of them."""
         places = keys[:, 0] & self._mask
-        tags = keys[:, 1] | np.uint64(1)  # 0 is an empty place
+        tags = keys[:, 1] | np.uint64(1)  # 0 is an empty slot
         again: NDArray[np.bool_] = self._tags[places] == tags
         self._tags[places] = tags
         return again
 
     def hit(self, count: int) -> None:
-        """Learn nothing from it."""
+        """Do nothing."""
 
 
 class Sketch:
-    """Saves a block that was offered often enough lately, as TinyLFU does: a count-min sketch
-    counts keys, and all counts are halved from time to time.
+    """Saves a block that was offered often enough recently, like TinyLFU: a count-min sketch counts
+    keys, and all counts are halved periodically.
     """
 
     def __init__(self, remembered: int = REMEMBERED, least: int = 2) -> None:
@@ -96,7 +99,9 @@ class Sketch:
         self._left = remembered  # keys until the counts are halved
 
     def admit(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return which of the keys were offered ``least`` times, with this one, and count all."""
+        """Return which of the keys were offered at least ``least`` times, including this one, and
+        count all of them.
+        """
         mixed = keys[:, 0] ^ keys[:, 1]
         places = [(mixed * factor) >> self._shift for factor in _MULTIPLIERS]
         found = [row[place] for row, place in zip(self._counts, places, strict=True)]
@@ -111,20 +116,21 @@ class Sketch:
         return admitted
 
     def hit(self, count: int) -> None:
-        """Learn nothing from it."""
+        """Do nothing."""
 
 
 class Adaptive:
-    """Saves everything while enough blocks are reused, and else only what is committed again.
+    """Saves everything while enough blocks are reused, and otherwise only blocks that are committed
+    again.
 
-    The share of reuse is that of blocks that a lower tier served, or could have served because they
-    are committed again, averaged over some 16 k blocks. Nothing is committed again before the pool
-    has evicted it. So until ``warm_up`` blocks were committed, which should be twice the pool's,
-    hits in the pool count, too; ``pool_hits`` returns how many there were so far.
+    The reuse share is the share of blocks that a lower tier served, or could have served because
+    they are committed again, averaged over about 16 k blocks. No block is committed again before
+    the pool has evicted it. So until ``warm_up`` blocks were committed (set it to twice the pool's
+    blocks), hits in the pool count as well; ``pool_hits`` returns their number so far.
 
-    The first ``trial`` blocks are saved anyhow. Example: a workload without reuse is not saved
-    behind them; one whose requests share a prompt and nothing else is saved until the warm-up is
-    over.
+    The first ``trial`` blocks are always saved. Examples: for a workload without reuse, nothing
+    after them is saved. If requests share only a prompt, everything is saved until the warm-up
+    ends.
     """
 
     def __init__(
@@ -137,7 +143,7 @@ class Adaptive:
         pool_hits: Callable[[], int] | None = None,
     ) -> None:
         if not 0 < break_even < 1:
-            raise TierError(f"a break-even share is between 0 and 1, not {break_even}")
+            raise TierError(f"break_even is {break_even}, but must be between 0 and 1")
         self._seen = SecondTouch(remembered)
         self._break_even = break_even
         self._trial = trial
@@ -151,11 +157,11 @@ class Adaptive:
 
     @property
     def share(self) -> float:
-        """The share of reused blocks now."""
+        """The current share of reused blocks."""
         return self._reused / self._asked if self._asked else 0.0
 
     def admit(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return all, or those that were offered before, and learn."""
+        """Return all keys, or those that were offered before, and update the average."""
         again = self._seen.admit(keys)
         with self._lock:
             hits, self._hits = self._hits, 0
@@ -178,7 +184,7 @@ class Adaptive:
         return hits >= self._break_even * (hits + self._committed)
 
     def hit(self, count: int) -> None:
-        """Count it as reuse."""
+        """Count the hits as reuse."""
         with self._lock:
             self._hits += count
 
@@ -189,10 +195,10 @@ ADMISSIONS: dict[str, type[Always | SecondTouch | Sketch | Adaptive]] = {
     "second-touch": SecondTouch,
     "sketch": Sketch,
 }
-"""The policies by name; the first is the default."""
+"""The policies by name. The first one is the default."""
 
 
 def _power_of_two(least: int) -> int:
     if not 1 <= least <= 1 << 32:
-        raise TierError(f"a policy remembers 1 to 2**32 keys, not {least}")
+        raise TierError(f"a policy can remember 1 to 2**32 keys, not {least}")
     return 1 << max(1, (least - 1).bit_length())

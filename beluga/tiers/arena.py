@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Aligned buffers for blocks that are loaded, used again when nothing refers to them any more."""
+"""Page-aligned buffers for loaded blocks, recycled once nothing refers to them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _HUGE = 2 << 20
 
 
 class Arena:
-    """Hands out buffers, and keeps up to ``keep`` bytes of those that came back. Any thread may
-    call it.
+    """Allocates buffers, and keeps up to ``keep`` bytes of freed ones for reuse. Thread-safe.
 
-    A fresh mapping costs a page fault for each page; a buffer that is used again costs nothing.
+    A new mapping costs a page fault for each page; a recycled buffer costs none.
     """
 
     def __init__(self, keep: int = 256 << 20) -> None:
         self._keep = keep
-        self._kept = 0  # about: threads may count at the same time, and nothing depends on it
+        # Approximate: threads may update it at the same time, and nothing depends on it
+        self._kept = 0
         self._free: dict[int, deque[mmap.mmap]] = {}
 
     def take(self, size: int) -> NDArray[np.uint8]:
-        """Return an array of ``size`` bytes, whose first one is at the start of a page.
+        """Return an array of ``size`` bytes that starts at a page boundary.
 
-        Its memory comes back when the array and all views of it are gone.
+        Its memory is recycled once the array and all views of it are freed.
         """
         whole = _LEAST
         while whole < size and whole < _HUGE:
@@ -49,7 +49,7 @@ class Arena:
         return np.asarray(_Lease(self, memory, size))
 
     def give(self, memory: mmap.mmap) -> None:
-        """Take a buffer back. This runs where a lease is collected, so it takes no lock."""
+        """Recycle a buffer. Called by the garbage collector, so it must not take a lock."""
         size = len(memory)
         if self._kept + size <= self._keep:
             self._kept += size
@@ -57,7 +57,7 @@ class Arena:
 
 
 class _Lease:
-    """The owner of an array's memory: numpy keeps it as long as the array or a view of it lives."""
+    """Owns an array's memory: numpy refers to it as long as the array or a view of it exists."""
 
     def __init__(self, arena: Arena, memory: mmap.mmap, size: int) -> None:
         self._arena, self._memory = arena, memory
@@ -73,5 +73,5 @@ class _Lease:
 
 
 def address_of(memory: mmap.mmap) -> int:
-    """Return the address of a mapping's first byte."""
+    """Return the start address of a mapping."""
     return int(ffi.cast("uintptr_t", ffi.from_buffer("uint8_t[]", memory)))

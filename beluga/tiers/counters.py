@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The counters of the lower tiers as any process of the pool may ask for them.
+"""Serves the counters of the lower tiers to any process of the pool.
 
-They live in the server's process, in its metrics registry. A thread of the service there makes a
-text of them twice a second, and the server answers a call with the last one: so no tier is asked
-anything in the loop that answers clients.
+They are kept in the metrics registry of the server's process. A thread there formats them twice a
+second, and the server replies with the latest text. So the poll loop never calls a tier.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _PREFIXES = ("beluga_tier_", "beluga_onboard_", "beluga_offload_")
 
 
 class CountersService:
-    """Answers for the tiers of a service, from :meth:`start` to :meth:`stop`."""
+    """Serves the counters of a service's tiers, from :meth:`start` to :meth:`stop`."""
 
     def __init__(self, server: MetaServer) -> None:
         self._server = server
@@ -37,12 +36,12 @@ class CountersService:
         self._thread = Thread(target=self._run, name="beluga-counters", daemon=True)
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start the thread."""
         self._server.handle(COUNTERS_METHOD, lambda _: self._text)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._ending.set()
         self._thread.join()
 
@@ -60,9 +59,9 @@ class CountersService:
 
 
 def gather() -> dict[str, Any]:
-    """Return this process's counters of tiers: of each, by name, and those of all.
+    """Return this process's counters: those of each tier, by name, and the totals.
 
-    A series with further labels, such as the kind of a failure, is a dictionary of these.
+    A series with further labels, such as the kind of a failure, becomes a dictionary.
     """
     everything: dict[str, Any] = {}
     tiers: dict[str, dict[str, Any]] = {}
@@ -90,8 +89,8 @@ def _plain(value: float | Distribution) -> Any:
 
 
 def _derive(tier: dict[str, Any]) -> None:
-    """Say what an operator asks for: the breaker's state in words, and what was written to the
-    medium for each byte that was hit later; None while there was no hit.
+    """Add derived values: the breaker's state as text, and the bytes written to the medium per byte
+    that was hit later (None while there was no hit).
     """
     if (state := tier.get("breaker_state")) is not None:
         tier["breaker_state"] = _BREAKER[state]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The KV cache of a model: how many bytes a token has, by its config.json or by its numbers."""
+"""The KV cache size of a model: bytes per token, from its config.json or from given numbers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _CONFIG_MAX = 16 << 20  # bytes
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """What a token adds to the KV cache.
+    """The KV cache of one token.
 
-    ``layers`` counts those whose KV grows with each token. A layer has K and V of ``kv_heads``
-    heads of ``head_dim`` elements, or, with MLA, one vector of ``latent_dim`` elements. ``dtype``
-    is one of F32, F16, BF16, FP8, U8. Beside that a sequence may have ``window_layers`` that keep
-    its last ``window_tokens`` tokens, and ``state_layers`` with a state of fixed size.
+    ``layers`` counts the layers whose KV grows with each token. A layer has K and V of ``kv_heads``
+    heads of ``head_dim`` elements or, with MLA, one vector of ``latent_dim`` elements. ``dtype`` is
+    one of F32, F16, BF16, FP8, U8. In addition, a sequence may have ``window_layers`` that keep its
+    last ``window_tokens`` tokens, and ``state_layers`` with a state of fixed size.
     """
 
     layers: int
@@ -46,33 +46,35 @@ class KvShape:
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_SIZES:
-            raise TierError(f"elements of type {self.dtype}; known are {', '.join(DTYPE_SIZES)}")
+            raise TierError(
+                f"there is no element type {self.dtype}; give one of {', '.join(DTYPE_SIZES)}"
+            )
         if self.layers < 1 or self.elements < 1:
             raise TierError(
-                "a KV cache needs layers, and KV heads with a size, or a latent vector; "
-                f"have {self.layers} layers, {self.kv_heads} heads of {self.head_dim}, "
-                f"{self.latent_dim} latent elements"
+                "a KV cache needs layers, and KV heads with a size or a latent vector, but has "
+                f"{self.layers} layers, {self.kv_heads} heads of {self.head_dim}, "
+                f"{self.latent_dim} latent elements; give the missing ones"
             )
 
     @property
     def elements(self) -> int:
-        """Elements of a token in one layer."""
+        """Elements per token in one layer."""
         return self.latent_dim or 2 * self.kv_heads * self.head_dim
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of a token in all layers whose KV grows."""
+        """Bytes per token in all layers whose KV grows."""
         return self.layers * self.elements * DTYPE_SIZES[self.dtype]
 
     @property
     def window_bytes(self) -> int:
-        """The most bytes of a sequence in layers with a window."""
+        """The most bytes per sequence in layers with a window."""
         size = self.elements * DTYPE_SIZES[self.dtype]
         return self.window_layers * self.window_tokens * size
 
     @property
     def beside(self) -> str:
-        """What a sequence has beside the KV that grows, for people; empty if nothing."""
+        """A description of the KV that does not grow; empty if there is none."""
         parts = []
         if self.window_layers:
             parts.append(
@@ -85,9 +87,9 @@ class KvShape:
 
 
 def read_model(path: Path, dtype: str | None = None) -> KvShape:
-    """Read a model's config.json, or that of a folder.
+    """Read a model's config.json, given the file or its folder.
 
-    ``dtype`` is that of the KV cache, if it is not the model's. Raises TierError.
+    ``dtype`` overrides the type of the KV cache. Raises TierError.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -101,7 +103,7 @@ def read_model(path: Path, dtype: str | None = None) -> KvShape:
     if not isinstance(config, dict):
         raise TierError(f"{file} is not a model's configuration")
     for name in ("text_config", "llm_config", "language_config", "thinker_config"):
-        inner = config.get(name)  # a model with more than text
+        inner = config.get(name)  # a multimodal model
         if isinstance(inner, dict):
             innermost = inner.get("text_config")
             config |= {**inner, **(innermost if isinstance(innermost, dict) else {})}
@@ -113,17 +115,17 @@ def read_model(path: Path, dtype: str | None = None) -> KvShape:
 
 
 def _quantized(config: dict[str, Any], file: Path) -> str | None:
-    """Return the type of a KV cache that is quantized, unlike the weights alone; None for the
-    model's own. Raises TierError for a type that is not known.
+    """Return the type of a quantized KV cache, or None for the model's own type. The weights alone
+    may be quantized. Raises TierError for an unknown type.
     """
     found: dict[str, Any] = {}
-    beside = file.with_name("hf_quant_config.json")  # of NVIDIA's ModelOpt
+    beside = file.with_name("hf_quant_config.json")  # written by NVIDIA's ModelOpt
     if file.name == "config.json" and beside.is_file():
         try:
             own = json.loads(decode_text(beside.read_bytes()))
             found.update(own.get("quantization") or {})
         except (OSError, ValueError, AttributeError) as error:
-            raise TierError(f"{beside} cannot be read ({error}); mend it or give --dtype") from None
+            raise TierError(f"{beside} cannot be read ({error}); fix it or give --dtype") from None
     for name in ("quantization_config", "compression_config"):
         if isinstance(config.get(name), dict):
             found.update(config[name])
@@ -132,7 +134,7 @@ def _quantized(config: dict[str, Any], file: Path) -> str | None:
             continue
         kind = _kv_type(value)
         if kind is None:
-            raise TierError(f"{name} is {value!r:.60}, no type that is known; give --dtype")
+            raise TierError(f"{name} is {value!r:.60}, which is not a supported type; give --dtype")
         return kind
     return None
 
@@ -153,13 +155,16 @@ def _shape(config: dict[str, Any], file: Path, dtype: str | None) -> KvShape:
     named = config.get("torch_dtype", config.get("dtype"))
     kind = dtype or _DTYPES.get(str(named).removeprefix("torch."))
     if kind is None:
-        raise TierError(f"{file} names no type of elements that is known; give --dtype")
+        raise TierError(f"{file} names no supported element type; give --dtype")
     found = read_layers(config, _number(config, file, "num_hidden_layers", "n_layer", "num_layers"))
     layers, more = found.full, {}
-    if found.full == 0 and found.window:  # every layer has the window: blocks hold all of them
+    if found.full == 0 and found.window:  # every layer has the window, so blocks hold all of them
         layers = found.window
     elif found.full == 0:
-        raise TierError(f"{file}: no layer keeps KV of its tokens; there is nothing to store")
+        raise TierError(
+            f"{file}: no layer keeps the KV of its tokens, so there is nothing to store; give "
+            "another model"
+        )
     else:
         more = {"window_layers": found.window}
     more |= {"window_tokens": found.window_tokens, "state_layers": found.state}
@@ -179,7 +184,8 @@ def _shape(config: dict[str, Any], file: Path, dtype: str | None) -> KvShape:
     values = _number(config, file, "v_head_dim", default=size)
     if values != size:
         raise TierError(
-            f"v_head_dim {values} differs from {size}, which is not computed; give the numbers"
+            f"v_head_dim {values} differs from {size}, which is not supported; give the numbers by "
+            "options"
         )
     return KvShape(layers, kind, kv_heads=kv_heads, head_dim=size, **more)
 

@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """A tier that cannot be opened yet, below a pool that must be served without it meanwhile.
 
-A standby takes over from a server that stands still. That one's process still has the disk, so the
-standby cannot open it before the process has ended.
+A standby takes over from a server whose heartbeat has stopped. The old process still has the disk
+open, so the standby cannot open it before that process has ended.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _OPEN = 2
 
 
 class LateTier:
-    """Stands for the tier that ``opens`` returns, once it no longer raises TierError: a
+    """Replaces the tier that ``opens`` returns until it no longer raises TierError: a
     :class:`LowerTier`.
 
-    Until then it has no blocks, saves none and forgets none. ``names`` are those of its disks in
-    metrics, where each counts as a tier whose circuit breaker is open; their tiers replace these
-    series. ``block_count_max`` is the most blocks that it will have.
+    Until then it has no blocks, saves none and removes none. ``names`` are its disks' names in
+    metrics, where each counts as a tier with an open circuit breaker; the real tiers replace these
+    series. ``block_count_max`` is the most blocks that the tier will have.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class LateTier:
         self.block_count_max = block_count_max
         self._opens, self._names = opens, tuple(names)
         self._tier: LowerTier | None = None
-        self._lost: Callable[[NDArray[np.uint64]], None] = _nobody
+        self._lost: Callable[[NDArray[np.uint64]], None] = _ignore
         self._why = ""
 
     def open(self) -> bool:
-        """Try to open the tier, and return whether it is open. One thread calls this."""
+        """Try to open the tier. Returns whether it is open. Only one thread may call this."""
         if self._tier is not None:
             return True
         try:
@@ -64,7 +64,9 @@ class LateTier:
         return True
 
     def save(self, records: NDArray[np.void], payload: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Save blocks, and return which of them are saved now: none before the tier is open."""
+        """Save blocks. Returns which of them are saved now, or were already: none before the tier
+        is open.
+        """
         if self._tier is None:
             return np.zeros(len(records), np.bool_)
         return self._tier.save(records, payload)
@@ -78,11 +80,11 @@ class LateTier:
         return np.ones(len(keys), np.bool_) if self._tier is None else self._tier.contains(keys)
 
     def remove(self, keys: NDArray[np.uint64]) -> int:
-        """Remove blocks, and return how many there were: none before the tier is open."""
+        """Remove blocks. Returns how many there were: none before the tier is open."""
         return 0 if self._tier is None else self._tier.remove(keys)
 
     def forget(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Remove blocks for good, and return which keys have none any more: none before the tier is
+        """Remove blocks durably. Returns which keys have no block left: none before the tier is
         open.
         """
         return np.zeros(len(keys), np.bool_) if self._tier is None else forget(self._tier, keys)
@@ -92,13 +94,13 @@ class LateTier:
         return None if self._tier is None else self._tier.keys()
 
     def on_lost(self, lost: Callable[[NDArray[np.uint64]], None]) -> None:
-        """Have ``lost(keys)`` called with blocks that the tier drops by itself."""
+        """Register ``lost(keys)``, which is called for blocks that the tier drops."""
         self._lost = lost
         if self._tier is not None:
             self._tier.on_lost(lost)
 
     def close(self) -> None:
-        """Close the tier, or give it up if it is not open. A second call does nothing."""
+        """Close the tier, or stop trying to open it. Idempotent."""
         if self._tier is not None:
             self._tier.close()
             return
@@ -106,5 +108,5 @@ class LateTier:
             _BREAKER.remove(tier=name)
 
 
-def _nobody(keys: NDArray[np.uint64]) -> None:
-    """Hear of lost blocks where nobody wants to."""
+def _ignore(keys: NDArray[np.uint64]) -> None:
+    """No-op callback."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What each layer of a model keeps, by its config.json: KV of every token or of a window, a state,
-or nothing.
+"""What each layer of a model keeps, from its config.json: the KV of every token or of a window, a
+state, or nothing.
 
-Model families name their layers in different fields. A field that changes the KV cache in a way
-that is not computed here is refused by its name: a wrong size is worse than none.
+Model families use different fields for their layers. A model with a field that changes the KV cache
+in an unsupported way is rejected with that field's name, because a wrong size is worse than none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KINDS = {
     "attention": _FULL,
     "global_attention": _FULL,
     "global": _FULL,
-    "hybrid": _FULL,  # zamba2: attention beside a state
+    "hybrid": _FULL,  # zamba2: attention and a state
     "sliding_attention": _WINDOW,
     "sliding_window_attention": _WINDOW,
     "local_attention": _WINDOW,
@@ -36,7 +36,7 @@ _KINDS = {
     "moe": _NOTHING,
 }
 _NEMOTRON = {"*": _FULL, "M": _STATE, "-": _NOTHING, "E": _NOTHING}
-# Fields of models whose KV is not computed here, and what they mean.
+# Fields of models whose KV is not supported, and their meaning.
 _UNKNOWN = {
     "is_encoder_decoder": "a decoder with cross-attention",
     "cross_attention_layers": "layers that attend to images",
@@ -49,12 +49,12 @@ _UNKNOWN = {
     "attention_k_eq_v": "keys that are the values",
     "compress_ratios": "KV that is compressed along the tokens",
 }
-_STATEFUL = ("mamba", "rwkv", "ssm", "xlstm", "recurrent")  # in names of fields, or the model's
+_STATEFUL = ("mamba", "rwkv", "ssm", "xlstm", "recurrent")  # in names of fields, or of the model
 
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """How many layers keep what. A window is in tokens."""
+    """The number of layers of each kind. ``window`` is in tokens."""
 
     full: int
     window: int = 0
@@ -63,20 +63,23 @@ class Layers:
 
 
 def read_layers(config: Mapping[str, Any], count: int) -> Layers:
-    """Return what ``count`` layers keep. Raises TierError with the name of a field that is not
-    understood.
-    """
+    """Return what ``count`` layers keep. Raises TierError with the name of an unsupported field."""
     for name, what in _UNKNOWN.items():
         if config.get(name):
-            raise TierError(f"{name} means {what}, which beluga does not compute; give the numbers")
+            raise TierError(
+                f"{name} means {what}, which beluga cannot size; give the numbers by options"
+            )
     kinds = _kinds(config, count)
-    shared = config.get("num_kv_shared_layers") or 0  # gemma3n: the last ones use others' KV
+    # Gemma3n: the last layers use the KV of others
+    shared = config.get("num_kv_shared_layers") or 0
     if shared:
         kinds = kinds[: max(0, count - _whole("num_kv_shared_layers", shared))]
     window = kinds.count(_WINDOW)
     sizes = config.get("sliding_window") or config.get("attention_chunk_size")
     if window and not sizes:
-        raise TierError("layers have a window, but no sliding_window names its size; add it")
+        raise TierError(
+            "layers have a window, but there is no sliding_window with its size; add it"
+        )
     tokens = _whole("sliding_window", sizes) if window else 0
     state = count if config.get("model_type") == "falcon_h1" else kinds.count(_STATE)
     return Layers(kinds.count(_FULL), window, tokens, state)
@@ -93,31 +96,33 @@ def _kinds(config: Mapping[str, Any], count: int) -> list[str]:
         return [_FULL if at in full else _STATE for at in range(count)]
     if stateful := _stateful(config):
         raise TierError(
-            f"{stateful} means layers with a state, but no field names which; give the numbers"
+            f"{stateful} means layers with a state, but no field lists them; give the numbers by "
+            "options"
         )
     return _windows(config, count)
 
 
 def _listed(name: str, value: object, count: int) -> list[str]:
     if not isinstance(value, list) or (len(value) not in (count, 1) and count % len(value)):
-        raise TierError(f"{name} is no list with one of {count} layers each; mend it")
+        raise TierError(f"{name} is not a list with one item for each of {count} layers; fix it")
     return [_kind(name, one, _KINDS) for one in value * (count // len(value))]
 
 
 def _kind(name: str, value: object, kinds: Mapping[str, str]) -> str:
     if not isinstance(value, str) or value not in kinds:
         raise TierError(
-            f"{name} has {value!r:.40}, no kind of layer that is supported; give the numbers"
+            f"{name} has {value!r:.40}, which is not a supported kind of layer; give the numbers "
+            "by options"
         )
     return kinds[value]
 
 
 def _full_layers(config: Mapping[str, Any], count: int) -> set[int] | None:
-    """Return the layers with attention, of a model whose other layers have a state."""
+    """Return the layers with attention of a model whose other layers have a state."""
     for name in ("attn_layer_indices", "full_attn_idxs"):  # bamba; lfm2
         if isinstance(config.get(name), list):
             return {_whole(name, at) for at in config[name]}
-    linear = config.get("linear_attn_config")  # Kimi counts from 1
+    linear = config.get("linear_attn_config")  # Kimi's indices start at 1
     if isinstance(linear, dict) and isinstance(linear.get("full_attn_layers"), list):
         return {_whole("full_attn_layers", at) - 1 for at in linear["full_attn_layers"]}
     if config.get("attn_layer_period"):  # jamba
@@ -131,7 +136,7 @@ def _full_layers(config: Mapping[str, Any], count: int) -> set[int] | None:
 
 
 def _stateful(config: Mapping[str, Any]) -> str | None:
-    """Return the field that shows a state which no field places in layers."""
+    """Return a field that indicates layers with a state, if no field lists those layers."""
     model = str(config.get("model_type", ""))
     if model == "falcon_h1":  # each layer has both
         return None
@@ -143,8 +148,8 @@ def _stateful(config: Mapping[str, Any]) -> str | None:
 
 
 def _windows(config: Mapping[str, Any], count: int) -> list[str]:
-    """Return the kinds of layers that all have attention."""
-    if config.get("attention_chunk_size"):  # llama4: layers without positions see everything
+    """Return the kinds of layers of a model in which all layers have attention."""
+    if config.get("attention_chunk_size"):  # llama4: layers without positions attend to all tokens
         full = config.get("no_rope_layers")
         if isinstance(full, list) and full:
             return [_WINDOW if one else _FULL for one in full]
@@ -155,7 +160,7 @@ def _windows(config: Mapping[str, Any], count: int) -> list[str]:
     model = config.get("model_type", "")
     usual = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "cohere2": 4}.get(str(model))
     pattern = config.get("sliding_window_pattern") or usual
-    if pattern is not None:  # one layer of so many sees everything
+    if pattern is not None:  # one in so many layers attends to all tokens
         every = _whole("sliding_window_pattern", pattern)
         return [_FULL if (at + 1) % every == 0 else _WINDOW for at in range(count)]
     if config.get("use_sliding_window"):  # qwen2
@@ -166,5 +171,5 @@ def _windows(config: Mapping[str, Any], count: int) -> list[str]:
 
 def _whole(name: str, value: object, *, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise TierError(f"{name} is {value!r:.40}; it has to be a whole number from {least} on")
+        raise TierError(f"{name} is {value!r:.40}, but must be a whole number of at least {least}")
     return value

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Names of blocks in lower tiers: the pool tells routers of a block again when it comes back.
+"""Stores names of blocks in lower tiers, so that routers are notified when a block returns to the
+pool.
 
-A tier keeps a record and bytes, and knows nothing of names. A block with a name is saved with bytes
-behind it up to the end of a page, of which the last 64 are a trailer::
+A tier stores a record and bytes, but no name. So a named block is saved with padding to the end of
+a page, whose last 64 bytes are a trailer::
 
     | payload | zeros | name, 48 bytes | length of the payload, 4 bytes | zeros, 12 bytes |
 
-Its record has the bit :data:`NAMED`, and the length of all this. Blocks without a name, among them
-those that were saved before there were names, have no trailer.
+Its record has the bit :data:`NAMED`, and the total length. Unnamed blocks, including those saved by
+versions without names, have no trailer.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from beluga.index import NAME
 from beluga.tiers.tier import StoredBlock
 
 PAGE_SIZE = 4096
-NAMED = 1 << 31  # in chunk_size, which is never as large
+NAMED = 1 << 31  # bit in chunk_size, which is never as large
 TRAILER: np.dtype[np.void] = np.dtype([("name", NAME), ("length", "<u4"), ("zero", "V12")])
 
 
 def padded(length: int) -> int:
-    """Return the size of whole pages that hold so many bytes."""
+    """Round a length up to whole pages."""
     return -(-length // PAGE_SIZE) * PAGE_SIZE
 
 
 def named_length(length: int) -> int:
-    """Return how many bytes a block with a name has."""
+    """Return the size of a named block with its trailer."""
     return padded(length + TRAILER.itemsize)
 
 
 def add_names(blocks: NDArray[np.void], rows: NDArray[np.uint8], names: NDArray[np.void]) -> None:
-    """Add names to blocks of one length that are to be saved. ``blocks`` are of
-    :data:`beluga.tiers.BLOCK`, and ``rows`` have :func:`named_length` bytes at least.
+    """Add names to blocks of one length before they are saved. ``blocks`` are of
+    :data:`beluga.tiers.BLOCK`, and ``rows`` have at least :func:`named_length` bytes.
     """
     for place in np.flatnonzero(names["block_tokens"]).tolist():
         length = int(blocks["length"][place])
@@ -53,8 +54,8 @@ def add_names(blocks: NDArray[np.void], rows: NDArray[np.uint8], names: NDArray[
 
 
 def take_name(block: StoredBlock) -> StoredBlock | None:
-    """Return a loaded block without its trailer, and with its name. Returns None if it has a
-    trailer that was never written: it is a miss.
+    """Return a loaded block without its trailer, but with its name. Returns None, which is a miss,
+    if its trailer is invalid.
     """
     record = block.record.copy()
     if not int(record["chunk_size"]) & NAMED:
@@ -73,7 +74,7 @@ def take_name(block: StoredBlock) -> StoredBlock | None:
 
 
 def names_of(blocks: Sequence[StoredBlock]) -> NDArray[np.void] | None:
-    """Return the names of blocks as a put takes them, or None if there are none."""
+    """Return the names of blocks as a put expects them, or None if no block has one."""
     if all(block.name is None for block in blocks):
         return None
     names = np.zeros(len(blocks), NAME)

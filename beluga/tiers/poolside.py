@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The pool's end of a move between the pool and a lower tier: blocks of any namespace, as bytes."""
+"""The pool's side of a move between the pool and a lower tier: blocks of any namespace, as
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ _NO_QUEUE = nullcontext(ffi.NULL)
 
 
 def kinds(records: NDArray[np.void]) -> Iterator[NDArray[np.intp]]:
-    """Split records with fingerprint, length and chunk_size into groups of equal ones: the places
-    of each group, in order.
+    """Group records with equal fingerprint, length and chunk_size. Returns the indices of each
+    group, in order.
     """
     names = ["fingerprint", "length", "chunk_size"]
     if len(records) == 0:
@@ -46,10 +48,10 @@ def kinds(records: NDArray[np.void]) -> Iterator[NDArray[np.intp]]:
 
 
 class PoolSide:
-    """Reads and writes blocks of a pool over one session, which one thread uses at a time.
+    """Reads and writes blocks of a pool over one session, for one thread at a time.
 
-    ``handle`` is that of the host's link, which admits the bytes before they are copied; with None
-    nothing limits them.
+    ``handle`` is the I/O handle of the host's link, which throttles the copies; None means no
+    limit.
     """
 
     def __init__(self, client: Client, handle: IoHandle | None) -> None:
@@ -58,11 +60,11 @@ class PoolSide:
         self._settings = tuned(client.pool).struct(1)
 
     def read(self, records: NDArray[np.void], payload: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Read blocks of one kind from where they were, in the class OFFLOAD.
+        """Read blocks of one kind from their recorded locations, in the class OFFLOAD.
 
-        ``records`` are of :data:`~beluga.index.LOWER_RECORD`; block i comes into ``payload[i]``.
-        Returns which blocks are right: one that was evicted meanwhile is not. Blocks that are read
-        become neither newer nor pinned.
+        ``records`` are of :data:`~beluga.index.LOWER_RECORD`; block i is read into ``payload[i]``.
+        Returns which blocks are valid: a block that was evicted meanwhile is not. Reading neither
+        pins a block nor counts as a use.
         """
         where = np.zeros(len(records), BLOCK_RECORD)
         for name in ("offset", "generation", "block", "length"):
@@ -76,7 +78,7 @@ class PoolSide:
         states = np.zeros(len(records), np.uint8)
         told = ffi.from_buffer("uint8_t[]", states, require_writable=True)
         mismatches = ffi.new("uint64_t *")
-        keys = np.ascontiguousarray(records["key"])  # the batch has its address
+        keys = np.ascontiguousarray(records["key"])  # the batch refers to its address
         with self._queue() as io_queue:
             batch = self._batch(records[0], keys, fragments, io_queue, TransferClass.OFFLOAD)
             batch.records = ffi.from_buffer("bl_block_record[]", where)
@@ -87,8 +89,8 @@ class PoolSide:
         return hits
 
     def write(self, blocks: Sequence[StoredBlock], kind: TransferClass) -> NDArray[np.uint8]:
-        """Put blocks of one kind into the pool, with their names; returns the state of each (as a
-        put does).
+        """Put blocks of one kind into the pool, with their names. Returns the state of each, as a
+        put does.
         """
         keys = np.array([block.record["key"] for block in blocks], np.uint64)
         fragments = np.array(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Removals from lower tiers: how a tier is asked, and when it is asked again."""
+"""Removals from lower tiers, and their retries."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _PAUSE_MAX_S = 5.0
 
 
 def forget(tier: LowerTier, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Remove blocks for good, and return which keys have none any more.
+    """Remove blocks durably. Returns which keys have no block left.
 
-    A tier of a program that was written before ``forget`` has only ``remove``, and is asked what it
-    has left.
+    A program's own tier may lack ``forget``; then call ``remove``, and ``contains`` for what is
+    left.
     """
     if hasattr(tier, "forget"):
         return tier.forget(keys)
@@ -32,13 +32,13 @@ def forget(tier: LowerTier, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
 
 
 def replaces(tier: LowerTier) -> bool:
-    """Return whether a save replaces a block that could not be removed."""
+    """Return whether a save replaces a block whose removal failed."""
     return hasattr(tier, "forget")
 
 
 class Retries:
-    """When the removals that failed in one tier are tried again: after a pause, which doubles each
-    time, or at once while they succeed. One batch is under way at a time. Any thread may call it.
+    """Schedules retries of a tier's failed removals: after a pause, which doubles each time, or at
+    once while they succeed. One batch runs at a time. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Retries:
         self._pause_s, self._at = _PAUSE_S, 0.0
 
     def begin(self) -> bool:
-        """Return whether the caller tries some now; :meth:`end` follows then."""
+        """Return whether the caller should retry some now; it must call :meth:`end` afterwards."""
         with self._lock:
             if self._running or time.monotonic() < self._at:
                 return False
@@ -55,7 +55,7 @@ class Retries:
             return True
 
     def end(self, *, done: bool) -> None:
-        """Note whether the tier has executed all removals that it was asked for."""
+        """Record whether the tier has executed all removals of the batch."""
         with self._lock:
             self._running = False
             self._pause_s = _PAUSE_S if done else min(2 * self._pause_s, _PAUSE_MAX_S)

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The service of the lower tiers: moves blocks between the pool and the tiers below it.
+"""The service that moves blocks between the pool and the tiers below it.
 
-It runs in the server's process, on threads of its own, outside of the poll loop. The server's index
-says what to do (``csrc/index/lower.c``)::
+It runs in the server's process, on its own threads, outside of the poll loop. The server's index
+supplies the work (``csrc/index/lower.c``)::
 
-    a block was committed  --take--> read it from the pool --> save it in the tiers    --tell-->
-    a client wants a key   --take--> load it from a tier   --> put it into the pool    --tell-->
+    a block was committed  --take--> read it from the pool --> save it in the tiers    --report->
+    a client needs a key   --take--> load it from a tier   --> put it into the pool    --report->
 
-Offload is best effort: one thread does it, and a block that was evicted first is dropped. Onboard
-must answer: other threads do it, so that no offload is ever before it, and each key that was taken
-is told of, whatever happened. Only the first tier is moved from and to by these threads. A slower
-one, which may be a store that hangs, has threads of its own; they take the keys that only a store
-may have (``Work.COLD``), so that nobody who waits for a disk waits for a store.
+Offload is best effort: one thread does it, and a block that was evicted first is dropped. An
+onboard has a waiting client: other threads do it, so that no offload delays it, and the outcome of
+each key is reported in any case. These threads use only the first tier. A slower tier, such as a
+store that may hang, has its own threads; they take the keys that only a store may have
+(``Work.COLD``), so that a request for a disk never waits for a store.
 
-A removal is executed by the thread that saves in that tier, so that no save of the same block comes
-after it, and is tried again until the tier has done it; the pool remembers it until then.
+The thread that saves to a tier also executes its removals, so that no save of the same block
+follows. A removal is retried until it succeeds; the pool remembers it until then.
 """
 
 from __future__ import annotations
@@ -67,65 +67,68 @@ if TYPE_CHECKING:
     from beluga.tiers.tier import LowerTier, StoredBlock
 
 TIERS_MAX = 7
-"""A tier is a bit of a byte (``bl_tier_bit``); the pool has the first."""
+"""A tier is a bit of a byte (``bl_tier_bit``); the pool has the first one."""
 
-_OFFLOAD_BATCH = 256  # blocks that are taken at once, the most of one call
-_ARENA_SIZE = 32 << 20  # bytes of the pool that are read before they are saved
-_ONBOARD_BYTES = 32 << 20  # bytes that one thread loads at once, about
+_OFFLOAD_BATCH = 256  # blocks per call
+_ARENA_SIZE = 32 << 20  # bytes that are read from the pool before they are saved
+_ONBOARD_BYTES = 32 << 20  # approximate bytes that one thread loads per call
 _ONBOARD_BATCH = 128
-_COLD_BATCH = 32  # keys for which a store is asked at once
-_SLOW_SAVES = 4  # batches that wait to be saved in a slower tier
+_COLD_BATCH = 32  # keys per query of a store
+_SLOW_SAVES = 4  # batches that wait for a slower tier
 _SLOW_LOADS = 2  # threads that load from a slower tier
 _WAIT_S = 0.2
 _RETRY_S = 0.05
-_OPEN_PERIOD_S = 2.0  # between two tries to open a tier that is late
-_COPIED = ("key", "fingerprint", "generation", "offset", "length", "chunk_size")  # of an entry
-_REPLACED_MAX = 65536  # blocks that have replaced removed ones, and are remembered
-_PUT_TRIES_S = 5.0  # for how long a block that came from a tier waits for space in the pool
+_OPEN_PERIOD_S = 2.0  # interval of attempts to open a late tier
+# Fields of an entry
+_COPIED = ("key", "fingerprint", "generation", "offset", "length", "chunk_size")
+_REPLACED_MAX = 65536  # limit of remembered blocks that replaced removed ones
+_PUT_TRIES_S = 5.0  # how long a loaded block waits for space in the pool
 
 _logger = logging.getLogger(__name__)
 
 _NOT_OFFLOADED = REGISTRY.counter(
     "beluga_offload_dropped_blocks_total", "Blocks that were not saved, by reason."
 )
-_ONBOARDED = REGISTRY.counter("beluga_onboard_blocks_total", "Blocks that came from a lower tier.")
+_ONBOARDED = REGISTRY.counter("beluga_onboard_blocks_total", "Blocks fetched from a lower tier.")
 _ONBOARDED_BYTES = REGISTRY.counter(
-    "beluga_onboard_bytes_total", "Bytes that came from a lower tier."
+    "beluga_onboard_bytes_total", "Bytes fetched from a lower tier."
 )
 _NOT_ONBOARDED = REGISTRY.counter(
-    "beluga_onboard_missed_blocks_total", "Wanted blocks that did not come, by reason."
+    "beluga_onboard_missed_blocks_total", "Requested blocks that were not fetched, by reason."
 )
 _REMOVED = REGISTRY.counter("beluga_tier_removed_blocks_total", "Removals that a tier executed.")
 _NOT_REMOVED = REGISTRY.counter(
-    "beluga_tier_failed_removals_total", "Tries to remove a block that failed; they are repeated."
+    "beluga_tier_failed_removals_total", "Failed attempts to remove a block, which are repeated."
 )
 _FAILED = REGISTRY.counter(
-    "beluga_tier_failed_work_total", "Pieces of work on lower tiers that an error ended."
+    "beluga_tier_failed_work_total", "Batches of work on lower tiers that failed with an error."
 )
 _ONBOARD_SECONDS = REGISTRY.histogram(
-    "beluga_onboard_seconds", "The time from taking wanted keys to telling of them."
+    "beluga_onboard_seconds", "Time from taking requested keys to reporting their outcome."
 )
 _OFFLOAD_SECONDS = REGISTRY.histogram(
-    "beluga_offload_seconds", "The time from taking blocks to telling of them."
+    "beluga_offload_seconds", "Time from taking blocks to reporting their outcome."
 )
 
 
 class TierService:
-    """The tiers below one pool. Make it before the server starts, and start it after.
+    """The tiers below one pool. Create it before the server starts, and start it afterwards.
 
-    ``tiers`` are asked in their order: put the fastest first; they are the caller's to close. With
-    ``wait``, the pool evicts a block only after it was offered to them; without it, what is evicted
-    first is dropped. ``admission`` says what is saved; None saves everything. If ``tiers`` are the
-    settings of an operator, they say all this; :meth:`start` opens these tiers (until then another
-    server may have them) and :meth:`stop` closes them. With ``patient``, a disk that cannot be
-    opened yet is opened as soon as that is possible, and the pool is served without it meanwhile.
+    ``tiers`` are queried in order, so put the fastest first; the caller closes them. With ``wait``,
+    the pool evicts a block only after it was offered to the tiers; without it, blocks that are
+    evicted first are dropped. ``admission`` selects the blocks to save; None saves all. If
+    ``tiers`` is a :class:`TierSettings`, it includes all of this: :meth:`start` opens the tiers
+    (until then another server may use them) and :meth:`stop` closes them. With ``patient``, a disk
+    that cannot be opened yet is opened as soon as possible, and the pool is served without it
+    meanwhile.
 
-    ``link`` is that of this host to the pool: None is its usual one, and False is none.
+    ``link`` is this host's link to the pool: None is the default one, and False disables
+    throttling.
 
     Raises :class:`~beluga.errors.TierError` for more than 7 tiers or none.
     """
 
-    def __init__(  # noqa: PLR0913  all but the first three named
+    def __init__(  # noqa: PLR0913  keyword-only but the first three
         self,
         server: MetaServer,
         pool: Pool,
@@ -151,12 +154,12 @@ class TierService:
             knows = [_knows(tier) for tier in tiers]
             names = ["disk" if _knows(tier) else tier.name for tier in tiers]
         if not 1 <= len(knows) <= TIERS_MAX:
-            raise TierError(f"{len(knows)} lower tiers; a pool has 1 to {TIERS_MAX}")
+            raise TierError(f"there are {len(knows)} lower tiers; give 1 to {TIERS_MAX}")
         unknown = sum(_bit(number) for number, known in enumerate(knows) if not known)
         self._token = server.attach_lower(
             count_max, wait=wait, unknown=unknown, names=_distinct(names)
         )
-        self._saving = threading.Lock()  # in the first tier, or removing from it
+        self._saving = threading.Lock()  # held while saving to or removing from the first tier
         self.retries = [Retries() for _ in knows]
         self._admission, self._patient = admission, patient
         self._onboard_threads = onboard_threads
@@ -164,16 +167,16 @@ class TierService:
         self._threads: list[threading.Thread] = []
         self._stopping = threading.Event()
         self._clients: list[Client] = []
-        self._slow: list[_SlowTier] = []  # of all tiers but the first
+        self._slow: list[_SlowTier] = []  # all tiers but the first
         self._handle: IoHandle | None = None
         self._counters: CountersService | None = None
-        self._block_size = 1 << 20  # of the last block that came: how many are loaded at once
+        self._block_size = 1 << 20  # size of the last loaded block, which sets the batch size
 
     def start(self) -> None:
-        """Tell the server what the tiers have, and begin. The server serves already.
+        """Report the tiers' keys to the server, and start. The server must be serving.
 
         Raises :class:`~beluga.errors.TierError` if a tier cannot be opened, and RpcError if the
-        pool has no lanes left. It may be called again then.
+        pool has no free lanes. It may be called again then.
         """
         try:
             self._start()
@@ -187,8 +190,8 @@ class TierService:
             self.tiers = tuple(self._settings.open(self._pool, patient=self._patient))
         client = self._client()
         self._work = LowerWork(client, self._token)
-        self._half = self._server.stat().epoch % 2  # of the table of names
-        # A disk saves what only a remote store has, too (bl_lower_add).
+        self._half = self._server.stat().epoch % 2  # half of the name table
+        # A disk also saves blocks that only a remote store has (bl_lower_add).
         self._nearer = np.uint8(_bit(0) if _knows(self.tiers[0]) else 0xFF)
         self._handle = self._handle_of_link()
         for number, tier in enumerate(self.tiers):
@@ -204,7 +207,7 @@ class TierService:
             if isinstance(tier, RemoteTier):
                 self._spawn("probe", tier.probe)
         knows = [_knows(tier) for tier in self.tiers]
-        store = knows.index(False) if False in knows else 0  # the first that is asked for cold keys
+        store = knows.index(False) if False in knows else 0  # the first tier to query for cold keys
         for number in range(self._onboard_threads):
             self._run(f"onboard-{number}", functools.partial(self._onboard, cold=store == 0))
         for number in range(_SLOW_LOADS if store else 0):
@@ -216,7 +219,7 @@ class TierService:
         self._counters = counters
 
     def stop(self) -> None:
-        """Finish what is under way, and end the threads. A second call does nothing."""
+        """Finish running work and stop the threads. Idempotent."""
         self._stopping.set()
         while self._threads:
             self._threads.pop().join()
@@ -248,14 +251,15 @@ class TierService:
         try:
             return IoHandle(host_link(self._pool, settings))
         except (BelugaError, OSError) as error:
-            _logger.warning("beluga: moves between tiers are not scheduled: %s", error)
+            _logger.warning("moves between tiers are not throttled: %s", error)
             return None
 
     def save_missing(self, ending: threading.Event) -> Iterator[tuple[int, int]]:
-        """Save every committed block that no tier has, also those that were not admitted before.
+        """Save every committed block that no tier has, including blocks that were not admitted
+        before.
 
-        Yields after each part how many blocks it looked at, and how many of them no tier has even
-        now: they have left the pool meanwhile, or the first tier did not take them. Ends early once
+        Yields after each part how many blocks it checked, and how many of them still have no copy
+        in a tier: they were evicted meanwhile, or the first tier refused them. Ends early once
         ``ending`` is set.
         """
         line = 0
@@ -275,31 +279,31 @@ class TierService:
                 line += len(lines)
 
     def _save_some_missing(self, client: Client, side: PoolSide, records: NDArray[np.void]) -> int:
-        """Save those of the records that no tier has, and return how many no tier took."""
+        """Save those of the records that no tier has. Returns how many no tier accepted."""
         asked, keys = MetaClient(client), np.ascontiguousarray(records["key"])
-        with self._saving:  # what is removed meanwhile is removed from the tier afterwards
+        with self._saving:  # so a removal that comes meanwhile is executed afterwards
             missing = records[asked.tiers(keys) & ~np.uint8(1) == 0]
             missing["stale"] = asked.removing(np.ascontiguousarray(missing["key"]))
             stored = np.zeros(len(missing), np.uint8)
             for group in kinds(missing):
                 self._save(side, missing, group, stored, np.ones(len(missing), np.bool_))
-            self._work.tell(_saved_notes(missing, stored)[stored != 0])
+            self._work.report(_saved_notes(missing, stored)[stored != 0])
         return int(np.count_nonzero(stored == 0))
 
-    def tell(self, notes: NDArray[np.void]) -> None:
-        """Tell the server what became of blocks."""
-        self._work.tell(notes)
+    def report(self, notes: NDArray[np.void]) -> None:
+        """Report outcomes to the server."""
+        self._work.report(notes)
 
     def _tell_all(self) -> None:
-        """Tell the server what the tiers have. Until then it takes any key for one of theirs."""
+        """Report the tiers' keys. Until then, the server assumes that a tier may have any key."""
         for number, tier in enumerate(self.tiers):
             keys = tier.keys()
             if keys is not None:
-                self._work.tell(_notes(keys, stored=_bit(number)))
-        self._server.lower_told()
+                self._work.report(_notes(keys, stored=_bit(number)))
+        self._server.lower_reported()
 
     def _open_late(self, tier: LateTier) -> None:
-        """Open a tier as soon as that is possible."""
+        """Open a tier as soon as possible."""
         while not self._stopping.wait(_OPEN_PERIOD_S):
             try:
                 if tier.open():
@@ -318,7 +322,7 @@ class TierService:
             while not self._stopping.is_set():
                 try:
                     work()
-                except Exception as error:  # whatever it was, the next blocks may do better (D17)
+                except Exception as error:  # whatever it was, continue with the next blocks (D17)
                     if self._stopping.is_set() or self._server.failure is not None:
                         return
                     _failed(name, error)
@@ -333,12 +337,12 @@ class TierService:
 
     def _lost(self, bit: int, keys: NDArray[np.uint64]) -> None:
         if not self._stopping.is_set():
-            self._work.tell(_notes(keys, lost=bit))
+            self._work.report(_notes(keys, lost=bit))
 
-    # ---- Out of the pool.
+    # ---- Offload.
 
     def _offload(self, side: PoolSide) -> None:
-        """Wait for blocks that were committed or removed, and handle some of each."""
+        """Wait for blocks that were committed or removed, and process a batch of each."""
         waited = self._server.wait_lower(1 << Work.OFFLOAD | 1 << Work.REMOVE, _WAIT_S)
         if waited & 1 << Work.REMOVE:
             self._remove(self._work.take(Work.REMOVE, _OFFLOAD_BATCH))
@@ -361,11 +365,11 @@ class TierService:
             places = np.flatnonzero(wanted)
             for group in kinds(records[places]):
                 self._save(side, records, places[group], stored, offered)
-        finally:  # blocks that are not told of could not be evicted until the session ends
+        finally:  # unreported blocks could not be evicted until the session ends
             notes = _notes(records["key"], stored=stored)
             notes["generation"], notes["block"] = records["generation"], records["block"]
             replaced = _saved_notes(records, stored)
-            self._work.tell(np.concatenate([notes[offered], replaced[replaced["removal"] != 0]]))
+            self._work.report(np.concatenate([notes[offered], replaced[replaced["removal"] != 0]]))
         _OFFLOAD_SECONDS.observe(time.perf_counter() - started_s)
 
     def _save(
@@ -376,9 +380,9 @@ class TierService:
         stored: NDArray[np.uint8],
         offered: NDArray[np.bool_],
     ) -> None:
-        """Save blocks of one kind in the first tier, and note in ``stored`` those that it has. The
-        other tiers get them, too, if they are not far behind. Blocks that a stop leaves over are
-        not ``offered``: when the session ends, the server takes them back.
+        """Save blocks of one kind in the first tier, and mark those that it has in ``stored``. The
+        other tiers get them too, unless they are far behind. Blocks that a stop leaves unprocessed
+        are not ``offered``: when the session ends, the server reclaims them.
         """
         length = int(records[places[0]]["length"])
         many = max(_ARENA_SIZE // named_length(length), 1)
@@ -421,7 +425,7 @@ class TierService:
                 self._slow[number - 1].remove(mine)
 
     def _retry(self) -> None:
-        """Try some of the removals again that failed."""
+        """Retry some of the failed removals."""
         if not self._server.wait_lower(1 << Work.RETRY, 0):
             return
         for number, retries in enumerate(self.retries):
@@ -433,8 +437,8 @@ class TierService:
                     retries.end(done=True)
 
     def remove_from(self, number: int, records: NDArray[np.void]) -> None:
-        """Execute removals in the tier of this number, and tell the server of each. Its thread
-        calls this.
+        """Execute removals in this tier, and report each to the server. Called by the tier's
+        thread.
         """
         gone = np.zeros(len(records), np.bool_)
         try:
@@ -447,12 +451,12 @@ class TierService:
         self.retries[number].end(done=bool(gone.all()))
         _REMOVED.add(int(np.count_nonzero(gone)), tier=self.tiers[number].name)
         _NOT_REMOVED.add(int(np.count_nonzero(~gone)), tier=self.tiers[number].name)
-        self._work.tell(notes)
+        self._work.report(notes)
 
-    # ---- Into the pool.
+    # ---- Onboard.
 
     def _onboard(self, side: PoolSide, *, cold: bool) -> None:
-        """Wait for keys that are wanted, and bring some of them; ``cold`` ones, too, if the first
+        """Wait for requested keys, and load a batch of them; including ``cold`` ones if the first
         tier is a store.
         """
         kinds_ = [Work.ONBOARD, *[Work.COLD] * cold, Work.PREFETCH]
@@ -464,12 +468,10 @@ class TierService:
                 kind = TransferClass.PREFETCH if prefetched else TransferClass.ONBOARD
                 if len(records):
                     self.bring(side, 0, records, kind)
-                return  # whoever waits for a block comes before the next to prefetch
+                return  # requested blocks have priority over prefetches
 
     def _onboard_cold(self, number: int) -> None:
-        """Wait for keys that only a store may have, and bring some of them from the tier of this
-        number.
-        """
+        """Wait for keys that only a store may have, and load a batch of them from this tier."""
         if self._server.wait_lower(1 << Work.COLD, _WAIT_S):
             records = self._take(Work.COLD, _COLD_BATCH)
             if len(records):
@@ -481,8 +483,8 @@ class TierService:
     def bring(
         self, side: PoolSide, number: int, records: NDArray[np.void], kind: TransferClass
     ) -> None:
-        """Bring keys from the tier of this number into the pool. Those that it does not have are
-        the next tier's; if there is none, they are told of as missing.
+        """Load keys from this tier into the pool. Keys that it does not have are passed to the next
+        tier; the last one reports them as missing.
         """
         started_s = time.perf_counter()
         tier, bit = self.tiers[number], _bit(number)
@@ -497,8 +499,8 @@ class TierService:
             came = np.array([block is not None for block in found], np.bool_)
             notes["lost"][_lost(tier, records["key"], here[~came])] = bit
             notes["stored"][here[came]] = bit
-            if not _knows(tier):  # else the pool would offer it to this tier, too
-                self._work.tell(notes[here[came]])
+            if not _knows(tier):  # otherwise the pool would offer it to this tier, too
+                self._work.report(notes[here[came]])
             self._put(side, [block for block in found if block is not None], kind, tier.name)
             told[here[came]] = True
             if number + 1 == len(self.tiers):
@@ -507,17 +509,17 @@ class TierService:
             elif not told.all():
                 self._slow[number].bring(records[~told], kind)
         except BaseException:
-            told[:] = True  # a key that is not told of would be awaited for nothing
+            told[:] = True  # clients would wait in vain for an unreported key
             raise
         finally:
             notes["ended"] = told
-            self._work.tell(notes[told | (notes["lost"] != 0)])
+            self._work.report(notes[told | (notes["lost"] != 0)])
         _ONBOARD_SECONDS.observe(time.perf_counter() - started_s, tier=tier.name)
 
     def _put(
         self, side: PoolSide, blocks: Sequence[StoredBlock], kind: TransferClass, name: str
     ) -> None:
-        """Put blocks into the pool. Those that find no space are tried again for a while."""
+        """Put blocks into the pool. If there is no space, retry for a while."""
         if not blocks:
             return
         records = np.array([block.record for block in blocks], BLOCK)
@@ -544,8 +546,8 @@ class TierService:
 
 
 class _SlowTier:
-    """The moves of one of the slower tiers, which must not hold up those of the first: it has
-    threads of its own. A save is dropped if many wait.
+    """Moves blocks to and from a slower tier on its own threads, so that it does not delay the
+    first tier. A save is dropped if many are waiting.
     """
 
     def __init__(self, service: TierService, number: int, sides: Sequence[PoolSide]) -> None:
@@ -563,7 +565,7 @@ class _SlowTier:
     def save(
         self, records: NDArray[np.void], blocks: NDArray[np.void], rows: NDArray[np.uint8]
     ) -> None:
-        """Save blocks soon, or drop them."""
+        """Queue blocks to be saved, or drop them."""
         if not self._room.acquire(blocking=False):
             _drop(len(blocks), "tier is behind")
             return
@@ -574,15 +576,15 @@ class _SlowTier:
             raise
 
     def remove(self, records: NDArray[np.void]) -> None:
-        """Execute removals soon, after the saves that were asked for before."""
+        """Queue removals, after the saves that were queued before."""
         self._saves.submit(self._remove, records)
 
     def bring(self, records: NDArray[np.void], kind: TransferClass) -> None:
-        """Bring keys into the pool soon."""
+        """Queue keys to be loaded into the pool."""
         self._loads.submit(self.bring_now, records, kind)
 
     def close(self) -> None:
-        """Finish what is under way, and drop the rest."""
+        """Finish running work and drop the rest."""
         for threads in (self._loads, self._saves):
             threads.shutdown(cancel_futures=True)
 
@@ -597,14 +599,14 @@ class _SlowTier:
                 (tuple(note["key"]), int(note["generation"]))
                 for note in notes[notes["removal"] != 0]
             )
-            self._service.tell(notes)
+            self._service.report(notes)
         except Exception as error:
             _failed(self._tier.name, error)
         finally:
             self._room.release()
 
     def _remove(self, records: NDArray[np.void]) -> None:
-        # A save that came in between has replaced the block, and ended the removal.
+        # A save in between has replaced the block, which ended its removal.
         replaced = self._replaced
         ended = [replaced.get(tuple(record["key"]), 0) > record["generation"] for record in records]
         try:
@@ -615,7 +617,7 @@ class _SlowTier:
             replaced.clear()
 
     def bring_now(self, records: NDArray[np.void], kind: TransferClass) -> None:
-        """Bring keys into the pool."""
+        """Load keys into the pool."""
         side = self._sides.get()
         try:
             self._service.bring(side, self._number, records, kind)
@@ -626,7 +628,7 @@ class _SlowTier:
 
 
 def _bit(number: int) -> int:
-    """Return the bit of the tier that is asked as the ``number``-th, from 0."""
+    """Return the bit of a tier; 0 is the first lower tier."""
     return 2 << number
 
 
@@ -637,8 +639,8 @@ def _saved(
     blocks: NDArray[np.void],
     rows: NDArray[np.uint8],
 ) -> NDArray[np.bool_]:
-    """Save blocks, and count those that the tier did not take; it counts the others. What was
-    removed and is still there is replaced.
+    """Save blocks, and count those that the tier did not accept. A block whose removal failed is
+    replaced.
     """
     stale = records["stale"] & np.uint8(_bit(number)) != 0
     saved = np.zeros(len(blocks), np.bool_)
@@ -654,8 +656,8 @@ def _saved(
 
 
 def _saved_notes(records: NDArray[np.void], stored: NDArray[np.uint8]) -> NDArray[np.void]:
-    """Return notes of the tiers that have stored blocks, and in which of them a block has replaced
-    what was removed before.
+    """Return notes for saved blocks: which tiers have stored them, and in which a save replaced a
+    removed block.
     """
     notes = _notes(records["key"], stored=stored)
     replaced = records["stale"] & stored != 0
@@ -665,7 +667,7 @@ def _saved_notes(records: NDArray[np.void], stored: NDArray[np.uint8]) -> NDArra
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """Return names of which no two are the same."""
+    """Make names unique."""
     return [
         f"{name} {names[:place].count(name) + 1}" if name in names[:place] else name
         for place, name in enumerate(names)
@@ -673,13 +675,13 @@ def _distinct(names: Sequence[str]) -> list[str]:
 
 
 def _knows(tier: LowerTier) -> bool:
-    """Return whether the server was told of every block of a tier."""
+    """Return whether the server has been told every key of a tier."""
     return tier.block_count_max > 0
 
 
 def _lost(tier: LowerTier, keys: NDArray[np.uint64], missed: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return those of the places ``missed`` whose keys the tier does not have. It may have the
-    others, and fail for a while.
+    """Return which of the ``missed`` keys the tier no longer has. The others may only be unreadable
+    for a while.
     """
     if not len(missed) or not _knows(tier):
         return missed
@@ -687,7 +689,7 @@ def _lost(tier: LowerTier, keys: NDArray[np.uint64], missed: NDArray[np.intp]) -
 
 
 def _failed(who: str, error: Exception) -> None:
-    """Count an error that ended a piece of work, and log it (the log is limited in rate)."""
+    """Count an error that ended a batch of work, and log it (rate-limited)."""
     _FAILED.add(who=who)
     _logger.warning("beluga: %s: %s: %s", who, type(error).__name__, error)
 
@@ -711,7 +713,7 @@ def _notes(
 
 
 def _aligned(count: int, stride: int) -> NDArray[np.uint8]:
-    """Return an array of shape (count, stride) that begins at a page, as direct I/O wants it."""
+    """Return a page-aligned array of shape (count, stride), as direct I/O requires."""
     space = np.empty(count * stride + PAGE_SIZE, np.uint8)
     start = -space.__array_interface__["data"][0] % PAGE_SIZE
     return space[start : start + count * stride].reshape(count, stride)

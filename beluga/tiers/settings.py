@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The tiers below a pool as an operator names them: directories, remote stores, and rules."""
+"""An operator's settings of the tiers below a pool: directories, remote stores, and policies."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ class TierSettings:
     """The tiers below a pool, fastest first: a disk tier, then remote stores.
 
     ``disks`` are directories, files or block devices, one for each disk; ``disk_bytes`` is their
-    size in all. ``remotes`` are URLs (:func:`beluga.tiers.open_remote`). With ``offload`` wait, a
-    block is evicted from the pool only after it was offered to them; with drop it may be lost
-    first. ``admission`` says which blocks are saved, and ``eviction`` which the disk drops.
-    ``block_bytes`` is about the smallest block; None takes what the pool's table was made for.
-    ``owner`` names whose blocks a disk has, by default the pool's place: a new pool there gets the
-    disk with its blocks. The disk of another owner and another pool is refused.
+    total size. ``remotes`` are URLs (:func:`beluga.tiers.open_remote`). With ``offload`` wait, a
+    block is evicted from the pool only after it was offered to the tiers; with drop it may be lost
+    first. ``admission`` is the policy for saving blocks, and ``eviction`` the disk's policy for
+    dropping them. ``block_bytes`` is the approximate size of the smallest block (default: that of
+    the pool's table). ``owner`` is the owner of a disk's blocks, by default the pool's location: a
+    new pool there takes the disk over with its blocks. The disk of another owner and another pool
+    is refused.
 
     Raises :class:`~beluga.errors.TierError` for settings that contradict each other.
     """
@@ -54,9 +55,9 @@ class TierSettings:
     owner: str = ""
 
     def __post_init__(self) -> None:
-        """Check what can be checked without opening anything."""
+        """Check everything that can be checked without opening a tier."""
         if bool(self.disks) != (self.disk_bytes > 0):
-            raise TierError("a disk tier needs a place and a size: give --disk and --disk-bytes")
+            raise TierError("a disk tier needs a path and a size; give --disk and --disk-bytes")
         if self.offload not in OFFLOADS:
             raise TierError(f"--offload is {self.offload!r}; give {' or '.join(OFFLOADS)}")
         if self.admission not in ADMISSIONS:
@@ -73,9 +74,9 @@ class TierSettings:
                 raise TierError(f"--remote: {error}") from None  # the URL may have a password
 
     def check(self) -> None:
-        """Check the disks and the stores as far as that is possible before a pool is taken over.
+        """Check the disks and the stores as far as possible before a pool is taken over.
 
-        Nothing is made, and no store is asked. Raises :class:`~beluga.errors.TierError`.
+        Creates nothing and contacts no store. Raises :class:`~beluga.errors.TierError`.
         """
         for path in self.disks:
             _check_disk(Path(path))
@@ -89,29 +90,32 @@ class TierSettings:
             check_owner(Path(path), owner)
 
     def __bool__(self) -> bool:
-        """Return whether there is a tier at all."""
+        """Return whether there is any tier."""
         return bool(self.disks or self.remotes)
 
     @property
     def count(self) -> int:
-        """How many tiers there are."""
+        """The number of tiers."""
         return bool(self.disks) + len(self.remotes)
 
     @property
     def names(self) -> list[str]:
-        """Names of the tiers by which their removals are remembered: one for all disks, which are
-        one tier, and a store's URL without passwords.
+        """The tiers' names in remembered removals: one for all disks, which are one tier, and each
+        store's URL without passwords.
         """
         return [*["disk"] * bool(self.disks), *map(shown_remote, self.remotes)]
 
     def others(self, names: Sequence[str]) -> list[str]:
-        """Return names of tiers, as the pool remembers them. Raises
+        """Convert names of tiers to those in remembered removals. Raises
         :class:`~beluga.errors.TierError` for one of these tiers.
         """
         wanted = [name if name == "disk" else shown_remote(name) for name in names]
         for name in wanted:
             if name in self.names:
-                raise TierError(f"{name} is a tier of this server; give it up without it")
+                raise TierError(
+                    f"{name} is a tier of this server; drop it from the settings first, or do not "
+                    "forget it"
+                )
         return wanted
 
     @property
@@ -120,18 +124,18 @@ class TierSettings:
         return self.offload == "wait"
 
     def smallest_block(self, pool: Pool) -> int:
-        """Return about the size of the smallest block, for the size of tables."""
+        """Return the approximate size of the smallest block, for sizing tables."""
         geometry = pool.geometry
         size = (geometry.size - geometry.data_offset) // geometry.block_count_max
         given = size if self.block_bytes is None else self.block_bytes
         return max(given // _PAGE_SIZE * _PAGE_SIZE, _PAGE_SIZE)
 
     def block_count_max(self, pool: Pool) -> int:
-        """Return the most blocks that the disks can have."""
+        """Return the largest number of blocks that the disks can have."""
         return self.disk_bytes // self.smallest_block(pool)
 
     def policy(self, server: MetaServer, pool: Pool) -> Admission:
-        """Return the rule that says which blocks are saved. ``server`` is the pool's."""
+        """Return the admission policy. ``server`` is the pool's server."""
         remembered = self.block_count_max(pool) or REMEMBERED
         kind = ADMISSIONS[self.admission]
         if issubclass(kind, Adaptive):
@@ -145,8 +149,8 @@ class TierSettings:
     def open(self, pool: Pool, *, patient: bool = False) -> list[LowerTier]:
         """Open the tiers. Raises :class:`~beluga.errors.TierError`.
 
-        With ``patient``, the disk is a :class:`~beluga.tiers.late.LateTier`, which the caller
-        opens as soon as that is possible.
+        With ``patient``, the disk is a :class:`~beluga.tiers.late.LateTier`, which the caller opens
+        as soon as possible.
         """
         tiers: list[LowerTier] = []
         try:
@@ -189,16 +193,18 @@ class TierSettings:
 
 
 def _check_disk(path: Path) -> None:
-    """Raise TierError for a path that no disk tier can have."""
+    """Raise TierError for a path that cannot be a disk tier."""
     try:
         there, kept = path.exists(), path.is_dir() or path.is_file() or path.is_block_device()
         parent = path.absolute().parent
         if not there and not parent.is_dir():
-            raise TierError(f"{path} cannot be made: there is no folder {parent}; make it first")
+            raise TierError(
+                f"{path} cannot be created: there is no folder {parent}; create it first"
+            )
     except OSError as error:
         raise TierError(f"{path}: {error.strerror}") from error
     if there and not kept:
-        raise TierError(f"{path} is no folder, file or block device; give one of these")
+        raise TierError(f"{path} is not a folder, file or block device; give one of these")
     used = path if there else parent
     if not os.access(used, os.R_OK | os.W_OK | (os.X_OK if used.is_dir() else 0)):
         raise TierError(f"{used} cannot be written by this user; give another path")

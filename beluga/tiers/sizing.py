@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""How much of a model's KV cache each tier holds, and when bringing it back pays."""
+"""How much of a model's KV cache each tier holds, and when fetching it pays off."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from beluga.pool import BLOCK_COUNT_MAX, STRIPE_SIZE, geometry_for, show_size
 from beluga.tiers.disk.file import plan_layout
 from beluga.tiers.kv_shape import KvShape
 
-_DEVICE_SIZE_MAX = 1 << 47  # of a pool
+_DEVICE_SIZE_MAX = 1 << 47  # of a pool's device
 _PAGE_SIZE, _LINE_SIZE = 4096, 64
-_CHUNK_SIZE = 16 << 10  # payload bytes of a checksum
+_CHUNK_SIZE = 16 << 10  # payload bytes per checksum
 _CHECKSUM_SIZE = 4
 _SMALLEST_BLOCK = 16 << 10
 """A disk's index is made for blocks of this size, unless they are smaller."""
 _SPARE_SHARE = 50
-"""A pool's table gets an entry more for each so many blocks, so that space runs out first."""
+"""One spare table entry per this many blocks, so that the pool runs out of space first."""
 
 
 @dataclass(frozen=True, slots=True)
 class TierAdvice:
     """What a tier of ``size_bytes`` holds. ``max_blocks`` is for ``beluga pool create``.
 
-    ``onboard_ms_per_token`` is the time to bring a token back, where a bandwidth is known;
-    ``pays`` says whether that beats computing it again.
+    ``onboard_ms_per_token`` is the time to fetch a token, if the bandwidth is given; ``pays`` is
+    whether that is faster than computing it again.
     """
 
     name: str
@@ -41,8 +41,8 @@ class TierAdvice:
 
 @dataclass(frozen=True, slots=True)
 class SizingAdvice:
-    """The advice for a model. Below ``break_even_bytes_per_s``, a token is computed again in less
-    time than it takes to bring it back.
+    """The advice for a model. Below ``break_even_bytes_per_s``, computing a token again is faster
+    than fetching it.
     """
 
     bytes_per_token: int
@@ -55,7 +55,7 @@ class SizingAdvice:
 
 @dataclass(frozen=True, slots=True)
 class TierSize:
-    """A tier to advise on: the pool's ``memory`` or a ``disk``, and its bandwidth if known."""
+    """A tier to advise on: the pool's ``memory`` or a ``disk``, and its bandwidth if given."""
 
     name: str
     size_bytes: int
@@ -71,7 +71,7 @@ def advise(
 ) -> SizingAdvice:
     """Advise on tiers for a model's blocks. Raises TierError or a PoolError for impossible ones."""
     if block_tokens < 1:
-        raise TierError(f"blocks of {block_tokens} tokens; they need at least one")
+        raise TierError(f"block_tokens is {block_tokens}, but a block needs at least one token")
     length = shape.bytes_per_token * block_tokens
     found = []
     for tier in tiers:
@@ -96,7 +96,7 @@ def advise(
     break_even = None
     if recompute_ms_per_token is not None:
         if recompute_ms_per_token <= 0:
-            raise TierError("computing a token takes more than 0 ms")
+            raise TierError("--recompute-ms must be greater than 0")
         break_even = shape.bytes_per_token / recompute_ms_per_token * 1e3
     return SizingAdvice(
         shape.bytes_per_token, block_tokens, length, found, recompute_ms_per_token, break_even
@@ -104,9 +104,9 @@ def advise(
 
 
 def _pool(tier: TierSize, length: int) -> tuple[int, int]:
-    """Return how many blocks fit into a pool on one device, and the entries that its table needs.
+    """Return how many blocks fit into a pool on one device, and the table entries that they need.
 
-    The table takes space itself, so it is made for the blocks that fit beside it.
+    The table takes space itself, so it is sized for the blocks that fit beside it.
     """
     chunks = -(-length // _CHUNK_SIZE)
     padded = -(-length // _LINE_SIZE) * _LINE_SIZE
@@ -114,7 +114,7 @@ def _pool(tier: TierSize, length: int) -> tuple[int, int]:
     size = tier.size_bytes // STRIPE_SIZE * STRIPE_SIZE
     if not 2 * STRIPE_SIZE <= size <= _DEVICE_SIZE_MAX:
         raise TierError(
-            f"--memory {show_size(tier.size_bytes)} is no size of a pool; give it from 4 MiB to "
+            f"--memory {show_size(tier.size_bytes)} is out of range for a pool; give 4 MiB to "
             f"{show_size(_DEVICE_SIZE_MAX)}"
         )
     wanted = max(1, min(size // stored, BLOCK_COUNT_MAX))
@@ -143,5 +143,5 @@ def _too_small(tier: TierSize, length: int) -> TierError:
 
 
 def _fitting(size: int, stored: int) -> int:
-    """Return how many blocks fit: each takes whole pages, side by side."""
+    """Return how many blocks fit; each takes whole pages."""
     return size // (-(-stored // _PAGE_SIZE) * _PAGE_SIZE)

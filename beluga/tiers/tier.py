@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A lower tier: a store below the pool, from which blocks come back. A disk or a remote store.
+"""A lower tier: a store below the pool, on a disk or remote, that keeps blocks for later use.
 
-A lower tier keeps immutable blocks by key. Whatever becomes of its medium, a load returns the bytes
-that were saved under the key, or a miss (D6).
+A lower tier stores immutable blocks by key. Whatever happens to its medium, a load returns the
+bytes that were saved under the key, or a miss (D6).
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ BLOCK: np.dtype[np.void] = np.dtype(
         ("chunk_size", "<u4"),
     ]
 )
-"""What the pool must know of a block to take it back: 32 bytes. ``length`` counts payload bytes,
-``fingerprint`` names the namespace, ``chunk_size`` is the payload bytes of each checksum."""
+"""The record of a block that the pool needs to take it back: 32 bytes. ``length`` counts payload
+bytes, ``fingerprint`` is that of the namespace, ``chunk_size`` is the payload bytes per checksum.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """A block that a tier has loaded: a record of :data:`BLOCK`, and ``length`` payload bytes. The
-    service sets the ``name`` (``named.py``).
+    """A loaded block: a record of :data:`BLOCK`, and ``length`` payload bytes. The service sets the
+    ``name`` (``named.py``).
     """
 
     record: np.void
@@ -39,11 +40,11 @@ class StoredBlock:
 
 
 class LowerTier(Protocol):
-    """A store of blocks below the pool. Any thread may call any method, also at the same time.
+    """A store of blocks below the pool. Thread-safe.
 
-    Calls block as long as the medium does. Where loads and saves wait for the same medium, loads go
-    first. No failure of the medium is an exception: it is a miss, or a block that was not saved,
-    and a counter in :data:`beluga.metrics.REGISTRY`.
+    Calls block as long as the medium does. Loads have priority over saves on the same medium. A
+    failure of the medium never raises: the block is a miss, or not saved, and a counter in
+    :data:`beluga.metrics.REGISTRY` increases.
     """
 
     @property
@@ -51,44 +52,45 @@ class LowerTier(Protocol):
         """The tier's name in metrics and messages, for example ``disk:/mnt/nvme0``."""
 
     def save(self, records: NDArray[np.void], payload: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Save blocks, and return which of them are saved now, or were before.
+        """Save blocks. Returns which of them are saved now, or were already.
 
-        ``records`` are of :data:`BLOCK`, shape (count,). ``payload`` has shape (count, stride),
-        and the first ``length`` bytes of each row are a block. A block that is saved is found after
-        the death of this process.
+        ``records`` are of :data:`BLOCK`, shape (count,). ``payload`` has shape (count, stride); the
+        first ``length`` bytes of each row are a block. A saved block survives the death of this
+        process.
         """
 
     def load(self, keys: NDArray[np.uint64]) -> list[StoredBlock | None]:
         """Load blocks; a miss is None. ``keys`` has shape (count, 2)."""
 
     def contains(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return which blocks the tier has. A disk answers from its index, also for blocks that it
-        cannot read for a while; for a remote store, this is a round trip.
+        """Return which blocks the tier has. A disk uses its index, which includes blocks that are
+        unreadable for a while; for a remote store, this is a round trip.
         """
 
     def remove(self, keys: NDArray[np.uint64]) -> int:
-        """Remove blocks, and return how many there were, as far as that is known."""
+        """Remove blocks. Returns how many there were, if the tier can count them."""
 
     def forget(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Remove blocks for good, and return which keys have none any more, whatever becomes of
-        this process and its host. A key that had none counts.
+        """Remove blocks durably. Returns which keys have no block left, whatever happens to this
+        process and its host. A key that had no block counts as removed.
 
-        Others may be there still, now or after a restart. A save of such a key replaces its block.
+        Other keys may still have a block, now or after a restart. A save of such a key replaces the
+        block.
         """
 
     @property
     def block_count_max(self) -> int:
-        """The most blocks that the tier can have; 0 if it sets no bound."""
+        """The largest number of blocks that the tier can have; 0 if there is no limit."""
 
     def keys(self) -> NDArray[np.uint64] | None:
-        """Return the keys of all blocks that the tier has, shape (count, 2); None if it would have
-        to ask a remote store, which others may write, too.
+        """Return the keys of all blocks of the tier, shape (count, 2); None for a remote store,
+        which other pools may write to.
         """
 
     def on_lost(self, lost: Callable[[NDArray[np.uint64]], None]) -> None:
-        """Have ``lost(keys)`` called with blocks that the tier drops by itself: evicted blocks, and
-        blocks that turned out to be damaged. It is called without locks of the tier held.
+        """Register ``lost(keys)``, which is called for blocks that the tier drops: evicted blocks,
+        and blocks found to be damaged. No lock of the tier is held during the call.
         """
 
     def close(self) -> None:
-        """Finish what is under way, and release the medium. A second call does nothing."""
+        """Finish running calls and release the medium. Idempotent."""

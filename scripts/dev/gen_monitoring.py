@@ -312,7 +312,8 @@ ALERTS = (
         1,
         "critical",
         "No server of the pool {{ $labels.pool }} serves",
-        "Standby servers answer, but none took over: their logs say why (`not taken over yet`). If "
+        "Standby servers answer, but none took over: their logs say why (`the takeover failed`). "
+        "If "
         "a machine is off, say so with `beluga serve --declare-gone`.",
     ),
     Alert(

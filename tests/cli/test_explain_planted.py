@@ -283,7 +283,7 @@ def test_a_block_of_the_epoch_before_is_named(world: World) -> None:
     world.crowd(FORGOTTEN)
     found = world.explain(engine())
     assert (found["state"], found["cause"]) == ("miss", "epoch")
-    assert "the server of epoch 1 had it, that of epoch 2 has not" in found["text"]
+    assert "the server of epoch 1 had it, but that of epoch 2 does not" in found["text"]
 
 
 def test_memory_that_went_bad_is_named(world: World) -> None:

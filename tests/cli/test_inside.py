@@ -50,7 +50,7 @@ from beluga.replay.run import ReplayOptions
 from beluga.rpc import METHOD_USER, SILENT_S, Followed, Quota
 from beluga.tiers import TierSettings
 
-TOOK = "took over, epoch 7: the server of epoch 6 on host 0 ended without stopping in order"
+TOOK = "took over, epoch 7: the server of epoch 6 on host 0 ended without stopping cleanly"
 
 
 def beluga(*arguments: object) -> Result:
@@ -181,7 +181,7 @@ def test_a_lease_is_kept_while_it_serves(told: Told, monkeypatch: pytest.MonkeyP
         kept.extend(what)
         return Opened()
 
-    monkeypatch.setattr(serve, "Keeper", keeper)
+    monkeypatch.setattr(serve, "LeaseKeeper", keeper)
     monkeypatch.setattr(serve, "stand_by", lambda *_, **__: True)
     server, lease = Server(), object()
     serve.serve_until_told(server, silent_s=1.0, lease=lease)  # type: ignore[arg-type]

@@ -71,7 +71,7 @@ def test_stat_says_what_is_quarantined_and_why(run: Run, pool: list[str], opened
         assert narrow(text)
         said = " ".join(text.split())
         assert "quarantined: its lane of the session on lane 0 (host 0), suspect for" in said
-        assert "it is of epoch 1, and has neither come back nor been proven gone" in said
+        assert "it is from epoch 1, has not attached again and is not proven dead" in said
         assert "Freed by: the end of the process on host 0." in said
         assert (
             "sessions of earlier epochs may still write there. Freed by: the end of all 1" in said
@@ -130,7 +130,7 @@ def test_trace_refuses_what_it_cannot_do(run: Run, pool: list[str]) -> None:
         assert why in " ".join(ended.stderr.replace("│", " ").split())
     with Pool.open(pool[1::2]) as opened, MetaServer(opened):
         ended = run("trace", *pool, "--session", "me")
-    assert ended.returncode == 2 and "a session is pid:N" in ended.stderr
+    assert ended.returncode == 2 and "give pid:N" in ended.stderr
 
 
 def test_quota_is_shown_and_changed_without_a_restart(

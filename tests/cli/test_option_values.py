@@ -109,7 +109,7 @@ def test_disks_and_stores_are_looked_at_before_a_server_takes_over(tmp_path: Pat
     (tmp_path / "plain").write_text("x")
     for arguments, message in [
         (("--disk", tmp_path / "no/disk", "--disk-bytes", "16M"), "there is no folder"),
-        (("--disk", "/dev/null", "--disk-bytes", "16M"), "is no folder, file or block device"),
+        (("--disk", "/dev/null", "--disk-bytes", "16M"), "is not a folder, file or block device"),
         (("--remote", "file:a"), "write file:///PATH"),
     ]:
         refused = beluga("serve", "--pool", tmp_path / "pool/a", *arguments)
@@ -128,4 +128,4 @@ def test_explain_takes_either_fields_or_a_namespace(pool: list[str], server: obj
 def test_a_session_that_cannot_be_is_refused(pool: list[str], server: object, session: str) -> None:
     refused = beluga("trace", *pool, "--session", session)
     assert refused.exit_code == 2
-    assert "a session is pid:N, host:N, lane:N or 16 hex digits" in said(refused)
+    assert "give pid:N, host:N, lane:N or 16 hex digits" in said(refused)

@@ -286,7 +286,7 @@ class Client:
         sent = dice.randbytes(dice.choice(SIZES))
         got = self._cache.client.call("mirrored", sent, returns=bytes, timeout_s=CALL_S)
         if got != sent[::-1]:
-            raise AssertionError(f"a handler's answer of {len(got)} bytes is of another call")
+            raise AssertionError(f"a handler's answer of {len(got)} bytes belongs to another call")
 
     def _audit(self) -> list[int]:
         return [number for number in EVERY if self._right([number])]

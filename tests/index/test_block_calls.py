@@ -298,5 +298,7 @@ def test_a_chain_that_is_read_outlasts_others_by_each_policy(pool: Pool, evictio
 
 
 def test_an_unknown_policy_is_refused(pool: Pool) -> None:
-    with pytest.raises(ValueError, match="eviction 'x' is none; give one of lru, s3fifo, cost"):
+    with pytest.raises(
+        ValueError, match="there is no eviction policy 'x'; choose one of lru, s3fifo, cost"
+    ):
         MetaServer(pool, eviction="x")

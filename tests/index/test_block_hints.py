@@ -242,7 +242,7 @@ def test_a_cache_gives_hints_and_refuses_what_makes_no_sense(
             ({"ttl": 0}, "the ttl of a hint is 0; give seconds, from 0.001"),
             ({"ttl": float("nan")}, "the ttl of a hint is nan"),
             ({"ttl": True}, "the ttl of a hint is True"),
-            ({"pin": True, "priority": "low"}, "a hint pins blocks of low priority"),
+            ({"pin": True, "priority": "low"}, "a hint has both pin and low priority"),
         ):
             with pytest.raises(BadValueError, match=why):
                 cache.hint(digests, **wrong)  # type: ignore[arg-type]

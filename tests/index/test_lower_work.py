@@ -43,7 +43,7 @@ class Below:
         self.client = Client(pool)
         self.asked = MetaClient(self.client)
         self.serve()
-        self.work.tell(notes(*range(100), stored=DISK))
+        self.work.report(notes(*range(100), stored=DISK))
         self.server.lower_told()
 
     def serve(self) -> None:
@@ -80,7 +80,7 @@ def below(shm: Path) -> Iterator[Below]:
 def test_few_cold_keys_of_a_chain_are_taken_until_some_have_come(below: Below) -> None:
     assert below.asked.onboard(keys(*range(1000, 1100))) == 100
     assert below.take(Work.COLD, 200) == list(range(1000, 1000 + FIRST))
-    below.work.tell(notes(1000, stored=STORE, ended=1))
+    below.work.report(notes(1000, stored=STORE, ended=1))
     more = below.take(Work.COLD, 200)
     assert more == list(range(1000 + FIRST, 1000 + FIRST + 1 + FIRST))  # the window has doubled
 
@@ -126,7 +126,7 @@ def test_a_tier_that_has_not_removed_a_key_is_not_asked_for_it(below: Below) -> 
     removals = below.work.take(Work.REMOVE, 10)
     done = notes(1, 1, removal=Removal.DONE)
     done["generation"], done["block"] = removals["generation"], removals["block"]
-    below.work.tell(done)
+    below.work.report(done)
     assert below.asked.onboard(keys(1)) == 1
     assert below.take(Work.COLD, 1) == [1]
 
@@ -137,7 +137,7 @@ def test_a_key_that_its_disk_has_not_removed_is_work_of_the_store(below: Below) 
     done = notes(1, 1)
     done["generation"], done["block"] = removals["generation"], removals["block"]
     done["removal"] = np.where(removals["tiers"] == STORE, Removal.DONE, Removal.FAILED)
-    below.work.tell(done)
+    below.work.report(done)
     assert below.asked.onboard(keys(1)) == 1
     assert below.take(Work.ONBOARD, 1) == []
     assert below.work.take(Work.COLD, 1)[["tiers", "stale"]].tolist() == [(0, DISK)]
@@ -149,7 +149,7 @@ def test_a_block_that_was_removed_while_it_was_brought_is_not_committed(below: B
     grant = below.reserve_brought(1)
     below.asked.remove(keys(1))
     assert MetaClient(below.service).commit([grant]) == [-lib.BL_ERROR_NO_GRANT]
-    below.work.tell(notes(1, ended=1))
+    below.work.report(notes(1, ended=1))
     assert below.asked.lookup(keys(1)).state == BlockState.MISS
 
 
@@ -162,9 +162,9 @@ def test_a_key_that_was_removed_while_it_was_taken_is_wanted_only_after_the_repo
     removals = below.work.take(Work.REMOVE, 10)
     done = notes(1, 1, removal=Removal.DONE)
     done["generation"], done["block"] = removals["generation"], removals["block"]
-    below.work.tell(done)
+    below.work.report(done)
     assert below.asked.onboard(keys(1)) == 0
-    below.work.tell(notes(1, ended=1))
+    below.work.report(notes(1, ended=1))
     assert below.asked.onboard(keys(1)) == 1
 
 
@@ -175,8 +175,8 @@ def test_a_late_result_ends_no_later_removal(below: Below) -> None:
     below.asked.remove(keys(1))
     late = notes(1, 1, removal=Removal.DONE)
     late["generation"], late["block"] = first["generation"], first["block"]
-    below.work.tell(late)
-    below.work.tell(
+    below.work.report(late)
+    below.work.report(
         notes(1, stored=DISK, removal=Removal.REPLACED, generation=int(first["generation"].min()))
     )
     assert below.asked.removing(keys(1))[0] == DISK | STORE
@@ -194,6 +194,6 @@ def test_removals_of_a_service_that_ended_are_taken_again(below: Below) -> None:
 
 def test_too_many_tiers_to_give_up_are_refused(pool: Pool) -> None:
     server = MetaServer(pool)
-    with pytest.raises(BadValueError, match="give up fewer"):
+    with pytest.raises(BadValueError, match="drop fewer"):
         for number in range(100):
             server.give_up_tier(f"disk:{number}")

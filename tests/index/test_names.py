@@ -61,7 +61,7 @@ def test_the_names_of_a_chain() -> None:
     assert names["flags"].tolist() == [1, 1, 1]
     assert named(range(2))["flags"].tolist() == [0, 1]
     assert len(named(range(0))) == 0
-    with pytest.raises(ValueError, match="2 hashes but 1"):
+    with pytest.raises(ValueError, match="2 block hashes but 1"):
         chain_names([1, 2], [1], block_tokens=16)
     with pytest.raises(ValueError, match="rank 2 of 2"):
         named(range(1), rank=2, rank_count=2)
@@ -209,7 +209,7 @@ def test_a_server_without_a_journal_tells_nothing(pool: Pool, server: MetaServer
 
 def test_a_journal_has_room_and_there_is_one(pool: Pool) -> None:
     server = MetaServer(pool)
-    with pytest.raises(ValueError, match="room for 1 to"):
+    with pytest.raises(ValueError, match="keeps from 1 to"):
         server.attach_journal(0)
     server.attach_journal(1)
     with pytest.raises(OSError, match="attaching a journal"):
@@ -221,7 +221,7 @@ def test_names_that_do_not_fit_are_refused(pool: Pool, server: MetaServer) -> No
     blocks = np.zeros((2, LENGTH), np.uint8)
     with KVCache(pool, namespace="named") as cache:
         for wrong in (named(range(3)), np.zeros(2, np.uint64), np.zeros((2, 1), NAME)):
-            with pytest.raises(LayoutError, match="as many names"):
+            with pytest.raises(LayoutError, match="2 blocks need 2 names"):
                 cache.put([digest(0), digest(1)], blocks, names=wrong)
 
 

@@ -80,7 +80,7 @@ def test_a_session_that_may_still_write_is_quarantined_and_named(pool: Pool) -> 
     with MetaServer(pool) as second:
         (suspect,) = second.sessions()
         assert (suspect.state, suspect.epoch) == ("suspect", 1)
-        assert suspect.why(epoch=2).startswith("it is of epoch 1, and has neither come back")
+        assert suspect.why(epoch=2).startswith("it is from epoch 1, has not attached again")
         assert suspect.freed_by() == "the end of the process on host 0"
         client.close()
         assert eventually(lambda: second.sessions() == [])

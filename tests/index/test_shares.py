@@ -211,7 +211,7 @@ def test_tenants_of_any_namespace_and_salt_are_known_by_their_name(pool: Pool) -
         ({"a": 0.0}, "the share of 'a' is 0 %; give more than 0 and at most 100"),
         ({"a": 1.5}, "the share of 'a' is 150 %; give more than 0 and at most 100"),
         ({"a": float("nan")}, "the share of 'a' is nan %"),
-        ({"a": 0.7, "b": 0.4}, "the shares are 110 % of the pool; give 100 % at most in all"),
+        ({"a": 0.7, "b": 0.4}, "the shares add up to 110 % of the pool; give at most 100 %"),
         ({"": 0.1}, "the name of a share is ''; give a tenant's"),
         ({OTHERS: 0.1}, "the name of a share is 'others'; give a tenant's"),
         ({"a\n": 0.1}, "the name of a share is 'a.*; give a tenant's"),

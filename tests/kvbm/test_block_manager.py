@@ -141,7 +141,7 @@ def test_a_chain_whose_own_blocks_make_room_comes_nevertheless() -> None:
     scene.manager.flush()
     assert [block.key for block in found.result(0)] == [1, 2, 3, 4]
     scene.manager.release("next")
-    with pytest.raises(TierError, match="has 4 blocks, not 5"):
+    with pytest.raises(TierError, match="has 4 blocks, but 5 were requested"):
         scene.manager.onboard([5, 6, 7, 8, 9], "more").result(0)
 
 
@@ -261,7 +261,7 @@ def test_blocks_that_a_copy_may_still_write_are_never_given_to_anybody() -> None
     scene.fail(UnsettledError("no answer"))
     found = scene.manager.onboard([1], "x")
     scene.manager.step()
-    with pytest.raises(TierError, match="an onboard has not ended: no answer"):
+    with pytest.raises(TierError, match="the end of an onboard is unknown: no answer"):
         found.result(0)
     scene.device.store([50])
     scene.manager.step()
@@ -316,9 +316,9 @@ def test_an_onboard_that_finds_no_room_in_time_fails() -> None:
         scene.sink(*range(11, 19))
         held = scene.pool.reserve("busy", 8).result(0)
         found = scene.manager.onboard([1], "x", timeout_s=0.01)
-        with pytest.raises(TierError, match="tier device had no 1 blocks within"):
+        with pytest.raises(TierError, match="tier device could not free 1 blocks within"):
             found.result(WAIT_S)
-        with pytest.raises(TierError, match="tier device has 8 blocks, not 9"):
+        with pytest.raises(TierError, match="tier device has 8 blocks, but 9 were requested"):
             scene.manager.onboard(list(range(200, 209)), "x").result(WAIT_S)
         assert held[0].index == 0
 
@@ -493,7 +493,9 @@ def test_a_chain_ends_at_the_first_block_that_the_tier_below_lost() -> None:
 
 
 def test_an_offload_policy_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(TierError, match="'never' is no policy; give wait, drop, watermark"):
+    with pytest.raises(
+        TierError, match="there is no offload policy 'never'; give one of wait, drop, watermark"
+    ):
         Scene(offload="never")
 
 
@@ -523,6 +525,6 @@ def test_blocks_sink_to_a_pool_and_come_back_by_way_of_a_cache(shm: Path) -> Non
             assert [device.memory[block.index].tolist() for block in found] == [
                 [number] * LENGTH for number in range(4)
             ]
-        with pytest.raises(TierError, match="digests in bytes; give no 'a'"):
+        with pytest.raises(TierError, match="the key 'a' is not a digest; give bytes"):
             below.load(["a"], [0])
         assert up.lookup(keys[4:]) == 4

@@ -50,7 +50,7 @@ def test_a_block_goes_through_its_states_and_refuses_wrong_transitions() -> None
     with pytest.raises(TierError, match="block 0 is partial and cannot be registered"):
         pool.register([block])
     block.fill(1)
-    with pytest.raises(TierError, match="a key that is not its parent's, has 1"):
+    with pytest.raises(TierError, match="has the key 1; give it a key other than its parent's"):
         block.commit(1, parent=1)
     block.commit(1)
     assert block.state is BlockPhase.COMPLETE
@@ -142,7 +142,7 @@ def test_a_reservation_that_waits_too_long_fails_and_makes_way() -> None:
     pool.reserve("a", 1).result(0)[0].fill(1)
     held = pool.reserve("a", 1).result(0)
     large, small = pool.reserve("b", 2, timeout_s=0.01), pool.reserve("c", 1)
-    with pytest.raises(TierError, match="tier device had no 2 blocks within"):
+    with pytest.raises(TierError, match="tier device could not free 2 blocks within"):
         large.result(WAIT_S)
     assert len(small.result(WAIT_S)) == 1
     assert held[0].index == 1
@@ -302,7 +302,7 @@ def test_missed_targets_are_named_with_their_values() -> None:
         "available_share_min",
         "inflight_share_max",
     ]
-    assert str(pool.missed_targets(lax)[0]).endswith("is 0.1, its target is 0.1")
+    assert str(pool.missed_targets(lax)[0]).endswith("is 0.1, but its target is 0.1")
     pool.release("a")
     pool._metrics.allocation.observe(2.0, tier="device")
     pool._metrics.release.observe(0.004, tier="device")
@@ -383,9 +383,9 @@ def test_offload_is_due_above_the_watermark() -> None:
 
 def test_wrong_sizes_are_refused() -> None:
     for total, size, watermark in ((0, 1, 0.5), (1, 0, 0.5), (1, 1, 0.0), (1, 1, 1.5)):
-        with pytest.raises(TierError, match="it needs a block, a token, and a share"):
+        with pytest.raises(TierError, match="give at least one block and one token"):
             BlockPool("x", total, block_size=size, watermark=watermark, registry=Registry())
-    with pytest.raises(TierError, match="tier device has 8 blocks, not 9"):
+    with pytest.raises(TierError, match="tier device has 8 blocks, but 9 were requested"):
         make().reserve("r", 9)
-    with pytest.raises(TierError, match="not -1"):
+    with pytest.raises(TierError, match="but -1"):
         make().reserve("r", -1)

@@ -74,7 +74,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(request=REQUESTS, count=st.integers(0, 5))
     def reserve(self, request: str, count: int) -> None:
         if count > self.pool.total_blocks:
-            with pytest.raises(TierError, match="blocks, not"):
+            with pytest.raises(TierError, match="blocks, but"):
                 self.pool.reserve(request, count)
             return
         self.number += 1

@@ -59,9 +59,9 @@ def test_read_only_targets_are_refused() -> None:
     array.flags.writeable = False
     with pytest.raises(LayoutError, match="read-only"):
         runs(array, writable=True)
-    with pytest.raises(LayoutError, match="need a writable, contiguous buffer, have bytes"):
+    with pytest.raises(LayoutError, match="need a writable, contiguous buffer, but got bytes"):
         runs([b"bytes"], writable=True)
-    with pytest.raises(LayoutError, match="need a contiguous buffer, have memoryview"):
+    with pytest.raises(LayoutError, match="need a contiguous buffer, but got memoryview"):
         runs([memoryview(b"bytes")[::2]], writable=False)
 
 
@@ -114,18 +114,18 @@ def test_a_run_at_the_limits_of_what_is_taken() -> None:
 @pytest.mark.parametrize(
     ("run", "said"),
     [
-        (run_of((AT, 8), (AT, 8), start=1), "starts at 1 is a part of a batch"),
-        (run_of((AT, 8), (AT, 8), count=-1), "from 1 on"),
-        (run_of((AT, 0), length=0, fragment_count=1), "from 1 on"),
-        (run_of(fragment_count=0), "from 1 on"),
+        (run_of((AT, 8), (AT, 8), start=1), "run.start is 1, so the run is part of another batch"),
+        (run_of((AT, 8), (AT, 8), count=-1), "at least one block"),
+        (run_of((AT, 0), length=0, fragment_count=1), "at least one block"),
+        (run_of(fragment_count=0), "at least one block"),
         (run_of(fragments=[(AT, 8), (AT, 8)]), "C-contiguous uint64"),
         (run_of(fragments=np.full((2, 2), 8, dtype=np.int64)), "C-contiguous uint64"),
-        (run_of((AT, 16)), r"of shape \(2, 2\)"),
+        (run_of((AT, 16)), r"array of shape \(2, 2\)"),
         (run_of(fragments=np.full((2, 2), 8, np.uint64, order="F")), "C-contiguous uint64"),
-        (run_of((AT, 8), (AT, 9)), "16 bytes together"),
-        (run_of((AT, 32), (AT, (1 << 64) - 16)), "16 bytes together"),
+        (run_of((AT, 8), (AT, 9)), "run.length is 16"),
+        (run_of((AT, 32), (AT, (1 << 64) - 16)), "run.length is 16"),
         (run_of((0, 8), (AT, 8)), "address 0"),
-        (run_of((AT, 8), ((1 << 64) - 4, 8)), "beyond the last one"),
+        (run_of((AT, 8), ((1 << 64) - 4, 8)), "after the last address"),
     ],
 )
 def test_numbers_of_a_run_that_contradict_each_other_are_refused(run: Run, said: str) -> None:
@@ -176,7 +176,7 @@ def test_a_tensor_elsewhere_or_in_pieces_is_refused(tensor: Any) -> None:
 def test_no_blocks_are_no_runs_and_blocks_without_bytes_are_refused() -> None:
     assert runs([], writable=False) == []
     assert runs(np.zeros((0, 8), dtype=np.uint8), writable=True) == []
-    with pytest.raises(LayoutError, match="have no bytes"):
+    with pytest.raises(LayoutError, match="are empty"):
         runs(np.zeros((2, 0), dtype=np.uint8), writable=False)
 
 

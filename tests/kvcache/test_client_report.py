@@ -58,7 +58,7 @@ def test_a_client_reports_now_and_then_only(
     cache.put(digests(2), payload(2, 100))
     assert call_count(server) == 1
     assert server.reported(0)[Figure.PRESENT_BLOCKS] == 2
-    cache.client.tell()
+    cache.client.send_report()
     assert call_count(server) == 1  # there was nothing to tell
 
 
@@ -91,7 +91,7 @@ def test_times_fall_into_the_bucket_of_their_bound(
         with monkeypatch.context() as clock:
             clock.setattr(time, "perf_counter", lambda now=seconds: now)
             cache.client.report.looked_up(0.0)
-    cache.client.tell()
+    cache.client.send_report()
     counts, total = server.reported(0).times(Operation.LOOKUP)
     assert (counts[0], counts[-2], counts[-1], sum(counts)) == (1, 2, 2, 5)
     assert total == pytest.approx(9.80001)

@@ -109,5 +109,5 @@ def test_a_reader_whose_server_has_gone_finds_the_blocks_with_the_next_one(
 def test_records_need_a_row_for_each_block(finder: KVCache, reader: KVCache, change: str) -> None:
     records = finder.pin(digests(COUNT)).records()
     wrong = records[:-1] if change == "one less" else np.zeros(COUNT, np.uint64)
-    with pytest.raises(LayoutError, match=r"6 blocks need as many records, .*BLOCK_RECORD"):
+    with pytest.raises(LayoutError, match=r"6 blocks need 6 records; .*BLOCK_RECORD"):
         reader.get(digests(COUNT), np.zeros((COUNT, SIZE), np.uint8), records=wrong)

@@ -165,7 +165,7 @@ def test_targets_that_share_bytes_are_refused(cache: KVCache) -> None:
     cache.remove(KEYS)
     assert cache.put(KEYS, same).stored == 2
     for target in (same, half):
-        with pytest.raises(LayoutError, match="share bytes"):
+        with pytest.raises(LayoutError, match="overlap"):
             cache.get(KEYS, target)
     assert View.of(same).read_only
     assert not View.of(half[:1]).read_only

@@ -35,15 +35,15 @@ def test_what_is_no_whole_number_makes_no_pool(tmp_path: Path, name: str, value:
 
 def test_what_is_no_number_is_no_time() -> None:
     wrong: Any = "a"
-    with pytest.raises(TypeError, match="a time is a number of seconds, not 'a'"):
+    with pytest.raises(TypeError, match="a time must be a number of seconds, not 'a'"):
         nanoseconds(wrong)
 
 
 def test_what_is_no_pool_has_no_sessions() -> None:
     wrong: Any = "foo"
-    with pytest.raises(TypeError, match="a session is of a Pool, not of 'foo'"):
+    with pytest.raises(TypeError, match="a session needs a Pool, not 'foo'"):
         KVCache(wrong, namespace="n")
-    with pytest.raises(TypeError, match="not of 'foo'"):
+    with pytest.raises(TypeError, match="not 'foo'"):
         Client(wrong)
-    with pytest.raises(TypeError, match="a server is of a Pool, not of 'foo'"):
+    with pytest.raises(TypeError, match="a server needs a Pool, not 'foo'"):
         MetaServer(wrong)

@@ -23,7 +23,8 @@ EXPORTS: dict[str, str] = {
     ),
     "beluga.rpc": (
         "AsyncClient Buffer Calls Client ClientStat DEMOTIONS Figure Followed HandlerInfo Handlers "
-        "KINDS Keeper LOST METHOD_COUNTERS METHOD_USER Operation Quota REASONS Report Reported "
+        "KINDS LeaseKeeper LOST METHOD_COUNTERS METHOD_USER Operation Quota REASONS Report "
+        "ReportTotals "
         "SECONDS SILENT_S Server ServerStat TAKEN CallTrace TracedCall load_handlers method_names "
         "nanoseconds read_trace stand_by"
     ),

@@ -101,7 +101,7 @@ def test_a_closed_client_and_a_pool_without_a_server_raise(pool: Pool) -> None:
 
     asyncio.run(main())
     for wrong in (0, 257):
-        with pytest.raises(BadValueError, match="give 1 to 256"):
+        with pytest.raises(BadValueError, match="must be from 1 to 256"):
             AsyncClient(pool, sessions=wrong)
     with pytest.raises(BadTypeError):
         AsyncClient("a pool")  # type: ignore[arg-type]

@@ -141,7 +141,7 @@ def test_clients_wait_so_long_as_they_are_told(
         client.timeout_s = 0.25
         client.ping()
         assert core.last("bl_session_call_bytes")[-1] == 250_000_000
-        with pytest.raises(BadValueError, match="times are from 0"):
+        with pytest.raises(BadValueError, match="is out of range; give 0"):
             client.timeout_s = -1
         assert client.timeout_s == 0.25
 
@@ -244,7 +244,7 @@ def test_a_server_that_serves_forever_is_not_stopped_from_within(pool: Pool) -> 
     said: list[str] = []
 
     def handler(_: bytes) -> bytes:
-        with pytest.raises(RpcError, match="from within"):
+        with pytest.raises(RpcError, match="inside a handler"):
             server.stop()
         said.append("refused")
         server.request_stop()
@@ -349,5 +349,5 @@ def test_a_quota_has_as_many_bits_as_its_field(name: str) -> None:
     assert getattr(Quota(**{name: most}), name) == most
     assert getattr(Quota(), name) == 0
     for wrong in (most + 1, -1):
-        with pytest.raises(ValueError, match=f"{name} is from 0 to"):
+        with pytest.raises(ValueError, match=f"{name} is .* must be from 0 to"):
             Quota(**{name: wrong})

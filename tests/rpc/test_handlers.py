@@ -192,9 +192,9 @@ def test_a_remote_function_takes_what_the_function_takes(client: Client) -> None
         (("scale", np.ones(2)), BadTypeError, r"give numpy.ndarray\[float32\]"),
         (("pair", True), BadTypeError, "pair: a is True; give int"),
         (("twice", {"points": [{"z": 1}]}), BadTypeError, "no field 'z'; Point has x, y"),
-        (("twice", {"points": [{"y": 1}]}), BadTypeError, r"line.points\[0\] is no Point"),
-        (("echo", {1, 2}), BadTypeError, "a type that no message carries"),
-        (("echo", np.array([None])), BadTypeError, "an array of object is in no message"),
+        (("twice", {"points": [{"y": 1}]}), BadTypeError, r"line.points\[0\] is not a valid Point"),
+        (("echo", {1, 2}), BadTypeError, "a type that cannot be sent"),
+        (("echo", np.array([None])), BadTypeError, "an array of object cannot be sent"),
         (("echo", {1: 2}), BadTypeError, "give a dict of str"),
         (("fails", "raise"), HandlerError, "fails raised ValueError: two lines; see the server"),
         (("fails", "exit"), HandlerError, "fails raised SystemExit: 3"),
@@ -214,7 +214,7 @@ def test_a_call_that_fails_raises_one_line_and_nothing_ends(
 def test_a_list_in_itself_is_refused(client: Client) -> None:
     endless: list[object] = []
     endless.append(endless)
-    with pytest.raises(BadTypeError, match="lists in lists"):
+    with pytest.raises(BadTypeError, match="nests lists"):
         client.call("echo", endless)
 
 
@@ -236,7 +236,7 @@ def test_a_message_above_the_bound_is_refused_at_once(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "MESSAGE_MAX", 1000)
-    with pytest.raises(BadRequestError, match="1000 is the most"):
+    with pytest.raises(BadRequestError, match="at most 1000"):
         client.call("length", bytes(2000))
 
 
@@ -468,7 +468,7 @@ def test_a_server_has_one_set_of_handlers(pool: Pool) -> None:
         with pytest.raises(RpcError, match="handlers already"):
             server.register(PLAIN)
         for wrong in (0, 65):
-            with pytest.raises(BadValueError, match="give 1 to 64"):
+            with pytest.raises(BadValueError, match="must be from 1 to 64"):
                 server.register(PLAIN, threads=wrong)
         with pytest.raises(BadTypeError):
             server.register([length])  # type: ignore[arg-type]
@@ -499,9 +499,9 @@ async def later() -> None:
     [
         (untyped, "untyped has no type for 'a'; annotate it"),
         (unreturned, "no type for 'return'"),
-        (starred, r"\*many; a handler names all"),
-        (strange, r"set\[int\], which no message carries"),
-        (later, "a handler is a plain function"),
+        (starred, r"\*many; name each parameter"),
+        (strange, r"set\[int\], which cannot be sent"),
+        (later, "a handler must be a plain function"),
     ],
 )
 def test_a_function_that_no_message_can_call_is_refused(function: object, text: str) -> None:
@@ -517,7 +517,7 @@ def test_names_of_handlers_are_names_and_differ() -> None:
     for wrong in ("length", "", "a b", "x" * 101, "beluga.handlers", 3):
         with pytest.raises(BadValueError):
             handlers.add(length, name=wrong)  # type: ignore[arg-type]
-    with pytest.raises(BadValueError, match="no name of a handler"):
+    with pytest.raises(BadValueError, match="not a valid name of a handler"):
         handlers.add(lambda: None)
 
 
@@ -557,7 +557,7 @@ def test_a_request_by_number_is_a_buffer_or_text(pool: Pool) -> None:
         for wrong in (None, 3, [b"a"], np.array([None])):
             with pytest.raises(BadTypeError, match="give bytes, a buffer"):
                 client.call(64, wrong)  # type: ignore[call-overload]
-        with pytest.raises(BadTypeError, match="takes one request, not 2"):
+        with pytest.raises(BadTypeError, match="takes one request, but got 2"):
             client.call(64, b"", b"")  # type: ignore[call-overload]
 
 

@@ -14,7 +14,7 @@ from support.blocks import eventually
 
 from beluga.errors import BelugaError, LeaseError, PoolError, ServerAliveError
 from beluga.rpc import Server
-from beluga.rpc.standby import Keeper, stand_by
+from beluga.rpc.standby import LeaseKeeper, stand_by
 
 
 class FakeLease:
@@ -55,7 +55,7 @@ def _told(answers: list[bool | Exception]) -> bool:
 
 
 class FakeServer:
-    """The part of a server that :func:`stand_by` and :class:`Keeper` use."""
+    """The part of a server that :func:`stand_by` and :class:`LeaseKeeper` use."""
 
     def __init__(
         self, *, watches: list[bool] | None = None, starts: list[Exception] | None = None
@@ -132,8 +132,8 @@ def test_a_lease_that_cannot_be_asked_is_asked_again(caplog: pytest.LogCaptureFi
         assert waits(server, lease)
     assert lease.taken_and_given() == ["acquire", "release"] * 3 + ["acquire"]
     assert [record.getMessage() for record in caplog.records] == [
-        "not taken over yet: etcd does not answer",  # once, however often it is said
-        "not taken over yet: no",
+        "the takeover failed, will retry: etcd does not answer",  # once, however often it is said
+        "the takeover failed, will retry: no",
     ]
 
 
@@ -160,7 +160,7 @@ def test_what_else_goes_wrong_gives_the_lease_back_and_is_raised(with_lease: boo
 
 def test_a_kept_lease_is_renewed_and_given_back_after_the_server() -> None:
     server, lease = FakeServer(), FakeLease()
-    with Keeper(cast("Server", server), lease):
+    with LeaseKeeper(cast("Server", server), lease):
         assert lease.renewed.wait(60)
         assert server.stopped == 0
     assert server.failure is None
@@ -178,7 +178,7 @@ def test_a_renewal_under_way_ends_before_the_lease_is_given_back() -> None:
             return super().renew()
 
     server, lease = FakeServer(), Slow()
-    with Keeper(cast("Server", server), lease):
+    with LeaseKeeper(cast("Server", server), lease):
         assert asked.wait(60)
         threading.Timer(0.05, answer.set).start()
     assert lease.calls == ["renew", "release"]
@@ -201,7 +201,7 @@ def test_who_was_refused_waits_before_the_next_try() -> None:
 def test_a_lost_lease_ends_the_server(how: bool | Exception) -> None:
     server, lease = FakeServer(), FakeLease()
     lease.renewals = [True, how]
-    with Keeper(cast("Server", server), lease):
+    with LeaseKeeper(cast("Server", server), lease):
         assert server.failed.wait(60)
     assert isinstance(server.failure, LeaseError)
     assert "lost" in str(server.failure)
@@ -250,7 +250,7 @@ def test_a_real_takeover_longer_than_the_lease_ends(
     monkeypatch.setattr(Server, "_take", slow)
     server = Server(pool)
     assert stand_by(server, threading.Event(), lease=lease)
-    with Keeper(server, lease):
+    with LeaseKeeper(server, lease):
         assert server.stat().epoch == 1
         assert server.failure is None
 
@@ -263,7 +263,7 @@ def test_the_lease_is_kept_until_the_server_has_stopped() -> None:
         assert lease.renewed.wait(60)
 
     server.stop = stop  # type: ignore[method-assign]
-    with Keeper(cast("Server", server), lease):
+    with LeaseKeeper(cast("Server", server), lease):
         pass
     assert lease.calls[-1] == "release"
 
@@ -272,7 +272,7 @@ def test_a_real_server_stops_when_its_lease_is_lost(pool: Any) -> None:
     lease = FakeLease()
     with Server(pool) as server:
         lease.renewals = [True, True, False]
-        with Keeper(server, lease):
+        with LeaseKeeper(server, lease):
             serving = [each for each in threading.enumerate() if each.name == "beluga-server"]
             for thread in serving:
                 thread.join(60)

@@ -49,7 +49,7 @@ def test_server_follows_one_that_was_killed(pool: Pool, paths: list[Path]) -> No
     with Server(pool) as server:
         assert reason(server) == "gone"
         assert str(server.stat().followed) == (
-            "the server of epoch 1 on host 0 ended without stopping in order"
+            "the server of epoch 1 on host 0 ended without stopping cleanly"
         )
 
 

@@ -115,7 +115,7 @@ def test_an_empty_batch_is_no_matter(name: str) -> None:
 
 
 def test_a_policy_without_sense_is_refused() -> None:
-    with pytest.raises(TierError, match="remembers 1 to"):
+    with pytest.raises(TierError, match="can remember 1 to"):
         SecondTouch(0)
     with pytest.raises(TierError, match="between 0 and 1"):
         Adaptive(break_even=0.0)

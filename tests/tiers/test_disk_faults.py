@@ -361,8 +361,8 @@ def _cut(file: Path) -> None:
     [
         (_damage_header, "header of .* is damaged; remove it"),
         (_foreign, "not a disk tier"),
-        (_newer, "version 99 .* remove it"),
-        (_cut, "cut short"),
+        (_newer, "version 99, .* remove it"),
+        (_cut, "is truncated"),
     ],
 )
 def test_what_is_not_ours_is_left_as_it_is(
@@ -380,7 +380,7 @@ def test_what_is_not_ours_is_left_as_it_is(
 
 def test_another_server_is_refused(tmp_path: Path) -> None:
     DiskTier(tmp_path / "disk", SIZE, server="rack1").close()
-    with pytest.raises(TierError, match="has the blocks of server rack1"):
+    with pytest.raises(TierError, match="has the blocks of the server rack1"):
         DiskTier(tmp_path / "disk", SIZE, server="rack2")
     DiskTier(tmp_path / "disk", SIZE).close()
 
@@ -391,7 +391,7 @@ def test_arguments_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         ({"size": 1 << 60}, "bytes free"),
         ({"io": "magic"}, "uring or threads"),
         ({"eviction": "best"}, "lru"),
-        ({"path": tmp_path / "no/such/folder"}, "cannot be made"),
+        ({"path": tmp_path / "no/such/folder"}, "cannot be created"),
     ):
         arguments = {"path": tmp_path / "disk", "size": SIZE, **change}
         with pytest.raises(TierError, match=text):

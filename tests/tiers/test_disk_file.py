@@ -67,7 +67,7 @@ def test_a_file_with_data_is_refused_and_left_as_it_is(
 
 
 def test_what_is_no_file_is_refused() -> None:
-    with pytest.raises(TierError, match="no folder, file or block device; give one"):
+    with pytest.raises(TierError, match="not a folder, file or block device; give one"):
         DiskTier("/dev/null", SIZE)
 
 
@@ -165,7 +165,7 @@ def test_a_blank_device_serves_as_a_file_does(device: Path) -> None:
         tier = DiskTier(device, size)
         assert found(tier) == list(NUMBERS)
         tier.close()
-    with pytest.raises(TierError, match="ask for at most that many"):
+    with pytest.raises(TierError, match="give at most its size"):
         DiskTier(device, 128 * MIB)
 
 
@@ -196,7 +196,9 @@ def test_a_device_that_is_in_use_is_refused(device: Path, monkeypatch: pytest.Mo
 
 
 def test_without_room_no_file_is_left_behind(tmp_path: Path) -> None:
-    with pytest.raises(TierError, match=r"bytes free, not \d+; ask for at most \d+, or give"):
+    with pytest.raises(
+        TierError, match=r"bytes free, but \d+ are needed; give at most \d+ bytes, or"
+    ):
         DiskTier(tmp_path / "disk", 1 << 60)
     with pytest.raises(TierError, match="too small"):
         DiskTier(tmp_path / "disk", MIB)
@@ -262,7 +264,7 @@ def test_a_size_that_has_no_room_is_refused_and_changes_nothing(
     tier.close()
     with pytest.raises(TierError, match="its index takes 65536; give at least 2162688 bytes"):
         DiskTier(tmp_path / "disk", MIB)
-    with pytest.raises(TierError, match=r"bytes free beside the \d+ that the tier has, not"):
+    with pytest.raises(TierError, match=r"bytes free beside the \d+ that the tier has, but"):
         DiskTier(tmp_path / "disk", 1 << 60)
     full = SimpleNamespace(f_bavail=0, f_frsize=4096)
     monkeypatch.setattr(disk_file.os, "statvfs", lambda path: full)

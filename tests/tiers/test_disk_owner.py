@@ -72,7 +72,9 @@ def test_a_disk_is_its_owners_whatever_pool_it_has(
     disk = tmp_path / "disk"
     fill(owned(disk, *before))
     if not may:
-        with pytest.raises(TierError, match=f"of server {before[0]};.*beluga disk adopt {disk}"):
+        with pytest.raises(
+            TierError, match=f"of the server {before[0]};.*beluga disk adopt {disk}"
+        ):
             owned(disk, *after)
         after = before
     assert full(owned(disk, *after))
@@ -83,7 +85,7 @@ def test_a_disk_that_another_server_has_is_refused_by_its_owner(tmp_path: Path, 
     disk = tmp_path / "disk"
     tier = owned(disk, "rack", "p1")
     with Pool.create([shm / "a"], device_size=24 << 20, sparse=True) as pool:
-        with pytest.raises(TierError, match=f"of server rack;.*beluga disk adopt {disk}"):
+        with pytest.raises(TierError, match=f"of the server rack;.*beluga disk adopt {disk}"):
             TierSettings(disks=(str(disk),), disk_bytes=SIZE, owner="shelf").check_owner(pool)
         TierSettings(disks=(str(disk),), disk_bytes=SIZE, owner="rack").check_owner(pool)
     tier.close()
@@ -94,7 +96,7 @@ def test_the_last_owner_is_the_one_that_counts(tmp_path: Path) -> None:
     for server, pool in (("a", "p1"), ("b", "p1"), ("b", "p2"), ("", ""), ("c", "p2")):
         owned(disk, server, pool).close()
     for server, pool in (("a", "p1"), ("b", "p1")):
-        with pytest.raises(TierError, match="of server c;"):
+        with pytest.raises(TierError, match="of the server c;"):
             owned(disk, server, pool)
 
 
@@ -107,7 +109,7 @@ def test_a_disk_that_is_given_away_keeps_its_blocks(tmp_path: Path) -> None:
     assert adopt_disk(disk) == Owner("rack", "p1")
     assert adopt_disk(disk / "blocks") == Owner()
     assert full(owned(disk, "shelf", "p2"))
-    with pytest.raises(TierError, match="of server shelf"):
+    with pytest.raises(TierError, match="of the server shelf"):
         owned(disk, "rack", "p1")
 
 
@@ -270,7 +272,9 @@ def test_the_disk_of_another_place_is_refused_until_it_is_given_away(
     first.wait(60)
     refused = run("serve", "--pool", two, *below(disk))
     assert refused.returncode == 1
-    [line] = [line for line in refused.stderr.splitlines() if "has the blocks of server" in line]
+    [line] = [
+        line for line in refused.stderr.splitlines() if "has the blocks of the server" in line
+    ]
     assert f"beluga disk adopt {disk}" in line
     given = run("disk", "adopt", disk, "--json")
     assert given.returncode == 0

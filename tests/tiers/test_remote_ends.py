@@ -50,12 +50,12 @@ def test_passwords_and_options_are_not_in_the_name(redis: None, obstore: None) -
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("", "named by a URL"),
-        ("cache:6379", "named by a URL"),
-        ("http://cache/", "begins with one of s3://"),
-        ("redis://cache:notaport/0", "URL is wrong"),
-        ("redis://cache:6379/0?no_such_option=1", "refused by redis"),
-        ("redis://cache:6379/0?socket_timeout=x", "refused by redis"),
+        ("", "has no supported scheme"),
+        ("cache:6379", "has no supported scheme"),
+        ("http://cache/", "that begins with s3://"),
+        ("redis://cache:notaport/0", "URL is invalid"),
+        ("redis://cache:6379/0?no_such_option=1", "redis rejects"),
+        ("redis://cache:6379/0?socket_timeout=x", "redis rejects"),
         ("s3://bucket?no_such_option=1", "no_such_option"),
         ("s3:///", "cannot be opened"),
         ("file://host/path", "file:///path"),
@@ -120,7 +120,7 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
     records, payload = blocks([10] * 3)
     for wrong in (records["key"][0], records["key"].astype(np.int64), records["key"][:, :1], None):
         for method in (tier.load, tier.contains, tier.remove):
-            with pytest.raises(TierError, match="keys are"):
+            with pytest.raises(TierError, match="keys "):
                 method(wrong)  # type: ignore[operator]
     longer = records.copy()
     longer["length"][1] = 11

@@ -112,7 +112,7 @@ def test_a_cache_of_another_type_than_the_model_is_said(tmp_path: Path) -> None:
     folder = written(tmp_path, MODELS["Qwen3-32B"][0])
     assert read_model(folder, "FP8").bytes_per_token == 131_072
     del MODELS["GPT-2"][0]["torch_dtype"]
-    with pytest.raises(TierError, match="names no type of elements that is known; give --dtype"):
+    with pytest.raises(TierError, match="names no supported element type; give --dtype"):
         read_model(written(tmp_path, MODELS["GPT-2"][0]))
     MODELS["GPT-2"][0]["torch_dtype"] = "float32"
 
@@ -213,9 +213,9 @@ def test_onboarding_pays_above_the_bandwidth_of_break_even() -> None:
         (TierSize("memory", 8 << 20), 4096, "memory of 8 MiB holds no block of"),
         (TierSize("disk", 8 << 20), 4096, "disk of 8 MiB holds no block of"),
         (TierSize("disk", 1 << 20), 1, "give it at least 4 MiB"),
-        (TierSize("disk", 8 << 20), 0, "blocks of 0 tokens"),
-        (TierSize("memory", 1 << 20), 1, "--memory 1 MiB is no size of a pool; give it from"),
-        (TierSize("memory", 0), 1, "--memory 0 bytes is no size of a pool"),
+        (TierSize("disk", 8 << 20), 0, "block_tokens is 0"),
+        (TierSize("memory", 1 << 20), 1, "--memory 1 MiB is out of range for a pool; give"),
+        (TierSize("memory", 0), 1, "--memory 0 bytes is out of range for a pool"),
     ],
 )
 def test_tiers_that_hold_nothing_are_refused(tier: TierSize, tokens: int, message: str) -> None:
@@ -262,7 +262,11 @@ def test_the_command_shows_the_advice_and_prints_it_as_json(tmp_path: Path) -> N
         ((*NUMBERS, "--memory", "4G", "--recompute-ms", "inf"), 2, "--recompute-ms"),
         ((*NUMBERS, "--memory", "4G", "--position", 10**29), 2, "--position"),
         (("--layers", 4, "--memory", "4G"), 2, "needs layers, and KV heads"),
-        ((*NUMBERS, "--dtype", "F8", "--memory", "4G"), 2, "elements of type F8; known are F32"),
+        (
+            (*NUMBERS, "--dtype", "F8", "--memory", "4G"),
+            2,
+            "there is no element type F8; give one of F32",
+        ),
     ],
 )
 def test_wrong_command_lines_get_one_clear_line(

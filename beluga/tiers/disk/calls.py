@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The calls of a disk tier. Each runs in a thread of its own, because a disk that hangs keeps its
-thread: neither a signal nor a deadline ends a system call that waits for a disk.
+"""The calls of a disk tier. Each runs on its own thread, because a hanging disk blocks the thread:
+neither a signal nor a deadline ends a system call that waits for a disk.
 
-For example, a load reads from a disk that hangs. After ``limit_s`` the caller leaves with misses.
-The thread keeps the buffers and the pins until the kernel ends the read, and then gives them back.
+For example, a load reads from a disk that hangs. After ``limit_s`` the caller returns misses. The
+thread keeps the buffers and the pins until the kernel ends the read, and then releases them.
 
-Interrupts come in the main thread only (``KeyboardInterrupt`` for Ctrl-C), so they end the wait for
-a call, and never the call itself between what it takes and what it gives back.
+Interrupts (``KeyboardInterrupt`` for Ctrl-C) are raised only in the main thread. So they end the
+wait for a call, but never the call itself between acquiring and releasing resources.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from typing import Any, Generic, TypeVar
 
 _T = TypeVar("_T")
 
-_SLOWEST = 4 << 20  # bytes in a second; a disk that moves fewer hangs
-_HUNG_MAX = 16  # calls that hang, after which no more are begun
-_IDLE_S = 10.0  # how long a thread waits for another call
+_SLOWEST = 4 << 20  # bytes per second; a slower disk counts as hanging
+_HUNG_MAX = 16  # hanging calls above which no new ones start
+_IDLE_S = 10.0  # how long an idle thread waits for another call
 _LONG_S = 3600.0
 
 
 class LeftError(Exception):
-    """The caller has left, so a call must not go on: its memory may be used for something else."""
+    """The caller has stopped waiting, so the call must not continue: its memory may be reused."""
 
 
 class DiskCall(Generic[_T]):
-    """A call that is executed by :class:`DiskThreads`, and awaited by its caller.
+    """A call that :class:`DiskThreads` runs while its caller waits.
 
-    ``work(call)`` does it, with a :meth:`step` before each operation of the disk. ``hung()`` gives
-    the result if a step is not done in time. Then, or if an interrupt ends the wait, the caller has
-    left: the next step raises :class:`LeftError`, and ``work`` gives back what it holds.
+    ``work(call)`` performs it, with a :meth:`step` before each disk operation. ``hung()`` returns
+    the result if a step is not done in time. After that, or after an interrupt of the wait, the
+    caller has left: the next step raises :class:`LeftError`, and ``work`` releases its resources.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class DiskCall(Generic[_T]):
         always: bool = False,
     ) -> None:
         self._threads, self._work, self._hung = threads, work, hung
-        self.always = always  # it is begun however many others hang
-        self._ended = threading.Lock()  # it is held until the call has ended
+        self.always = always  # it may start however many other calls hang
+        self._ended = threading.Lock()  # locked until the call has ended
         self._ended.acquire()
         self._until = 0.0
         self._begun = False
@@ -60,30 +60,28 @@ class DiskCall(Generic[_T]):
         self.running = True
 
     def start(self) -> None:
-        """Begin the call. Its caller must come for the result, or :meth:`leave`."""
+        """Start the call. The caller must then call :meth:`result` or :meth:`leave`."""
         self._begun = True
         self._until = time.monotonic() + self._threads.limit_s
         if not self._threads.execute(self):
             self._until = 0.0
 
     def step(self, size: int = 0) -> None:
-        """Begin an operation of the disk with so many bytes. Raises LeftError if the caller has
-        left.
-        """
+        """Start a disk operation of ``size`` bytes. Raises LeftError if the caller has left."""
         if self.left:
             raise LeftError
         self._until = time.monotonic() + self._threads.limit_s + size / _SLOWEST
 
     def rest(self) -> None:
-        """Let the caller wait for as long as it takes: what follows is no operation of the disk."""
+        """Lift the time limit: what follows does not use the disk."""
         self._until = float("inf")
 
     def leave(self) -> None:
-        """Do not wait for the result any more."""
+        """Stop waiting for the result."""
         self.left = True
 
     def result(self) -> _T:
-        """Wait for the result, and return it. Raises what the call has raised."""
+        """Wait for the result and return it. Raises the call's exception."""
         try:
             if not self._begun:
                 self.start()
@@ -103,10 +101,10 @@ class DiskCall(Generic[_T]):
         return min(max(self._until - time.monotonic(), 0.0), _LONG_S)
 
     def run(self) -> None:
-        """Execute the call, in its thread."""
+        """Run the call on its thread."""
         try:
             self._results.append(self._work(self))
-        except BaseException as error:  # the caller has to see any error
+        except BaseException as error:  # the caller must get any error
             self._error = error
         finally:
             self.running = False
@@ -114,11 +112,11 @@ class DiskCall(Generic[_T]):
 
 
 class DiskThreads:
-    """The threads of one disk: as many as there are calls, and those that have just ended one. Any
-    thread may call it.
+    """The threads of one disk: one per running call, and idle ones that wait for the next.
+    Thread-safe.
 
-    They are not made by ``threading.Thread``, which an interrupt could leave half started, and
-    which would keep the interpreter from ending while a disk hangs.
+    They do not use ``threading.Thread``, which an interrupt could leave half started, and which
+    would prevent the interpreter from exiting while a disk hangs.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -129,18 +127,20 @@ class DiskThreads:
 
     @property
     def hung(self) -> int:
-        """How many calls hang: their callers have left, and they have not ended."""
+        """The number of hanging calls: their callers have left, but they have not ended."""
         with self._lock:
             self._left = [call for call in self._left if call.running]
             return len(self._left)
 
     def hang(self, call: DiskCall[Any]) -> None:
-        """Note a call whose caller has left because it hangs."""
+        """Register a call whose caller has left because it hangs."""
         with self._lock:
             self._left.append(call)
 
     def execute(self, call: DiskCall[Any]) -> bool:
-        """Give a call to a thread. Return False if too many hang, or no thread can be made."""
+        """Hand a call to a thread. Returns False if too many calls hang, or no thread can be
+        created.
+        """
         if self._left and not call.always and self.hung >= _HUNG_MAX:
             call.running = False
             return False
@@ -150,7 +150,7 @@ class DiskThreads:
             calls = SimpleQueue()
             try:
                 _thread.start_new_thread(_work_off, (calls, self._idle))
-            except RuntimeError:  # the process has as many threads as it may have
+            except RuntimeError:  # the process has reached its limit of threads
                 call.running = False
                 return False
         calls.put(call)
@@ -158,13 +158,13 @@ class DiskThreads:
 
 
 def _work_off(calls: SimpleQueue[DiskCall[Any]], idle: deque[SimpleQueue[DiskCall[Any]]]) -> None:
-    """Execute calls until none has come for a while."""
-    taken = True  # as long as it is not among the idle ones, a call is on its way
+    """Run calls until none has arrived for a while."""
+    taken = True  # unless it is in the idle list, a call will arrive
     while True:
         try:
             call = calls.get(timeout=_IDLE_S)
         except Empty:
-            if taken:  # an interrupt came between, and no call will come
+            if taken:  # after an interrupt no call will arrive
                 return
             try:
                 idle.remove(calls)
@@ -173,6 +173,6 @@ def _work_off(calls: SimpleQueue[DiskCall[Any]], idle: deque[SimpleQueue[DiskCal
                 continue
             return
         call.run()
-        del call  # its memory may be used again
+        del call  # its memory may be reused
         taken = False
         idle.append(calls)

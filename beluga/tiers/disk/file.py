@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The file of a disk tier: its header, its lock, and where in it the index and the data lie.
+"""The file of a disk tier: its header, its lock, and the layout of index and data.
 
 The first page is the header::
 
@@ -8,14 +8,15 @@ The first page is the header::
     40 stripe_count 8 | 48 owner's name 128 | 176 owner's pool 32 | zeros
     508 CRC-32C of all between the magic and this | zeros | 4092 CRC-32C of all before it
 
-The index begins behind it (csrc/disk/entry.h), the data at ``data_offset``, in stripes of 2 MiB.
-The header is written when everything behind it is ready, and again when the owner changes. A power
-cut then may leave its sectors of 512 bytes of both versions, of which the first is whole, and has a
-checksum of its own. (Files of earlier versions have no owner's pool, and zeros there.) A tier that
-is opened with another size keeps its index, and has more or fewer stripes than the header says.
+The index follows (csrc/disk/entry.h), then the data at ``data_offset``, in stripes of 2 MiB. The
+header is written once everything after it is ready, and again when the owner changes. A power
+failure then may leave a mix of old and new sectors of 512 bytes; each version of the first sector
+is whole and has its own checksum. (Files of earlier versions have no owner's pool, but zeros.) A
+tier that is opened with another size keeps its index, and has more or fewer stripes than the header
+states.
 
-Nothing is formatted but an empty file, a device whose first MiB is zero, and what a format of ours
-left half made. A format first writes the page with another magic, so that this is recognized.
+Beluga formats only an empty file, a device whose first MiB is zero, and the remains of its own
+interrupted format. A format first writes the page with another magic, which marks it as incomplete.
 """
 
 from __future__ import annotations
@@ -45,23 +46,23 @@ _LOG = logging.getLogger(__name__)
 
 PAGE = 4096
 _STRIPE = 2 << 20
-_ALIGN = 64 << 10  # the data begin at a multiple of it
+_ALIGN = 64 << 10  # the data is aligned to this
 _MAGIC = b"BELUGADT"
-_FORMATTING = b"BELUGADF"  # the magic of a header until the rest is ready
-_BLANK = 1 << 20  # a device is formatted only if so many bytes at its start are zero
+_FORMATTING = b"BELUGADF"  # the magic of the header during a format
+_BLANK = 1 << 20  # a device is formatted only if this many bytes at its start are zero
 _VERSION = 1
 _HEADER = struct.Struct(f"<8sIIQQQQ{NAME_SIZE}s32s")
 _SECTOR = 512
 _CRC = struct.Struct("<I")
 _FILE = "blocks"
-_DYING_S = 10.0  # how long a lock whose process is gone is waited for
+_DYING_S = 10.0  # longest wait for the lock of a dead process
 _LOCK_AGAIN_S = 0.01
-_CLAIM_S = 1.0  # how long a device that another one still uses is waited for
+_CLAIM_S = 1.0  # longest wait for a device that another process still uses
 
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
-    """Where everything lies in the file."""
+    """The layout of the file."""
 
     id: int
     size: int
@@ -73,17 +74,19 @@ class FileLayout:
 
     @property
     def owner(self) -> Owner:
-        """Whose blocks the file has."""
+        """The owner of the file's blocks."""
         return Owner(self.server, self.pool)
 
     @property
     def index_size(self) -> int:
-        """The bytes of the index, which begins at :data:`PAGE`."""
+        """The size of the index in bytes. It starts at :data:`PAGE`."""
         return self.slot_count * int(lib.BL_STORE_ENTRY_SIZE)
 
 
 def plan_layout(size: int, smallest_block: int, server: str, pool: str = "") -> FileLayout:
-    """Lay out a new file of at most ``size`` bytes. Raises TierError if it is too small."""
+    """Compute the layout of a new file of at most ``size`` bytes. Raises TierError if it is too
+    small.
+    """
     per_stripe = _slots_per_stripe(smallest_block)
     entry, group = int(lib.BL_STORE_ENTRY_SIZE), int(lib.BL_STORE_SECTOR_SLOTS)
     stripes = min(size // _STRIPE, (1 << 32) // per_stripe - group)
@@ -117,20 +120,20 @@ def _header_of(layout: FileLayout, magic: bytes) -> bytes:
 
 
 def _first_crc(page: bytes) -> bytes:
-    """Return the checksum of the first sector, which is the same with the magic of a format."""
+    """Return the checksum of the first sector. It does not depend on the magic."""
     return _CRC.pack(crc32c(page[len(_MAGIC) : _SECTOR - _CRC.size]))
 
 
 def _is_whole(page: bytes) -> bool:
-    """Return whether a header is as it was written, or its first sector is."""
+    """Return whether a header, or at least its first sector, is intact."""
     own = page[_SECTOR - _CRC.size : _SECTOR]
     whole = page[-_CRC.size :] == _CRC.pack(crc32c(page[: -_CRC.size]))
     return whole or (own != bytes(_CRC.size) and own == _first_crc(page))
 
 
 def _is_half_made(page: bytes) -> bool:
-    """Return whether a format was interrupted here: the page has the magic of one, or a power cut
-    has mixed its two versions, of which one magic or the other fits the checksum.
+    """Return whether a format was interrupted here: the page has the magic of a format, or a power
+    failure has mixed its two versions, and the checksum matches with one magic or the other.
     """
     magic, (crc,) = page[: len(_MAGIC)], _CRC.unpack_from(page, PAGE - _CRC.size)
     rest = page[len(_MAGIC) : -_CRC.size]
@@ -139,9 +142,9 @@ def _is_half_made(page: bytes) -> bool:
 
 
 class LockedFile:
-    """The open and locked file of a tier, whose header can be read and written.
+    """The open and locked file of a tier.
 
-    Raises TierError: it is another process's, damaged, foreign, mounted, or of another version.
+    Raises TierError if the file is in use, damaged, foreign, mounted, or of another version.
     """
 
     def __init__(self, path: Path) -> None:
@@ -161,14 +164,14 @@ class LockedFile:
             raise
 
     def close(self) -> None:
-        """Close the file, which frees its lock."""
+        """Close the file, which releases its lock."""
         os.close(self.fd)
         if self._claim >= 0:
             os.close(self._claim)
 
     def read_header(self) -> FileLayout | None:
-        """Return what the header says; None if the file may be formatted. Raises OSError, and
-        TierError for a file that is not ours.
+        """Return the header, or None if the file may be formatted. Raises OSError, and TierError
+        for a file that does not belong to Beluga.
         """
         page = Arena(0).take(_BLANK)
         length = os.preadv(self.fd, [page.data], 0)
@@ -178,27 +181,27 @@ class LockedFile:
         magic, version, slots, ident, had, data, stripes, *owner = _HEADER.unpack_from(whole)
         if magic != _MAGIC:
             raise TierError(
-                f"{self.path} has data, and is not a disk tier; give another path, or {self._mend}"
+                f"{self.path} has data, but is not a disk tier; give another path, or {self._mend}"
             )
         if version != _VERSION:
             raise TierError(
-                f"{self.path} has version {version} of the format, and this is Beluga with "
-                f"version {_VERSION}; {self._mend}"
+                f"{self.path} has format version {version}, but this Beluga has version "
+                f"{_VERSION}; {self._mend}"
             )
         if not _is_whole(whole):
             raise TierError(f"the header of {self.path} is damaged; {self._mend}")
         layout = FileLayout(ident, had, slots, data, stripes, *map(_text, owner))
         if self._length() < layout.data_offset:
-            raise TierError(f"{self.path} was cut short; {self._mend}")
+            raise TierError(f"{self.path} is truncated; {self._mend}")
         return layout
 
     @property
     def _mend(self) -> str:
-        """Say how an operator makes a new tier where something else is."""
+        """How an operator replaces the contents by a new tier."""
         if self.is_device:
             erase = f"dd if=/dev/zero of={self.path} bs=1M count=1"
-            return f"erase its start to make a new one, which forgets its data ({erase})"
-        return "remove it to make a new one, which forgets its blocks"
+            return f"erase its start to make a new tier, which deletes its data ({erase})"
+        return "remove it to make a new tier, which deletes its blocks"
 
     def _length(self) -> int:
         return os.lseek(self.fd, 0, os.SEEK_END)
@@ -214,15 +217,15 @@ class LockedFile:
 class TierFile(LockedFile):
     """The file of a tier with room for ``size`` bytes.
 
-    Raises TierError as :class:`LockedFile` does, and if the file is another server's, or there is
-    no room for it. A file of another size is made longer or shorter, and keeps the blocks that
-    still lie in it. A file of a former pool of the same owner is taken over.
+    Raises TierError as :class:`LockedFile` does, and if the file belongs to another server or there
+    is no room for it. A file of another size is extended or truncated, and keeps the blocks that
+    still fit. A file of an earlier pool of the same owner is taken over.
     """
 
     def __init__(self, path: Path, size: int, smallest_block: int, owner: Owner) -> None:
         path = _file_of(path)
         plan = partial(plan_layout, size, smallest_block, owner.name, owner.pool)
-        if not path.exists():  # no file is made if there is no room for it
+        if not path.exists():  # do not create a file if there is no room for it
             _check_room(path.parent, plan().size)
         super().__init__(path)
         try:
@@ -234,7 +237,7 @@ class TierFile(LockedFile):
                 self.layout = self._fit(made, size, smallest_block)
                 if owner not in (made.owner, Owner()):
                     self.write_header(replace(made, server=owner.name, pool=owner.pool))
-                    _LOG.info("%s is now of server %s", path, owner.name)
+                    _LOG.info("%s now belongs to the server %s", path, owner.name)
         except OSError as error:
             self.close()
             raise TierError(f"{path}: {error.strerror}") from error
@@ -243,7 +246,7 @@ class TierFile(LockedFile):
             raise
 
     def vanished(self) -> bool:
-        """Return whether the path no longer leads to this file."""
+        """Return whether the path no longer refers to this file."""
         try:
             there, here = self.path.stat(), os.fstat(self.fd)
         except OSError:
@@ -262,7 +265,7 @@ class TierFile(LockedFile):
             except OSError as error:
                 if error.errno == errno.ENXIO:  # nothing but a hole
                     break
-                return [(PAGE, end)]  # this file system does not say where its holes are
+                return [(PAGE, end)]  # this file system does not report holes
             at = os.lseek(self.fd, first, os.SEEK_HOLE)
             first, last = first // PAGE * PAGE, min(-(-at // PAGE) * PAGE, end)
             if first < end:
@@ -272,13 +275,14 @@ class TierFile(LockedFile):
     def _check_device(self, end: int, size: int) -> None:
         if self.is_device and self._length() < end:
             raise TierError(
-                f"{self.path} has {self._length()} bytes, not {size}; ask for at most that many"
+                f"{self.path} has {self._length()} bytes, but {size} were requested; give at most "
+                "its size"
             )
 
     def _fit(self, made: FileLayout, size: int, smallest_block: int) -> FileLayout:
-        """Return the layout for this size of a file that was made with another one. The index stays
-        as it is, and stripes come or go at the end: with them go the blocks that lie there, whose
-        entries recovery refuses.
+        """Return the layout of a file for a size other than the one it was made with. The index
+        stays unchanged, and stripes are added or removed at the end. Recovery then rejects the
+        entries of blocks in removed stripes.
         """
         if size == made.size:
             layout = made
@@ -309,8 +313,8 @@ class TierFile(LockedFile):
         return layout
 
     def _format(self, layout: FileLayout) -> FileLayout:
-        """Make a new file: first what lies behind the header, then the header. Until then, the page
-        says that this is a format of ours, so that an interrupted one is made anew.
+        """Create a new file: first everything after the header, then the header. Until then the
+        page has the magic of a format, so that an interrupted format is repeated.
         """
         end = layout.data_offset + layout.stripe_count * _STRIPE
         self._check_device(end, layout.size)
@@ -330,20 +334,20 @@ class TierFile(LockedFile):
         if not self.is_device:
             folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                os.fsync(folder)  # so that the file's name outlives a power cut, too
+                os.fsync(folder)  # makes the file's name survive a power failure
             finally:
                 os.close(folder)
         return layout
 
 
 def check_owner(path: Path, owner: Owner) -> None:
-    """Raise TierError if a disk has another owner, as far as that can be seen without its lock."""
+    """Raise TierError if a disk has another owner, as far as this is visible without its lock."""
     file = path / _FILE if path.is_dir() else path
     try:
         with file.open("rb") as opened:
             page = opened.read(PAGE)
     except OSError:
-        return  # there is none yet, or opening it will say more
+        return  # the file does not exist yet, or opening it reports the error
     if page[: len(_MAGIC)] == _MAGIC and len(page) == PAGE and _is_whole(page):
         *_, name, pool = _HEADER.unpack_from(page)
         _refuse_foreign(file, Owner(_text(name), _text(pool)), owner)
@@ -352,8 +356,8 @@ def check_owner(path: Path, owner: Owner) -> None:
 def _refuse_foreign(path: Path, has: Owner, wanted: Owner) -> None:
     if not wanted.may_use(has):
         raise TierError(
-            f"{path} has the blocks of server {has.name or has.pool}; give another path, or give "
-            f"it to the next server: beluga disk adopt {path}"
+            f"{path} has the blocks of the server {has.name or has.pool}; give another path, or "
+            f"release it for the next server: beluga disk adopt {path}"
         )
 
 
@@ -362,9 +366,10 @@ def _text(field: bytes) -> str:
 
 
 def adopt_disk(path: Path) -> Owner:
-    """Let the next server that opens a disk have it, and return whose it was. Its blocks stay.
+    """Release a disk to the next server that opens it, and return its former owner. Its blocks
+    stay.
 
-    Raises TierError: a server uses it, or it is no disk tier.
+    Raises TierError if a server uses it, or if it is not a disk tier.
     """
     if not path.exists():
         raise TierError(f"{path} does not exist; name the disk of a server (--disk)")
@@ -375,7 +380,7 @@ def adopt_disk(path: Path) -> Owner:
     try:
         layout = locked.read_header()
         if layout is None:
-            raise TierError(f"{path} is empty; any server may have it")
+            raise TierError(f"{path} is empty and needs no release; give it to any server")
         locked.write_header(replace(layout, server="", pool=""))
         return layout.owner
     except OSError as error:
@@ -385,34 +390,36 @@ def adopt_disk(path: Path) -> Owner:
 
 
 def _check_room(path: Path, size: int, *, has: int = 0) -> None:
-    """Raise TierError if the file system of a path has no room for a file of this size, which
-    ``has`` so many bytes of it already.
+    """Raise TierError if the path's file system has no room for a file of this size. ``has`` is the
+    part of it that already exists.
     """
     room = os.statvfs(path)
     free = room.f_bavail * room.f_frsize
     if free + has < size:
         beside = f" beside the {has} that the tier has" if has else ""
         raise TierError(
-            f"{path} has {free} bytes free{beside}, not {size}; ask for at most {free + has}, or "
-            "give another path"
+            f"{path} has {free} bytes free{beside}, but {size} are needed; give at most "
+            f"{free + has} bytes, or another path"
         )
 
 
 def _file_of(path: Path) -> Path:
-    """Return the file of a tier's path: a folder has one of its own, and is made if need be."""
+    """Return the file of a tier's path. A folder has its own file, and is created if necessary."""
     if path.exists() and not path.is_dir():
         if not (path.is_file() or path.is_block_device()):
-            raise TierError(f"{path} is no folder, file or block device; give one of these")
+            raise TierError(f"{path} is not a folder, file or block device; give one of these")
         return path
     try:
         path.mkdir(exist_ok=True)
     except OSError as error:
-        raise TierError(f"{path} cannot be made: {error.strerror}") from error
+        raise TierError(f"{path} cannot be created: {error.strerror}") from error
     return path / _FILE
 
 
 def _open(path: Path) -> tuple[int, bool]:
-    """Open a file for direct I/O, or without where its file system has none (tmpfs)."""
+    """Open a file for direct I/O, or without where its file system does not support that
+    (tmpfs).
+    """
     flags = os.O_RDWR | os.O_CLOEXEC | (0 if path.is_block_device() else os.O_CREAT)
     try:
         with contextlib.suppress(OSError):
@@ -432,9 +439,9 @@ def _in_use(path: Path) -> TierError:
 
 
 def _claim(path: Path) -> int:
-    """Open a block device as its only user, so that nothing mounts it: its file descriptor. Raises
-    TierError if something has. A process that was killed has its claim for a moment longer than its
-    lock.
+    """Open a block device exclusively, so that it cannot be mounted, and return the file
+    descriptor. Raises TierError if it is in use. The kernel releases the claim of a killed process
+    a moment later than its lock.
     """
     until = time.monotonic() + _CLAIM_S
     while True:
@@ -449,8 +456,8 @@ def _claim(path: Path) -> int:
 
 
 def _lock(fd: int, path: Path) -> None:
-    """Lock the file. A process that was killed keeps its lock until the kernel has ended the
-    requests that it had under way, so that none of them is executed after this returns.
+    """Lock the file. The kernel releases the lock of a killed process only after its requests have
+    ended, so none of them is executed after this returns.
     """
     until = time.monotonic() + _DYING_S
     while True:
@@ -461,7 +468,7 @@ def _lock(fd: int, path: Path) -> None:
             if (holder and Path(f"/proc/{holder}").exists()) or time.monotonic() > until:
                 by = f"process {holder}" if holder else "another process"
                 raise TierError(
-                    f"{path} is in use by {by}; give each server a path of its own"
+                    f"{path} is in use by {by}; give each server its own path"
                 ) from None
             time.sleep(_LOCK_AGAIN_S)
         else:
@@ -469,7 +476,7 @@ def _lock(fd: int, path: Path) -> None:
 
 
 def _holder(fd: int) -> int:
-    """Return the process of this host that has the lock, as far as the kernel tells; or 0."""
+    """Return the process of this host that has the lock, if the kernel reports it, or 0."""
     where = os.fstat(fd)
     device = f"{os.major(where.st_dev):02x}:{os.minor(where.st_dev):02x}:{where.st_ino}"
     with contextlib.suppress(OSError):

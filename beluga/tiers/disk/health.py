@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The health of a disk: failures are counted, said once a minute, and a disk that fails repeatedly
-is left alone for a while.
+"""The health of a disk: failures are counted and logged once a minute, and a disk that fails
+repeatedly is not used for a while.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _KINDS = {
 }
 
 _PATIENCE = 3
-_DAMAGED_PATIENCE = 16  # so many attempts in a row with damaged blocks are one failure of the disk
+# Attempts in a row with damaged blocks that count as one failure of the disk
+_DAMAGED_PATIENCE = 16
 _PAUSE_S = 0.5
 _PAUSE_MAX_S = 30.0
 
 
 class DirectionHealth:
-    """What is known of one direction of a disk: its loads, or its saves. Any thread may call it.
+    """The health of one direction of a disk: its loads, or its saves. Thread-safe.
 
-    After ``_PATIENCE`` failures in a row the disk is left alone for ``_PAUSE_S``, then tried again;
-    each further failure doubles the time, up to ``_PAUSE_MAX_S``. A disk that hangs is left
-    alone at once. A damaged block is dropped when it is read, so few of them are no reason to leave
-    the other blocks alone.
+    After ``_PATIENCE`` failures in a row the disk is not used for ``_PAUSE_S``, then tried again;
+    each further failure doubles the pause, up to ``_PAUSE_MAX_S``. A disk that hangs is paused at
+    once. A damaged block is dropped when it is read, so a few of them do not cause a pause.
     """
 
     def __init__(self, tier: str, what: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,7 +56,7 @@ class DirectionHealth:
 
     @property
     def failing(self) -> bool:
-        """Whether the last attempts failed often enough that a pause was made."""
+        """Whether the last attempts failed often enough for a pause."""
         return self._failures >= _PATIENCE
 
     def allows(self) -> bool:
@@ -64,12 +64,12 @@ class DirectionHealth:
         return self._clock() >= self._until
 
     def succeeded(self) -> None:
-        """Note that the disk did what it was asked."""
+        """Count a successful operation."""
         self._failures, self._until = 0, float("-inf")
         self._damaged = 0
 
     def failed(self, code: int, count: int = 1) -> None:
-        """Note ``count`` failures with this errno, in one attempt."""
+        """Count ``count`` failures with this errno, in one attempt."""
         kind = _KINDS.get(code, "io")
         _FAILURES.add(count, tier=self._tier, operation=self._what, kind=kind)
         now = self._clock()
@@ -91,7 +91,7 @@ class DirectionHealth:
             )
 
     def _weight(self, code: int) -> int:
-        """Return for how many failures of the disk an attempt counts. The lock is held."""
+        """Return the number of disk failures that an attempt counts for. The lock is held."""
         if code == errno.ETIMEDOUT:
             return _PATIENCE
         if code != errno.EBADMSG:

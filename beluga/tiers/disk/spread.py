@@ -20,14 +20,14 @@ _T = TypeVar("_T")
 
 
 class SpreadTier:
-    """Spreads blocks over disk tiers, and finds them on all: a :class:`LowerTier`.
+    """Spreads blocks over disk tiers, and searches all of them: a :class:`LowerTier`.
 
-    New blocks go to the disks that have space and little to do. A disk that fails is left out until
-    it comes back; its blocks are misses meanwhile, and its failures are counted under its name.
-    Each disk has its own threads. A disk that hangs holds up the calls that ask it first, for its
-    ``limit_s``, and no others.
+    New blocks go to the disks that have space and few pending writes. A failing disk is not used
+    until it recovers; its blocks are misses meanwhile, and its failures are counted under its name.
+    Each disk has its own threads. A hanging disk delays only the calls that use it first, for its
+    ``limit_s``.
 
-    The tiers belong to this one: :meth:`close` closes them.
+    This tier owns the disks: :meth:`close` closes them.
     """
 
     def __init__(self, tiers: Sequence[DiskTier]) -> None:
@@ -36,16 +36,16 @@ class SpreadTier:
         self.tiers = tuple(tiers)
         self.name = "+".join(tier.name for tier in tiers)
         self._lock = threading.Lock()
-        self._waiting = [0] * len(tiers)  # bytes that saves of each disk wait for
+        self._waiting = [0] * len(tiers)  # bytes of pending saves of each disk
 
     def save(self, records: NDArray[np.void], payload: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Save blocks, and return which of them are saved now, or were before."""
+        """Save blocks. Returns which of them are saved now, or were already."""
         if len(records) != len(payload):
             raise TierError(f"there are {len(records)} records and {len(payload)} rows of payload")
         saved = self._readable(np.ascontiguousarray(records["key"]))
         left = np.flatnonzero(~saved)
         disks = set(range(len(self.tiers)))
-        # What one disk refuses, another may take.
+        # If one disk refuses a block, another may take it.
         while len(left) and (shares := self._share(records["length"][left], left, disks)):
             calls = [
                 self.tiers[disk].saving(records[rows], payload, rows)
@@ -65,12 +65,12 @@ class SpreadTier:
         return saved
 
     def load(self, keys: NDArray[np.uint64]) -> list[StoredBlock | None]:
-        """Load blocks; a miss is None. :meth:`contains` says which of the missed ones the tier
-        still has.
+        """Load blocks; a miss is None. :meth:`contains` returns which of the misses the tier still
+        has.
         """
         blocks: list[StoredBlock | None] = [None] * len(keys)
         left, parts, calls = np.arange(len(keys)), [], []
-        # A block that was saved again while its disk failed is on two of them.
+        # A block that was saved again while its disk failed is on two disks.
         for tier in sorted(self.tiers, key=lambda tier: not tier.loads.allows()):
             found = tier.contains(keys[left])
             if found.any():
@@ -84,12 +84,12 @@ class SpreadTier:
         return blocks
 
     def contains(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return which blocks the tier has, whether or not they can be read now."""
+        """Return which blocks the tier has, readable now or not."""
         return self._held_by(self.tiers, keys)
 
     def _readable(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return which blocks are on disks that may be read now. The others are saved again, since
-        their disks may be gone for good.
+        """Return which blocks are on disks that may be read now. The others are saved again,
+        because their disks may be lost for good.
         """
         return self._held_by([tier for tier in self.tiers if tier.loads.allows()], keys)
 
@@ -101,19 +101,19 @@ class SpreadTier:
         return found
 
     def remove(self, keys: NDArray[np.uint64]) -> int:
-        """Remove blocks, and return how many there were."""
+        """Remove blocks. Returns how many there were."""
         return sum(count for count, _ in _results([tier.removing(keys) for tier in self.tiers]))
 
     def forget(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Remove blocks for good, and return which keys have none any more: all of them, or none if
-        one of the disks fails.
+        """Remove blocks durably. Returns which keys have no block left: all of them, or none if one
+        of the disks fails.
         """
         results = _results([tier.removing(keys) for tier in self.tiers])
         return np.full(len(keys), all(gone for _, gone in results))
 
     @property
     def block_count_max(self) -> int:
-        """The most blocks that the tier can have."""
+        """The largest number of blocks that the tier can have."""
         return sum(tier.block_count_max for tier in self.tiers)
 
     def keys(self) -> NDArray[np.uint64]:
@@ -121,23 +121,23 @@ class SpreadTier:
         return np.concatenate([tier.keys() for tier in self.tiers])
 
     def on_lost(self, lost: Callable[[NDArray[np.uint64]], None]) -> None:
-        """Have ``lost(keys)`` called with blocks that were evicted, or that turned out to be
+        """Register ``lost(keys)``, which is called for evicted blocks and for blocks found to be
         damaged.
         """
         for tier in self.tiers:
             tier.on_lost(lost)
 
     def close(self) -> None:
-        """Close all disks. A second call does nothing."""
+        """Close all disks. Idempotent."""
         for tier in self.tiers:
             tier.close()
 
     def _share(
         self, lengths: NDArray[np.uint32], rows: NDArray[np.intp], disks: set[int]
     ) -> dict[int, NDArray[np.intp]]:
-        """Divide blocks over those of these disks that may be written, and read again. Each goes
-        where the most space is free beside what waits, and where all are full, where the least
-        waits for its size.
+        """Distribute blocks over those of these disks that may be written and read. Each block goes
+        to the disk with the most free space after its pending writes or, if all are full, to the
+        one with the fewest pending bytes for its size.
         """
         stats = {
             disk: stat
@@ -165,8 +165,8 @@ class SpreadTier:
 
 
 def _results(calls: Sequence[DiskCall[_T]]) -> list[_T]:
-    """Execute calls of several disks at the same time, and return their results. If an interrupt
-    comes, none of them is awaited, and no save goes on with memory that is its caller's again.
+    """Run calls on several disks in parallel, and return their results. After an interrupt, none of
+    them is waited for, and no save continues to use the caller's memory.
     """
     try:
         for call in calls:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An open store: its file, the index of it in memory, and the engine that moves its bytes.
+"""An open store: its file, its index in memory, and the engine that moves its bytes.
 
-The index (csrc/disk/store.c) is pure memory. This file reads it at start, and writes the sectors
-of it that have changed.
+The index (csrc/disk/store.c) is a pure memory structure. This file reads it at start, and writes
+the sectors that have changed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from beluga.tiers.disk.owner import Owner
 from beluga.tiers.tier import BLOCK
 
 PLACE = record_dtype("bl_store_place")
-"""Where a block lies: ``bl_store_place`` of csrc/api/disk.h."""
+"""Location of a block: ``bl_store_place`` of csrc/api/disk.h."""
 
 Places = NDArray[np.void]
 Keys = NDArray[np.uint64]
@@ -36,14 +36,14 @@ ABSENT, PRESENT = int(lib.BL_STORE_ABSENT), int(lib.BL_STORE_PRESENT)
 GRANTED, PENDING = int(lib.BL_STORE_GRANTED), int(lib.BL_STORE_PENDING)
 
 
-_LOAD_BYTES = 2 << 20  # of the index, read by one thread at a time
+_LOAD_BYTES = 2 << 20  # bytes of the index that one thread reads at a time
 _LOAD_THREADS = 4
 _LOAD_PIECE = 1 << 20
-_FLUSH_SECTORS = 1024  # written at a time
+_FLUSH_SECTORS = 1024  # sectors per write
 
 
 def requests_of(places: Places, addresses: NDArray[np.uint64]) -> Requests:
-    """Return the requests that move these blocks to or from these addresses."""
+    """Build the requests that move these blocks to or from these addresses."""
     requests = np.zeros(len(places), REQUEST)
     for field in ("offset", "size", "length", "seed", "crc"):
         requests[field] = places[field]
@@ -53,7 +53,7 @@ def requests_of(places: Places, addresses: NDArray[np.uint64]) -> Requests:
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """What a store is opened with; :class:`beluga.tiers.disk.tier.DiskTier` explains it."""
+    """The settings of a store; see :class:`beluga.tiers.disk.tier.DiskTier`."""
 
     path: Path
     size: int
@@ -65,7 +65,8 @@ class StoreSettings:
 
 
 class Store:
-    """An open store. Any thread may call any method but :meth:`close`, which is the last one.
+    """An open store. Every method but :meth:`close` is thread-safe; :meth:`close` must be the last
+    call.
 
     Raises TierError as :class:`TierFile` does, or when the index cannot be read.
     """
@@ -73,13 +74,13 @@ class Store:
     def __init__(self, settings: StoreSettings, arena: Arena) -> None:
         if settings.eviction not in EVICTIONS:
             known = ", ".join(EVICTIONS)
-            raise TierError(f"eviction={settings.eviction!r} is not known; give {known}")
+            raise TierError(f"there is no disk eviction policy {settings.eviction!r}; give {known}")
         self.arena = arena
-        self.users = 0  # calls that use this store now; the tier counts them
+        self.users = 0  # running calls of this store; counted by the tier
         self.closed = False
         self.file = TierFile(settings.path, settings.size, settings.smallest_block, settings.owner)
         self._flush_lock = threading.Lock()
-        self._unsynced: list[NDArray[np.uint32]] = []  # sectors that were written since a sync
+        self._unsynced: list[NDArray[np.uint32]] = []  # sectors written since the last sync
         try:
             self.engine: DiskEngine = settings.maker(self.file.fd, settings.depth)
         except OSError as error:
@@ -107,7 +108,7 @@ class Store:
             raise
 
     def close(self) -> None:
-        """Free everything. No other method may be under way, and none may be called any more."""
+        """Free all resources. No other method may be running or be called again."""
         self.engine.close()
         lib.bl_store_destroy(self._store)
         self.file.close()
@@ -116,7 +117,7 @@ class Store:
     # ---- The index in memory
 
     def find(self, keys: Keys) -> tuple[NDArray[np.void], Places]:
-        """Find blocks and pin them: their records, and their places."""
+        """Find blocks and pin them. Returns their records and places."""
         records, places = np.zeros(len(keys), BLOCK), np.zeros(len(keys), PLACE)
         lib.bl_store_find(
             self._store,
@@ -128,11 +129,11 @@ class Store:
         return records, places
 
     def unpin(self, places: Places) -> None:
-        """Let blocks that were found be evicted again."""
+        """Unpin blocks, so that they may be evicted again."""
         lib.bl_store_unpin(self._store, ffi.from_buffer("bl_store_place[]", places), len(places))
 
     def has(self, keys: Keys) -> NDArray[np.bool_]:
-        """Return which blocks are there."""
+        """Return which blocks the store has."""
         found = np.zeros(len(keys), np.uint8)
         lib.bl_store_has(
             self._store,
@@ -143,7 +144,7 @@ class Store:
         return found.view(np.bool_)
 
     def reserve(self, records: NDArray[np.void]) -> Places:
-        """Reserve space for blocks."""
+        """Reserve space for blocks and return their places."""
         places = np.zeros(len(records), PLACE)
         lib.bl_store_reserve(
             self._store,
@@ -154,24 +155,25 @@ class Store:
         return places
 
     def abort(self, places: Places) -> None:
-        """Give up blocks that were reserved."""
+        """Free the reserved space of blocks."""
         lib.bl_store_abort(self._store, ffi.from_buffer("bl_store_place[]", places), len(places))
 
     def remove(self, keys: Keys) -> int:
-        """Remove blocks, and return how many there were."""
+        """Remove blocks. Returns how many there were."""
         return lib.bl_store_remove(self._store, ffi.from_buffer("uint64_t[]", keys), len(keys))
 
     def keys(self) -> Keys:
-        """Return the keys of all blocks that are there."""
+        """Return the keys of all blocks."""
         keys = np.zeros((self.stat()["blocks"] + 64, 2), np.uint64)
         while True:
             count = lib.bl_store_keys(self._store, ffi.from_buffer("uint64_t[]", keys), len(keys))
             if count <= len(keys):
                 return keys[:count]
-            keys = np.zeros((count + 64, 2), np.uint64)  # others have saved meanwhile
+            # Other threads may have saved blocks meanwhile
+            keys = np.zeros((count + 64, 2), np.uint64)
 
     def take_evicted(self) -> Keys:
-        """Return the keys of blocks that were evicted since the last call."""
+        """Return the keys of blocks evicted since the last call."""
         parts = []
         while True:
             keys = np.zeros((256, 2), np.uint64)
@@ -200,10 +202,10 @@ class Store:
     # ---- The index in the file
 
     def publish(self, places: Places) -> int:
-        """Make the entries of blocks whose bytes are written, durable; then readers find them.
+        """Make the entries of written blocks durable; then readers can find them.
 
-        Returns how many bytes of the index were written. Raises OSError, and the blocks are as
-        they were before, if the index cannot be written.
+        Returns how many bytes of the index were written. Raises OSError, and leaves the blocks
+        unchanged, if the index cannot be written.
         """
         array = ffi.from_buffer("bl_store_place[]", places)
         lib.bl_store_fill(self._store, array, len(places))
@@ -212,12 +214,12 @@ class Store:
         return written
 
     def flush(self, *, durable: bool) -> int:
-        """Write all sectors of the index that have changed, and return their bytes. With
-        ``durable``, they outlive a power cut, with all data written before.
+        """Write all changed sectors of the index, and return their size in bytes. With ``durable``,
+        they survive a power failure, with all data written before.
 
-        One thread writes at a time, so two versions of a sector are never under way; who waits
-        finds that others have written its sectors, too. Raises OSError, and they are written again
-        by the next call.
+        One thread writes at a time, so two versions of a sector are never in flight; a thread that
+        waited may find its sectors already written. Raises OSError; the next call writes the
+        sectors again.
         """
         written = 0
         with self._flush_lock:
@@ -226,16 +228,17 @@ class Store:
             if durable and self._unsynced:
                 status = self.engine.sync()
                 if status < 0:
-                    # A later sync may succeed without them: the kernel gives up what it failed on.
+                    # A later sync may succeed without them: the kernel drops pages whose write
+                    # failed.
                     for sectors in self._unsynced:
                         self._spoil(sectors)
                     self._unsynced.clear()
-                    raise OSError(-status, "the disk does not make its bytes durable")
+                    raise OSError(-status, "the disk failed to make its bytes durable")
                 self._unsynced.clear()
         return written
 
     def _spoil(self, sectors: NDArray[np.uint32]) -> None:
-        """Let sectors be written again."""
+        """Mark sectors to be written again."""
         lib.bl_store_spoil(self._store, ffi.from_buffer("uint32_t[]", sectors), len(sectors))
 
     def _flush_some(self) -> int:
@@ -273,7 +276,9 @@ class Store:
         raise_for_status(lib.bl_store_recover(self._store), f"the index of {self.file.path}")
 
     def _check_part(self, part: tuple[int, int]) -> tuple[int, int]:
-        """Read a part of the index and check its entries: its first sector, and how many it has."""
+        """Read a part of the index and check its entries. Returns its first sector and its sector
+        count.
+        """
         offset, size = part
         base = int(ffi.cast("uintptr_t", lib.bl_store_entries(self._store))) + offset - PAGE
         requests = np.zeros(-(-size // _LOAD_PIECE), REQUEST)

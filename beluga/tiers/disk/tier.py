@@ -3,11 +3,11 @@
 """A tier on one disk: blocks in one file of bounded size.
 
 A block's bytes are written first, then its entry in the index, then both are made durable; only
-then the block counts as saved. Whatever dies in between, a block is whole or a miss: the entry and
-the bytes have checksums of their own.
+then does the block count as saved. A crash at any point leaves a whole block or a miss: entry and
+bytes have their own checksums.
 
-What touches the disk runs in a thread that its caller may leave (calls.py). What answers from the
-index in memory does not, and never waits for a disk.
+Operations on the disk run on a thread that the caller may leave (calls.py). Operations on the index
+in memory run directly and never wait for a disk.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _WRITTEN = REGISTRY.counter(
     "beluga_tier_written_bytes_total", "Bytes written to a tier's medium, with its index."
 )
 _DAMAGED = REGISTRY.counter(
-    "beluga_tier_damaged_blocks_total", "Blocks that were dropped because their bytes were wrong."
+    "beluga_tier_damaged_blocks_total", "Blocks that were dropped because they were damaged."
 )
 _GAUGES = {
     "blocks": REGISTRY.gauge("beluga_tier_blocks", "Blocks that a tier has."),
@@ -71,11 +71,11 @@ _GAUGES = {
 
 _BREAKER = REGISTRY.gauge("beluga_tier_breaker_state", "0 is closed, 1 half-open, 2 open.")
 
-_LEASE_BYTES = 8 << 20  # blocks of one load that share a buffer
-_SAVE_BYTES = 32 << 20  # written before their entries are
-_RETRY_FAILURES = 2  # of a load, after which its other blocks are given up
-_SETTLE_S = 0.2  # how often a save looks again whether another one has ended
-_CLOSE_S = 0.005  # how often the end looks again whether all calls have ended
+_LEASE_BYTES = 8 << 20  # size of the buffers that blocks of one load share
+_SAVE_BYTES = 32 << 20  # bytes written before their entries
+_RETRY_FAILURES = 2  # failures of a load after which its other blocks are skipped
+_SETTLE_S = 0.2  # interval at which a save checks whether another one has ended
+_CLOSE_S = 0.005  # interval at which close() checks whether all calls have ended
 
 _PAYLOAD_DIMENSIONS = 2
 
@@ -83,21 +83,20 @@ _PAYLOAD_DIMENSIONS = 2
 class DiskTier:
     """A tier in a folder, a raw file or a block device: see :class:`beluga.tiers.tier.LowerTier`.
 
-    At most ``size`` bytes of the disk are used. ``server`` names whose blocks they are, and
-    ``pool`` is the id of its pool: a path of another server and another pool is refused.
-    ``eviction`` is the policy, ``smallest_block`` the size that the index is made for; ``io`` is
-    "uring", "threads", "auto" or the maker of an engine, and ``depth`` its requests under way for
-    each call.
+    At most ``size`` bytes of the disk are used. ``server`` is the name of the blocks' owner, and
+    ``pool`` the id of its pool: a path of another server and another pool is refused. ``eviction``
+    is the policy, ``smallest_block`` the block size that the index is made for. ``io`` is "uring",
+    "threads", "auto" or the factory of an engine, and ``depth`` its concurrent requests per call.
 
-    A disk hangs if an operation is not done within ``limit_s``, with a second more for each 4 MiB.
-    Its caller then leaves, with misses, or blocks that are not saved. The memory and the space that
-    the operation may still write are kept until it has ended.
+    A disk hangs if an operation takes longer than ``limit_s`` plus one second per 4 MiB. Its caller
+    then returns misses, or unsaved blocks. The memory and the space that the operation may still
+    write are kept until it has ended.
 
-    Raises TierError: the path is in use, damaged, foreign, or of another version or server; there
-    is no room, or an argument makes no sense.
+    Raises TierError if the path is in use, damaged, foreign, or of another version or server, if
+    there is no room, or if an argument is out of range.
     """
 
-    def __init__(  # noqa: PLR0913  all but the first two named
+    def __init__(  # noqa: PLR0913  keyword-only but the first two
         self,
         path: str | os.PathLike[str],
         size: int,
@@ -118,10 +117,11 @@ class DiskTier:
         self._arena = Arena()
         self._store: Store | None = Store(self._settings, self._arena)
         self._closed = False
-        self._lock = threading.Lock()  # for the store and its users; no disk is waited for under it
-        self._settled = threading.Condition()  # a save has ended; only threads of calls use it
+        self._lock = threading.Lock()  # guards the store and its users; never held during disk I/O
+        # Notified when a save has ended; only used by threads of calls
+        self._settled = threading.Condition()
         self._threads = DiskThreads(limit_s)
-        self._lost: Callable[[Keys], None] = _nobody
+        self._lost: Callable[[Keys], None] = _ignore
         self._reopening = threading.Lock()
         self.loads = DirectionHealth(self.name, "load")
         self.saves = DirectionHealth(self.name, "save")
@@ -131,37 +131,37 @@ class DiskTier:
         for name, gauge in _GAUGES.items():
             gauge.set(partial(_gauge, ref, name), tier=self.name)
 
-    # ---- The contract
+    # ---- LowerTier
 
     def save(self, records: NDArray[np.void], payload: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Save blocks, and return which of them are saved now, or were before."""
+        """Save blocks. Returns which of them are saved now, or were already."""
         return self.saving(records, payload).result()
 
     def load(self, keys: Keys) -> list[StoredBlock | None]:
-        """Load blocks; a miss is None. :meth:`contains` says which of the missed ones the tier
-        still has: the disk failed, hangs, or is left alone for a while.
+        """Load blocks; a miss is None. :meth:`contains` returns which of the misses the tier still
+        has: the disk fails, hangs, or is paused.
         """
         return self.loading(keys).result()
 
     def contains(self, keys: Keys) -> NDArray[np.bool_]:
-        """Return which blocks the tier has, whether or not they can be read now. It has a block
-        until it is evicted or removed, or was read with wrong bytes. This asks no disk.
+        """Return which blocks the tier has, readable now or not. It has a block until it is
+        evicted, removed, or found to be damaged. This does not use the disk.
         """
         keys = _checked_keys(keys)
         with self._lock:
             return np.zeros(len(keys), np.bool_) if self._store is None else self._store.has(keys)
 
     def remove(self, keys: Keys) -> int:
-        """Remove blocks, and return how many there were."""
+        """Remove blocks. Returns how many there were."""
         return self.removing(keys).result()[0]
 
     def forget(self, keys: Keys) -> NDArray[np.bool_]:
-        """Remove blocks for good, and return which keys have none any more: all of them, or none if
-        the disk fails. Then no load returns them, but a restart may find them.
+        """Remove blocks durably. Returns which keys have no block left: all of them, or none if the
+        disk fails. In that case no load returns them, but a restart may find them.
         """
         return np.full(len(keys), self.removing(keys).result()[1])
 
-    # ---- The same, for a caller who has several disks
+    # ---- The same, for a tier of several disks
 
     def saving(
         self,
@@ -169,7 +169,7 @@ class DiskTier:
         payload: NDArray[np.uint8],
         rows: NDArray[np.intp] | None = None,
     ) -> DiskCall[NDArray[np.bool_]]:
-        """Return a call that saves blocks, those of ``rows`` of the payload if it is given."""
+        """Return a call that saves blocks: those in ``rows`` of the payload, or all."""
         saved = np.zeros(len(records), np.bool_)
         if rows is None:
             records, payload = _checked(records, payload)
@@ -183,7 +183,7 @@ class DiskTier:
                     return store.has(np.ascontiguousarray(mine[0]["key"]))
                 self._save_all(call, store, *mine, saved)
                 evicted = store.take_evicted()
-            self._tell(call, evicted)
+            self._notify_lost(call, evicted)
             return saved
 
         def hung() -> NDArray[np.bool_]:
@@ -208,7 +208,7 @@ class DiskTier:
                     damaged = self._read(call, store, keys, records, places, blocks)
                 finally:
                     store.unpin(places)
-            self._tell(call, damaged)
+            self._notify_lost(call, damaged)
             return blocks
 
         def hung() -> list[StoredBlock | None]:
@@ -218,8 +218,8 @@ class DiskTier:
         return DiskCall(self._threads, work, hung)
 
     def removing(self, keys: Keys) -> DiskCall[tuple[int, bool]]:
-        """Return a call that removes blocks. Its result is how many there were, and whether they
-        are gone for good.
+        """Return a call that removes blocks. Its result is how many there were, and whether the
+        removal is durable.
         """
         keys = _checked_keys(keys)
         counts: list[int] = []
@@ -239,7 +239,7 @@ class DiskTier:
 
     @property
     def block_count_max(self) -> int:
-        """The most blocks that the tier can have."""
+        """The largest number of blocks that the tier can have."""
         return self.stat().get("slots", 0)
 
     def keys(self) -> Keys:
@@ -249,24 +249,24 @@ class DiskTier:
 
     @property
     def data_offset(self) -> int:
-        """Where in the file the blocks begin."""
+        """The offset of the data in the file."""
         with self._lock:
             return 0 if self._store is None else self._store.file.layout.data_offset
 
     def on_lost(self, lost: Callable[[Keys], None]) -> None:
-        """Have ``lost(keys)`` called with blocks that were evicted, or that turned out to be
+        """Register ``lost(keys)``, which is called for evicted blocks and for blocks found to be
         damaged.
         """
         self._lost = lost
 
-    def _tell(self, call: DiskCall[Any], lost: Keys) -> None:
+    def _notify_lost(self, call: DiskCall[Any], lost: Keys) -> None:
         call.rest()
         if len(lost):
             self._lost(lost)
 
     def close(self) -> None:
-        """Finish what is under way, and close the file. A second call does nothing. If the disk
-        hangs, the file stays open and locked until it goes on.
+        """Finish running calls and close the file. Idempotent. If the disk hangs, the file stays
+        open and locked until its calls have ended.
         """
         if self._closed and self._store is None:
             return
@@ -283,7 +283,7 @@ class DiskTier:
             return
         if not used:
             store.close()
-        while used and not call.left:  # whoever leaves the store last closes it
+        while used and not call.left:  # the last user of the store closes it
             time.sleep(_CLOSE_S)
             with self._lock:
                 used = not store.closed
@@ -303,9 +303,7 @@ class DiskTier:
         payload: NDArray[np.uint8],
         saved: NDArray[np.bool_],
     ) -> None:
-        """Save blocks, and wait for those that other threads are saving, but not for a disk that
-        hangs with them.
-        """
+        """Save blocks. Waits for those that other threads are saving, unless the disk hangs."""
         left = np.arange(len(records))
         until = time.monotonic() + self._threads.limit_s
         while len(left):
@@ -319,7 +317,7 @@ class DiskTier:
                 until = time.monotonic() + self._threads.limit_s
             elif time.monotonic() > until:
                 return
-            elif len(left):  # others write them, or a twin in this call
+            elif len(left):  # other threads are writing them, or this call has them twice
                 with self._settled:
                     self._settled.wait(_SETTLE_S)
 
@@ -332,7 +330,7 @@ class DiskTier:
         rows: NDArray[np.intp],
         saved: NDArray[np.bool_],
     ) -> None:
-        """Write the blocks of these rows to their places, and mark those that are saved."""
+        """Write the blocks in these rows to their places, and mark the saved ones."""
         first = 0
         try:
             order = np.argsort(places["offset"])
@@ -341,7 +339,7 @@ class DiskTier:
             while first < len(places):
                 base = int(ends[first - 1]) if first else 0
                 end = max(first + 1, int(np.searchsorted(ends, base + _SAVE_BYTES, "right")))
-                part, first = slice(first, end), end  # it gives up its own places, and only once
+                part, first = slice(first, end), end  # it aborts its own places, and only once
                 done = self._write_batch(call, store, places[part], payload, rows[part])
                 saved[rows[part][done]] = True
         finally:
@@ -357,13 +355,13 @@ class DiskTier:
         payload: NDArray[np.uint8],
         rows: NDArray[np.intp],
     ) -> NDArray[np.bool_]:
-        """Write some blocks and their entries: which of them are saved."""
+        """Write some blocks and their entries. Returns which of them are saved."""
         done = np.zeros(len(places), np.bool_)
         try:
             call.step()
             if store.file.vanished():
                 raise OSError(errno.ENOENT, "the file is gone")
-            # What an entry in the file still claims must not be overwritten under it.
+            # Space that an entry in the file still refers to must not be overwritten.
             written = store.flush(durable=False)
             call.step(int(places["size"].sum()))
             requests = self._write_data(store, places, payload, rows)
@@ -372,8 +370,8 @@ class DiskTier:
             if len(failures):
                 self.saves.failed(-int(failures[0]), len(failures))
             elif call.left:
-                self.saves.succeeded()  # the disk goes on
-            call.step()  # a caller who has left may have changed the bytes that were written
+                self.saves.succeeded()  # the disk works
+            call.step()  # a caller who has left may have changed the bytes during the write
             places = places.copy()
             places["crc"] = requests["crc"]
             if good.any():
@@ -397,7 +395,7 @@ class DiskTier:
         payload: NDArray[np.uint8],
         rows: NDArray[np.intp],
     ) -> Requests:
-        """Write blocks: from their rows, if direct I/O can, and else from copies."""
+        """Write blocks: directly from their rows if direct I/O allows it, otherwise from copies."""
         sources = payload.ctypes.data + rows.astype(np.uint64) * np.uint64(payload.strides[0])
         if (sources % PAGE == 0).all() and (places["length"] == places["size"]).all():
             requests = requests_of(places, sources)
@@ -417,8 +415,8 @@ class DiskTier:
         _WRITTEN.add(written, tier=self.name)
 
     def _flush(self, call: DiskCall[Any], store: Store, *, durable: bool = False) -> bool:
-        """Write what has changed in the index, and return whether that is done; if it fails, the
-        next save or removal tries again.
+        """Write the changed sectors of the index. Returns whether that succeeded; if not, the next
+        save or removal retries.
         """
         if not self.saves.allows():
             return False
@@ -444,7 +442,7 @@ class DiskTier:
         places: Places,
         blocks: list[StoredBlock | None],
     ) -> Keys:
-        """Read the blocks that were found into ``blocks``, and return those that were damaged."""
+        """Read the found blocks into ``blocks``. Returns the damaged ones."""
         hits = np.flatnonzero(places["state"] == PRESENT)
         if len(hits) < len(keys):
             _MISSES.add(len(keys) - len(hits), tier=self.name)
@@ -469,8 +467,8 @@ class DiskTier:
     def _read_again(
         call: DiskCall[list[StoredBlock | None]], store: Store, requests: Requests
     ) -> None:
-        """Read what failed once more, each alone: bits may have been flipped on their way, and a
-        bad place of the disk fails all neighbors that were read with it.
+        """Read failed requests again one by one: bits may have flipped in transit, and a bad sector
+        fails all neighbors in the same request.
         """
         patience = _RETRY_FAILURES
         for at in np.flatnonzero(requests["result"] != 0).tolist():
@@ -487,8 +485,9 @@ class DiskTier:
     def _buffers(
         store: Store, sizes: NDArray[np.uint32]
     ) -> tuple[list[NDArray[np.uint8]], NDArray[np.uint64]]:
-        """Return memory for blocks of these sizes: arrays, and their addresses. Blocks share
-        buffers of at most ``_LEASE_BYTES``, so that neighbors of the file are neighbors in memory.
+        """Allocate memory for blocks of these sizes. Returns arrays and their addresses. Blocks
+        share buffers of at most ``_LEASE_BYTES``, so that neighbors in the file are neighbors in
+        memory.
         """
         buffers: list[NDArray[np.uint8]] = []
         addresses = np.zeros(len(sizes), np.uint64)
@@ -514,7 +513,7 @@ class DiskTier:
         keys: Keys,
         results: NDArray[np.int32],
     ) -> Keys:
-        """Note how loads went, and drop and return the blocks whose bytes are wrong."""
+        """Record the outcome of loads, and drop and return the damaged blocks."""
         failures = results[results != 0]
         if not len(failures):
             self.loads.succeeded()
@@ -531,11 +530,11 @@ class DiskTier:
             self.loads.succeeded()
         return wrong
 
-    # ---- Life
+    # ---- Opening and closing
 
     @contextmanager
     def _working(self) -> Iterator[Store | None]:
-        """Use the store for a call that touches the disk."""
+        """Use the store for a call that uses the disk."""
         if self.loads.failing or self.saves.failing:
             self._reopen()
         with self._entered() as store:
@@ -543,8 +542,8 @@ class DiskTier:
 
     @contextmanager
     def _entered(self) -> Iterator[Store | None]:
-        """Use the store, which is not closed meanwhile; None after :meth:`close`. Only the threads
-        of calls do, where no interrupt comes.
+        """Use the store, which stays open meanwhile; yields None after :meth:`close`. Only threads
+        of calls use this, where interrupts do not occur.
         """
         with self._lock:
             store = None if self._closed else self._store
@@ -564,7 +563,7 @@ class DiskTier:
             store.close()
 
     def _reopen(self) -> None:
-        """If the file of a disk that fails is gone, open the one that is at its path now."""
+        """If the file of a failing disk was removed, open the file that is now at its path."""
         if not self._reopening.acquire(blocking=False):
             return
         try:
@@ -598,7 +597,7 @@ class DiskTier:
             self._lost(np.ascontiguousarray(keys[~new.has(keys)]))
 
     def _forget(self) -> None:
-        """Leave the file to the parent, in a forked child: its lock is the parent's."""
+        """Drop the file in a forked child: its lock belongs to the parent."""
         store, self._store, self._closed = self._store, None, True
         self._lock, self._settled = threading.Lock(), threading.Condition()
         self._threads = DiskThreads(self._threads.limit_s)
@@ -607,11 +606,11 @@ class DiskTier:
 
 
 def _nothing() -> None:
-    """Leave the file to the call that hangs on it, which closes it when it ends."""
+    """Do nothing: the call that hangs on the file closes it when it ends."""
 
 
-def _nobody(keys: Keys) -> None:
-    """Hear of lost blocks where nobody wants to."""
+def _ignore(keys: Keys) -> None:
+    """No-op callback."""
 
 
 def _gauge(ref: weakref.ref[DiskTier], name: str) -> float:
@@ -620,14 +619,14 @@ def _gauge(ref: weakref.ref[DiskTier], name: str) -> float:
 
 
 def _breaker(ref: weakref.ref[DiskTier]) -> float:
-    """Return the state of a circuit breaker: loads or saves are paused, or being tried again."""
+    """Return the state of the circuit breaker: whether loads or saves are paused or tried again."""
     tier = ref()
     ways = () if tier is None else (tier.loads, tier.saves)
     return max((way.failing + (not way.allows()) for way in ways), default=0)
 
 
 def _checked_keys(keys: Keys) -> Keys:
-    """Return keys for C. Raises TierError if they are not keys."""
+    """Convert keys for C. Raises TierError for other arrays."""
     keys = np.ascontiguousarray(keys)
     if keys.dtype != np.uint64 or keys.ndim != _PAYLOAD_DIMENSIONS or keys.shape[1] != 2:
         raise TierError(
@@ -639,7 +638,7 @@ def _checked_keys(keys: Keys) -> Keys:
 def _checked(
     records: NDArray[np.void], payload: NDArray[np.uint8]
 ) -> tuple[NDArray[np.void], NDArray[np.uint8]]:
-    """Return records and payload for C. Raises TierError if they do not fit each other."""
+    """Convert records and payload for C. Raises TierError if they do not match."""
     records = np.ascontiguousarray(records)
     if records.dtype != BLOCK or records.ndim != 1:
         raise TierError(f"records have type {records.dtype}; give tiers.BLOCK, shape (count,)")
@@ -650,7 +649,10 @@ def _checked(
     if len(payload) != len(records):
         raise TierError(f"there are {len(records)} records and {len(payload)} rows of payload")
     if len(records) and int(records["length"].max()) > payload.shape[1]:
-        raise TierError(f"a block has {records['length'].max()} bytes, a row {payload.shape[1]}")
+        raise TierError(
+            f"a block has {records['length'].max()} bytes, but a row only {payload.shape[1]}; give "
+            "longer rows"
+        )
     if payload.strides[1] != 1 or payload.strides[0] < 0:
         payload = np.ascontiguousarray(payload)
     return records, payload

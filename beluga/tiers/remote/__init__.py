@@ -2,10 +2,10 @@
 # Copyright The Beluga Authors
 """The remote tier: blocks in a store that several pools share, behind one small interface.
 
-``store`` says what a store of bytes is. ``objects`` (S3, GCS, Azure, a folder, memory), ``valkey``
-(Valkey and Redis) and ``mooncake`` (Mooncake Store) implement it over existing clients. ``tier``
-makes a :class:`beluga.tiers.tier.LowerTier` of a store: ``envelope`` has the bytes of an object,
-``breaker`` the circuit breaker, ``workers`` the threads. :func:`open_remote` begins with a URL.
+``store`` is the interface. ``objects`` (S3, GCS, Azure, a folder, memory), ``valkey`` (Valkey and
+Redis) and ``mooncake`` (Mooncake Store) implement it over existing clients. ``tier`` turns a store
+into a :class:`beluga.tiers.tier.LowerTier`: ``envelope`` encodes an object, ``breaker`` is the
+circuit breaker, ``workers`` the threads. :func:`open_remote` opens a tier by its URL.
 """
 
 from __future__ import annotations

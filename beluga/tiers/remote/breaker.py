@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A circuit breaker: when calls to a store are not worth a try."""
+"""A circuit breaker for calls to a store."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ CLOSED, HALF_OPEN, OPEN = 0, 1, 2
 
 
 class Breaker:
-    """Closed, calls go through. Open, they do not, and from time to time one trial is made.
+    """While closed, calls are allowed. While open, they are not, except for a trial from time to
+    time.
 
-    ``failures`` failures in a row open the breaker. After ``open_s`` one trial may begin
-    (half-open). If it succeeds, the breaker closes, and then a single failure opens it again, for
+    ``failures`` failures in a row open the breaker. After ``open_s`` one trial may start
+    (half-open). If it succeeds, the breaker closes, but then a single failure opens it again, for
     twice as long as before, until an operation other than a trial succeeds. Example with open_s
-    0.5, for a store that answers each trial and never a load: open 0.5 s, trial, one load waits,
-    open 1 s, trial, one load waits, open 2 s. Pauses vary by a quarter, so that clients do not try
-    in step.
+    0.5, for a store that replies to each trial but to no load: open 0.5 s, trial, one load fails,
+    open 1 s, trial, one load fails, open 2 s. Pauses vary by a quarter, so that clients do not
+    retry in step.
 
     Any thread may call any method.
     """
@@ -48,11 +49,11 @@ class Breaker:
 
     @property
     def closed(self) -> bool:
-        """Whether calls go through."""
+        """Whether calls are allowed."""
         return self._state == CLOSED
 
     def begin_trial(self) -> bool:
-        """Return whether the caller makes a trial now; then nobody else does."""
+        """Return whether the caller should make a trial now. Only one caller gets True."""
         with self._lock:
             if self._state != OPEN or self._clock() < self._until:
                 return False
@@ -60,7 +61,7 @@ class Breaker:
             return True
 
     def end_trial(self, succeeded: bool) -> None:
-        """Report the result of a trial. Does nothing if no trial is under way."""
+        """Report the result of a trial. Does nothing if no trial is running."""
         with self._lock:
             if self._state != HALF_OPEN:
                 return
@@ -71,17 +72,17 @@ class Breaker:
                 self._open()
 
     def succeeded(self) -> None:
-        """Report that an operation has succeeded. One that began before the breaker opened does
-        not close it.
+        """Report a successful operation. One that started before the breaker opened does not close
+        it.
         """
         with self._lock:
             if self._state == CLOSED:
                 self._failed, self._pause_s = 0, self._settings.open_s
 
     def failed(self, begun: float) -> bool:
-        """Report that an operation has failed, which began at this time of the clock, and return
-        whether this has opened the breaker. One that began before the last trial says nothing
-        about the store as it is now.
+        """Report a failed operation that started at ``begun`` (of the clock), and return whether
+        this opened the breaker. A failure of an operation that started before the last trial is
+        outdated and ignored.
         """
         with self._lock:
             if self._state != CLOSED or begun < self._closed_at:

@@ -2,19 +2,18 @@
 # Copyright The Beluga Authors
 """The bytes of an object: a header of 64 bytes, and a block's payload.
 
-====== ===== =======================================================================
-offset bytes content
-====== ===== =======================================================================
+====== ===== ======================================================================= offset bytes
+content ====== ===== =======================================================================
      0     8 magic: ``BELUGAKV``
      8     4 version of this header: 1
     12     4 CRC-32C of the payload, seeded with the CRC-32C of the key
     16    32 the block's record: key, fingerprint, length, chunk_size
     48    12 zero
     60     4 CRC-32C of the 60 bytes before
-    64     n payload: ``length`` bytes, and nothing behind them
+    64     n payload: ``length`` bytes, to the end of the object
 ====== ===== =======================================================================
 
-All numbers are little-endian. An object of a tier with another version has another name.
+All numbers are little-endian. Another version uses other object names.
 """
 
 from __future__ import annotations
@@ -43,17 +42,19 @@ _CHECKED = HEADER.itemsize - 4
 
 
 class WrongObjectError(Exception):
-    """An object is not what was saved under its name."""
+    """An object is not the one that was saved under its name."""
 
 
 def name_of(key: NDArray[np.uint64]) -> str:
-    """Return the object's name of a key: a folder for the version, one of 256, and 32 digits."""
+    """Return the object name of a key: a folder for the version, one of 256 subfolders, and 32
+    digits.
+    """
     digits = key.astype("<u8").tobytes().hex()
     return f"beluga-{VERSION}/{digits[:2]}/{digits}"
 
 
 def pack(record: np.void, payload: NDArray[np.uint8]) -> memoryview:
-    """Return a block's object. It is a copy: the payload may change afterwards."""
+    """Encode a block as an object. It is a copy: the payload may change afterwards."""
     length = int(record["length"])
     data = np.empty(HEADER.itemsize + length, np.uint8)
     data[HEADER.itemsize :] = payload[:length]
@@ -66,23 +67,24 @@ def pack(record: np.void, payload: NDArray[np.uint8]) -> memoryview:
 
 
 def unpack(key: NDArray[np.uint64], contents: Contents) -> StoredBlock:
-    """Return the block of an object that the store has under the key's name.
+    """Decode the object that the store returned for the key.
 
-    Raises WrongObjectError: the store and everything before it may return any bytes.
+    Raises WrongObjectError: the bytes are untrusted, because the store and every hop may change
+    them.
     """
     data = np.frombuffer(contents, np.uint8)
     if data.size < HEADER.itemsize:
-        raise WrongObjectError(f"it has {data.size} bytes, less than a header")
+        raise WrongObjectError(f"it has {data.size} bytes, which is less than a header")
     header = data[: HEADER.itemsize].copy().view(HEADER)[0]
     record, payload = header["record"].copy(), data[HEADER.itemsize :]
     if header["magic"] != _MAGIC or header["version"] != VERSION:
-        raise WrongObjectError("it is no block, or one of another version")
+        raise WrongObjectError("it is not a block, or one of another version")
     if header["crc"] != crc32c(data[:_CHECKED].data):
         raise WrongObjectError("its header is damaged")
     if not np.array_equal(record["key"], key):
         raise WrongObjectError("it is another block")
     if int(record["length"]) != payload.size:
-        raise WrongObjectError(f"it has {payload.size} bytes of {record['length']}")
+        raise WrongObjectError(f"it has {payload.size} bytes instead of {record['length']}")
     if header["payload_crc"] != crc32c(payload.data, crc32c(record["key"].tobytes())):
         raise WrongObjectError("its payload is damaged")
     return StoredBlock(record, payload)

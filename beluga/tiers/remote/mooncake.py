@@ -2,9 +2,9 @@
 # Copyright The Beluga Authors
 """Objects in Mooncake Store.
 
-The store's memory belongs to processes of its own (``mooncake_client``): this process gives none,
-so that blocks outlive it. Its client library listens on all addresses of the host, unless the
-environment's MC_TCP_BIND_ADDRESS names one.
+The store's memory belongs to its own processes (``mooncake_client``). This process contributes
+none, so blocks outlive it. The client library listens on all addresses of the host, unless the
+environment variable MC_TCP_BIND_ADDRESS names one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .settings import RemoteSettings
 from .store import Contents, RefusedError
 
 _PACKAGE = "mooncake-transfer-engine"
-_ABSENT = (-703, -704)  # it is being written, or there is none
+_ABSENT = (-703, -704)  # the object is being written, or does not exist
 _FULL = -200
-_INVALID = (-10, -400, -600)  # the buffer is too small for it, its name, its size
+_INVALID = (-10, -400, -600)  # the buffer is too small, or the name or the size is invalid
 _DEFAULTS = {
     "local": "127.0.0.1",
     "metadata": "P2PHANDSHAKE",
@@ -33,7 +33,7 @@ _DEFAULTS = {
 
 
 class MooncakeStore:
-    """A client of Mooncake Store. It connects with the first operation."""
+    """A client of Mooncake Store. It connects at the first operation."""
 
     batch = 512
     threads = 8
@@ -47,10 +47,12 @@ class MooncakeStore:
         if unknown := options.keys() - _DEFAULTS:
             raise TierError(f"mooncake:// has no option {', '.join(sorted(unknown))}")
         if not url.hostname or not url.port:
-            raise TierError("Mooncake Store is named by its master: mooncake://HOST:PORT")
+            raise TierError("the URL of Mooncake Store names its master; give mooncake://HOST:PORT")
         self._options = _DEFAULTS | options
         if not self._options["buffer"].isdecimal():
-            raise TierError("the option buffer of mooncake:// is a number of bytes")
+            raise TierError(
+                "the option buffer of mooncake:// is not a number; give a number of bytes"
+            )
         self._master = f"{url.hostname}:{url.port}"
         self._make, self._limit = MooncakeDistributedStore, settings.object_bytes
         self._lock = threading.Lock()
@@ -66,7 +68,7 @@ class MooncakeStore:
             raise RefusedError(f"an object of {size} bytes is too large")
         found: bytes = client.get(name) if size >= 0 else b""
         if len(found) != size:
-            raise ConnectionError(f"get: {len(found)} bytes of {size}")
+            raise ConnectionError(f"get returned {len(found)} bytes instead of {size}")
         return found
 
     def put(self, name: str, data: memoryview) -> None:
@@ -75,27 +77,30 @@ class MooncakeStore:
         if status == _FULL:
             raise RefusedError("the store is full")
         if status in _INVALID:
-            raise RefusedError(f"it takes no object of {len(data)} bytes: status {status}")
+            raise RefusedError(
+                f"the store does not take an object of {len(data)} bytes: status {status}"
+            )
         if status:
             raise ConnectionError(f"put: status {status}")
 
     def exists(self, names: Sequence[str]) -> list[bool]:
-        """Return which of the objects exist, by one exchange."""
+        """Return which of the objects exist, with one request."""
         found = self._client().batch_is_exist(list(names))
         if any(each < 0 for each in found):
             raise ConnectionError(f"exists: status {min(found)}")
         return [bool(each) for each in found]
 
     def delete(self, names: Sequence[str]) -> int:
-        """Delete objects, and return how many there were."""
+        """Delete objects. Returns how many there were."""
         client = self._client()
-        removed = [client.remove(name, True) for name in names]  # also if somebody reads it
+        # Remove it even while another client reads it
+        removed = [client.remove(name, True) for name in names]
         if failed := [status for status in removed if status and status not in _ABSENT]:
             raise ConnectionError(f"delete: status {failed[0]}")
         return removed.count(0)
 
     def close(self) -> None:
-        """Leave the store."""
+        """Close the client."""
         if self._connected is not None:
             self._connected.close()
 

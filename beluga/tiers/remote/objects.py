@@ -18,15 +18,15 @@ from .settings import RemoteSettings
 from .store import Contents, RefusedError
 
 _HERE = ("file", "memory")
-# obstore has no class of its own for most statuses, such as 413.
+# obstore has no exception class for most statuses, such as 413.
 _STATUS = re.compile(r"status code: (4\d\d)")
-_NOT_NOW = (408, 425, 429)  # statuses that are about the store, not about the request
+_NOT_NOW = (408, 425, 429)  # statuses that concern the store, not the request
 
 
 class ObstoreStore:
-    """A store of obstore. The URL's query has the options of its client, for example
-    ``endpoint``, ``region`` and ``access_key_id`` of S3; what is missing is found in the
-    environment (``options.py``).
+    """A store of obstore. The URL's query has options of its client, for example ``endpoint``,
+    ``region`` and ``access_key_id`` for S3. Other options come from the environment
+    (``options.py``).
     """
 
     batch = 1
@@ -43,8 +43,8 @@ class ObstoreStore:
         self._limit = settings.object_bytes
         answers = obstore.exceptions
         self._refusals: tuple[type[Exception], ...] = (
-            FileNotFoundError,  # of a bucket: a missing object is no error here
-            ClientPanicError,  # which comes again
+            FileNotFoundError,  # a missing bucket: a missing object is not an error here
+            ClientPanicError,  # a retry would panic again
             PermissionError,
             answers.UnauthenticatedError,
             answers.PermissionDeniedError,
@@ -54,8 +54,8 @@ class ObstoreStore:
             answers.AlreadyExistsError,
         )
         if url.scheme in _HERE:
-            # No error of a local store comes from a network: trying again does not mend it, and
-            # a folder that is full still has what was saved before.
+            # Errors of a local store do not come from a network: a retry does not help, and a full
+            # folder still has what was saved before.
             self._refusals = (Exception,)
         try:
             self._store = _open(url, settings)
@@ -79,7 +79,7 @@ class ObstoreStore:
         raise RefusedError(f"an object of {size} bytes is too large")
 
     def put(self, name: str, data: memoryview) -> None:
-        """Store an object by one request."""
+        """Store an object with one request."""
         try:
             with no_panic():
                 self._obstore.put(self._store, name, data, use_multipart=False)
@@ -87,31 +87,31 @@ class ObstoreStore:
             raise self._judged(error) from error
 
     def exists(self, names: Sequence[str]) -> list[bool]:
-        """Return which of the objects exist, one request each."""
+        """Return which of the objects exist, with one request each."""
         return [self._exists(name) for name in names]
 
     def delete(self, names: Sequence[str]) -> int:
-        """Delete objects, and return how many there were."""
+        """Delete objects. Returns how many there were."""
         return sum(self._delete(name) for name in names)
 
     def close(self) -> None:
-        """Do nothing: obstore's connections end with it."""
+        """Do nothing: obstore closes its connections when it is freed."""
 
     def _delete(self, name: str) -> bool:
-        if not self._exists(name):  # S3 deletes what is not there, too
+        if not self._exists(name):  # S3 reports success for missing objects, too
             return False
         try:
             with no_panic():
                 self._obstore.delete(self._store, name)
         except FileNotFoundError:
-            return False  # somebody else was faster
+            return False  # another client was faster
         except Exception as error:
             raise self._judged(error) from error
         return True
 
     def _judged(self, error: Exception) -> Exception:
-        """Return what to raise for an error of a request: RefusedError if the store has answered
-        that it does not like this one.
+        """Convert an error of a request: RefusedError if the store replied that it rejects this
+        request.
         """
         status = _STATUS.search(_line(error))
         said_no = status is not None and int(status[1]) not in _NOT_NOW
@@ -131,10 +131,10 @@ class ObstoreStore:
 
 
 def object_store(url: str) -> Any:
-    """Return obstore's store of a URL, with the endpoint and the credentials that a tier has.
+    """Create the obstore store of a URL, with the tier's endpoint and credentials.
 
-    Raises ImportError without obstore, ValueError for an endpoint that is no URL, ClientPanicError,
-    and obstore's errors.
+    Raises ImportError without obstore, ValueError for an endpoint that is not a URL,
+    ClientPanicError, and obstore's errors.
     """
     import obstore
 
@@ -154,11 +154,11 @@ def _open(url: SplitResult, settings: RemoteSettings) -> Any:
 
     if url.scheme in _HERE:
         if options := dict(parse_qsl(url.query, keep_blank_values=True)):
-            raise ValueError(f"it has no options, such as {', '.join(options)}")
+            raise ValueError(f"it takes no options, such as {', '.join(options)}")
         if url.scheme == "memory":
             return MemoryStore()
         if url.netloc not in ("", "localhost") or not url.path.startswith("/"):
-            raise ValueError("a folder is written file:///path")
+            raise ValueError("give a folder as file:///path")
         return LocalStore(Path(unquote(url.path)), mkdir=True)
     timeout = f"{int(settings.attempt_s * 1000)}ms"
     options, client = store_options(url)
@@ -167,25 +167,25 @@ def _open(url: SplitResult, settings: RemoteSettings) -> Any:
             url._replace(query="", fragment="").geturl(),
             config=options,
             client_options={"timeout": timeout, "connect_timeout": timeout, **client},
-            retry_config={"max_retries": 0},  # the tier tries again itself
+            retry_config={"max_retries": 0},  # the tier does the retries
         )
 
 
 class ClientPanicError(Exception):
-    """A client written in Rust has panicked: it cannot do what it was asked for."""
+    """A client written in Rust has panicked."""
 
 
 @contextmanager
 def no_panic() -> Iterator[None]:
-    """Raise ClientPanicError for a panic of a client, which is no Exception in Python and would
-    end a thread that expects all others.
+    """Raise ClientPanicError for a panic of a client. The original is not a subclass of Exception
+    and would end a thread that handles all others.
     """
     try:
         yield
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise ClientPanicError(f"obstore cannot do it: {_line(error)}") from None
+        raise ClientPanicError(f"obstore panicked: {_line(error)}") from None
 
 
 def _line(error: BaseException) -> str:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The options of obstore's clients, by all usual spellings of a store's endpoint.
+"""Options of obstore's clients: accepts all usual spellings of a store's endpoint.
 
-obstore takes an endpoint over http only with ``allow_http``, takes that only as an option of its
-HTTP client, has no emulator of GCS and no connection string of Azure, and panics on an endpoint
-that is no URL. Here the spellings become the one that it takes.
+obstore accepts an http endpoint only with ``allow_http``, and that only as an option of its HTTP
+client. It does not support emulators of GCS or connection strings of Azure, and panics on an
+endpoint that is not a URL. This module translates the spellings into the one it supports.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from beluga.config import store_variable
 
-# Those of obstore's ClientConfig; it panics if one is among the options of a store.
+# The options of obstore's ClientConfig. It panics if the store's options include one of them.
 _OF_CLIENT = {
     *("allow_http", "allow_invalid_certificates", "connect_timeout", "default_content_type"),
     *("http1_only", "http2_only", "http2_keep_alive_interval", "http2_keep_alive_timeout"),
@@ -27,8 +27,8 @@ _OF_CLIENT = {
 
 
 class _Dialect(NamedTuple):
-    """How a store's options are spelled: their prefixes, the names of its endpoint, the one that
-    obstore takes, and the variables of the environment, the first that is set first.
+    """The spelling of a store's options: their prefixes, the names of its endpoint, obstore's name
+    for it, and the environment variables, in order of precedence.
     """
 
     prefixes: tuple[str, ...]
@@ -58,7 +58,7 @@ _DIALECTS = {
     ),
 }
 STORES = tuple(_DIALECTS)
-_CONNECTION = {  # of Azure's connection strings
+_CONNECTION = {  # fields of Azure's connection strings
     "accountname": "account_name",
     "accountkey": "account_key",
     "blobendpoint": "endpoint",
@@ -70,7 +70,7 @@ _AZURITE = "http://127.0.0.1:10000"
 
 def store_options(url: SplitResult) -> tuple[dict[str, str], dict[str, str | bool]]:
     """Return the options of the store, and those of its HTTP client. Raises ValueError for an
-    endpoint that is no URL.
+    endpoint that is not a URL.
     """
     dialect = _DIALECTS[url.scheme]
     store: dict[str, str] = {}
@@ -98,8 +98,8 @@ def store_options(url: SplitResult) -> tuple[dict[str, str], dict[str, str | boo
 
 
 def _emulator_of_gcs(store: Mapping[str, str]) -> dict[str, str]:
-    """Return the options with an account that needs no token: an emulator has no accounts, and
-    obstore skips the signature of reads alone.
+    """Add an account that needs no token: an emulator has no accounts, and obstore's option to skip
+    signatures covers reads only.
     """
     account = {
         "gcs_base_url": store["google_base_url"],
@@ -118,7 +118,7 @@ def _without_prefix(name: str, prefixes: tuple[str, ...]) -> str:
 
 
 def _connected() -> dict[str, str]:
-    """Return the options of Azure's connection string in the environment."""
+    """Return the options in Azure's connection string in the environment."""
     text = store_variable("AZURE_STORAGE_CONNECTION_STRING")
     pairs = (part.partition("=")[::2] for part in text.split(";") if part)
     given = {name.lower(): value for name, value in pairs}
@@ -134,7 +134,7 @@ def _emulates(store: Mapping[str, str]) -> bool:
 
 
 def _checked(endpoint: str, *, bare: bool = False) -> str:
-    """Return the endpoint as a URL. ``bare``: HOST:PORT means http, as GCS's emulators write it."""
+    """Return the endpoint as a URL. With ``bare``, HOST:PORT means http, as for GCS's emulators."""
     if bare and "://" not in endpoint:
         endpoint = f"http://{endpoint}"
     try:

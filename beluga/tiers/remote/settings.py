@@ -12,35 +12,37 @@ from beluga.errors import TierError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteSettings:
-    """How long and how often a remote tier tries, and how much it does at once."""
+    """Timeouts, retries and concurrency of a remote tier."""
 
     operation_s: float = 1.0
-    """How long one operation on one object may take, with its retries."""
+    """Timeout of one operation on one object, including its retries, in seconds."""
     load_s: float = 2.0
-    """How long one call of load, contains or remove may take, whatever it asks for."""
+    """Timeout of one call of load, contains or remove, whatever its size, in seconds."""
     save_s: float = 10.0
-    """How long one call of save may take."""
+    """Timeout of one call of save, in seconds."""
     threads: int | None = None
-    """How many operations run at once; None leaves it to the store: 8, or for Valkey and Redis at
-    most the number of CPUs. Saves have at most half of them.
+    """The number of concurrent operations. None: the store's default, which is 8 or, for Valkey and
+    Redis, at most the number of CPUs. Saves use at most half of them.
     """
     abandoned: int = 16
-    """How many threads may hang in a client library, beside those that work."""
+    """The number of threads that may hang in a client library, in addition to the working ones."""
     retries: int = 2
-    """How often a failed operation is tried again, within operation_s."""
+    """The number of retries of a failed operation, within operation_s."""
     backoff_s: float = 0.02
-    """The mean pause before the first retry; each pause is twice as long as the one before."""
+    """The mean pause before the first retry, in seconds; it doubles with each retry."""
     failures: int = 3
-    """How many failures in a row open the breaker."""
+    """The number of failures in a row that open the breaker."""
     open_s: float = 0.5
-    """How long the breaker stays open before the first trial; twice as long after each failure."""
+    """The time from opening the breaker to the first trial, in seconds; it doubles with each
+    failure.
+    """
     open_limit_s: float = 15.0
-    """The longest time between two trials."""
+    """The longest time between two trials, in seconds."""
     block_bytes: int = 256 << 20
-    """The largest payload that is saved or loaded."""
+    """The largest payload that is saved or loaded, in bytes."""
 
     def __post_init__(self) -> None:
-        """Raise TierError for a limit that makes no sense."""
+        """Raise TierError for a limit that is out of range."""
         for each in fields(self):
             value = getattr(self, each.name)
             if value is None and each.name == "threads":
@@ -59,14 +61,14 @@ class RemoteSettings:
 
     @property
     def attempt_s(self) -> float:
-        """The timeout that a client library gets. The margin lets it report before its thread is
-        abandoned, and leaves time to try again after a connection that broke at once.
+        """The timeout for the client library, in seconds. The margin lets the library report before
+        its thread is abandoned, and leaves time for a retry after a connection that failed at once.
         """
         return 0.8 * self.operation_s
 
     @property
     def object_bytes(self) -> int:
-        """The largest object that is read: a block with its header."""
+        """The largest object that is read: a block with its header, in bytes."""
         return self.block_bytes + 64
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What the remote tier needs of a store of bytes."""
+"""The interface of a store of bytes, below the remote tier."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ Contents: TypeAlias = "bytes | memoryview"
 
 
 class RefusedError(TierError):
-    """The store is alive and refuses: it is full, read-only, wants another password, or does not
-    take an object of this size.
+    """The store is alive but rejects the request: it is full, read-only, requires another password,
+    or does not take an object of this size.
     """
 
     of_request = True
 
 
 class ObjectStore(Protocol):
-    """A store of named, immutable objects. Any thread may call any method, also at the same time.
+    """A store of named, immutable objects. Thread-safe.
 
     A call ends within about ``RemoteSettings.operation_s``, as far as the client library can ensure
-    this. It raises RefusedError for an answer that a retry would not change, and any other
-    exception if the store gives no answer.
+    this. It raises RefusedError for a reply that a retry would not change, and any other exception
+    if the store does not reply.
     """
 
     @property
     def batch(self) -> int:
-        """How many names one call of exists or delete should have."""
+        """The preferred number of names per call of exists or delete."""
 
     @property
     def threads(self) -> int:
-        """How many calls at once serve best, unless the settings say another number."""
+        """The default number of concurrent calls."""
 
     def get(self, name: str) -> Contents | None:
         """Return an object, or None if there is none."""
 
     def put(self, name: str, data: memoryview) -> None:
-        """Store an object. Nobody sees a part of it; what has the name already is replaced."""
+        """Store an object atomically, replacing any object of that name."""
 
     def exists(self, names: Sequence[str]) -> list[bool]:
         """Return which of the objects exist."""
 
     def delete(self, names: Sequence[str]) -> int:
-        """Delete objects, and return how many there were."""
+        """Delete objects. Returns how many there were."""
 
     def close(self) -> None:
         """Close all connections."""

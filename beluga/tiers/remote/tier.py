@@ -43,12 +43,14 @@ ERRORS = REGISTRY.counter("beluga_tier_errors_total", "Operations that failed, b
 RETRIES = REGISTRY.counter("beluga_tier_retries_total", "Operations that were tried again.")
 OPENINGS = REGISTRY.counter("beluga_tier_breaker_openings_total", "How often a breaker opened.")
 STATE = REGISTRY.gauge("beluga_tier_breaker_state", "0 is closed, 1 half-open, 2 open.")
-ABANDONED = REGISTRY.gauge("beluga_tier_abandoned_threads", "Threads that hang in a client.")
+ABANDONED = REGISTRY.gauge(
+    "beluga_tier_abandoned_threads", "Threads that hang in a client library."
+)
 SECONDS = REGISTRY.histogram("beluga_tier_operation_seconds", "Time of one store operation.")
 
 _TRIAL = "beluga-trial"
 _PROBE = "beluga-probe"
-_WRONG_LIMIT = 65536  # names of wrong objects that are remembered
+_WRONG_LIMIT = 65536  # limit of remembered names of wrong objects
 
 
 class _RejectedError(Exception):
@@ -56,13 +58,14 @@ class _RejectedError(Exception):
 
 
 class RemoteTier:
-    """A :class:`beluga.tiers.tier.LowerTier` over an :class:`ObjectStore`, which it closes.
+    """A :class:`beluga.tiers.tier.LowerTier` over an :class:`ObjectStore`, which it owns and
+    closes.
 
-    Whatever becomes of the store, a call ends: load, contains and remove within ``load_s``, save
+    Whatever happens to the store, calls end: load, contains and remove within ``load_s``, save
     within ``save_s``. If the store fails several times in a row, calls return misses at once, until
-    a trial in the background finds that it answers again.
+    a trial in the background succeeds.
 
-    `load` returns payloads that cannot be written.
+    `load` returns read-only payloads.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class RemoteTier:
         self._name, self._store = name, store
         self._settings = settings = settings or RemoteSettings()
         self.threads = settings.threads or store.threads
-        """How many operations run at once. Saves have at most half of them."""
+        """The number of concurrent operations. Saves use at most half of them."""
         self._breaker = Breaker(settings)
         self._workers = StoreThreads(
             self.threads,
@@ -80,8 +83,8 @@ class RemoteTier:
             name=f"beluga-remote {name}",
             hung=self._hung,
         )
-        self._wrong: dict[str, None] = {}  # the next save replaces what has these names
-        self._putting: Counter[str] = Counter()  # puts that have not ended, the abandoned ones too
+        self._wrong: dict[str, None] = {}  # names of wrong objects, which the next save replaces
+        self._putting: Counter[str] = Counter()  # running puts, including abandoned ones
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._pid = os.getpid()
@@ -96,17 +99,17 @@ class RemoteTier:
 
     @property
     def block_count_max(self) -> int:
-        """0: the store sets no bound."""
+        """0: the store has no limit."""
         return 0
 
     def keys(self) -> None:
-        """Return None: others write to the store, too."""
+        """Return None: other pools write to the store, too."""
 
     def on_lost(self, lost: Callable[[NDArray[np.uint64]], None]) -> None:
-        """Do nothing: what a remote store drops is found when it is loaded."""
+        """Do nothing: blocks that a remote store drops are found missing when they are loaded."""
 
     def save(self, records: NDArray[np.void], payload: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Save blocks, and return which of them are saved now, or were before."""
+        """Save blocks. Returns which of them are saved now, or were already."""
         _check_blocks(records, payload)
         saved = np.zeros(len(records), np.bool_)
         if not self._admits() or not len(records):
@@ -154,7 +157,7 @@ class RemoteTier:
         return found
 
     def contains(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return which blocks the store has; a store that does not answer has none."""
+        """Return which blocks the store has; none if it does not reply."""
         _check_keys(keys)
         if not self._admits():
             return np.zeros(len(keys), np.bool_)
@@ -162,7 +165,7 @@ class RemoteTier:
         return np.array(self._exist([name_of(key) for key in keys], until, urgent=True), np.bool_)
 
     def remove(self, keys: NDArray[np.uint64]) -> int:
-        """Remove blocks, and return how many there were, as far as the store has answered."""
+        """Remove blocks. Returns how many there were, as far as the store has replied."""
         _check_keys(keys)
         if not self._admits():
             return 0
@@ -172,20 +175,20 @@ class RemoteTier:
         return sum(removed or 0 for _, removed in answers)
 
     def forget(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Remove blocks for good, and return which keys have none any more, as the store answers
-        after their deletion.
+        """Remove blocks durably. Returns which keys have no block left, according to the store's
+        reply after the deletion.
         """
         _check_keys(keys)
         names = [name_of(key) for key in keys]
         with self._lock:
-            late = set(names) & self._putting.keys()  # these may come to exist yet
+            late = set(names) & self._putting.keys()  # puts still running may create these later
         gone = self._gone(names) & [name not in late for name in names]
         for row in np.flatnonzero(~gone).tolist():
             self._replace_later(names[row])
         return gone
 
     def _gone(self, names: Sequence[str]) -> NDArray[np.bool_]:
-        """Delete objects, and return which names have none any more."""
+        """Delete objects. Returns which names have no object left."""
         gone = np.zeros(len(names), np.bool_)
         if not self._admits() or not len(names):
             return gone
@@ -204,7 +207,7 @@ class RemoteTier:
         return gone
 
     def probe(self) -> None:
-        """Write a line if the store takes an object and does not let it be deleted."""
+        """Log a warning if the store accepts an object but does not allow its deletion."""
         name, until = f"{_PROBE}-{uuid.uuid4()}", time.monotonic() + self._settings.load_s
         put = partial(self._operate, "save", partial(self._store.put, name, memoryview(b"probe")))
         if self._admits():
@@ -212,20 +215,20 @@ class RemoteTier:
             self._finish([future], until)
             if _succeeded(future) and not self._gone([name]).all() and self._breaker.closed:
                 log.warning(
-                    "%s does not delete objects: what is removed stays there, and the pool has to "
-                    "remember it; let this user delete objects",
+                    "%s does not delete objects: removed blocks stay there, and the pool has to "
+                    "remember their removals; grant this user the permission to delete objects",
                     self._name,
                 )
 
     def _replace_later(self, name: str) -> None:
-        """Let the next save replace what the store has under a name."""
+        """Make the next save replace the store's object of this name."""
         with self._lock:
             if len(self._wrong) >= _WRONG_LIMIT:
                 del self._wrong[next(iter(self._wrong))]
             self._wrong[name] = None
 
     def close(self) -> None:
-        """Finish what is under way, and close the store. A second call does nothing."""
+        """Finish running operations and close the store. Idempotent."""
         with self._lock:
             if self._closing.is_set() or os.getpid() != self._pid:
                 return
@@ -233,11 +236,11 @@ class RemoteTier:
         ended = self._workers.close(time.monotonic() + self._settings.operation_s)
         STATE.remove(tier=self._name)
         ABANDONED.remove(tier=self._name)
-        if ended:  # a client may crash that is closed under a thread
+        if ended:  # closing a client that a thread still uses may crash
             self._store.close()
 
     def _admits(self) -> bool:
-        """Return whether the store is worth a try, and begin a trial if it is time for one."""
+        """Return whether calls are allowed, and start a trial if one is due."""
         if os.getpid() != self._pid:
             raise TierError(f"{self._name} belongs to the parent process; open it again after fork")
         if self._closing.is_set():
@@ -251,11 +254,11 @@ class RemoteTier:
         return False
 
     def _end_trial(self, trial: Future[Any]) -> None:
-        # A refusal is an answer.
+        # A rejection is a reply, too.
         alive = _succeeded(trial) or (not trial.cancelled() and is_of_request(trial.exception()))
         self._breaker.end_trial(alive)
         if alive:
-            log.info("%s answers again", self._name)
+            log.info("%s replies again", self._name)
 
     def _get(self, key: NDArray[np.uint64]) -> StoredBlock | None:
         name = name_of(key)
@@ -297,7 +300,7 @@ class RemoteTier:
         *,
         urgent: bool,
     ) -> list[tuple[int, _T | None]]:
-        """Ask about names in batches: return how many each has, and the answer if there is one."""
+        """Query names in batches. Returns each batch's size and its result, if there is one."""
         size = self._store.batch
         batches = [names[begin : begin + size] for begin in range(0, len(names), size)]
         futures = [
@@ -313,13 +316,15 @@ class RemoteTier:
         ]
 
     def _finish(self, futures: Iterable[Future[Any]], until: float) -> None:
-        """Wait for futures; what has not begun by then never will."""
+        """Wait for futures; cancel those that have not started by the deadline."""
         self._workers.wait(futures, until)
         for future in futures:
             future.cancel()
 
     def _operate(self, operation: str, call: Callable[[], _T]) -> _T:
-        """Call the store in a worker's thread, with retries, and tell the breaker."""
+        """Call the store on a worker thread, with retries, and report the outcome to the
+        breaker.
+        """
         if not self._breaker.closed:
             raise _RejectedError
         settings, begun = self._settings, time.monotonic()
@@ -329,11 +334,12 @@ class RemoteTier:
                 break
             except Exception as error:
                 if is_of_request(error):
-                    self._breaker.succeeded()  # the store has answered
+                    self._breaker.succeeded()  # the store has replied
                     self._warn("refused", f"{operation}: {error}")
                     raise
                 if not self._tries_again(attempt, begun):
-                    if time.monotonic() - begun < settings.operation_s:  # else it was abandoned
+                    # Otherwise it was abandoned
+                    if time.monotonic() - begun < settings.operation_s:
                         text = f"{operation}: {type(error).__name__}: {error}"
                         self._failed("store", text, begun)
                     raise
@@ -345,7 +351,9 @@ class RemoteTier:
         return result
 
     def _tries_again(self, attempt: int, begun: float) -> bool:
-        """Sleep before the next attempt. Return False at once if it could not end in time."""
+        """Sleep before the next attempt. Returns False at once if the attempt could not end in
+        time.
+        """
         settings = self._settings
         pause = settings.backoff_s * 2**attempt * random.uniform(0.5, 1.5)  # noqa: S311
         end = time.monotonic() + pause + settings.attempt_s
@@ -361,15 +369,15 @@ class RemoteTier:
     def _failed(self, kind: str, text: str, begun: float) -> None:
         if self._breaker.failed(begun):
             OPENINGS.add(tier=self._name)
-            text = f"calls miss at once until it answers again: {text}"
+            text = f"calls miss at once until it replies again: {text}"
         self._warn(kind, text)
 
     def _warn(self, kind: str, text: str) -> None:
-        """Count an error, and log it unless one of its kind was logged a moment ago."""
+        """Count an error, and log it unless the same kind was logged recently."""
         ERRORS.add(tier=self._name, kind=kind)
         unsaid = self._limit.passes(kind)
         if unsaid is not None:
-            line = next(iter(text.splitlines()), kind)  # obstore adds a page
+            line = next(iter(text.splitlines()), kind)  # obstore appends long details
             log.warning("%s: %s%s", self._name, line, and_more(unsaid))
 
 
@@ -379,17 +387,19 @@ def _succeeded(future: Future[Any]) -> bool:
 
 def _check_keys(keys: NDArray[np.uint64]) -> None:
     if not (isinstance(keys, np.ndarray) and keys.dtype == np.uint64 and keys.ndim == 2):
-        raise TierError("keys are an array of uint64 of shape (count, 2)")
+        raise TierError("keys must be a uint64 array of shape (count, 2)")
     if keys.shape[1] != 2:
-        raise TierError(f"keys are of shape (count, 2), not {keys.shape}")
+        raise TierError(f"keys have the shape {keys.shape}; give shape (count, 2)")
 
 
 def _check_blocks(records: NDArray[np.void], payload: NDArray[np.uint8]) -> None:
     arrays = isinstance(records, np.ndarray) and isinstance(payload, np.ndarray)
     if not arrays or records.dtype != BLOCK or records.ndim != 1:
-        raise TierError("records are an array of tier.BLOCK of shape (count,)")
+        raise TierError("records must be an array of tier.BLOCK of shape (count,)")
     if payload.dtype != np.uint8 or payload.ndim != 2 or len(payload) != len(records):
-        raise TierError(f"the payload of {len(records)} blocks is uint8 of shape (count, stride)")
+        raise TierError(
+            f"the payload of {len(records)} blocks must be uint8 of shape (count, stride)"
+        )
     if len(records) and records["length"].max() > payload.shape[1]:
         raise TierError(
             f"a block of {records['length'].max()} bytes is longer than a row of the payload"

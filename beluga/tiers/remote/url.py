@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Open a remote tier by its URL."""
+"""Opens a remote tier by its URL."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ _STORES: dict[str, Callable[[SplitResult, RemoteSettings], ObjectStore]] = {
 def open_remote(url: str, *, settings: RemoteSettings | None = None) -> RemoteTier:
     """Open the remote tier of a URL.
 
-    ========================================== ===============================================
-    URL                                        store
-    ========================================== ===============================================
-    ``s3://BUCKET/PREFIX?endpoint=http://...`` S3 or what speaks its protocol; the query has
+    ========================================== =============================================== URL
+    store ========================================== ===============================================
+    ``s3://BUCKET/PREFIX?endpoint=http://...`` S3 or a compatible store; the query has
                                                obstore's options; also gs:// and az://
     ``file:///PATH``                           a folder, which several hosts may mount
     ``memory:///``                             this process's memory, for tests
@@ -41,8 +40,8 @@ def open_remote(url: str, *, settings: RemoteSettings | None = None) -> RemoteTi
     ``metadata`` (P2PHANDSHAKE), ``protocol`` (tcp), ``device`` (none) and ``buffer`` (bytes for
     transfers, 256 MiB).
 
-    The store is not asked yet: it may be down, and come later. Raises TierError for a URL that is
-    wrong, and for a package that is missing.
+    This does not contact the store, which may start later. Raises TierError for an invalid URL and
+    for a missing package.
     """
     parts = split_remote(url)
     settings = settings or RemoteSettings()
@@ -50,26 +49,28 @@ def open_remote(url: str, *, settings: RemoteSettings | None = None) -> RemoteTi
 
 
 def check_remote(url: str) -> None:
-    """Raise TierError for a URL that :func:`open_remote` would refuse. No store is asked, and no
-    folder is made.
+    """Raise TierError for a URL that :func:`open_remote` would reject. Neither contacts the store
+    nor creates a folder.
     """
     parts = split_remote(url)
     if parts.scheme != "file":
         _STORES[parts.scheme](parts, RemoteSettings()).close()
     elif parts.query or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        raise TierError(f"{url} is no folder; write file:///PATH")
+        raise TierError(f"{url} is not a folder's URL; write file:///PATH")
 
 
 def split_remote(url: str) -> SplitResult:
-    """Return the parts of the URL of a store that is known. Raises TierError."""
+    """Split the URL of a supported store into its parts. Raises TierError."""
     try:
         parts = urlsplit(url)
-        _ = parts.port  # which finds a wrong one
+        _ = parts.port  # raises ValueError for an invalid port
     except ValueError as error:
-        raise TierError(f"the remote store's URL is wrong: {error}") from error
+        raise TierError(f"the remote store's URL is invalid: {error}") from error
     if parts.scheme not in _STORES:
         known = ", ".join(f"{scheme}://" for scheme in _STORES)
-        raise TierError(f"the remote store is named by a URL that begins with one of {known}")
+        raise TierError(
+            f"the remote store's URL has no supported scheme; give one that begins with {known}"
+        )
     return parts
 
 

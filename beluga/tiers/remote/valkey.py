@@ -20,15 +20,15 @@ _HEAD_BYTES = 4096
 
 
 class ValkeyStore:
-    """A store in Valkey or Redis. Each thread that works has a connection of its own."""
+    """A store in Valkey or Redis. Each worker thread has its own connection."""
 
     batch = 512
 
     @property
     def threads(self) -> int:
-        """One for each CPU, and 2 to 8. An answer costs CPU time rather than waiting, so more
-        threads than CPUs only contend for the interpreter: on two CPUs, two threads load objects of
-        768 KiB 1.7 times as fast as eight.
+        """One per CPU, from 2 to 8. A reply costs CPU time rather than waiting, so more threads
+        than CPUs only contend for the GIL: on two CPUs, two threads load objects of 768 KiB 1.7
+        times as fast as eight.
         """
         return min(8, max(2, len(os.sched_getaffinity(0))))
 
@@ -49,24 +49,24 @@ class ValkeyStore:
                 protocol=2,
                 socket_timeout=settings.attempt_s,
                 socket_connect_timeout=settings.attempt_s,
-                retry=Retry(NoBackoff(), 0),  # the tier tries again itself
+                retry=Retry(NoBackoff(), 0),  # the tier does the retries
             )
-            self._client.connection_pool.make_connection()  # which finds wrong options
+            self._client.connection_pool.make_connection()  # raises an error for invalid options
         except (ValueError, TypeError) as error:
-            raise TierError(
-                f"{url.scheme}://{url.hostname} is refused by redis: {error}"
-            ) from error
+            raise TierError(f"redis rejects {url.scheme}://{url.hostname}: {error}") from error
 
     def get(self, name: str) -> Contents | None:
-        """Return an object, or None. An empty string counts as none, for GETRANGE cannot tell."""
+        """Return an object, or None. An empty string counts as None, because GETRANGE does not
+        distinguish them.
+        """
         pool = self._client.connection_pool
         connection = pool.get_connection()
         try:
             connection.send_command("GETRANGE", name, 0, self._limit)
-            # The client would copy a large answer three times.
+            # The client library would copy a large reply three times.
             found = _read_string(connection._sock, self._limit + 1, self._arena)
         except RefusedError:
-            raise  # the answer has been read
+            raise  # the reply has been read
         except BaseException:
             connection.disconnect()
             raise
@@ -79,7 +79,7 @@ class ValkeyStore:
         self._ask("SET", name, data)
 
     def exists(self, names: Sequence[str]) -> list[bool]:
-        """Return which of the objects exist, by one exchange."""
+        """Return which of the objects exist, with one request."""
         try:
             pipeline = self._client.pipeline(transaction=False)
             for name in names:
@@ -89,7 +89,7 @@ class ValkeyStore:
             raise RefusedError(str(error)) from error
 
     def delete(self, names: Sequence[str]) -> int:
-        """Delete objects, and return how many there were."""
+        """Delete objects. Returns how many there were."""
         return int(self._ask("UNLINK", *names))
 
     def close(self) -> None:
@@ -104,33 +104,33 @@ class ValkeyStore:
 
 
 def _read_string(line: socket.socket, limit: int, arena: Arena) -> memoryview | None:
-    """Read the answer to one request for a string: ``$LENGTH``, the bytes, and the end of a line.
-    An empty string is None. The bytes lie in the arena's memory: the page faults of fresh memory
-    take longer than reading them.
+    """Read the reply to one request for a string: ``$LENGTH``, the bytes, and the end of a line. An
+    empty string is None. The bytes are in the arena's memory, because the page faults of new memory
+    take longer than the read.
     """
     head = line.recv(_HEAD_BYTES)
     while (end := head.find(b"\r\n")) < 0:
         more = line.recv(_HEAD_BYTES)
         if not more or len(head) > _HEAD_BYTES:
-            raise ConnectionError("the answer has no end")
+            raise ConnectionError("the reply has no end")
         head += more
     if head[:1] == b"-":
         raise RefusedError(head[1:end].decode(errors="replace"))
     if head[:1] != b"$" or end > 20 or not head[1:end].isdigit():
-        raise ConnectionError("the answer is no string")
+        raise ConnectionError("the reply is not a string")
     size = int(head[1:end])
     if size > limit:
-        raise ConnectionError(f"the answer has {size} bytes, more than were asked for")
+        raise ConnectionError(f"the reply has {size} bytes, which is more than requested")
     data = memoryview(arena.take(size + 2).data)
     have = len(head) - end - 2
     if have > size + 2:
-        raise ConnectionError("there is more than one answer")
+        raise ConnectionError("there is more than one reply")
     data[:have] = head[end + 2 :]
     while have < size + 2:
         received = line.recv_into(data[have:])
         if not received:
-            raise ConnectionError("the connection ended within an answer")
+            raise ConnectionError("the connection ended within a reply")
         have += received
     if bytes(data[size:]) != b"\r\n":
-        raise ConnectionError("the answer has another length")
+        raise ConnectionError("the reply has another length than announced")
     return data[:size] or None

@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """Threads that may hang: each runs one operation of a client library at a time.
 
-The threads of ``concurrent.futures`` cannot be used here. One that hangs would be lost for good,
-and would keep the interpreter from ending.
+The threads of ``concurrent.futures`` do not fit: a hanging one would be lost for good, and would
+prevent the interpreter from exiting.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from beluga.threads import Thread
 
 
 class HungError(Exception):
-    """An operation has not ended in time; its thread is abandoned."""
+    """An operation has not ended in time, and its thread was abandoned."""
 
 
 @dataclass(eq=False, slots=True)
@@ -35,13 +35,13 @@ class _Job:
 
 
 class StoreThreads:
-    """``count`` threads with two queues. What is urgent goes first, and what is not has at most
-    half of the threads, so that an urgent operation never waits for all of them. ``hung`` is
-    called with the time at which an abandoned operation began.
+    """``count`` threads with two queues. Urgent operations run first, and others use at most half
+    of the threads, so that an urgent operation never waits for all of them. ``hung`` is called with
+    the start time of each abandoned operation.
 
-    An operation that has run for ``limit_s`` is abandoned: its future fails with HungError, and
-    another thread takes the place of its thread, as long as there are fewer than ``count + spare``
-    together. An abandoned thread that comes back works on if its place is free.
+    An operation that has run for ``limit_s`` is abandoned: its future fails with HungError, and a
+    new thread replaces its thread, up to ``count + spare`` threads in total. When an abandoned
+    operation returns, its thread continues to work if there is room.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class StoreThreads:
 
     @property
     def abandoned(self) -> int:
-        """How many threads hang."""
+        """The number of hanging threads."""
         return self._abandoned
 
     def submit(self, call: Callable[[], Any], *, urgent: bool) -> Future[Any]:
-        """Run a function in a thread. Its future is cancelled if the workers are closed."""
+        """Run a function on a thread. Its future is cancelled if the workers are closed."""
         job = _Job(call, Future(), urgent)
         with self._work:
             if self._closed:
@@ -75,8 +75,8 @@ class StoreThreads:
         return job.future
 
     def wait(self, futures: Iterable[Future[Any]], until: float, *, for_all: bool = True) -> None:
-        """Wait for all futures, or for one, but not beyond ``until``, a time.monotonic(). Hung
-        operations are abandoned meanwhile.
+        """Wait for all futures, or for one, until ``until`` (time.monotonic()). Hung operations are
+        abandoned meanwhile.
         """
         left = {future for future in futures if not future.done()}
         while left:
@@ -108,8 +108,8 @@ class StoreThreads:
             job.future.set_exception(HungError(f"no answer within {self._limit_s:g} s"))
 
     def close(self, until: float) -> bool:
-        """Cancel what has not begun, and wait for the rest until then. Return whether all of it
-        has ended.
+        """Cancel operations that have not started, and wait for the others until ``until``. Returns
+        whether all have ended.
         """
         with self._work:
             self._closed = True
@@ -120,7 +120,7 @@ class StoreThreads:
             running = [job.future for job in self._running]
         for job in dropped:
             job.future.cancel()
-            job.future.set_running_or_notify_cancel()  # wakes those who wait for it
+            job.future.set_running_or_notify_cancel()  # wakes the waiters
         self.wait(running, until)
         with self._work:
             return not (self._running or self._abandoned)
@@ -138,12 +138,13 @@ class StoreThreads:
         if not self._may_start():
             return
         thread = Thread(target=self._run, name=self._name, daemon=True)
-        with contextlib.suppress(RuntimeError):  # no thread can be had now: another takes the job
+        # No thread can be created now: another one will take the job
+        with contextlib.suppress(RuntimeError):
             thread.start()
             self._threads += 1
 
     def _next(self) -> _Job | None:
-        """Return the next job that may run now; None if there is none. The lock is held."""
+        """Return the next job that may run now, or None. The lock is held."""
         if self._urgent:
             return self._urgent.popleft()
         others = sum(not job.urgent for job in self._running)
