@@ -1757,14 +1757,14 @@ class bl_dsa_stat(CStruct):
     batches: int
     full: int
     faults: int
-    by_hand: int
+    by_cpu: int
 
 class bl_dsa_stat_init(TypedDict, total=False):
     descriptors: int
     batches: int
     full: int
     faults: int
-    by_hand: int
+    by_cpu: int
 
 _Type = Literal[
     "char",
@@ -3386,13 +3386,13 @@ class Lib:
     BL_SESSION_HEARD: Final[int]
     BL_SESSION_BROKEN: Final[int]
     BL_METHOD_SESSIONS: Final[int]
-    BL_METHOD_LEFT: Final[int]
+    BL_METHOD_REMOVAL_REASONS: Final[int]
     BL_METHOD_REMOVING: Final[int]
-    BL_LEFT_UNKNOWN: Final[int]
-    BL_LEFT_SPACE: Final[int]
-    BL_LEFT_ENTRY: Final[int]
-    BL_LEFT_REMOVED: Final[int]
-    BL_LEFT_RETIRED: Final[int]
+    BL_REMOVED_UNKNOWN: Final[int]
+    BL_REMOVED_SPACE: Final[int]
+    BL_REMOVED_ENTRY: Final[int]
+    BL_REMOVED_CLIENT: Final[int]
+    BL_REMOVED_RETIRED: Final[int]
     BL_CHANGE_REMOVED: Final[int]
     BL_CHANGE_STORED: Final[int]
     BL_LINK_NODES: Final[int]
@@ -3609,7 +3609,7 @@ class Lib:
     def bl_lower_attach(self, meta: bl_meta | Null, count_max: int, waits: int, unknown: int, token: int, /) -> int: ...
     def bl_lower_name_tiers(self, meta: bl_meta | Null, id: uint64_p | Sequence[int], /) -> None: ...
     def bl_lower_give_up(self, meta: bl_meta | Null, id: int, /) -> int: ...
-    def bl_lower_told(self, meta: bl_meta | Null, /) -> None: ...
+    def bl_lower_reported(self, meta: bl_meta | Null, /) -> None: ...
     def bl_lower_wait(self, meta: bl_meta | Null, kinds: int, timeout_ns: int, /) -> int: ...
     def bl_lower_describe(self, meta: bl_meta | Null, out: bl_lower_stat | Null, /) -> None: ...
     def bl_journal_attach(self, meta: bl_meta | Null, room: int, /) -> int: ...

@@ -100,7 +100,7 @@
 #include "index/recover.c"
 #include "index/stat.c"
 #include "index/sessions.c"
-#include "index/left.c"
+#include "index/removal_log.c"
 #include "index/map.c"
 #include "index/meta.c"
 #include "index/client.c"

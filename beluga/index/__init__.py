@@ -12,10 +12,10 @@ from beluga.index.client import (
     BLOCK_RECORD,
     BlockState,
     Grant,
-    Left,
     Lookup,
     MetaClient,
     Pins,
+    RemovalReason,
 )
 from beluga.index.counters import COUNTERS_METHOD, ask_counters
 from beluga.index.entries import COMMITTED, ENTRY, EPOCH_SHIFT, FREE, read_entries
@@ -68,7 +68,6 @@ __all__ = [
     "Field",
     "Grant",
     "HintStat",
-    "Left",
     "Lookup",
     "LowerStat",
     "LowerWork",
@@ -77,6 +76,7 @@ __all__ = [
     "MetaStat",
     "Pins",
     "Removal",
+    "RemovalReason",
     "SessionView",
     "Sessions",
     "TaskClient",

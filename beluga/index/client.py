@@ -53,8 +53,8 @@ class BlockState(enum.IntEnum):
 _STATES = tuple(BlockState)
 
 
-class Left(enum.IntEnum):
-    """Why a key was removed from the index (``bl_left``)."""
+class RemovalReason(enum.IntEnum):
+    """Why a key was removed from the index (``bl_removal_reason``)."""
 
     UNKNOWN = 0
     SPACE = 1
@@ -279,7 +279,7 @@ class MetaClient:
             )
         return found
 
-    def left(self, keys: NDArray[np.uint64]) -> list[Left]:
+    def removal_reasons(self, keys: NDArray[np.uint64]) -> list[RemovalReason]:
         """Return why keys were removed from the index, as far as this server remembers. Keys in the
         index have no reason.
         """
@@ -288,14 +288,14 @@ class MetaClient:
             part = np.ascontiguousarray(keys[first : first + lib.BL_CALL_KEYS_MAX], np.uint64)
             head = ffi.new("bl_block_request *", {"count": len(part)})
             request = bytes(ffi.buffer(head)) + part.tobytes()
-            reply = self._client.call(lib.BL_METHOD_LEFT, request)
+            reply = self._client.call(lib.BL_METHOD_REMOVAL_REASONS, request)
             said = reply[ffi.sizeof("bl_block_reply") :]
-            if len(said) != len(part) or max(said) >= len(Left):
+            if len(said) != len(part) or max(said) >= len(RemovalReason):
                 raise BadReplyError(
                     "the server's list of removed keys is invalid; run one version of Beluga"
                 )
             words += said
-        return [Left(word) for word in words]
+        return [RemovalReason(word) for word in words]
 
     def stat(self) -> MetaStat:
         """Return the server's counters."""

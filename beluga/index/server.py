@@ -146,7 +146,7 @@ class MetaServer(Server):
         that they may have any key.
         """
         with self._running():
-            lib.bl_lower_told(self._meta)
+            lib.bl_lower_reported(self._meta)
 
     def wait_lower(self, kinds: int, timeout_s: float) -> int:
         """Wait until the lower tiers have work of one of these kinds, as bits ``1 << Work``.

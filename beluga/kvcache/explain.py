@@ -23,9 +23,9 @@ from beluga.index import (
     FREE,
     BlockState,
     Field,
-    Left,
     MetaClient,
     MetaStat,
+    RemovalReason,
     read_entries,
 )
 from beluga.kvcache.cache import KVCache
@@ -61,14 +61,14 @@ _EPOCH = (
 )
 
 _LEFT = {
-    Left.SPACE: ("evicted", "it was here, and was evicted to make room"),
-    Left.ENTRY: (
+    RemovalReason.SPACE: ("evicted", "it was here, and was evicted to make room"),
+    RemovalReason.ENTRY: (
         "evicted",
         "it was here, and was evicted because the block table was full: blocks are smaller than "
         "the pool was made for, so recreate it with --block-bytes or a larger --max-blocks",
     ),
-    Left.REMOVED: ("removed", "it was here, and was removed by a client"),
-    Left.RETIRED: ("evicted", "it was here, and was dropped with memory that failed"),
+    RemovalReason.REMOVED: ("removed", "it was here, and was removed by a client"),
+    RemovalReason.RETIRED: ("evicted", "it was here, and was dropped with memory that failed"),
 }
 
 _LEFT_BEFORE = (
@@ -114,7 +114,7 @@ def explain(client: Client, namespace: Namespace, digests: Sequence[bytes]) -> l
     keys = _keys(namespace, digests)
     table = _read(client, epoch, {*keys, *(key for made in others.values() for key in made)})
     found, now = [], table.now
-    lost = meta.left(np.array(keys, np.uint64).reshape(-1, 2))
+    lost = meta.removal_reasons(np.array(keys, np.uint64).reshape(-1, 2))
     for at, (key, digest) in enumerate(zip(keys, digests, strict=True)):
         state = meta.lookup(np.array([key], np.uint64)).state
         there = [o for o in known if o.fingerprint in others and others[o.fingerprint][at] in now]

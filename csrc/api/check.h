@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The calls that check a pool (check/check.c), and the kinds of findings. cffi reads it too.
+ * The calls that check a pool (check/check.c), and the kinds of findings. cffi reads this header,
+ * too.
  */
 #ifndef BL_API_CHECK_H
 #define BL_API_CHECK_H
@@ -9,11 +10,11 @@
 #include "api/iosched.h"
 #include "api/pool.h"
 
-/* The kinds of findings of bl_check_pool. detail is the pool offset of the line, unless specified
- * otherwise here. */
+/* The kinds of findings of bl_check_pool. place is the number of the line among its kind, and
+ * detail its pool offset, unless a comment specifies something else. */
 enum bl_finding_kind {
     BL_FINDING_EPOCH_DAMAGED = 1,        /* place: half */
-    BL_FINDING_EPOCH_HALF,               /* it is in the line of the other half */
+    BL_FINDING_EPOCH_HALF,               /* an epoch in the line of the other half */
     BL_FINDING_EPOCH_STATE,
     BL_FINDING_EPOCH_NONSENSE,
     BL_FINDING_EPOCH_FUTURE,             /* too great for any generation */
@@ -24,7 +25,7 @@ enum bl_finding_kind {
     BL_FINDING_CANDIDATE_FUTURE,
     BL_FINDING_LOBBY_REQUEST_DAMAGED,    /* place: host */
     BL_FINDING_LOBBY_REQUEST_NONSENSE,
-    BL_FINDING_LOBBY_REQUEST_HOST,       /* its host number is not that of the line */
+    BL_FINDING_LOBBY_REQUEST_HOST,       /* its host number differs from that of the line */
     BL_FINDING_LOBBY_REQUEST_FUTURE,
     BL_FINDING_LOBBY_REPLY_DAMAGED,
     BL_FINDING_LOBBY_REPLY_NONSENSE,
@@ -63,8 +64,8 @@ enum bl_finding_kind {
     BL_FINDING_PAYLOAD_DAMAGED,          /* bytes that differ from the committed ones */
     BL_FINDING_NAME_DAMAGED,             /* place: block */
     BL_FINDING_NAME_FUTURE,
-    BL_FINDING_RESERVED,                 /* a reserved field is used; place: that of its kind of
-                                          * line */
+    BL_FINDING_RESERVED,                 /* a reserved field is not zero; place: as for the
+                                          * line's kind */
     BL_FINDING_STRAY                     /* nonzero bytes in an unused range; place: line of the
                                           * pool */
 };
@@ -88,20 +89,20 @@ typedef struct bl_check_report {
     uint32_t reserved;
 } bl_check_report;
 
-/* Check the current half of a pool, without writing. payload: check every checksum, too; an I/O
- * queue's link, if there is one, admits the bytes in this class. Returns 0; -ENOMEM; or -EAGAIN:
- * takeovers are more frequent than the pool can be checked. */
+/* Check the current half of a pool, without writing. With payload, also check every checksum; an
+ * I/O queue, if there is one, admits the bytes in this class. Returns 0; -ENOMEM; or -EAGAIN:
+ * another server took over before each check ended. */
 int bl_check_pool(const bl_pool *pool, int payload, bl_finding *findings, uint32_t count_max,
                   bl_check_report *report, bl_io_queue *io_queue, uint32_t transfer_class);
 
-/* Read at most count lines of a half of the block table, from line first on, for display. Return
- * their number, or an error. The state of a line that is not whole is BL_ENTRY_TORN. */
+/* Read at most count lines of a half of the block table, from line first on, for display. Returns
+ * their number, or an error. A torn line has the state BL_ENTRY_TORN. */
 enum bl_entry_seen { BL_ENTRY_TORN = 255 };
 int64_t bl_entries_read(const bl_pool *pool, uint32_t half, uint32_t first, uint32_t count,
                         bl_entry *entries);
 
-/* Reset the line of a finding, in a pool that is not in use. Returns 0, or -EINVAL. An epoch line
- * is restored instead. The next check reports lines that depended on a reset line. */
+/* Reset the line of a finding, in a pool that is not in use; an epoch line is restored instead.
+ * Returns 0 or -EINVAL. The next check reports lines that depended on a reset line. */
 int bl_repair_finding(const bl_pool *pool, const bl_finding *finding);
 
 #endif

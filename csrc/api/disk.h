@@ -8,11 +8,11 @@
  * disk/entry.h draws; a slot has the entry of one block, or zeros. The data are stripes, and
  * space/pages.h gives their pages to blocks.
  *
- * The life of a block: reserve gives it a slot and space; its bytes are written; fill makes its
- * entry, which the next write of the index's sector contains; commit makes it visible to readers.
- * abort releases everything at any point before. An entry that is cleared (evicted, removed) is
- * written before its space gets other bytes: the caller writes all dirty sectors between reserve
- * and the first byte.
+ * The life of a block: reserve allocates a slot and space; the caller writes its bytes; fill makes
+ * its entry, which is part of the next write of its index sector; commit makes it visible to
+ * readers. abort releases everything at any point before commit. A cleared entry (evicted or
+ * removed) must be on disk before its space is overwritten, so the caller writes all dirty sectors
+ * between reserve and the first byte.
  */
 #ifndef BL_API_STORE_H
 #define BL_API_STORE_H
@@ -21,7 +21,7 @@
 
 enum bl_store_constant {
     BL_STORE_ENTRY_SIZE = 64,
-    BL_STORE_SECTOR_SIZE = 4096,        /* the index is written in these */
+    BL_STORE_SECTOR_SIZE = 4096,        /* unit in which the index is written */
     BL_STORE_SECTOR_SLOTS = 64
 };
 
@@ -35,11 +35,11 @@ typedef struct bl_store_record {
     uint32_t chunk_size;        /* bytes of payload of each checksum in the pool */
 } bl_store_record;
 
-/* Where a block lies. */
+/* The place of a block in the file. */
 typedef struct bl_store_place {
     uint64_t offset;            /* in the file */
     uint32_t slot;
-    uint32_t size;              /* bytes of the file, whole pages */
+    uint32_t size;              /* bytes in the file, whole pages */
     uint32_t seed;              /* seed of the payload's CRC-32C: the CRC of the key */
     uint32_t crc;               /* of the payload */
     uint32_t state;             /* bl_store_state */
@@ -47,56 +47,56 @@ typedef struct bl_store_place {
 } bl_store_place;
 
 enum bl_store_state {
-    BL_STORE_ABSENT,            /* find: a miss; reserve: no room */
-    BL_STORE_PRESENT,           /* find: pinned; reserve: the block is stored */
-    BL_STORE_GRANTED,           /* reserve: write it */
+    BL_STORE_ABSENT,            /* find: miss; reserve: no room */
+    BL_STORE_PRESENT,           /* find: hit, pinned; reserve: stored already */
+    BL_STORE_GRANTED,           /* reserve: the caller writes it */
     BL_STORE_PENDING            /* another caller is writing it */
 };
 
 typedef struct bl_store_stat {
     uint64_t block_count;
     uint64_t block_bytes;       /* of payload */
-    uint64_t used_bytes;        /* of space that blocks have */
-    uint64_t data_bytes;        /* of space */
+    uint64_t used_bytes;        /* space in use */
+    uint64_t data_bytes;        /* space in total */
     uint64_t slot_count;
     uint64_t evicted_count;
-    uint64_t damaged_count;     /* entries that recovery refused: damaged, or overwritten */
-    uint64_t dirty_count;       /* sectors of the index that are not written yet */
+    uint64_t damaged_count;     /* entries that recovery rejected: damaged or overwritten */
+    uint64_t dirty_count;       /* index sectors not written yet */
 } bl_store_stat;
 
-/* Create an empty store. Entries are valid only in the store of this id. policy is one of
- * bl_evict_policy. 0, -ENOMEM, -EINVAL. */
+/* Create an empty store. The check of an entry includes the store's id. policy is a
+ * bl_evict_policy. Returns 0, -ENOMEM or -EINVAL. */
 int bl_store_create(bl_store **out, uint64_t id, uint32_t slot_count, uint64_t data_offset,
                     uint64_t stripe_count, uint32_t policy);
 void bl_store_destroy(bl_store *store);
 
-/* Recovery. The index of the file is read to these addresses, where it has the same offsets. First,
- * expect allocates memory for the blocks of that many sectors, the first ones. The thread that has
- * read a range of sectors checks their entries. Then one thread claims space and keys for the
- * blocks of the whole entries. When all are claimed, recover resolves conflicts of blocks over one
- * space or one key (the newest wins), and makes the order of eviction. Returns 0 or -ENOMEM. */
+/* Recovery. First, expect allocates memory for the blocks of the first sectors. The caller reads
+ * the file's index into bl_store_entries(), at the same offsets; the thread that has read a range
+ * of sectors checks their entries. One thread then claims space and keys for the blocks with valid
+ * entries. Finally, recover resolves conflicts over space or keys (the newest block wins) and
+ * builds the eviction order. Returns 0 or -ENOMEM. */
 uint8_t *bl_store_entries(bl_store *store);
 void bl_store_expect(bl_store *store, uint32_t sector_count);
 void bl_store_check(bl_store *store, uint32_t sector, uint32_t count);
 void bl_store_claim(bl_store *store, uint32_t sector, uint32_t count);
 int bl_store_recover(bl_store *store);
 
-/* Find blocks, and pin those that are stored. Returns how many; records gets their stored
+/* Find blocks, and pin those that are stored. Returns how many; their records are copied to
  * records. */
 int bl_store_find(bl_store *store, const uint64_t *keys, uint32_t count, bl_store_record *records,
                   bl_store_place *places);
 void bl_store_unpin(bl_store *store, const bl_store_place *places, uint32_t count);
 
-/* Return in found which blocks are stored (0 or 1), without marking them as used. */
+/* Set found[i] to 1 if block i is stored, else 0; the eviction order does not change. */
 void bl_store_has(bl_store *store, const uint64_t *keys, uint32_t count, uint8_t *found);
 
-/* Reserve slots and space for blocks. Returns how many are GRANTED. The coldest blocks without
- * readers are evicted for them. */
+/* Reserve slots and space for blocks, and evict the coldest blocks without readers where that is
+ * necessary. Returns how many are GRANTED. */
 int bl_store_reserve(bl_store *store, const bl_store_record *records, uint32_t count,
                      bl_store_place *places);
 
-/* For the GRANTED blocks of these places: make entries, whose crc the caller has stored in places;
- * make them visible to readers; or release them. */
+/* For GRANTED blocks: make their entries, with the crc that the caller has put into places; make
+ * the blocks visible to readers; or release them. */
 void bl_store_fill(bl_store *store, const bl_store_place *places, uint32_t count);
 void bl_store_commit(bl_store *store, const bl_store_place *places, uint32_t count);
 void bl_store_abort(bl_store *store, const bl_store_place *places, uint32_t count);
@@ -108,11 +108,11 @@ int bl_store_remove(bl_store *store, const uint64_t *keys, uint32_t count);
 /* List the keys of the stored blocks. Returns their number; up to room keys are written. */
 uint32_t bl_store_keys(bl_store *store, uint64_t *keys, uint32_t room);
 
-/* Take the keys of up to room blocks that were evicted since the last call. Returns how many. */
+/* Return the keys of up to room blocks that were evicted, each key once. Returns how many. */
 uint32_t bl_store_take_evicted(bl_store *store, uint64_t *keys, uint32_t room);
 
-/* Take up to room dirty sectors of the index: their numbers and bytes. Returns how many. They are
- * then clean; after a failed write the caller marks them dirty again. */
+/* Take the numbers and bytes of up to room dirty index sectors, which are then clean; after a
+ * failed write the caller marks them dirty again. Returns how many. */
 uint32_t bl_store_take(bl_store *store, uint32_t *sectors, uint8_t *bytes, uint32_t room);
 void bl_store_spoil(bl_store *store, const uint32_t *sectors, uint32_t count);
 
@@ -125,27 +125,27 @@ typedef struct bl_disk bl_disk;
 enum bl_disk_engine { BL_DISK_THREADS, BL_DISK_URING };
 
 /* One range of the file. Requests that are adjacent in the array, in the file and in memory are
- * moved together. */
+ * merged into one I/O. */
 typedef struct bl_disk_request {
     uint64_t offset;            /* in the file; all three are multiples of a page */
     uint8_t *bytes;
     uint32_t size;
-    uint32_t length;            /* the first bytes of it that crc covers; 0: no crc */
+    uint32_t length;            /* the first bytes of the range, covered by crc; 0: no crc */
     uint32_t seed;
     uint32_t crc;               /* read: the expected CRC; write with a source: the result */
     int32_t result;             /* 0, or -errno; -EBADMSG: another crc; -ENODATA: end of the file */
     uint32_t reserved;
-    const uint8_t *source;      /* write: NULL, or length bytes that are copied to bytes first,
-                                 * followed by zeros; equal to bytes: nothing is copied */
+    const uint8_t *source;      /* write: NULL, or length bytes to copy to bytes first, followed
+                                 * by zeros; equal to bytes: no copy */
 } bl_disk_request;
 
-/* Prepare requests on an open file, at most depth of them in flight for each call. Returns 0 or
- * -errno, for BL_DISK_URING the kernel's (-ENOSYS, -EPERM). */
+/* Set up requests on an open file, with up to depth of them in flight per call. Returns 0 or
+ * -errno; for BL_DISK_URING that of the kernel (-ENOSYS, -EPERM). */
 int bl_disk_create(bl_disk **out, int file, uint32_t engine, uint32_t depth);
 void bl_disk_destroy(bl_disk *disk);
 
-/* Execute requests, which get their results. Returns 0, or -errno with nothing done. Reads have
- * priority: during reads and shortly after, few and small writes are admitted. */
+/* Execute requests and set their results. Returns 0, or -errno if none was started. Reads have
+ * priority: during reads and shortly after, only few and small writes are admitted. */
 int bl_disk_read(bl_disk *disk, bl_disk_request *requests, uint32_t count);
 int bl_disk_write(bl_disk *disk, bl_disk_request *requests, uint32_t count);
 

@@ -32,10 +32,10 @@ typedef struct bl_dsa_stat {
     uint64_t batches;
     uint64_t full;              /* submissions to a full queue */
     uint64_t faults;            /* page faults, resumed */
-    uint64_t by_hand;           /* descriptors that the CPU executed because the device could not */
+    uint64_t by_cpu;            /* descriptors that the CPU executed in place of the device */
 } bl_dsa_stat;
 
-/* Open an engine, which owns the queue from now on. Returns 0 or -ENOMEM. */
+/* Open an engine, which takes ownership of the queue. Returns 0 or -ENOMEM. */
 int bl_dsa_engine_open(const bl_pool *pool, bl_dsa_queue *queue, const bl_dsa_limits *limits,
                        const bl_dsa_rules *rules, bl_dsa_engine **out);
 
@@ -44,17 +44,17 @@ int bl_dsa_engine_open(const bl_pool *pool, bl_dsa_queue *queue, const bl_dsa_li
  * freed. A forked child only frees memory. */
 void bl_dsa_engine_close(bl_dsa_engine *engine);
 
-/* Begin to execute a plan, whose arrays and memory stay until it has ended. -EINVAL: the plan
- * contradicts itself or leaves the pool; -ENOMEM; -BL_ERROR_FORKED. After an error nothing has
- * moved. */
+/* Start a plan; its arrays and memory must stay valid until it has ended. Returns 0; -EINVAL: the
+ * plan is inconsistent or outside the pool; -ENOMEM; or -BL_ERROR_FORKED. After an error nothing
+ * was copied. */
 int bl_dsa_start(bl_dsa_engine *engine, const bl_plan *plan, uint32_t is_read,
                  bl_dsa_transfer **out);
 
-/* Collect completions, and submit more. Returns 1 if there was a completion or a submission. It
- * never waits. */
+/* Handle completions and submit more descriptors, without waiting. Returns 1 if there was a
+ * completion or a submission. */
 int bl_dsa_poll(bl_dsa_engine *engine);
 
-/* Wait until the transfer has ended. Returns 0; -BL_ERROR_TIMEOUT: it continues; or
+/* Wait until the transfer has ended. Returns 0; -BL_ERROR_TIMEOUT: it is still in progress; or
  * -BL_ERROR_FORKED. */
 int bl_dsa_wait(bl_dsa_engine *engine, const bl_dsa_transfer *transfer, uint64_t timeout_ns);
 
@@ -70,7 +70,7 @@ void bl_dsa_free(bl_dsa_transfer *transfer);
 
 void bl_dsa_engine_stat(const bl_dsa_engine *engine, bl_dsa_stat *out);
 
-/* Copy one run in one stripe and wait for it: for measurements. Offset and size are multiples of a
+/* Copy one run in one stripe and wait for it, for measurements. Offset and size are multiples of a
  * line. */
 int bl_dsa_write_one(bl_dsa_engine *engine, uint64_t offset, void *buffer, uint64_t size);
 int bl_dsa_read_one(bl_dsa_engine *engine, uint64_t offset, void *buffer, uint64_t size);

@@ -23,22 +23,24 @@ typedef struct bl_dsa_limits {
 
 enum bl_dsa_way {
     BL_DSA_ENQCMD = 1,          /* a shared queue, which reports whether it accepted a descriptor */
-    BL_DSA_MOVDIR64B,           /* a dedicated queue, which does not: the submitter counts */
-    BL_DSA_WRITE                /* the kernel submits, where the portal may not be mapped */
+    BL_DSA_MOVDIR64B,           /* a dedicated queue: the submitter counts the descriptors in it */
+    BL_DSA_WRITE                /* write(): the kernel submits, if the portal may not be mapped */
 };
 
-/* Open the queue of an open device file; if it opens, it closes the file. -ENOTSUP: this CPU lacks
- * the instruction; -EPERM: the portal may not be mapped (INTEL-SA-01084); or another -errno. */
+/* Open the queue of an open device file, and take ownership of the file on success. Returns 0;
+ * -ENOTSUP: this CPU lacks the instruction; -EPERM: the portal may not be mapped (INTEL-SA-01084);
+ * or another -errno. */
 int bl_dsa_queue_open(int fd, uint32_t way, const bl_dsa_limits *limits, bl_dsa_queue **out);
 
-/* Write 64 bytes into the portal: 0; -EAGAIN: the queue is full, try again; or another -errno:
+/* Write a descriptor to the portal. Returns 0; -EAGAIN: the queue is full; or another -errno:
  * refused. */
 int bl_dsa_submit(bl_dsa_queue *queue, const bl_dsa_descriptor *descriptor);
 
-/* Note that the record of a submitted descriptor has been seen. */
+/* Count a submitted descriptor as complete: its record has been read. */
 void bl_dsa_queue_ended(bl_dsa_queue *queue);
 
-/* Close a queue without descriptors in flight. The software queue completes its own first. */
+/* Close a queue. No descriptors may be in flight, except in the software queue, which completes
+ * them first. */
 void bl_dsa_queue_close(bl_dsa_queue *queue);
 
 /* Open a queue that a thread of this process serves. 0, -EINVAL, -ENOMEM. */

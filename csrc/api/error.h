@@ -22,23 +22,23 @@ enum bl_error {
     BL_ERROR_BAD_REQUEST,       /* a field of the request is out of range */
     BL_ERROR_BAD_REPLY,         /* a field of the reply is out of range */
     BL_ERROR_HANDLER,           /* a Python handler raised */
-    BL_ERROR_NO_SPACE,          /* nothing could be evicted for the block */
+    BL_ERROR_NO_SPACE,          /* there is no room: nothing more can be evicted */
     BL_ERROR_TABLE_FULL,        /* max_blocks blocks, none can be evicted */
-    BL_ERROR_TOO_LARGE,         /* even an empty pool would have no room for such a block */
-    BL_ERROR_NO_GRANT,          /* the session does not hold that grant (any more) */
+    BL_ERROR_TOO_LARGE,         /* the block is larger than the whole pool */
+    BL_ERROR_NO_GRANT,          /* the session does not (or no longer) hold that grant */
     BL_ERROR_PIN_LIMIT,         /* the session has too many blocks pinned */
-    BL_ERROR_QUARANTINE,        /* this host's dead writers hold too much space */
-    BL_ERROR_EPOCH_DAMAGED,     /* a line that names the server can no longer be read */
-    BL_ERROR_SECOND_HOST,       /* the pool has hardware coherence: one host's, not this one's */
+    BL_ERROR_QUARANTINE,        /* this host's suspect writers hold too much space */
+    BL_ERROR_EPOCH_DAMAGED,     /* a line that identifies the server is damaged */
+    BL_ERROR_SECOND_HOST,       /* a device with hardware coherence belongs to another host */
     BL_ERROR_LOBBY_BUSY,        /* another process of this host is attaching and does not finish */
     BL_ERROR_QUOTA,             /* the session exceeds its quota */
     BL_ERROR_DEVICE_FAULT,      /* a device failed: poisoned, unplugged, truncated */
     BL_ERROR_QUEUE_FULL,        /* too many tasks, or too much space for them */
     BL_ERROR_SESSION_ALIVE,     /* a session that was declared gone is alive */
     BL_ERROR_RUNTIME_DIR,       /* the server of this host uses another runtime directory */
-    BL_ERROR_OFFLOADING,        /* the blocks that could be evicted wait for a lower tier */
-    BL_ERROR_CACHE_LINE,        /* this CPU writes back more than a line of the pool at once */
-    BL_ERROR_DRAINING,          /* an operator drains the pool: nothing new is stored */
+    BL_ERROR_OFFLOADING,        /* what could be evicted must be offered to a lower tier first */
+    BL_ERROR_CACHE_LINE,        /* this CPU's cache lines are larger than the pool's lines */
+    BL_ERROR_DRAINING,          /* the pool is being drained: it accepts no new blocks */
     BL_ERROR_REMOVALS_FULL,     /* too many removals wait for lower tiers */
     BL_ERROR_NO_ROOM            /* a full file system has no memory for a page of a sparse pool */
 };

@@ -14,20 +14,20 @@
 
 #include "api/pool.h"
 
-typedef struct bl_io_queue bl_io_queue; /* an engine's queues at a link */
+typedef struct bl_io_queue bl_io_queue; /* an engine's queues for a link */
 
 /* ---- The token bucket (iosched/bucket.c) */
 
-/* A token bucket. head counts the tokens added over time. If the bucket is capped, no more are
- * added than completed work has returned (ceil), so a slow link delays new pieces. */
+/* A token bucket. head counts the tokens added over time. In a capped bucket head never passes
+ * ceil, which completed work raises, so a slow link delays new pieces. */
 typedef struct bl_tokens {
     uint64_t tail;              /* tokens requested so far */
     uint64_t head;              /* tokens available so far */
-    uint64_t ceil;              /* if capped: the limit of head */
+    uint64_t ceil;              /* if capped: the upper limit of head */
     uint64_t replenished_ns;
     uint64_t rate;              /* tokens per second; 0: no bucket */
-    uint64_t limit;             /* the most unused tokens, and if capped tokens in use */
-    uint64_t threshold;         /* fewer tokens are not replenished */
+    uint64_t limit;             /* the most unused tokens; if capped, plus tokens in use */
+    uint64_t threshold;         /* the fewest tokens to add at a time */
     uint64_t capped;
 } bl_tokens;
 
@@ -44,7 +44,7 @@ void bl_tokens_replenish(bl_tokens *bucket, uint64_t now_ns);
 void bl_tokens_refund(bl_tokens *bucket, uint64_t tokens);
 void bl_tokens_release(bl_tokens *bucket, uint64_t tokens);
 
-/* Returns how long the bucket takes to add this many tokens. */
+/* Returns how long the bucket needs to add this many tokens. */
 uint64_t bl_tokens_duration_ns(const bl_tokens *bucket, uint64_t tokens);
 
 /* ---- A direction of a link, which all engines of the host share (iosched/link.c) */
@@ -75,7 +75,7 @@ typedef struct bl_member {
     uint64_t turn;              /* odd: held and the bucket are being updated */
     uint64_t held;              /* tokens requested, not refunded or released */
     uint64_t pending;           /* the part of held that is not used yet */
-    uint64_t demand;            /* a bit per class: work for a free engine waits */
+    uint64_t demand;            /* a bit per class with work that an idle engine could start */
     uint64_t until_ns;          /* when demand expires */
 } bl_member;
 
@@ -95,7 +95,8 @@ typedef struct bl_direction {
     bl_member members[BL_LINK_MEMBERS];
 } bl_direction;
 
-/* Make a direction that has only a root. limit is that of the bucket; forgiving is in tokens. */
+/* Initialize a direction that has only a root. limit is that of the bucket; forgiving is in
+ * tokens. */
 int bl_direction_init(bl_direction *direction, uint64_t limit, uint64_t forgiving, int capped,
                       uint64_t now_ns);
 
@@ -140,8 +141,8 @@ typedef struct bl_queue_stat {
     double flow_ratio;          /* started tokens divided by completed tokens */
 } bl_queue_stat;
 
-/* Make a queue, with a member. Returns -ENOSPC if none is free. goal_ns is the latency goal of the
- * flow ratio. */
+/* Create a queue, with a member. Returns -ENOSPC if none is free. goal_ns is the latency goal of
+ * the flow ratio. */
 int bl_queue_create(bl_queue **queue, bl_direction *direction, uint64_t goal_ns, uint64_t now_ns);
 void bl_queue_destroy(bl_queue *queue);
 
@@ -171,10 +172,10 @@ int bl_queue_plug(bl_queue *queue, uint32_t node, int plugged);
  * by then keeps its turn, and a slower one yields the link to others. */
 int bl_queue_poll(bl_queue *queue, uint64_t now_ns, bl_admission *admission, uint64_t *wait_ns);
 
-/* The engine is busy elsewhere: its waiting pieces do not delay other engines. */
+/* The engine is busy: its waiting pieces do not delay other engines until it polls again. */
 void bl_queue_rest(bl_queue *queue);
 
-/* End a piece: it was copied, or it will not be. */
+/* End a piece: it was copied or abandoned. */
 void bl_queue_complete(bl_queue *queue, uint64_t waiter, uint64_t now_ns);
 
 void bl_queue_stat_read(const bl_queue *queue, bl_queue_stat *stat);
@@ -201,8 +202,9 @@ typedef struct bl_transfer_stats {
     uint64_t unthrottled;       /* pieces without tokens: no member, or a second's wait */
 } bl_transfer_stats;
 
-/* Make an I/O queue. If the link is not duplex, both directions are the same one, and there is one
- * queue. The memory devices are those of the pool, in its order; without a pool there are none. */
+/* Create an I/O queue. If the link is not duplex, both directions are the same one, and there is
+ * one queue. The memory devices are those of the pool, in its order; without a pool there are
+ * none. */
 int bl_io_queue_create(bl_io_queue **io_queue, bl_direction *read, bl_direction *write,
                        uint64_t goal_ns, const bl_price *price, const bl_pool *pool);
 void bl_io_queue_destroy(bl_io_queue *io_queue);
@@ -210,7 +212,7 @@ void bl_io_queue_destroy(bl_io_queue *io_queue);
 /* Add a memory device of the pool, for both directions. */
 int bl_io_queue_add_device(bl_io_queue *io_queue, bl_tokens *bucket);
 
-/* Make the buckets of the link hold at least count pieces of this many bytes. The buckets never
+/* Enlarge the buckets of the link to at least count pieces of this many bytes. The buckets never
  * shrink. */
 void bl_io_queue_widen(bl_io_queue *io_queue, uint64_t bytes, uint32_t count);
 

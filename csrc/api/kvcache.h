@@ -14,8 +14,7 @@ typedef struct bl_kv_batch {
     const uint64_t *keys;       /* count * 2 words */
     const bl_fragment *fragments; /* count * fragment_count, block after block */
     const bl_name *names;       /* put: the engines' hashes of the blocks; NULL: none */
-    const bl_block_record *records; /* get: the last known places of the blocks, or NULL; see
-                                     * below */
+    const bl_block_record *records; /* get: where the blocks were last, or NULL; see below */
     uint64_t fingerprint;
     uint64_t timeout_ns;
     uint32_t count;
@@ -35,38 +34,36 @@ typedef struct bl_kv_batch {
 int bl_kv_put(bl_session *session, const bl_kv_batch *batch, uint8_t *states, int32_t *statuses);
 
 /* Fetch leading blocks. Returns their number, or an error. states is HIT where the bytes are
- * correct; none is if another server has taken over. mismatch_count grows by the blocks that were
- * read again. With records, there is no call to the server, nothing is pinned, and any blocks may
- * be hits: one that was evicted before or during the copy is a miss. */
+ * correct; there are no hits if another server has taken over. mismatch_count grows by the blocks
+ * that were read again. With records, the server is not called, nothing is pinned, and any of the
+ * blocks may be hits; a block that was evicted before or during the copy is a miss. */
 int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
                   uint64_t *mismatch_count);
 
-/* The functions below do the same for an engine that copies between begin and end; they ignore
- * fragments. Nothing else may use the session in between. end releases the result of begin, whether
- * it succeeds or fails. */
+/* The functions below split a put or get in two, for an engine that copies between begin and end;
+ * fragments is ignored. Nothing else may use the session in between. end frees the result of begin,
+ * whether it succeeds or fails. */
 typedef struct bl_kv_pending bl_kv_pending;
 
-/* Reserve space. Returns 0 and the pool offset of each block whose state is GRANTED, or an
- * error. */
+/* Reserve space. Returns 0 or an error; offsets has the pool offset of each GRANTED block. */
 int bl_kv_put_begin(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
                     int32_t *statuses, uint64_t *offsets, bl_kv_pending **out);
 
-/* Commit the granted blocks, which are in memory, with these checksums (a row for each block of the
- * batch). If written is a negative error, nothing will write to the blocks any more, and their
- * grants are aborted. States, statuses and result are those of bl_kv_put. With -EINPROGRESS a
- * device may still write: the session abandons its nonce, whose grants end with this process, and
- * attaches with a new one at its next call. */
+/* Commit the granted blocks, whose bytes are in memory, with these checksums (a row for each block
+ * of the batch). If written is a negative error, nothing may write to the blocks any more, and
+ * their grants are aborted. With -EINPROGRESS a device may still write: the session abandons its
+ * nonce, whose grants end with this process, and attaches with a new one at its next call. States,
+ * statuses and result are those of bl_kv_put. */
 int bl_kv_put_end(bl_session *session, bl_kv_pending *pending, const uint32_t *checksums,
                   int written,
                   uint8_t *states, int32_t *statuses);
 
-/* Look up and pin blocks. Returns how many leading blocks there are, or an error. states is HIT if
- * a block may be read from its offset. With check_checksums, checksums has a row for each block of
- * the batch. */
+/* Look up and pin blocks. Returns the number of leading hits, or an error. A HIT block may be read
+ * from its offset. With check_checksums, checksums gets a row for each block of the batch. */
 int64_t bl_kv_get_begin(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
                         uint64_t *offsets, uint32_t *checksums, bl_kv_pending **out);
 
-/* Confirm the HIT blocks, which were copied and agree with their checksums, or end the batch if
+/* Confirm the HIT blocks, which were copied and agree with their checksums; or end the batch if
  * copied is a negative error. The result is that of bl_kv_get, but nothing is read again: a block
  * with wrong bytes is a miss. */
 int64_t bl_kv_get_end(bl_session *session, bl_kv_pending *pending, int copied, uint8_t *states,

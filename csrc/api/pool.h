@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Pools: the calls that lay out, map, format, read and write one without any protocol
- * (beluga/pool).
+ * Pools: layout, mapping, formatting, and reads and writes without a protocol (beluga/pool).
  */
 #ifndef BL_API_POOL_H
 #define BL_API_POOL_H
@@ -32,7 +31,7 @@ int bl_geometry_make(const bl_pool_config *config, bl_geometry *out);
 void bl_superblock_make(const bl_pool_config *config, const bl_geometry *geometry,
                         uint32_t device_index, uint32_t coherence, bl_superblock *out);
 
-/* Why a superblock cannot be used by this program, in the order of the checks. */
+/* Why this program cannot use a superblock, in the order of the checks. */
 enum bl_superblock_fault {
     BL_SUPERBLOCK_GOOD = 0,
     BL_SUPERBLOCK_EMPTY,        /* all zero: never formatted */
@@ -44,8 +43,8 @@ enum bl_superblock_fault {
 };
 int bl_superblock_fault(const bl_superblock *superblock);
 
-/* Map [offset, offset + size) of fd, shared, 2 MiB-aligned in memory, not inherited by fork and not
- * in core dumps. Huge pages are requested. Returns 0 or -errno. */
+/* Map [offset, offset + size) of fd as shared memory, aligned to 2 MiB, with huge pages if
+ * possible, not inherited by fork and excluded from core dumps. Returns 0 or -errno. */
 int bl_device_map(int fd, uint64_t offset, uint64_t size, void **out);
 int bl_device_unmap(void *address, uint64_t size);
 
@@ -63,16 +62,16 @@ int bl_device_write(void *address, const void *source, uint64_t size);
 int bl_pool_open(const bl_superblock *superblocks, void *const *devices, bl_pool **out);
 void bl_pool_close(bl_pool *pool);
 
-/* Set the files behind the devices of a sparse pool: a descriptor (-1: none) and the offset of each
- * device in its file. The caller owns the descriptors and keeps them open as long as the pool. */
+/* Set the files of a sparse pool's devices: a descriptor (-1: none) and the device's offset in the
+ * file. The caller keeps the descriptors open as long as the pool. */
 void bl_pool_back(bl_pool *pool, const int32_t *fds, const uint64_t *offsets);
 
-/* Allocate the memory of all bytes before the data, where files are sparse: the server and its
- * sessions access it, and fail if a page is missing. Existing bytes do not change. Returns 0 or
- * -errno (-ENOSPC: the file system is full). */
+/* Allocate the memory of all bytes before the data in sparse files: the server and its sessions
+ * would fail if a page were missing. Existing bytes do not change. Returns 0 or -errno (-ENOSPC:
+ * the file system is full). */
 int bl_pool_reserve(const bl_pool *pool);
 
-/* Map a range's pages all at once: a page fault each costs more than the access. */
+/* Map the pages of a range at once: a page fault for each costs more than the accesses. */
 void bl_pool_prefault(const bl_pool *pool, uint64_t offset, uint64_t size);
 
 /* Zero all bytes before the data, then write the superblocks: the pool is empty. zeroed: the

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The router's work per block of a prompt (its hashes, the ranks it was sent to recently, the
- * workers that use it), and per worker: its current load, and the cost of a request there. No pool
- * and no clock; the caller holds a lock, or has one thread.
+ * The router's computations per block of a prompt (its hashes, the ranks it was recently sent to,
+ * the workers that use it) and per worker (its load, and the cost of a request there). They use no
+ * pool and no clock; the caller serializes calls.
  */
 #ifndef BL_ROUTING_H
 #define BL_ROUTING_H
@@ -23,19 +23,19 @@ void bl_hash_windows(const uint8_t *data, uint64_t stride, uint64_t window, uint
  * before it. */
 void bl_hash_chain(const uint64_t *hashes, uint32_t count, uint64_t seed, uint64_t *chained);
 
-/* ---- The blocks that were sent to workers recently: each counts for a rank until ttl_s after the
- * last request with it. They are in the tree, which the caller owns. */
+/* ---- The blocks that were recently sent to workers: each counts for a rank until ttl_s after the
+ * last request with it. They are stored in the caller's tree. */
 
 typedef struct bl_sent bl_sent;
 
-/* Create the account of a tree's ranks. Returns 0, -EINVAL or -ENOMEM. Beyond block_max entries
- * (one for each block and rank) those that would expire first are removed, until four fifths
- * remain. */
+/* Create the records for a tree's ranks. Beyond block_max entries (one for each block and rank)
+ * those that would expire first are removed, until four fifths remain. Returns 0, -EINVAL or
+ * -ENOMEM. */
 int bl_sent_create(bl_sent **out, bl_prefix *tree, uint32_t rank_max, uint32_t block_max,
                    double ttl_s);
 void bl_sent_destroy(bl_sent *sent);
 
-/* Note that a prompt of these blocks was sent to a rank at time now. */
+/* Record that a prompt of these blocks was sent to a rank at time now. */
 void bl_sent_add(bl_sent *sent, uint32_t rank, const uint64_t *locals, uint32_t count, double now);
 
 /* Remove expired entries. */
@@ -48,8 +48,8 @@ void bl_sent_clear(bl_sent *sent, uint32_t rank);
 uint32_t bl_sent_count(const bl_sent *sent);
 
 /* ---- The blocks that the running requests of one worker hold, with a count of holders each. A
- * request's blocks are hashes of their whole prefixes, so the set is closed under prefixes, and the
- * counts never grow along a request. */
+ * block is the hash of its whole prefix, so the set is closed under prefixes, and counts never
+ * increase along a request. */
 
 typedef struct bl_active bl_active;
 
@@ -66,8 +66,8 @@ uint32_t bl_active_holders(const bl_active *active, uint64_t block);
 int bl_active_add(bl_active *active, const uint64_t *blocks, uint32_t count);
 void bl_active_remove(bl_active *active, const uint64_t *blocks, uint32_t count);
 
-/* ---- The workers' figures for policies. Every field has eight bytes, so arrays of these are
- * tables of numpy, too. beluga/router/worker.py documents the figures. */
+/* ---- The workers' figures for policies, documented in beluga/router/worker.py. Every field has
+ * eight bytes, so an array of these structs is also a numpy table. */
 
 typedef struct bl_load {
     int64_t request_active_slots;       /* published by the worker */
@@ -115,17 +115,16 @@ double bl_prefills_seconds(const bl_prefills *prefills, double now);
 void bl_loads_refresh(bl_load *const *loads, bl_prefills *const *prefills, uint32_t count,
                       double now);
 
-/* Make a row for each worker: its load, how many blocks of a request would be new there, and how
- * many of the others the request would hold alone: alone[k] is the share of its time in which it is
- * the only holder of a block that k others hold now. Blocks with more holders than alone has do not
- * count. Without active every block is new. */
+/* Fill in a row for each worker: its load, how many blocks of a request would be new there, and how
+ * many of the others the request would hold alone. alone[k] is the fraction of its time in which
+ * the request is the only holder of a block that k others hold now; blocks with more holders than
+ * alone has elements do not count. Without active every block is new. */
 void bl_candidates_fill(const bl_load *const *loads, bl_active *const *active,
                         uint32_t worker_count, const uint64_t *blocks, uint32_t count,
                         const double *alone, uint32_t alone_count, bl_candidate *rows);
 
-/* ---- What a request costs on each worker, in seconds. beluga/router/load/estimate.py and
- * beluga/router/policies/least_cost.py explain the terms; the results are bit-identical to
- * theirs. */
+/* ---- The cost of a request on each worker, in seconds. beluga/router/load/estimate.py and
+ * beluga/router/policies/least_cost.py explain the terms; the results are bit-identical. */
 
 typedef struct bl_costs {
     double a, b, c, e, f, g, h; /* milliseconds (beluga/router/load/costs.py) */
@@ -151,7 +150,7 @@ void bl_estimates(const bl_costs *costs, int64_t input_tokens, const bl_candidat
 /* The inputs of a request's cost that are the same for all workers. */
 typedef struct bl_pressure {
     int64_t tail;               /* blocks of the prompt that have no hash */
-    int64_t device_blocks;      /* of a worker that does not publish its number */
+    int64_t device_blocks;      /* assumed for a worker that does not publish its number */
     int64_t ended;              /* requests that change_sum covers, and one more */
     double answer_s;
     double reuse;

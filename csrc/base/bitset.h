@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A set of small numbers that finds its next member in a few loads: each level has one bit per
- * word of the level below, set while that word has one. The memory is the caller's.
+ * A set of small numbers that finds its next member in a few loads: a bit of each level is set
+ * while the corresponding word of the level below is not zero. The caller provides the memory.
  */
 #ifndef BL_BITSET_H
 #define BL_BITSET_H
@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { BL_BITSET_LEVELS = 6 };  /* 64 branches per level: more levels than 32-bit numbers need */
+enum { BL_BITSET_LEVELS = 6 };  /* 64 branches per level: enough for 32-bit numbers */
 
 static const uint64_t BL_BITSET_NONE = UINT64_MAX;
 
@@ -51,7 +51,7 @@ static inline void bl_bitset_add(bl_bitset *set, uint64_t number)
     }
 }
 
-/* Put all numbers below count into an empty set. */
+/* Add all numbers below count to an empty set. */
 static inline void bl_bitset_fill(bl_bitset *set, uint64_t count)
 {
     for (int level = 0; level < BL_BITSET_LEVELS; level++) {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The simulator's heap: whatever a world allocated is freed with the world, as a kernel frees a
- * process's memory. Simulated processes die at any verb, by the thousand, and free nothing. Every
- * file that allocates must include this header first; one thread uses the heap at a time.
+ * The simulator's heap: all allocations of a world are freed with the world, as a kernel frees a
+ * process's memory, because simulated processes die at any verb and free nothing. Every file that
+ * allocates must include this header first. One thread uses the heap at a time.
  */
 #ifndef BL_HEAP_SIM_H
 #define BL_HEAP_SIM_H
@@ -15,17 +15,17 @@
 enum { BL_HEAP_SPOILT_MAX = 4096 };
 
 typedef struct bl_allocation {
-    struct bl_allocation *next, *previous; /* in the world's list; the head's point to itself */
+    struct bl_allocation *next, *previous; /* in the world's list, which is circular */
     size_t size;
-    void *whole;                /* what the C library gave */
-    uint64_t blank[4];          /* a header is a line */
+    void *whole;                /* address returned by the C library */
+    uint64_t blank[4];          /* pads the header to a line */
 } bl_allocation;
 
 static bl_allocation bl_heap = {&bl_heap, &bl_heap, 0, NULL, {0}};
-static int bl_heap_open;        /* a world is running */
+static int bl_heap_open;        /* 1: a world is running */
 
-/* Return memory that begins with a line, so that a run does not depend on what the process did
- * before: a put streams from where its bytes lie if they begin with a line, else it stages them. */
+/* Return line-aligned memory, so that a run does not depend on earlier allocations: a put streams
+ * directly from line-aligned memory and stages other bytes. */
 static inline void *bl_heap_add(void *whole, size_t size)
 {
     if (whole == NULL)
@@ -62,7 +62,7 @@ static inline void bl_heap_free(void *bytes)
     bl_allocation *allocation = (bl_allocation *)bytes - 1;
     allocation->previous->next = allocation->next;
     allocation->next->previous = allocation->previous;
-    if (allocation->size <= BL_HEAP_SPOILT_MAX) /* a process that still uses it fails soon */
+    if (allocation->size <= BL_HEAP_SPOILT_MAX) /* makes a use after free visible */
         memset(bytes, 0xdb, allocation->size);
     free(allocation->whole);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Atomics on memory that the processes of one host share and no other host sees. Nothing here may
- * touch the pool: hosts share no cache there, and coherence/coherence.h has the verbs for it.
+ * Atomics on memory that only the processes of one host share. They must not be used on the pool,
+ * where caches of different hosts are not coherent: its verbs are in coherence/coherence.h.
  */
 #ifndef BL_HOST_ATOMIC_H
 #define BL_HOST_ATOMIC_H
@@ -19,10 +19,10 @@ static inline void bl_host_store(uint64_t *word, uint64_t value)
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
 
-/* Other processes of this host see what was stored before this before what is stored after it. */
+/* Order the stores before this before the stores after it, for the other processes of this host. */
 static inline void bl_host_ordered(void) { __atomic_thread_fence(__ATOMIC_RELEASE); }
 
-/* The same for words of 32 bits, as the kernel shares them in the queues of io_uring. */
+/* Load a 32-bit word, as in the queues that the kernel shares for io_uring. */
 static inline uint32_t bl_host_load_short(const uint32_t *word)
 {
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);
@@ -33,8 +33,8 @@ static inline void bl_host_store_short(uint32_t *word, uint32_t value)
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
 
-/* Store value. A thread that sees a later store of this thread sees this one too; all threads agree
- * on the order of such stores. */
+/* Store value, sequentially consistent. A thread that sees a later store of this thread sees this
+ * one, too; all threads agree on the order of such stores. */
 static inline void bl_host_exchange(uint64_t *word, uint64_t value)
 {
     __atomic_exchange_n(word, value, __ATOMIC_SEQ_CST);
@@ -52,13 +52,13 @@ static inline int bl_host_swap(uint64_t *word, uint64_t expected, uint64_t value
                                        __ATOMIC_ACQUIRE);
 }
 
-/* How far a is ahead of b: counters wrap, and are never half their range apart. */
+/* Return how far a is ahead of b. Counters wrap; two of them are never half their range apart. */
 static inline int64_t bl_host_ahead(uint64_t a, uint64_t b)
 {
     return (int64_t)(a - b);
 }
 
-/* Raise a counter that wraps to value, if it is behind it. */
+/* Raise a wrapping counter to value, if it is behind. */
 static inline void bl_host_raise(uint64_t *word, uint64_t value)
 {
     for (uint64_t seen = bl_host_load(word); bl_host_ahead(value, seen) > 0;

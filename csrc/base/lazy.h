@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Zeroed memory for the server's big tables. A page costs nothing until it is touched, so a table
- * may be sized for the largest pool.
+ * Zeroed memory for the server's big tables. A page is allocated at its first access, so a table
+ * can be sized for the largest pool.
  */
 #ifndef BL_LAZY_H
 #define BL_LAZY_H
@@ -11,11 +11,11 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-/* Return NULL when the address space or the memory has no room. */
+/* Returns NULL if there is no address space or memory left. */
 static inline void *bl_lazy_map(size_t size)
 {
 #ifdef BL_SIM
-    return calloc(1, size); /* a world's heap is freed with the world (base/heap_sim.h) */
+    return calloc(1, size); /* freed with the world (base/heap_sim.h) */
 #else
     void *table = mmap(NULL, size, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -23,7 +23,8 @@ static inline void *bl_lazy_map(size_t size)
 #endif
 }
 
-/* Map a table that is read at random and soon touched everywhere: huge pages save page walks. */
+/* Map a table that is accessed at random and soon in all pages, with huge pages, which save page
+ * walks. */
 static inline void *bl_lazy_map_dense(size_t size)
 {
     void *table = bl_lazy_map(size);
@@ -34,7 +35,7 @@ static inline void *bl_lazy_map_dense(size_t size)
     return table;
 }
 
-/* Make the memory of the first bytes of a table now, and not at the first touch. */
+/* Allocate the first bytes of a table now instead of at their first access. */
 static inline void bl_lazy_populate(void *table, size_t size)
 {
 #if defined(MADV_POPULATE_WRITE) && !defined(BL_SIM)

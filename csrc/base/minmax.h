@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The lesser and the greater of two numbers.
+ * The minimum and the maximum of two numbers.
  */
 #ifndef BL_MINMAX_H
 #define BL_MINMAX_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Random bits of the kernel. A sandbox may deny getrandom(); then they are read from /dev/urandom.
+ * Random bits from the kernel: by getrandom(), or, where a sandbox denies that, from /dev/urandom.
  */
 #ifndef BL_RANDOM_H
 #define BL_RANDOM_H
@@ -12,7 +12,8 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-/* Fill size bytes, at most 256 (more may come in parts): 0 or -errno. */
+/* Fill size bytes, at most 256 (getrandom() may return larger requests in parts). Returns 0 or
+ * -errno. */
 static inline int bl_random(void *bits, size_t size)
 {
     if (getrandom(bits, size, 0) == (ssize_t)size)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The hash of a key of 128 bits, with a random seed, so that a sender who chooses the keys cannot
- * make them collide.
+ * The hash of a 128-bit key. The seed is random, so a client that chooses keys cannot make them
+ * collide.
  */
 #ifndef BL_SEED_H
 #define BL_SEED_H
@@ -11,11 +11,12 @@
 
 #include "base/random.h"
 
-/* Fill in the seed: 0 or -errno. */
+/* Fill in the seed. Returns 0 or -errno. */
 static inline int bl_index_seed(uint64_t seed[2])
 {
 #ifdef BL_SIM
-    seed[0] = 0x243f6a8885a308d3, seed[1] = 0x13198a2e03707344;     /* a run repeats itself */
+    seed[0] = 0x243f6a8885a308d3, seed[1] = 0x13198a2e03707344;     /* simulated runs are
+                                                                     * repeatable */
     return 0;
 #else
     return bl_random(seed, 2 * sizeof *seed);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Starts a thread of the library. Signals are for the threads of the application; only those that
- * an instruction raises belong to the thread that executes it.
+ * Starts a thread of the library. All signals are blocked in it, so the application's threads
+ * handle them; only signals that an instruction of the thread raises are not.
  */
 #ifndef BL_THREAD_H
 #define BL_THREAD_H
@@ -10,7 +10,7 @@
 #include <pthread.h>
 #include <signal.h>
 
-/* Start the thread: 0 or -errno. */
+/* Start the thread. Returns 0 or -errno. */
 static inline int bl_thread_start(pthread_t *thread, void *(*run)(void *), void *context)
 {
     sigset_t all, before;

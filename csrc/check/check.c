@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Walks over a whole pool and checks all its lines: see check/line.h.
+ * Checks all lines of a pool: see check/line.h.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Reads the block table for display: which blocks the pool has, and why a key is a miss. No
- * decision depends on it: a line may change as soon as it is read.
+ * Reads the block table for display: the blocks of the pool, and why a key is a miss. No decision
+ * depends on it, because a line may change as soon as it was read.
  */
 #include "api/check.h"
 #include "base/minmax.h"

@@ -3,10 +3,10 @@
  *
  * Checks the lanes of live sessions: see check/line.h.
  *
- * A slot with a line of a former session of the lane counts as empty: its check is keyed with a
- * nonce that is lost, and its writer may have died in the middle of it. But slots are filled in
- * order. So the greatest number that this session has sent determines the slots of its last lines:
- * there a line that is torn, or that has the right number and a wrong check, is damaged.
+ * A slot with a line of a former session counts as empty: the nonce in its check is lost, and its
+ * writer may have died while writing it. But slots are filled in order, so the greatest number that
+ * this session has sent determines the slots of its last lines: there, a torn line, or one with the
+ * right number and a wrong check, is damaged.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@
 typedef struct bl_check_ring {
     uint64_t offset;
     uint32_t lane;
-    uint32_t last;              /* the greatest sequence that is whole */
+    uint32_t last;              /* the greatest sequence of a whole line */
     int replies;
 } bl_check_ring;
 
@@ -34,7 +34,7 @@ static int bl_slot_whole(const uint64_t word[8], uint64_t key)
     return !bl_slot_torn(word) && (uint32_t)word[7] == bl_message_check(word, key);
 }
 
-/* Check a whole line that this session, or the server for it, has sent. */
+/* Check the fields of a whole line that this session, or the server, has sent. */
 static uint32_t bl_slot_nonsense(const bl_check_ring *ring, const uint64_t word[8])
 {
     bl_request request;
@@ -56,7 +56,7 @@ static uint64_t bl_check_key(const bl_check *check, uint32_t lane)
     return bl_message_key(check->sessions[lane].nonce, check->sessions[lane].epoch);
 }
 
-/* Return 1 if this session has filled the slot. Its numbers begin with 1. */
+/* Return 1 if this session has used the slot. Its sequence numbers begin with 1. */
 static int bl_slot_filled(const bl_check_ring *ring, uint32_t slots, uint32_t slot)
 {
     uint32_t back = (ring->last % slots + slots - slot) % slots;
@@ -130,8 +130,8 @@ static void bl_check_ring_of(bl_check *check, uint32_t lane, int replies)
         bl_check_slot(check, &ring, slot);
 }
 
-/* Check the client's heartbeat. A line of another session is an earlier one's: the current session
- * has not written one yet. */
+/* Check the client's heartbeat. The line of another session is legal: the current session has not
+ * written one yet. */
 static uint32_t bl_judge_lane_heartbeat(bl_check *check, const bl_check_line *line)
 {
     bl_heartbeat_line heartbeat;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Reads and checks a line of a pool, and decides when a suspicion becomes a finding: see
+ * Reads and checks a line of a pool, and decides whether a suspicion becomes a finding: see
  * check/line.h.
  */
 #include "check/line.h"
@@ -25,7 +25,7 @@ void bl_check_look(const bl_check *check, bl_check_line *line)
     bl_load_line(&check->pool->memory, line->offset, line->word);
 }
 
-/* Return 1 if the pool's server is the one of the start of the check. */
+/* Return 1 if the pool's server is the same as at the start of the check. */
 int bl_check_same_server(bl_check *check)
 {
     bl_epoch_line now;

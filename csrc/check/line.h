@@ -1,21 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The pool check, which reads a pool, with or without a server, and writes nothing: the
- * declarations that its parts share.
+ * The shared declarations of the pool check, which reads a pool, with or without a server, and
+ * writes nothing.
  *
- *   check/check.c   walks over everything
+ *   check/check.c   the whole check
  *   check/line.c    reads lines, confirms findings
  *   check/server.c  lines of servers and the lobby: epochs, heartbeats, candidates, sessions
  *   check/lane.c    sessions' lanes: requests and replies
  *   check/table.c   extents and entries: alone, and against each other
  *   check/payload.c checksums and payloads
  *
- * A live pool changes while it is checked. So a finding is a suspicion until the lines behind it
- * have been read again, later, and were the same each time: a bad line that servers and clients do
- * not rewrite in that time is damage. A line that changed is checked again; if another server has
- * taken over, all lines are. Only the half of the current server is checked: the other one is
- * obsolete.
+ * A live pool changes while it is checked. So a bad line is only a suspicion until it was read
+ * again, later, and was the same each time: if servers and clients do not rewrite it in that time,
+ * it is damaged. A line that changed is checked again; if another server has taken over, all lines
+ * are. Only the half of the current server is checked: the other one is obsolete.
  */
 #ifndef BL_CHECK_H
 #define BL_CHECK_H
@@ -26,10 +25,11 @@
 #include "iosched/throttle.h"
 
 enum {
-    BL_CHECK_LOOKS = 3,             /* a bad line that is the same in so many reads is a finding */
-    BL_CHECK_TRIES = 64,            /* a line that changes in so many reads is in use and correct */
+    BL_CHECK_LOOKS = 3,             /* equal reads after which a bad line is a finding */
+    BL_CHECK_TRIES = 64,            /* different reads after which a line counts as in use and
+                                     * correct */
     BL_CHECK_NAP_NS = 1000 * 1000,
-    BL_CHECK_PATIENCE = 2000        /* the most suspicions that the check waits for */
+    BL_CHECK_PATIENCE = 2000        /* suspicions at most for which the check waits */
 };
 
 typedef struct bl_check {
@@ -41,8 +41,7 @@ typedef struct bl_check {
     bl_epoch_line epoch;            /* the server at the start of the check */
     uint32_t half;                  /* the half that is checked */
     uint32_t suspicions;
-    int moved;                      /* another server has taken over: all findings so far are
-                                     * void */
+    int moved;                      /* 1: another server has taken over, which voids all findings */
     bl_session_line *sessions;      /* by lane, as read; zeros for a torn line */
     bl_extents *extents;            /* as read */
     bl_places *places;              /* space of the entries that are valid by themselves */
@@ -55,7 +54,7 @@ typedef struct bl_check {
 /* A line of the pool that is checked by itself. */
 typedef struct bl_check_line {
     uint64_t offset;
-    uint64_t number;                /* its number among its kind: half, host, lane, stripe, block */
+    uint64_t number;                /* half, host, lane, slot, stripe or block */
     uint64_t word[8];               /* the words at the last read */
 } bl_check_line;
 
@@ -66,26 +65,25 @@ typedef uint32_t (*bl_check_judge)(bl_check *check, const bl_check_line *line);
 
 void bl_found(bl_check *check, uint32_t kind, uint64_t place, uint64_t detail);
 
-/* Read the line as it is in memory now. */
+/* Read the line from memory. */
 void bl_check_look(const bl_check *check, bl_check_line *line);
 
-/* Drop this host's copies of a range that is read soon, all at once. */
+/* Invalidate this host's cached lines of a range before it is read line by line. */
 void bl_check_refetch(const bl_check *check, uint64_t offset, uint64_t size);
 
-/* Wait for some time. Returns 1 if count lines and the server have not changed after it. */
+/* Wait a while. Returns 1 if count lines and the server have not changed. */
 int bl_check_stands(bl_check *check, bl_check_line *lines, uint32_t count);
 
-/* Return 1 if the pool's server is the one of the start of the check. */
+/* Return 1 if the pool's server is the same as at the start of the check. */
 int bl_check_same_server(bl_check *check);
 
-/* Check a line (as last read) until it no longer changes. Returns 0, or the bl_finding_kind that
- * was reported. */
+/* Check a line (as last read), again if it changes. Returns 0, or the reported bl_finding_kind. */
 uint32_t bl_check_judged(bl_check *check, bl_check_line *line, bl_check_judge judge);
 
 /* Report nonzero bytes in [from, to), an unused range. */
 void bl_check_stray(bl_check *check, uint64_t from, uint64_t to);
 
-/* Return the valid half: that of the server, or its predecessor's if the server never served. */
+/* Return the valid half: the server's, or its predecessor's if the server never served. */
 static inline uint32_t bl_check_half(const bl_epoch_line *epoch)
 {
     return (epoch->epoch + !bl_epoch_served(epoch)) % BL_HALF_COUNT;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Checks that the bytes of a block are those that were committed. The entry's CRC covers the
- * checksums, and the checksums cover the payload. See check/line.h.
+ * Checks the bytes of a block: the entry's CRC covers the checksums, and the checksums cover the
+ * payload. See check/line.h.
  */
 #include "check/line.h"
 #include "format/payload.h"

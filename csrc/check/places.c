@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The space that entries claim. A bit per page detects an overlap, and a list of blocks per stripe
+ * The space of the entries: a bit per page detects an overlap, and a list of blocks per stripe
  * identifies the other block.
  */
 #include "check/places.h"
@@ -39,7 +39,7 @@ int bl_places_create(bl_places **out, const bl_geometry *g)
     places->first = bl_lazy_map(places->stripe_count * sizeof *places->first);
     if (places->claim && places->first &&
         bl_pages_create(&places->pages, g->data_offset, g->stripe_count) == 0) {
-        bl_pages_defer(places->pages); /* permanently: no free pages are searched for here */
+        bl_pages_defer(places->pages); /* never undone: no search for free pages is needed here */
         *out = places;
         return 0;
     }

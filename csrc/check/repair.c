@@ -4,10 +4,10 @@
  * Repairs a pool that is not in use, one finding of check/check.c at a time. A damaged line is
  * reset to its initial state. Payload is never written.
  *
- * Epoch lines are restored instead: the greater one determines the valid half. If neither copy of a
- * line is whole, its epoch is recovered from the marks and sessions of its half, and the line is
- * rewritten as that of a server that stopped. The caller has proven that no server and no session
- * lives.
+ * Epoch lines are restored instead, because the greater one determines the valid half. If neither
+ * copy of a line is whole, its epoch is recovered from the marks and sessions of its half, and the
+ * line is rewritten as that of a stopped server. The caller has proven that no server and no
+ * session is alive.
  */
 #include <errno.h>
 
@@ -20,8 +20,8 @@ static void bl_repair_line(const bl_pool *pool, uint64_t offset, const void *lin
     bl_fence_store(&pool->memory);
 }
 
-/* Return the epoch of the server that wrote a half last, from its marks and sessions; 0: the half
- * was never written. */
+/* Return the epoch of the last server that wrote a half, according to its marks and sessions; 0:
+ * the half was never written. */
 static uint64_t bl_repair_evidence(const bl_pool *pool, uint32_t half)
 {
     const bl_memory *memory = &pool->memory;

@@ -8,7 +8,7 @@
 
 #include "check/line.h"
 
-/* Return 1 if an epoch is too great for the high bits of a generation. */
+/* Return 1 if an epoch does not fit into the high bits of a generation. */
 static int bl_epoch_impossible(uint64_t epoch)
 {
     return epoch >> (64 - BL_GENERATION_SHIFT) != 0;
@@ -36,7 +36,7 @@ static uint32_t bl_judge_epoch(bl_check *check, const bl_check_line *line)
     return 0;
 }
 
-/* Check the heartbeat of the current half, which was written before its epoch was published. */
+/* Check the server's heartbeat in the current half. It is written before the epoch is published. */
 static uint32_t bl_judge_server_heartbeat(bl_check *check, const bl_check_line *line)
 {
     bl_heartbeat_line heartbeat;
@@ -50,7 +50,7 @@ static uint32_t bl_judge_server_heartbeat(bl_check *check, const bl_check_line *
            : BL_FINDING_HEARTBEAT_DAMAGED;
 }
 
-/* Check a host's line in an election: a host begins only ballots that equal its number modulo
+/* Check a host's candidate line: a host uses only ballots that equal its number modulo
  * BL_HOST_COUNT. */
 static uint32_t bl_judge_candidate(bl_check *check, const bl_check_line *line)
 {

@@ -4,9 +4,9 @@
  * Checks extent marks and entries: each by itself, then against each other. See check/line.h.
  *
  * Marks are read first, then entries. On a live pool an entry may lie in an extent that was opened
- * in between, so the first read of the marks is only a shortcut: an entry is homeless if its extent
- * is not in the marks when they are read again. Two entries contradict each other if both remain
- * for a while. The older of the two is in error: recovery keeps the newer.
+ * in between, so an entry is homeless only if its extent is also not in the marks when they are
+ * read again. Two conflicting entries are a finding if both remain for a while. The older of the
+ * two is in error, because recovery keeps the newer one.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -20,8 +20,7 @@ static int bl_generation_future(const bl_check *check, uint64_t generation)
     return generation >> BL_GENERATION_SHIFT > check->epoch.epoch;
 }
 
-/* Prepare to read line number of count lines: the first line of a batch invalidates the whole
- * batch. */
+/* Before the first line of each batch is read, invalidate the whole batch. */
 static void bl_check_batch(const bl_check *check, uint64_t offset, uint64_t number, uint64_t count)
 {
     uint64_t lines = count - number < BL_CHECK_BATCH ? count - number : BL_CHECK_BATCH;
@@ -65,7 +64,7 @@ static bl_check_line bl_check_mark_line(const bl_check *check, uint64_t stripe)
         .number = stripe};
 }
 
-/* Report the overlap of a valid mark with an earlier extent, if that extent still exists. */
+/* Report that a valid mark overlaps an earlier extent, if that extent still exists. */
 static void bl_check_overlap(bl_check *check, bl_check_line *line, const bl_extent_view *view)
 {
     for (uint64_t stripe = view->first_stripe; stripe < view->first_stripe + view->stripe_count;
@@ -154,7 +153,7 @@ static uint32_t bl_check_size(const bl_entry *entry)
     return bl_block_size(bl_stored_size(entry->length, entry->chunk_size));
 }
 
-/* Return 1 if this stripe is in an extent that is not retired, by the current marks. */
+/* Return 1 if, by the current marks, this stripe is in an extent that is not retired. */
 static int bl_check_open(bl_check *check, uint64_t stripe)
 {
     for (uint64_t back = 0; back < BL_EXTENT_STRIPES_MAX && back <= stripe; back++) {
@@ -170,7 +169,7 @@ static int bl_check_open(bl_check *check, uint64_t stripe)
     return 0;
 }
 
-/* Return 1 if extents cover all of the block, by the earlier marks or by the current ones. */
+/* Return 1 if extents cover the whole block, by the earlier marks or by the current ones. */
 static int bl_check_contained(bl_check *check, const bl_entry *entry)
 {
     uint64_t inside = entry->offset - check->pool->geometry.data_offset;
@@ -190,7 +189,7 @@ static uint32_t bl_judge_home(bl_check *check, const bl_check_line *line)
     return bl_check_contained(check, &entry) ? 0 : BL_FINDING_ENTRY_HOMELESS;
 }
 
-/* Return 1 if two entries contradict each other in this kind. */
+/* Return 1 if two entries conflict in this kind of finding. */
 static int bl_check_clash(const bl_entry *own, const bl_entry *other, uint32_t kind)
 {
     if (kind == BL_FINDING_ENTRY_TWICE)
@@ -201,8 +200,8 @@ static int bl_check_clash(const bl_entry *own, const bl_entry *other, uint32_t k
     return other->generation == own->generation;
 }
 
-/* Read an entry again that contradicts an earlier one. Returns 1 if the earlier one is in error or
- * has been removed; 0 if this one is, or has been, or another server has taken over. */
+/* Resolve a conflict of an entry with an earlier one by reading both again. Returns 1 if this entry
+ * is valid; 0 if it is in error or was removed, or if another server has taken over. */
 static int bl_check_prevails(bl_check *check, const bl_check_line *line, uint64_t number,
                              uint32_t kind)
 {
@@ -223,8 +222,7 @@ static int bl_check_prevails(bl_check *check, const bl_check_line *line, uint64_
     return !check->moved && memcmp(lines[0].word, line->word, BL_LINE_SIZE) == 0;
 }
 
-/* Add an entry to a set by one of its properties. Returns 1 if it is unique there, 0 if it is in
- * error. */
+/* Add an entry to a set by one of its properties. Returns 1, or 0 if the entry is in error. */
 static int bl_check_alone(bl_check *check, bl_index *set, const uint64_t property[2],
                           const bl_check_line *line, uint32_t kind)
 {
@@ -249,14 +247,14 @@ static int bl_check_placed(bl_check *check, const bl_entry *entry, const bl_chec
     return 1;
 }
 
-/* Return the longest chunk of a block. */
+/* Return the size of the longest chunk of a block. */
 static uint32_t bl_check_chunk(const bl_entry *entry)
 {
     return entry->chunk_size < entry->length ? entry->chunk_size : entry->length;
 }
 
-/* Check the bytes of a block. They may belong to another block by now, and then the entry has
- * changed, too. */
+/* Check the bytes of a block. If they belong to another block by now, the entry has changed,
+ * too. */
 static uint32_t bl_judge_payload(bl_check *check, const bl_check_line *line)
 {
     bl_entry entry;
@@ -319,8 +317,8 @@ int bl_check_entries(bl_check *check)
 
 /* ---- Names */
 
-/* Return 1 if this block has a name. The line of any other block is never read: a dying server may
- * have left it torn. */
+/* Return 1 if this block has a name. The name line of a block without one is never read, because a
+ * server that died may have left it torn. */
 static int bl_check_named(const bl_check *check, uint32_t number)
 {
     bl_check_line line = bl_check_entry_line(check, number);
@@ -330,7 +328,7 @@ static int bl_check_named(const bl_check *check, uint32_t number)
     return entry.state == BL_ENTRY_COMMITTED && (entry.flags & BL_ENTRY_NAMED) != 0;
 }
 
-/* A line of an earlier block is obsolete: only damage is a finding. */
+/* The line of an earlier block is obsolete, so only damage is a finding. */
 static uint32_t bl_judge_name(bl_check *check, const bl_check_line *line)
 {
     bl_name_line name;

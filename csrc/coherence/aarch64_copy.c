@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Streaming copies on aarch64: 32 bytes at a time, or 16 without NEON (only bl_cpu_limit can
- * disable it). The stores of a line are adjacent.
+ * Streaming copies on aarch64: 32 bytes at a time, or 16 without NEON (which only bl_cpu_limit
+ * disables). The stores of a line are adjacent.
  */
 #ifdef __aarch64__
 

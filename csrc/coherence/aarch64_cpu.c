@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Reads the features of an aarch64 CPU, which the kernel passes to each process.
+ * The features of an aarch64 CPU, from the hardware capabilities that the kernel passes to each
+ * process.
  */
 #ifdef __aarch64__
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * CRC-32C by the crc32c instructions of aarch64, either alone or combined with a copy.
+ * CRC-32C by the crc32c instructions of aarch64, alone or combined with a copy.
  *
  * The instruction takes 8 bytes and has a latency of two or three cycles, in which a copy stores
- * the bytes: each word is loaded once, and the bytes stored are the bytes summed.
+ * the bytes. Each word is loaded once, so the checksum is that of the stored bytes.
  */
 #ifdef __aarch64__
 
@@ -40,7 +40,7 @@ void bl_crc_four_by_instruction(uint32_t crc[4], const uint8_t *bytes, size_t st
         crc[i] = bl_crc_by_instruction(crc[i], bytes + (size_t)i * stride, size, 0);
 }
 
-/* Where the bytes are stored while they are summed. */
+/* How the bytes are stored while the CRC is computed. */
 enum bl_crc_move { BL_CRC_COPY, BL_CRC_STREAM };
 
 BL_WITH_CRC __attribute__((always_inline)) static inline uint32_t

@@ -1,47 +1,48 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The verbs: with the headers that have the instructions (instructions.h), the one place that names
- * a flush, a non-temporal store, a fence or an atomic.
+ * The verbs: the only operations by which protocol code accesses the pool. Flushes, non-temporal
+ * stores, fences and atomics occur only here and in the headers of instructions.h.
  *
  * Several hosts map the pool, and their caches are not coherent with each other. A store may stay
  * in its host's cache forever, and a load may be answered from an old copy. So:
  *
  *   write:  stream the payload, bl_fence_store, stream the line that publishes it, bl_fence_store
- *   read:   refetch and load the published line; if it is news, refetch the payload (its own full
- *           fences keep it after the look), fetch it, refetch the line and look again
+ *   read:   refetch and load the published line; if it is new, refetch the payload (the full fences
+ *           of a refetch order it after that load), fetch it, then refetch and check the line again
  *
- * Which instruction does what, and which does not (x86-64; aarch64.h has the same for aarch64):
- *   non-temporal store   goes round the cache through a write-combining buffer, in any order, and
- *                        perhaps in pieces; a cached copy of the line is dropped. sfence drains it.
+ * What each instruction does and does not do (x86-64; for aarch64 see aarch64.h):
+ *   non-temporal store   bypasses the cache through a write-combining buffer, in any order, and
+ *                        perhaps in pieces; a cached copy of the line is dropped. sfence drains
+ *                        the buffer.
  *   clflush, clflushopt  write a dirty line back and drop it. clflushopt is ordered only by fences
  *                        and by older stores to its line.
- *   clwb                 writes back but may keep the line: never a reader's tool.
- *   sfence               orders stores only. A reader that flushes needs mfence, before (the load
- *                        that told it to look) and after (the loads that follow).
- *   load                 a reader checks the copy that it made, so a load that makes a copy is made
- *                        once: a compiler may load twice for one plain load, and what it checks
- *                        is then not what it copied.
+ *   clwb                 writes back but may keep the line: not usable by a reader.
+ *   sfence               orders stores only. A reader that flushes needs mfence before the flush
+ *                        (after the load that triggered it) and after it (before the loads that
+ *                        follow).
+ *   load                 a reader checks its private copy, so each byte of a copy must be loaded
+ *                        exactly once: for a plain load a compiler may load twice, and then check
+ *                        other bytes than it copied.
  *
  * What the protocol assumes of the hardware:
- *   A1  an aligned 8-byte store is never seen in part. Nothing relies on more: a line can be torn,
- *       and carries a check (format/line.h).
+ *   A1  an aligned 8-byte store is never torn. Nothing relies on more: a whole line can be torn,
+ *       and therefore has a check (format/line.h).
  *   A2  clflush/clflushopt drops a line from all caches of its host; mfence completes it. On
  *       aarch64 it is dc civac and dsb sy, and the point of coherency is the pool's memory.
  *   A3  a streamed line is in memory, for every host, when the fence that follows has completed.
- *   A4  a prefetch may bring a line in at any time. So a reader refetches after the news, and looks
- *       again after the copy.
- *
+ *   A4  a prefetch may fill a line into the cache at any time. So a reader refetches after it has
+ *       read the published line, and checks that line again after the copy.
  *   A5  writing a line back writes no other line. On aarch64 a cache line may be larger than a line
  *       of the pool; such a CPU opens no pool of software coherence (bl_flush_fault).
  *
- * A device of hardware coherence (D2) has one host: flush and invalidate do nothing, a line is
- * stored plainly, and fences stay.
+ * A device of hardware coherence (D2) has one host: flush and invalidate do nothing, lines are
+ * stored by plain stores, and fences stay.
  *
- * The verbs have two bodies, this file's and the simulator's (coherence/sim.h): the same protocol
- * source is built twice. Every use of a verb, and every bl_verify, is a *site*: the simulator
- * numbers them, may switch hosts there, and can skip one to see whether anybody notices. In the
- * hardware build a site costs nothing.
+ * The verbs have two implementations, in this file and in the simulator (coherence/sim.h): the same
+ * protocol source is built twice. Every use of a verb, and every bl_verify, is a *site*: the
+ * simulator numbers the sites, may switch hosts at them, and can skip one to test whether an oracle
+ * detects that. In the hardware build a site costs nothing.
  */
 #ifndef BL_COHERENCE_H
 #define BL_COHERENCE_H
@@ -61,7 +62,7 @@
 #include "format/pool_format.h"
 #else
 
-/* ---- The verbs, hardware body. */
+/* ---- The verbs, for hardware. */
 
 static inline uint8_t *bl_address(const bl_memory *memory, uint64_t offset)
 {
@@ -69,24 +70,25 @@ static inline uint8_t *bl_address(const bl_memory *memory, uint64_t offset)
     return memory->base[place.device] + place.device_offset;
 }
 
-/* Load 8 aligned bytes as this host sees them now. */
+/* Load 8 aligned bytes through this host's cache. */
 static inline uint64_t bl_load64(const bl_memory *memory, uint64_t offset)
 {
     return __atomic_load_n((const uint64_t *)bl_address(memory, offset), __ATOMIC_RELAXED);
 }
 
-/* Prefetch a line that will be loaded soon, so that many misses overlap. The line is as fresh as if
- * it were loaded here. */
+/* Prefetch a line, so that several cache misses overlap. The later load may return bytes as old as
+ * this prefetch. */
 static inline void bl_prefetch_line(const bl_memory *memory, uint64_t offset)
 {
     __builtin_prefetch(bl_address(memory, offset));
 }
 
-/* The same for bytes of a payload, into the cache that feeds the first one: in one stripe. */
+/* Prefetch bytes of a payload, within one stripe, into the second-level cache. */
 #define bl_prefetch_range(memory, offset, size)                                                    \
     bl_prefetch_source(bl_address(memory, offset), size)
 
-/* Make a private copy of a line in one pass, so that nothing changes while the caller checks it. */
+/* Copy a line into private memory, each byte loaded once, so that the caller checks what it
+ * uses. */
 static inline void bl_load_line(const bl_memory *memory, uint64_t offset, void *line)
 {
     bl_line_read(bl_address(memory, offset), line);
@@ -105,7 +107,7 @@ static inline void bl_stream_line(const bl_memory *memory, uint64_t offset, cons
     }
 }
 
-/* Complete what was streamed to a run in one stripe, as far as the device needs it. */
+/* Complete what was streamed to a run in one stripe, where the device's coherence requires it. */
 static inline void bl_streamed_at(const bl_memory *memory, uint64_t offset, uint64_t size)
 {
     bl_place place = bl_interleave_place(&memory->map, offset);
@@ -139,8 +141,7 @@ static inline void bl_fetch(const bl_memory *memory, uint64_t offset, void *targ
     bl_copied_to(target);
 }
 
-/* Do what bl_stream does and return the CRC-32C of the bytes; seed is the CRC of the bytes
- * before. */
+/* Like bl_stream; returns the CRC-32C of the bytes. seed is the CRC of the preceding bytes. */
 static inline uint32_t bl_stream_crc(const bl_memory *memory, uint64_t offset, const void *source,
                                      uint64_t size, uint32_t seed)
 {
@@ -154,9 +155,9 @@ static inline uint32_t bl_stream_crc(const bl_memory *memory, uint64_t offset, c
     return seed;
 }
 
-/* Do what bl_fetch does, with or without the cache (bl_copy_how in coherence/copy.h). If crc is not
- * NULL, it holds the CRC-32C of the bytes before; the bytes that now lie in target are added to it,
- * and the pool is read once. */
+/* Like bl_fetch, into or past the cache (bl_copy_how in coherence/copy.h). If crc is not NULL, *crc
+ * is the CRC-32C of the preceding bytes, and is extended by the bytes now in target; the pool is
+ * read once. */
 static inline void bl_fetch_run(const bl_memory *memory, uint64_t offset, void *target,
                                 uint64_t size, uint32_t *crc, enum bl_copy_how how)
 {
@@ -170,7 +171,8 @@ static inline void bl_fetch_run(const bl_memory *memory, uint64_t offset, void *
     bl_copied_to(target);
 }
 
-/* Drop this host's copies of a range, without a fence: bl_fence_full completes a batch of them. */
+/* Invalidate this host's cached lines of a range, without a fence: one bl_fence_full completes
+ * several invalidations. */
 __attribute__((always_inline)) static inline void
 bl_invalidate(const bl_memory *memory, uint64_t offset, uint64_t size)
 {
@@ -184,35 +186,37 @@ bl_invalidate(const bl_memory *memory, uint64_t offset, uint64_t size)
     }
 }
 
-/* Everything streamed before is in memory before anything streamed after. */
+/* What this thread streamed before reaches memory before what it streams after. */
 #define bl_fence_store(memory) ((void)(memory), bl_store_fence_now())
 
-/* Everything before, invalidations and loads too, is done before anything after. */
+/* All earlier accesses of this thread, including invalidations and loads, are complete before any
+ * later one. */
 #define bl_fence_full(memory) ((void)(memory), bl_full_fence_now())
 
 /* A check of the protocol: true if condition holds. The simulator can skip it. */
 #define bl_verify(memory, condition) ((void)(memory), (condition))
 
-/* These annotations tell the simulator what a reader relies on; in this build they do nothing. The
- * simulator judges the reader by them (sim/coherence.c), so it finds a missing flush or fence even
- * where it did no harm. */
+/* These annotations declare to the simulator what a reader relies on; in this build they do
+ * nothing. The simulator checks them (sim/coherence.c), and so detects a missing flush or fence
+ * even in runs where it did no harm. */
 
-/* The reader believes the line that it loaded last at offset: the line is whole and comes from its
- * writer. What that writer had fenced before it may now be invalidated, read and used. */
+/* The reader accepts the line that it last loaded at offset: the line is whole and comes from its
+ * writer. The reader may now invalidate, read and use what that writer had fenced before it. */
 #define bl_believe(memory, offset) ((void)(memory), (void)(offset))
 
-/* The reader uses bytes that it read from here. */
+/* The reader uses the bytes that it read from this range. */
 #define bl_rely(memory, offset, size) ((void)(memory), (void)(offset), (void)(size))
 
-/* The same, because the line at look was loaded again after the bytes and has not changed. */
+/* Like bl_rely, because the line at look, loaded again after the bytes, has not changed. */
 #define bl_confirm(memory, look, offset, size)                                                     \
     ((void)(memory), (void)(look), (void)(offset), (void)(size))
 
-/* The last look at this line came after our own write of another (or all our writes) was in memory:
- * of two processes that each write before they look, one sees the other. */
+/* The last load of the line at look came after our own write at written (or all our writes) was in
+ * memory: of two processes that each write first and then read, at least one sees the other's
+ * write. */
 #define bl_ordered(memory, look, written) ((void)(memory), (void)(look), (void)(written))
 
-/* Return nanoseconds of a clock of this host alone: hosts never compare clocks. */
+/* Return nanoseconds of this host's clock. Clocks of different hosts are never compared. */
 static inline uint64_t bl_now_ns(const bl_memory *memory)
 {
     struct timespec now;
@@ -221,28 +225,30 @@ static inline uint64_t bl_now_ns(const bl_memory *memory)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Spend one turn of a short wait. */
+/* Pause briefly in a spin loop. */
 static inline void bl_pause(const bl_memory *memory)
 {
     (void)memory;
     bl_pause_now();
 }
 
-/* Give the core away for about ns nanoseconds; 0 offers it to any thread that is ready. */
+/* Sleep for about ns nanoseconds; 0 yields the core to any thread that is ready. */
 void bl_nap(const bl_memory *memory, uint64_t ns);
 
 #endif /* BL_SIM */
 
-/* ---- Verbs made of verbs: one body for both builds. */
+/* ---- Composed verbs, for both builds. */
 
-/* A published line: whole, and on its way out before anything that follows. */
+/* Publish a line: it is streamed as a whole, and reaches memory before anything that this thread
+ * streams later. */
 #define bl_publish_line(memory, offset, line)                                                      \
     do {                                                                                           \
         bl_stream_line(memory, offset, line);                                                      \
         bl_fence_store(memory);                                                                    \
     } while (0)
 
-/* Drop this host's copies of a range, after all earlier loads and before all later ones. */
+/* Invalidate this host's cached lines of a range, after all earlier loads and before all later
+ * ones. */
 #define bl_refetch(memory, offset, size)                                                           \
     do {                                                                                           \
         bl_fence_full(memory);                                                                     \

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Copies that also sum, and copies out of the pool. The streaming copy that they are made of is the
- * architecture's (x86_copy.c).
+ * Copies with a CRC, and copies out of the pool, on top of the architecture's streaming copy
+ * (x86_copy.c, aarch64_copy.c).
  */
 #include "coherence/copy.h"
 #include "api/coherence.h"
@@ -12,7 +12,8 @@
 #include "coherence/crc32c_isa.h"
 #include "coherence/instructions.h"
 
-/* A piece is copied and then summed where one load cannot do both: it stays in the first cache. */
+/* Without a combined instruction path, a piece is copied, and then its CRC is computed while it is
+ * in the first-level cache. */
 enum { BL_COPY_PIECE_SIZE = 4 << 10 };
 
 uint32_t bl_copy_stream_crc(uint32_t seed, void *target, const void *source, size_t size)
@@ -55,8 +56,7 @@ static void bl_copy_near(void *target, const void *source, size_t size, uint32_t
         memcpy(target, source, size);
 }
 
-/* Without the wide path, the sum is computed from the copy and not from the loads that are stored.
- * So the copy is made through the cache. */
+/* Without the wide path the CRC is computed from the copy, so the copy goes through the cache. */
 void bl_copy_out(void *target, const void *source, size_t size, uint32_t *crc,
                  enum bl_copy_how how)
 {

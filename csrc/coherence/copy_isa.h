@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The streaming copy of whole lines, by the widest instructions that the CPU has.
+ * The streaming copy of whole lines, by the widest instructions of the CPU.
  */
 #ifndef BL_COPY_ISA_H
 #define BL_COPY_ISA_H
@@ -9,8 +9,8 @@
 #include <stddef.h>
 
 /* Copy whole lines by non-temporal stores. target is line-aligned, size is a multiple of a line,
- * source has any alignment. There is no fence: bl_streamed (coherence/instructions.h) and then a
- * store fence complete it where other hosts look. */
+ * source has any alignment. It does not fence: bl_streamed (coherence/instructions.h) and a store
+ * fence must follow before other hosts can read the bytes. */
 void bl_copy_stream(void *target, const void *source, size_t size);
 
 #endif

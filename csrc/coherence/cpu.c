@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The features of this CPU. They are read once, when the library is loaded, because the instruction
- * traps under a hypervisor. A feature may be disabled (by tests and BELUGA_ISA) but never added.
- * The simulator's CPU has none, so that its runs are the same on each machine.
+ * The features of this CPU. They are read once, when the library is loaded, because cpuid traps
+ * under a hypervisor. A feature can be disabled (by tests and BELUGA_ISA) but not added. The
+ * simulator's CPU has none, so that its runs are equal on all machines.
  */
 #include "coherence/cpu_isa.h"
 

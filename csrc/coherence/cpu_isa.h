@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * How the features of a CPU are read: one source for each architecture.
+ * Reading the features of a CPU: one source file for each architecture.
  */
 #ifndef BL_CPU_ISA_H
 #define BL_CPU_ISA_H

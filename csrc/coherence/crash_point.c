@@ -30,7 +30,7 @@ extern bl_crash_place __stop_bl_crash_places[] __attribute__((visibility("hidden
 
 const bl_crash_place *bl_crash_armed;
 
-/* The action of the armed point; the lock is needed because a process has several threads. */
+/* The armed point and its action. Several threads may pass the point, hence the lock. */
 static struct {
     pthread_mutex_t lock;
     uint32_t passages_left;
@@ -56,13 +56,13 @@ int bl_crash_arm(const char *name, uint32_t passage, int stop, uint32_t words)
     return 0;
 }
 
-/* Return 1 if the armed pass is reached. *words: how many words of the line are to be written. */
+/* Count a pass. Returns 1 if it is the armed one; *words is then the set of words to write. */
 static int bl_crash_strikes(const bl_crash_place *place, uint32_t *words)
 {
     pthread_mutex_lock(&bl_crash.lock);
     int strikes = place == bl_crash_armed && --bl_crash.passages_left == 0;
     if (strikes)
-        bl_crash_armed = NULL; /* only once: a stopped process resumes */
+        bl_crash_armed = NULL; /* only once: a stopped process may resume */
     *words = bl_crash.words;
     pthread_mutex_unlock(&bl_crash.lock);
     return strikes;
@@ -72,7 +72,7 @@ void bl_crash_pass(const bl_crash_place *place)
 {
     uint32_t words;
     if (bl_crash_strikes(place, &words))
-        raise(bl_crash.signal); /* to this thread, which executes no further instruction */
+        raise(bl_crash.signal); /* delivered before this thread continues */
 }
 
 void bl_crash_pass_line(const bl_crash_place *place, const bl_memory *memory, uint64_t offset,
@@ -83,7 +83,7 @@ void bl_crash_pass_line(const bl_crash_place *place, const bl_memory *memory, ui
         return;
     if (words > 0) {
         uint64_t torn[8], whole[8];
-        bl_refetch(memory, offset, BL_LINE_SIZE); /* read the memory and not an old cached copy */
+        bl_refetch(memory, offset, BL_LINE_SIZE); /* modify the bytes in memory */
         bl_load_line(memory, offset, torn);
         memcpy(whole, line, sizeof whole);
         for (uint32_t i = 0; i < 8; i++)

@@ -7,9 +7,9 @@
  *   bl_crash_line("what.line", memory, offset, line);
  *
  * A point lies between two steps that other processes can distinguish: one line is published, and
- * the next is not. Names are unique, "what.step"; the linker collects them, so there is no list to
- * maintain. At most one is armed, for its n-th pass. An unarmed point costs one branch on one word.
- * The simulator needs no points: it can kill a process at any verb.
+ * the next is not. Names are unique, "what.step"; the linker collects them into a section. At most
+ * one point is armed, for its n-th pass. An unarmed point costs one branch on one word. The
+ * simulator needs no crash points: it can kill a process at any verb.
  *
  * The second kind lies before a line is published. It can also kill the process in the middle of
  * the publication: some words of the line are in memory, and the others are not. Only names of this
@@ -33,11 +33,11 @@ typedef struct bl_crash_place {
 
 #else
 
-/* The place that is armed, or NULL. It is set before other threads start, or by the thread that
- * passes the place. */
+/* The armed point, or NULL. It is set before other threads start, or by the thread that passes the
+ * point. */
 extern const bl_crash_place *bl_crash_armed;
 
-/* Count a thread's pass while a place is armed, and deliver the signal at the armed one. */
+/* Count a pass while a point is armed, and raise the signal at the armed pass. */
 void bl_crash_pass(const bl_crash_place *place);
 
 /* Do the same before the line is streamed to the offset. */

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * CRC-32C (Castagnoli, reflected) of blocks and of long messages. Several paths compute the same
- * value: the instructions that this CPU has (coherence/crc32c_isa.h), else the table of this file.
+ * CRC-32C (Castagnoli, reflected) of blocks and of long messages, by the instructions of this CPU
+ * (coherence/crc32c_isa.h), or else by a table.
  */
 #include "api/coherence.h"
 #include "coherence/crc32c.h"
 #include "coherence/crc32c_isa.h"
 
-static uint32_t bl_crc_table[8][256]; /* [k][b]: byte b, then k zero bytes; for the plain path */
+static uint32_t bl_crc_table[8][256]; /* [k][b]: CRC of byte b, then k zero bytes */
 
 __attribute__((constructor)) static void bl_crc_table_fill(void)
 {

@@ -2,7 +2,7 @@
  * Copyright The Beluga Authors
  *
  * CRC-32C of many short messages. The instruction has a latency of three cycles and a throughput of
- * one word per cycle, so several messages are summed in parallel.
+ * one word per cycle, so several messages are processed in parallel.
  */
 #ifndef BL_CRC32C_H
 #define BL_CRC32C_H

@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The SIGBUS handler and its regions: see coherence/guard.h. The handler is installed with the
- * first region and never removed; it only reads the thread's regions and jumps, which a handler may
- * do. SA_NODEFER: the signal is not blocked in it, so that the jump need not restore a mask.
+ * The SIGBUS handler and its regions: see coherence/guard.h. The handler is installed by the first
+ * region and never removed. It only reads the thread's regions and calls siglongjmp, which is
+ * async-signal-safe here. With SA_NODEFER the signal is not blocked in the handler, so the jump
+ * need not restore a signal mask.
  *
- * Other code installs handlers, too: faulthandler.enable() replaces this one, and restores it when
- * a fault comes. A thread that enters a region checks which handler is installed if its last check
- * is more than about 100 us ago (a system call each time would cost more than a short call), and
- * installs this handler over a foreign one. A fault before that check is reported by faulthandler,
- * which then restores this handler and raises the signal: the handler returns, the access faults
+ * Other code may install handlers, too: faulthandler.enable() replaces this one, and restores it at
+ * a fault. A thread that enters a region checks which handler is installed if its last check is
+ * more than about 100 us ago (a system call each time would cost more than a short call), and
+ * installs this handler over a foreign one. For a fault before that check, faulthandler prints its
+ * report, restores this handler and raises the signal again: the handler returns, the access faults
  * again, and the region ends as usual.
  *
- * Example of a fault outside of every region: this handler is over faulthandler's, which is over
- * this one, which is over the default. faulthandler is called, reports, restores this handler and
- * raises; the nested call passes the signal to the handler of the lowest layer: the default, which
- * ends the process.
+ * Example of a fault outside of every region, where this handler was installed over faulthandler's,
+ * which was installed over this one, which was installed over the default. This handler calls
+ * faulthandler's, which prints its report, restores this handler and raises the signal; the nested
+ * call passes the signal to the lowest layer, the default, which ends the process.
  */
 #include "coherence/guard.h"
 
@@ -24,7 +25,7 @@
 int bl_guarded(const bl_memory *memory, bl_guarded_run run, void *context)
 {
     (void)memory;
-    return run(context); /* the simulator's memory does not fail like this */
+    return run(context); /* the simulator's memory has no device faults */
 }
 
 uint64_t bl_guard_offset(const bl_memory *memory)
@@ -61,12 +62,11 @@ typedef struct bl_region {
     sigjmp_buf out;
     const bl_memory *memory;
     struct bl_region *outer;
-    int raised;                 /* one raised signal was ignored: if it was a fault, the access
-                                 * faults again */
+    int raised;                 /* 1: a raised signal was ignored: a real fault recurs */
 } bl_region;
 
-/* The handler that was replaced at one installation. A layer is never freed, since a handler may be
- * reading it. */
+/* The handler that an installation replaced. A layer is never freed, since a running handler may
+ * read it. */
 typedef struct bl_bus_layer {
     struct sigaction before;
     const struct bl_bus_layer *older;
@@ -75,11 +75,11 @@ typedef struct bl_bus_layer {
 static __thread bl_region *bl_region_here;
 static __thread const void *bl_bus_address;
 static __thread int bl_bus_code;        /* si_code of the fault at bl_bus_address */
-static __thread uint64_t bl_bus_looked; /* bl_ticks() at this thread's last look; 0: never */
-static __thread uint32_t bl_bus_depth;  /* layers that the current fault was passed to */
+static __thread uint64_t bl_bus_checked; /* bl_ticks() at this thread's last check; 0: none */
+static __thread uint32_t bl_bus_depth;  /* layers that the current fault was passed down */
 static uint64_t bl_bus_top;             /* const bl_bus_layer *: the newest */
 
-/* Return the device that is mapped at address, and the offset in it; device_count means none. */
+/* Return the device mapped at address, and the offset in it; device_count means none. */
 static bl_place bl_bus_place(const bl_memory *memory, const void *address)
 {
     uint64_t size = (memory->map.device_stripes + 1) * BL_STRIPE_SIZE;
@@ -109,8 +109,8 @@ const void *bl_guard_address(void) { return bl_bus_address; }
 
 void bl_guard_adopt(const void *address) { bl_bus_address = address; }
 
-/* Pass a signal that is no fault of a region to the handler that was installed before this one. If
- * that handler raises it again, pass it to the one before that. */
+/* Pass a signal that is not a fault of a region to the handler that was installed before this one.
+ * If that handler raises it again, pass it to the next lower one. */
 static void bl_bus_pass_on(int number, siginfo_t *info, void *context)
 {
     const bl_bus_layer *layer = (const bl_bus_layer *)(uintptr_t)bl_host_load(&bl_bus_top);
@@ -124,7 +124,7 @@ static void bl_bus_pass_on(int number, siginfo_t *info, void *context)
     } else if (before->sa_handler != SIG_DFL && before->sa_handler != SIG_IGN) {
         before->sa_handler(number);
     } else if (before->sa_handler == SIG_DFL || info->si_code > 0) {
-        sigaction(number, &fallback, NULL); /* the access faults again and ends the process */
+        sigaction(number, &fallback, NULL); /* the access faults again, which ends the process */
         if (info->si_code <= 0)
             raise(number);
     }
@@ -134,7 +134,7 @@ static void bl_bus_pass_on(int number, siginfo_t *info, void *context)
 static void bl_bus_handle(int number, siginfo_t *info, void *context)
 {
     bl_region *here = bl_region_here;
-    if (info->si_code > 0) { /* the kernel sent it, with an address */
+    if (info->si_code > 0) { /* from the kernel, with an address */
         for (bl_region *region = here; region != NULL; region = region->outer)
             if (bl_region_has(region, info->si_addr)) {
                 bl_region_here = region->outer;
@@ -150,8 +150,8 @@ static void bl_bus_handle(int number, siginfo_t *info, void *context)
     bl_bus_pass_on(number, info, context);
 }
 
-/* No lock: a fork in the middle would leave it locked in the child. Two threads that install at
- * once record the same handler twice, which is harmless. */
+/* No lock, because a fork could leave it locked in the child. Two threads that install at once
+ * record the same handler twice, which is harmless. */
 static void bl_bus_install(void)
 {
     struct sigaction action = {.sa_sigaction = bl_bus_handle,
@@ -162,7 +162,7 @@ static void bl_bus_install(void)
         return;
     bl_bus_layer *layer = malloc(sizeof *layer);
     if (layer == NULL)
-        return; /* the next check tries again */
+        return; /* retried at the next check */
     layer->before = now;
     layer->older = (const bl_bus_layer *)(uintptr_t)bl_host_load(&bl_bus_top);
     bl_host_store(&bl_bus_top, (uint64_t)(uintptr_t)layer);
@@ -173,15 +173,14 @@ static void bl_bus_install(void)
 void bl_guard_look(void)
 {
     uint64_t now = bl_ticks();
-    if (now - bl_bus_looked < bl_ticks_of_100_us())
+    if (now - bl_bus_checked < bl_ticks_of_100_us())
         return;
-    bl_bus_looked = now;
+    bl_bus_checked = now;
     bl_bus_install();
 }
 
-/* The kernel reports a file that was cut short and a file system that is full with the same signal
- * and code, but only the second file is as long as it was mapped, with a hole where its page is
- * missing. */
+/* The kernel raises the same signal and code for a truncated file and for a full file system, but
+ * in the latter case the file still has its length, with a hole at the missing page. */
 int bl_fault_judge(const bl_memory *memory, const void *address)
 {
     bl_place place = bl_bus_place(memory, address);
@@ -202,7 +201,7 @@ int bl_guarded(const bl_memory *memory, bl_guarded_run run, void *context)
 {
     bl_region region = {.memory = memory, .outer = bl_region_here};
     if (region.outer == NULL) {
-        bl_bus_depth = 0; /* a foreign handler may have jumped out of the last fault */
+        bl_bus_depth = 0; /* a foreign handler may have left the last fault by a jump */
         bl_guard_look();
     }
     if (sigsetjmp(region.out, 0) != 0)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Selects the instructions of the architecture that this is compiled for, and adds what is the same
- * on all of them: prefetches and atomics of private words. The verbs (coherence.h) and the
- * streaming copies are built from these; the protocol calls verbs only.
+ * Includes the instructions of the target architecture, and adds what all architectures share:
+ * prefetches and atomics on private words. The verbs (coherence.h) and the streaming copies are
+ * built on these; the protocol calls verbs only.
  *
  * The header of an architecture defines:
  *   bl_store_fence_now, bl_full_fence_now, bl_compiler_barrier, bl_copied_to
@@ -29,19 +29,18 @@
 #elif defined(__aarch64__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
 #include "coherence/aarch64.h"
 #else
-#error "Beluga has the instructions of x86-64 and of aarch64 (little-endian)"
+#error "Beluga supports x86-64 and little-endian aarch64"
 #endif
 
-/* Prefetch private memory that is read soon. A function that only prefetches has no effect for the
- * compiler, which would remove its calls: hence the barrier. */
+/* Prefetch private memory. The barrier prevents the compiler from removing calls of a function that
+ * only prefetches. */
 static inline void bl_prefetch(const void *address)
 {
     __builtin_prefetch(address);
     bl_compiler_barrier();
 }
 
-/* Access private words that threads of one process share: a stop flag, or a counter that another
- * thread reads. */
+/* Access private words that threads of one process share, such as a stop flag or a counter. */
 static inline uint64_t bl_shared_load(const uint64_t *word)
 {
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);
@@ -58,8 +57,8 @@ static inline uint64_t bl_shared_add(uint64_t *word, uint64_t amount)
     return __atomic_fetch_add(word, amount, __ATOMIC_RELAXED);
 }
 
-/* Prefetch private memory that a streaming copy will read, into the second-level cache: the fill
- * buffers of the first level are busy with the streaming stores. */
+/* Prefetch the source of a streaming copy into the second-level cache: the fill buffers of the
+ * first level are occupied by the streaming stores. */
 static inline void bl_prefetch_source(const void *address, size_t size)
 {
     for (size_t at = 0; at < size; at += BL_LINE_SIZE)
@@ -67,8 +66,8 @@ static inline void bl_prefetch_source(const void *address, size_t size)
     bl_compiler_barrier();
 }
 
-/* Prefetch the lines at both ends of a run that is written next. Without this the streaming stores
- * would wait for them. */
+/* Prefetch the partial lines at both ends of a run that is written next. Otherwise the streaming
+ * stores would wait for them. */
 static inline void bl_prefetch_edges(const void *address, size_t size)
 {
     uintptr_t start = (uintptr_t)address, end = start + size;

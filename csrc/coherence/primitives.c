@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The primitives by address, for Python and for tools: they accept any alignment and any mapping.
- * The protocol does not use them, but the verbs (coherence/coherence.h).
+ * Cache control and copies by address, for Python and for tools, with any alignment and any
+ * mapping. The protocol uses the verbs (coherence/coherence.h) instead.
  */
 #include <sched.h>
 

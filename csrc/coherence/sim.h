@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The simulator's body of the verbs: private caches that are not coherent with each other
- * (sim/cache.c), and hosts that may be switched at any verb (sim/turns.c). Only
- * coherence/coherence.h includes this file.
+ * The verbs of the simulator: hosts have private, incoherent caches (sim/cache.c), and any verb may
+ * switch to another host (sim/turns.c). Only coherence/coherence.h includes this file.
  */
 #ifndef BL_COHERENCE_SIM_H
 #define BL_COHERENCE_SIM_H
@@ -19,7 +18,7 @@ typedef struct bl_site {
     uint32_t order;
 } bl_site;
 
-/* One for each use in the source; the linker collects them. */
+/* A static record for each use in the source; the linker collects them into a section. */
 #define BL_SITE(name)                                                                              \
     (__extension__({                                                                               \
         static bl_site site_ __attribute__((section("bl_sites"), used, aligned(8))) = {            \
@@ -27,7 +26,7 @@ typedef struct bl_site {
         &site_;                                                                                    \
     }))
 
-/* A site that is no verb: it cannot be skipped, and no other host is scheduled there. */
+/* A site without a verb: it cannot be skipped, and no other host is scheduled there. */
 #define BL_MARK(name)                                                                              \
     (__extension__({                                                                               \
         static const bl_site site_ = {__FILE__, __func__, name, __LINE__, 0};                      \
@@ -58,7 +57,7 @@ void bl_sim_ordered(const bl_memory *memory, uint64_t look, uint64_t written, co
 void bl_sim_pause(const bl_memory *memory);
 void bl_sim_nap(const bl_memory *memory, uint64_t ns);
 
-/* Store into this host's cache, as an incorrect program does; there is no verb for it. */
+/* Store into this host's cache, as an incorrect program would; there is no verb for this. */
 void bl_sim_store_here(const bl_memory *memory, uint64_t offset, const void *source,
                        uint32_t size, const bl_site *site);
 #define bl_sim_store_cached(memory, offset, source, size) \
@@ -87,7 +86,8 @@ void bl_sim_store_here(const bl_memory *memory, uint64_t offset, const void *sou
 #define bl_fence_store(memory) bl_sim_fence_store(memory, BL_SITE("fence_store"))
 #define bl_fence_full(memory) bl_sim_fence_full(memory, BL_SITE("fence_full"))
 #define bl_verify(memory, condition) bl_sim_verify(memory, (condition) != 0, BL_SITE("verify"))
-/* tests/sim/conditions.py writes this round each condition of a copy of the protocol's source. */
+/* tests/sim/conditions.py wraps each condition in a copy of the protocol's source into this
+ * macro. */
 #define BL_CONDITION(name, condition) bl_sim_condition((condition) != 0, BL_SITE(name))
 
 #define bl_believe(memory, offset) bl_sim_believe(memory, offset, BL_MARK("believe"))

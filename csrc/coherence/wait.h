@@ -2,8 +2,8 @@
  * Copyright The Beluga Authors
  *
  * Waiting for a line to change: spin while a reply is likely, then yield, then nap. Every wait has
- * a deadline (D12). A thread that sleeps past it because the machine is busy checks once more: a
- * reply that has arrived by then is in time.
+ * a deadline (D12). A thread that oversleeps its deadline on a busy machine checks once more, so a
+ * reply that has arrived by then is accepted.
  */
 #ifndef BL_WAIT_H
 #define BL_WAIT_H
@@ -37,14 +37,13 @@ static inline uint64_t bl_wait_left_ns(const bl_memory *memory, const bl_wait *w
     return now < wait->deadline_ns ? wait->deadline_ns - now : 0;
 }
 
-/* Wait once. Returns 1, or 0 if the deadline has passed and the caller has checked once after
- * it. */
+/* Wait once. Returns 0 if the deadline has passed and the caller has checked once since. */
 static inline int bl_wait_turn(const bl_memory *memory, bl_wait *wait)
 {
     if (wait->over)
         return 0;
     if (wait->waited_ns < BL_WAIT_SPIN_NS) {
-        if (wait->waited_ns > 0) /* not at once: a local reply takes no longer than a pause */
+        if (wait->waited_ns > 0) /* not in the first turn: a local reply arrives within a pause */
             bl_pause(memory);
         if (++wait->turns % BL_WAIT_TURNS)
             return 1;

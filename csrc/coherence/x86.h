@@ -14,8 +14,8 @@
 #include "api/coherence.h"
 #include "format/pool_format.h"
 
-/* The instruction sets of functions with the crc32 instruction. Clang has a feature name for it;
- * for GCC it is a part of SSE 4.2, and GCC 10 accepts no other name. */
+/* The target attribute of functions with the crc32 instruction. Clang has a feature name for it;
+ * for GCC it is part of SSE 4.2, and GCC 10 accepts no other name. */
 #ifdef __clang__
 #define BL_CRC_TARGET "sse4.2,crc32"
 #else
@@ -30,14 +30,14 @@ static inline void bl_settle_now(void) { bl_store_fence_now(); }
 
 static inline void bl_compiler_barrier(void) { __asm__ volatile("" ::: "memory"); }
 
-/* End a copy out of the pool: what is loaded from target afterwards is the copy. Without this a
- * compiler may load from the pool again, where the bytes may have changed since. */
+/* End a copy out of the pool. Without this, a compiler may replace later loads from target by loads
+ * from the pool, where the bytes may have changed. */
 static inline void bl_copied_to(void *target)
 {
     __asm__ volatile("" : : "r"(target) : "memory");
 }
 
-/* Prefetch a private line for writing: the line is exclusive to this core when the store comes. */
+/* Prefetch a private line for writing, so that it is exclusive to this core before the store. */
 static inline void bl_prefetch_write(const void *address)
 {
     __asm__ volatile("prefetchw %0" ::"m"(*(const char *)address));
@@ -57,9 +57,9 @@ __attribute__((target("avx512f"), always_inline)) static inline void bl_nt64(voi
     _mm512_stream_si512(target, value);
 }
 
-/* Load 16 aligned bytes, or 64 of any alignment, by one instruction. A compiler may turn a plain
- * load into several. Clang did: it copied a line by one load and checked the sequence number by
- * another, so an old reply was accepted when a new one was written in between. */
+/* Load 16 aligned bytes, or 64 of any alignment, with one instruction. A compiler may split a plain
+ * load. Clang did: it copied a line by one load and checked the sequence number by another, so a
+ * stale reply was accepted when a new one was written in between. */
 static inline __m128i bl_load16_once(const __m128i *source)
 {
     __m128i value;
@@ -105,8 +105,8 @@ static inline void bl_line_store(void *address, const void *line)
     bl_compiler_barrier();
 }
 
-/* Do the same past the cache. The four stores are adjacent, so they fill one write-combining buffer
- * at once. */
+/* Like bl_line_store, but past the cache. The four stores are adjacent, so they fill one
+ * write-combining buffer. */
 static inline void bl_line_stream(void *address, const void *line)
 {
     __m128i *target = address;
@@ -121,22 +121,21 @@ static inline void bl_line_stream(void *address, const void *line)
     bl_compiler_barrier();
 }
 
-/* Complete streamed lines. A non-temporal store leaves no copy in a cache, so nothing remains to
- * be done before the fence. */
+/* Does nothing: a non-temporal store leaves no copy in a cache, so the fence alone completes it. */
 static inline void bl_streamed(const void *address, size_t size, uint32_t choice)
 {
     (void)address, (void)size, (void)choice;
 }
 
-/* Move one aligned line without tearing: both addresses are those of lines. */
+/* Move one line without tearing; both addresses are line-aligned. */
 static inline void bl_movdir64b(void *target, const void *source)
 {
     __asm__ volatile(".byte 0x66, 0x0f, 0x38, 0xf8, 0x02" /* movdir64b (%rdx), %rax */
                      : : "a"(target), "d"(source) : "memory");
 }
 
-/* Move a descriptor of one line into a device's portal. A dedicated queue returns nothing; a shared
- * one returns 1 (accepted) or 0 (full). */
+/* Submit a descriptor to a device's portal. Only the instruction for a shared queue returns a
+ * result: 1 (accepted) or 0 (full). */
 static inline void bl_portal_move(void *portal, const void *descriptor)
 {
     bl_movdir64b(portal, descriptor);
@@ -150,8 +149,8 @@ static inline int bl_portal_enqueue(void *portal, const void *descriptor)
     return !full;
 }
 
-/* Sleep (umwait) until the line of word is written, if word still has this value; at most this many
- * cycles. */
+/* Sleep (umwait) for at most this many cycles, until the line of word is written; do not sleep if
+ * word no longer has this value. */
 static inline void bl_monitor(const uint64_t *word, uint64_t value, uint32_t cycles)
 {
     __asm__ volatile(".byte 0xf3, 0x0f, 0xae, 0xf0" : : "a"(word) : "memory"); /* umonitor %%rax */
@@ -184,8 +183,7 @@ static inline uint32_t bl_flush_choice(uint32_t features)
     return (features & BL_CPU_CLFLUSHOPT) != 0;
 }
 
-/* Write back and drop every line that has a byte of [address, address + size). There is no
- * fence. */
+/* Write back and invalidate every line that overlaps [address, address + size), without a fence. */
 static inline void bl_flush_lines(const void *address, size_t size, uint32_t choice)
 {
     const char *line = (const char *)((uintptr_t)address & ~(uintptr_t)(BL_LINE_SIZE - 1));
@@ -198,8 +196,8 @@ static inline void bl_flush_lines(const void *address, size_t size, uint32_t cho
             bl_clflush(line);
 }
 
-/* Write every such line back; it may stay cached, and without clwb it is dropped. There is no
- * fence. */
+/* Write every such line back, without a fence. It may stay cached; without clwb it is
+ * invalidated. */
 static inline void bl_write_back_lines(const void *address, size_t size, uint32_t features)
 {
     const char *line = (const char *)((uintptr_t)address & ~(uintptr_t)(BL_LINE_SIZE - 1));
@@ -211,8 +209,7 @@ static inline void bl_write_back_lines(const void *address, size_t size, uint32_
             bl_clwb(line);
 }
 
-/* Return 0 if writing a line back never touches another, or -BL_ERROR_CACHE_LINE: all x86-64 CPUs
- * have cache lines of 64 bytes. */
+/* Return 0: on x86-64 all cache lines have 64 bytes, so writing a line back writes no other. */
 static inline int bl_flush_fault(void) { return 0; }
 
 /* Return the widest of 8, 16, 32 and 64 bytes, at most widest, that one instruction moves. */
@@ -235,7 +232,7 @@ __attribute__((target("avx2"))) static void bl_move_32(void *target, const void 
     _mm256_storeu_si256(target, _mm256_loadu_si256(source));
 }
 
-/* Move as many bytes by one load and one store, past no cache. */
+/* Move width bytes by one load and one store, through the cache. */
 static inline void bl_move(void *target, const void *source, uint32_t width)
 {
     if (width == 64)
@@ -250,7 +247,7 @@ static inline void bl_move(void *target, const void *source, uint32_t width)
 
 static inline void bl_pause_now(void) { _mm_pause(); }
 
-/* Return where a signal's context was interrupted. */
+/* Return the instruction address in a signal's context. */
 static inline uint64_t bl_interrupted_at(const void *context)
 {
     return (uint64_t)((const ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];

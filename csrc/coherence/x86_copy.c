@@ -2,12 +2,12 @@
  * Copyright The Beluga Authors
  *
  * Streaming copies on x86-64: one loop for each instruction set. The stores of a line are adjacent,
- * so that its write-combining buffer is full before the next one is started.
+ * so that its write-combining buffer is full before the next one is opened.
  *
- * bl_copy_stream uses the widest set that the CPU has and bl_cpu_limit does not disable. The
- * line-to-line move comes after the vector paths. It is weakly ordered like them, its load and
- * store cannot be scheduled apart, and the protocol does not rely on its one advantage, a line that
- * cannot be torn. A CPU without AVX2 uses it, and a caller may force it.
+ * bl_copy_stream uses the widest instruction set of the CPU that bl_cpu_limit does not disable. The
+ * line-to-line move (movdir64b) comes after the vector paths: it is weakly ordered like them, its
+ * load and store cannot be scheduled apart, and the protocol does not rely on its advantage, that a
+ * line cannot be torn. A CPU without AVX2 uses it, and bl_cpu_limit can force it.
  */
 #ifdef __x86_64__
 
@@ -15,7 +15,6 @@
 #include "coherence/copy_isa.h"
 #include "coherence/instructions.h"
 
-/* Copies 16 bytes at a time, which every x86-64 CPU can do. */
 static void bl_copy_sse2(uint8_t *target, const uint8_t *source, size_t size)
 {
     for (const uint8_t *end = source + size; source < end;
@@ -30,7 +29,6 @@ static void bl_copy_sse2(uint8_t *target, const uint8_t *source, size_t size)
     }
 }
 
-/* Copies 32 bytes at a time. */
 __attribute__((target("avx2"))) static void bl_copy_avx2(uint8_t *target, const uint8_t *source,
                                                          size_t size)
 {
@@ -43,7 +41,6 @@ __attribute__((target("avx2"))) static void bl_copy_avx2(uint8_t *target, const 
     }
 }
 
-/* Copies whole lines: one load and one store for each. */
 __attribute__((target("avx512f"))) static void
 bl_copy_avx512(uint8_t *target, const uint8_t *source, size_t size)
 {
@@ -52,7 +49,6 @@ bl_copy_avx512(uint8_t *target, const uint8_t *source, size_t size)
         bl_nt64(target, _mm512_loadu_si512(source));
 }
 
-/* Copies with the instruction that moves a whole line from memory to memory. */
 static void bl_copy_movdir64b(uint8_t *target, const uint8_t *source, size_t size)
 {
     for (const uint8_t *end = source + size; source < end;

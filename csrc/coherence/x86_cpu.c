@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Reads the features of an x86-64 CPU by cpuid.
+ * The features of an x86-64 CPU, by cpuid.
  */
 #ifdef __x86_64__
 

@@ -3,10 +3,10 @@
  *
  * CRC-32C by the crc32 instruction of x86-64.
  *
- * It takes 8 bytes per cycle and has a latency of three, so three parallel lanes keep it busy. To
- * join them: the CRC of a lane, moved over the n bytes that follow it, is its carry-less product
- * with x^(8n-33), put through the instruction once more; and because a CRC is linear, the products
- * are simply xored into the last word of the third lane.
+ * It takes 8 bytes per cycle and has a latency of three cycles, so three parallel lanes keep it
+ * busy. To join them, the CRC of a lane is shifted over the n bytes that follow it: its carry-less
+ * product with x^(8n-33), passed through the instruction once more. Because a CRC is linear, the
+ * products are xored into the last word of the third lane.
  */
 #ifdef __x86_64__
 
@@ -16,7 +16,7 @@
 #include "coherence/crc32c_isa.h"
 #include "coherence/instructions.h"
 
-/* Sum fewer than 8 bytes. */
+/* Add fewer than 8 bytes to a CRC. */
 __attribute__((target(BL_CRC_TARGET))) static inline uint32_t
 bl_crc_tail(uint32_t crc, const uint8_t *bytes, size_t size)
 {

@@ -2,7 +2,7 @@
  * Copyright The Beluga Authors
  *
  * CRC-32C by carry-less products of 512 bits: several times as fast as the crc32 instruction, and
- * almost free for bytes that a copy has in a register.
+ * almost free for bytes that a copy has in a register anyway.
  *
  * A register holds 64 bytes as four lanes of 128 bits. To move a lane over the D bits that follow,
  * multiply its halves by x^(D+31) and x^(D-33) (modulo the polynomial, reflected); the bits there
@@ -50,13 +50,13 @@ BL_CRC_WIDE static uint32_t bl_crc_reduce(__m512i sum)
     return (uint32_t)_mm_crc32_u64(crc, (uint64_t)_mm_extract_epi64(lane, 1));
 }
 
-/* A copy reads from remote memory: lines are prefetched this many bytes ahead, also past the end of
- * a chunk, where the sum is reduced and nothing else is loaded for a while. This value was
- * measured; half and double of it are slower. */
+/* A copy reads remote memory: lines are prefetched this many bytes ahead, also beyond the end of a
+ * chunk, where the reduction of the CRC would otherwise stall the loads. Measured: half and double
+ * this value are slower. */
 enum { BL_CRC_AHEAD = 4096 };
 
-/* Where the bytes are stored while they are summed. Each is loaded once, so the bytes stored are
- * the bytes summed. */
+/* How the bytes are stored while the CRC is computed. Each byte is loaded once, so the CRC is that
+ * of the stored bytes. */
 enum bl_crc_move { BL_CRC_STAY, BL_CRC_COPY, BL_CRC_STREAM };
 
 BL_CRC_WIDE __attribute__((always_inline)) static inline __m512i

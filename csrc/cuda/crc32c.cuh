@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Computes CRC-32C with the lanes of a group. Checksums are linear: a lane sums its own words, each
- * moved over the words of the other lanes that follow it (a table), then moves its sum over what is
- * left of the tile and of the chunk (a product mod P), and all of it is xored together.
+ * Computes CRC-32C with the lanes of a group. CRCs are linear: a lane computes the CRC of its own
+ * words, shifting over the other lanes' words in between (by a table), then shifts its result over
+ * the rest of the tile and of the chunk (a product mod P); the results are xored together.
  *
- * Tables, in this order (engines/cuda/crc.py makes them): BL_SLICES x 256, byte b then k
- * zeros; 4 x 256, byte k of a sum moved over one word of each lane; 32 powers x^(8*16*n);
- * 32 powers x^(8*2^n). Polynomials are reflected: x^0 is the highest bit.
+ * Tables, in this order (made by engines/cuda/crc.py): BL_SLICES x 256, byte b then k zeros; 4 x
+ * 256, byte k of a CRC shifted over one word of each lane; 32 powers x^(8*16*n); 32 powers
+ * x^(8*2^n). Polynomials are reflected: x^0 is the highest bit.
  */
 #ifndef BL_CUDA_CRC32C_CUH
 #define BL_CUDA_CRC32C_CUH
@@ -39,7 +39,7 @@ BL_DEVICE uint32_t bl_crc_power(const uint32_t *tables, uint32_t count)
     return power;
 }
 
-/* Return the sum of one word. */
+/* Return the CRC of one word. */
 template <int WIDTH> BL_DEVICE uint32_t bl_crc_word(const uint32_t *tables, bl_word<WIDTH> word)
 {
     uint32_t crc = 0;
@@ -57,7 +57,7 @@ template <int LANES, int WIDTH> BL_DEVICE uint32_t bl_crc_stride(const uint32_t 
     return WIDTH == 16 ? 0 : bl_crc_power(tables, LANES * WIDTH);
 }
 
-/* Move a sum over the words of the other lanes. */
+/* Shift a CRC over the words of the other lanes. */
 template <int WIDTH>
 BL_DEVICE uint32_t bl_crc_advance(const uint32_t *tables, uint32_t crc, uint32_t stride)
 {

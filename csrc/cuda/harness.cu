@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Runs the kernels in a separate process, built with sanitizers. Tests ask it over pipes for memory
- * of an exact length, fill it, run a kernel by name, and look at what it touched. Requests: a
- * letter and three 64-bit numbers, then bytes.
+ * Runs the kernels in a separate process, built with sanitizers. Over pipes, tests allocate memory
+ * of an exact length, fill it, run a kernel by name, and read its accesses. A request is a letter
+ * and three 64-bit numbers, then bytes.
  *
- *   A size ragged    allocate, ragged bytes past an aligned address: its address
+ *   A size ragged    allocate at an aligned address plus ragged; replies the address
  *   W address size   bytes follow
  *   R address size   the bytes
- *   L kernel blocks threads  a job follows: how many accesses, and the accesses
- *   P offset         windows follow: the address
- *   B bug            plant it
+ *   L kernel blocks threads  a job follows; replies the number of accesses, and the accesses
+ *   P offset         windows follow; replies the address
+ *   B bug            plant a bug
  *   F                free all
  */
 #include <stdint.h>
 
-static uint32_t bl_planted;     /* one build has all planted bugs; a test chooses one */
+static uint32_t bl_planted;     /* the build contains all planted bugs; a test selects one */
 #define BL_PLANT bl_planted
 
 #include "kv_copy.cu"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The kernels' accesses on a CPU: the same functions as in ptx.cuh, which record what they touch if
- * asked to, and refuse what a GPU would refuse. Threads run one after the other; a kernel has no
- * step at which they would have to synchronize, except for its tables.
+ * The kernels' accesses on a CPU: the same functions as in ptx.cuh. They optionally record
+ * accesses, and abort on those that a GPU would not execute. Threads run one after the other: the
+ * kernels need no synchronization between threads, except for their tables.
  */
 #ifndef BL_CUDA_HOST_CUH
 #define BL_CUDA_HOST_CUH
@@ -16,7 +16,7 @@
 
 #define BL_DEVICE static inline
 
-/* One access. The n-th access of each lane, for one tile and of one kind, form one step of the
+/* One access. The n-th accesses of all lanes, for one tile and of one kind, form one step of the
  * group. */
 typedef struct bl_access {
     uint64_t address;
@@ -29,7 +29,7 @@ typedef struct bl_access {
 typedef struct bl_trace {
     bl_access *accesses;
     uint64_t capacity;
-    uint64_t count;             /* may be more than fitted */
+    uint64_t count;             /* may exceed the number that fitted */
     uint32_t thread;
     uint32_t tile;
 } bl_trace;
@@ -70,7 +70,7 @@ template <bool TO_POOL, int WIDTH> BL_DEVICE void bl_store(uint64_t address, bl_
     memcpy((void *)address, word.part, WIDTH);
 }
 
-/* Lanes run one by one: no sum has to be combined first. */
+/* Lanes run one by one, so there is no reduction. */
 template <int LANES>
 BL_DEVICE uint32_t bl_sum_add(bl_sum *sum, uint32_t value, uint32_t power, bool lead,
                               uint32_t (*multiply)(uint32_t, uint32_t))

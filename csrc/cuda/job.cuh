@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The arguments of one launch, and the GPU address of an offset of the pool. The kernels, their
- * host build and beluga/transfer/engines/cuda/tables.py compute the same arithmetic.
+ * The arguments of one launch, and the GPU address of a pool offset. The kernels, their host build
+ * and beluga/transfer/engines/cuda/tables.py use the same arithmetic.
  *
- * A plan's pieces are cut into equal tiles; a group of lanes (a warp, or half of one) copies a tile
- * at a time. The pool is registered with the driver in windows, a power of two of stripes of one
- * device each; a piece lies in one stripe, so in one window.
+ * A plan's pieces are cut into equal tiles; a group of lanes (a warp or half a warp) copies a tile
+ * at a time. The pool is registered with the driver in windows, each a power of two of stripes of
+ * one device; a piece lies in one stripe, and so in one window.
  */
 #ifndef BL_CUDA_JOB_CUH
 #define BL_CUDA_JOB_CUH
@@ -19,7 +19,7 @@
 #define BL_BOTH inline
 #endif
 
-/* Tests build the kernels with a bug planted, to see that it is found. */
+/* Tests build the kernels with planted bugs, to test that the tests find them. */
 #ifndef BL_PLANT
 #define BL_PLANT 0
 #endif
@@ -30,19 +30,19 @@ enum bl_plant {
     BL_PLANT_TAIL,              /* the bytes after the last whole word are missing */
     BL_PLANT_CHUNK,             /* the checksum of another chunk */
     BL_PLANT_TWICE,             /* a word is written twice */
-    BL_PLANT_STRIDED,           /* right bytes, but neighbors in a warp do not touch neighbors */
-    BL_PLANT_PAD,               /* the last line is not filled up */
-    BL_PLANT_AGAIN              /* bytes that two rows want are read again for the second one */
+    BL_PLANT_STRIDED,           /* right bytes, but uncoalesced accesses */
+    BL_PLANT_PAD,               /* the last line is not padded */
+    BL_PLANT_AGAIN              /* bytes of two rows are read twice */
 };
 
 enum bl_cuda_constant {
-    BL_UNROLL = 8,              /* words that a lane has in flight */
+    BL_UNROLL = 8,              /* words per lane in flight */
     BL_THREADS_MAX = 512,
-    BL_SLICES = 16,             /* bytes of a word */
+    BL_SLICES = 16,             /* bytes of the widest word */
     BL_TABLE_WORDS = (BL_SLICES + 4) * 256 + 64
 };
 
-/* As many bytes as one access moves. */
+/* The bytes of one access. */
 template <int WIDTH> struct bl_word {
     uint32_t part[(WIDTH + 3) / 4];
 };
@@ -56,20 +56,20 @@ typedef struct bl_tile {
     uint32_t start;             /* byte of the piece */
     uint32_t power;             /* x^(8n) mod P, n bytes of the chunk after it */
     uint32_t extra;             /* gather: zeros to write after it, to the end of the line;
-                                 * scatter: pieces after its own that take the same bytes */
+                                 * scatter: following pieces with the same source bytes */
 } bl_tile;
 
-/* A chunk's checksum while it is computed. */
+/* The state of a chunk's checksum. */
 typedef struct bl_sum {
-    uint32_t crc;               /* begins as the checksum of that many zeros */
-    uint32_t left;              /* lanes of tiles that have not added theirs yet */
+    uint32_t crc;               /* initially the CRC of size zeros */
+    uint32_t left;              /* lanes that have not added their part yet */
     uint32_t expected;          /* the checksum that a read expects */
     uint32_t reserved;
 } bl_sum;
 
 typedef struct bl_verdict {
     uint32_t bad_count;         /* chunks whose checksum differs */
-    uint32_t first_bad;         /* the lowest of them, counted from the launch's first */
+    uint32_t first_bad;         /* the lowest of them, relative to the launch's first */
     uint32_t reserved[2];
 } bl_verdict;
 
@@ -78,7 +78,7 @@ typedef struct bl_windows {
     uint64_t device_count;
     uint64_t device_stripes;    /* stripes of the linear range on each device */
     uint64_t interleaved;
-    uint64_t skipped_stripes;   /* stripes of a device before its share of the linear range */
+    uint64_t skipped_stripes;   /* stripes of a device before the linear range */
     uint64_t window_shift;      /* log2 of a window's stripes */
     uint64_t first_window;
     uint64_t window_count;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The gather (engine memory to pool) and scatter (pool to engine memory) kernels, with CRC-32C on
- * the way. They take raw pointers and a stream. A whole batch is one launch of few persistent
- * blocks: each group of lanes takes every n-th tile, loads the next tile's description ahead, and
- * keeps BL_UNROLL words of each lane in flight. Where source, target or length are not aligned to
- * 16 bytes, words are 8, 4 or 1. In a scatter a piece without an address is only summed; where rows
- * that are summed overlap, a word is loaded once and stored wherever it is wanted: the bytes
- * delivered are the bytes summed, even if the pool changes meanwhile.
+ * The gather (engine memory to pool) and scatter (pool to engine memory) kernels, with fused
+ * CRC-32C. They take raw pointers and a stream. A whole batch is one launch of a few persistent
+ * blocks: each group of lanes takes every n-th tile, prefetches the next tile's description, and
+ * keeps BL_UNROLL words per lane in flight. If source, target or length are not aligned to 16
+ * bytes, words have 8, 4 or 1 bytes. In a scatter, a piece without an address only contributes to
+ * the checksum; where rows overlap, a word is loaded once and stored to all its targets, so the
+ * checksum is that of the delivered bytes even if the pool changes meanwhile.
  *
- * This file is compiled in three ways: by NVRTC; by a C++ compiler, to run on a CPU (host.cuh,
- * run.cuh); and the latter with sanitizers, for tests (harness.cu).
+ * This file is compiled by NVRTC; by a C++ compiler, to run on a CPU (host.cuh, run.cuh); and by a
+ * C++ compiler with sanitizers, for tests (harness.cu).
  */
 #ifdef __CUDACC__
 #include "ptx.cuh"
@@ -22,7 +22,7 @@
 
 typedef struct bl_span {
     uint64_t source;
-    uint64_t target;            /* 0: only summed */
+    uint64_t target;            /* 0: only for the checksum */
     uint32_t length;
     uint32_t lane;
 } bl_span;
@@ -50,7 +50,7 @@ BL_DEVICE uint32_t bl_move_tail(bl_span span, uint32_t start, const uint32_t *ta
     return bl_crc_multiply(bl_crc_word<1>(tables, byte), bl_crc_power(tables, after));
 }
 
-/* Return the sum of a lane's words, moved over what follows them in the tile. */
+/* Return the CRC of a lane's words, shifted over what follows them in the tile. */
 template <int LANES, int WIDTH>
 BL_DEVICE uint32_t bl_move_sum(bl_span span, uint32_t crc, const uint32_t *tables)
 {
@@ -65,7 +65,7 @@ BL_DEVICE uint32_t bl_move_sum(bl_span span, uint32_t crc, const uint32_t *table
     return bl_crc_multiply(crc, power);
 }
 
-/* Copy a tile in words of WIDTH; return what this lane adds to the tile's checksum. */
+/* Copy a tile in words of WIDTH bytes. Returns this lane's part of the tile's checksum. */
 template <int LANES, int WIDTH, bool TO_POOL, bool SUM>
 BL_DEVICE uint32_t bl_move(bl_span span, const uint32_t *tables)
 {
@@ -114,7 +114,7 @@ BL_DEVICE uint32_t bl_move(bl_span span, const uint32_t *tables)
     return bl_move_sum<LANES, WIDTH>(span, crc, tables) ^ tail;
 }
 
-/* Do the same for a tile with several targets: its piece's, and those of the pieces after it. */
+/* Copy a tile with several targets: its piece's, and those of the pieces after it. */
 template <int LANES, int WIDTH>
 BL_DEVICE uint32_t bl_spread(bl_span span, const bl_piece *piece, uint32_t others,
                              const uint32_t *tables)
@@ -218,7 +218,7 @@ BL_DEVICE void bl_copy(const bl_job *job, bl_thread me, const uint32_t *tables)
     }
 }
 
-/* Copy a block's part of the tables to where they are near. */
+/* Copy the tables to shared memory. */
 BL_DEVICE void bl_fill_tables(const bl_job *job, uint32_t *tables, bl_thread me)
 {
     for (uint32_t i = me.thread; i < BL_TABLE_WORDS; i += me.thread_count)

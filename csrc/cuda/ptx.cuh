@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Every access of a kernel to pool and engine memory, as PTX; host.cuh has the same for a CPU.
- * Loads bypass L1 and count as read-only: nobody writes a published block, nor the source of a put,
- * while a kernel runs. Stores to the pool are marked as not read again. The asm is volatile: loads
- * stay ahead of the stores that follow them.
+ * Every access of a kernel to pool and engine memory, as PTX; host.cuh is the CPU counterpart.
+ * Loads bypass L1 and use the read-only path, since published blocks and the sources of puts are
+ * not written while a kernel runs. Stores to the pool have a streaming hint. The asm is volatile,
+ * so that loads stay ahead of the stores that follow them.
  */
 #ifndef BL_CUDA_PTX_CUH
 #define BL_CUDA_PTX_CUH
@@ -75,8 +75,8 @@ template <bool TO_POOL> BL_DEVICE void bl_store(uint64_t address, bl_word<1> wor
     asm volatile("st.global.cs.u8 [%0], %1;" ::"l"(address), "r"(word.part[0]) : "memory");
 }
 
-/* Add a lane's part to a checksum; the group's lanes are combined first. lead is lane 0, which gets
- * back how many lanes are still to come; the others get more than 0. */
+/* Add a group's parts, combined over its lanes, to a checksum. Returns, in the lead (lane 0), how
+ * many lanes have still to add their parts; in the other lanes, more than 0. */
 template <int LANES>
 BL_DEVICE uint32_t bl_sum_add(bl_sum *sum, uint32_t value, uint32_t power, bool lead,
                               uint32_t (*multiply)(uint32_t, uint32_t))

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Runs a kernel on a CPU: block by block, and thread by thread in each. BL_KERNEL gives a kernel
- * the name that it has on a GPU, by which callers find it in the library.
+ * Runs a kernel on a CPU, block by block, and thread by thread in each block. BL_KERNEL exports it
+ * under the name of the GPU kernel.
  */
 #ifndef BL_CUDA_RUN_CUH
 #define BL_CUDA_RUN_CUH
@@ -17,7 +17,7 @@ typedef struct bl_grid {
     {                                                                                              \
         uint32_t tables[SUM ? BL_TABLE_WORDS : 1];                                                 \
         bl_thread me = {0, grid.block_count, 0, grid.thread_count};                                \
-        memset(tables, 0xa5, sizeof tables); /* anything may be in them, as on a GPU */            \
+        memset(tables, 0xa5, sizeof tables); /* arbitrary contents, as on a GPU */                 \
         for (; me.block < grid.block_count; me.block++) {                                          \
             for (me.thread = 0; SUM && me.thread < grid.thread_count; me.thread++)                 \
                 bl_fill_tables(job, tables, me);                                                   \

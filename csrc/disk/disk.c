@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The requests of the disk tier (api/disk.h). A call cuts its requests into pieces, at most depth
- * of which are under way: neighbors become one piece, and a long write becomes several. The
- * checksums, and the copies of what is written, are made while other pieces are under way.
+ * The I/O of the disk tier (api/disk.h). A call cuts its requests into pieces, at most depth of
+ * which are in flight: adjacent requests are merged, and a long write is split. Checksums and
+ * copies are computed while other pieces are in flight.
  *
- * Reads go before writes. The gate admits writes by what reads have done lately:
+ * Reads have priority. The gate admits writes depending on recent reads:
  *
- *   a read is under way, or was 20 ms ago    one piece of 128 KiB, at most one each 4 ms
- *   a read was at most a second ago          pieces of 256 KiB, at most 512 KiB under way
- *   none                                     pieces of 4 MiB, depth of them under way
+ *   a read in flight, or at most 20 ms ago   one piece of 128 KiB, at most one each 4 ms
+ *   a read at most a second ago              pieces of 256 KiB, at most 512 KiB in flight
+ *   none                                     pieces of 4 MiB, depth of them in flight
  *
- * So a read waits for little, whatever waits to be written, and writes never starve.
+ * So a read has a short wait, however many writes are queued, and writes do not starve.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -30,8 +30,8 @@
 enum {
     BL_DISK_DEPTH_MAX = 256,
     BL_DISK_RINGS_KEPT = 16,
-    BL_DISK_ENDED_MAX = 2 * BL_DISK_DEPTH_MAX,  /* pieces that are under way or not compared */
-    BL_DISK_MERGE = 2 << 20,            /* bytes of a piece made of neighbors */
+    BL_DISK_ENDED_MAX = 2 * BL_DISK_DEPTH_MAX,  /* pieces in flight or not checked yet */
+    BL_DISK_MERGE = 2 << 20,            /* the most bytes of a merged piece */
     BL_DISK_SMALL = 128 << 10,
     BL_DISK_MEDIUM = 256 << 10,
     BL_DISK_LARGE = 4 << 20
@@ -42,45 +42,45 @@ static const uint64_t BL_DISK_GAP_NS = 4000000, BL_DISK_SYNC_NS = 50000000;
 
 typedef struct bl_disk_call bl_disk_call;
 
-/* One range under way: some neighbors of a call's requests, or a part of them. */
+/* One I/O: several adjacent requests of a call, or a part of one. */
 typedef struct bl_disk_piece {
     bl_disk_call *call;
     uint64_t offset;
     uint8_t *bytes;
     uint32_t size;
     uint32_t done;              /* bytes moved */
-    uint32_t first, end;        /* the requests it touches */
+    uint32_t first, end;        /* the requests that it overlaps */
 } bl_disk_piece;
 
 struct bl_disk_call {
-    bl_disk_call *next;         /* in a list of the pool of threads */
+    bl_disk_call *next;         /* in the queue of the threads */
     bl_disk_request *requests;
     uint32_t count;
-    uint32_t at, inside;        /* the next piece begins at this request, so many bytes inside */
-    uint32_t open;              /* pieces under way */
+    uint32_t at, inside;        /* where the next piece begins: request, and offset inside it */
+    uint32_t open;              /* pieces in flight */
     int write;
 };
 
 struct bl_disk {
     pthread_mutex_t lock;
-    pthread_cond_t changed;     /* a call has ended, or the gate lets more through */
-    pthread_cond_t work;        /* the threads wait for it */
+    pthread_cond_t changed;     /* a call has ended, or the gate admits more */
+    pthread_cond_t work;        /* there is work for the threads */
     int file;
     uint32_t engine;
     uint32_t depth;
-    uint64_t reads;             /* calls that read now */
+    uint64_t reads;             /* read calls in progress */
     uint64_t last_read_ns;      /* when the last one ended */
     uint64_t last_write_ns;     /* when the last piece was admitted */
-    uint64_t write_bytes;       /* under way */
+    uint64_t write_bytes;       /* in flight */
     bl_uring *rings[BL_DISK_RINGS_KEPT];
     uint32_t ring_count;
     bl_disk_call *calls[2];     /* of the threads: reads, writes */
     pthread_t *threads;
     uint32_t thread_count;
-    uint32_t moving;            /* pieces that threads move now */
-    uint32_t ended_first, ended_count;  /* moved; their checksums are not compared yet */
+    uint32_t moving;            /* pieces that threads are reading or writing */
+    uint32_t ended_first, ended_count; /* read; checksums not checked yet */
     bl_disk_piece ended[BL_DISK_ENDED_MAX];
-    int gate_watched;           /* a thread waits until the gate opens */
+    int gate_watched;           /* 1: a thread waits for the gate */
     int stop;
 };
 
@@ -91,16 +91,16 @@ static uint64_t bl_disk_now(void)
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* ---- The gate. All of it runs under the lock. */
+/* ---- The gate. The caller holds the lock. */
 
-/* Return how long no read has been under way. */
+/* Return the time since the last read ended; 0 during a read. */
 static uint64_t bl_gate_quiet(const bl_disk *disk)
 {
     return disk->reads ? 0 : bl_disk_now() - disk->last_read_ns;
 }
 
-/* Return how many bytes of a write may start now; 0: look again in *wait_ns, or when something
- * has changed. */
+/* Return how many bytes of a write may start now; 0: try again after *wait_ns, or at the next
+ * change. */
 static uint32_t bl_gate_admit(const bl_disk *disk, uint64_t *wait_ns)
 {
     uint64_t quiet = bl_gate_quiet(disk);
@@ -140,7 +140,7 @@ static void bl_disk_wait(bl_disk *disk, pthread_cond_t *event, uint64_t ns)
 
 static int bl_disk_call_has_more(const bl_disk_call *call) { return call->at < call->count; }
 
-/* Cut the next piece, of at most limit bytes; a read has whole requests, at least one. */
+/* Cut the next piece, of at most limit bytes; a read piece has whole requests, at least one. */
 static bl_disk_piece bl_disk_call_cut(bl_disk_call *call, uint32_t limit)
 {
     const bl_disk_request *request = &call->requests[call->at];
@@ -169,8 +169,7 @@ static bl_disk_piece bl_disk_call_cut(bl_disk_call *call, uint32_t limit)
     return piece;
 }
 
-/* Record how a piece ended, for all requests of it that were not moved whole. result is that of the
- * last system call. */
+/* Set the results of the piece's incomplete requests. result is that of the last system call. */
 static void bl_disk_piece_end(bl_disk_call *call, const bl_disk_piece *piece, int64_t result)
 {
     int32_t status = piece->done == piece->size ? 0 : result < 0 ? (int32_t)result : -ENODATA;
@@ -181,7 +180,7 @@ static void bl_disk_piece_end(bl_disk_call *call, const bl_disk_piece *piece, in
     }
 }
 
-/* Copy what a piece writes from where it comes. */
+/* Copy the bytes that a piece writes from their sources. */
 static void bl_disk_piece_copy(const bl_disk_call *call, const bl_disk_piece *piece)
 {
     for (uint32_t i = piece->first; i < piece->end && call->write; i++) {
@@ -206,7 +205,7 @@ static void bl_disk_piece_sum(const bl_disk_call *call, const bl_disk_piece *pie
     }
 }
 
-/* Compare the checksums of what was read. */
+/* Check the checksums of a piece that was read. */
 static void bl_disk_piece_check(const bl_disk_call *call, const bl_disk_piece *piece)
 {
     for (uint32_t i = piece->first; i < piece->end && !call->write; i++) {
@@ -217,7 +216,7 @@ static void bl_disk_piece_check(const bl_disk_call *call, const bl_disk_piece *p
     }
 }
 
-/* Count the bytes that a system call has moved: 1 if the piece goes on from there. */
+/* Add the bytes of a system call. Returns 1 if the piece is incomplete and continues from there. */
 static int bl_disk_piece_moved(bl_disk_piece *piece, int64_t result)
 {
     if (result == -EINTR || result == -EAGAIN)
@@ -243,8 +242,8 @@ static int64_t bl_disk_piece_move(int file, int write, bl_disk_piece *piece)
     return result;
 }
 
-/* Choose the call whose next piece may start, reads first; NULL: none. If *wait_ns is not 0, the
- * gate may let one through after it. */
+/* Choose the call whose next piece may start, reads first; NULL: none. A nonzero *wait_ns is the
+ * time after which the gate may admit one. */
 static bl_disk_call *bl_disk_choose(bl_disk *disk, uint32_t *limit, uint64_t *wait_ns)
 {
     *wait_ns = 0;
@@ -259,7 +258,7 @@ static bl_disk_call *bl_disk_choose(bl_disk *disk, uint32_t *limit, uint64_t *wa
     return *limit ? disk->calls[1] : NULL;
 }
 
-/* Count a piece as done; the last one wakes the caller. */
+/* Complete a piece; the last one wakes the caller. */
 static void bl_disk_close_piece(bl_disk *disk, bl_disk_call *call)
 {
     call->open--;
@@ -267,7 +266,7 @@ static void bl_disk_close_piece(bl_disk *disk, bl_disk_call *call)
         pthread_cond_broadcast(&disk->changed);
 }
 
-/* Compare the checksums of a piece that was read. The lock is given up meanwhile. */
+/* Check the checksums of a piece that was read, without the lock. */
 static void bl_disk_check(bl_disk *disk, bl_disk_piece piece)
 {
     pthread_mutex_unlock(&disk->lock);
@@ -284,7 +283,7 @@ static void bl_disk_check_first(bl_disk *disk)
     bl_disk_check(disk, piece);
 }
 
-/* Leave a piece to whichever thread has nothing to move. */
+/* Queue a piece for its checksums, for a thread without I/O to do. */
 static void bl_disk_check_later(bl_disk *disk, bl_disk_piece piece)
 {
     if (disk->ended_count == BL_DISK_ENDED_MAX) {
@@ -296,7 +295,7 @@ static void bl_disk_check_later(bl_disk *disk, bl_disk_piece piece)
     pthread_cond_signal(&disk->work);
 }
 
-/* Move one piece of a call. The lock is given up meanwhile. */
+/* Read or write one piece of a call, without the lock. */
 static void bl_disk_step(bl_disk *disk, bl_disk_call *call, uint32_t limit)
 {
     bl_disk_piece piece = bl_disk_call_cut(call, limit);
@@ -323,7 +322,7 @@ static void bl_disk_step(bl_disk *disk, bl_disk_call *call, uint32_t limit)
     }
 }
 
-/* Wait for work. One thread at most watches the gate. */
+/* Wait for work. At most one thread waits with the gate's timeout. */
 static void bl_disk_rest(bl_disk *disk, uint64_t gate_ns)
 {
     if (!gate_ns || disk->gate_watched) {
@@ -335,7 +334,8 @@ static void bl_disk_rest(bl_disk *disk, uint64_t gate_ns)
     disk->gate_watched = 0;
 }
 
-/* A thread moves what it may, so that the disk never waits for a checksum, and else compares. */
+/* Worker loop. I/O first, so that the disk is never idle; checksums only when no I/O can be
+ * issued. */
 static void *bl_disk_thread(void *context)
 {
     bl_disk *disk = context;
@@ -355,7 +355,7 @@ static void *bl_disk_thread(void *context)
     return NULL;
 }
 
-/* Run a call by the threads; the lock is held. */
+/* Run a call on the threads; the caller holds the lock. */
 static void bl_disk_run_threads(bl_disk *disk, bl_disk_call *call)
 {
     bl_disk_call **end = &disk->calls[call->write];
@@ -367,9 +367,9 @@ static void bl_disk_run_threads(bl_disk *disk, bl_disk_call *call)
         pthread_cond_wait(&disk->changed, &disk->lock);
 }
 
-/* ---- io_uring: the calling thread moves its own pieces by a ring of its own. A disk may end many
- * pieces at once. While their checksums are compared, as many others are under way, so a call has
- * places for twice depth. */
+/* ---- io_uring: the calling thread submits its pieces to its own ring. Many pieces may complete at
+ * once; while their checksums are checked, as many others are in flight, so a call has slots for
+ * twice depth. */
 
 typedef struct bl_ring_run {
     bl_disk *disk;
@@ -378,7 +378,7 @@ typedef struct bl_ring_run {
     bl_disk_piece pieces[BL_DISK_ENDED_MAX];
     uint32_t free[BL_DISK_ENDED_MAX];
     uint32_t free_count;
-    uint32_t ended[BL_DISK_ENDED_MAX];  /* moved; their checksums are not compared yet */
+    uint32_t ended[BL_DISK_ENDED_MAX]; /* read; checksums not checked yet */
     uint32_t ended_count;
 } bl_ring_run;
 
@@ -389,7 +389,7 @@ static void bl_ring_push(const bl_ring_run *run, uint32_t number)
                   piece->bytes + piece->done, piece->size - piece->done, number);
 }
 
-/* Return how many bytes of the next piece may start; with block, wait for it. */
+/* Return how many bytes of the next piece may start; with block, wait until some may. */
 static uint32_t bl_ring_limit(bl_disk *disk, const bl_disk_call *call, int block)
 {
     if (!call->write)
@@ -414,7 +414,7 @@ static void bl_ring_gate_leave(bl_disk *disk, uint32_t size)
     pthread_mutex_unlock(&disk->lock);
 }
 
-/* Put in as many pieces as may be under way; return how many were put in. */
+/* Submit as many pieces as may be in flight. Returns how many. */
 static uint32_t bl_ring_fill(bl_ring_run *run)
 {
     uint32_t count = 0;
@@ -430,7 +430,7 @@ static uint32_t bl_ring_fill(bl_ring_run *run)
         bl_disk_piece_copy(call, &run->pieces[number]);
         bl_ring_push(run, number);
         call->open++, count++;
-        if (call->write) {      /* it moves meanwhile */
+        if (call->write) {      /* while the write is in flight */
             bl_uring_enter(run->ring, 0);
             bl_disk_piece_sum(call, &run->pieces[number]);
         }
@@ -438,7 +438,7 @@ static uint32_t bl_ring_fill(bl_ring_run *run)
     return count;
 }
 
-/* Take what is done; a piece that was moved in part goes in again. */
+/* Take completions; an incomplete piece is submitted again. */
 static void bl_ring_drain(bl_ring_run *run)
 {
     bl_uring_done done;
@@ -467,7 +467,7 @@ static void bl_ring_run_all(bl_ring_run *run)
         int rest = run->ended_count > 0;
         int rc = run->call->open ? bl_uring_enter(run->ring, !rest) : 0;
         if (rc == -EAGAIN || rc == -EBUSY)
-            usleep(100);        /* the kernel has no memory for it now */
+            usleep(100);        /* the kernel is out of memory for the submission */
         while (run->ended_count) {
             uint32_t number = run->ended[--run->ended_count];
             bl_disk_piece_check(run->call, &run->pieces[number]);
@@ -477,7 +477,7 @@ static void bl_ring_run_all(bl_ring_run *run)
     }
 }
 
-/* Borrow a ring: 0 or -errno. */
+/* Take a ring from the pool of rings, or create one. Returns 0 or -errno. */
 static int bl_disk_ring(bl_disk *disk, bl_uring **ring)
 {
     pthread_mutex_lock(&disk->lock);
@@ -570,7 +570,7 @@ int bl_disk_sync(bl_disk *disk)
     return rc;
 }
 
-/* ---- Life */
+/* ---- Creation and destruction */
 
 void bl_disk_destroy(bl_disk *disk)
 {
@@ -610,7 +610,7 @@ int bl_disk_create(bl_disk **out, int file, uint32_t engine, uint32_t depth)
     if (engine == BL_DISK_URING)
         rc = bl_uring_create(&disk->rings[0], depth);
     disk->ring_count = engine == BL_DISK_URING && !rc;
-    /* One thread more than pieces: it compares checksums while the others move bytes. */
+    /* One thread more than pieces: it checks checksums while the others do I/O. */
     uint32_t threads = engine == BL_DISK_THREADS ? depth + 1 : 0;
     if (threads && !(disk->threads = calloc(threads, sizeof *disk->threads)))
         rc = -ENOMEM;

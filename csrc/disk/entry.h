@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * An entry of a store's index on disk: 64 bytes, which say what a block is and where it lies.
+ * An entry of a store's index on disk: 64 bytes with the key and the place of a block.
  *
  *   0 key 16 | 16 fingerprint 8 | 24 sequence 8 | 32 length 4, chunk_size 4
  *   40 stripe 4, extent_stripes 2, place 2 | 48 payload_crc 4, reserved 4 | 56 zero 4
  *   60 entry_crc 4
  *
- * entry_crc covers the bytes before it and is seeded with the store's id and the slot, so that an
- * entry of another store, or one that was written to a wrong place, is damaged. payload_crc is
- * seeded with the key: the bytes of another block are not this block's. A block
- * begins at page `place` of its stripe. Earlier releases cut extents, of that many stripes, into
- * blocks of one size: there it begins at block `place` of the extent that begins with its stripe.
- * They take an entry without extent_stripes for damaged, which is a miss.
+ * entry_crc covers the bytes before it and is seeded with the store's id and the slot, so an entry
+ * of another store, or one written to a wrong place, counts as damaged. payload_crc is seeded with
+ * the key, so the bytes of another block do not match. A block begins at page `place` of its
+ * stripe. Earlier releases cut extents of extent_stripes stripes into blocks of one size: in their
+ * entries the block begins at block `place` of the extent that begins with its stripe. They treat
+ * an entry with extent_stripes 0 as damaged, that is, as a miss.
  */
 #ifndef BL_STORE_ENTRY_H
 #define BL_STORE_ENTRY_H
@@ -29,7 +29,7 @@ typedef struct bl_store_entry {
     uint32_t length;
     uint32_t chunk_size;
     uint32_t stripe;
-    uint16_t extent_stripes;    /* 0, but for entries of earlier releases */
+    uint16_t extent_stripes;    /* 0, except in entries of earlier releases */
     uint16_t place;
     uint32_t payload_crc;
     uint32_t reserved[2];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The lists of disk/keys.h. There are as many as slots, or up to twice as many.
+ * The hash table of disk/keys.h, with between one and two lists per slot.
  */
 #include "disk/keys.h"
 
@@ -43,13 +43,13 @@ void bl_keys_expect(bl_keys *keys, uint32_t slot_count)
     bl_lazy_populate(keys->next, slot_count * sizeof *keys->next);
 }
 
-/* Return the bits that a key sets in the head of its list. */
+/* Return the filter bits of a key in the head of its list. */
 static inline uint64_t bl_keys_bits(uint64_t hash)
 {
     return 1ull << 32 << (hash >> 59) | 1ull << 32 << (hash >> 54 & 31);
 }
 
-/* Return the slot of a key, looked for in the list that begins at a slot + 1; or -1. */
+/* Return the slot of a key in the list from at (a slot + 1) on, or -1. */
 static int64_t bl_keys_search(const bl_keys *keys, uint32_t at, const uint64_t key[2])
 {
     for (; at; at = keys->next[at - 1]) {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Recovery of a store's index from the entries in its file. Threads that read them check them, all
- * checksums of a sector side by side. One thread follows, a sector at a time: each whole entry
- * claims its space, its key and its place in the order of eviction.
+ * Recovery of a store's index from the entries in its file. The threads that read sectors check
+ * their entries, all checksums of a sector in parallel. One thread follows, sector by sector: each
+ * valid entry claims its space, its key and its position in the eviction order.
  *
- * That order is by sequence. Sequences of blocks that are there lie close together, so a table by
- * their lowest bits has them sorted. If it cannot (two blocks have one place), or if two blocks
- * claim one thing, all of them are sorted, and claim anew with the newest first.
+ * The eviction order is by sequence number. The sequences of stored blocks are close together, so a
+ * table indexed by their low bits usually has them sorted. If two blocks collide in the table, or
+ * claim the same space or key, all blocks are sorted instead and claim again, the newest first.
  */
 #include <errno.h>
 #include <string.h>
@@ -20,8 +20,8 @@
 #include "disk/slots.h"
 
 enum {
-    BL_STORE_SPARSE = 4,        /* places of the table for each slot, at least */
-    BL_STORE_ENTERED = 256      /* blocks that enter the order of eviction at a time */
+    BL_STORE_SPARSE = 4,        /* the fewest table elements per slot */
+    BL_STORE_ENTERED = 256      /* blocks to add to the eviction order at a time */
 };
 
 static size_t bl_recovery_size(const bl_recovery *recovery)
@@ -66,7 +66,7 @@ static int bl_entry_is_whole(const bl_store *store, const bl_store_entry *entry,
            entry->stripe < store->stripe_count;
 }
 
-/* Claim a block's space: 1, or 0 if another block has some of it. */
+/* Claim a block's space. Returns 0 if another block has some of it. */
 static inline int bl_slot_claim_space(bl_store *store, uint32_t number)
 {
     if (bl_pages_take(store->pages, bl_slot_offset(store, number),
@@ -76,7 +76,7 @@ static inline int bl_slot_claim_space(bl_store *store, uint32_t number)
     return 1;
 }
 
-/* Give a block its place in the table. */
+/* Add a block to the table by sequence. */
 static inline void bl_recovery_add(bl_recovery *recovery, uint32_t number, uint64_t sequence)
 {
     recovery->oldest = bl_least(recovery->oldest, sequence);
@@ -85,7 +85,7 @@ static inline void bl_recovery_add(bl_recovery *recovery, uint32_t number, uint6
         recovery->by_sequence[sequence & recovery->mask] = number + 1;
 }
 
-/* Note damaged entries of a sector. */
+/* Count damaged entries of a sector, which must be rewritten. */
 static void bl_sector_damaged(bl_store *store, uint32_t sector, uint32_t count)
 {
     pthread_mutex_lock(&store->lock);
@@ -120,7 +120,7 @@ static void bl_sector_check(bl_store *store, uint32_t sector, uint32_t id_crc)
         bl_sector_damaged(store, sector, damaged);
 }
 
-/* Let the blocks of a sector's whole entries live, and claim what is their own. */
+/* Make the blocks of a sector's valid entries live, and claim their space and keys. */
 static void bl_sector_claim(bl_store *store, uint32_t sector)
 {
     uint32_t first = sector * BL_STORE_SECTOR_SLOTS;
@@ -161,7 +161,7 @@ void bl_store_claim(bl_store *store, uint32_t sector, uint32_t count)
 
 /* ---- The order */
 
-/* Does the table have a place for each block? */
+/* Return 1 if no two blocks collided in the table. */
 static int bl_recovery_is_sorted(const bl_recovery *recovery)
 {
     uint64_t last = recovery->newest - recovery->oldest, count = 0;
@@ -172,7 +172,7 @@ static int bl_recovery_is_sorted(const bl_recovery *recovery)
     return count == recovery->found_count;
 }
 
-/* Enter all blocks into the order of eviction by the table. */
+/* Add all blocks to the eviction order, in the order of the table. */
 static void bl_store_enter_direct(bl_store *store)
 {
     const bl_recovery *recovery = &store->recovery;
@@ -189,7 +189,7 @@ static void bl_store_enter_direct(bl_store *store)
     }
 }
 
-/* Undo all claims: 0 or -ENOMEM. */
+/* Undo all claims. Returns 0 or -ENOMEM. */
 static int bl_store_claim_none(bl_store *store)
 {
     memset(store->stripe_slots, 0, (store->stripe_count + 1) * sizeof *store->stripe_slots);
@@ -203,8 +203,8 @@ static int bl_store_claim_none(bl_store *store)
     return rc;
 }
 
-/* Claim with the newest first: blocks that claim what a newer one has are dropped. Returns how many
- * are left of the list, the oldest first. */
+/* Claim with the newest first, and drop blocks that conflict with a newer one. Returns how many
+ * remain in the list, the oldest first. */
 static uint32_t bl_store_claim_newest(bl_store *store, bl_recovered *sorted, uint32_t found)
 {
     uint32_t left = found;
@@ -229,8 +229,8 @@ static uint32_t bl_store_claim_newest(bl_store *store, bl_recovered *sorted, uin
     return found - left;
 }
 
-/* Sort the blocks, drop those that claim something of a newer one, and enter the others into the
- * order of eviction: 0 or -ENOMEM. */
+/* Sort the blocks, drop those that conflict with a newer one, and add the others to the eviction
+ * order. Returns 0 or -ENOMEM. */
 static int bl_store_enter_sorted(bl_store *store)
 {
     uint32_t count = 0, found = store->recovery.found_count;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The slots of a store: what disk/store.c and disk/recover.c share.
+ * The slots of a store, shared by disk/store.c and disk/recover.c.
  *
- * Invariants: a slot that is not free owns a run of pages; a key is among the keys from
- * reserve to the end; the eviction order has the live blocks, and eviction passes over those that
- * are read now. A sector is dirty while its bytes in the file may differ from bl_store_take's.
+ * Invariants: a slot that is not free owns a run of pages; its key is in the key table from reserve
+ * to the end; the eviction order has the live blocks, and eviction skips those with readers. A
+ * sector is dirty while its bytes in the file may differ from the entries in memory.
  */
 #ifndef BL_STORE_SLOTS_H
 #define BL_STORE_SLOTS_H
@@ -22,10 +22,10 @@
 enum bl_slot_state {
     BL_SLOT_FREE,
     BL_SLOT_WRITING,            /* reserved */
-    BL_SLOT_FILLED,             /* its entry may be in the file, and readers do not find it yet */
-    BL_SLOT_REVOKED,            /* removed while it was being saved: it ends with its commit */
+    BL_SLOT_FILLED,             /* its entry may be in the file, but readers cannot find it yet */
+    BL_SLOT_REVOKED,            /* removed while it was being saved: freed at its commit */
     BL_SLOT_LIVE,
-    BL_SLOT_DOOMED              /* removed, and read now */
+    BL_SLOT_DOOMED              /* removed, but it still has readers */
 };
 
 typedef struct bl_slot {
@@ -35,13 +35,13 @@ typedef struct bl_slot {
     uint32_t state;
 } bl_slot;
 
-/* What recovery knows until it ends. */
+/* The state of a recovery. */
 typedef struct bl_recovery {
-    uint32_t *by_sequence;      /* by the lowest bits of a block's sequence: its slot + 1 */
+    uint32_t *by_sequence;      /* by the low bits of a block's sequence: its slot + 1 */
     uint64_t mask;              /* those bits */
-    uint32_t found_count;       /* entries that are whole */
+    uint32_t found_count;       /* valid entries */
     uint64_t oldest, newest;    /* their sequences */
-    int disputed;               /* two of them claim one key or one space */
+    int disputed;               /* 1: two of them claim the same key or space */
 } bl_recovery;
 
 struct bl_store {
@@ -50,12 +50,12 @@ struct bl_store {
     uint32_t slot_count;
     uint64_t data_offset;
     uint64_t stripe_count;
-    uint64_t sequence;          /* the greatest in use */
+    uint64_t sequence;          /* the greatest sequence in use */
     bl_recovery recovery;
-    bl_store_entry *entry;      /* by slot; what the index in the file has, at the same offsets */
+    bl_store_entry *entry;      /* by slot; the image of the index in the file */
     bl_slot *slot;
     uint32_t *stripe_slots;     /* by stripe: slot + 1 of a block that begins in it */
-    uint64_t *bits;             /* the memory of the sets */
+    uint64_t *bits;             /* memory of the sets below */
     bl_bitset free;             /* slots */
     bl_bitset dirty;            /* sectors */
     uint64_t *whole;            /* recovery, by sector: a bit for each whole entry */
@@ -63,7 +63,7 @@ struct bl_store {
     bl_evict *order;
     bl_pages *pages;
     bl_victims *victims;
-    uint64_t (*evicted)[2];     /* keys that nobody has taken yet */
+    uint64_t (*evicted)[2];     /* evicted keys for bl_store_take_evicted() */
     uint32_t evicted_count;
     uint32_t evicted_room;
     bl_store_stat stat;
@@ -77,10 +77,10 @@ static inline uint64_t bl_slot_offset(const bl_store *store, uint32_t number)
     return store->data_offset + (uint64_t)entry->stripe * BL_STRIPE_SIZE + entry->place * unit;
 }
 
-/* Note that the sector of a slot must be written. */
+/* Mark the sector of a slot dirty. */
 void bl_sector_spoil(bl_store *store, uint32_t slot);
 
-/* Give back a slot with its space. */
+/* Free a slot and its space. */
 void bl_slot_free(bl_store *store, uint32_t number);
 
 /* Link a slot into the list of its stripe. */
@@ -96,7 +96,7 @@ static inline void bl_slot_link(bl_store *store, uint32_t number)
     *head = number + 1;
 }
 
-/* Make a block one that readers may find. It is in the order of eviction with its first touch. */
+/* Make a block visible to readers. Its first touch adds it to the eviction order. */
 static inline void bl_slot_live(bl_store *store, uint32_t number)
 {
     const bl_store_entry *entry = &store->entry[number];

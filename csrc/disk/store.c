@@ -12,7 +12,7 @@
 #include "base/minmax.h"
 #include "disk/slots.h"
 
-/* ---- Life */
+/* ---- Creation and destruction */
 
 static size_t bl_store_bits_size(const bl_store *store)
 {
@@ -104,7 +104,7 @@ void bl_slot_free(bl_store *store, uint32_t number)
     bl_bitset_add(&store->free, number);
 }
 
-/* Let nobody find a live block any more. */
+/* Hide a live block from readers. */
 static void bl_slot_drop(bl_store *store, uint32_t number)
 {
     bl_slot *slot = &store->slot[number];
@@ -118,7 +118,7 @@ static void bl_slot_drop(bl_store *store, uint32_t number)
         bl_slot_free(store, number);
 }
 
-/* Note an evicted key for bl_store_take_evicted; without memory, nobody is told. */
+/* Queue an evicted key for bl_store_take_evicted(); dropped if there is no memory. */
 static void bl_evicted_add(bl_store *store, const uint64_t key[2])
 {
     if (store->evicted_count == store->evicted_room) {
@@ -141,7 +141,7 @@ static void bl_slot_evict(bl_store *store, uint32_t number)
 
 /* ---- Room */
 
-/* Can a block be evicted now? */
+/* Return 1 if a block can be evicted now. */
 static int bl_slot_may_go(const bl_store *store, uint32_t number)
 {
     return store->slot[number].state == BL_SLOT_LIVE && store->slot[number].pins == 0;
@@ -174,8 +174,8 @@ static bl_resident bl_slot_look(void *context, uint32_t number)
                          (uint32_t)bl_slot_may_go(store, number)};
 }
 
-/* Find space for a block, after evicting the coldest blocks that are in the way, if there is none:
- * 1; or 0, with nothing done. */
+/* Find space for a block; if there is none, evict the coldest blocks that make room. Returns 0,
+ * with nothing evicted, if that is impossible. */
 static int bl_space_find(bl_store *store, uint32_t size, uint64_t *offset)
 {
     bl_residents residents = {store,         store->data_offset, bl_slot_coldest, bl_slot_warmer,
@@ -190,7 +190,8 @@ static int bl_space_find(bl_store *store, uint32_t size, uint64_t *offset)
     return count > 0;
 }
 
-/* Take a free slot, the lowest, so that the index in the file stays short; or -1. */
+/* Take the lowest free slot, so that the used part of the index stays short. Returns -1 if there is
+ * none. */
 static int64_t bl_slot_take(bl_store *store)
 {
     uint64_t number = bl_bitset_next(&store->free, 0);
@@ -207,8 +208,8 @@ static int64_t bl_slot_take(bl_store *store)
     return (int64_t)number;
 }
 
-/* Give a new block a slot and space: the slot, or -1. Space comes first: if blocks are evicted for
- * it, a slot is free, too. */
+/* Allocate a slot and space for a new block. Returns the slot, or -1. Space comes first: an
+ * eviction for space also frees a slot. */
 static int64_t bl_slot_reserve(bl_store *store, const bl_store_record *record)
 {
     uint32_t size = bl_block_size(record->length);
@@ -376,7 +377,7 @@ int bl_store_reserve(bl_store *store, const bl_store_record *records, uint32_t c
 void bl_store_fill(bl_store *store, const bl_store_place *places, uint32_t count)
 {
     pthread_mutex_lock(&store->lock);
-    for (uint32_t i = count; i-- > 0;) {        /* a restart orders by sequence: parents newer */
+    for (uint32_t i = count; i-- > 0;) {        /* recovery orders by sequence: a parent is newer */
         bl_slot *slot = &store->slot[places[i].slot];
         bl_store_entry *entry = &store->entry[places[i].slot];
         if (places[i].state != BL_STORE_GRANTED || slot->state != BL_SLOT_WRITING)
@@ -390,7 +391,7 @@ void bl_store_fill(bl_store *store, const bl_store_place *places, uint32_t count
     pthread_mutex_unlock(&store->lock);
 }
 
-/* Give back a slot that no reader has found. */
+/* Free a slot that was never visible to readers. */
 static void bl_slot_give_up(bl_store *store, uint32_t number)
 {
     bl_keys_remove(&store->keys, number);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The ring of disk/uring.h. The kernel and this process share two queues; each index has one
+ * The ring of disk/uring.h. The kernel and this process share two queues; each queue index has one
  * writer, and is stored with release and loaded with acquire order.
  */
 #include "disk/uring.h"
@@ -26,7 +26,7 @@
 
 struct bl_uring {
     int file;
-    uint32_t waiting;           /* put in, and not started */
+    uint32_t waiting;           /* queued, not submitted yet */
     void *rings;
     size_t rings_size;
     struct io_uring_sqe *entries;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The DSA engine, which sends flights of descriptors (dsa/flight.h) through a queue. Only
- * bl_dsa_wait waits; bl_dsa_poll does the work that is ready and returns. Submission to a full
- * queue is retried with exponential backoff; after the last retry the CPU executes the descriptors.
+ * The DSA engine, which submits groups of descriptors (dsa/group.h) to a queue. Only bl_dsa_wait
+ * waits; bl_dsa_poll handles what is complete and returns. Submission to a full queue is retried
+ * with exponential backoff; after the last retry the CPU executes the descriptors.
  */
-#include "dsa/flight.h"
+#include "dsa/group.h"
 
 #ifndef BL_SIM
 
@@ -25,7 +25,7 @@ int bl_dsa_engine_open(const bl_pool *pool, bl_dsa_queue *queue, const bl_dsa_li
                        const bl_dsa_rules *rules, bl_dsa_engine **out)
 {
     uint32_t width = limits->batch_max < BL_DSA_WIDTH ? limits->batch_max : BL_DSA_WIDTH;
-    uint32_t count_max = width > 1 ? BL_DSA_FLIGHTS_BATCHED : BL_DSA_FLIGHTS_SINGLE;
+    uint32_t count_max = width > 1 ? BL_DSA_GROUPS_BATCHED : BL_DSA_GROUPS_SINGLE;
     bl_dsa_engine *engine = calloc(1, sizeof *engine);
     if (engine == NULL)
         return -ENOMEM;
@@ -34,15 +34,15 @@ int bl_dsa_engine_open(const bl_pool *pool, bl_dsa_queue *queue, const bl_dsa_li
     engine->limits = *limits;
     engine->rules = *rules;
     engine->width = width > 1 ? width : 1;
-    engine->flight_count = limits->depth < count_max ? limits->depth : count_max;
+    engine->group_count = limits->depth < count_max ? limits->depth : count_max;
     engine->process = getpid();
-    size_t size = engine->flight_count * sizeof *engine->flights;
-    engine->flights = aligned_alloc(_Alignof(bl_dsa_flight), size);
-    if (engine->flights == NULL) {
+    size_t size = engine->group_count * sizeof *engine->groups;
+    engine->groups = aligned_alloc(_Alignof(bl_dsa_group), size);
+    if (engine->groups == NULL) {
         free(engine);
         return -ENOMEM;
     }
-    memset(engine->flights, 0, size); /* touches its pages before the device accesses them */
+    memset(engine->groups, 0, size); /* touches its pages before the device accesses them */
     *out = engine;
     return 0;
 }
@@ -103,12 +103,12 @@ static bl_dsa_transfer *bl_dsa_next_transfer(bl_dsa_engine *engine)
     return engine->first;
 }
 
-/* Add works until the flight is full. Returns 1 if it has any. */
-static int bl_dsa_board(bl_dsa_engine *engine, bl_dsa_flight *flight)
+/* Add works until the group is full. Returns 1 if the group has any works. */
+static int bl_dsa_group_fill(bl_dsa_engine *engine, bl_dsa_group *group)
 {
     int any = 0;
     for (uint32_t i = 0; i < engine->width; i++) {
-        bl_dsa_work *work = &flight->works[i];
+        bl_dsa_work *work = &group->works[i];
         bl_dsa_transfer *transfer = bl_dsa_next_transfer(engine);
         if (work->transfer == NULL && transfer != NULL &&
             engine->bounced < BL_DSA_BOUNCE_MAX) {
@@ -133,79 +133,79 @@ static void bl_dsa_settle(bl_dsa_engine *engine, bl_dsa_work *work, int status)
         status = bl_dsa_work_end(engine, work);
     if (status < 0)
         bl_dsa_fail(transfer, status);
-    if (bl_dsa_ended(transfer)) /* its caller may also learn it by polling */
-        bl_device_ordered(engine->memory); /* what this thread streams now comes after */
+    if (bl_dsa_ended(transfer)) /* the caller may also poll for the end */
+        bl_device_ordered(engine->memory); /* ordered before what this thread streams next */
 }
 
-/* Make the next descriptors of all works of the flight. Returns how many. */
-static uint32_t bl_dsa_prepare(bl_dsa_engine *engine, bl_dsa_flight *flight)
+/* Fill in the next descriptors of the group's works. Returns how many. */
+static uint32_t bl_dsa_group_prepare(bl_dsa_engine *engine, bl_dsa_group *group)
 {
-    flight->count = 0;
+    group->count = 0;
     for (uint32_t i = 0; i < engine->width; i++) {
-        bl_dsa_work *work = &flight->works[i];
+        bl_dsa_work *work = &group->works[i];
         if (work->transfer == NULL)
             continue;
-        uint32_t place = flight->count;
-        if (work->transfer->status < 0 || !bl_dsa_work_ask(engine, work, &flight->list[place])) {
+        uint32_t place = group->count;
+        if (work->transfer->status < 0 || !bl_dsa_work_next(engine, work, &group->list[place])) {
             bl_dsa_settle(engine, work, 0);
             continue;
         }
-        flight->list[place].record = (uintptr_t)&flight->records[place];
-        flight->records[place] = (bl_dsa_record){0};
-        flight->owners[place] = (uint8_t)i;
-        flight->count++;
+        group->list[place].record = (uintptr_t)&group->records[place];
+        group->records[place] = (bl_dsa_record){0};
+        group->owners[place] = (uint8_t)i;
+        group->count++;
     }
-    if (flight->count > 1) {
-        flight->whole = (bl_dsa_record){0};
-        flight->batch = (bl_dsa_descriptor){
+    if (group->count > 1) {
+        group->whole = (bl_dsa_record){0};
+        group->batch = (bl_dsa_descriptor){
             .flags_opcode = BL_DSA_CRAV | BL_DSA_RCR | (uint32_t)BL_DSA_BATCH << 24,
-            .record = (uintptr_t)&flight->whole,
-            .list = (uintptr_t)flight->list,
-            .count = flight->count};
+            .record = (uintptr_t)&group->whole,
+            .list = (uintptr_t)group->list,
+            .count = group->count};
     }
-    flight->full_count = 0;
-    flight->retry_ns = 0;
-    return flight->count;
+    group->full_count = 0;
+    group->retry_ns = 0;
+    return group->count;
 }
 
-/* The flight has landed: pass each descriptor's result to its work. */
-static void bl_dsa_land(bl_dsa_engine *engine, bl_dsa_flight *flight)
+/* Pass each descriptor's result to its work. */
+static void bl_dsa_group_complete(bl_dsa_engine *engine, bl_dsa_group *group)
 {
-    for (uint32_t i = 0; i < flight->count; i++) {
-        bl_dsa_work *work = &flight->works[flight->owners[i]];
-        bl_dsa_record record = bl_dsa_record_look(&flight->records[i]);
-        int status = bl_dsa_work_hear(engine, work, &flight->list[i], &record);
+    for (uint32_t i = 0; i < group->count; i++) {
+        bl_dsa_work *work = &group->works[group->owners[i]];
+        bl_dsa_record record = bl_dsa_record_look(&group->records[i]);
+        int status = bl_dsa_work_handle(engine, work, &group->list[i], &record);
         if (status < 0)
             bl_dsa_settle(engine, work, status);
     }
-    flight->state = BL_DSA_GROUNDED;
+    group->state = BL_DSA_IDLE;
 }
 
 /* The queue never accepts the descriptors: complete them with a hardware error, so that the CPU
  * executes them. */
-static void bl_dsa_cancel(bl_dsa_engine *engine, bl_dsa_flight *flight)
+static void bl_dsa_group_cancel(bl_dsa_engine *engine, bl_dsa_group *group)
 {
-    for (uint32_t i = 0; i < flight->count; i++)
-        flight->records[i].status = BL_DSA_HW_ERR1;
-    bl_dsa_land(engine, flight);
+    for (uint32_t i = 0; i < group->count; i++)
+        group->records[i].status = BL_DSA_HW_ERR1;
+    bl_dsa_group_complete(engine, group);
 }
 
-/* Submit the flight. Returns 1 if the queue has accepted it or it was cancelled, and 0 to retry
+/* Submit the group. Returns 1 if the queue has accepted it or it was cancelled, and 0 to retry
  * later. */
-static int bl_dsa_leave(bl_dsa_engine *engine, bl_dsa_flight *flight)
+static int bl_dsa_group_submit(bl_dsa_engine *engine, bl_dsa_group *group)
 {
     if (engine->broken < 0) {
-        bl_dsa_cancel(engine, flight);
+        bl_dsa_group_cancel(engine, group);
         return 1;
     }
-    if (flight->retry_ns > 0 && bl_now_ns(engine->memory) < flight->retry_ns)
+    if (group->retry_ns > 0 && bl_now_ns(engine->memory) < group->retry_ns)
         return 0;
-    int batched = flight->count > 1;
-    int status = bl_dsa_submit(engine->queue, batched ? &flight->batch : flight->list);
+    int batched = group->count > 1;
+    int status = bl_dsa_submit(engine->queue, batched ? &group->batch : group->list);
     if (status == 0) {
-        engine->stat.descriptors += flight->count;
+        engine->stat.descriptors += group->count;
         engine->stat.batches += (uint64_t)batched;
-        flight->state = BL_DSA_FLYING;
+        group->state = BL_DSA_SUBMITTED;
         return 1;
     }
     if (status != -EAGAIN) {
@@ -213,24 +213,24 @@ static int bl_dsa_leave(bl_dsa_engine *engine, bl_dsa_flight *flight)
         return 1;
     }
     engine->stat.full++;
-    if (flight->full_count++ == BL_DSA_FULL_MAX) {
-        bl_dsa_cancel(engine, flight);
+    if (group->full_count++ == BL_DSA_FULL_MAX) {
+        bl_dsa_group_cancel(engine, group);
         return 1;
     }
-    uint64_t pause = (uint64_t)BL_DSA_BACKOFF_NS << (flight->full_count - 1);
+    uint64_t pause = (uint64_t)BL_DSA_BACKOFF_NS << (group->full_count - 1);
     pause = pause < BL_DSA_BACKOFF_MAX_NS ? pause : BL_DSA_BACKOFF_MAX_NS;
-    flight->retry_ns = bl_now_ns(engine->memory) + pause;
+    group->retry_ns = bl_now_ns(engine->memory) + pause;
     return 0;
 }
 
-static const bl_dsa_record *bl_dsa_awaited(const bl_dsa_flight *flight)
+static const bl_dsa_record *bl_dsa_awaited(const bl_dsa_group *group)
 {
-    return flight->count > 1 ? &flight->whole : flight->records;
+    return group->count > 1 ? &group->whole : group->records;
 }
 
-static int bl_dsa_has_landed(bl_dsa_engine *engine, bl_dsa_flight *flight)
+static int bl_dsa_group_done(bl_dsa_engine *engine, bl_dsa_group *group)
 {
-    if (bl_dsa_record_look(bl_dsa_awaited(flight)).status == BL_DSA_NONE)
+    if (bl_dsa_record_look(bl_dsa_awaited(group)).status == BL_DSA_NONE)
         return 0;
     bl_dsa_queue_ended(engine->queue);
     return 1;
@@ -241,17 +241,17 @@ int bl_dsa_poll(bl_dsa_engine *engine)
     int moved = 0;
     if (bl_dsa_forked(engine))
         return 0;
-    for (uint32_t i = 0; i < engine->flight_count; i++) {
-        bl_dsa_flight *flight = &engine->flights[i];
-        if (flight->state == BL_DSA_FLYING && bl_dsa_has_landed(engine, flight)) {
-            bl_dsa_land(engine, flight);
+    for (uint32_t i = 0; i < engine->group_count; i++) {
+        bl_dsa_group *group = &engine->groups[i];
+        if (group->state == BL_DSA_SUBMITTED && bl_dsa_group_done(engine, group)) {
+            bl_dsa_group_complete(engine, group);
             moved = 1;
         }
-        while (flight->state == BL_DSA_GROUNDED && bl_dsa_board(engine, flight))
-            if (bl_dsa_prepare(engine, flight) > 0)
-                flight->state = BL_DSA_LEAVING;
-        if (flight->state == BL_DSA_LEAVING)
-            moved |= bl_dsa_leave(engine, flight);
+        while (group->state == BL_DSA_IDLE && bl_dsa_group_fill(engine, group))
+            if (bl_dsa_group_prepare(engine, group) > 0)
+                group->state = BL_DSA_PREPARED;
+        if (group->state == BL_DSA_PREPARED)
+            moved |= bl_dsa_group_submit(engine, group);
     }
     bl_dsa_next_transfer(engine); /* a transfer whose works have all begun may be freed soon */
     return moved;
@@ -260,10 +260,10 @@ int bl_dsa_poll(bl_dsa_engine *engine)
 /* Sleep until a record is written, or yield. Returns 0 after the deadline. */
 static int bl_dsa_rest(bl_dsa_engine *engine, bl_wait *wait)
 {
-    for (uint32_t i = 0; engine->queue->is_device && i < engine->flight_count; i++)
-        if (engine->flights[i].state == BL_DSA_FLYING &&
+    for (uint32_t i = 0; engine->queue->is_device && i < engine->group_count; i++)
+        if (engine->groups[i].state == BL_DSA_SUBMITTED &&
             (bl_cpu_features() & BL_CPU_WAITPKG) != 0) {
-            const bl_dsa_record *record = bl_dsa_awaited(&engine->flights[i]);
+            const bl_dsa_record *record = bl_dsa_awaited(&engine->groups[i]);
             bl_monitor((const uint64_t *)record, 0, BL_DSA_MONITOR_CYCLES);
             return bl_wait_left_ns(engine->memory, wait) > 0;
         }
@@ -293,46 +293,47 @@ static void bl_dsa_abandon(bl_dsa_transfer *transfer)
         transfer->status = -ECANCELED;
 }
 
-/* Wait for the flights that a device executes. Returns 1 if all have landed. */
-static int bl_dsa_quiet(bl_dsa_engine *engine)
+/* Wait for the groups in flight on a device. Returns 1 if all are complete. */
+static int bl_dsa_drain(bl_dsa_engine *engine)
 {
     bl_wait wait = bl_wait_make(engine->memory, BL_DSA_CLOSE_S * 1000000000ull);
-    for (uint32_t i = 0; engine->queue->is_device && i < engine->flight_count; i++)
-        while (engine->flights[i].state == BL_DSA_FLYING &&
-               !bl_dsa_has_landed(engine, &engine->flights[i]))
+    for (uint32_t i = 0; engine->queue->is_device && i < engine->group_count; i++)
+        while (engine->groups[i].state == BL_DSA_SUBMITTED &&
+               !bl_dsa_group_done(engine, &engine->groups[i]))
             if (!bl_wait_turn(engine->memory, &wait))
                 return 0;
     return 1;
 }
 
-/* Remove all works from a flight; with is_quiet their bounce buffers are freed, too. */
-static void bl_dsa_evacuate(bl_dsa_engine *engine, bl_dsa_flight *flight, int is_quiet)
+/* Remove all works from a group. Their bounce buffers are freed only with is_drained: otherwise the
+ * device may still write to them. */
+static void bl_dsa_group_clear(bl_dsa_engine *engine, bl_dsa_group *group, int is_drained)
 {
     for (uint32_t i = 0; i < engine->width; i++) {
-        bl_dsa_work *work = &flight->works[i];
+        bl_dsa_work *work = &group->works[i];
         if (work->transfer == NULL)
             continue;
         bl_dsa_abandon(work->transfer);
-        if (is_quiet)
+        if (is_drained)
             bl_dsa_work_drop(engine, work);
     }
 }
 
 void bl_dsa_engine_close(bl_dsa_engine *engine)
 {
-    int is_quiet = 1;
+    int is_drained = 1;
     if (!bl_dsa_forked(engine)) {
-        is_quiet = bl_dsa_quiet(engine);
+        is_drained = bl_dsa_drain(engine);
         bl_dsa_queue_close(engine->queue);
     }
-    for (uint32_t i = 0; i < engine->flight_count; i++)
-        bl_dsa_evacuate(engine, &engine->flights[i], is_quiet);
+    for (uint32_t i = 0; i < engine->group_count; i++)
+        bl_dsa_group_clear(engine, &engine->groups[i], is_drained);
     for (bl_dsa_transfer *left; (left = bl_dsa_next_transfer(engine)) != NULL;) {
         engine->first = left->next;
         bl_dsa_abandon(left);
     }
-    if (is_quiet)
-        free(engine->flights);
+    if (is_drained)
+        free(engine->groups);
     free(engine);
 }
 

@@ -12,14 +12,14 @@
 
 enum { BL_DSA_STAGE_SIZE = 4 << 10 };
 
-/* The flags that an opcode allows besides a record, and its own bytes that it uses. */
+/* What an opcode accepts: flags besides that of a record, and opcode-specific bytes. */
 typedef struct bl_dsa_trait {
     uint32_t flags;
     uint8_t known;
-    uint8_t moves;              /* it has a size */
+    uint8_t moves;              /* 1: it has a size */
     uint8_t sources;            /* 1: source; 2: and source2 */
     uint8_t targets;            /* 1: target; 2: and target2 */
-    uint8_t specific;           /* its own bytes */
+    uint8_t specific;           /* opcode-specific bytes in use */
 } bl_dsa_trait;
 
 enum {
@@ -107,10 +107,10 @@ uint32_t bl_dsa_refusal(const bl_dsa_place *place, const bl_dsa_descriptor *desc
     return BL_DSA_NONE;
 }
 
-/* The progress of a descriptor; it is still correct after a SIGBUS. */
+/* The progress of a descriptor. It stays correct across a SIGBUS. */
 typedef struct bl_dsa_run {
     const bl_dsa_descriptor *descriptor;
-    uint32_t size;              /* bytes that will be done */
+    uint32_t size;              /* bytes to execute */
     uint32_t done;
     uint32_t crc;
     uint32_t differ;
@@ -137,7 +137,7 @@ static void bl_dsa_fetch(const bl_dsa_run *run, uint8_t *stage, uint32_t size)
         stage[i] = pattern[(run->done + i) % sizeof descriptor->pattern];
 }
 
-/* Do the next size bytes: 0, or 1 at a comparison's first difference. */
+/* Execute the next size bytes. Returns 1 at a comparison's first difference. */
 static int bl_dsa_run_step(bl_dsa_run *run, uint32_t size)
 {
     const bl_dsa_descriptor *descriptor = run->descriptor;
@@ -164,7 +164,8 @@ static int bl_dsa_run_step(bl_dsa_run *run, uint32_t size)
     return 0;
 }
 
-/* Do an overlapping move as a whole or not at all: half a move would overwrite half its source. */
+/* Execute an overlapping move as a whole or not at all: half of it would overwrite part of the
+ * source. */
 static void bl_dsa_run_move(bl_dsa_run *run)
 {
     const bl_dsa_descriptor *descriptor = run->descriptor;
@@ -240,11 +241,11 @@ static void bl_dsa_broken(const bl_memory *memory, const bl_dsa_run *run, bl_dsa
 }
 
 void bl_dsa_execute(const bl_dsa_place *place, const bl_dsa_descriptor *descriptor,
-                    const bl_dsa_upset *upset, bl_dsa_record *record)
+                    const bl_dsa_injected *injected, bl_dsa_record *record)
 {
     *record = (bl_dsa_record){0};
     uint32_t why = bl_dsa_refusal(place, descriptor, record);
-    if (why == BL_DSA_NONE && upset != NULL && upset->kind == BL_DSA_UPSET_ERROR)
+    if (why == BL_DSA_NONE && injected != NULL && injected->kind == BL_DSA_INJECT_ERROR)
         why = BL_DSA_HW_ERR1;
     if (why != BL_DSA_NONE) {
         record->status = (uint8_t)why;
@@ -252,16 +253,17 @@ void bl_dsa_execute(const bl_dsa_place *place, const bl_dsa_descriptor *descript
     }
     const bl_dsa_trait *trait = &bl_dsa_traits[bl_dsa_opcode(descriptor)];
     bl_dsa_run run = {.descriptor = descriptor, .size = trait->moves ? descriptor->size : 0};
-    int faults = upset != NULL && upset->kind == BL_DSA_UPSET_FAULT && upset->at < run.size;
+    int faults = injected != NULL && injected->kind == BL_DSA_INJECT_FAULT &&
+                 injected->at < run.size;
     if (faults)
-        run.size = upset->at;
+        run.size = injected->at;
     int status = place->memory ? bl_guarded(place->memory, bl_dsa_run_all, &run)
                                : bl_dsa_run_all(&run);
     record->completed = run.done;
     if (status < 0) {
         bl_dsa_broken(place->memory, &run, record);
     } else if (faults && run.done == run.size) {
-        uint32_t is_write = trait->targets > 0 && (trait->sources == 0 || upset->is_write);
+        uint32_t is_write = trait->targets > 0 && (trait->sources == 0 || injected->is_write);
         bl_dsa_stopped(record, bl_dsa_fault_address(&run, is_write), is_write);
     } else {
         record->status = BL_DSA_SUCCESS;

@@ -17,17 +17,17 @@
 #include "coherence/memory.h"
 
 enum bl_dsa_upset_kind {
-    BL_DSA_UPSET_NONE = 0,
-    BL_DSA_UPSET_FAULT,         /* a page fault */
-    BL_DSA_UPSET_ERROR          /* the device fails */
+    BL_DSA_INJECT_NONE = 0,
+    BL_DSA_INJECT_FAULT,         /* a page fault */
+    BL_DSA_INJECT_ERROR          /* a hardware error */
 };
 
-/* The fault of one descriptor. */
-typedef struct bl_dsa_upset {
+/* The fault to inject into one descriptor. */
+typedef struct bl_dsa_injected {
     uint32_t kind;
-    uint32_t at;                /* after so many bytes; past the end: not at all */
-    uint32_t is_write;          /* the fault is a write */
-} bl_dsa_upset;
+    uint32_t at;                /* the fault comes after this many bytes; past the end: no fault */
+    uint32_t is_write;          /* 1: a faulting write */
+} bl_dsa_injected;
 
 /* The context of an execution: the queue's limits, and the pool whose device failures are page
  * faults, or NULL. */
@@ -42,8 +42,8 @@ typedef struct bl_dsa_place {
 uint32_t bl_dsa_refusal(const bl_dsa_place *place, const bl_dsa_descriptor *descriptor,
                         bl_dsa_record *record);
 
-/* Execute a descriptor. The queue itself handles batches and drains. upset may be NULL. */
+/* Execute a descriptor. The queue itself handles batches and drains. injected may be NULL. */
 void bl_dsa_execute(const bl_dsa_place *place, const bl_dsa_descriptor *descriptor,
-                    const bl_dsa_upset *upset, bl_dsa_record *record);
+                    const bl_dsa_injected *injected, bl_dsa_record *record);
 
 #endif

@@ -12,8 +12,8 @@
 /* The probability of each fault, in units of 1/65536. All zero: no faults. */
 typedef struct bl_dsa_faults {
     uint64_t seed;
-    uint32_t full;              /* a descriptor finds the queue full, */
-    uint32_t full_run;          /* and at most so many after it do, too */
+    uint32_t full;              /* a full queue at a submission, */
+    uint32_t full_run;          /* and at up to this many that follow */
     uint32_t fault;             /* a page fault somewhere in a transfer */
     uint32_t list_fault;        /* a page fault in the list of a batch */
     uint32_t error;             /* a hardware error */

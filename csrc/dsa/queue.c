@@ -44,7 +44,7 @@ static int bl_dsa_device_move(bl_dsa_queue *queue, const bl_dsa_descriptor *desc
 {
     bl_dsa_device *device = (bl_dsa_device *)queue;
     if (device->out == device->depth)
-        return -EAGAIN; /* one too many would be dropped silently */
+        return -EAGAIN; /* the device silently drops a descriptor beyond its depth */
     device->out++;
     bl_store_fence_now();
     bl_portal_move(bl_dsa_device_slot(device), descriptor);

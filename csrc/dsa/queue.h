@@ -2,8 +2,9 @@
  * Copyright The Beluga Authors
  *
  * The interface of a work queue: a portal that accepts a descriptor of one line, or reports that
- * the queue is full. Everything else, results too, passes through memory that the descriptor names.
- * Behind the portal is a device (dsa/queue.c) or a thread that behaves like one (dsa/soft.c).
+ * the queue is full. Everything else, including results, passes through memory at addresses in the
+ * descriptor. Behind the portal is a device (dsa/queue.c) or a thread that behaves like one
+ * (dsa/soft.c).
  */
 #ifndef BL_DSA_QUEUE_H
 #define BL_DSA_QUEUE_H

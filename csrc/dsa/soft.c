@@ -36,7 +36,7 @@ typedef struct bl_dsa_soft {
     bl_dsa_faults faults;
     uint64_t dice_submit;       /* under the lock */
     uint64_t dice_work;         /* for the thread */
-    uint32_t full_left;         /* further submissions that find the queue full */
+    uint32_t full_left;         /* submissions still to be refused */
     uint32_t late_count;
     bl_dsa_late late[BL_DSA_LATE_MAX];
     pthread_t thread;
@@ -47,7 +47,7 @@ typedef struct bl_dsa_soft {
     bl_dsa_descriptor ring[];   /* oldest first; limits.depth of them */
 } bl_dsa_soft;
 
-/* Put this thread to sleep, and not a host of the simulator. */
+/* Sleep in real time: bl_nap() would advance the simulator's clock. */
 static void bl_dsa_sleep(uint64_t ns)
 {
     struct timespec time = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
@@ -124,18 +124,18 @@ static uint32_t bl_dsa_run_one(bl_dsa_soft *soft, const bl_dsa_descriptor *descr
                                uint32_t in_batch)
 {
     bl_dsa_place place = {&soft->limits, soft->memory, in_batch};
-    bl_dsa_upset upset = {BL_DSA_UPSET_NONE, 0, 0};
+    bl_dsa_injected injected = {BL_DSA_INJECT_NONE, 0, 0};
     bl_dsa_record record;
     int waits = bl_dsa_flags(descriptor) & BL_DSA_BOF;
     if (descriptor->size > 0 && !waits &&
         bl_dsa_befalls(&soft->dice_work, soft->faults.fault)) {
-        upset.kind = BL_DSA_UPSET_FAULT;
-        upset.at = bl_dsa_dice(&soft->dice_work, descriptor->size);
-        upset.is_write = bl_dsa_dice(&soft->dice_work, 2);
+        injected.kind = BL_DSA_INJECT_FAULT;
+        injected.at = bl_dsa_dice(&soft->dice_work, descriptor->size);
+        injected.is_write = bl_dsa_dice(&soft->dice_work, 2);
     } else if (bl_dsa_befalls(&soft->dice_work, soft->faults.error)) {
-        upset.kind = BL_DSA_UPSET_ERROR;
+        injected.kind = BL_DSA_INJECT_ERROR;
     }
-    bl_dsa_execute(&place, descriptor, &upset, &record);
+    bl_dsa_execute(&place, descriptor, &injected, &record);
     bl_dsa_deliver(soft, descriptor, &record, !in_batch);
     return record.status;
 }
@@ -151,7 +151,7 @@ static void bl_dsa_shuffle(bl_dsa_soft *soft, uint16_t *order, uint32_t start, u
     }
 }
 
-/* Execute a list from fence to fence: between fences in any order, and no further than a
+/* Execute a list: descriptors between two fences in any order, and none behind a fence after a
  * failure. */
 static uint32_t bl_dsa_run_list(bl_dsa_soft *soft, const bl_dsa_descriptor *list, uint32_t count,
                                 uint32_t *failed)

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Handles one work of the DSA engine (dsa/flight.h): makes its descriptors, and interprets how they
- * end.
+ * One work of the DSA engine (dsa/group.h): its descriptors and the results of these.
  *
- * What a device reports is foreign input: byte counts are bounded by the size of the descriptor,
- * and a fault's address is accepted only inside of the descriptor's ranges. The page is not mapped
- * by an access to it, since the device may be writing bytes next to the fault: madvise() maps it.
+ * Completion records are foreign input: byte counts are bounded by the size of the descriptor, and
+ * a fault address is accepted only inside the descriptor's ranges. madvise() maps the page; a store
+ * to it would not do, since the device may be writing next to the faulting byte.
  */
-#include "dsa/flight.h"
+#include "dsa/group.h"
 
 #ifndef BL_SIM
 
@@ -79,7 +78,8 @@ int bl_dsa_work_begin(bl_dsa_engine *engine, bl_dsa_transfer *transfer, bl_dsa_w
     return 0;
 }
 
-/* Return the bytes between the end of a block that this work ends, and the end of that line. */
+/* Return the bytes from the end of the block to the end of its last line, if this work is its
+ * last. */
 static uint32_t bl_dsa_work_blank(const bl_dsa_work *work)
 {
     const bl_plan *plan = &work->transfer->plan;
@@ -106,7 +106,7 @@ static uint32_t bl_dsa_step_size(const bl_dsa_engine *engine, const bl_dsa_work 
     }
 }
 
-/* Advance to a piece that is not done. Returns its size, or 0 if all are done. */
+/* Advance to the next unfinished piece. Returns its size, or 0 if there is none. */
 static uint32_t bl_dsa_piece_size(bl_dsa_work *work)
 {
     const bl_piece *pieces = work->transfer->plan.pieces;
@@ -116,8 +116,8 @@ static uint32_t bl_dsa_piece_size(bl_dsa_work *work)
     return 0;
 }
 
-/* Advance to the next step or piece that is not done. Returns its remaining bytes, or 0 if the work
- * is done. */
+/* Advance to the next unfinished step or piece. Returns its remaining bytes, or 0 if the work is
+ * done. */
 static uint32_t bl_dsa_work_advance(const bl_dsa_engine *engine, bl_dsa_work *work)
 {
     for (; work->step < BL_DSA_STEP_END; work->step++, work->done = 0) {
@@ -142,7 +142,7 @@ static uint64_t bl_dsa_range_run(const bl_dsa_engine *engine, const bl_dsa_work 
     return (uintptr_t)bl_address(engine->memory, offset);
 }
 
-int bl_dsa_work_ask(const bl_dsa_engine *engine, bl_dsa_work *work, bl_dsa_descriptor *out)
+int bl_dsa_work_next(const bl_dsa_engine *engine, bl_dsa_work *work, bl_dsa_descriptor *out)
 {
     const bl_dsa_transfer *transfer = work->transfer;
     uint32_t size = bl_dsa_work_advance(engine, work), opcode, flags = BL_DSA_CRAV | BL_DSA_RCR;
@@ -183,7 +183,7 @@ int bl_dsa_work_ask(const bl_dsa_engine *engine, bl_dsa_work *work, bl_dsa_descr
 }
 
 /* Have the kernel map the missing page. Returns 0, an error, or 1 if the kernel cannot do that. */
-static int bl_dsa_mend(const bl_dsa_engine *engine, const bl_dsa_descriptor *descriptor,
+static int bl_dsa_map_page(const bl_dsa_engine *engine, const bl_dsa_descriptor *descriptor,
                        const bl_dsa_record *record)
 {
     enum { POPULATE_READ = 22, POPULATE_WRITE = 23 }; /* MADV_..., Linux 5.14 */
@@ -216,37 +216,37 @@ static void bl_dsa_work_gain(bl_dsa_work *work, const bl_dsa_descriptor *descrip
     }
 }
 
-typedef struct bl_dsa_by_hand {
+typedef struct bl_dsa_on_cpu {
     bl_dsa_place place;
     bl_dsa_descriptor descriptor;
     bl_dsa_record record;
-} bl_dsa_by_hand;
+} bl_dsa_on_cpu;
 
-static int bl_dsa_by_hand_guarded(void *context)
+static int bl_dsa_on_cpu_guarded(void *context)
 {
-    bl_dsa_by_hand *worker = context;
+    bl_dsa_on_cpu *worker = context;
     bl_dsa_execute(&worker->place, &worker->descriptor, NULL, &worker->record);
     return 0;
 }
 
 /* Execute the work's next descriptor on the CPU. */
-static int bl_dsa_work_by_hand(bl_dsa_engine *engine, bl_dsa_work *work)
+static int bl_dsa_work_on_cpu(bl_dsa_engine *engine, bl_dsa_work *work)
 {
-    bl_dsa_by_hand worker = {.place = {&engine->limits, NULL, 0}};
-    if (!bl_dsa_work_ask(engine, work, &worker.descriptor))
+    bl_dsa_on_cpu worker = {.place = {&engine->limits, NULL, 0}};
+    if (!bl_dsa_work_next(engine, work, &worker.descriptor))
         return 0;
-    int status = bl_guarded(engine->memory, bl_dsa_by_hand_guarded, &worker);
+    int status = bl_guarded(engine->memory, bl_dsa_on_cpu_guarded, &worker);
     if (status < 0)
         return status;
-    engine->stat.by_hand++;
+    engine->stat.by_cpu++;
     if (worker.record.status != BL_DSA_SUCCESS)
         return -EIO;
     bl_dsa_work_gain(work, &worker.descriptor, &worker.record, worker.descriptor.size);
     return 0;
 }
 
-int bl_dsa_work_hear(bl_dsa_engine *engine, bl_dsa_work *work, const bl_dsa_descriptor *descriptor,
-                     const bl_dsa_record *record)
+int bl_dsa_work_handle(bl_dsa_engine *engine, bl_dsa_work *work,
+                       const bl_dsa_descriptor *descriptor, const bl_dsa_record *record)
 {
     uint32_t status = record->status & BL_DSA_STATUS_MASK;
     if (status == BL_DSA_SUCCESS) {
@@ -259,14 +259,14 @@ int bl_dsa_work_hear(bl_dsa_engine *engine, bl_dsa_work *work, const bl_dsa_desc
             uint32_t bytes = bl_dsa_least(record->completed, work->asked);
             bl_dsa_work_gain(work, descriptor, record, bytes);
             engine->stat.faults++;
-            mended = bl_dsa_mend(engine, descriptor, record);
+            mended = bl_dsa_map_page(engine, descriptor, record);
         }
         if (mended < 0)
             return mended;
         if (mended == 0 && ++work->stalls < BL_DSA_STALLS_MAX)
             return 0;
     }
-    return bl_dsa_work_by_hand(engine, work);
+    return bl_dsa_work_on_cpu(engine, work);
 }
 
 static void bl_dsa_work_leave(bl_dsa_engine *engine, bl_dsa_work *work)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * How large a block may be. The limit is not part of the pool format: programs with different
- * limits share a pool, and a block above a reader's limit is a miss for it.
+ * The limit of a block's size. It is not part of the pool format: programs with different limits
+ * can share a pool, and a block above a reader's limit is a miss.
  */
 #ifndef BL_BLOCK_LIMIT_H
 #define BL_BLOCK_LIMIT_H

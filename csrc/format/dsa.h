@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What an Intel Data Streaming Accelerator reads and writes: a descriptor of one line, and a
- * completion record of half a line. The layout is the device's; <linux/idxd.h> has it too, and a
- * test compares the two. The names are Beluga's, because that header's unions are less specific.
+ * The descriptor (one line) and completion record (half a line) of the Intel Data Streaming
+ * Accelerator. The layout is that of the device; a test compares it with <linux/idxd.h>, whose
+ * unions are less specific than the fields here.
  */
 #ifndef BL_DSA_FORMAT_H
 #define BL_DSA_FORMAT_H
@@ -24,15 +24,16 @@ enum bl_dsa_opcode {
 };
 
 enum bl_dsa_flag {
-    BL_DSA_FENCE = 0x0001,      /* in a batch: run after all before it, and only if all succeeded */
-    BL_DSA_BOF = 0x0002,        /* wait for the page at a page fault; if the queue allows it */
+    BL_DSA_FENCE = 0x0001,      /* in a batch: run after all earlier descriptors, if all
+                                 * succeeded */
+    BL_DSA_BOF = 0x0002,        /* block on fault: wait for the page, if the queue allows it */
     BL_DSA_CRAV = 0x0004,       /* the record's address is valid */
-    BL_DSA_RCR = 0x0008,        /* write a record in every case, not only after an error */
-    BL_DSA_CR = 0x0080,         /* a comparison also compares its result with the expected one */
+    BL_DSA_RCR = 0x0008,        /* always write a record, not only after an error */
+    BL_DSA_CR = 0x0080,         /* a comparison checks its result against the expected one */
     BL_DSA_CC = 0x0100,         /* writes go to the cache; clear: to memory. A flush with this flag
                                  * writes lines back and leaves them cached */
     BL_DSA_STORD = 0x2000,      /* writes in order */
-    BL_DSA_DRDBK = 0x4000,      /* read the target's end back before the record is written */
+    BL_DSA_DRDBK = 0x4000,      /* destination readback before the record is written */
     BL_DSA_DSTS = 0x8000,
     BL_DSA_SEED_READ = 0x10000  /* a CRC takes its seed from seed_address; that header lacks this
                                  * flag */
@@ -41,10 +42,10 @@ enum bl_dsa_flag {
 enum bl_dsa_status {
     BL_DSA_NONE = 0x00,         /* no result yet */
     BL_DSA_SUCCESS = 0x01,
-    BL_DSA_SUCCESS_PRED = 0x02, /* done; the result is not the expected one */
+    BL_DSA_SUCCESS_PRED = 0x02, /* success, but not with the expected result */
     BL_DSA_PAGE_FAULT = 0x03,   /* stopped after bytes_completed */
     BL_DSA_BATCH_FAIL = 0x05,   /* some descriptor did not succeed */
-    BL_DSA_BATCH_PAGE_FAULT = 0x06, /* the list could not be read further */
+    BL_DSA_BATCH_PAGE_FAULT = 0x06, /* a page of the list is missing */
     BL_DSA_BAD_OPCODE = 0x10,
     BL_DSA_INVALID_FLAGS = 0x11,
     BL_DSA_NOZERO_RESERVE = 0x12,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Pool offset <-> (device, offset in the device). Pure arithmetic, no state: also for CUDA.
- * The first stripe of every device holds its superblock and is not part of the linear range.
+ * Pool offset <-> (device, offset in the device). Pure arithmetic without state, also for CUDA. The
+ * first stripe of every device is for its superblock and not part of the linear range.
  */
 #ifndef BL_INTERLEAVE_H
 #define BL_INTERLEAVE_H
@@ -59,7 +59,8 @@ static inline uint64_t bl_interleave_offset(const bl_interleave *map, bl_place p
     return (stripe << BL_STRIPE_SHIFT) + (place.device_offset & (BL_STRIPE_SIZE - 1));
 }
 
-/* Return the bytes from offset to the end of its stripe: one address is valid that far. */
+/* Return the bytes from offset to the end of its stripe: addresses are contiguous only within a
+ * stripe. */
 static inline uint64_t bl_stripe_rest(uint64_t offset)
 {
     return BL_STRIPE_SIZE - (offset & (BL_STRIPE_SIZE - 1));

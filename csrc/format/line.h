@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The check of a line, which shows that a line is torn, stale or damaged. All of it is arithmetic
- * on private copies.
+ * The check of a line, which detects torn, stale and damaged lines. All of it is arithmetic on
+ * private copies.
  *
  * A multilinear hash (Carter and Wegman; Lemire and Kaser 2014, "Strongly universal string
  * hashing is fast"): the words' products with fixed odd numbers are independent of each other, so
@@ -26,7 +26,7 @@ static inline uint32_t bl_line_hash(const uint64_t word[8], uint64_t key)
     sum += (word[5] ^ 0xbe5466cf34e90c6cu) * 0xe7037ed1a0b428dbu;
     sum += (word[6] ^ 0xc0ac29b7c97c50ddu) * 0x8ebc6af09c88c6e3u;
     sum += (word[7] ^ 0x3f84d5b5b5470917u) * 0x589965cc75374cc3u;
-    sum ^= sum >> 29; /* low bits of a product depend on low bits only: fold, then spread again */
+    sum ^= sum >> 29; /* low bits of a product depend on low bits only: fold and multiply again */
     return (uint32_t)((sum * 0x9fb21c651e98df25u) >> 32);
 }
 
@@ -39,8 +39,8 @@ static inline int bl_line_used(const uint64_t word[8])
     return any != 0;
 }
 
-/* Return the check of a line that ends in its check (tables, heartbeats, epochs). key ties the line
- * to its owner, or is 0. */
+/* Return the check of a line that ends in its check (tables, heartbeats, epochs). key identifies
+ * the owner of the line, or is 0. */
 static inline uint32_t bl_table_check(const void *line, uint64_t key)
 {
     uint64_t word[8];

@@ -9,8 +9,8 @@
 #include "format/block_limit.h"
 #include "format/pool_format.h"
 
-/* Return the bytes that a block takes in the pool: payload, then its checksums. A single checksum
- * is not stored, since the entry's CRC of the checksums determines it. */
+/* Return the size of a block in the pool: payload and checksums. A single checksum is not stored
+ * there, since it is the entry's CRC of the checksums. */
 static inline uint64_t bl_stored_size(uint32_t length, uint32_t chunk_size)
 {
     uint64_t chunks = chunk_size ? ((uint64_t)length + chunk_size - 1) / chunk_size : 0;
@@ -18,7 +18,7 @@ static inline uint64_t bl_stored_size(uint32_t length, uint32_t chunk_size)
     return chunks > 1 ? padded + chunks * sizeof(uint32_t) : length;
 }
 
-/* Return 1 if a block of this length, with its checksums behind it, fits there in the pool. */
+/* Return 1 if a block of this length, with its checksums, lies within the data stripes. */
 static inline int bl_block_within(const bl_geometry *g, uint64_t offset, uint32_t length,
                                   uint32_t chunk_size)
 {
@@ -28,7 +28,7 @@ static inline int bl_block_within(const bl_geometry *g, uint64_t offset, uint32_
            size <= end - offset && size <= BL_BLOCK_SIZE_MAX;
 }
 
-/* Return where the checksums lie: on the first line behind the payload. */
+/* Return the offset of the checksums: the first line behind the payload. */
 static inline uint64_t bl_checksums_offset(uint64_t offset, uint32_t length)
 {
     return offset + (((uint64_t)length + BL_LINE_SIZE - 1) & ~(uint64_t)(BL_LINE_SIZE - 1));

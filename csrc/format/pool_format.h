@@ -5,10 +5,10 @@
  * through cffi; FORMAT.md (offsets and sizes) is generated from it; format/pool_format_check.c
  * freezes it as literals.
  *
- * Each device starts with one stripe that holds its superblock. The rest of the devices is the
- * pool's *linear range*: stripe s of the range lies on device s % device_count when the pool is
- * interleaved, else device after device (format/interleave.h). In the linear range, in this order,
- * with the writer of the lines at the right:
+ * Each device starts with one stripe for its superblock. The rest of the devices is the pool's
+ * *linear range*: stripe s of the range lies on device s % device_count if the pool is interleaved;
+ * otherwise the devices follow one another (format/interleave.h). The linear range, with the
+ * writers of the lines at the right:
  *
  *   +--------------------+  0
  *   | server lines       |  epoch and heartbeat of half 0, of half 1            server of that half
@@ -30,10 +30,10 @@
  *   | data stripes       |  payloads                                       holder of the grant
  *   +--------------------+
  *
- * Invariants: integers are little-endian and of fixed width; a place is an offset, never a pointer;
+ * Invariants: integers are little-endian and of fixed width; locations are offsets, never pointers;
  * every struct is a whole number of lines; every line has one writer at a time; everything that the
- * server writes exists twice and epoch N writes half N mod 2 only; reserved bytes are zero.
- * A line that is polled lies BL_POLL_STRIDE from the next one (adjacent-line prefetch).
+ * server writes has two halves, and the server of epoch N writes half N mod 2 only; reserved bytes
+ * are zero. Polled lines are BL_POLL_STRIDE apart, because CPUs prefetch adjacent lines.
  *
  * Only what cffi can read is allowed here: an include guard, enums, structs. No functions, asserts
  * or expressions in macros.
@@ -56,24 +56,25 @@ enum bl_format_constant {
     BL_MESSAGE_INLINE_SIZE = 40, /* payload bytes of a one-line message */
     BL_EXTENT_STRIPES_MAX = 64,
     BL_CHUNK_SIZE = 16 << 10,   /* bytes per checksum, unless a layout has another chunk size */
-    BL_SERVER_STRIDE = 256,     /* epoch line and its twin, then heartbeat line at BL_POLL_STRIDE */
+    BL_SERVER_STRIDE = 256,     /* epoch line and its second copy, then heartbeat line at
+                                 * BL_POLL_STRIDE */
     BL_CANDIDATE_OFFSET = 4096,
     BL_LOBBY_OFFSET = 16384,
     BL_LOBBY_STRIDE = 512,
     BL_LOBBY_END = 16384 + 64 * 512
 };
 
-/* Whether the caches of a device's hosts are coherent; a property of the device (D2). */
+/* The coherence between the caches of a device's hosts; a property of the device (D2). */
 enum bl_coherence {
     BL_COHERENCE_HARDWARE = 1,  /* one host's own memory: flush and invalidate do nothing */
     BL_COHERENCE_SOFTWARE = 2   /* several hosts: stream out, invalidate before a read */
 };
 
-/* The arrangement of a pool; the same on all of its devices. */
+/* The geometry of a pool; the same in the superblocks of all its devices. */
 typedef struct bl_geometry {
     uint32_t device_count;
     uint32_t interleaved;       /* 1: stripe by stripe over the devices; 0: device after device */
-    uint64_t device_size;       /* bytes used of each device, its superblock stripe included */
+    uint64_t device_size;       /* bytes used of each device, including its superblock stripe */
     uint64_t size;              /* bytes of the linear range */
     uint32_t lane_count;
     uint32_t slot_count;        /* slots of a lane; a power of two */
@@ -90,15 +91,15 @@ typedef struct bl_geometry {
     uint64_t reserved[1];
 } bl_geometry;
 
-/* The first bytes of every device. They are written once, when the pool is created. */
+/* The first bytes of every device, written once, when the pool is created. */
 typedef struct bl_superblock {
     uint8_t magic[8];           /* "BELUGA\r\n": reveals a text-mode copy */
     uint32_t version;           /* BL_FORMAT_VERSION */
     uint32_t header_size;       /* bytes of this struct */
-    uint64_t format_hash;       /* hash of every struct here: a program with other structs rejects
-                                 * the pool */
+    uint64_t format_hash;       /* hash of the declarations in this file: a program with a
+                                 * different hash rejects the pool */
     uint8_t pool_id[16];
-    uint32_t device_index;      /* this device's index in the pool, whatever its file is called */
+    uint32_t device_index;      /* this device's index in the pool, independent of its file name */
     uint32_t coherence;         /* bl_coherence of this device */
     uint32_t sparse;            /* 1: the file's space was not allocated at creation (tests) */
     uint32_t stripe_size;
@@ -113,11 +114,10 @@ typedef struct bl_superblock {
  * pool's epoch.
  *
  *   TAKING --own half is whole--> SERVING --clean stop--> STOPPED
- *          --cannot-------------> FAILED        (killed: state unchanged,
-                                                heartbeat stands still)
+ *          --cannot-------------> FAILED        (killed: state unchanged, heartbeat stops)
  *
  * TAKING deposes the predecessor, but the predecessor's half stays valid until SERVING. The line
- * has a second copy, BL_LINE_SIZE behind it, which is written after it, so one of them is whole
+ * has a second copy, BL_LINE_SIZE behind it, which is written after it, so one of the two is whole
  * whenever the writer dies. Candidate lines are written in the same way. */
 enum bl_server_state {
     BL_SERVER_TAKING = 1,
@@ -129,31 +129,32 @@ enum bl_server_state {
 typedef struct bl_epoch_line {
     uint64_t epoch;             /* 1, 2, ...; the server of epoch N writes half N mod 2 */
     uint64_t boot_id[2];        /* boot id of the server's host */
-    uint64_t nonce;             /* names the server's liveness lock on its host */
+    uint64_t nonce;             /* identifies the server's liveness lock on its host */
     uint32_t host;
     uint32_t state;             /* bl_server_state */
-    uint32_t pid;               /* for display; never trusted */
+    uint32_t pid;               /* for display only */
     uint32_t reserved[3];
     uint32_t reserved_tail;
     uint32_t check;
 } bl_epoch_line;
 
-/* A host's vote in the election of the server of an epoch (Disk Paxos). Each host writes only its
- * own line; its processes take turns under a lock of their own kernel. */
+/* A host's vote in the election of an epoch's server (Disk Paxos). Each host writes only its own
+ * line; its processes share it under a lock of their kernel. */
 typedef struct bl_candidate_line {
     uint64_t epoch;             /* the epoch that the host competes for */
-    uint64_t ballot;            /* the greatest that this host began; no two hosts have the same */
-    uint64_t accepted;          /* the ballot in which it accepted the owner named below; 0: none */
-    uint64_t nonce;             /* the owner: its liveness lock, ... */
-    uint64_t boot_id[2];        /* ... boot ... */
+    uint64_t ballot;            /* greatest ballot that this host began; ballots of two hosts
+                                 * differ */
+    uint64_t accepted;          /* ballot in which it accepted the owner below; 0: none */
+    uint64_t nonce;             /* the owner's liveness lock, ... */
+    uint64_t boot_id[2];        /* ... boot id ... */
     uint32_t host;              /* ... and host */
     uint32_t reserved;
     uint32_t reserved_tail;
     uint32_t check;
 } bl_candidate_line;
 
-/* A counter that moves while its writer lives: the server's, or a session's. The greatest count is
- * a session's last heartbeat: the session has ended and writes nothing more. */
+/* A counter that its writer, the server or a session, increments while it is alive. The count
+ * UINT64_MAX is a session's last heartbeat: the session has ended and will not write any more. */
 typedef struct bl_heartbeat_line {
     uint64_t count;
     uint64_t nonce;
@@ -162,8 +163,8 @@ typedef struct bl_heartbeat_line {
     uint32_t check;
 } bl_heartbeat_line;
 
-/* A host requests a lane, or returns one. There is one line per host; its processes take turns
- * under a lock of their own kernel. A new request has a new sequence number; nothing is ever
+/* A host's request for a lane, or to return one. There is one line per host, which its processes
+ * share under a lock of their kernel. A new request has a new sequence number; the line is never
  * cleared. */
 enum bl_lobby_operation { BL_LOBBY_ATTACH = 1, BL_LOBBY_DETACH = 2 };
 
@@ -171,11 +172,12 @@ typedef struct bl_lobby_request {
     uint32_t sequence;
     uint32_t operation;         /* bl_lobby_operation */
     uint64_t nonce;             /* identifies the session: random, never zero */
-    uint64_t old_nonce;         /* an earlier session that this process ends, or zero */
+    uint64_t old_nonce;         /* an earlier session that this request ends, or 0 */
     uint64_t boot_id[2];
     uint32_t host;
-    uint32_t pid;               /* for display; never trusted */
-    uint64_t epoch;             /* epoch of the server asked: no other attaches, any detaches */
+    uint32_t pid;               /* for display only */
+    uint64_t epoch;             /* epoch of the addressed server: only that one attaches; any
+                                 * detaches */
     uint32_t check;
     uint32_t sequence_end;      /* equals sequence in a whole line */
 } bl_lobby_request;
@@ -183,20 +185,20 @@ typedef struct bl_lobby_request {
 typedef struct bl_lobby_reply {
     uint32_t sequence;
     int32_t status;             /* 0 or a negative error */
-    uint64_t nonce;             /* the session that this answers */
+    uint64_t nonce;             /* nonce of the request */
     uint64_t epoch;
-    uint64_t boot_id[2];        /* boot id of the host that holds this host number */
+    uint64_t boot_id[2];        /* boot id of the machine that has this host number */
     uint32_t lane;
-    uint32_t live_count;        /* sessions of this host number */
+    uint32_t live_count;        /* live sessions of this host number */
     uint32_t reserved[2];
     uint32_t check;
     uint32_t sequence_end;
 } bl_lobby_reply;
 
-/* A session line records the session of a lane; the server's successor takes it over.
+/* A session line records the session of a lane, for the server's successor.
  *
  *   FREE --attach--> LIVE --detach, or proof of death--> FREE
- *                    LIVE --takeover, or heartbeat lost--> SUSPECT --lock, or last beat--> FREE
+ *                    LIVE --takeover, heartbeat lost--> SUSPECT --lock, last heartbeat--> FREE
  */
 enum bl_session_state { BL_SESSION_FREE = 0, BL_SESSION_LIVE = 1, BL_SESSION_SUSPECT = 2 };
 
@@ -205,20 +207,20 @@ typedef struct bl_session_line {
     uint64_t boot_id[2];
     uint32_t host;
     uint32_t state;             /* bl_session_state */
-    uint64_t epoch;             /* the epoch whose server attached it */
+    uint64_t epoch;             /* epoch of the server that attached it */
     uint32_t reserved[5];
     uint32_t check;
 } bl_session_line;
 
 /* A slot is a request line and its reply line. Request n of a lane is in slot n % slot_count.
  *
- *   free --send, client--> asked --reply, server--> answered --read, client--> free
+ *   free --send, client--> requested --reply, server--> answered --read, client--> free
  *
- * No state is stored: "asked" is a request line whose sequence is the one the server expects next,
- * "answered" a reply line whose sequence is the one the client waits for. Check and both sequences
- * reveal a torn line; the check is keyed with the session's nonce and the epoch, so that a line of
- * a former session of the lane, or of another server, is rejected. A longer message has its bytes
- * in the lane's bulk area, and a bl_bulk in the payload. */
+ * The state is not stored: a slot is "requested" if its request line has the sequence that the
+ * server expects next, and "answered" if its reply line has the sequence that the client waits for.
+ * The check and both sequences reveal a torn line; the check is keyed with the session's nonce and
+ * the epoch, so that a line of a former session of the lane, or of another server, is rejected. A
+ * longer message has its bytes in the lane's bulk area, and a bl_bulk as its payload. */
 enum bl_message_flag { BL_MESSAGE_BULK = 1 };
 
 typedef struct bl_request {
@@ -238,7 +240,8 @@ typedef struct bl_reply {
     uint16_t reserved;
     uint8_t flags;
     uint8_t size;
-    uint32_t epoch;             /* low bits of the server's epoch: clients drop any other */
+    uint32_t epoch;             /* low bits of the server's epoch: clients drop replies with
+                                 * another one */
     int32_t status;             /* the handler's: 0 or more, or a negative error */
     uint8_t payload[BL_MESSAGE_INLINE_SIZE];
     uint32_t check;
@@ -251,8 +254,8 @@ typedef struct bl_bulk {
     uint32_t check;             /* bl_crc32c of the bytes */
 } bl_bulk;
 
-/* The calls of the block index, and the bytes of their requests and replies. Other services number
- * theirs from BL_METHOD_USER. */
+/* The calls of the block index, with their requests -> replies. Methods of other services begin at
+ * BL_METHOD_USER. */
 enum bl_method {
     BL_METHOD_PING = 0,
     BL_METHOD_LOOKUP = 1,       /* bl_block_request, keys -> bl_block_reply, records of the hits */
@@ -280,24 +283,25 @@ enum bl_lookup_flag { BL_LOOKUP_PIN = 1 };
 
 enum bl_reserve_flag {
     BL_RESERVE_KEPT = 1,        /* a task of the queue that is its fingerprint */
-    BL_RESERVE_BROUGHT = 2      /* blocks of a lower tier; PENDING: no client waits for this block
-                                 * any more */
+    BL_RESERVE_BROUGHT = 2      /* blocks from a lower tier; reply PENDING: no client waits for
+                                 * the block any more */
 };
 
 enum bl_commit_flag { BL_COMMIT_NAMED = 1 };
 
-enum bl_onboard_flag { BL_ONBOARD_MORE = 256 }; /* these keys follow those of the last message */
+enum bl_onboard_flag { BL_ONBOARD_MORE = 256 }; /* these keys continue those of the previous
+                                                 * message */
 
 enum bl_remove_flag { BL_REMOVE_UNCLAIMED = 1 }; /* only tasks that no worker has claimed */
 
-/* The state of a key, as the server reports it. */
+/* The state of a key in a reply. */
 enum bl_block_state {
     BL_BLOCK_MISS = 0,
     BL_BLOCK_HIT = 1,           /* committed; lookup: pinned if requested */
     BL_BLOCK_PENDING = 2,       /* another session writes it */
-    BL_BLOCK_GRANTED = 3,       /* the caller's to write, then to commit or abort */
+    BL_BLOCK_GRANTED = 3,       /* the caller writes it, then commits or aborts */
     BL_BLOCK_REFUSED = 4,       /* no grant: see status */
-    BL_BLOCK_BELOW = 5          /* lookup: a miss, but a lower tier has it, or may have it */
+    BL_BLOCK_BELOW = 5          /* lookup: a miss, but a lower tier has or may have the block */
 };
 
 typedef struct bl_block_request {
@@ -324,7 +328,7 @@ typedef struct bl_task {
     uint64_t generation;
     uint32_t block;
     uint32_t length;
-    uint32_t deliveries;        /* how often it was claimed, this time included; 0: no task */
+    uint32_t deliveries;        /* claims so far, including this one; 0: no task */
     uint32_t reserved;
 } bl_task;
 
@@ -336,11 +340,11 @@ typedef struct bl_task_counts {
 /* Where a block is, as a set of bits: the pool, or lower tier n as 1 << n, n from 1 to 7. */
 enum bl_tier_bit { BL_TIER_POOL = 1 };
 
-/* The work that the server has for the service of the lower tiers (index/lower.c). */
+/* Kinds of work for the service of the lower tiers (index/lower.c). */
 enum bl_lower_kind {
     BL_LOWER_OFFLOAD = 0,       /* committed blocks that were not offered to a lower tier yet */
     BL_LOWER_ONBOARD = 1,       /* keys that a client waits for */
-    BL_LOWER_PREFETCH = 2,      /* keys that are used later */
+    BL_LOWER_PREFETCH = 2,      /* keys that a client will use later */
     BL_LOWER_REMOVE = 3,        /* removals that no tier has tried yet */
     BL_LOWER_RETRY = 4,         /* removals that failed in a tier */
     BL_LOWER_COLD = 5,          /* keys to onboard or prefetch that no disk has */
@@ -370,16 +374,16 @@ typedef struct bl_lower_record {
 
 typedef struct bl_lower_note {
     uint64_t key[2];
-    uint64_t generation;        /* of an offload or a removal that ended; 0: none did */
-    uint32_t block;             /* of an offload or a removal that ended; else BL_LOWER_NO_BLOCK */
+    uint64_t generation;        /* of a completed offload or removal; 0: none */
+    uint32_t block;             /* of a completed offload or removal; else BL_LOWER_NO_BLOCK */
     uint8_t stored;             /* lower tiers that have the block now, as bits */
-    uint8_t lost;               /* lower tiers that do not have it any more */
+    uint8_t lost;               /* lower tiers that no longer have it, as bits */
     uint8_t ended;              /* 1: an onboarding succeeded or failed */
     uint8_t removal;            /* bl_removal */
 } bl_lower_note;
 
-/* The result of a removal. REPLACED: the tiers of stored have the block of this generation, and
- * nothing that was removed before it. */
+/* The result of a removal. REPLACED: the tiers in stored have the block of this generation in place
+ * of the removed one. */
 enum bl_removal {
     BL_REMOVAL_NONE = 0,
     BL_REMOVAL_DONE = 1,
@@ -388,7 +392,7 @@ enum bl_removal {
 };
 enum bl_lower_block { BL_LOWER_NO_BLOCK = 0x7fffffff };
 
-/* A request to retire memory where a device failed. The server checks the memory itself. */
+/* A request to retire memory where a device failed. The server tests the memory itself. */
 typedef struct bl_retire_request {
     uint64_t offset;            /* offset in the data stripes */
 } bl_retire_request;
@@ -396,15 +400,16 @@ typedef struct bl_retire_request {
 typedef struct bl_block_reply {
     uint32_t count;             /* records that follow; abort, release, remove: how many were
                                  * done */
-    uint32_t state;             /* lookup: state of the first key that is no hit (bl_block_state);
-                                 * remove: twice the number of the last keys without room for a
-                                 * tombstone, plus 1 if a disk has not removed others yet */
+    uint32_t state;             /* lookup: state of the first key that is not a hit
+                                 * (bl_block_state); remove: twice the number of trailing keys
+                                 * without room for a tombstone, plus 1 if a disk has not
+                                 * executed the other removals yet */
 } bl_block_reply;
 
 typedef struct bl_block_record {
     uint64_t offset;            /* offset of the payload in the pool */
     uint64_t generation;
-    uint32_t block;             /* line of the block table */
+    uint32_t block;             /* line number in the block table */
     uint32_t length;
     uint32_t state;             /* bl_block_state */
     int32_t status;             /* why it was refused, or 0 */
@@ -417,19 +422,18 @@ typedef struct bl_commit {
     uint32_t checksums_crc;     /* CRC-32C of the checksums */
 } bl_commit;
 
-/* The engines' hashes of a block, in 64 bits each, for subscribers of the pool's events. The server
- * stores and publishes a name and never interprets it. */
+/* The engines' hashes of a block, 64 bits each, for subscribers of the pool's events. The server
+ * stores and publishes a name without interpreting it. */
 enum bl_name_flag { BL_NAME_PARENT = 1 };   /* there is a parent */
 
 typedef struct bl_name {
     uint64_t block_hash;        /* the engine's own hash of the block and all before it */
     uint64_t parent_hash;       /* the engine's hash of the block before it */
     uint64_t tokens_hash;       /* the router's hash of the block's contents */
-    uint64_t space;             /* names of one space form chains: a model, as configured in the
-                                 * engines */
+    uint64_t space;             /* namespace of the hashes: a model, as configured in the engines */
     uint32_t block_tokens;      /* tokens in the block; 0: there is no name */
-    uint16_t rank;              /* of the ranks that each store a part of the block ... */
-    uint16_t rank_count;        /* ... under keys of their own */
+    uint16_t rank;              /* rank that stores this part of the block, ... */
+    uint16_t rank_count;        /* ... of this many, each with its own key */
     uint32_t flags;             /* bl_name_flag */
     uint32_t reserved;
 } bl_name;
@@ -454,27 +458,26 @@ typedef struct bl_meta_stat {
     uint64_t refuse_count;      /* grants refused */
     uint64_t damaged_count;     /* entries dropped at takeover */
     uint64_t stripe_count;
-    uint64_t free_stripe_count; /* free as a whole */
+    uint64_t free_stripe_count; /* entirely free stripes */
     uint64_t extent_count;
     uint64_t free_run_bytes;    /* the longest free run, at most BL_BLOCK_SIZE_MAX */
     uint64_t used_bytes;        /* bytes of committed and granted blocks */
     uint64_t held_bytes;        /* bytes in quarantine */
     uint64_t data_bytes;        /* total bytes for blocks */
-    uint64_t retired_stripe_count; /* stripes that are not used any more, because their memory
-                                    * failed */
-    uint64_t table_evict_count; /* blocks evicted for their entry, because the table was full */
+    uint64_t retired_stripe_count; /* stripes retired because their memory failed */
+    uint64_t table_evict_count; /* blocks evicted because the block table was full */
 } bl_meta_stat;
 
-/* A block's entry. Valid only if its check is right: a torn or stale line is read again.
+/* A block's entry. It is valid only if its check is right; a torn or stale line is read again.
  *
  *   FREE --commit--> COMMITTED --evict or remove--> FREE      (a granted block has no entry yet)
  *   FREE --remove--> REMOVED --a tier has removed it--> FREE
  *   FREE --a server has a lower tier--> TIER --an operator abandons the tier--> FREE
  *
- * A KEPT entry is a task, and is never evicted. A REMOVED entry is a tombstone: it has a key and a
- * generation, its fingerprint identifies a lower tier, and the block that this tier stored under
- * the key before the removal is invalid. The fingerprint of a TIER entry identifies a lower tier
- * that may have blocks of this pool. */
+ * An entry with the flag KEPT is a task, which is never evicted. A REMOVED entry is a tombstone: it
+ * has a key and a generation, its fingerprint identifies a lower tier, and the block that this tier
+ * stored under the key before the removal is invalid. The fingerprint of a TIER entry identifies a
+ * lower tier that may have blocks of this pool. */
 enum bl_entry_state {
     BL_ENTRY_FREE = 0,
     BL_ENTRY_COMMITTED = 1,
@@ -488,7 +491,7 @@ enum bl_entry_flag {
 
 typedef struct bl_entry {
     uint64_t key[2];
-    uint64_t generation;        /* epoch in the high bits; never reused */
+    uint64_t generation;        /* epoch in the high bits; unique */
     uint64_t offset;            /* offset of the payload in the pool */
     uint64_t fingerprint;       /* fingerprint of the namespace */
     uint32_t length;            /* payload bytes; the checksums lie behind them */
@@ -499,8 +502,8 @@ typedef struct bl_entry {
     uint32_t check;
 } bl_entry;
 
-/* The name of a block that was committed with one. It is the block's only as long as the entry has
- * the same generation, so it is never cleared: a line of an earlier block is ignored. */
+/* The name of a block that was committed with one. It belongs to the block only if the generations
+ * are equal, so the line of an earlier block is ignored and never needs to be cleared. */
 typedef struct bl_name_line {
     uint64_t generation;
     bl_name name;
@@ -508,15 +511,15 @@ typedef struct bl_name_line {
     uint32_t check;
 } bl_name_line;
 
-/* An extent is a run of stripes that is open: blocks may lie there, at any page. Its line is that
- * of its first stripe. Servers of earlier releases cut an extent into blocks of one size, 512 at
- * most; for them, a line describes blocks of a page.
+/* An extent is a run of open stripes: blocks may lie there, at any page. Its line is that of its
+ * first stripe. Servers of earlier releases cut an extent into at most 512 blocks of one size; for
+ * them, a line describes blocks of one page.
  *
  *   FREE --open, before the first grant--> OPEN --emptied--> FREE
  *                                          OPEN --its memory fails--> RETIRED, forever
  *
- * After a crash, a process may still write to space that is open and not committed, so that space
- * is quarantined. */
+ * After a crash, some process may still write to open space that is not committed, so that space is
+ * quarantined. */
 enum bl_extent_state { BL_EXTENT_FREE = 0, BL_EXTENT_OPEN = 1, BL_EXTENT_RETIRED = 2 };
 
 typedef struct bl_extent_line {
@@ -524,7 +527,7 @@ typedef struct bl_extent_line {
     uint64_t generation;
     uint32_t first_stripe;
     uint32_t stripe_count;
-    uint32_t block_size;        /* a page; in lines of earlier releases, any multiple of it */
+    uint32_t block_size;        /* a page; in lines of earlier releases, a multiple of a page */
     uint32_t block_count;       /* as many as fit, 512 at most */
     uint32_t state;             /* bl_extent_state */
     uint32_t reserved[6];

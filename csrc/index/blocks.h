@@ -10,10 +10,10 @@
  *   (no number) <------------------+  v                       v
  *                                    HELD --gone-->         DOOMED --last pin released-->
  *
- * A block number is a line of the block table. DRAM holds all that is asked for often; the pool
- * holds what a successor needs: an entry for every committed block, a mark for every extent that
- * may have grants (index/table.c). What the handlers stream is fenced by the round before any
- * reply.
+ * A block number is a line of the block table. DRAM has everything that calls need often; the pool
+ * has what a successor needs: an entry for every committed block, and a mark for every extent that
+ * may have grants (index/table.c). The server's loop fences what the handlers stream before it
+ * sends any reply.
  */
 #ifndef BL_META_H
 #define BL_META_H
@@ -30,12 +30,12 @@
 
 enum {
     BL_PINS_PER_SESSION = 16384,
-    BL_QUARANTINE_PERCENT = 5,  /* of the data stripes, for one host's suspect writers */
+    BL_QUARANTINE_PERCENT = 5,  /* of the data stripes, the most for one host's suspect writers */
     BL_BLOCK_TOKENS_USUAL = 16,
     BL_NO_NUMBER = 0x7fffffff,
     BL_GENERATION_SHIFT = 40,   /* epoch above, a counter below */
-    BL_TENANT_WAYS = 8,         /* places of one tenant */
-    BL_REFUSAL_COUNT = 32       /* errors that are counted: bl_error, from BL_ERROR_FORKED on */
+    BL_TENANT_WAYS = 8,         /* slots that a tenant may use */
+    BL_REFUSAL_COUNT = 32       /* errors with a counter: bl_error, from BL_ERROR_FORKED on */
 };
 
 enum bl_number_state {
@@ -45,11 +45,11 @@ enum bl_number_state {
     BL_NUMBER_HELD,
     BL_NUMBER_DOOMED,
     BL_NUMBER_REMOVED,          /* a tombstone, no block (index/tombs.c) */
-    BL_NUMBER_TIER              /* a tier that was below the pool, no block (index/tombs.c) */
+    BL_NUMBER_TIER              /* a lower tier of this pool, no block (index/tombs.c) */
 };
 
-/* A block is in the list of the stripe that it begins in; while granted or held, in its lane's; and
- * until it was offered to a lower tier, in one of index/lower.c. */
+/* A block is in the list of the stripe that it begins in; while it is granted or held, in its
+ * lane's list; and until it was offered to a lower tier, in a list of index/lower.c. */
 enum bl_list { BL_LIST_STRIPE = 0, BL_LIST_LANE = 1, BL_LIST_LOWER = 2, BL_LIST_COUNT = 3 };
 
 /* Whether a block waits to be offered to a lower tier. */
@@ -73,11 +73,11 @@ typedef struct bl_block {
     uint32_t length;
     uint32_t pin_count;
     uint32_t task;              /* 1 + its place among the tasks; 0: it may be evicted */
-    uint16_t tenant;            /* of a committed block: its place in bl_meta.tenants */
+    uint16_t tenant;            /* of a committed block: index in bl_meta.tenants */
     uint8_t state : 4;          /* bl_number_state */
     uint8_t offload : 2;        /* bl_offload */
-    uint8_t again : 1;          /* it was offered again since the last hit */
-    uint8_t order;              /* of bl_meta.orders: it is there while it may be evicted */
+    uint8_t again : 1;          /* offered again since the last hit */
+    uint8_t order;              /* index in bl_meta.orders; in that order while it may be evicted */
     uint64_t key[2];            /* a lookup reads nothing from here on */
     uint64_t fingerprint;
     uint32_t chunk_size;
@@ -89,13 +89,13 @@ typedef struct bl_block {
 
 _Static_assert(offsetof(bl_block, key) == BL_LINE_SIZE / 2 &&
                    sizeof(bl_block) % (BL_LINE_SIZE / 2) == 0,
-               "half a line, which never straddles two: a hit costs one miss here");
+               "half a line, which never straddles two: a hit costs one cache miss here");
 
-/* An order is that of a level in a share; those of the level NORMAL are the first. */
+/* There is one order for each level of each share; those of level NORMAL come first. */
 enum { BL_ORDER_COUNT = BL_LEVEL_COUNT * BL_SHARE_COUNT };
-_Static_assert(BL_ORDER_COUNT <= 1 << 8, "a block has the number of its order in a byte");
+_Static_assert(BL_ORDER_COUNT <= 1 << 8, "a block stores the number of its order in a byte");
 
-/* The part of a session's holdings that counts against its quota, besides its pins. */
+/* What a session holds, besides its pins: it counts against the session's quota. */
 typedef struct bl_hold {
     uint64_t bytes;             /* payload of its grants and of the blocks it has pinned */
     uint64_t held_bytes;        /* payload of the grants that it may still write while suspect */
@@ -108,7 +108,7 @@ static inline uint64_t bl_part_of(uint64_t whole, uint32_t part)
     return whole / BL_SHARE_WHOLE * part + whole % BL_SHARE_WHOLE * part / BL_SHARE_WHOLE;
 }
 
-/* The part of the pool that tenants may fill while others want theirs (index/shares.c). */
+/* The part of the pool that a tenant may fill while other tenants need theirs (index/shares.c). */
 typedef struct bl_share {
     uint64_t bytes;             /* of the data stripes */
     uint64_t count;             /* of the block table's lines */
@@ -117,21 +117,21 @@ typedef struct bl_share {
     uint64_t evict_count;
 } bl_share;
 
-/* Who must give way in the search for room that is under way (index/order.c). */
+/* The state of the current search for room (index/order.c). */
 typedef struct bl_turn {
-    uint8_t shares[BL_SHARE_COUNT]; /* in the order in which their blocks go */
-    uint8_t place[BL_SHARE_COUNT];  /* of each share in that order */
-    uint32_t count;             /* of the shares whose blocks may go */
-    uint32_t pinned;            /* 1: blocks that a hint pins, too */
-    uint32_t asks;              /* the share that wants room */
+    uint8_t shares[BL_SHARE_COUNT]; /* in the order in which their blocks are evicted */
+    uint8_t place[BL_SHARE_COUNT];  /* index of each share in that order */
+    uint32_t count;             /* shares whose blocks may be evicted */
+    uint32_t pinned;            /* 1: also blocks that a hint pins */
+    uint32_t asks;              /* the share that needs room */
 } bl_turn;
 
 /* A key that has left the index. */
-typedef struct bl_departure {
-    uint64_t first;             /* half of the key */
-    uint32_t second;            /* the low bits of its other half */
-    uint32_t why;               /* bl_left */
-} bl_departure;
+typedef struct bl_removal_record {
+    uint64_t first;             /* first word of the key */
+    uint32_t second;            /* low bits of the second word */
+    uint32_t why;               /* bl_removal_reason */
+} bl_removal_record;
 
 struct bl_meta {
     bl_server *server;
@@ -150,13 +150,13 @@ struct bl_meta {
     bl_tasks *tasks;
     bl_lower *lower;            /* NULL: the pool has no lower tiers */
     bl_tombs *tombs;
-    bl_journal *journal;        /* NULL: nobody follows the changes */
+    bl_journal *journal;        /* NULL: there is no subscriber */
     uint32_t lower_waits;       /* a block is evicted only after it was offered to them */
     uint32_t *kept;             /* per stripe: kept blocks that reach into it */
     uint64_t kept_bytes;        /* space of kept blocks */
     uint32_t *stripe_blocks;    /* per stripe: first of the blocks that begin in it */
-    uint32_t free_number;       /* the first of the numbers given back */
-    uint32_t rest_first, rest_last; /* numbers of blocks that have left, if there are any */
+    uint32_t free_number;       /* first of the freed numbers */
+    uint32_t rest_first, rest_last; /* list of numbers whose lines are traces */
     uint32_t rest_count;
     uint32_t fresh_number;      /* numbers from here on were never used */
     uint64_t generation;        /* counter of this epoch */
@@ -164,20 +164,20 @@ struct bl_meta {
     uint64_t held_bytes[BL_HOST_COUNT]; /* by suspect sessions of this epoch */
     bl_meta_stat stat;
     uint64_t refusals[BL_REFUSAL_COUNT];
-    bl_departure *left;         /* keys that have left, each at its place */
-    uint64_t left_mask;
+    bl_removal_record *removal_log;         /* removed keys, by hash */
+    uint64_t removal_mask;
     bl_tenant tenants[BL_TENANT_COUNT];
-    bl_hints *hints;            /* NULL: nobody has given one yet */
-    uint32_t hint_part;         /* of each share, that blocks may have which hints favor */
-    uint32_t tenant;            /* the one that was looked for last */
-    bl_share shares[BL_SHARE_COUNT]; /* the first is that of everybody without one */
+    bl_hints *hints;            /* NULL: there was no hint yet */
+    uint32_t hint_part;         /* of each share: the most for blocks that hints favor */
+    uint32_t tenant;            /* index of the last tenant that was looked up */
+    bl_share shares[BL_SHARE_COUNT]; /* the first is for all tenants without a share of their own */
     uint32_t share_count;
     uint32_t rule_count;
     bl_share_rule rules[BL_SHARE_RULES];
 };
 
-/* ---- index/table.c: the entries and extent marks in the pool. They have no fence: the round's
- * covers them. */
+/* ---- index/table.c: the entries and extent marks in the pool. These functions do not fence: the
+ * server's loop does, before it sends a reply. */
 void bl_entry_write(bl_meta *meta, uint32_t number, uint32_t checksums_crc);
 void bl_entry_clear(bl_meta *meta, uint32_t number);
 void bl_tomb_write(bl_meta *meta, uint32_t number);
@@ -189,29 +189,29 @@ void bl_extent_write(bl_meta *meta, const bl_extent_view *view, uint32_t state);
 /* Take an unused number, or return -BL_ERROR_TABLE_FULL. */
 int64_t bl_number_unused(bl_meta *meta);
 
-/* Give back a number whose line was never written, or is clear. */
+/* Free a number whose line was never written, or is clear. */
 void bl_number_give(bl_meta *meta, uint32_t number);
 
-/* Give back a number whose line is the trace of a block. */
+/* Free a number whose line is the trace of a block: it is reused last. */
 void bl_number_rest(bl_meta *meta, uint32_t number);
 
-/* ---- index/reclaim.c: space and numbers, by evicting what is coldest. */
+/* ---- index/reclaim.c: space and numbers, by evicting the coldest blocks. */
 
-/* Take space for a block of stored bytes: 0, -BL_ERROR_NO_SPACE, _TOO_LARGE, _DEPOSED. */
+/* Allocate space for a block of stored bytes. Returns 0, -BL_ERROR_NO_SPACE, _TOO_LARGE or
+ * _DEPOSED. */
 int bl_space_take(bl_meta *meta, uint64_t stored, uint64_t *offset);
 
-/* Take an unused number, by evicting a block if there is none: the number, or
+/* Take an unused number; if there is none, evict a block. Returns the number, or
  * -BL_ERROR_TABLE_FULL. */
 int64_t bl_number_take(bl_meta *meta);
 
-/* Return the blocks of this index as a search for victims sees them. */
+/* Return the blocks of this index for a search for victims. */
 bl_residents bl_meta_residents(bl_meta *meta);
 
-/* Add a block that has space to the list of its stripe, and to what its share uses. */
+/* Add a block that has space to the list of its stripe, and count its space for its share. */
 void bl_block_place(bl_meta *meta, uint32_t number);
 
-/* Close the extents at a block's former place that have neither used nor held space; or all such
- * extents. */
+/* Close the extents in a range (or all extents) that have neither used nor held space. */
 void bl_extents_return(bl_meta *meta, uint64_t offset, uint32_t size);
 void bl_extents_return_all(bl_meta *meta);
 
@@ -219,57 +219,59 @@ void bl_extents_return_all(bl_meta *meta);
 void bl_space_give(bl_meta *meta, uint32_t number);
 
 /* Remove a committed block without pins from the index, the table and its space. */
-void bl_block_leave(bl_meta *meta, uint32_t number, enum bl_left why);
+void bl_block_leave(bl_meta *meta, uint32_t number, enum bl_removal_reason why);
 
-/* Remove a committed block from lookups at once, and from its space when nobody reads it any
- * more. */
-void bl_block_drop(bl_meta *meta, uint32_t number, enum bl_left why);
+/* Remove a committed block from lookups at once, and free its space after the last pin. */
+void bl_block_drop(bl_meta *meta, uint32_t number, enum bl_removal_reason why);
 
-/* ---- index/order.c: which block goes next, of all shares. */
+/* ---- index/order.c: which block is evicted next, of all shares. */
 
-/* Is there one order, in which blocks go as it says? Then no search needs its turn. */
+/* Return 1 if there is only one eviction order. Then a search needs no bl_turn. */
 static inline int bl_turn_plain(const bl_meta *meta)
 {
     return meta->share_count == 1 && meta->hints == NULL;
 }
 
-/* Begin a search for room for what a share wants (bl_turn_asks): size bytes, or a line of the table
- * if size is 0. At first only blocks of shares that exceed their parts may go. */
+/* Begin a search for room for the share of bl_turn_asks(): size bytes, or a line of the table if
+ * size is 0. At first only blocks of shares that exceed their parts may be evicted. */
 void bl_turn_begin(bl_meta *meta, uint64_t size);
 
-/* Let more blocks go, since the search found no room: 1, or 0 if all of them may go already. */
+/* The search found no room: allow more blocks to be evicted. Returns 0 if all are allowed
+ * already. */
 int bl_turn_widen(bl_meta *meta);
 
-/* Return the first block to go, and the next one after one that may go, or -1. A walk meets each
- * block that may go once. */
+/* Return the first block to evict, and the one after a given block, or -1. A walk visits each block
+ * that may be evicted once. */
 int64_t bl_turn_coldest(const bl_meta *meta);
 int64_t bl_turn_warmer(const bl_meta *meta, uint32_t number);
 
-/* Return the block that goes for a line of the table, or -1. */
+/* Return the block to evict for a line of the table, or -1. */
 int64_t bl_turn_first(bl_meta *meta);
 
-/* May a block go in this search? */
+/* Return 1 if this search may evict the block. */
 int bl_turn_has(const bl_meta *meta, uint32_t number);
 
 /* index/task_call.c */
 
-/* Return the most tasks that a pool's server keeps. */
+/* Return the most tasks that a server of this pool accepts. */
 uint32_t bl_tasks_max(const bl_pool *pool);
 
-/* May another block of stored bytes be kept? Asked before anything is evicted for it. */
+/* Return 1 if no further block of stored bytes may be kept. To be checked before anything is
+ * evicted for the block. */
 int bl_keep_full(const bl_meta *meta, uint64_t stored);
 
-/* Keep a block that has space from eviction until it is removed: 0, or -BL_ERROR_QUEUE_FULL. */
+/* Exempt a block that has space from eviction until it is removed. Returns 0 or
+ * -BL_ERROR_QUEUE_FULL. */
 int bl_block_keep(bl_meta *meta, uint32_t number);
 
-/* Note that a block is being removed; if it is not kept, nothing happens. */
+/* End the exemption of a block that is being removed, if it has one. */
 void bl_block_unkeep(bl_meta *meta, uint32_t number);
 
-/* Let the task of a committed kept block wait in its queue: 0, or -BL_ERROR_QUEUE_FULL: too many
- * queues. */
+/* Append the task of a committed kept block to its queue. Returns 0, or -BL_ERROR_QUEUE_FULL: too
+ * many queues. */
 int bl_task_enqueue(bl_meta *meta, uint32_t number);
 
-/* Drop some tasks that have waited too long. */
+/* Drop some tasks that were not claimed for BL_TASK_AGE_NS. */
 void bl_tasks_age(bl_meta *meta);
 int bl_handle_task_claim(void *meta, bl_call *call);
 int bl_handle_task_extend(void *meta, bl_call *call);
@@ -280,7 +282,7 @@ int bl_handle_retire(void *meta, bl_call *call);
 
 /* index/lookup.c */
 
-/* Take away count pins of any session. */
+/* Remove count pins of any session. */
 void bl_unpin(bl_meta *meta, uint32_t number, uint32_t count);
 int bl_handle_lookup(void *meta, bl_call *call);
 int bl_handle_release(void *meta, bl_call *call);
@@ -291,48 +293,48 @@ int bl_handle_stat(void *meta, bl_call *call);
 /* index/sessions.c */
 int bl_handle_sessions(void *meta, bl_call *call);
 
-/* index/left.c */
-int bl_left_create(bl_meta *meta);
-void bl_left_destroy(bl_meta *meta);
+/* index/removal_log.c */
+int bl_removal_log_create(bl_meta *meta);
+void bl_removal_log_destroy(bl_meta *meta);
 
-/* Prefetch the place of a key that leaves soon. */
-void bl_left_prefetch(const bl_meta *meta, const uint64_t key[2]);
+/* Prefetch the slot of a key that is about to be removed. */
+void bl_removal_log_prefetch(const bl_meta *meta, const uint64_t key[2]);
 
-/* Remember why a key has left the index. */
-void bl_left_note(bl_meta *meta, const uint64_t key[2], enum bl_left why);
-int bl_handle_left(void *meta, bl_call *call);
+/* Record why a key was removed from the index. */
+void bl_removal_log_add(bl_meta *meta, const uint64_t key[2], enum bl_removal_reason why);
+int bl_handle_removal_reasons(void *meta, bl_call *call);
 
 /* index/lower.c. Without lower tiers these do nothing. */
 
-/* Let a block that was committed, or recovered, wait to be offered. */
+/* Queue a block that was committed, or recovered, to be offered. */
 void bl_lower_committed(bl_meta *meta, uint32_t number);
 void bl_lower_recovered(bl_meta *meta, uint32_t number);
 
-/* Forget a block that leaves the index. */
 void bl_lower_forget(bl_meta *meta, uint32_t number);
 
-/* Take back what a lane's service has not done. */
+/* A session has ended: if it was the service's, requeue the work that it had taken. */
 void bl_lower_lane_gone(bl_meta *meta, uint32_t lane);
 
 /* Return the state of a key that the pool does not have: MISS, BELOW, or PENDING. */
 uint32_t bl_lower_state(const bl_meta *meta, const uint64_t key[2]);
 
-/* Withdraw a key that is being removed from what the lower tiers do; number is its block, or
- * negative. Its tombstones were made before. */
+/* Cancel the lower tiers' work on a key that is being removed; number is its block, or negative.
+ * Its tombstones already exist. */
 void bl_lower_remove(bl_meta *meta, const uint64_t key[2], int64_t number);
 
-/* Let the service take tombstones that were recovered. */
+/* Announce recovered tombstones to the service. */
 void bl_lower_removed(bl_meta *meta);
 
-/* Return the tiers, as bits, whose first try at removing a key is awaited by who removes it. */
+/* Return the tiers, as bits, whose first attempt the caller of a removal waits for. */
 uint8_t bl_lower_awaited(const bl_meta *meta, const uint64_t key[2]);
 
-/* Does the service of the lower tiers bring a key that was removed meanwhile? flags are those of
- * its reserve. */
+/* Return 1 if the service brings a key that was removed meanwhile. flags are those of its
+ * reserve. */
 int bl_lower_unwanted(const bl_meta *meta, const uint64_t key[2], uint32_t flags);
 
-/* Return why there is no room for a grant: status, or -BL_ERROR_OFFLOADING if there will be. */
-int bl_lower_excuse(const bl_meta *meta, int status);
+/* Return the error for a grant without room: status, or -BL_ERROR_OFFLOADING if blocks that wait to
+ * be offered will make room. */
+int bl_lower_refusal(const bl_meta *meta, int status);
 void bl_lower_destroy(bl_meta *meta);
 int bl_handle_onboard(void *meta, bl_call *call);
 int bl_handle_tiers(void *meta, bl_call *call);
@@ -341,20 +343,20 @@ int bl_handle_lower_tell(void *meta, bl_call *call);
 
 /* index/journal.c. Without a journal these do nothing. */
 
-/* Note that a block was committed with a name, or that a named block has left the index. */
+/* Record that a block was committed with a name, or that a named block was removed. */
 void bl_journal_stored(bl_meta *meta, uint32_t number, const bl_name *name);
 void bl_journal_removed(bl_meta *meta, uint32_t number);
 void bl_journal_destroy(bl_meta *meta);
 
 /* index/tenants.c */
 
-/* Count a block that is committed, by a client or by a predecessor of this server. */
+/* Count a block that was committed, by a client of this server or of a predecessor. */
 void bl_stat_committed(bl_meta *meta, uint32_t number);
 
-/* Count a committed block that leaves the index, and remember why. */
-void bl_stat_left(bl_meta *meta, uint32_t number, enum bl_left why);
+/* Count a committed block that is removed from the index, and record the reason. */
+void bl_stat_removed(bl_meta *meta, uint32_t number, enum bl_removal_reason why);
 
-/* Count a grant that was refused for this error. */
+/* Count a grant that was refused with this error. */
 void bl_stat_refused(bl_meta *meta, int status);
 
 /* index/grant.c */
@@ -368,10 +370,10 @@ int bl_handle_abort(void *meta, bl_call *call);
 /* index/recover.c: the hook of a takeover. */
 int bl_recover(void *context, uint64_t old_epoch, int suspect);
 
-/* Return why an entry that passed its check can still not be used, or NULL. */
+/* Return the reason that an entry with a right check still cannot be used, or NULL. */
 const char *bl_entry_invalid(const bl_geometry *g, const bl_entry *entry);
 
-/* Would a session that gets length bytes more exceed its quota? */
+/* Return 1 if length more bytes would exceed the quota of the session. */
 static inline int bl_hold_full(const bl_meta *meta, uint32_t lane, uint32_t length)
 {
     uint64_t most = meta->server->quota.bytes;
@@ -384,14 +386,14 @@ static inline uint64_t bl_generation_new(bl_meta *meta)
     return meta->server->epoch << BL_GENERATION_SHIFT | ++meta->generation;
 }
 
-/* May a block be evicted, as far as lower tiers are concerned? */
+/* Return 1 unless the block must be offered to a lower tier before it is evicted. */
 static inline int bl_lower_frees(const bl_meta *meta, const bl_block *block)
 {
     return !meta->lower_waits || block->offload == BL_OFFLOAD_NONE;
 }
 
-/* Tell the eviction policy of a new block, which is the place-th of its call. The server knows
- * neither chains nor tokens: it takes the call for the chain, and the usual tokens for a block. */
+/* Pass a new block to the eviction policy; place is its index in the call. The server has no chains
+ * or token counts: it treats the call as the chain, and assumes the usual tokens per block. */
 static inline void bl_block_assign(bl_meta *meta, uint32_t number, uint32_t place)
 {
     const bl_block *block = &meta->blocks[number];
@@ -399,13 +401,12 @@ static inline void bl_block_assign(bl_meta *meta, uint32_t number, uint32_t plac
                     place * BL_BLOCK_TOKENS_USUAL, block->length);
 }
 
-/* Return the share that a block's space counts for. */
 static inline uint32_t bl_block_share(const bl_block *block)
 {
     return block->order % BL_SHARE_COUNT;
 }
 
-/* Return the level that a hint has given a block (bl_level). */
+/* Return the level of the block's hint (bl_level). */
 static inline uint32_t bl_block_level(const bl_block *block)
 {
     return block->order / BL_SHARE_COUNT;
@@ -422,14 +423,14 @@ static inline bl_evict *bl_order_of(const bl_meta *meta, uint32_t number)
     return meta->orders[meta->blocks[number].order];
 }
 
-/* Note that a block was asked for: it becomes the newest of all that may be evicted. */
+/* Count a hit: the block becomes the newest that may be evicted. */
 static inline void bl_block_touch(bl_meta *meta, uint32_t number)
 {
     if (meta->blocks[number].task == 0 && bl_lower_frees(meta, &meta->blocks[number]))
         bl_evict_touch(bl_order_of(meta, number), number);
 }
 
-/* Prefetch all of a block, which lies on two lines. */
+/* Prefetch both cache lines of a block. */
 static inline void bl_block_prefetch(const bl_meta *meta, uint32_t number)
 {
     const bl_block *block = &meta->blocks[number];
@@ -437,7 +438,7 @@ static inline void bl_block_prefetch(const bl_meta *meta, uint32_t number)
     bl_prefetch((const uint8_t *)(block + 1) - 1);
 }
 
-/* Return the space that a block has. */
+/* Return the block's size in the pool, in bytes. */
 static inline uint32_t bl_space_size(const bl_block *block)
 {
     return bl_block_size(bl_stored_size(block->length, block->chunk_size));
@@ -449,7 +450,7 @@ static inline uint64_t bl_stripe_of(const bl_meta *meta, uint64_t offset)
     return (offset - meta->pool->geometry.data_offset) / BL_STRIPE_SIZE;
 }
 
-/* Return what a mark says of its extent; only bl_extents_adopt() may believe it. */
+/* Decode a mark. It is foreign input: only bl_extents_adopt() may use the result. */
 static inline bl_extent_view bl_extent_of(const bl_extent_line *line)
 {
     return (bl_extent_view){
@@ -460,15 +461,16 @@ static inline bl_extent_view bl_extent_of(const bl_extent_line *line)
     };
 }
 
-/* Return the block count that a mark has. A server of an earlier release cut extents into blocks of
- * one size, 512 at most; it believes a mark that says what it would have made of it. */
+/* Return the block count of a mark. Servers of earlier releases cut extents into blocks of one
+ * size, 512 at most, and accept a mark only if its count is what they would have computed. */
 static inline uint32_t bl_mark_blocks(uint32_t block_size, uint32_t stripe_count)
 {
     uint64_t blocks = block_size ? (uint64_t)stripe_count * BL_STRIPE_SIZE / block_size : 0;
     return (uint32_t)(blocks < BL_STRIPE_PAGES ? blocks : BL_STRIPE_PAGES);
 }
 
-/* Add to or remove from a list; list is the head of numbers linked through bl_block.links[kind]. */
+/* Add to, or remove from, the list with this head; numbers are linked through
+ * bl_block.links[kind]. */
 static inline void bl_list_add(bl_meta *meta, uint32_t *head, enum bl_list kind, uint32_t number)
 {
     meta->blocks[number].links[kind] = (bl_link){*head, BL_NO_NUMBER};

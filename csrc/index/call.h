@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Reads the bytes of a block call and answers it. Every field is foreign input: a value out of
- * range gives the sender an error, and nothing else happens (D13).
+ * Decodes block calls and encodes their replies. Every field is foreign input: a value out of range
+ * returns an error to the sender and has no other effect (D13).
  */
 #ifndef BL_META_CALL_H
 #define BL_META_CALL_H
@@ -11,9 +11,9 @@
 #include "base/minmax.h"
 #include "index/blocks.h"
 
-enum { BL_GROUP_KEYS = 16 };    /* about as many misses as a core has under way */
+enum { BL_GROUP_KEYS = 16 };    /* about as many cache misses as a core has in flight */
 
-/* Check a request's head and items against its size: return the items, or NULL. */
+/* Validate the request's head and item count against its size. Returns the items, or NULL. */
 static inline const uint8_t *bl_meta_items(const bl_call *call, uint32_t item_size,
                                            bl_block_request *head)
 {
@@ -26,13 +26,13 @@ static inline const uint8_t *bl_meta_items(const bl_call *call, uint32_t item_si
                : NULL;
 }
 
-/* Copy one of the keys of a request, which have any alignment. */
+/* Copy a key of a request; keys have any alignment. */
 static inline void bl_key_at(const uint8_t *keys, uint32_t index, uint64_t key[2])
 {
     memcpy(key, keys + index * 2 * sizeof *key, 2 * sizeof *key);
 }
 
-/* Prefetch the buckets of a group of a request's keys, which begins at first. */
+/* Prefetch the hash buckets of a group of keys that begins at first. */
 static inline void bl_meta_prefetch(const bl_meta *meta, const uint8_t *keys, uint32_t first,
                                     uint32_t count)
 {
@@ -43,7 +43,7 @@ static inline void bl_meta_prefetch(const bl_meta *meta, const uint8_t *keys, ui
     }
 }
 
-/* Is there room for the records of the answer? */
+/* Return 1 if the reply has room for count records. */
 static inline int bl_meta_fits(const bl_call *call, uint32_t count)
 {
     return sizeof(bl_block_reply) + (uint64_t)count * sizeof(bl_block_record) <=
@@ -63,7 +63,7 @@ static inline void bl_meta_record(bl_call *call, uint32_t index, const bl_block_
     memcpy(call->reply + sizeof(bl_block_reply) + index * sizeof *record, record, sizeof *record);
 }
 
-/* Handle abort or release: last item first, so that the parent of a chain becomes the newest. */
+/* Handle abort or release: last item first, so that a parent becomes newer than its child. */
 static inline int bl_handle_give_up(bl_meta *meta, bl_call *call,
                                     int (*one)(bl_meta *, uint32_t, const bl_commit *))
 {

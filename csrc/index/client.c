@@ -14,14 +14,14 @@
 static const uint64_t BL_REMOVAL_WAIT_NS = 1000000000;  /* for a disk to try removals */
 static const uint64_t BL_REMOVAL_NAP_NS = 50000, BL_REMOVAL_NAP_MAX_NS = 4000000;
 
-/* Return how many items of a size, and records, one message carries. */
+/* Return how many items of this size, and as many records, fit into one message. */
 static uint32_t bl_meta_fit(const bl_session *session, size_t item_size)
 {
     size_t fit = (session->pool->geometry.bulk_size - sizeof(bl_block_request)) / item_size;
     return fit < BL_CALL_KEYS_MAX ? (uint32_t)fit : (uint32_t)BL_CALL_KEYS_MAX;
 }
 
-/* The same for items that are no larger than a record. */
+/* Return the same for items no larger than a record. */
 static uint32_t bl_meta_batch(const bl_session *session)
 {
     return bl_meta_fit(session, sizeof(bl_block_record));
@@ -31,12 +31,12 @@ typedef struct bl_meta_ask {
     uint32_t method;
     uint32_t item_size;
     const void *items;
-    bl_block_request head;      /* count is that of the items in this message */
-    uint32_t record_size;       /* of the reply's records, one for each that it counts */
+    bl_block_request head;      /* its count: the items of this message */
+    uint32_t record_size;       /* bytes of a record of the reply */
 } bl_meta_ask;
 
-/* Send one message: read the reply's head and, into the session's scratch, its records. 0 or an
- * error. */
+/* Send one message. The reply's head goes to *reply, its records to the session's scratch. Returns
+ * 0 or an error. */
 static int bl_meta_call(bl_session *session, const bl_meta_ask *ask, bl_block_reply *reply,
                         const uint8_t **records, uint64_t timeout_ns)
 {
@@ -67,22 +67,22 @@ static int bl_meta_call(bl_session *session, const bl_meta_ask *ask, bl_block_re
     return 0;
 }
 
-/* Can a record be true of this pool? A caller that reads there knows the block's chunks, and asks
- * bl_block_within() about them, too. */
+/* Return 1 if a record is possible in this pool. A caller that reads the block also checks its
+ * chunks, with bl_block_within(). */
 static int bl_record_sane(const bl_geometry *g, const bl_block_record *record)
 {
     return record->block < g->block_count_max &&
            bl_block_within(g, record->offset, record->length, 0);
 }
 
-/* Is a record a block that the server has or that another session writes, a block that the caller
- * may write now, or a reason why not? */
+/* Return 1 if a record is a valid reply to a reserve: HIT, PENDING, GRANTED, or REFUSED with a
+ * reason. */
 static int bl_reserved_sane(const bl_geometry *g, const bl_block_request *what,
                             const bl_block_record *record)
 {
     switch (record->state) {
     case BL_BLOCK_HIT: return bl_record_sane(g, record);
-    case BL_BLOCK_PENDING: /* no bytes: nobody wants what comes from a lower tier any more */
+    case BL_BLOCK_PENDING: /* length 0: no client waits for this block of a lower tier any more */
         return record->length == 0 || bl_record_sane(g, record);
     case BL_BLOCK_GRANTED:
         return record->length == what->length && bl_record_sane(g, record) &&
@@ -117,14 +117,14 @@ int64_t bl_lookup(bl_session *session, const uint64_t *keys, uint32_t count, uin
                 return -BL_ERROR_BAD_REPLY;
         if (reply.count < part && reply.state != BL_BLOCK_MISS &&
             reply.state != BL_BLOCK_PENDING && reply.state != BL_BLOCK_BELOW)
-            return -BL_ERROR_BAD_REPLY; /* with HIT the client would ask forever */
+            return -BL_ERROR_BAD_REPLY; /* with HIT the client would repeat the call forever */
         hits += reply.count;
         *state = reply.count == part ? (uint32_t)BL_BLOCK_HIT : reply.state;
     }
     return hits;
 }
 
-/* Give back what the first messages of a batch got, after it failed half way. */
+/* Abort the grants of the first messages of a batch that failed half way. */
 static void bl_reserve_undo(bl_session *session, const uint64_t *keys,
                             const bl_block_record *records, uint32_t count, uint64_t timeout_ns)
 {
@@ -136,7 +136,7 @@ static void bl_reserve_undo(bl_session *session, const uint64_t *keys,
         };
         if (records[i].state == BL_BLOCK_GRANTED &&
             bl_abort_blocks(session, &commit, 1, timeout_ns) < 0)
-            return; /* the grants go with the session */
+            return; /* the grants end with the session */
     }
 }
 
@@ -176,7 +176,7 @@ int bl_reserve(bl_session *session, const uint64_t *keys, uint32_t count,
     return 0;
 }
 
-/* Send commits with or without names, as ask says; its head has no count yet. */
+/* Send commits, with or without names according to ask; its head has no count yet. */
 static int bl_commit_all(bl_session *session, bl_meta_ask ask, uint32_t count, int32_t *statuses,
                          uint64_t timeout_ns)
 {
@@ -219,8 +219,8 @@ int bl_commit_named(bl_session *session, const bl_named_commit *commits, uint32_
     return bl_commit_all(session, ask, count, statuses, timeout_ns);
 }
 
-/* Make calls that are answered with a number: return their sum, or an error. */
-static int64_t bl_meta_tell(bl_session *session, bl_meta_ask ask, uint32_t count,
+/* Make calls that return a number each. Returns the sum, or an error. */
+static int64_t bl_meta_sum(bl_session *session, bl_meta_ask ask, uint32_t count,
                             uint64_t timeout_ns)
 {
     uint32_t batch = bl_meta_batch(session);
@@ -241,7 +241,7 @@ static int64_t bl_meta_tell(bl_session *session, bl_meta_ask ask, uint32_t count
 int64_t bl_abort_blocks(bl_session *session, const bl_commit *commits, uint32_t count,
                         uint64_t timeout_ns)
 {
-    return bl_meta_tell(session, (bl_meta_ask){BL_METHOD_ABORT, sizeof *commits, commits, {0}, 0},
+    return bl_meta_sum(session, (bl_meta_ask){BL_METHOD_ABORT, sizeof *commits, commits, {0}, 0},
                         count, timeout_ns);
 }
 
@@ -256,7 +256,7 @@ int64_t bl_release_blocks(bl_session *session, const bl_block_record *records, u
             commits[i] = (bl_commit){.generation = records[done + i].generation,
                                      .block = records[done + i].block};
         bl_meta_ask ask = {BL_METHOD_RELEASE, sizeof *commits, commits, {0}, 0};
-        int64_t now = bl_meta_tell(session, ask, part, timeout_ns);
+        int64_t now = bl_meta_sum(session, ask, part, timeout_ns);
         if (now < 0)
             return now;
         released += now;
@@ -266,8 +266,8 @@ int64_t bl_release_blocks(bl_session *session, const bl_block_record *records, u
 
 /* ---- Removals. */
 
-/* Ask which tiers may have what was removed under keys of one message: 1 if a disk has not tried to
- * remove one of them, 0, or an error. */
+/* Query which tiers may have the removed blocks of one message's keys. Returns 1 if a disk has not
+ * tried one of the removals yet, 0, or an error. */
 static int bl_removing_part(bl_session *session, const uint64_t *keys, uint32_t count,
                             uint8_t *tiers, uint64_t timeout_ns)
 {
@@ -298,7 +298,7 @@ int bl_removing(bl_session *session, const uint64_t *keys, uint32_t count, uint8
     return 0;
 }
 
-/* Naps of a removal, each longer than the one before. */
+/* The naps of a removal; each is longer than the one before. */
 typedef struct bl_removal_wait {
     const bl_memory *memory;
     uint64_t until_ns;
@@ -311,7 +311,7 @@ static bl_removal_wait bl_removal_waits(const bl_session *session, uint64_t limi
     return (bl_removal_wait){memory, bl_now_ns(memory) + limit_ns, BL_REMOVAL_NAP_NS};
 }
 
-/* Nap: 1, or 0 at once if the time is over. */
+/* Returns 0, without a nap, if the time is over. */
 static int bl_removal_nap(bl_removal_wait *wait)
 {
     if (bl_now_ns(wait->memory) >= wait->until_ns)
@@ -321,8 +321,9 @@ static int bl_removal_nap(bl_removal_wait *wait)
     return 1;
 }
 
-/* Remove the keys of one message, or its first ones: their number, or an error; removed counts the
- * blocks that there were. While lower tiers remove others, there may be no room for more. */
+/* Remove the keys of one message, or its first keys. Returns their number, or an error; *removed
+ * grows by the blocks that existed. While tiers have earlier removals to execute, there may be no
+ * room for all. */
 static int64_t bl_remove_part(bl_session *session, const uint64_t *keys, uint32_t count,
                               int64_t *removed, uint32_t *awaited, uint64_t timeout_ns)
 {
@@ -342,8 +343,8 @@ static int64_t bl_remove_part(bl_session *session, const uint64_t *keys, uint32_
     return count - (reply.state >> 1);
 }
 
-/* The pool remembers the removals, but a pool that is made anew over the same disk would not: so
- * the disk has a moment to execute them. */
+/* The pool records the removals, but a new pool over the same disk would not have them. So this
+ * waits a moment for the disk to execute them. */
 int64_t bl_remove_blocks(bl_session *session, const uint64_t *keys, uint32_t count,
                          uint64_t timeout_ns)
 {
@@ -373,7 +374,7 @@ int64_t bl_remove_blocks(bl_session *session, const uint64_t *keys, uint32_t cou
 int64_t bl_task_withdraw(bl_session *session, const uint64_t *key, uint64_t timeout_ns)
 {
     bl_meta_ask ask = {BL_METHOD_REMOVE, 2 * sizeof *key, key, {.flags = BL_REMOVE_UNCLAIMED}, 0};
-    return bl_meta_tell(session, ask, 1, timeout_ns);
+    return bl_meta_sum(session, ask, 1, timeout_ns);
 }
 
 int64_t bl_hint_blocks(bl_session *session, const uint64_t *keys, uint32_t count, uint32_t level,

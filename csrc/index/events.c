@@ -2,12 +2,12 @@
  * Copyright The Beluga Authors
  *
  * Turns changes of the block index into events for routers. Each rank of an engine stores its part
- * of a block under a key of its own: the block is stored when the last rank has it, and removed
- * when the first one does not. It is C because it must keep up with the server. It uses no pool,
- * and one thread at a time uses it.
+ * of a block under its own key: the block is stored when the last part is, and removed when the
+ * first part is. This is in C to keep up with the server. It uses no pool; one thread at a time
+ * uses it.
  *
  * Invariants between two changes: a line of the block table has the part of one rank of one block;
- * parts has how many lines have that part; a block is there while any line has a part of it.
+ * parts counts the lines with the same part; a block exists while any line has a part of it.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -17,28 +17,28 @@
 
 typedef struct bl_event_line {
     uint64_t generation;
-    uint32_t place;             /* of the block; 0: this line has no name */
+    uint32_t place;             /* index of the block; 0: this line has no name */
     uint32_t rank;
 } bl_event_line;
 
 typedef struct bl_event_block {
-    bl_name name;               /* that of the first part */
-    uint32_t ranks;             /* how many have their part; 0: this place is free */
-    uint32_t next;              /* the next free place; 0: none */
+    bl_name name;               /* name of the first part */
+    uint32_t ranks;             /* ranks whose parts are stored; 0: this slot is free */
+    uint32_t next;              /* the next free slot; 0: none */
 } bl_event_block;
 
 struct bl_events {
     uint32_t line_count;
     uint32_t block_count;
     bl_event_line *lines;
-    bl_event_block *blocks;     /* from place 1 on */
-    uint32_t fresh;             /* places from here on were never used */
-    uint32_t free;              /* the first of the places given back; 0: none */
-    bl_index *names;            /* space, block hash -> place */
-    bl_index *parts;            /* place, rank -> lines that have it */
+    bl_event_block *blocks;     /* indices begin at 1 */
+    uint32_t fresh;             /* slots from here on were never used */
+    uint32_t free;              /* first of the freed slots; 0: none */
+    bl_index *names;            /* space, block hash -> block */
+    bl_index *parts;            /* block, rank -> number of lines */
 };
 
-/* What one call returns: rows may be NULL. */
+/* The output of one call; rows may be NULL. */
 typedef struct bl_event_rows {
     bl_event *rows;
     uint32_t count;
@@ -89,8 +89,8 @@ static int bl_event_whole(const bl_event_block *block)
     return block->ranks > 0 && block->ranks == block->name.rank_count;
 }
 
-/* Add an event. A block that continues the event before joins it: its child if it is stored, any
- * other one of its space if it is removed. */
+/* Add an event. It joins the event before it if the two can be merged: stored, if it is a child of
+ * that block; removed, if it is of the same space. */
 static void bl_event_add(bl_event_rows *out, uint32_t kind, const bl_name *name)
 {
     if (out->rows == NULL)
@@ -103,7 +103,7 @@ static void bl_event_add(bl_event_rows *out, uint32_t kind, const bl_name *name)
     out->rows[out->count++] = (bl_event){.name = *name, .kind = kind, .joins = (uint32_t)joins};
 }
 
-/* Return the place of the block with this name, which is made if it is not there. */
+/* Return the index of the block with this name, which is created if it does not exist. */
 static uint32_t bl_event_place(bl_events *events, const bl_name *name)
 {
     const uint64_t key[2] = {name->space, name->block_hash};
@@ -116,7 +116,7 @@ static uint32_t bl_event_place(bl_events *events, const bl_name *name)
     else
         place = events->fresh++;
     events->blocks[place] = (bl_event_block){.name = *name};
-    bl_index_add(events->names, key, place); /* it has room: there are no more blocks than lines */
+    bl_index_add(events->names, key, place); /* never full: there are no more blocks than lines */
     events->block_count++;
     return place;
 }
@@ -133,12 +133,12 @@ static void bl_event_store(bl_events *events, bl_event_line *line, const bl_chan
     *line = (bl_event_line){change->generation, place, change->name.rank};
     if (bl_index_add(events->parts, part, 1) == 0) {
         block->ranks++;
-    } else { /* another line has this part, too */
+    } else { /* another line has the same part */
         int64_t lines = bl_index_find(events->parts, part);
         bl_index_remove(events->parts, part);
         bl_index_add(events->parts, part, (uint32_t)lines + 1);
     }
-    if (whole != bl_event_whole(block)) /* not whole any more: its ranks contradict each other */
+    if (whole != bl_event_whole(block)) /* no longer complete: its ranks disagree */
         bl_event_add(out, whole ? BL_CHANGE_REMOVED : BL_CHANGE_STORED, &block->name);
 }
 
@@ -180,7 +180,7 @@ uint32_t bl_events_apply(bl_events *events, const bl_change *changes, uint32_t c
             if (held && line->generation == change->generation)
                 bl_event_remove(events, line, &out);
         } else if (!held || line->generation < change->generation) {
-            if (held) /* its removal was not told yet */
+            if (held) /* its removal was not published yet */
                 bl_event_remove(events, line, &out);
             bl_event_store(events, line, change, &out);
         }
@@ -190,7 +190,7 @@ uint32_t bl_events_apply(bl_events *events, const bl_change *changes, uint32_t c
 
 uint32_t bl_events_count(const bl_events *events) { return events->block_count; }
 
-/* Link each whole block to its parent's list of children, or to that of place 0. */
+/* Link each complete block to its parent's list of children, or to the root's. */
 static void bl_events_link(const bl_events *events, uint32_t *child, uint32_t *sibling)
 {
     for (uint32_t place = events->fresh - 1; place > 0; place--) {
@@ -217,7 +217,7 @@ int64_t bl_events_all(const bl_events *events, bl_event *rows)
         for (uint32_t place = child[0]; place > 0;) {
             bl_event_add(&out, BL_CHANGE_STORED, &events->blocks[place].name);
             uint32_t next = sibling[place], last = child[place];
-            if (last > 0) { /* its children come before its siblings */
+            if (last > 0) { /* children before siblings */
                 while (sibling[last] > 0)
                     last = sibling[last];
                 sibling[last] = next;

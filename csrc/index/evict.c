@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The eviction order of index/evict.h: LRU is one list of index/ring.h; the other policies have
- * files of their own.
+ * The eviction order of index/evict.h. LRU is one list of index/ring.h; the other policies are in
+ * their own files.
  */
 #include "index/evict.h"
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The policies of index/evict.h, by the numbers that Python passes.
+ * The policies of index/evict.h.
  */
 #ifndef BL_EVICT_POLICY_H
 #define BL_EVICT_POLICY_H
 
 enum bl_evict_policy {
-    BL_EVICT_LRU,       /* evict the block that was asked for least recently */
+    BL_EVICT_LRU,       /* least recently used */
     BL_EVICT_S3FIFO,    /* index/s3fifo.h: blocks without a hit pass through a small queue */
     BL_EVICT_COST       /* index/gdsf.h: by frequency and the time to recompute, per byte */
 };

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The priorities of index/gdsf.h in a heap of ids, whose first has the least. A walk goes through
- * the heap from its root, level by level.
+ * The priorities of index/gdsf.h, in a min-heap of ids. A walk visits the heap level by level.
  */
 #include "index/gdsf.h"
 
@@ -13,14 +12,14 @@
 
 enum {
     BL_GDSF_SCALE = 1 << 20,
-    BL_GDSF_SIZE = 1 << 20,     /* of a block that was not assigned */
+    BL_GDSF_SIZE = 1 << 20,     /* assumed for a block without bl_gdsf_assign */
     BL_GDSF_USES_MAX = 1 << 12
 };
 
 typedef struct bl_gdsf_note {
     uint64_t priority;
     int64_t stamp;              /* the number of its last touch */
-    uint32_t place;             /* 1 + its place in the heap; 0: not in the order */
+    uint32_t place;             /* 1 + its index in the heap; 0: not in the order */
     uint32_t uses;
     uint32_t position;
     uint32_t size;              /* 0: not assigned */
@@ -33,7 +32,7 @@ struct bl_gdsf {
     uint32_t count;             /* ids in the heap */
     uint64_t inflation;
     int64_t newest;             /* the last stamp */
-    int64_t oldest;             /* the stamp of what was cooled last: negative */
+    int64_t oldest;             /* the last stamp given by cool: negative */
     uint64_t deeper_priority;   /* of the block touched last */
     uint32_t deeper_position;
 };
@@ -61,7 +60,7 @@ void bl_gdsf_destroy(bl_gdsf *order)
     free(order);
 }
 
-/* Is an id evicted before another? */
+/* Return 1 if id is evicted before other. */
 static int bl_gdsf_before(const bl_gdsf *order, uint32_t id, uint32_t other)
 {
     const bl_gdsf_note *a = &order->notes[id], *b = &order->notes[other];
@@ -74,7 +73,7 @@ static void bl_gdsf_put(bl_gdsf *order, uint32_t at, uint32_t id)
     order->notes[id].place = at + 1;
 }
 
-/* Move the id at a place of the heap to where its priority belongs. */
+/* Restore the heap order for the id at an index. */
 static void bl_gdsf_settle(bl_gdsf *order, uint32_t at)
 {
     uint32_t id = order->heap[at];
@@ -91,7 +90,7 @@ static void bl_gdsf_settle(bl_gdsf *order, uint32_t at)
     bl_gdsf_put(order, at, id);
 }
 
-/* Give an id a priority, and add it to the heap if it is not there. */
+/* Set the priority of an id, and add it to the heap if it is not there. */
 static void bl_gdsf_set(bl_gdsf *order, uint32_t id, uint64_t priority, int64_t stamp)
 {
     bl_gdsf_note *note = &order->notes[id];

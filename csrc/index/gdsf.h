@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The policy by cost of index/evict.h, greedy dual with sizes and frequencies (Cherkasova, 1998).
- * A block's priority is
+ * The policy BL_EVICT_COST of index/evict.h: greedy dual with sizes and frequencies (GDSF;
+ * Cherkasova, 1998). A block's priority is
  *
  *   inflation + uses * (BL_GDSF_TOKENS + position) / size
  *
- * and the block with the least is evicted first. The inflation is the priority of the block that
- * was evicted last, so a block that is not used any more is evicted some day. To recompute a token
- * takes b + c * position, because attention reads all tokens before it; BL_GDSF_TOKENS is b / c.
+ * and the block with the lowest priority is evicted first. The inflation is the priority of the
+ * last evicted block, so an unused block is evicted eventually. To recompute a token costs b + c *
+ * position, because attention reads all tokens before it; BL_GDSF_TOKENS is b / c.
  *
- * A touch never lowers a priority, and a block that is touched right after a deeper one gets at
- * least the priority of that one, because the deeper one needs it. Of equal priorities, the one
- * touched earlier goes first.
+ * A touch never lowers a priority. A block that is touched right after a deeper one gets at least
+ * the priority of the deeper one, which is useless without it. Of equal priorities, the one touched
+ * earlier is evicted first.
  */
 #ifndef BL_GDSF_H
 #define BL_GDSF_H

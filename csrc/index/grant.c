@@ -10,7 +10,7 @@
 #include "index/hints.h"
 #include "index/shares.h"
 
-/* Do this host's dead writers hold more space than they may? */
+/* Return 1 if the host's suspect writers hold their limit of space. */
 static int bl_quarantine_full(const bl_meta *meta, uint32_t lane)
 {
     uint64_t bound = meta->pool->geometry.stripe_count * BL_STRIPE_SIZE / 100 *
@@ -18,7 +18,7 @@ static int bl_quarantine_full(const bl_meta *meta, uint32_t lane)
     return meta->held_bytes[meta->server->lanes[lane].host] > bound;
 }
 
-/* Return why this session may not have another grant, or 0. */
+/* Return 0 if the session may get another grant, or else the error. */
 static int bl_grant_refused(bl_meta *meta, uint32_t lane, uint32_t length)
 {
     uint32_t most = meta->server->quota.grant_count;
@@ -32,7 +32,7 @@ static int bl_grant_refused(bl_meta *meta, uint32_t lane, uint32_t length)
     return -BL_ERROR_QUOTA;
 }
 
-/* Note that a block is no grant any more. */
+/* Remove a block from the session's grants. */
 static void bl_grant_leave(bl_meta *meta, const bl_block *block)
 {
     meta->holds[block->lane].bytes -= block->length;
@@ -40,14 +40,14 @@ static void bl_grant_leave(bl_meta *meta, const bl_block *block)
     meta->stat.grant_count--;
 }
 
-/* Give back space that no block has yet. */
+/* Free space that was not assigned to a block. */
 static void bl_space_untake(bl_meta *meta, uint64_t offset, uint32_t size)
 {
     bl_pages_give(meta->pages, offset, size);
     bl_extents_return(meta, offset, size);
 }
 
-/* Grant the place-th new block of a call: return its number, or an error. */
+/* Grant a new block; place is its index in the call. Returns its number, or an error. */
 static int64_t bl_grant(bl_meta *meta, uint32_t lane, const uint64_t key[2],
                         const bl_block_request *head, uint32_t place)
 {
@@ -56,12 +56,12 @@ static int64_t bl_grant(bl_meta *meta, uint32_t lane, const uint64_t key[2],
         return -BL_ERROR_QUEUE_FULL;
     int status = bl_space_take(meta, stored, &offset);
     if (status < 0)
-        return bl_lower_excuse(meta, status);
+        return bl_lower_refusal(meta, status);
     bl_crash_point("grant.space_taken");
     int64_t number = bl_number_take(meta);
     if (number < 0) {
         bl_space_untake(meta, offset, bl_block_size(stored));
-        return bl_lower_excuse(meta, (int)number);
+        return bl_lower_refusal(meta, (int)number);
     }
     meta->blocks[number] = (bl_block){
         .key = {key[0], key[1]},
@@ -76,7 +76,7 @@ static int64_t bl_grant(bl_meta *meta, uint32_t lane, const uint64_t key[2],
         .brought = head->flags & BL_RESERVE_BROUGHT ? BL_BROUGHT_WANTED : BL_BROUGHT_NOT,
     };
     if (head->flags & BL_RESERVE_KEPT)
-        bl_block_keep(meta, (uint32_t)number); /* there is room: bl_keep_full() looked */
+        bl_block_keep(meta, (uint32_t)number); /* never full: bl_keep_full() was checked */
     if (bl_index_add(meta->index, key, (uint32_t)number) < 0) {
         bl_block_unkeep(meta, (uint32_t)number);
         bl_space_untake(meta, offset, bl_block_size(stored));
@@ -120,15 +120,15 @@ static void bl_reserve_one(bl_meta *meta, uint32_t lane, const uint64_t key[2],
     record->length = meta->blocks[number].length;
 }
 
-/* Does this server still speak for the pool? Only then may space of blocks that were committed be
- * granted: a successor that read their entries before they were cleared serves them. 0 or an
- * error. */
+/* Check that this server is still the pool's server. Only then may space of formerly committed
+ * blocks be granted: a successor that read their entries before they were cleared serves them.
+ * Returns 0 or an error. */
 static int bl_reuse_check(bl_meta *meta)
 {
     if (!meta->reused)
         return 0;
     int status = bl_server_still(meta->server); /* SYNC entry.reuse: cleared before this look */
-    meta->reused = status < 0; /* once deposed, it stays so for every later call */
+    meta->reused = status < 0; /* a deposed server stays deposed: later calls fail, too */
     return status;
 }
 
@@ -165,7 +165,7 @@ int bl_handle_reserve(void *context, bl_call *call)
     return status;
 }
 
-/* Return the block that a commit names, if it is as the commit says; or NULL. */
+/* Return the block of a commit, or NULL if its key or generation differs. */
 static bl_block *bl_commit_block(bl_meta *meta, const bl_commit *commit)
 {
     if (commit->block >= meta->pool->geometry.block_count_max ||
@@ -182,9 +182,9 @@ static int bl_commit_one(bl_meta *meta, uint32_t lane, const bl_commit *commit,
     uint32_t number = commit->block;
     if (block == NULL)
         return -BL_ERROR_NO_GRANT;
-    if (block->state == BL_NUMBER_COMMITTED) { /* before, perhaps by an earlier server ... */
+    if (block->state == BL_NUMBER_COMMITTED) { /* repeated, perhaps after a server ... */
         if (block->named && name->block_tokens != 0) {
-            bl_name_write(meta, number, name); /* ... which died before the name was in memory */
+            bl_name_write(meta, number, name); /* ... died before it wrote the name */
             bl_journal_stored(meta, number, name);
         }
         return 0;
@@ -192,7 +192,7 @@ static int bl_commit_one(bl_meta *meta, uint32_t lane, const bl_commit *commit,
     if (block->state != BL_NUMBER_GRANTED || block->lane != lane)
         return -BL_ERROR_NO_GRANT;
     int status = block->task ? bl_task_enqueue(meta, number) : 0;
-    if (block->brought == BL_BROUGHT_REMOVED) /* while it was on its way */
+    if (block->brought == BL_BROUGHT_REMOVED) /* while a tier delivered it */
         status = -BL_ERROR_NO_GRANT;
     if (status < 0) {
         bl_grant_end(meta, number, BL_END_GONE);
@@ -248,7 +248,7 @@ void bl_grant_end(bl_meta *meta, uint32_t number, enum bl_end end)
     bl_crash_point("abort.given");
 }
 
-/* Read the items of a commit, which have names or not: return the first, or NULL. */
+/* Validate a commit, with or without names. Returns the first item, or NULL. */
 static const uint8_t *bl_commit_items(const bl_call *call, bl_block_request *head, size_t *size)
 {
     const uint8_t *items = bl_meta_items(call, sizeof(bl_named_commit), head);

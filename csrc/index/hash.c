@@ -2,10 +2,9 @@
  * Copyright The Beluga Authors
  *
  * The hash table of index/hash.h, in buckets of one line. A key lies in its home bucket or, if that
- * is full, in the next bucket with room. Every bucket counts the keys that passed it, and a search
- * ends at the first bucket that no key has passed. So a removal leaves nothing behind: it only
- * lowers those counts. An attacker may choose the keys, so their buckets depend on a seed that
- * nobody else knows.
+ * is full, in the next bucket with room. Each bucket counts the keys that overflowed past it, and a
+ * search ends at the first bucket with a count of zero. A removal lowers the counts and needs no
+ * deleted markers. An attacker may choose keys, so the bucket depends on a secret seed.
  */
 #include "index/hash.h"
 
@@ -22,7 +21,7 @@ enum { BL_BUCKET_KEYS = 3 };
 typedef struct bl_bucket {
     uint64_t key[BL_BUCKET_KEYS][2];
     uint32_t taken[BL_BUCKET_KEYS];     /* block + 1; 0: empty */
-    uint32_t passed;                    /* keys that lie further on for lack of room */
+    uint32_t passed;                    /* keys in later buckets for lack of room here */
 } bl_bucket;
 
 _Static_assert(sizeof(bl_bucket) == BL_LINE_SIZE, "bl_bucket is a line: one miss finds a key");
@@ -37,7 +36,7 @@ struct bl_index {
 
 int bl_index_create(bl_index **out, uint32_t count_max)
 {
-    /* There are half as many slots again as keys; then few keys pass a bucket. */
+    /* At most two thirds of the slots are used, so few keys overflow. */
     uint64_t bucket_count = 1;
     while (bucket_count * BL_BUCKET_KEYS * 2 < (uint64_t)count_max * 3)
         bucket_count *= 2;

@@ -2,7 +2,7 @@
  * Copyright The Beluga Authors
  *
  * The hash index: key -> block number, in the server's DRAM. A lookup nearly always costs one cache
- * miss, and the misses of a chain of keys overlap.
+ * miss; prefetches overlap the misses of a chain of keys.
  */
 #ifndef BL_INDEX_H
 #define BL_INDEX_H
@@ -13,20 +13,19 @@ enum { BL_NO_BLOCK = -1 };
 
 typedef struct bl_index bl_index;
 
-/* Create an index with room for count_max keys: 0 or -errno. */
+/* Create an index with room for count_max keys. Returns 0 or -errno. */
 int bl_index_create(bl_index **out, uint32_t count_max);
 void bl_index_destroy(bl_index *index);
 
-/* Prefetch the bucket of a key that is looked up soon. */
 void bl_index_prefetch(const bl_index *index, const uint64_t key[2]);
 
 /* Return the block of a key, or BL_NO_BLOCK. */
 int64_t bl_index_find(const bl_index *index, const uint64_t key[2]);
 
-/* Add a key: 0, -EEXIST (the key is there), -ENOSPC (count_max keys are there). */
+/* Add a key. Returns 0, -EEXIST or -ENOSPC (count_max keys). */
 int bl_index_add(bl_index *index, const uint64_t key[2], uint32_t block);
 
-/* Remove a key: 0 or -ENOENT. */
+/* Remove a key. Returns 0 or -ENOENT. */
 int bl_index_remove(bl_index *index, const uint64_t key[2]);
 
 uint32_t bl_index_count(const bl_index *index);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The hints of index/hints.h. Those with a time are in a heap, the first to run out on top. A hit
- * only notes when it was: when a hint's turn comes, it may get a later one.
+ * The hints of index/hints.h. Hints with a lifetime are in a heap, by expiry. A hit only records
+ * its time; a hint that reaches the top of the heap is moved if it was used since.
  */
 #include "index/hints.h"
 
@@ -13,26 +13,27 @@
 
 enum {
     BL_HINTS_PER_SESSION = 16384,
-    BL_HINTS_EXPIRED = 256      /* that end in one call: the others wait for the next */
+    BL_HINTS_EXPIRED = 256      /* hints that expire in one call; the others wait for the next
+                                 * call */
 };
 static const uint64_t BL_NS_PER_MS = 1000000;
 
 typedef struct bl_hint {
-    uint64_t ttl_ns;            /* 0: it holds until something else ends it */
-    uint64_t used_ns;           /* the block's last use, or when the hint was given */
-    uint64_t due_ns;            /* its place in the heap is by this */
-    uint32_t owner;             /* 1 + the lane that gave it; 0: no hint */
-    uint32_t place;             /* 1 + its place in the heap; 0: it is not there */
-    bl_link link;               /* the owner's other hints */
+    uint64_t ttl_ns;            /* lifetime after the last use; 0: no limit */
+    uint64_t used_ns;           /* time of the block's last use, or of the hint */
+    uint64_t due_ns;            /* heap key: no later than its expiry */
+    uint32_t owner;             /* 1 + lane of the session; 0: no hint */
+    uint32_t place;             /* 1 + index in the heap; 0: not in it */
+    bl_link link;               /* in the list of the owner's hints */
 } bl_hint;
 
 struct bl_hints {
-    bl_hint *of;                /* by number */
+    bl_hint *of;                /* by block number */
     uint32_t *heap;
     uint32_t heap_count;
     uint32_t *first;            /* per lane */
     uint32_t *count;            /* per lane */
-    uint64_t favored_bytes[BL_SHARE_COUNT]; /* space of the blocks that the budget is for */
+    uint64_t favored_bytes[BL_SHARE_COUNT]; /* space of HIGH and PINNED blocks */
     bl_hint_stat stat;
 };
 
@@ -56,7 +57,7 @@ static void bl_hint_swap(bl_hints *hints, uint32_t one, uint32_t other)
     bl_hint_put(hints, other, number);
 }
 
-/* Move a hint whose time has changed to its place. */
+/* Restore the heap order for a hint whose time has changed. */
 static void bl_hint_settle(bl_hints *hints, uint32_t place)
 {
     for (; place > 0 && bl_hint_due(hints, place) < bl_hint_due(hints, (place - 1) / 2);
@@ -101,7 +102,7 @@ static int bl_level_favors(uint32_t level)
     return level == BL_LEVEL_HIGH || level == BL_LEVEL_PINNED;
 }
 
-/* Move a block to the order of a level, as the newest or the coldest there. */
+/* Move a block to the eviction order of a level, as the newest or, with cool, the coldest. */
 static void bl_hint_move(bl_meta *meta, uint32_t number, uint32_t level, int cool)
 {
     bl_block *block = &meta->blocks[number];
@@ -125,7 +126,7 @@ static bl_hint *bl_hint_of(const bl_meta *meta, uint32_t number)
     return hint->owner ? hint : NULL;
 }
 
-/* Take a hint from its session; it has no time any more. */
+/* Remove a hint from its session's list and from the heap. */
 static void bl_hint_disown(bl_meta *meta, uint32_t number)
 {
     bl_hints *hints = meta->hints;
@@ -204,7 +205,7 @@ void bl_hints_lane_gone(bl_meta *meta, uint32_t lane)
 
 /* ---- The call */
 
-/* Make the memory for hints: 0 or -ENOMEM. */
+/* Allocate the memory for hints. Returns 0 or -ENOMEM. */
 static int bl_hints_create(bl_meta *meta)
 {
     const bl_geometry *g = &meta->pool->geometry;
@@ -245,7 +246,7 @@ static uint64_t bl_hint_budget(const bl_meta *meta, uint32_t share)
     return bl_part_of(meta->shares[share].bytes, meta->hint_part);
 }
 
-/* Is there no room in the budget of a block's share for it at this level? */
+/* Return 1 if the block at this level would exceed the budget of its share. */
 static int bl_hint_exceeds(const bl_meta *meta, const bl_block *block, uint32_t level)
 {
     uint32_t share = bl_block_share(block);
@@ -254,7 +255,7 @@ static int bl_hint_exceeds(const bl_meta *meta, const bl_block *block, uint32_t 
     return meta->hints->favored_bytes[share] + bl_space_size(block) > bl_hint_budget(meta, share);
 }
 
-/* Give a block a hint, in place of the one that it has: 1, or 0 if it is refused. */
+/* Set a block's hint, in place of an earlier one. Returns 0 if it is refused. */
 static int bl_hint_give(bl_meta *meta, uint32_t lane, uint32_t number, uint32_t level,
                         uint64_t ttl_ns)
 {

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Hints of clients for eviction: a level for a block, and its lifetime after the block's last use.
- * A hint changes the order of eviction inside the share of the block's tenant, and nothing else.
- * The blocks of a level have an order of their own, by age.
+ * Eviction hints from clients: a level for a block, and a lifetime after the block's last use. A
+ * hint only changes the eviction order within the share of the block's tenant. The blocks of a
+ * level are ordered by age.
  *
- * A hint ends with its time, with the session that gave it, with the block and with the server; the
- * last hint of a block counts. The levels that keep blocks longer have a budget in each share, and
- * each session has a bound on its hints; a hint beyond them is refused. A block whose hint has
- * expired is the coldest of its share. No memory is allocated before the first hint.
+ * A hint ends when it expires, with the session that gave it, with the block and with the server; a
+ * later hint replaces an earlier one. HIGH and PINNED have a budget in each share, and each session
+ * has a limit; hints beyond these are refused. A block whose hint has expired is the coldest of its
+ * share. No memory is allocated before the first hint.
  */
 #ifndef BL_HINTS_H
 #define BL_HINTS_H
@@ -18,21 +18,20 @@
 /* Before the first hint (meta->hints is NULL) only bl_handle_hint(), bl_hints_view() and
  * bl_hints_destroy() may be called. */
 
-/* Forget the hint of a block that leaves the index. */
+/* Drop the hint of a block that is removed from the index. */
 void bl_hint_forget(bl_meta *meta, uint32_t number);
 
-/* Note that blocks were used: hits of a lookup. */
+/* Record a hit of a block with a hint. */
 void bl_hint_used(bl_meta *meta, uint32_t number, uint64_t now_ns);
 
-/* End hints whose time is over, at most some of them. */
+/* Expire some of the hints that are due. */
 void bl_hints_expire(bl_meta *meta);
 
-/* End the hints of a session that ended. */
 void bl_hints_lane_gone(bl_meta *meta, uint32_t lane);
 void bl_hints_destroy(bl_meta *meta);
 int bl_handle_hint(void *meta, bl_call *call);
 
-/* Note in the view of a share what hints may favor there, and what they do. Any thread may ask. */
+/* Fill in the budget of hints and its use in the view of a share. Any thread may call this. */
 void bl_hints_view(const bl_meta *meta, uint32_t share, bl_share_view *out);
 
 #endif

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Tells another thread of the server's process which named blocks were stored and removed. The
- * server's thread adds changes to a ring in DRAM and never waits: a change that finds no room is
- * counted, and the reader then reads the whole name table from the pool.
+ * A ring in DRAM that reports stored and removed named blocks to another thread of the server's
+ * process. The server's thread never waits: if the ring is full, it only counts the change, and the
+ * reader then reads the whole name table from the pool.
  *
- * A reader that begins, or begins again, remembers the count of lost changes, empties the ring,
- * makes one call to the server, and then reads the table. What was streamed before a change entered
- * the ring is fenced before that call is answered, so the table has every change that the reader
- * took before. What it takes afterwards may be in the table, too: a generation tells.
+ * To start or restart, a reader saves the count of lost changes, empties the ring, makes one call
+ * to the server, and then reads the table. The server fences what it streamed before it replies to
+ * that call, so the table has every change that the reader took before. A change that the reader
+ * takes later may be in the table already: the reader compares generations.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -21,27 +21,27 @@
 #include "index/blocks.h"
 
 enum {
-    BL_NAMES_BATCH = 1024,      /* lines invalidated together */
-    BL_JOURNAL_AHEAD = 32       /* places that are fetched before they are written */
+    BL_NAMES_BATCH = 1024,      /* lines to invalidate at a time */
+    BL_JOURNAL_AHEAD = 32       /* slots to prefetch for writing */
 };
 
-/* What the server's thread writes and what the reader writes are on lines of their own. */
+/* The fields of the server's thread and those of the reader are on separate cache lines. */
 struct bl_journal {
-    bl_change *ring;            /* each change is a line */
+    bl_change *ring;            /* a change is one cache line */
     uint32_t room;
-    uint32_t at;                /* the place of the next change */
-    uint64_t added;             /* written by the server's thread, as all above and the next two */
+    uint32_t at;                /* slot of the next change */
+    uint64_t added;             /* written by the server's thread, as the fields around it */
     uint64_t lost;
-    uint64_t seen;              /* what taken was when the ring seemed full */
+    uint64_t seen;              /* copy of taken, updated when the ring seems full */
     uint8_t apart[BL_LINE_SIZE];
     uint64_t taken;             /* written by the reader */
-    uint32_t take_at;           /* the place of the change that is taken next */
+    uint32_t take_at;           /* slot of the next change to take */
 };
 
 _Static_assert(sizeof(bl_change) == BL_LINE_SIZE, "a change is written and read as a line");
 
-/* Return the place of the next change; NULL: there is no room, which is counted. Each place was
- * last read by another core, so its line is fetched long before it is written. */
+/* Return the slot of the next change, or count a loss and return NULL. The slot was last read by
+ * another core, so its line is prefetched well before it is written. */
 static inline bl_change *bl_journal_place(bl_journal *journal)
 {
     if (journal->added - journal->seen >= journal->room) {
@@ -98,7 +98,7 @@ int bl_journal_attach(bl_meta *meta, uint32_t room)
         bl_lazy_unmap(ring, bl_journal_size(room));
         return -ENOMEM;
     }
-    memset(ring, 0, bl_journal_size(room)); /* here, not page by page in the server's loop */
+    memset(ring, 0, bl_journal_size(room)); /* page faults here, not in the server's loop */
     *journal = (bl_journal){.ring = ring, .room = room};
     meta->journal = journal;
     return 0;
@@ -129,7 +129,7 @@ void bl_journal_destroy(bl_meta *meta)
     meta->journal = NULL;
 }
 
-/* ---- The table that a reader begins with. */
+/* ---- The name table, which a reader reads at its start. */
 
 typedef struct bl_names {
     const bl_pool *pool;
@@ -139,7 +139,8 @@ typedef struct bl_names {
     int64_t found;
 } bl_names;
 
-/* Read one block's entry and name, which were invalidated: 1 if both are whole and of one block. */
+/* Read one block's entry and name after their invalidation. Returns 1 if both are whole and of the
+ * same block. */
 static int bl_names_look(const bl_names *names, uint32_t number, bl_change *out)
 {
     const bl_memory *memory = &names->pool->memory;

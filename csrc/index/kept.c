@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Keeps blocks from eviction. Kept blocks have at most an eighth of the space, so that room for
- * other blocks can be made in the rest.
+ * Kept blocks (tasks), which are exempt from eviction. They have at most an eighth of the space, so
+ * that other blocks can be evicted for room in the rest.
  */
 #include "index/blocks.h"
 
@@ -14,7 +14,7 @@ int bl_keep_full(const bl_meta *meta, uint64_t stored)
     return meta->kept_bytes + bl_block_size(stored) > most || bl_tasks_full(meta->tasks);
 }
 
-/* Count a block that becomes kept, or no longer is. */
+/* Count a block that becomes kept (step 1), or no longer is (-1). */
 static void bl_kept_count(bl_meta *meta, const bl_block *block, int step)
 {
     uint32_t size = bl_space_size(block);

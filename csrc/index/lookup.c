@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Handles the calls of readers: lookup, release, remove, stat. A pinned block is not evicted; its
- * bytes stay where they are until the last pin is gone, even if the block is removed meanwhile.
+ * Handles the calls of readers: lookup, release, remove, stat. A pinned block is not evicted; even
+ * if it is removed, its space is not reused before the last pin is released.
  */
 #include "base/minmax.h"
 #include "coherence/crash_point.h"
@@ -11,8 +11,8 @@
 #include "index/shares.h"
 #include "index/tombs.h"
 
-/* Add a pin for a lane: 0, -BL_ERROR_PIN_LIMIT or _QUOTA. A pinned block is not in the eviction
- * order. */
+/* Add a pin for a lane. Returns 0, -BL_ERROR_PIN_LIMIT or _QUOTA. A pinned block is not in the
+ * eviction order. */
 static int bl_pin(bl_meta *meta, uint32_t lane, uint32_t number)
 {
     uint32_t most = meta->server->quota.pin_count;
@@ -51,8 +51,8 @@ void bl_unpin(bl_meta *meta, uint32_t number, uint32_t count)
     }
 }
 
-/* Find the numbers of keys [first, end), whose buckets are on their way, and prefetch what a hit
- * reads of each block and of its place in the eviction order. */
+/* Find the numbers of keys [first, end), whose buckets were prefetched, and prefetch what a hit
+ * reads: the block and its node in the eviction order. */
 static void bl_lookup_find(const bl_meta *meta, const uint8_t *keys, uint32_t first, uint32_t end,
                            int64_t *numbers)
 {
@@ -63,12 +63,13 @@ static void bl_lookup_find(const bl_meta *meta, const uint8_t *keys, uint32_t fi
         if (number < 0)
             return; /* the chain ends here */
         bl_prefetch(&meta->blocks[number]);
-        bl_evict_prefetch(meta->orders[0], (uint32_t)number); /* most blocks' */
+        bl_evict_prefetch(meta->orders[0], (uint32_t)number); /* the order of most blocks */
     }
 }
 
-/* Look up the leading keys that are committed: return their number; state is that of the key after
- * them. Each of a hit's four misses (bucket, block, node, neighbors) is asked for a group ahead. */
+/* Look up the leading keys that are committed. Returns their number; *state is that of the next
+ * key. Each of a hit's four cache misses (bucket, block, node, neighbors) is prefetched one group
+ * ahead. */
 static uint32_t bl_lookup_chain(bl_meta *meta, const uint8_t *keys, uint32_t count, bl_call *call,
                                 uint32_t *state)
 {
@@ -110,7 +111,7 @@ static uint32_t bl_record_block(const bl_call *call, uint32_t index)
     return record.block;
 }
 
-/* Note when blocks with hints were used. */
+/* Record the use of blocks with hints. */
 static void bl_lookup_hinted(bl_meta *meta, const bl_call *call, uint32_t hits)
 {
     uint64_t now_ns = bl_now_ns(&meta->pool->memory);
@@ -135,7 +136,7 @@ int bl_handle_lookup(void *context, bl_call *call)
             if (status < 0 && i == 0)
                 return status;
             if (status < 0) {
-                hits = i; /* fewer hits are legal: the caller may ask for the rest later */
+                hits = i; /* fewer hits are legal: the caller may look up the rest later */
                 state = BL_BLOCK_MISS;
             }
         }
@@ -174,14 +175,15 @@ int bl_handle_release(void *context, bl_call *call)
     return bl_handle_give_up(context, call, bl_release_one);
 }
 
-/* Does a task wait for a worker in this block, so that its sender may withdraw it? */
+/* Return 1 if the block is a task that no worker has claimed. */
 static int bl_unclaimed(const bl_meta *meta, const bl_block *block)
 {
     return block->task != 0 &&
            bl_tasks_waits(meta->tasks, block->task - 1, bl_now_ns(&meta->pool->memory));
 }
 
-/* Write the tombstones of a key: 0, -BL_ERROR_REMOVALS_FULL or _TABLE_FULL with nothing done. */
+/* Write the tombstones of a key. Returns 0; or -BL_ERROR_REMOVALS_FULL or _TABLE_FULL, with nothing
+ * written. */
 static int bl_remove_below(bl_meta *meta, const uint64_t key[2])
 {
     uint32_t numbers[BL_TOMB_STORES];
@@ -202,7 +204,8 @@ static int bl_remove_below(bl_meta *meta, const uint64_t key[2])
     return 0;
 }
 
-/* Remove a key everywhere: 1; 0 if the pool does not have it; or an error. */
+/* Remove a key from the pool and, by tombstones, from the lower tiers. Returns 1; 0 if the pool
+ * does not have it; or an error. */
 static int bl_remove_one(bl_meta *meta, const uint64_t key[2], uint32_t flags)
 {
     int64_t number = bl_index_find(meta->index, key);
@@ -210,14 +213,14 @@ static int bl_remove_one(bl_meta *meta, const uint64_t key[2], uint32_t flags)
     int status = task || flags & BL_REMOVE_UNCLAIMED ? 0 : bl_remove_below(meta, key);
     if (status < 0)
         return status;
-    number = bl_index_find(meta->index, key); /* a number for a tombstone may have evicted it */
+    number = bl_index_find(meta->index, key); /* a tombstone's number may have evicted it */
     if (number < 0 || meta->blocks[number].state != BL_NUMBER_COMMITTED)
         return 0;
     if ((flags & BL_REMOVE_UNCLAIMED) && !bl_unclaimed(meta, &meta->blocks[number]))
         return 0;
     meta->stat.remove_count++;
     bl_crash_point("remove.found");
-    bl_block_drop(meta, (uint32_t)number, BL_LEFT_REMOVED);
+    bl_block_drop(meta, (uint32_t)number, BL_REMOVED_CLIENT);
     return 1;
 }
 
@@ -231,7 +234,7 @@ int bl_handle_remove(void *context, bl_call *call)
     if (keys == NULL)
         return -BL_ERROR_BAD_REQUEST;
     uint32_t tried = 0;
-    bl_turn_asks(meta, 0); /* nobody's tombstones */
+    bl_turn_asks(meta, 0); /* tombstones count for no tenant */
     for (; tried < head.count && removed >= 0; tried += removed >= 0) {
         uint64_t key[2];
         memcpy(key, keys + tried * sizeof key, sizeof key);

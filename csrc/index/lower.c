@@ -1,32 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The server's side of the lower tiers: which keys they have, which committed blocks they were not
- * offered yet, and which keys are wanted back. All of it is DRAM, written by the server's thread
- * alone. The service (beluga/tiers/service.py) runs in the server's process, outside of the poll
- * loop: it takes work, moves the blocks as any client does, and tells what became of them.
+ * The server's side of the lower tiers: a directory of the keys that they have, the committed
+ * blocks that were not offered to them yet, and the keys that clients request from them. All of it
+ * is in DRAM and written by the server's thread alone. The service (beluga/tiers/service.py) runs
+ * in the server's process, outside of the poll loop: it takes work, moves blocks as any client
+ * does, and reports the results.
  *
- *   committed --> WAITING --take--> TAKEN --tell--> NONE         a block of the pool: offload
- *   absent --onboard--> wanted --take--> taken --tell--> absent  a key: onboard, prefetch
+ *   committed --> WAITING --take--> TAKEN --tell--> NONE             a block of the pool: offload
+ *   absent --onboard--> requested --take--> taken --tell--> absent    a key: onboard, prefetch
  *
- * Removals are the work of tombs.c. A tier that has not executed one is left out for that key,
- * except by saves, which replace what it has. A key that was removed while the service had taken
- * it is recalled: what the service brings is refused, and nobody asks again before it has told.
+ * Removals are in tombs.c. A tier that has not executed a removal is not read for that key; only a
+ * save, which replaces its block, may use it. A key that is removed while the service has it is
+ * recalled: the server refuses the block that the service brings, and does not hand out the key
+ * again before the service has reported.
  *
- * Offload is best effort: a block may leave the pool before it was offered. If puts wait for it, it
- * may not: it enters the eviction order only when it was offered. A block that the tiers evict
- * while the pool has it is offered again, once after each hit. A lookup of a wanted key says
- * PENDING, and the block itself comes by a put of the service, like any other.
+ * Offload is best effort: a block may be evicted before it was offered. With waits set, a block
+ * enters the eviction order only after it was offered, and puts wait for that. A block that the
+ * tiers evict while the pool has it is offered again, once after each hit. A lookup of a requested
+ * key returns PENDING; the block arrives by a put of the service, like any other block.
  *
  * The keys of one call are a chain, in their order. The service takes a few keys of each chain in
- * turn, so that no chain waits for all of another one. Keys that a disk has are work of their own,
- * done before and beside those for which a remote store must be asked. A chain ends at its first
- * miss: nobody reads the keys behind it. Of a chain that only a remote store may have, few keys are
- * asked for until some have come.
+ * turn, so that no chain waits for the whole of another one. Keys that a disk has (warm) are
+ * separate work, done before and in parallel to keys that need a remote store (cold). A chain ends
+ * at its first miss, because a prefix cache cannot use the keys behind it. A chain of cold keys
+ * starts with a small window, which grows when a key arrives.
  *
- * A tier that knows its blocks, a disk, has a bounded number of them, and there is a name for each.
- * A remote store is not bounded. Names of what only such a tier has are remembered as long as there
- * is room; it is asked for keys without a name, too.
+ * A disk lists its blocks: their number is bounded, and each key has an entry. A remote store does
+ * not (an unknown tier): entries for keys that only it has are kept while there is room, and the
+ * service also asks it for keys without an entry.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -41,89 +43,89 @@
 #include "index/work_list.h"
 
 enum {
-    BL_NO_NAME = 0x7fffffff,
-    BL_WANTED_MAX = 65536,      /* keys that are wanted at a time (D12) */
-    BL_ABSENT_MAX = 16384,      /* keys that were asked for in vain and are remembered */
-    BL_CHAINS_MAX = 4096,       /* calls whose keys are wanted */
+    BL_NO_ENTRY = 0x7fffffff,
+    BL_REQUESTED_MAX = 65536,   /* requested keys at a time (D12) */
+    BL_ABSENT_MAX = 16384,      /* remembered misses */
+    BL_CHAINS_MAX = 4096,       /* calls with requested keys */
     BL_CHAIN_KEYS_MAX = 16384,  /* keys of one call */
-    BL_CHAIN_TURN = 8,          /* keys of a chain that are taken before those of the next one */
-    BL_CHAIN_FIRST = 16,        /* cold keys of a chain that are taken before the first has come */
-    BL_CHAIN_TAKEN_MAX = 256,   /* keys of a chain that are taken at a time */
-    BL_LOWER_TAKEN,             /* the list of names that the service works on */
-    BL_LOWER_ABSENT,            /* those that no tier had, or could load, a moment ago */
-    BL_LOWER_REMOTE,            /* those that only unknown tiers have, the oldest first */
+    BL_CHAIN_TURN = 8,          /* keys taken from a chain before the next chain has its turn */
+    BL_CHAIN_FIRST = 16,        /* cold keys of a chain in flight before the first arrives */
+    BL_CHAIN_TAKEN_MAX = 256,   /* keys of a chain in flight */
+    BL_LOWER_TAKEN,             /* entries that the service works on */
+    BL_LOWER_ABSENT,            /* entries that no tier had, or could load, a moment ago */
+    BL_LOWER_REMOTE,            /* entries that only unknown tiers have, the oldest first */
     BL_LOWER_LISTS
 };
 
-#define BL_CHAIN_NS 60000000000ull  /* for how long the keys of a call are wanted */
-#define BL_ABSENT_NS 1000000000ull  /* for how long they are: others may write to a remote store */
+#define BL_CHAIN_NS 60000000000ull /* a request expires after this time */
+#define BL_ABSENT_NS 1000000000ull /* how long a miss is remembered: others may write too */
 
-/* A key that a lower tier has, or that is wanted. */
-typedef struct bl_lower_name {
+/* The directory entry of a key that a lower tier has, or that is requested. */
+typedef struct bl_lower_entry {
     uint64_t key[2];
-    bl_link link;               /* in its chain, or the list of those taken; free names by next */
-    uint32_t chain;             /* while it is wanted */
-    uint8_t tiers;              /* that have it, as bits */
-    uint8_t wanted;             /* bl_lower_kind; BL_LOWER_OFFLOAD: it is not wanted */
+    bl_link link;               /* in its chain, or the list of those taken; free entries by next */
+    uint32_t chain;             /* while it is requested */
+    uint8_t tiers;              /* the tiers that have it, as bits */
+    uint8_t requested;          /* bl_lower_kind; BL_LOWER_OFFLOAD: not requested */
     uint8_t taken;
-    uint8_t remote;             /* it is in the list BL_LOWER_REMOTE */
-    uint8_t recalled;           /* it was removed after it was taken */
-    uint64_t absent_ns;         /* when no tier had it, or could load it; 0: it was not so */
-} bl_lower_name;
+    uint8_t remote;             /* in the list BL_LOWER_REMOTE */
+    uint8_t recalled;           /* removed after it was taken */
+    uint64_t absent_ns;         /* time of the last miss; 0: none is remembered */
+} bl_lower_entry;
 
-/* Where the chains wait whose next key is warm (a disk has it) or cold. */
+/* The rings of chains, by whether the next key is warm (a disk has it) or cold. */
 enum bl_chain_ring {
     BL_RING_ONBOARD,
     BL_RING_PREFETCH,
     BL_RING_COLD_ONBOARD,
     BL_RING_COLD_PREFETCH,
-    BL_RING_NONE                /* too many of its keys are taken, or all */
+    BL_RING_NONE                /* all of its keys are taken, or as many as may be */
 };
 
 /* The keys of one call. */
 typedef struct bl_chain {
-    bl_work_list names;         /* those that are not taken */
+    bl_work_list entries;       /* not taken yet */
     bl_link link;               /* in its ring; free chains by next */
-    uint32_t count;             /* wanted, those taken included */
+    uint32_t count;             /* requested keys, taken ones included */
     uint32_t taken;
-    uint32_t window;            /* cold keys that may be taken at a time */
-    uint32_t lane;              /* whose call it is */
+    uint32_t window;            /* cold keys that may be in flight */
+    uint32_t lane;              /* of the caller */
     uint32_t kind;              /* BL_LOWER_ONBOARD or _PREFETCH */
     uint32_t ring;
     uint64_t asked_ns;
 } bl_chain;
 
-enum { BL_CHAIN_NONE = BL_NO_NUMBER, BL_CHAIN_CUT = BL_NO_NUMBER - 1 };
+enum { BL_CHAIN_NONE = BL_NO_NUMBER, BL_CHAIN_CANCELLED = BL_NO_NUMBER - 1 };
 
 struct bl_lower {
-    bl_index *index;            /* key -> name */
-    bl_lower_name *names;
-    uint32_t name_max;
-    uint32_t free_name;
-    uint32_t fresh_name;        /* names from here on were never used */
-    uint32_t count_max;         /* blocks that the known tiers have at most */
-    uint8_t tiers;              /* that there are, as bits */
-    uint8_t unknown;            /* tiers that may have keys without a name, as bits */
-    uint64_t told;              /* 1: the others have none; written by the service */
+    bl_index *index;            /* key -> entry */
+    bl_lower_entry *entries;
+    uint32_t entry_max;
+    uint32_t free_entry;
+    uint32_t fresh_entry;       /* entries from here on were never used */
+    uint32_t count_max;         /* the most blocks that the listed tiers have */
+    uint8_t tiers;              /* the attached tiers, as bits */
+    uint8_t unknown;            /* tiers that may have keys without an entry, as bits */
+    uint64_t reported;          /* 1: by the others, all keys; the service sets it */
     uint32_t lane;              /* the service's */
     uint64_t token;
-    bl_work_list waiting;      /* blocks that were not offered */
-    bl_work_list taken;        /* blocks that are being offered */
-    bl_work_list lists[BL_LOWER_LISTS];    /* names */
+    bl_work_list waiting;       /* blocks not offered yet */
+    bl_work_list taken;         /* blocks that are being offered */
+    bl_work_list lists[BL_LOWER_LISTS]; /* entries */
     bl_chain chains[BL_CHAINS_MAX];
-    bl_work_list rings[BL_RING_NONE];      /* chains */
+    bl_work_list rings[BL_RING_NONE]; /* chains */
     bl_work_list free_chains;
-    uint32_t *lane_chain;       /* per lane: the chain of its last call, BL_CHAIN_NONE or _CUT */
+    uint32_t *lane_chain;       /* per lane: chain of its last call, or BL_CHAIN_NONE, _CANCELLED */
     uint32_t absent_count;
     bl_lower_stat stat;
-    uint64_t work[BL_LOWER_KINDS];  /* 1: there is some; written by the server's thread */
-    pthread_mutex_t lock;       /* of those who wait for work */
+    uint64_t work[BL_LOWER_KINDS]; /* 1: there is work; written by the server's thread */
+    pthread_mutex_t lock;       /* of the threads that wait for work */
     pthread_cond_t worked;
 };
 
-static bl_link *bl_lower_name_link(bl_meta *meta, uint32_t number)
+static bl_link *bl_lower_entry_link(bl_meta *meta, uint32_t number)
 {
-    return &meta->lower->names[number].link;
+    return &meta->lower->entries[number].link;
 }
 
 static bl_link *bl_lower_chain_link(bl_meta *meta, uint32_t number)
@@ -133,8 +135,8 @@ static bl_link *bl_lower_chain_link(bl_meta *meta, uint32_t number)
 
 /* ---- Waking the service. */
 
-/* Note whether there is work of a kind, and wake those who wait for it. */
-static void bl_lower_rouse(bl_lower *lower, uint32_t kind, int work)
+/* Set whether there is work of a kind, and wake the threads that wait for it. */
+static void bl_lower_wake(bl_lower *lower, uint32_t kind, int work)
 {
     if (bl_host_load(&lower->work[kind]) == (uint64_t)work)
         return;
@@ -173,99 +175,99 @@ uint32_t bl_lower_wait(bl_meta *meta, uint32_t kinds, uint64_t timeout_ns)
     return found;
 }
 
-/* ---- Names. */
+/* ---- Directory entries. */
 
-/* Take a name from the list of those that only unknown tiers have. */
-static void bl_lower_stir(bl_meta *meta, bl_lower_name *name)
+/* Unlink an entry from BL_LOWER_REMOTE, so that it is not reused. */
+static void bl_lower_unpark(bl_meta *meta, bl_lower_entry *entry)
 {
     bl_lower *lower = meta->lower;
-    if (!name->remote)
+    if (!entry->remote)
         return;
-    bl_work_unlink(meta, &lower->lists[BL_LOWER_REMOTE], bl_lower_name_link,
-                    (uint32_t)(name - lower->names));
-    name->remote = 0;
+    bl_work_unlink(meta, &lower->lists[BL_LOWER_REMOTE], bl_lower_entry_link,
+                    (uint32_t)(entry - lower->entries));
+    entry->remote = 0;
 }
 
-/* Forget a name. */
-static void bl_lower_name_end(bl_meta *meta, bl_lower_name *name)
+static void bl_lower_entry_free(bl_meta *meta, bl_lower_entry *entry)
 {
     bl_lower *lower = meta->lower;
-    bl_lower_stir(meta, name);
-    bl_index_remove(lower->index, name->key);
-    name->link.next = lower->free_name;
-    lower->free_name = (uint32_t)(name - lower->names);
+    bl_lower_unpark(meta, entry);
+    bl_index_remove(lower->index, entry->key);
+    entry->link.next = lower->free_entry;
+    lower->free_entry = (uint32_t)(entry - lower->entries);
     lower->stat.name_count--;
 }
 
-/* Add a name, without tiers and not wanted: return it, or NULL if there is no room. */
-static bl_lower_name *bl_lower_name_new(bl_meta *meta, const uint64_t key[2])
+/* Add an entry without tiers or a request. A parked entry is reused if there is no other. Returns
+ * NULL if there is no room. */
+static bl_lower_entry *bl_lower_entry_new(bl_meta *meta, const uint64_t key[2])
 {
     bl_lower *lower = meta->lower;
     uint32_t oldest = lower->lists[BL_LOWER_REMOTE].first;
-    if (lower->free_name == BL_NO_NAME && lower->fresh_name == lower->name_max &&
+    if (lower->free_entry == BL_NO_ENTRY && lower->fresh_entry == lower->entry_max &&
         oldest != BL_NO_NUMBER)
-        bl_lower_name_end(meta, &lower->names[oldest]);
-    uint32_t number = lower->free_name;
-    if (number == BL_NO_NAME && lower->fresh_name == lower->name_max)
+        bl_lower_entry_free(meta, &lower->entries[oldest]);
+    uint32_t number = lower->free_entry;
+    if (number == BL_NO_ENTRY && lower->fresh_entry == lower->entry_max)
         return NULL;
-    if (number == BL_NO_NAME)
-        number = lower->fresh_name;
+    if (number == BL_NO_ENTRY)
+        number = lower->fresh_entry;
     if (bl_index_add(lower->index, key, number) < 0)
         return NULL;
-    if (number == lower->fresh_name)
-        lower->fresh_name++;
+    if (number == lower->fresh_entry)
+        lower->fresh_entry++;
     else
-        lower->free_name = lower->names[number].link.next;
-    lower->names[number] = (bl_lower_name){.key = {key[0], key[1]}};
+        lower->free_entry = lower->entries[number].link.next;
+    lower->entries[number] = (bl_lower_entry){.key = {key[0], key[1]}};
     lower->stat.name_count++;
-    return &lower->names[number];
+    return &lower->entries[number];
 }
 
-static bl_lower_name *bl_lower_name_of(const bl_lower *lower, const uint64_t key[2])
+static bl_lower_entry *bl_lower_entry_of(const bl_lower *lower, const uint64_t key[2])
 {
     int64_t number = bl_index_find(lower->index, key);
-    return number < 0 ? NULL : &lower->names[number];
+    return number < 0 ? NULL : &lower->entries[number];
 }
 
-/* Let a name be what its tiers make of it, unless it is wanted, or missed a moment ago: forget one
- * that no tier has, and keep one that only unknown tiers have as long as there is room. */
-static void bl_lower_rest(bl_meta *meta, bl_lower_name *name)
+/* Free the entry if no tier holds the key; park it if only unknown tiers do. A requested key and a
+ * remembered miss keep their entries. */
+static void bl_lower_park(bl_meta *meta, bl_lower_entry *entry)
 {
     bl_lower *lower = meta->lower;
-    if (name->wanted != BL_LOWER_OFFLOAD || name->absent_ns != 0)
+    if (entry->requested != BL_LOWER_OFFLOAD || entry->absent_ns != 0)
         return;
-    if (name->tiers == 0) {
-        bl_lower_name_end(meta, name);
-    } else if ((name->tiers & ~lower->unknown) == 0 && !name->remote) {
-        name->remote = 1;
-        bl_work_append(meta, &lower->lists[BL_LOWER_REMOTE], bl_lower_name_link,
-                        (uint32_t)(name - lower->names));
+    if (entry->tiers == 0) {
+        bl_lower_entry_free(meta, entry);
+    } else if ((entry->tiers & ~lower->unknown) == 0 && !entry->remote) {
+        entry->remote = 1;
+        bl_work_append(meta, &lower->lists[BL_LOWER_REMOTE], bl_lower_entry_link,
+                        (uint32_t)(entry - lower->entries));
     }
 }
 
 /* ---- Chains. */
 
-/* Is there a disk, or another tier that knows its keys, that has a key, or may have it? */
-static int bl_lower_warm(const bl_meta *meta, const bl_lower_name *name)
+/* Return 1 if a tier that lists its keys (a disk) has the key, or may have it. */
+static int bl_lower_warm(const bl_meta *meta, const bl_lower_entry *entry)
 {
     const bl_lower *lower = meta->lower;
-    uint8_t tiers = bl_host_load(&lower->told) ? name->tiers : lower->tiers;
-    return (tiers & ~lower->unknown & ~bl_tombs_of(meta, name->key)) != 0;
+    uint8_t tiers = bl_host_load(&lower->reported) ? entry->tiers : lower->tiers;
+    return (tiers & ~lower->unknown & ~bl_tombs_of(meta, entry->key)) != 0;
 }
 
-/* Note in which rings there is work. */
-static void bl_chains_rouse(bl_lower *lower)
+/* Set the kinds of work for the rings that have chains. */
+static void bl_chains_wake(bl_lower *lower)
 {
     int there[BL_RING_NONE];
     for (uint32_t ring = 0; ring < BL_RING_NONE; ring++)
         there[ring] = lower->rings[ring].first != BL_NO_NUMBER;
-    bl_lower_rouse(lower, BL_LOWER_ONBOARD, there[BL_RING_ONBOARD]);
-    bl_lower_rouse(lower, BL_LOWER_PREFETCH, there[BL_RING_PREFETCH]);
-    bl_lower_rouse(lower, BL_LOWER_COLD,
+    bl_lower_wake(lower, BL_LOWER_ONBOARD, there[BL_RING_ONBOARD]);
+    bl_lower_wake(lower, BL_LOWER_PREFETCH, there[BL_RING_PREFETCH]);
+    bl_lower_wake(lower, BL_LOWER_COLD,
                    there[BL_RING_COLD_ONBOARD] || there[BL_RING_COLD_PREFETCH]);
 }
 
-/* Put a chain at the end of the ring that it belongs to, or take it out of all. */
+/* Move a chain to the end of its ring, or out of all rings. */
 static void bl_chain_place(bl_meta *meta, uint32_t number)
 {
     bl_lower *lower = meta->lower;
@@ -273,8 +275,8 @@ static void bl_chain_place(bl_meta *meta, uint32_t number)
     uint32_t ring = BL_RING_NONE;
     if (chain->ring != BL_RING_NONE)
         bl_work_unlink(meta, &lower->rings[chain->ring], bl_lower_chain_link, number);
-    if (chain->names.first != BL_NO_NUMBER) {
-        int warm = bl_lower_warm(meta, &lower->names[chain->names.first]);
+    if (chain->entries.first != BL_NO_NUMBER) {
+        int warm = bl_lower_warm(meta, &lower->entries[chain->entries.first]);
         uint32_t kind = chain->kind == BL_LOWER_ONBOARD ? BL_RING_ONBOARD : BL_RING_PREFETCH;
         if (chain->taken < (warm ? (uint32_t)BL_CHAIN_TAKEN_MAX : chain->window))
             ring = warm ? kind : kind + BL_RING_COLD_ONBOARD;
@@ -282,10 +284,10 @@ static void bl_chain_place(bl_meta *meta, uint32_t number)
     chain->ring = ring;
     if (ring != BL_RING_NONE)
         bl_work_append(meta, &lower->rings[ring], bl_lower_chain_link, number);
-    bl_chains_rouse(lower);
+    bl_chains_wake(lower);
 }
 
-/* Return a new chain, or BL_CHAIN_NONE if there are too many. */
+/* Returns BL_CHAIN_NONE if there are too many. */
 static uint32_t bl_chain_new(bl_meta *meta, uint32_t lane, uint32_t kind)
 {
     bl_lower *lower = meta->lower;
@@ -300,124 +302,123 @@ static uint32_t bl_chain_new(bl_meta *meta, uint32_t lane, uint32_t kind)
         .ring = BL_RING_NONE,
         .asked_ns = bl_now_ns(&meta->pool->memory),
     };
-    bl_work_clear(&lower->chains[number].names);
+    bl_work_clear(&lower->chains[number].entries);
     return number;
 }
 
-/* Let a name be wanted no more. */
-static void bl_lower_unwant(bl_meta *meta, bl_lower_name *name)
+/* End the request of a key, and its chain with the last key. */
+static void bl_lower_cancel(bl_meta *meta, bl_lower_entry *entry)
 {
     bl_lower *lower = meta->lower;
-    bl_chain *chain = &lower->chains[name->chain];
-    bl_work_unlink(meta, name->taken ? &lower->lists[BL_LOWER_TAKEN] : &chain->names,
-                   bl_lower_name_link, (uint32_t)(name - lower->names));
+    bl_chain *chain = &lower->chains[entry->chain];
+    bl_work_unlink(meta, entry->taken ? &lower->lists[BL_LOWER_TAKEN] : &chain->entries,
+                   bl_lower_entry_link, (uint32_t)(entry - lower->entries));
     chain->count--;
-    chain->taken -= name->taken;
-    name->wanted = BL_LOWER_OFFLOAD, name->taken = name->recalled = 0;
+    chain->taken -= entry->taken;
+    entry->requested = BL_LOWER_OFFLOAD, entry->taken = entry->recalled = 0;
     lower->stat.wanted_count--;
-    bl_chain_place(meta, name->chain);
+    bl_chain_place(meta, entry->chain);
     if (chain->count > 0)
         return;
-    if (lower->lane_chain[chain->lane] == name->chain)
+    if (lower->lane_chain[chain->lane] == entry->chain)
         lower->lane_chain[chain->lane] = BL_CHAIN_NONE;
-    bl_work_append(meta, &lower->free_chains, bl_lower_chain_link, name->chain);
+    bl_work_append(meta, &lower->free_chains, bl_lower_chain_link, entry->chain);
 }
 
-/* Forget that no tier had a name, or could load it. */
-static void bl_lower_unmiss(bl_meta *meta, bl_lower_name *name)
+static void bl_lower_forget_miss(bl_meta *meta, bl_lower_entry *entry)
 {
-    if (name->absent_ns == 0)
+    if (entry->absent_ns == 0)
         return;
-    bl_work_unlink(meta, &meta->lower->lists[BL_LOWER_ABSENT], bl_lower_name_link,
-                    (uint32_t)(name - meta->lower->names));
-    name->absent_ns = 0;
+    bl_work_unlink(meta, &meta->lower->lists[BL_LOWER_ABSENT], bl_lower_entry_link,
+                    (uint32_t)(entry - meta->lower->entries));
+    entry->absent_ns = 0;
     meta->lower->absent_count--;
 }
 
-/* Remember for a moment that no tier has a name, or can load it. Without this, whoever waits for it
- * would ask again and again. */
-static void bl_lower_miss(bl_meta *meta, bl_lower_name *name)
+/* Remember for a moment that no tier has the key or can load it. Otherwise a client that waits for
+ * it would request it again and again. */
+static void bl_lower_note_miss(bl_meta *meta, bl_lower_entry *entry)
 {
     bl_lower *lower = meta->lower;
     uint64_t now_ns = bl_now_ns(&meta->pool->memory);
     bl_work_list *list = &lower->lists[BL_LOWER_ABSENT];
-    name->absent_ns = now_ns;
-    bl_work_append(meta, list, bl_lower_name_link, (uint32_t)(name - lower->names));
+    entry->absent_ns = now_ns;
+    bl_work_append(meta, list, bl_lower_entry_link, (uint32_t)(entry - lower->entries));
     lower->absent_count++;
     for (;;) {
-        bl_lower_name *oldest = &lower->names[list->first];
+        bl_lower_entry *oldest = &lower->entries[list->first];
         if (lower->absent_count <= BL_ABSENT_MAX && now_ns - oldest->absent_ns < BL_ABSENT_NS)
             return;
-        bl_lower_unmiss(meta, oldest);
-        bl_lower_rest(meta, oldest);
+        bl_lower_forget_miss(meta, oldest);
+        bl_lower_park(meta, oldest);
     }
 }
 
-/* Want the keys of a chain no more that are not taken. */
-static void bl_chain_cut(bl_meta *meta, uint32_t number)
+/* Cancel the keys of a chain that are not taken. */
+static void bl_chain_cancel(bl_meta *meta, uint32_t number)
 {
     bl_lower *lower = meta->lower;
     bl_chain *chain = &lower->chains[number];
     uint32_t lane = chain->lane;
     int last = lower->lane_chain[lane] == number;
     for (uint32_t left = chain->count - chain->taken; left > 0; left--) {
-        bl_lower_name *name = &lower->names[chain->names.first];
-        bl_lower_unwant(meta, name);
-        bl_lower_rest(meta, name);
+        bl_lower_entry *entry = &lower->entries[chain->entries.first];
+        bl_lower_cancel(meta, entry);
+        bl_lower_park(meta, entry);
     }
     if (last)
-        lower->lane_chain[lane] = BL_CHAIN_CUT;
+        lower->lane_chain[lane] = BL_CHAIN_CANCELLED;
 }
 
-/* Let a name be wanted by a chain, unless it is for something more urgent. */
-static void bl_lower_want(bl_meta *meta, bl_lower_name *name, uint32_t number)
+/* Add a key to a chain, unless it is requested already with the same or a higher priority. */
+static void bl_chain_add(bl_meta *meta, bl_lower_entry *entry, uint32_t number)
 {
     bl_lower *lower = meta->lower;
     bl_chain *chain = &lower->chains[number];
     uint32_t kind = chain->kind;
-    int more = name->wanted == BL_LOWER_OFFLOAD ||
-               (name->wanted == BL_LOWER_PREFETCH && kind == BL_LOWER_ONBOARD && !name->taken);
-    if (!more || name->wanted == kind)
+    int more = entry->requested == BL_LOWER_OFFLOAD ||
+               (entry->requested == BL_LOWER_PREFETCH && kind == BL_LOWER_ONBOARD && !entry->taken);
+    if (!more || entry->requested == kind)
         return;
-    if (name->wanted != BL_LOWER_OFFLOAD)
-        bl_lower_unwant(meta, name);
-    bl_lower_unmiss(meta, name);
-    bl_lower_stir(meta, name);
-    name->wanted = (uint8_t)kind;
-    name->chain = number;
-    bl_work_append(meta, &chain->names, bl_lower_name_link, (uint32_t)(name - lower->names));
+    if (entry->requested != BL_LOWER_OFFLOAD)
+        bl_lower_cancel(meta, entry);
+    bl_lower_forget_miss(meta, entry);
+    bl_lower_unpark(meta, entry);
+    entry->requested = (uint8_t)kind;
+    entry->chain = number;
+    bl_work_append(meta, &chain->entries, bl_lower_entry_link, (uint32_t)(entry - lower->entries));
     chain->count++;
     lower->stat.wanted_count++;
     if (chain->ring == BL_RING_NONE)
         bl_chain_place(meta, number);
 }
 
-/* ---- What the index tells (index/blocks.h). */
+/* ---- Notifications of the index (index/blocks.h). */
 
 void bl_lower_removed(bl_meta *meta)
 {
     if (meta->lower != NULL)
-        bl_lower_rouse(meta->lower, BL_LOWER_REMOVE, bl_tombs_has(meta, BL_TOMB_WAITING));
+        bl_lower_wake(meta->lower, BL_LOWER_REMOVE, bl_tombs_has(meta, BL_TOMB_WAITING));
 }
 
-/* Let a block wait to be offered; it comes last, or first. */
+/* Append a block to the blocks to be offered, or prepend it. */
 static void bl_lower_add(bl_meta *meta, uint32_t number, int first)
 {
     bl_lower *lower = meta->lower;
     bl_block *block = &meta->blocks[number];
     if (lower == NULL || block->task != 0)
         return;
-    const bl_lower_name *name = bl_lower_name_of(lower, block->key);
+    const bl_lower_entry *entry = bl_lower_entry_of(lower, block->key);
     uint8_t nearer = lower->count_max ? (uint8_t)~lower->unknown : UINT8_MAX;
-    if (name != NULL && (name->tiers & nearer & ~bl_tombs_of(meta, block->key)) != 0)
-        return; /* it came from there; but a disk also saves what came from a remote store */
+    if (entry != NULL && (entry->tiers & nearer & ~bl_tombs_of(meta, block->key)) != 0)
+        return; /* a tier has it; but a disk also saves what came from a remote store */
     block->offload = BL_OFFLOAD_WAITING;
     if (first)
         bl_work_prepend(meta, &lower->waiting, bl_work_block_link, number);
     else
         bl_work_append(meta, &lower->waiting, bl_work_block_link, number);
     lower->stat.dirty_count++;
-    bl_lower_rouse(lower, BL_LOWER_OFFLOAD, 1);
+    bl_lower_wake(lower, BL_LOWER_OFFLOAD, 1);
 }
 
 void bl_lower_committed(bl_meta *meta, uint32_t number) { bl_lower_add(meta, number, 0); }
@@ -427,8 +428,8 @@ void bl_lower_recovered(bl_meta *meta, uint32_t number)
     bl_lower_add(meta, number, 1); /* the newest block is recovered first */
 }
 
-/* End the offload of a block, whether it was offered or not. */
-static void bl_lower_settle(bl_meta *meta, uint32_t number)
+/* End the offload of a block, offered or not. */
+static void bl_lower_offload_end(bl_meta *meta, uint32_t number)
 {
     bl_lower *lower = meta->lower;
     bl_block *block = &meta->blocks[number];
@@ -442,7 +443,7 @@ void bl_lower_forget(bl_meta *meta, uint32_t number)
 {
     if (meta->blocks[number].offload == BL_OFFLOAD_NONE)
         return;
-    bl_lower_settle(meta, number);
+    bl_lower_offload_end(meta, number);
     meta->lower->stat.unsaved_count++;
 }
 
@@ -453,7 +454,7 @@ void bl_lower_lane_gone(bl_meta *meta, uint32_t lane)
         return;
     for (uint32_t number = 0; number < BL_CHAINS_MAX; number++)
         if (lower->chains[number].count > 0 && lower->chains[number].lane == lane)
-            bl_chain_cut(meta, number);
+            bl_chain_cancel(meta, number);
     lower->lane_chain[lane] = BL_CHAIN_NONE;
     if (lower->lane != lane)
         return;
@@ -462,44 +463,44 @@ void bl_lower_lane_gone(bl_meta *meta, uint32_t lane)
         bl_work_unlink(meta, &lower->taken, bl_work_block_link, number);
         bl_work_prepend(meta, &lower->waiting, bl_work_block_link, number);
         meta->blocks[number].offload = BL_OFFLOAD_WAITING;
-        bl_lower_rouse(lower, BL_LOWER_OFFLOAD, 1);
+        bl_lower_wake(lower, BL_LOWER_OFFLOAD, 1);
     }
     while (lower->lists[BL_LOWER_TAKEN].first != BL_NO_NUMBER) {
-        bl_lower_name *name = &lower->names[lower->lists[BL_LOWER_TAKEN].first];
-        bl_lower_unwant(meta, name);
-        bl_lower_rest(meta, name);
+        bl_lower_entry *entry = &lower->entries[lower->lists[BL_LOWER_TAKEN].first];
+        bl_lower_cancel(meta, entry);
+        bl_lower_park(meta, entry);
     }
     bl_tombs_untake(meta);
     bl_lower_removed(meta);
 }
 
-/* Return the tiers that have a key, or may have it, as bits. */
-static uint8_t bl_lower_reach(const bl_meta *meta, const bl_lower_name *name,
+/* Return the tiers that have the key, or may have it, as bits. */
+static uint8_t bl_lower_reach(const bl_meta *meta, const bl_lower_entry *entry,
                               const uint64_t key[2])
 {
     const bl_lower *lower = meta->lower;
-    uint8_t unnamed = bl_host_load(&lower->told) ? lower->unknown : lower->tiers;
-    if (name != NULL && name->recalled)
+    uint8_t unlisted = bl_host_load(&lower->reported) ? lower->unknown : lower->tiers;
+    if (entry != NULL && entry->recalled)
         return 0;
-    return (uint8_t)((unnamed | (name ? name->tiers : 0)) & ~bl_tombs_of(meta, key));
+    return (uint8_t)((unlisted | (entry ? entry->tiers : 0)) & ~bl_tombs_of(meta, key));
 }
 
 uint32_t bl_lower_state(const bl_meta *meta, const uint64_t key[2])
 {
     if (meta->lower == NULL)
         return BL_BLOCK_MISS;
-    const bl_lower_name *name = bl_lower_name_of(meta->lower, key);
-    if (bl_lower_reach(meta, name, key) == 0)
+    const bl_lower_entry *entry = bl_lower_entry_of(meta->lower, key);
+    if (bl_lower_reach(meta, entry, key) == 0)
         return BL_BLOCK_MISS;
-    if (name == NULL)
+    if (entry == NULL)
         return BL_BLOCK_BELOW;
-    uint64_t now_ns = name->absent_ns ? bl_now_ns(&meta->pool->memory) : 0;
-    if (name->absent_ns && now_ns - name->absent_ns < BL_ABSENT_NS)
+    uint64_t now_ns = entry->absent_ns ? bl_now_ns(&meta->pool->memory) : 0;
+    if (entry->absent_ns && now_ns - entry->absent_ns < BL_ABSENT_NS)
         return BL_BLOCK_MISS;
-    return name->wanted != BL_LOWER_OFFLOAD ? BL_BLOCK_PENDING : BL_BLOCK_BELOW;
+    return entry->requested != BL_LOWER_OFFLOAD ? BL_BLOCK_PENDING : BL_BLOCK_BELOW;
 }
 
-int bl_lower_excuse(const bl_meta *meta, int status)
+int bl_lower_refusal(const bl_meta *meta, int status)
 {
     int full = status == -BL_ERROR_NO_SPACE || status == -BL_ERROR_TABLE_FULL;
     return full && meta->lower_waits && meta->lower->stat.dirty_count > 0 ? -BL_ERROR_OFFLOADING
@@ -511,18 +512,18 @@ void bl_lower_remove(bl_meta *meta, const uint64_t key[2], int64_t number)
     bl_lower *lower = meta->lower;
     if (lower == NULL)
         return;
-    bl_lower_name *name = bl_lower_name_of(lower, key);
+    bl_lower_entry *entry = bl_lower_entry_of(lower, key);
     bl_block *block = number < 0 ? NULL : &meta->blocks[number];
-    if (name != NULL && block == NULL && !name->absent_ns) /* only a lower tier has it */
-        bl_left_note(meta, key, BL_LEFT_REMOVED);
+    if (entry != NULL && block == NULL && !entry->absent_ns) /* only a lower tier has it */
+        bl_removal_log_add(meta, key, BL_REMOVED_CLIENT);
     if (block != NULL && block->brought != BL_BROUGHT_NOT)
-        block->brought = BL_BROUGHT_REMOVED; /* its commit fails, if that is still to come */
-    if (name != NULL && name->taken)
-        name->recalled = 1;
-    else if (name != NULL && name->wanted != BL_LOWER_OFFLOAD)
-        bl_lower_unwant(meta, name);
-    if (name != NULL)
-        bl_lower_rest(meta, name);
+        block->brought = BL_BROUGHT_REMOVED; /* a commit that is still to come fails */
+    if (entry != NULL && entry->taken)
+        entry->recalled = 1;
+    else if (entry != NULL && entry->requested != BL_LOWER_OFFLOAD)
+        bl_lower_cancel(meta, entry);
+    if (entry != NULL)
+        bl_lower_park(meta, entry);
     bl_lower_removed(meta);
 }
 
@@ -535,42 +536,42 @@ int bl_lower_unwanted(const bl_meta *meta, const uint64_t key[2], uint32_t flags
 {
     if (!(flags & BL_RESERVE_BROUGHT) || meta->lower == NULL)
         return 0;
-    const bl_lower_name *name = bl_lower_name_of(meta->lower, key);
-    return name == NULL || !name->taken || name->recalled;
+    const bl_lower_entry *entry = bl_lower_entry_of(meta->lower, key);
+    return entry == NULL || !entry->taken || entry->recalled;
 }
 
 /* ---- The calls of clients. */
 
-/* Let one key be onboarded by a lane's chain, unless the pool has it: 1, or 0 if no tier has it. */
+/* Add a key to the lane's chain, unless the pool has it. Returns 1, or 0 if no tier has it. */
 static int bl_onboard_one(bl_meta *meta, const uint64_t key[2], uint32_t lane, uint32_t kind)
 {
     bl_lower *lower = meta->lower;
     uint32_t *chain = &lower->lane_chain[lane];
-    bl_lower_name *name = bl_lower_name_of(lower, key);
+    bl_lower_entry *entry = bl_lower_entry_of(lower, key);
     int64_t number = bl_index_find(meta->index, key);
-    if (number >= 0) /* a block that another client writes does not come from here */
+    if (number >= 0) /* a block that a client is writing does not come from a tier */
         return meta->blocks[number].state == BL_NUMBER_COMMITTED ||
-               (name != NULL && name->wanted != BL_LOWER_OFFLOAD);
-    if (name != NULL && name->wanted != BL_LOWER_OFFLOAD && !name->recalled &&
-        (name->wanted == kind || name->taken || kind == BL_LOWER_PREFETCH))
+               (entry != NULL && entry->requested != BL_LOWER_OFFLOAD);
+    if (entry != NULL && entry->requested != BL_LOWER_OFFLOAD && !entry->recalled &&
+        (entry->requested == kind || entry->taken || kind == BL_LOWER_PREFETCH))
         return 1;
-    if (lower->stat.wanted_count >= BL_WANTED_MAX || bl_lower_reach(meta, name, key) == 0)
+    if (lower->stat.wanted_count >= BL_REQUESTED_MAX || bl_lower_reach(meta, entry, key) == 0)
         return 0;
     if (*chain == BL_CHAIN_NONE)
         *chain = bl_chain_new(meta, lane, kind);
     if (*chain == BL_CHAIN_NONE || lower->chains[*chain].count >= BL_CHAIN_KEYS_MAX)
         return 0;
-    if (name == NULL)
-        name = bl_lower_name_new(meta, key);
-    if (name != NULL) {
-        uint32_t mine = *chain; /* wanting it here may end the chain that it was in */
-        bl_lower_want(meta, name, mine);
+    if (entry == NULL)
+        entry = bl_lower_entry_new(meta, key);
+    if (entry != NULL) {
+        uint32_t mine = *chain; /* adding it may end the chain that it was in */
+        bl_chain_add(meta, entry, mine);
         lower->stat.onboard_count++;
     } else if (lower->chains[*chain].count == 0) {
         bl_work_append(meta, &lower->free_chains, bl_lower_chain_link, *chain);
         *chain = BL_CHAIN_NONE;
     }
-    return name != NULL;
+    return entry != NULL;
 }
 
 int bl_handle_onboard(void *context, bl_call *call)
@@ -585,7 +586,7 @@ int bl_handle_onboard(void *context, bl_call *call)
     int brings = meta->lower != NULL && !meta->server->stat.draining;
     if (brings && !(head.flags & BL_ONBOARD_MORE))
         meta->lower->lane_chain[call->lane] = BL_CHAIN_NONE;
-    brings = brings && meta->lower->lane_chain[call->lane] != BL_CHAIN_CUT;
+    brings = brings && meta->lower->lane_chain[call->lane] != BL_CHAIN_CANCELLED;
     for (; brings && count < head.count; count++) {
         uint64_t key[2];
         memcpy(key, keys + count * sizeof key, sizeof key);
@@ -609,8 +610,8 @@ int bl_handle_tiers(void *context, bl_call *call)
         memcpy(key, keys + i * sizeof key, sizeof key);
         int64_t number = bl_index_find(meta->index, key);
         int here = number >= 0 && meta->blocks[number].state == BL_NUMBER_COMMITTED;
-        const bl_lower_name *name = meta->lower ? bl_lower_name_of(meta->lower, key) : NULL;
-        uint32_t below = name != NULL && !name->recalled ? name->tiers : 0;
+        const bl_lower_entry *entry = meta->lower ? bl_lower_entry_of(meta->lower, key) : NULL;
+        uint32_t below = entry != NULL && !entry->recalled ? entry->tiers : 0;
         tiers[i] = (uint8_t)((here ? BL_TIER_POOL : 0) | (below & ~bl_tombs_of(meta, key)));
     }
     bl_meta_reply(call, head.count, 0, 0);
@@ -620,7 +621,7 @@ int bl_handle_tiers(void *context, bl_call *call)
 
 /* ---- The calls of the service. */
 
-/* Read and check a request of the service: return what follows it, or NULL. */
+/* Read and check a request of the service. Returns the items that follow it, or NULL. */
 static const uint8_t *bl_lower_items(const bl_meta *meta, const bl_call *call, uint32_t item_size,
                                      bl_lower_request *request)
 {
@@ -635,7 +636,7 @@ static const uint8_t *bl_lower_items(const bl_meta *meta, const bl_call *call, u
                : NULL;
 }
 
-/* Take the next block that was not offered. */
+/* Take the next block to offer. */
 static bl_lower_record bl_lower_take_block(bl_meta *meta)
 {
     bl_lower *lower = meta->lower;
@@ -644,7 +645,7 @@ static bl_lower_record bl_lower_take_block(bl_meta *meta)
     bl_work_unlink(meta, &lower->waiting, bl_work_block_link, number);
     bl_work_append(meta, &lower->taken, bl_work_block_link, number);
     block->offload = BL_OFFLOAD_TAKEN;
-    const bl_lower_name *name = bl_lower_name_of(lower, block->key);
+    const bl_lower_entry *entry = bl_lower_entry_of(lower, block->key);
     uint8_t stale = bl_tombs_of(meta, block->key);
     return (bl_lower_record){
         .key = {block->key[0], block->key[1]},
@@ -654,32 +655,32 @@ static bl_lower_record bl_lower_take_block(bl_meta *meta)
         .length = block->length,
         .chunk_size = block->chunk_size,
         .block = number,
-        .tiers = (uint8_t)(name != NULL ? name->tiers & ~stale : 0),
+        .tiers = (uint8_t)(entry != NULL ? entry->tiers & ~stale : 0),
         .stale = stale,
     };
 }
 
-/* Take the next name of a chain. */
+/* Take the next key of a chain. */
 static bl_lower_record bl_chain_take(bl_meta *meta, uint32_t number)
 {
     bl_lower *lower = meta->lower;
     bl_chain *chain = &lower->chains[number];
-    bl_lower_name *name = &lower->names[chain->names.first];
-    bl_work_unlink(meta, &chain->names, bl_lower_name_link, chain->names.first);
-    bl_work_append(meta, &lower->lists[BL_LOWER_TAKEN], bl_lower_name_link,
-                   (uint32_t)(name - lower->names));
-    name->taken = 1;
+    bl_lower_entry *entry = &lower->entries[chain->entries.first];
+    bl_work_unlink(meta, &chain->entries, bl_lower_entry_link, chain->entries.first);
+    bl_work_append(meta, &lower->lists[BL_LOWER_TAKEN], bl_lower_entry_link,
+                   (uint32_t)(entry - lower->entries));
+    entry->taken = 1;
     chain->taken++;
-    uint8_t stale = bl_tombs_of(meta, name->key);
+    uint8_t stale = bl_tombs_of(meta, entry->key);
     return (bl_lower_record){
-        .key = {name->key[0], name->key[1]},
-        .tiers = (uint8_t)(name->tiers & ~stale),
+        .key = {entry->key[0], entry->key[1]},
+        .tiers = (uint8_t)(entry->tiers & ~stale),
         .stale = stale,
     };
 }
 
-/* Take the next name of a ring: 1, or 0 if there is none. A chain has its turn, and is then the
- * last one; its next name may belong to another ring. */
+/* Take the next key of a ring. Returns 0 if there is none. After its turn a chain moves to the end
+ * of the ring, or to another ring if its next key belongs there. */
 static int bl_ring_take(bl_meta *meta, uint32_t ring, bl_lower_record *out)
 {
     bl_lower *lower = meta->lower;
@@ -688,17 +689,17 @@ static int bl_ring_take(bl_meta *meta, uint32_t ring, bl_lower_record *out)
     while ((number = lower->rings[ring].first) != BL_NO_NUMBER) {
         bl_chain *chain = &lower->chains[number];
         if (now_ns - chain->asked_ns > BL_CHAIN_NS) {
-            bl_chain_cut(meta, number);
+            bl_chain_cancel(meta, number);
             continue;
         }
-        int warm = bl_lower_warm(meta, &lower->names[chain->names.first]);
+        int warm = bl_lower_warm(meta, &lower->entries[chain->entries.first]);
         if (warm != (ring < BL_RING_COLD_ONBOARD)) {
             bl_chain_place(meta, number);
             continue;
         }
         *out = bl_chain_take(meta, number);
         uint32_t most = warm ? (uint32_t)BL_CHAIN_TAKEN_MAX : chain->window;
-        if (chain->names.first == BL_NO_NUMBER || chain->taken >= most ||
+        if (chain->entries.first == BL_NO_NUMBER || chain->taken >= most ||
             chain->taken % BL_CHAIN_TURN == 0)
             bl_chain_place(meta, number);
         return 1;
@@ -706,7 +707,7 @@ static int bl_ring_take(bl_meta *meta, uint32_t ring, bl_lower_record *out)
     return 0;
 }
 
-/* Take the next piece of work of a kind: 1, or 0 if there is none. */
+/* Take the next piece of work of a kind. Returns 0 if there is none. */
 static int bl_lower_take_one(bl_meta *meta, const bl_lower_request *request, bl_lower_record *out)
 {
     bl_lower *lower = meta->lower;
@@ -743,32 +744,31 @@ int bl_handle_lower_take(void *context, bl_call *call)
     for (; count < request.count && bl_lower_take_one(meta, &request, &record); count++)
         memcpy(call->reply + sizeof(bl_block_reply) + count * sizeof record, &record,
                sizeof record);
-    bl_lower_rouse(lower, BL_LOWER_OFFLOAD, lower->waiting.first != BL_NO_NUMBER);
-    bl_lower_rouse(lower, BL_LOWER_RETRY, bl_tombs_has(meta, BL_TOMB_FAILED));
+    bl_lower_wake(lower, BL_LOWER_OFFLOAD, lower->waiting.first != BL_NO_NUMBER);
+    bl_lower_wake(lower, BL_LOWER_RETRY, bl_tombs_has(meta, BL_TOMB_FAILED));
     bl_lower_removed(meta);
-    bl_chains_rouse(lower);
+    bl_chains_wake(lower);
     bl_block_reply head = {count, 0};
     memcpy(call->reply, &head, sizeof head);
     call->reply_size = (uint32_t)(sizeof head + count * sizeof(bl_lower_record));
     return 0;
 }
 
-/* Note that a block was offered: it may be evicted. */
+/* Handle the report that a block was offered: from now on it may be evicted. */
 static void bl_lower_offered(bl_meta *meta, const bl_lower_note *note)
 {
     if (note->block >= meta->pool->geometry.block_count_max)
         return;
     const bl_block *block = &meta->blocks[note->block];
     if (block->offload != BL_OFFLOAD_TAKEN || block->generation != note->generation)
-        return; /* it has left the pool meanwhile */
-    bl_lower_settle(meta, note->block);
+        return; /* it was evicted or removed meanwhile */
+    bl_lower_offload_end(meta, note->block);
     if (meta->lower_waits && block->pin_count == 0)
         bl_block_touch(meta, note->block);
 }
 
-/* Offer a block again that the tiers had and have lost, if they may have room for all of the
- * pool's blocks, and only once after each hit: where there is less room than that, for blocks of
- * several pages, one would drive out the next for ever. */
+/* Offer a block again that the tiers have evicted, if the tiers may have room for all blocks of the
+ * pool, and only once after each hit. In smaller tiers, blocks would evict each other forever. */
 static void bl_lower_offer_again(bl_meta *meta, const uint64_t key[2])
 {
     int64_t number = bl_index_find(meta->index, key);
@@ -782,13 +782,13 @@ static void bl_lower_offer_again(bl_meta *meta, const uint64_t key[2])
         bl_evict_remove(bl_order_of(meta, (uint32_t)number), (uint32_t)number);
 }
 
-/* Let more cold keys of a chain be taken at a time, since one has come. */
+/* Double the window of a chain: a cold key has arrived. */
 static void bl_chain_widen(bl_chain *chain)
 {
     chain->window = (uint32_t)bl_least(2 * (uint64_t)chain->window, BL_CHAIN_TAKEN_MAX);
 }
 
-/* Note the result of a removal; the tier does not have the key any more. */
+/* Handle the result of a removal. */
 static void bl_lower_removal(bl_meta *meta, bl_lower_note *note)
 {
     if (note->removal == BL_REMOVAL_REPLACED) {
@@ -798,7 +798,7 @@ static void bl_lower_removal(bl_meta *meta, bl_lower_note *note)
     uint8_t tier = bl_tombs_tried(meta, note);
     note->lost = note->removal == BL_REMOVAL_DONE ? tier : 0;
     note->generation = note->stored = note->ended = 0;
-    bl_lower_rouse(meta->lower, BL_LOWER_RETRY, bl_tombs_has(meta, BL_TOMB_FAILED));
+    bl_lower_wake(meta->lower, BL_LOWER_RETRY, bl_tombs_has(meta, BL_TOMB_FAILED));
 }
 
 static void bl_lower_note_one(bl_meta *meta, bl_lower_note *note)
@@ -806,30 +806,30 @@ static void bl_lower_note_one(bl_meta *meta, bl_lower_note *note)
     bl_lower *lower = meta->lower;
     if (note->removal != BL_REMOVAL_NONE)
         bl_lower_removal(meta, note);
-    bl_lower_name *name = bl_lower_name_of(lower, note->key);
+    bl_lower_entry *entry = bl_lower_entry_of(lower, note->key);
     if (note->generation != 0)
         bl_lower_offered(meta, note);
-    if (name == NULL && note->stored != 0)
-        name = bl_lower_name_new(meta, note->key);
-    if (name == NULL)
+    if (entry == NULL && note->stored != 0)
+        entry = bl_lower_entry_new(meta, note->key);
+    if (entry == NULL)
         return;
-    int ended = note->ended && name->taken, had = name->tiers != 0;
-    int sought = ended && !name->recalled;
-    bl_lower_stir(meta, name);
-    name->tiers = (uint8_t)((name->tiers | note->stored) & ~note->lost);
-    if (name->tiers != 0)
-        bl_lower_unmiss(meta, name);
+    int ended = note->ended && entry->taken, had = entry->tiers != 0;
+    int sought = ended && !entry->recalled;
+    bl_lower_unpark(meta, entry);
+    entry->tiers = (uint8_t)((entry->tiers | note->stored) & ~note->lost);
+    if (entry->tiers != 0)
+        bl_lower_forget_miss(meta, entry);
     if (sought && !note->stored)
-        bl_chain_cut(meta, name->chain);
+        bl_chain_cancel(meta, entry->chain);
     else if (sought)
-        bl_chain_widen(&lower->chains[name->chain]);
+        bl_chain_widen(&lower->chains[entry->chain]);
     if (ended)
-        bl_lower_unwant(meta, name);
-    if (sought && !note->stored && bl_lower_reach(meta, name, note->key) != 0)
-        bl_lower_miss(meta, name); /* no tier has it, or one that has it could not load it */
-    if (had && name->tiers == 0)
+        bl_lower_cancel(meta, entry);
+    if (sought && !note->stored && bl_lower_reach(meta, entry, note->key) != 0)
+        bl_lower_note_miss(meta, entry); /* no tier has it, or the load failed */
+    if (had && entry->tiers == 0)
         bl_lower_offer_again(meta, note->key);
-    bl_lower_rest(meta, name);
+    bl_lower_park(meta, entry);
 }
 
 int bl_handle_lower_tell(void *context, bl_call *call)
@@ -848,7 +848,7 @@ int bl_handle_lower_tell(void *context, bl_call *call)
     return 0;
 }
 
-/* ---- Life. */
+/* ---- Creation and destruction. */
 
 int bl_lower_attach(bl_meta *meta, uint32_t count_max, int waits, uint8_t unknown, uint64_t token)
 {
@@ -858,11 +858,11 @@ int bl_lower_attach(bl_meta *meta, uint32_t count_max, int waits, uint8_t unknow
     bl_lower *lower = calloc(1, sizeof *lower);
     if (lower == NULL)
         return -ENOMEM;
-    uint32_t others = BL_WANTED_MAX + BL_ABSENT_MAX;
-    uint32_t room = BL_NO_NAME - others;
+    uint32_t others = BL_REQUESTED_MAX + BL_ABSENT_MAX;
+    uint32_t room = BL_NO_ENTRY - others;
     lower->count_max = count_max;
-    lower->name_max = (count_max < room ? count_max : room) + others;
-    lower->free_name = BL_NO_NAME;
+    lower->entry_max = (count_max < room ? count_max : room) + others;
+    lower->free_entry = BL_NO_ENTRY;
     lower->tiers = UINT8_MAX;
     lower->unknown = unknown;
     lower->token = token;
@@ -878,10 +878,10 @@ int bl_lower_attach(bl_meta *meta, uint32_t count_max, int waits, uint8_t unknow
     lower->lane_chain = malloc(lane_count * sizeof *lower->lane_chain);
     for (uint32_t lane = 0; lower->lane_chain && lane < lane_count; lane++)
         lower->lane_chain[lane] = BL_CHAIN_NONE;
-    lower->names = bl_lazy_map(lower->name_max * sizeof *lower->names);
-    if (lower->lane_chain == NULL || lower->names == NULL ||
-        bl_index_create(&lower->index, lower->name_max) < 0) {
-        bl_lazy_unmap(lower->names, lower->name_max * sizeof *lower->names);
+    lower->entries = bl_lazy_map(lower->entry_max * sizeof *lower->entries);
+    if (lower->lane_chain == NULL || lower->entries == NULL ||
+        bl_index_create(&lower->index, lower->entry_max) < 0) {
+        bl_lazy_unmap(lower->entries, lower->entry_max * sizeof *lower->entries);
         free(lower->lane_chain);
         free(lower);
         return -ENOMEM;
@@ -910,10 +910,10 @@ void bl_lower_name_tiers(bl_meta *meta, const uint64_t id[8])
 
 int bl_lower_give_up(bl_meta *meta, uint64_t id) { return bl_tombs_give_up(meta, id); }
 
-void bl_lower_told(bl_meta *meta)
+void bl_lower_reported(bl_meta *meta)
 {
     if (meta->lower != NULL)
-        bl_host_store(&meta->lower->told, 1);
+        bl_host_store(&meta->lower->reported, 1);
 }
 
 void bl_lower_describe(const bl_meta *meta, bl_lower_stat *out)
@@ -935,7 +935,7 @@ void bl_lower_destroy(bl_meta *meta)
     if (lower == NULL)
         return;
     bl_index_destroy(lower->index);
-    bl_lazy_unmap(lower->names, lower->name_max * sizeof *lower->names);
+    bl_lazy_unmap(lower->entries, lower->entry_max * sizeof *lower->entries);
     free(lower->lane_chain);
     pthread_cond_destroy(&lower->worked);
     pthread_mutex_destroy(&lower->lock);

@@ -1,26 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The calls about lower tiers: those of clients, and those of the tiers' service. Replies are
- * foreign input (D13).
+ * The calls about lower tiers, by clients and by the tiers' service. Replies are foreign input
+ * (D13).
  */
 #include "api/index.h"
 #include "base/minmax.h"
 #include "format/payload.h"
 #include "rpc/session_state.h"
 
-/* One message: a head and items, answered by a head and records. */
+/* One message: a head and items. Its reply: a head and records. */
 typedef struct bl_lower_ask {
     uint32_t method;
     uint32_t head_size;
     uint32_t items_size;
-    uint32_t record_size;       /* of each of the reply's records */
+    uint32_t record_size;       /* bytes of a record of the reply */
     const void *head;
     const void *items;
 } bl_lower_ask;
 
-/* Make one call; the reply's records are in the session's scratch. Return their number, or an
- * error. */
+/* Make one call. Returns the number of records, which are in the session's scratch, or an error. */
 static int64_t bl_lower_call(bl_session *session, const bl_lower_ask *ask, uint32_t count_max,
                              const uint8_t **records, uint64_t timeout_ns)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The map of the pool's space, for people: each device is cut into cells of some stripes, and a
- * cell tells what its stripes are used for. It only reads, on the thread of whoever asks.
+ * The map of the pool's space, for display. Each device is divided into cells of some stripes; a
+ * cell sums up the use of its stripes. It only reads, on the caller's thread.
  */
 #include "format/interleave.h"
 #include "index/blocks.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Creates the block index, makes it the pool's server, and dispatches what the server tells it:
- * calls, and sessions that ended.
+ * Creates the block index, starts it as the pool's server, and dispatches the server's calls and
+ * ended sessions.
  */
 #include "index/blocks.h"
 
@@ -14,9 +14,10 @@
 #include "index/shares.h"
 #include "index/tombs.h"
 
-/* Flush, as bl_device_written() does, all that a session was granted. The session and its devices
- * are gone, but what they wrote may still lie in this host's cache. It must leave the cache before
- * the space is granted again; later it would overwrite what the next owner has written. */
+/* Flush all space that a session was granted, as bl_device_written() does. The session and its
+ * devices are gone, but lines that they wrote may still be dirty in this host's cache. These must
+ * be written back before the space is granted again; later they would overwrite the next owner's
+ * bytes. */
 static void bl_meta_flush(const bl_meta *meta, uint32_t lane)
 {
     const bl_memory *memory = &meta->pool->memory;
@@ -28,7 +29,8 @@ static void bl_meta_flush(const bl_meta *meta, uint32_t lane)
     bl_fence_full(memory); /* the flushes are done before the space is granted */
 }
 
-/* Flush all held space for a session of an earlier epoch, since nobody knows where it wrote. */
+/* Flush all held space for a session of an earlier epoch, whose grants are unknown to this
+ * server. */
 static void bl_meta_flush_held(const bl_meta *meta)
 {
     const bl_memory *memory = &meta->pool->memory;
@@ -40,7 +42,7 @@ static void bl_meta_flush_held(const bl_meta *meta)
     bl_fence_full(memory); /* the flushes are done before the space is granted */
 }
 
-/* Drop what a session held. */
+/* A session has ended: release its pins, grants, hints and claims. */
 static void bl_meta_ended(void *context, uint32_t lane, enum bl_end end)
 {
     bl_meta *meta = context;
@@ -54,7 +56,7 @@ static void bl_meta_ended(void *context, uint32_t lane, enum bl_end end)
     for (int64_t n = bl_pins_pop(meta->pins[lane], &count); n >= 0;
          n = bl_pins_pop(meta->pins[lane], &count)) {
         meta->holds[lane].bytes -= meta->blocks[n].length;
-        bl_unpin(meta, (uint32_t)n, count); /* an undead reader looks again after its copy */
+        bl_unpin(meta, (uint32_t)n, count); /* a live reader checks again after its copy */
     }
     uint32_t number = meta->lane_blocks[lane];
     while (number != BL_NO_NUMBER) {
@@ -64,7 +66,7 @@ static void bl_meta_ended(void *context, uint32_t lane, enum bl_end end)
     }
 }
 
-/* Free what was held because of sessions of earlier epochs: none of them writes any more. */
+/* Free the space held for sessions of earlier epochs, all of which are proven gone. */
 static void bl_meta_settled(void *context)
 {
     bl_meta *meta = context;
@@ -97,7 +99,8 @@ int bl_meta_serve(bl_meta *meta)
         {BL_METHOD_TASK_COUNT, bl_handle_task_count}, {BL_METHOD_ONBOARD, bl_handle_onboard},
         {BL_METHOD_TIERS, bl_handle_tiers}, {BL_METHOD_LOWER_TAKE, bl_handle_lower_take},
         {BL_METHOD_LOWER_TELL, bl_handle_lower_tell}, {BL_METHOD_SESSIONS, bl_handle_sessions},
-        {BL_METHOD_LEFT, bl_handle_left}, {BL_METHOD_REMOVING, bl_handle_removing},
+        {BL_METHOD_REMOVAL_REASONS, bl_handle_removal_reasons},
+        {BL_METHOD_REMOVING, bl_handle_removing},
         {BL_METHOD_HINT, bl_handle_hint},
     };
     for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++)
@@ -130,7 +133,7 @@ int bl_meta_create(bl_server *server, uint32_t eviction, bl_meta **out)
     if (status == 0)
         status = bl_evict_create(&meta->orders[0], g->block_count_max, eviction);
     if (status == 0)
-        status = bl_left_create(meta);
+        status = bl_removal_log_create(meta);
     if (status == 0)
         status = bl_tombs_create(meta);
     if (status == 0)
@@ -177,7 +180,7 @@ void bl_meta_destroy(bl_meta *meta)
     bl_tombs_destroy(meta);
     bl_journal_destroy(meta);
     bl_lazy_unmap(meta->kept, meta->pool->geometry.stripe_count * sizeof *meta->kept);
-    bl_left_destroy(meta);
+    bl_removal_log_destroy(meta);
     bl_lazy_unmap(meta->stripe_blocks,
                   meta->pool->geometry.stripe_count * sizeof *meta->stripe_blocks);
     free(meta);

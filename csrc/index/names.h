@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The client's call that commits blocks with what engines call them (bl_name).
+ * The client's call that commits blocks with the engines' hashes of them (bl_name).
  */
 #ifndef BL_NAMES_H
 #define BL_NAMES_H

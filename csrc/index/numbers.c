@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The numbers of blocks. A number whose line was never written is taken first, then a fresh one.
- * Numbers of blocks that have left rest, in their order, as long as there are fresh ones and few of
- * them: their lines are the trace that tells people what became of a block (check/entries.c).
+ * The numbers of blocks. Numbers whose lines were never written are used first, then fresh ones.
+ * The lines of removed blocks are kept as traces, which show what became of a block
+ * (check/entries.c): their numbers are reused, the oldest first, when no fresh number is left, or
+ * when there are too many traces.
  */
 #include "index/blocks.h"
 
-enum { BL_TRACES = 4096 };      /* numbers that rest while there are fresh ones */
+enum { BL_TRACES = 4096 };      /* the most traces while there are fresh numbers */
 
 int64_t bl_number_unused(bl_meta *meta)
 {

@@ -1,36 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Decides whose blocks go when room is needed. Each share has an eviction order of its own
- * (index/evict.h); a search for room goes through the orders of some of them, one after the other:
+ * Decides which share's blocks are evicted for room. Each share has its own eviction orders
+ * (index/evict.h); a search for room walks through the orders of a set of shares, one after the
+ * other:
  *
- *   1. of the shares that exceed their parts, with the block that wants room: what exceeds most
- *      goes first;
- *   2. also of the share that wants room;
- *   3. of all.
+ *   1. the shares that exceed their parts, counting the new block: the one that exceeds most first;
+ *   2. also the share that needs room;
+ *   3. all shares.
  *
- * In each share blocks of level LOW are evicted first, and those of level HIGH last. Blocks of
- * level PINNED are in no set: they are evicted only if all others together make no room.
+ * In each share, blocks of level LOW are evicted first and those of level HIGH last. Blocks of
+ * level PINNED are not in these sets: they are evicted only if all other blocks make no room.
  *
- * A search begins with the first set and goes on to the next one only if it found no room. So a
- * tenant within its part loses no block to another one while the others' blocks can make room. The
- * shares are sorted once for each search, and each set is the first of them.
+ * A search begins with the first set and continues with the next one only if it found no room. So a
+ * tenant within its part loses no block to another tenant while other blocks can make room. The
+ * shares are sorted once per search, and each set is a prefix of that list.
  */
 #include "index/shares.h"
 
-/* The levels of a share in the order in which they go, and, as it is its own inverse, the place of
- * each level there. */
+/* The levels of a share in the order of eviction. The table is its own inverse: it also has the
+ * position of each level. */
 static const uint8_t bl_turn_levels[BL_LEVEL_PINNED] = {BL_LEVEL_LOW, BL_LEVEL_NORMAL,
                                                         BL_LEVEL_HIGH};
 
-/* Return how much a share would exceed its part with what room is needed for. */
+/* Return by how much the share would exceed its part with the new block. */
 static int64_t bl_turn_excess(const bl_meta *meta, uint32_t share, uint32_t asks, uint64_t size)
 {
     return size ? bl_share_excess(meta, share, share == asks ? size : 0)
                 : bl_share_lines_excess(meta, share, share == asks);
 }
 
-/* Does a share go before another one: one that exceeds its part more, or that asks itself? */
+/* Return 1 if a share comes before another one: it exceeds its part by more; or, if both are within
+ * their parts, it is the one that needs the room. */
 static int bl_turn_before(int64_t excess, int asks, int64_t other, int other_asks)
 {
     if (excess <= 0 && other <= 0 && asks != other_asks)
@@ -44,7 +45,7 @@ void bl_turn_begin(bl_meta *meta, uint64_t size)
     uint32_t share = turn->asks;
     int64_t excess[BL_SHARE_COUNT];
     turn->count = turn->pinned = 0;
-    for (uint32_t one = 0; one < meta->share_count; one++) { /* they are few: insert each */
+    for (uint32_t one = 0; one < meta->share_count; one++) { /* insertion sort */
         int64_t own = bl_turn_excess(meta, one, share, size);
         uint32_t place = one;
         for (; place > 0 && bl_turn_before(own, one == share, excess[place - 1],
@@ -75,25 +76,25 @@ int bl_turn_widen(bl_meta *meta)
     return 1;
 }
 
-/* Return the place of a block's share. */
+/* Return the position of the block's share in the search. */
 static uint32_t bl_turn_place(const bl_meta *meta, uint32_t number)
 {
     return meta->turn.place[bl_block_share(&meta->blocks[number])];
 }
 
-/* Return the order at a step of the walk, or NULL. Of each share the levels go one after the other;
- * pinned blocks of all shares come last. */
+/* Return the eviction order at a step of the walk, or NULL. Each share's levels follow one another;
+ * the PINNED levels of all shares come last. */
 static bl_evict *bl_turn_order(const bl_meta *meta, uint32_t step)
 {
     const bl_turn *turn = &meta->turn;
-    uint32_t steps = BL_LEVEL_PINNED * turn->count; /* those of unpinned blocks */
+    uint32_t steps = BL_LEVEL_PINNED * turn->count; /* the steps without PINNED */
     if (step >= steps)
         return meta->orders[bl_order_number(turn->shares[step - steps], BL_LEVEL_PINNED)];
     return meta->orders[bl_order_number(turn->shares[step / BL_LEVEL_PINNED],
                                         bl_turn_levels[step % BL_LEVEL_PINNED])];
 }
 
-/* Return the step of the walk that a block's order has. */
+/* Return the step of the walk for a block's order. */
 static uint32_t bl_turn_step(const bl_meta *meta, uint32_t number)
 {
     uint32_t level = bl_block_level(&meta->blocks[number]), place = bl_turn_place(meta, number);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The pins of index/pins.h in an open-addressing table: linear probing over at least twice the
- * room, and a removal that moves later entries back, so that no probe passes a deleted entry.
+ * The pins of index/pins.h, in an open-addressing table: linear probing, at most half full, and a
+ * removal that moves later entries back, so that there are no deleted markers.
  */
 #include "index/pins.h"
 
@@ -71,7 +71,7 @@ static void bl_pins_drop(bl_pins *pins, uint32_t hole)
          place = (place + 1) & pins->mask) {
         uint32_t home = bl_pins_home(pins, pins->pin[place].block);
         if (((place - home) & pins->mask) < ((place - hole) & pins->mask))
-            continue;           /* it would land before its home */
+            continue;           /* it must not move in front of its home slot */
         pins->pin[hole] = pins->pin[place];
         hole = place;
     }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Makes room for a block (D8, D11): the lowest free run of pages that is long enough; else the
- * place of the coldest blocks that make one. They go only when all are chosen (space/victims.h).
+ * Makes room for a block (D8, D11): the lowest free run of pages that is long enough, or else the
+ * space of the coldest blocks that make such a run. Nothing is evicted before all victims are
+ * chosen (space/victims.h).
  */
 #include "index/blocks.h"
 #include "index/hints.h"
@@ -12,8 +13,8 @@
 
 #include "coherence/crash_point.h"
 
-/* Prefetch what evicting the next two blocks reads, if they go by age: of the later one the block
- * itself, and of the next one, whose key is here by now, where that key leads to. */
+/* Prefetch what the next two evictions read if they are by age: the later block itself, and for the
+ * next one, whose key is cached by now, the slots of its key. */
 static void bl_evict_ahead(const bl_meta *meta, uint32_t number)
 {
     const bl_evict *order = bl_order_of(meta, number);
@@ -21,7 +22,7 @@ static void bl_evict_ahead(const bl_meta *meta, uint32_t number)
     if (next < 0)
         return;
     bl_index_prefetch(meta->index, meta->blocks[next].key);
-    bl_left_prefetch(meta, meta->blocks[next].key);
+    bl_removal_log_prefetch(meta, meta->blocks[next].key);
     bl_pages_prefetch(meta->pages, meta->blocks[next].offset);
     int64_t later = bl_evict_warmer(order, (uint32_t)next);
     if (later < 0)
@@ -39,12 +40,12 @@ int64_t bl_number_take(bl_meta *meta)
     if (coldest < 0)
         return number;
     bl_evict_ahead(meta, (uint32_t)coldest);
-    bl_block_leave(meta, (uint32_t)coldest, BL_LEFT_ENTRY);
+    bl_block_leave(meta, (uint32_t)coldest, BL_REMOVED_ENTRY);
     meta->stat.table_evict_count++;
     return bl_number_unused(meta);
 }
 
-/* ---- The blocks, as a search for victims sees them */
+/* ---- The blocks, for a search for victims */
 
 static int64_t bl_resident_coldest(void *context)
 {
@@ -94,7 +95,7 @@ bl_residents bl_meta_residents(bl_meta *meta)
     };
 }
 
-/* ---- The same, of several shares */
+/* ---- The same for several shares */
 
 static int64_t bl_resident_turn_coldest(void *context) { return bl_turn_coldest(context); }
 
@@ -121,7 +122,7 @@ void bl_block_place(bl_meta *meta, uint32_t number)
         bl_share_use(meta, number, 1);
 }
 
-/* Close an extent if nothing is used or held there: its mark goes last. */
+/* Close an extent if nothing is used or held there. Its mark is cleared last. */
 static void bl_extent_return(bl_meta *meta, const bl_extent_view *view)
 {
     if (!bl_pages_idle(meta->pages, view->first_stripe, view->stripe_count) ||
@@ -161,10 +162,10 @@ void bl_space_give(bl_meta *meta, uint32_t number)
     bl_extents_return(meta, block->offset, size);
 }
 
-void bl_block_leave(bl_meta *meta, uint32_t number, enum bl_left why)
+void bl_block_leave(bl_meta *meta, uint32_t number, enum bl_removal_reason why)
 {
     bl_block *block = &meta->blocks[number];
-    bl_entry_clear(meta, number); /* void for readers before the reply that grants its space */
+    bl_entry_clear(meta, number); /* cleared for readers before the reply that grants its space */
     bl_crash_point("evict.cleared");
     bl_index_remove(meta->index, block->key);
     if (meta->hints)
@@ -174,11 +175,12 @@ void bl_block_leave(bl_meta *meta, uint32_t number, enum bl_left why)
     bl_journal_removed(meta, number);
     bl_block_unkeep(meta, number);
     bl_space_give(meta, number);
-    bl_stat_left(meta, number, why);
+    bl_stat_removed(meta, number, why);
     bl_number_rest(meta, number);
 }
 
-/* Close again what was opened in a run since a generation: nobody may take it for published. */
+/* Close again what was opened in a run since a generation: it was not published, so it must not
+ * count as open. */
 static void bl_space_unopen(bl_meta *meta, uint64_t offset, uint32_t size, uint64_t since)
 {
     bl_extent_view view = {0};
@@ -188,8 +190,8 @@ static void bl_space_unopen(bl_meta *meta, uint64_t offset, uint32_t size, uint6
             bl_extents_close(meta->extents, view.first_stripe);
 }
 
-/* Open what is closed in a run, and publish it before anything is granted there: 0 or
- * -BL_ERROR_DEPOSED. */
+/* Open the closed stripes of a run, and publish the marks before anything is granted there. Returns
+ * 0 or -BL_ERROR_DEPOSED. */
 static int bl_space_open(bl_meta *meta, uint64_t offset, uint32_t size)
 {
     uint64_t first = bl_stripe_of(meta, offset), last = bl_stripe_of(meta, offset + size - 1);
@@ -211,7 +213,7 @@ static int bl_space_open(bl_meta *meta, uint64_t offset, uint32_t size)
     return status;
 }
 
-/* Choose the blocks that go for size bytes, of several shares: how many, or 0. */
+/* Choose the victims for size bytes among several shares. Returns how many, or 0. */
 static uint32_t bl_space_turn(bl_meta *meta, bl_residents *residents, uint32_t size,
                               const uint32_t **numbers, uint64_t *offset)
 {
@@ -226,7 +228,7 @@ static uint32_t bl_space_turn(bl_meta *meta, bl_residents *residents, uint32_t s
     return count;
 }
 
-/* Evict the blocks without which size bytes are free at *offset: 1; or 0, with nothing done. */
+/* Evict blocks so that size bytes at *offset are free. Returns 1; or 0, with nothing evicted. */
 static int bl_space_evict(bl_meta *meta, uint32_t size, uint64_t *offset)
 {
     bl_residents residents = bl_meta_residents(meta);
@@ -237,7 +239,7 @@ static int bl_space_evict(bl_meta *meta, uint32_t size, uint64_t *offset)
             : bl_space_turn(meta, &residents, size, &numbers, offset);
     for (uint32_t i = 0; i < count; i++) {
         bl_evict_ahead(meta, numbers[i]);
-        bl_block_leave(meta, numbers[i], BL_LEFT_SPACE);
+        bl_block_leave(meta, numbers[i], BL_REMOVED_SPACE);
     }
     return count > 0;
 }
@@ -255,7 +257,7 @@ int bl_space_take(bl_meta *meta, uint64_t stored, uint64_t *offset)
     return status;
 }
 
-void bl_block_drop(bl_meta *meta, uint32_t number, enum bl_left why)
+void bl_block_drop(bl_meta *meta, uint32_t number, enum bl_removal_reason why)
 {
     bl_block *block = &meta->blocks[number];
     if (block->pin_count == 0) {
@@ -273,5 +275,5 @@ void bl_block_drop(bl_meta *meta, uint32_t number, enum bl_left why)
     bl_block_unkeep(meta, number);
     block->state = BL_NUMBER_DOOMED;
     bl_crash_point("remove.doomed");
-    bl_stat_left(meta, number, why);
+    bl_stat_removed(meta, number, why);
 }

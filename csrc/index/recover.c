@@ -2,14 +2,14 @@
  * Copyright The Beluga Authors
  *
  * Recovers the block index in a takeover (D5), once, after the epoch is published and before the
- * server serves: it reads the predecessor's entries, then its open marks (a block's mark is older
- * than its entry, so the mark of each entry's extent is seen). The process may die anywhere: the
- * predecessor's half is not touched.
+ * server serves. It reads the predecessor's entries first and then its open marks: a mark is
+ * written before the entries in its extent, so no entry is read without its mark. The process may
+ * die anywhere: the predecessor's half is not touched.
  *
- * Afterwards the server's own half says the same as DRAM: every committed block has an entry, every
- * extent has a mark, and nothing of two epochs ago is left. Space that is open and not committed is
- * held while a session of an earlier epoch may still write there. The eviction order starts by
- * generation.
+ * Afterwards the server's own half agrees with DRAM: every committed block has an entry, every
+ * extent has a mark, and no line of two epochs ago remains. Space that is open and not committed is
+ * held while a session of an earlier epoch may still write there. The eviction order starts sorted
+ * by generation.
  */
 #include <errno.h>
 
@@ -22,8 +22,8 @@
 #include "index/tombs.h"
 
 enum {
-    BL_SCAN_LINES = 4096,       /* invalidated together: 256 KiB */
-    BL_AHEAD = 16               /* blocks whose memory is prefetched */
+    BL_SCAN_LINES = 4096,       /* lines to invalidate at a time: 256 KiB */
+    BL_AHEAD = 16               /* blocks to prefetch ahead */
 };
 
 const char *bl_entry_invalid(const bl_geometry *g, const bl_entry *entry)
@@ -53,8 +53,7 @@ static void bl_scan_refetch(const bl_memory *memory, uint64_t offset, uint64_t l
     bl_refetch(memory, offset, lines * BL_LINE_SIZE);
 }
 
-/* Look at a stripe's mark: return its state (bl_extent_state) if its extent is known again, else
- * 0. */
+/* Read a stripe's mark. Returns its state (bl_extent_state) if its extent was adopted, else 0. */
 static uint32_t bl_recover_mark(bl_meta *meta, uint64_t offset, uint64_t stripe,
                                 bl_extent_view *view)
 {
@@ -65,7 +64,7 @@ static uint32_t bl_recover_mark(bl_meta *meta, uint64_t offset, uint64_t stripe,
     bl_ordered(memory, offset, bl_epoch_offset(meta->server->half));
     *view = bl_extent_of(&line);
     int whole = bl_verify(memory, bl_table_whole(&line, stripe));
-    if (whole) /* also that it is free: no process writes there any more */
+    if (whole) /* even if the mark is FREE: then no process writes there any more */
         bl_believe(memory, offset);
     int held = whole && (line.state == BL_EXTENT_OPEN || line.state == BL_EXTENT_RETIRED) &&
                line.first_stripe == stripe && bl_extents_adopt(meta->extents, view) == 0;
@@ -74,15 +73,15 @@ static uint32_t bl_recover_mark(bl_meta *meta, uint64_t offset, uint64_t stripe,
     return held ? line.state : 0;
 }
 
-/* Copy the open marks into the own half and rebuild the extents. All of the own half is written: it
- * holds an earlier epoch, and reading it first would cost as much. */
+/* Copy the open marks into the own half, and rebuild the extents. The whole own half is
+ * overwritten: it has lines of an earlier epoch, and reading it first would cost as much. */
 static void bl_recover_extents(bl_meta *meta)
 {
     const bl_memory *memory = &meta->pool->memory;
     const bl_geometry *g = &meta->pool->geometry;
     uint32_t half = meta->server->half, old_half = 1 - half;
     static const uint64_t nothing[8];
-    uint64_t taken = 0; /* stripes below are an adopted extent's, marked later than they were */
+    uint64_t taken = 0; /* stripes below it belong to the last adopted extent */
     for (uint64_t stripe = 0; stripe < g->stripe_count; stripe++) {
         uint64_t offset = bl_extent_line_offset(g, stripe, old_half);
         bl_extent_view view;
@@ -100,9 +99,9 @@ static void bl_recover_extents(bl_meta *meta)
     }
 }
 
-/* Copy a named block's name into the own half. If the line is another block's, or damaged, write
- * one without a name: the own half's may be one that a server left half written two epochs ago.
- * The name lines of a whole batch of entries are invalidated before the first of them is read. */
+/* Copy a named block's name into the own half. If the line is damaged or belongs to another block,
+ * write a line without a name: the own half's line may have been left torn by the server of two
+ * epochs ago. The name lines of a batch of entries are invalidated together. */
 static void bl_recover_name(bl_meta *meta, uint32_t number, uint64_t generation, uint32_t *fetched)
 {
     const bl_memory *memory = &meta->pool->memory;
@@ -127,8 +126,8 @@ static void bl_recover_name(bl_meta *meta, uint32_t number, uint64_t generation,
     bl_crash_point("recover.name_copied");
 }
 
-/* Copy a tombstone, or the line of a tier, into the own half, and remember it: 1, or 0 if it is one
- * too many. */
+/* Copy a tombstone, or the line of a tier, into the own half, and add it to the tombstones. Returns
+ * 0 if there are too many. */
 static int bl_recover_tomb(bl_meta *meta, uint32_t number, const bl_entry *entry)
 {
     meta->blocks[number] = (bl_block){
@@ -145,8 +144,8 @@ static int bl_recover_tomb(bl_meta *meta, uint32_t number, const bl_entry *entry
     return 1;
 }
 
-/* Copy the committed blocks' entries into the own half, all of which is written, and remember the
- * blocks: return their number. */
+/* Copy the committed blocks' entries into the own half, which is overwritten as a whole, and list
+ * the blocks. Returns their number. */
 static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
 {
     const bl_memory *memory = &meta->pool->memory;
@@ -156,8 +155,8 @@ static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
         uint64_t offset = bl_entry_offset(g, number, old_half);
         bl_entry entry;
         bl_scan_refetch(memory, offset, number, g->block_count_max);
-        /* SYNC entry.reuse: what was cleared before the epoch was out is seen cleared */
-        /* SYNC task.commit: and a task whose commit was answered before that is seen */
+        /* SYNC entry.reuse: entries cleared before the epoch was published are read as cleared */
+        /* SYNC task.commit: and tasks whose commits were answered before that are read */
         bl_load_line(memory, offset, &entry); /* SYNC entry */
         bl_ordered(memory, offset, bl_epoch_offset(half));
         int whole = bl_verify(memory, bl_table_whole(&entry, number));
@@ -173,7 +172,7 @@ static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
                 .chunk_size = entry.chunk_size,
                 .state = BL_NUMBER_COMMITTED,
                 .order = (uint8_t)bl_share_of(meta, entry.fingerprint),
-                .task = entry.flags & BL_ENTRY_KEPT, /* until it is given its place */
+                .task = entry.flags & BL_ENTRY_KEPT, /* replaced by the task's slot below */
                 .named = (entry.flags & BL_ENTRY_NAMED) != 0,
             };
             if (meta->blocks[number].named)
@@ -194,14 +193,14 @@ static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
     return count;
 }
 
-/* Give a recovered block its space, its key and its place in the eviction order, or drop it. */
+/* Add a recovered block to the pages, the index and the eviction order, or drop it. */
 static void bl_recover_block(bl_meta *meta, uint32_t number)
 {
     bl_block *block = &meta->blocks[number];
     uint32_t size = bl_space_size(block), kept = block->task;
     uint64_t first = bl_stripe_of(meta, block->offset);
     block->task = 0;
-    int claimed = size != 0 && /* it is in the pool, so its last stripe is one */
+    int claimed = size != 0 && /* it was checked to lie in the pool */
                   bl_extents_cover(meta->extents, first,
                                    bl_stripe_of(meta, block->offset + size - 1) - first + 1) &&
                   bl_pages_take(meta->pages, block->offset, size) == 0;
@@ -228,7 +227,7 @@ static void bl_recover_block(bl_meta *meta, uint32_t number)
     bl_stat_committed(meta, number);
 }
 
-/* Prefault both halves of the entries and marks, which are about to be touched from end to end. */
+/* Prefault both halves of the entries and marks, which are accessed completely. */
 static void bl_recover_prefault(const bl_meta *meta)
 {
     const bl_geometry *g = &meta->pool->geometry;
@@ -236,9 +235,8 @@ static void bl_recover_prefault(const bl_meta *meta)
     bl_pool_prefault(meta->pool, g->extent_offset, g->data_offset - g->extent_offset);
 }
 
-/* Recover the newest first, so that the newer of two entries of a key stays; each is colder than
- * those before it. The memory that a block needs is prefetched: the misses of several blocks
- * overlap. */
+/* Recover the newest block first, so that of two entries of a key the newer one wins; each block is
+ * colder than those before it. Prefetches overlap the cache misses of several blocks. */
 static void bl_recover_blocks(bl_meta *meta, const bl_recovered *recovered, uint32_t count)
 {
     bl_pages_defer(meta->pages);
@@ -255,7 +253,8 @@ static void bl_recover_blocks(bl_meta *meta, const bl_recovered *recovered, uint
     bl_pages_settle(meta->pages);
 }
 
-/* Hold what is open and not committed: a session of an earlier epoch may still write there. */
+/* Hold space that is open and not committed: a session of an earlier epoch may still write
+ * there. */
 static void bl_recover_hold(bl_meta *meta)
 {
     bl_extent_view view;
@@ -264,8 +263,8 @@ static void bl_recover_hold(bl_meta *meta)
         bl_pages_hold_free(meta->pages, view.first_stripe, view.stripe_count);
 }
 
-/* Write the lines of the tiers that no predecessor had: 0 or an error. Whoever follows this server
- * sees them, since it serves only afterwards, and no tier gets a block before. */
+/* Write the lines of the tiers that no predecessor had. This precedes serving, and thus the first
+ * block in such a tier, so every successor finds the line. Returns 0 or an error. */
 static int bl_recover_tiers(bl_meta *meta)
 {
     int status = 0;

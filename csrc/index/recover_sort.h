@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Sorts recovered blocks by generation. A cache that was filled once has them in order already;
- * else a radix sort is made, of only those bits in which they differ.
+ * Sorts recovered blocks by generation. In a cache that was filled only once they are in order
+ * already; otherwise this is a radix sort over the bits that differ.
  */
 #ifndef BL_RECOVER_SORT_H
 #define BL_RECOVER_SORT_H
@@ -17,7 +17,7 @@ typedef struct bl_recovered {
 
 enum { BL_RADIX_BITS = 11, BL_RADIX = 1 << BL_RADIX_BITS };
 
-/* Sort by one digit, from one list into the other; equal blocks keep their order. */
+/* One pass of the radix sort: a stable sort by one digit, from one list into the other. */
 static inline void bl_recovered_deal(const bl_recovered *from, bl_recovered *to, uint32_t count,
                                      uint32_t shift)
 {
@@ -33,8 +33,8 @@ static inline void bl_recovered_deal(const bl_recovered *from, bl_recovered *to,
         to[start[from[i].generation >> shift & (BL_RADIX - 1)]++] = from[i];
 }
 
-/* Sort with the oldest first; room has space for as many again. Returns the one of the two lists
- * that holds the result. */
+/* Sort with the oldest first. room has space for count more. Returns list or room, whichever has
+ * the result. */
 static inline bl_recovered *bl_recovered_sort(bl_recovered *list, bl_recovered *room,
                                               uint32_t count)
 {

@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Retires memory that failed under a copy: it is never granted again. A client that met a fault
- * (coherence/guard.h) says where; the server touches that page itself before it believes the
- * client, so that false reports retire nothing. Then the extent there has no free pages any more,
- * the blocks that reach into it leave the index, and its mark tells every successor. A fault that
- * this host does not see retires nothing.
+ * Retires memory that failed under a copy: it is never granted again. A client reports the offset
+ * of a fault (coherence/guard.h); the server reads that page itself, so that a false report retires
+ * nothing. If it faults here, too, the extent loses its free pages, the blocks that reach into it
+ * are removed, and its mark becomes RETIRED for every successor.
  *
- * A writer whose grant ends here may still write. In the extent that does no harm, as it has no
- * next owner; if the grant reaches beyond it, its space is held until its session is proven gone.
- * A stripe of no extent is left alone: the next session that is granted it meets the fault and
- * reports it.
+ * A writer whose grant ends here may still write. Within the extent that is harmless, since the
+ * space has no next owner; if the grant reaches beyond it, its space is held until its session is
+ * proven gone. A stripe outside of extents is not retired: the next session that writes there
+ * reports the fault.
  */
 #include "coherence/guard.h"
 #include "index/call.h"
@@ -20,7 +19,7 @@ typedef struct bl_page {
     uint64_t offset;
 } bl_page;
 
-/* Touch every line of the page in memory: a fault may name only the page. */
+/* Read every line of the page from memory: the fault's address may be that of the page only. */
 static int bl_page_touch(void *context)
 {
     const bl_page *page = context;
@@ -39,14 +38,14 @@ static void bl_block_retire(bl_meta *meta, const bl_extent_view *view, uint32_t 
     int inside = first >= view->first_stripe &&
                  last < (uint64_t)view->first_stripe + view->stripe_count;
     if (block->state == BL_NUMBER_COMMITTED)
-        bl_block_drop(meta, number, BL_LEFT_RETIRED);
+        bl_block_drop(meta, number, BL_REMOVED_RETIRED);
     else if (block->state != BL_NUMBER_DOOMED && inside)
         bl_grant_end(meta, number, BL_END_GONE);
     else if (block->state == BL_NUMBER_GRANTED)
         bl_grant_end(meta, number, BL_END_SUSPECT);
 }
 
-/* Nothing is granted or found there from now on; the mark comes last. */
+/* Retire an extent. Its mark is written last. */
 static void bl_extent_retire(bl_meta *meta, const bl_extent_view *view)
 {
     uint64_t first = view->first_stripe, end = first + view->stripe_count;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Two lists of ids, each from the coldest to the newest, as rings of links: a list's sentinel is
- * both newer than its newest and older than its coldest. An id is in one list at most. A zero link
- * says "in no list", so that zeroed memory is a ring without ids.
+ * Two lists of ids, each from the coldest to the newest, as doubly linked rings with a sentinel. An
+ * id is in one list at most. A zero link means "in no list", so zeroed memory is a valid ring
+ * without ids.
  */
 #ifndef BL_RING_H
 #define BL_RING_H

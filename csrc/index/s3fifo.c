@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The queues and ghosts of index/s3fifo.h. The ghosts are a direct-mapped table. A ghost is valid
- * until as many others have come as there are blocks in the queues.
+ * The queues and ghosts of index/s3fifo.h. The ghosts are a direct-mapped table. A ghost expires
+ * when as many newer ghosts exist as there are blocks in the queues.
  */
 #include "index/s3fifo.h"
 
@@ -17,12 +17,12 @@ typedef struct bl_s3fifo_note {
     uint64_t hash;
     uint8_t uses;               /* hits since it entered its queue, at most BL_S3FIFO_USES_MAX */
     uint8_t list;               /* its queue, BL_RING_MAIN or BL_RING_SMALL; 0: not assigned */
-    uint8_t may_go;             /* it is in the order: in a queue, and not pinned */
+    uint8_t may_go;             /* in a queue and not pinned */
 } bl_s3fifo_note;
 
 typedef struct bl_ghost {
-    uint32_t tag;               /* the upper half of the hash; the lower one is its place */
-    uint32_t number;            /* of ghosts so far when it came; 0: none */
+    uint32_t tag;               /* upper half of the hash; the lower half selects the slot */
+    uint32_t number;            /* sequence number of the ghost; 0: none */
 } bl_ghost;
 
 struct bl_s3fifo {
@@ -31,9 +31,9 @@ struct bl_s3fifo {
     bl_ghost *ghosts;           /* by hash */
     uint32_t id_count;
     uint32_t ghost_mask;
-    uint32_t ghost_number;      /* ghosts so far */
-    uint32_t counts[3];         /* ids in each queue, by its list */
-    uint32_t may_go_counts[3];  /* those of them that are in the order */
+    uint32_t ghost_number;      /* the last sequence number of a ghost */
+    uint32_t counts[3];         /* ids in each queue, by list */
+    uint32_t may_go_counts[3];  /* of these, the ids that are not pinned */
 };
 
 int bl_s3fifo_create(bl_s3fifo **out, uint32_t id_count)
@@ -77,7 +77,7 @@ static void bl_s3fifo_let_go(bl_s3fifo *order, uint32_t id, int may_go)
     note->may_go = (uint8_t)may_go;
 }
 
-/* Take an id out of the order and its queue. */
+/* Remove an id from its queue. */
 static void bl_s3fifo_leave(bl_s3fifo *order, uint32_t id)
 {
     bl_s3fifo_let_go(order, id, 0);
@@ -144,8 +144,8 @@ void bl_s3fifo_forget(bl_s3fifo *order, uint32_t id)
 
 int bl_s3fifo_has(const bl_s3fifo *order, uint32_t id) { return order->notes[id].may_go; }
 
-/* Return the queue to evict from: the small one while it has more than its share. A queue in which
- * all blocks are pinned is passed over. */
+/* Return the queue to evict from: the small one while it exceeds its share. A queue with only
+ * pinned blocks is skipped. */
 static uint32_t bl_s3fifo_turn(const bl_s3fifo *order)
 {
     uint32_t small = order->counts[BL_RING_SMALL];
@@ -155,8 +155,8 @@ static uint32_t bl_s3fifo_turn(const bl_s3fifo *order)
                                                                           : BL_RING_MAIN;
 }
 
-/* This ends: a block of the small queue moves once, and each round through the main queue takes a
- * use from its blocks that are in the order. */
+/* The loop terminates: a block of the small queue moves once, and each round through the main queue
+ * decrements the uses of its unpinned blocks. */
 int64_t bl_s3fifo_coldest(bl_s3fifo *order)
 {
     while (order->may_go_counts[BL_RING_MAIN] + order->may_go_counts[BL_RING_SMALL]) {

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The policy S3-FIFO (Yang et al., SOSP 2023) of index/evict.h: a new block enters a small queue of
- * a tenth of all blocks, so blocks that nobody asks for again leave soon. A block that was hit
- * there moves to the main queue, where each hit, up to 3, gives it another round. The ghosts are
- * hashes of keys that left the small queue without a hit: when such a block comes back, it enters
- * the main queue.
+ * The policy S3-FIFO (Yang et al., SOSP 2023) of index/evict.h. A new block enters a small queue of
+ * a tenth of all blocks, so a block without a hit is evicted soon. A block that was hit moves to
+ * the main queue, where each hit, up to 3, earns another round. The ghosts are hashes of keys that
+ * were evicted from the small queue without a hit: if such a block is stored again, it enters the
+ * main queue.
  *
- * A block that is pinned keeps its place in its queue. It is not evicted from there: when its turn
- * comes, it gets another round.
+ * A pinned block keeps its place in its queue; when its turn comes, it gets another round instead
+ * of being evicted.
  */
 #ifndef BL_S3FIFO_H
 #define BL_S3FIFO_H

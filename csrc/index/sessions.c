@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Shows sessions to people: who has a lane, what each holds, and which are quarantined. Nothing is
- * decided by what is shown here.
+ * Lists sessions for display: their lanes, what each one holds, and quarantined space. No decision
+ * depends on it.
  */
 #include <unistd.h>
 

@@ -83,7 +83,7 @@ int64_t bl_share_lines_excess(const bl_meta *meta, uint32_t share, uint64_t coun
     return (int64_t)(one->used_count + count - one->count);
 }
 
-/* The only share has what there is. */
+/* Return the view of the only share: that of the pool. */
 static bl_share_view bl_share_only(const bl_meta *meta)
 {
     bl_meta_stat stat;

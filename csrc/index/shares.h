@@ -1,40 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Counts what each tenant with a part of the pool uses: the space of its blocks, and their lines of
- * the block table. The fingerprint in a block's entry says whose it is, so a successor counts the
- * same. Tenants without a share of their own have the first one together, which is what is left.
+ * Counts the use of each share: the space of its blocks, and their lines of the block table. The
+ * fingerprint in an entry determines the share, so a successor counts the same. Tenants without a
+ * share of their own use the first share, which is the rest of the pool.
  *
- * While there is only that one, nothing is counted: it has what the pool has.
+ * With only that share nothing is counted: its use is that of the pool.
  */
 #ifndef BL_SHARES_H
 #define BL_SHARES_H
 
 #include "index/blocks.h"
 
-/* Give the whole pool to the first share, until bl_meta_share(). */
+/* Assign the whole pool to the first share, until bl_meta_share(). */
 void bl_shares_begin(bl_meta *meta);
 
 /* Return the share of blocks with this fingerprint. */
 uint32_t bl_share_of(const bl_meta *meta, uint64_t fingerprint);
 
-/* Count a block that gets its space (step 1) or gives it back (-1), if there are several shares. */
+/* Count a block that is allocated (step 1) or freed (-1), if there are several shares. */
 void bl_share_use(bl_meta *meta, uint32_t number, int step);
 
-/* Return by how many bytes a share would exceed its part with size bytes more; below 0: it would
+/* Return by how many bytes a share would exceed its part with size more bytes; negative: it would
  * not. */
 int64_t bl_share_excess(const bl_meta *meta, uint32_t share, uint64_t size);
 
 /* The same for the lines of the block table. */
 int64_t bl_share_lines_excess(const bl_meta *meta, uint32_t share, uint64_t count);
 
-/* Room is wanted from now on for blocks with this fingerprint. */
+/* The next search for room is for blocks with this fingerprint. */
 static inline void bl_turn_asks(bl_meta *meta, uint64_t fingerprint)
 {
     meta->turn.asks = bl_share_of(meta, fingerprint);
 }
 
-/* Remove a block from the list of its stripe, and from what its share uses. */
+/* Remove a block from the list of its stripe, and from its share's use. */
 static inline void bl_block_unplace(bl_meta *meta, uint32_t number)
 {
     uint64_t stripe = bl_stripe_of(meta, meta->blocks[number].offset);

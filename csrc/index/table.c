@@ -29,8 +29,8 @@ void bl_entry_write(bl_meta *meta, uint32_t number, uint32_t checksums_crc)
                    &entry); /* SYNC entry: pairs with bl_entry_look() and bl_recover_entries() */
 }
 
-/* The entry that follows may be in memory before the name is. A successor that sees only the entry
- * takes the block for one without a name, since the line has another generation. */
+/* The entry may reach memory before the name. A successor that reads only the entry treats the
+ * block as nameless, because the name line has another generation. */
 void bl_name_write(bl_meta *meta, uint32_t number, const bl_name *name)
 {
     bl_name_line line = {.generation = meta->blocks[number].generation, .name = *name};
@@ -43,8 +43,8 @@ void bl_name_write(bl_meta *meta, uint32_t number, const bl_name *name)
                    &line); /* SYNC name: pairs with bl_names_read() and bl_recover_name() */
 }
 
-/* A free entry keeps the key of the block that left it, for people who ask why it is missed
- * (bl_entries_read). No protocol reads the key of a free entry. */
+/* A free entry keeps the key of its former block as a trace (bl_entries_read). The protocol never
+ * reads the key of a free entry. */
 void bl_entry_clear(bl_meta *meta, uint32_t number)
 {
     const bl_block *block = &meta->blocks[number];
@@ -59,7 +59,7 @@ void bl_entry_clear(bl_meta *meta, uint32_t number)
     uint64_t offset = bl_entry_offset(&meta->pool->geometry, number, meta->server->half);
     bl_crash_line("entry.clear_line", &meta->pool->memory, offset, &entry);
     bl_stream_line(&meta->pool->memory, offset,
-                   &entry); /* SYNC entry: a reader that looks again sees that its copy is void */
+                   &entry); /* SYNC entry: a reader's second look then rejects its copy */
 }
 
 void bl_tomb_write(bl_meta *meta, uint32_t number)

@@ -1,28 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Handles the calls of task queues in the pool. A task is a committed block that is kept: nothing
- * evicts it, its entry says so (BL_ENTRY_KEPT), and a successor finds it like any other block. So
- * no task is lost when a worker or a server dies.
+ * Handles the calls of task queues in the pool. A task is a committed block that is kept
+ * (BL_ENTRY_KEPT in its entry): it is never evicted, and a successor recovers it like any other
+ * block. So no task is lost when a worker or a server dies.
  *
  *   enqueue: reserve with BL_RESERVE_KEPT, write, commit      the queue's number is the fingerprint
  *   dequeue: BL_METHOD_TASK_CLAIM, then read as any block
  *   done:    remove
  *
- * Claims exist in DRAM only: after a takeover all tasks wait again. A takeover, or a claim that
- * runs out, may give a task to two workers, but never to none. A commit of a task is answered only
- * while this server speaks for the pool, because a successor may have read the table before the
+ * Claims exist in DRAM only: after a takeover all tasks wait again. So delivery is at least once: a
+ * takeover or an expired claim may deliver a task twice. A commit of a task is answered only after
+ * a check that this server was not deposed, because a successor may have read the table before the
  * entry was written.
  *
- * Kept blocks have at most an eighth of the space, so that room for other blocks can be made in the
- * rest. A task that nobody has claimed for BL_TASK_AGE_NS is
- * dropped.
+ * Kept blocks have at most an eighth of the space (index/kept.c). A task that was not claimed for
+ * BL_TASK_AGE_NS is dropped.
  */
 #include "index/call.h"
 
 enum {
-    BL_KEPT_BLOCKS_PART = 4,    /* one in so many of the table's lines */
-    BL_TASK_DROPS = 16          /* too old, in one call */
+    BL_KEPT_BLOCKS_PART = 4,    /* tasks use at most 1 of this many lines of the table */
+    BL_TASK_DROPS = 16          /* expired tasks to drop in one call */
 };
 
 #define BL_TASK_AGE_NS (600 * 1000000000ull)
@@ -48,11 +47,11 @@ void bl_tasks_age(bl_meta *meta)
         int64_t place = bl_tasks_older(meta->tasks, now_ns - BL_TASK_AGE_NS);
         if (place < 0)
             return;
-        bl_block_drop(meta, bl_tasks_block(meta->tasks, (uint32_t)place), BL_LEFT_REMOVED);
+        bl_block_drop(meta, bl_tasks_block(meta->tasks, (uint32_t)place), BL_REMOVED_CLIENT);
     }
 }
 
-/* Read and check a request for tasks: 0 or an error. */
+/* Read and check a request for tasks. Returns 0 or an error. */
 static int bl_task_request_of(const bl_call *call, bl_task_request *request)
 {
     if (call->request_size != sizeof *request || sizeof(bl_task) > call->reply_capacity)

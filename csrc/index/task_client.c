@@ -7,7 +7,7 @@
 #include "index/blocks.h"
 #include "rpc/session_state.h"
 
-/* Ask about tasks; the reply has size bytes. Return the status, or an error. */
+/* Make a call about tasks; the reply has size bytes. Returns the status, or an error. */
 static int bl_task_ask(bl_session *session, uint32_t method, const bl_task_request *request,
                        void *reply, uint32_t size, uint64_t timeout_ns)
 {
@@ -37,7 +37,7 @@ int bl_task_claim(bl_session *session, uint64_t queue, uint32_t visible_ms, bl_t
     int status = bl_task_ask(session, BL_METHOD_TASK_CLAIM, &request, out, sizeof *out,
                              timeout_ns);
     const bl_geometry *g = &session->pool->geometry;
-    if (status == 0 && out->deliveries > 0 && /* the caller makes room for so many bytes */
+    if (status == 0 && out->deliveries > 0 && /* the caller allocates this many bytes */
         (out->block >= g->block_count_max || !bl_block_within(g, g->data_offset, out->length, 0)))
         return -BL_ERROR_BAD_REPLY;
     return status;

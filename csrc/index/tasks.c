@@ -2,8 +2,8 @@
  * Copyright The Beluga Authors
  *
  * The task queues of index/tasks.h, as two lists per queue: waiting tasks in order, and claimed
- * tasks in no order. Claims that have run out are found at the next call for their queue. A claim
- * and its end do not change the time since which a task waits.
+ * tasks unordered. Expired claims end at the next call for their queue. A claim and its end do not
+ * reset a task's age.
  */
 #include "index/tasks.h"
 
@@ -101,7 +101,7 @@ static void bl_task_unlink(bl_tasks *tasks, uint32_t place)
     list->count--;
 }
 
-/* Insert in the order of generations: a new task is nearly always the last. */
+/* Insert in the order of generations, from the end: a new task is nearly always the last. */
 static void bl_task_wait(bl_tasks *tasks, uint32_t place)
 {
     bl_task_place *task = &tasks->place[place];
@@ -112,7 +112,7 @@ static void bl_task_wait(bl_tasks *tasks, uint32_t place)
     bl_task_link(tasks, place, after);
 }
 
-/* End a claim without the work done. */
+/* End a claim, and put the task back into its queue. */
 static void bl_task_return(bl_tasks *tasks, uint32_t place)
 {
     bl_task_unlink(tasks, place);
@@ -137,7 +137,7 @@ int64_t bl_tasks_take(bl_tasks *tasks, uint32_t block)
     return place;
 }
 
-/* Find the queue of a name, or a free one if it has none: return its index, or -1. */
+/* Find the queue with this name, or else a free one. Returns its index, or -1. */
 static int64_t bl_task_queue_find(const bl_tasks *tasks, uint64_t name)
 {
     int64_t unused = -1;
@@ -183,7 +183,7 @@ void bl_tasks_remove(bl_tasks *tasks, uint32_t place)
     tasks->free_place = place;
 }
 
-/* End the claims of a queue that have run out, or belong to a lane that is gone. */
+/* End the claims of a queue that have expired, or that belong to a lane. */
 static void bl_task_queue_expire(bl_tasks *tasks, bl_task_queue *queue, uint64_t now_ns,
                                  uint32_t lane)
 {

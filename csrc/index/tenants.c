@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Counts blocks by tenant, which is their namespace's fingerprint and their length, and refusals by
- * reason.
+ * Counts blocks by tenant (fingerprint of the namespace, and length) and refusals by reason.
  *
- * A tenant has BL_TENANT_WAYS places to be in, as a line has in a cache. It takes one that was
- * never used or whose tenant has no blocks; if there is none, its blocks count for the first tenant
- * of all, which stands for everybody else. So a block costs one comparison, as most blocks are of
- * the tenant of the block before.
+ * The table is set-associative: a tenant may use BL_TENANT_WAYS slots. It takes one that was never
+ * used or whose tenant has no blocks; if there is none, its blocks count for the first tenant,
+ * which is the sum of all others. Most blocks belong to the same tenant as the block before, so
+ * counting a block usually costs one comparison.
  */
 #include "index/blocks.h"
 
@@ -16,7 +15,7 @@ static int bl_tenant_is(const bl_tenant *tenant, const bl_block *block)
     return tenant->fingerprint == block->fingerprint && tenant->length == block->length;
 }
 
-/* Return the place of a block's tenant, which may be made for it. */
+/* Return the slot of the block's tenant, which is assigned if there is none. */
 static uint32_t bl_tenant_find(bl_meta *meta, const bl_block *block)
 {
     uint64_t mixed = (block->fingerprint ^ block->length) * 0x9e3779b97f4a7c15ull;
@@ -29,7 +28,7 @@ static uint32_t bl_tenant_find(bl_meta *meta, const bl_block *block)
             found = place;
     }
     for (uint32_t place = first; place < first + BL_TENANT_WAYS; place++)
-        if (meta->tenants[place].length == 0) { /* counters stay as long as there is room */
+        if (meta->tenants[place].length == 0) { /* prefer a slot without counters */
             found = place;
             break;
         }
@@ -49,9 +48,9 @@ void bl_stat_committed(bl_meta *meta, uint32_t number)
     meta->stat.block_bytes += block->length;
 }
 
-void bl_stat_left(bl_meta *meta, uint32_t number, enum bl_left why)
+void bl_stat_removed(bl_meta *meta, uint32_t number, enum bl_removal_reason why)
 {
-    int evicted = why == BL_LEFT_SPACE || why == BL_LEFT_ENTRY;
+    int evicted = why == BL_REMOVED_SPACE || why == BL_REMOVED_ENTRY;
     const bl_block *block = &meta->blocks[number];
     bl_tenant *tenant = &meta->tenants[block->tenant];
     tenant->block_count--;
@@ -61,7 +60,7 @@ void bl_stat_left(bl_meta *meta, uint32_t number, enum bl_left why)
     if (meta->share_count > 1)
         meta->shares[bl_block_share(block)].evict_count += evicted;
     meta->stat.evict_count += evicted;
-    bl_left_note(meta, block->key, why);
+    bl_removal_log_add(meta, block->key, why);
 }
 
 void bl_stat_refused(bl_meta *meta, int status)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The tier of index/tier.h over index/evict.h: the order has the blocks that may be evicted, and
- * users counts how many requests hold a block.
+ * The tier of index/tier.h over index/evict.h: the eviction order has the blocks that no request
+ * holds, and users counts the requests that hold a block.
  */
 #include "index/tier.h"
 
@@ -12,7 +12,7 @@
 #include "index/evict.h"
 #include "base/lazy.h"
 
-enum { BL_TIER_BYTES = 1 << 20 };       /* all blocks are as large */
+enum { BL_TIER_BYTES = 1 << 20 };       /* size of every block */
 
 struct bl_tier {
     bl_evict *order;
@@ -77,8 +77,7 @@ void bl_tier_touch(bl_tier *tier, const uint32_t *id, uint32_t count)
             bl_evict_touch(tier->order, id[count]);
 }
 
-/* Evict until extra slots are free beside the present blocks and the reserved slots; 0 if held
- * blocks prevent it. */
+/* Evict until extra slots are free. Returns 0 if held blocks prevent it. */
 static int bl_tier_make_room(bl_tier *tier, uint32_t extra)
 {
     bl_tier_stat *stat = &tier->stat;
@@ -93,7 +92,7 @@ static int bl_tier_make_room(bl_tier *tier, uint32_t extra)
     return 1;
 }
 
-/* Tell the policy of a block that becomes present, with place blocks before it. */
+/* Pass a block that becomes present to the policy; it has place blocks before it. */
 static void bl_tier_assign(bl_tier *tier, uint32_t id, uint32_t place)
 {
     uint64_t hash = (id + 1) * 0x9e3779b97f4a7c15ull;
@@ -103,7 +102,7 @@ static void bl_tier_assign(bl_tier *tier, uint32_t id, uint32_t place)
 uint32_t bl_tier_put(bl_tier *tier, const uint32_t *id, uint32_t count)
 {
     uint32_t added = 0;
-    bl_tier_touch(tier, id, count);     /* so that no block makes room for its own children */
+    bl_tier_touch(tier, id, count);     /* so that no block is evicted for its own children */
     while (count--) {
         if (bl_tier_has(tier, id[count])) {
             bl_tier_touch(tier, &id[count], 1);

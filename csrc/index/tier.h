@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A tier of the scheduling simulator (beluga/simulate): which of a trace's blocks some memory of
- * bounded size holds; index/evict.h decides what it evicts. A call has all of a request's blocks,
- * in order. As in the pool's index, blocks are touched deepest first, so a parent is newer than its
+ * A tier of the scheduling simulator (beluga/simulate): the set of a trace's blocks in a memory of
+ * bounded size, with the eviction policies of index/evict.h. A call has all blocks of a request, in
+ * order. As in the pool's index, blocks are touched deepest first, so a parent is newer than its
  * child.
  *
- * A block is absent, in the order (it may be evicted), or held by requests that use it. Slots may
- * be reserved, too, for blocks that have no number, or have not been computed yet.
+ * A block is absent, evictable, or held by the requests that use it. Slots can also be reserved,
+ * for blocks that have no id or were not computed yet.
  */
 #ifndef BL_TIER_H
 #define BL_TIER_H
@@ -18,7 +18,7 @@ typedef struct bl_tier bl_tier;
 
 typedef struct bl_tier_stat {
     uint32_t present;   /* blocks in the tier */
-    uint32_t held;      /* those of them that are in use */
+    uint32_t held;      /* of these, blocks in use */
     uint32_t reserved;  /* reserved slots */
     uint32_t evicted;   /* blocks evicted so far */
 } bl_tier_stat;
@@ -27,10 +27,10 @@ enum bl_tier_order {
     BL_TIER_LRU,        /* bl_evict_policy; LRU is the pool's default */
     BL_TIER_S3FIFO,
     BL_TIER_COST,
-    BL_TIER_FIFO        /* evict the block put longest ago: a touch does nothing */
+    BL_TIER_FIFO        /* first in, first out: a touch does nothing */
 };
 
-/* Create a tier for ids below id_count: 0 or -ENOMEM. A block has block_tokens tokens. */
+/* Create a tier for ids below id_count. A block has block_tokens tokens. Returns 0 or -ENOMEM. */
 int bl_tier_create(bl_tier **out, uint32_t id_count, uint32_t capacity, uint32_t order,
                    uint32_t block_tokens);
 void bl_tier_destroy(bl_tier *tier);
@@ -42,19 +42,19 @@ void bl_tier_lead(bl_tier *const *tier, uint32_t tier_count, const uint32_t *id,
 /* Touch all ids that are present, as a hit does. */
 void bl_tier_touch(bl_tier *tier, const uint32_t *id, uint32_t count);
 
-/* Make all of them present, as far as there is room, and touch those that were. Return how many are
+/* Add the ids that are absent, as far as there is room, and touch the others. Returns how many are
  * new. */
 uint32_t bl_tier_put(bl_tier *tier, const uint32_t *id, uint32_t count);
 
-/* Hold them: they are present and stay, whatever the capacity, until dropped as often. */
+/* Hold ids: they are present, beyond the capacity if necessary, until they are dropped as often. */
 void bl_tier_hold(bl_tier *tier, const uint32_t *id, uint32_t count);
 void bl_tier_drop(bl_tier *tier, const uint32_t *id, uint32_t count);
 
-/* Take count slots from what may be evicted: 0, or -ENOSPC with nothing done. */
+/* Reserve count slots, and evict for them. Returns 0, or -ENOSPC with nothing done. */
 int bl_tier_reserve(bl_tier *tier, uint32_t count);
 void bl_tier_release(bl_tier *tier, uint32_t count);
 
-/* Return what the tier holds now; the pointer is valid as long as the tier. */
+/* Return the current counts; the pointer is valid as long as the tier. */
 const bl_tier_stat *bl_tier_look(const bl_tier *tier);
 
 #endif

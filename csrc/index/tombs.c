@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Tombstones. A removal is answered when the pool has, for each lower tier, a line of the block
- * table that says so. The line is cleared when that tier has removed the key for good. Until then
- * nothing comes from that tier under the key, whatever becomes of the tier and of the server: a
- * successor finds the lines as it finds the entries of blocks.
+ * Tombstones. A removal is answered when the pool has a line of the block table (a tombstone) for
+ * each lower tier. The line is cleared after the tier has durably removed the key. Until then the
+ * key is not read from that tier, even if the tier or the server restarts: a successor recovers
+ * tombstones like the entries of blocks.
  *
  *   WAITING --take--> TAKEN --done--> (cleared)     FAILED --take--> TAKEN
  *                     TAKEN --failed--> FAILED      any --removed again--> WAITING
  *
- * A server writes a line for each tier that it has, before it serves, so no tier has a block of the
- * pool that the pool does not remember. A removal concerns all these tiers. A tombstone of a tier
- * that this server does not have is parked: it stays for a successor that has it. Tombstones take
- * at most half of the table. Beyond that, a removal is refused: none is ever forgotten, unless an
- * operator gives a tier up.
+ * Before it serves, a server writes a line for each of its tiers, so the pool lists every tier that
+ * may have its blocks. A removal applies to all of them. The tombstone of a tier that this server
+ * does not have is parked, for a successor that has the tier. Tombstones use at most half of the
+ * table; beyond that, removals are refused. No tombstone is ever dropped, unless an operator
+ * abandons its tier.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -26,19 +26,19 @@
 enum { BL_TOMBS_PART = 2 };     /* of the block table */
 
 struct bl_tombs {
-    bl_index *index;            /* key -> the number of its first tombstone */
+    bl_index *index;            /* key -> number of its first tombstone */
     uint32_t count_max;
     uint32_t count[BL_TOMB_STATES];
-    uint64_t id[BL_TOMB_STORES]; /* of the tiers; 0: there is none of this number */
-    uint32_t line[BL_TOMB_STORES]; /* of the tiers; BL_NO_NUMBER: none was written */
+    uint64_t id[BL_TOMB_STORES]; /* ids of the tiers; 0: there is no such tier */
+    uint32_t line[BL_TOMB_STORES]; /* numbers of the tiers' lines, or BL_NO_NUMBER */
     uint64_t given_up[BL_TOMB_STORES]; /* ids */
     uint32_t given_up_count;
     bl_work_list lists[BL_TOMB_STATES][BL_TOMB_STORES];
 };
 
-/* A tombstone uses some fields of a block: its key and generation; fingerprint, the id of its tier;
- * lane, the number of its tier; offload, its state; the link of BL_LIST_LOWER, in the list of its
- * tier and state; next of BL_LIST_LANE, the next tombstone of the key. The line of a tier has a
+/* A tombstone uses these fields of a bl_block: key and generation; fingerprint: the id of its tier;
+ * lane: the number of its tier; offload: its state; the link BL_LIST_LOWER: in the list of its tier
+ * and state; next of BL_LIST_LANE: the next tombstone of the key. The line of a tier has a
  * generation and a fingerprint. */
 
 int bl_tombs_create(bl_meta *meta)
@@ -82,8 +82,8 @@ int bl_tombs_give_up(bl_meta *meta, uint64_t id)
 
 /* ---- Tiers. */
 
-/* Return the number of the tier with an id, which gets one if it has none; 0 if it was given up, or
- * there are too many. */
+/* Return the number of the tier with this id, which is assigned if it has none; 0 if the tier was
+ * abandoned, or there are too many. */
 static uint32_t bl_tomb_tier(bl_tombs *tombs, uint64_t id)
 {
     uint32_t tier = 1;
@@ -120,7 +120,8 @@ uint32_t bl_tombs_unmarked(const bl_meta *meta)
     return 0;
 }
 
-/* Every server has a number for each tier that the pool remembers, also one that has 7 others. */
+/* Every tier that the pool lists has a number in every server, even in a server with 7 other
+ * tiers. */
 int bl_tombs_mark(bl_meta *meta, uint32_t tier, uint32_t number)
 {
     if (bl_tombs_tier_count(meta) >= BL_TOMB_STORES - BL_TOMB_TIERS)
@@ -197,7 +198,7 @@ static void bl_tomb_unlink(bl_meta *meta, uint32_t number)
 
 /* ---- States. */
 
-/* Return how a tombstone begins: that of a tier that this server lacks waits for another server. */
+/* Return the initial state of a tombstone: PARKED if this server does not have the tier. */
 static enum bl_tomb_state bl_tomb_begins(uint32_t tier)
 {
     return tier < BL_TOMB_TIERS ? BL_TOMB_WAITING : BL_TOMB_PARKED;
@@ -225,7 +226,7 @@ static void bl_tomb_move(bl_meta *meta, uint32_t number, enum bl_tomb_state stat
     bl_tomb_enter(meta, number, state);
 }
 
-/* Forget a removal that its tier has executed. */
+/* Clear the tombstone of a removal that its tier has executed. */
 static void bl_tomb_end(bl_meta *meta, uint32_t number)
 {
     bl_block *tomb = &meta->blocks[number];
@@ -255,8 +256,8 @@ void bl_tombs_add(bl_meta *meta, const uint64_t key[2], const uint32_t *numbers)
             continue;
         uint32_t number = bl_tomb_of(meta, key, tier);
         if (number != BL_NO_NUMBER) {
-            /* Results of older tries are not its any more. Its line stays as it is: half a write
-             * would lose what was answered. */
+            /* Results of earlier attempts no longer match. The line in the pool is not rewritten: a
+             * torn write would lose an answered removal. */
             meta->blocks[number].generation = bl_generation_new(meta);
             bl_tomb_move(meta, number, bl_tomb_begins(tier));
             continue;
@@ -289,7 +290,7 @@ int bl_tombs_recover(bl_meta *meta, uint32_t number)
     return 1;
 }
 
-/* ---- Questions. */
+/* ---- Queries. */
 
 uint8_t bl_tombs_of(const bl_meta *meta, const uint64_t key[2])
 {
@@ -331,7 +332,7 @@ uint32_t bl_tombs_count(const bl_meta *meta)
 
 uint32_t bl_tombs_max(const bl_meta *meta) { return meta->tombs->count_max; }
 
-/* ---- What the service does. */
+/* ---- The service. */
 
 int bl_tombs_take(bl_meta *meta, enum bl_tomb_state state, uint32_t tier, bl_lower_record *out)
 {
@@ -361,7 +362,7 @@ uint8_t bl_tombs_tried(bl_meta *meta, const bl_lower_note *note)
     const bl_block *tomb = &meta->blocks[note->block];
     if (tomb->state != BL_NUMBER_REMOVED || tomb->generation != note->generation ||
         tomb->offload != BL_TOMB_TAKEN)
-        return 0; /* it was replaced meanwhile, or the key was removed again */
+        return 0; /* the block was replaced meanwhile, or the key removed again */
     uint8_t tier = (uint8_t)(1u << tomb->lane);
     if (note->removal == BL_REMOVAL_DONE)
         bl_tomb_end(meta, note->block);

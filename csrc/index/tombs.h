@@ -10,49 +10,48 @@
 #include "index/blocks.h"
 
 enum {
-    BL_TOMB_TIERS = 8,          /* lower tiers have the numbers 1 to 7, */
-    BL_TOMB_STORES = 64         /* and those that this server does not have, 8 to 63 */
+    BL_TOMB_TIERS = 8,          /* this server's tiers have the numbers 1 to 7, */
+    BL_TOMB_STORES = 64         /* other tiers 8 to 63 */
 };
 
 enum bl_tomb_state {
     BL_TOMB_PARKED,             /* this server does not have the tier */
     BL_TOMB_WAITING,            /* the service has not tried it */
-    BL_TOMB_TAKEN,              /* the service tries it */
-    BL_TOMB_FAILED,             /* the tier could not do it */
+    BL_TOMB_TAKEN,              /* the service is executing it */
+    BL_TOMB_FAILED,             /* the attempt failed */
     BL_TOMB_STATES
 };
 
 int bl_tombs_create(bl_meta *meta);
 void bl_tombs_destroy(bl_meta *meta);
 
-/* Name the lower tiers, before the server serves: id[n] is never that of another store; 0: there is
+/* Set the ids of the lower tiers, before the server serves: id[n] is unique to tier n; 0: there is
  * no such tier. */
 void bl_tombs_attach(bl_meta *meta, const uint64_t id[BL_TOMB_TIERS]);
 
-/* Give up a tier that this server does not have: let recovery drop what the pool remembers of it.
- * Before the server serves. 0, or -ENOSPC for more than BL_TOMB_STORES. */
+/* Abandon a tier that this server does not have, before the server serves: recovery drops its line
+ * and its tombstones. Returns 0, or -ENOSPC for more than BL_TOMB_STORES. */
 int bl_tombs_give_up(bl_meta *meta, uint64_t id);
 
-/* Take over a predecessor's line of a tier, which was copied into the block of this number: 1, or 0
- * if it was given up. */
+/* Recover a predecessor's line of a tier, which was copied into the block of this number. Returns 0
+ * if the tier was abandoned. */
 int bl_tombs_recover_tier(bl_meta *meta, uint32_t number);
 
 /* Return a tier of this server that has no line yet, or 0. */
 uint32_t bl_tombs_unmarked(const bl_meta *meta);
 
-/* Write a tier's line: 0, or -BL_ERROR_REMOVALS_FULL if the pool remembers too many tiers. */
+/* Write a tier's line. Returns 0, or -BL_ERROR_REMOVALS_FULL if there are too many tiers. */
 int bl_tombs_mark(bl_meta *meta, uint32_t tier, uint32_t number);
 
-/* Return how many unused numbers the tombstones of a key take, or -BL_ERROR_REMOVALS_FULL. */
+/* Return how many unused numbers the tombstones of a key need, or -BL_ERROR_REMOVALS_FULL. */
 int bl_tombs_needed(const bl_meta *meta, const uint64_t key[2]);
 
-/* Write a key's tombstones, one for each tier that may have the pool's blocks, whether this server
- * has it or not; those that it has already become new. numbers are as
- * many as bl_tombs_needed() said. */
+/* Write a key's tombstones: one for each tier that may have blocks of the pool, whether this server
+ * has the tier or not. Existing ones are renewed. numbers has bl_tombs_needed() elements. */
 void bl_tombs_add(bl_meta *meta, const uint64_t key[2], const uint32_t *numbers);
 
-/* Take over a predecessor's tombstone, which was copied into the block of this number: 1, or 0: it
- * is one too many. */
+/* Recover a predecessor's tombstone, which was copied into the block of this number. Returns 0 if
+ * there are too many. */
 int bl_tombs_recover(bl_meta *meta, uint32_t number);
 
 /* Return the tiers that may have what was removed under a key, as bits. */
@@ -61,25 +60,26 @@ uint8_t bl_tombs_of(const bl_meta *meta, const uint64_t key[2]);
 /* Return the tiers that have not tried a removal yet, as bits. */
 uint8_t bl_tombs_untried(const bl_meta *meta, const uint64_t key[2]);
 
-/* Is there a tombstone in this state? */
+/* Return 1 if there is a tombstone in this state. */
 int bl_tombs_has(const bl_meta *meta, enum bl_tomb_state state);
 
-/* Take the oldest tombstone that waits, or that failed in this tier: 1, or 0 if there is none. */
+/* Take the oldest tombstone that waits, or that failed in this tier. Returns 0 if there is none. */
 int bl_tombs_take(bl_meta *meta, enum bl_tomb_state state, uint32_t tier, bl_lower_record *out);
 
-/* Note the result of a removal, and return the tier as a bit; 0: there is no such tombstone. */
+/* Record the result of a removal. Returns the tier as a bit; 0: there is no such tombstone. */
 uint8_t bl_tombs_tried(bl_meta *meta, const bl_lower_note *note);
 
-/* Note that these tiers have a key's block of this generation, in place of what was removed. */
+/* Record that these tiers now have a key's block of this generation, in place of the removed
+ * one. */
 void bl_tombs_replaced(bl_meta *meta, const uint64_t key[2], uint8_t tiers, uint64_t generation);
 
-/* Let all tombstones that are taken wait again. */
+/* Return all taken tombstones to the state WAITING. */
 void bl_tombs_untake(bl_meta *meta);
 
 /* Return the number of lines of tiers. */
 uint32_t bl_tombs_tier_count(const bl_meta *meta);
 
-/* Return the number of tombstones, of those in a state, or of those that there may be at most. */
+/* Return the number of tombstones: all, those in a state, and the maximum. */
 uint32_t bl_tombs_count(const bl_meta *meta);
 uint32_t bl_tombs_count_in(const bl_meta *meta, enum bl_tomb_state state);
 uint32_t bl_tombs_max(const bl_meta *meta);

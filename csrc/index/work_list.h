@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Lists of blocks or of names that wait for the service of the lower tiers, the oldest first. A
- * function finds an element's link, so that an element is in as many lists as it has links.
+ * Intrusive lists of blocks or keys that wait for the service of the lower tiers, the oldest first.
+ * A callback returns an element's link, so an element can be in as many lists as it has links.
  */
 #ifndef BL_WORK_LIST_H
 #define BL_WORK_LIST_H

@@ -4,11 +4,10 @@
  * Decides which piece of a queue may start: the fair queue chooses it, and the bucket of the link
  * admits it (api/iosched.h). The code uses no clock and no lock.
  *
- * A queue reserves tokens ahead of use, so that queues wait in order for the link and do not race
- * for it. The range [want - pending, want) of the bucket belongs to this queue, and the part below
- * head is ready. A queue reserves only while the next class, among all engines that are free, has
- * work in this queue. It may spend its reserved tokens on its own best class. README.md has an
- * example.
+ * A queue reserves tokens ahead of use, so that queues wait for the link in order instead of racing
+ * for it. The range [want - pending, want) of the bucket belongs to this queue; the part below head
+ * is ready for use. A queue reserves only while the next class, among all idle engines, has work in
+ * this queue. It may spend its reserved tokens on its own best class. README.md has an example.
  */
 #include <errno.h>
 #include <stddef.h>
@@ -18,19 +17,22 @@
 
 static const uint64_t BL_YIELD_NS = 20000;      /* until a queue that yielded polls again */
 static const uint64_t BL_WAIT_NS = 1000000;     /* the longest pause between polls */
-static const uint64_t BL_DEMAND_NS = 2000000;   /* until a silent free engine is ignored */
-static const uint64_t BL_EAGER_NS = 200000;     /* from here on a queue polls seldom */
-static const uint64_t BL_SELDOM_NS = 60000;     /* longer than a timer is late */
+static const uint64_t BL_DEMAND_NS = 2000000;   /* until an idle engine that does not poll is
+                                                 * ignored */
+static const uint64_t BL_EAGER_NS = 200000;     /* a queue that waits longer than this polls
+                                                 * seldom */
+static const uint64_t BL_SELDOM_NS = 60000;     /* pause between seldom polls: longer than a
+                                                 * timer's delay */
 static const double BL_FLOW_MOST = 1.1;         /* Seastar's: above this ratio costs are raised */
 
-/* Another process considered this member dead and released its tokens, so the queue takes a new
- * member. A queue that polls later than it announced has slept, and may not claim the share that it
- * did not use meanwhile. */
+/* If another process considered this member dead and released its tokens, take a new member. If the
+ * queue polls later than it announced, it was asleep, and must not claim the share that it did not
+ * use meanwhile. */
 static int bl_queue_keep(bl_queue *queue, uint64_t now_ns)
 {
     int owns = bl_queue_owns(queue);
     if (!owns || bl_host_ahead(now_ns, bl_host_load(&queue->member->until_ns)) > 0)
-        bl_fair_rouse(&queue->fair);
+        bl_fair_wake_all(&queue->fair);
     if (!owns) {
         int index = bl_member_take(queue->direction, now_ns, &queue->owner);
         if (index < 0)
@@ -81,8 +83,8 @@ static void bl_queue_plug_due(bl_queue *queue, uint64_t now_ns, uint64_t *wait_n
     }
 }
 
-/* Returns 1 if the devices of the class's first piece can take it. Its tickets keep their position
- * at the devices, and meanwhile the class does not delay other classes. */
+/* Returns 1 if the memory devices of the class's first piece admit it. Otherwise its tickets keep
+ * their position at the devices, and the class does not delay other classes. */
 static int bl_queue_gate(bl_queue *queue, uint32_t node, uint64_t now_ns, uint64_t *wait_ns)
 {
     bl_waiter *waiter = &queue->waiters[queue->first[node]];
@@ -106,10 +108,10 @@ static int bl_queue_gate(bl_queue *queue, uint32_t node, uint64_t now_ns, uint64
     return 0;
 }
 
-/* Returns 1 if the next class, among all engines that are free, waits in this queue. If the next
- * class belongs to another engine and may use more tokens than all waiters can reserve, then that
- * engine has just woken and may be behind all of them. This queue then gives back its reservation
- * so that the other engine moves up. */
+/* Returns 1 if the next class, among all idle engines, waits in this queue. If the next class
+ * belongs to another engine and may use more tokens than all waiters can reserve, that engine has
+ * just started and may be behind all of them. This queue then returns its reservation, so that the
+ * other engine moves up. */
 static int bl_queue_turn(bl_queue *queue, uint32_t demand, uint64_t now_ns)
 {
     bl_direction *direction = queue->direction;
@@ -137,7 +139,7 @@ static void bl_queue_reserve(bl_queue *queue, uint64_t need)
     queue->pending = amount;
 }
 
-/* Returns 1 if the bucket has this many tokens for the queue. Otherwise *wait_ns is the time until
+/* Returns 1 if the bucket has this many tokens for the queue; otherwise *wait_ns is the time until
  * the next poll. */
 static int bl_queue_may(bl_queue *queue, uint64_t need, uint32_t demand, uint64_t now_ns,
                         uint64_t *wait_ns)
@@ -176,7 +178,7 @@ static void bl_queue_spend(bl_queue *queue, uint64_t price)
 
 /* Announce to the other engines which classes of the mask wait in this queue, and which will
  * return. */
-static uint32_t bl_queue_say(bl_queue *queue, uint32_t mask, uint64_t until_ns)
+static uint32_t bl_queue_announce(bl_queue *queue, uint32_t mask, uint64_t until_ns)
 {
     uint32_t demand = bl_fair_mask(&queue->fair) & mask, coming = 0;
     for (uint32_t i = 1; i < queue->direction->node_count; i++)
@@ -189,7 +191,7 @@ static uint32_t bl_queue_say(bl_queue *queue, uint32_t mask, uint64_t until_ns)
 static int bl_queue_next(bl_queue *queue, uint64_t now_ns, bl_admission *admission,
                          uint64_t *wait_ns)
 {
-    uint32_t demand = bl_queue_say(queue, ~queue->gated, now_ns + BL_DEMAND_NS);
+    uint32_t demand = bl_queue_announce(queue, ~queue->gated, now_ns + BL_DEMAND_NS);
     bl_tokens_replenish(&queue->direction->bucket, now_ns);
     queue->gated = 0;
     for (uint32_t node; (node = bl_queue_top(queue, queue->gated)) != 0;) {
@@ -206,15 +208,14 @@ static int bl_queue_next(bl_queue *queue, uint64_t now_ns, bl_admission *admissi
         uint64_t taken = bl_tokens_duration_ns(&queue->direction->bucket, price);
         uint64_t took = queue->took_ns < BL_DEMAND_NS ? queue->took_ns : BL_DEMAND_NS;
         taken = taken > took ? taken : took; /* the link may be slower than configured */
-        bl_queue_say(queue, ~queue->gated, now_ns + taken + taken / 2);
+        bl_queue_announce(queue, ~queue->gated, now_ns + taken + taken / 2);
         return 0;
     }
-    bl_queue_say(queue, ~queue->gated, now_ns + BL_DEMAND_NS);
+    bl_queue_announce(queue, ~queue->gated, now_ns + BL_DEMAND_NS);
     return -EAGAIN;
 }
 
-/* At first a queue that waits polls often, so that the link does not idle. Later it polls
- * seldom. */
+/* A waiting queue polls often at first, so that the link is not idle, and seldom later. */
 static void bl_queue_patience(bl_queue *queue, int status, uint64_t now_ns, uint64_t *wait_ns)
 {
     if (status == 0 || queue->stat.queued == 0) {
@@ -240,7 +241,7 @@ int bl_queue_poll(bl_queue *queue, uint64_t now_ns, bl_admission *admission, uin
     status = bl_queue_next(queue, now_ns, admission, wait_ns);
     if (queue->queued_tokens == 0)
         bl_queue_give_back(queue);
-    if (status < 0) /* a dead process may hold the tokens that this queue lacks */
+    if (status < 0) /* a dead process may hold the missing tokens */
         bl_direction_watch(queue->direction, now_ns);
     bl_queue_patience(queue, status, now_ns, wait_ns);
     return status;

@@ -48,8 +48,8 @@ void bl_tokens_replenish(bl_tokens *bucket, uint64_t now_ns)
     uint64_t ns = (uint64_t)elapsed > BL_HOUR_NS ? BL_HOUR_NS : (uint64_t)elapsed;
     uint64_t extra = (uint64_t)(((unsigned __int128)ns * bucket->rate + BL_SECOND_NS / 2) /
                                 BL_SECOND_NS);
-    /* The process that wins the exchange adds the tokens of that time. If it dies here, they are
-     * lost, once. */
+    /* The process that wins the exchange adds the tokens for the elapsed time. If it dies here,
+     * those tokens are lost. */
     if (extra < bucket->threshold || !bl_host_swap(&bucket->replenished_ns, last, now_ns))
         return;
     uint64_t most = bucket->capped ? bl_host_load(&bucket->ceil)
@@ -61,7 +61,7 @@ void bl_tokens_replenish(bl_tokens *bucket, uint64_t now_ns)
 
 void bl_tokens_refund(bl_tokens *bucket, uint64_t tokens)
 {
-    bl_tokens_release(bucket, tokens); /* otherwise refunded tokens would stay in use forever */
+    bl_tokens_release(bucket, tokens); /* otherwise refunded tokens would count as in use forever */
     bl_host_add(&bucket->head, tokens);
 }
 
@@ -73,7 +73,7 @@ void bl_tokens_release(bl_tokens *bucket, uint64_t tokens)
 
 uint64_t bl_tokens_duration_ns(const bl_tokens *bucket, uint64_t tokens)
 {
-    uint64_t rate = bl_host_load(&bucket->rate); /* 0: a limit was lifted just now */
+    uint64_t rate = bl_host_load(&bucket->rate); /* 0: the limit was just lifted */
     unsigned __int128 scaled = (unsigned __int128)tokens * BL_SECOND_NS + rate;
     return rate == 0 ? 0 : (uint64_t)((scaled - 1) / rate);
 }

@@ -9,8 +9,8 @@
 
 #include "base/host_atomic.h"
 
-/* A class that slept may not claim its whole unused share. Its cost is raised so that it has the
- * link alone for the forgiving time at most. */
+/* A class that was idle must not claim its whole unused share. Its cost is raised so that it has
+ * the link alone for at most the forgiving time. */
 void bl_fair_wake(bl_fair *fair, uint32_t node)
 {
     while (node != 0 && !fair->queued[node]) {
@@ -24,7 +24,7 @@ void bl_fair_wake(bl_fair *fair, uint32_t node)
     }
 }
 
-void bl_fair_rouse(bl_fair *fair)
+void bl_fair_wake_all(bl_fair *fair)
 {
     for (uint32_t i = 1; i < fair->direction->node_count; i++)
         fair->queued[i] = 0;
@@ -68,8 +68,7 @@ uint32_t bl_fair_top(bl_fair *fair, uint32_t skip)
         if (node == 0) {
             if (group == 0)
                 return 0;
-            /* All children of the group sleep or are skipped, so the search goes on without the
-             * group. */
+            /* All children of the group are idle or skipped, so continue without the group. */
             if (bl_fair_least(fair, group, 0) == 0)
                 fair->queued[group] = 0;
             skip |= 1u << group, group = 0;

@@ -11,7 +11,7 @@
 
 typedef struct bl_fair {
     bl_direction *direction;
-    uint64_t sequence;                      /* number of pushes so far; it breaks ties */
+    uint64_t sequence;                      /* number of pushes so far, to break ties */
     uint64_t pushed[BL_LINK_NODES];
     uint64_t waiting[BL_LINK_NODES];        /* pieces of each class */
     uint8_t queued[BL_LINK_NODES];          /* 1: in its group's contest */
@@ -21,9 +21,8 @@ typedef struct bl_fair {
 /* Put a class into the contest: it has one more piece, or it was resumed and has pieces. */
 void bl_fair_wake(bl_fair *fair, uint32_t node);
 
-/* Treat every waiting class as if it had just been pushed, because the queue was not polled for a
- * long time. */
-void bl_fair_rouse(bl_fair *fair);
+/* Treat every waiting class as newly pushed, because the queue was not polled for a long time. */
+void bl_fair_wake_all(bl_fair *fair);
 
 /* Returns the next class, of those not in skip (a mask), or 0 if none waits. */
 uint32_t bl_fair_top(bl_fair *fair, uint32_t skip);
@@ -31,7 +30,7 @@ uint32_t bl_fair_top(bl_fair *fair, uint32_t skip);
 /* Charge a class and its groups for a piece that was taken out. */
 void bl_fair_charge(bl_fair *fair, uint32_t node, uint64_t cost);
 
-/* Returns the class that would be next if exactly the classes of the mask waited, or 0. */
+/* Returns the next class if exactly the classes of the mask waited, or 0. */
 uint32_t bl_fair_first(const bl_direction *direction, uint32_t mask);
 
 /* Returns the cost that a class may add before it has used as much as another class, relative to

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Implements the I/O queue: an engine's queues for both directions, and the threads that wait in
- * them (api/iosched.h). A waiting thread polls for all of them: if another thread's piece is
- * admitted, it wakes that thread. This is the only file of the folder that reads a clock.
+ * The I/O queue: an engine's queues for both directions, and the threads that wait in them
+ * (api/iosched.h). A waiting thread polls for all threads: if another thread's piece is admitted,
+ * it wakes that thread. Only this file of the folder reads a clock.
  */
 #include "iosched/io_queue.h"
 
@@ -18,7 +18,7 @@
 /* A piece that has waited this long is copied without tokens. */
 static const uint64_t BL_IO_QUEUE_LONGEST_NS = 1000000000;
 
-/* A shorter wait is spun, because a timer would wake later than that. */
+/* Shorter waits spin, because a timer's delay is longer. */
 static const uint64_t BL_IO_QUEUE_SPIN_NS = 50000;
 static const uint64_t BL_IO_QUEUE_SECOND_NS = 1000000000;
 
@@ -133,7 +133,7 @@ static void bl_io_queue_doze(bl_io_queue *io_queue, uint64_t wait_ns)
 }
 
 /* Announce to other engines whether this thread will request another piece. */
-static void bl_request_say(bl_io_queue *io_queue, bl_io_request *request, int coming)
+static void bl_request_announce(bl_io_queue *io_queue, bl_io_request *request, int coming)
 {
     bl_queue *queue = bl_io_queue_of(io_queue, request->direction);
     if (coming != request->coming)
@@ -158,12 +158,12 @@ int bl_request_queue(bl_io_queue *io_queue, bl_io_request *request, const uint64
         return (int)status;
     request->waiter = (uint64_t)status, request->since_ns = now_ns;
     request->state = BL_IO_QUEUED;
-    bl_request_say(io_queue, request, request->again);
+    bl_request_announce(io_queue, request, request->again);
     return 0;
 }
 
-/* Admit one piece of this queue, whichever thread waits for it. Returns 0, or -EAGAIN and in
- * *wait_ns the time until the next poll. */
+/* Admit one piece of this queue, for any waiting thread. Returns 0; or -EAGAIN, and *wait_ns is the
+ * time until the next poll. */
 static int bl_io_queue_ask(bl_io_queue *io_queue, bl_queue *queue, const bl_io_request *request,
                            uint64_t now_ns, uint64_t *wait_ns)
 {
@@ -223,11 +223,11 @@ void bl_request_end(bl_io_queue *io_queue, bl_io_request *request, uint64_t now_
     request->state = BL_IO_IDLE;
 }
 
-/* The thread requests no more pieces: other threads and other engines need not wait for it. */
+/* The thread will not request more pieces: other threads and engines need not wait for it. */
 static void bl_request_rest(bl_io_queue *io_queue, bl_io_request *request)
 {
     bl_queue *queue = bl_io_queue_of(io_queue, request->direction);
-    bl_request_say(io_queue, request, 0);
+    bl_request_announce(io_queue, request, 0);
     if (queue->stat.queued == 0 && queue->stat.in_flight == 0)
         bl_queue_rest(queue);
 }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Declares the inside of an I/O queue for iosched/throttle.c, which keeps its tokens from piece to
- * piece.
+ * The internals of an I/O queue, for iosched/throttle.c, which reuses tokens from piece to piece.
  */
 #ifndef BL_IO_QUEUE_H
 #define BL_IO_QUEUE_H
@@ -29,7 +28,7 @@ bl_queue *bl_io_queue_of(bl_io_queue *io_queue, int direction);
 uint64_t bl_io_queue_tokens(const bl_io_queue *io_queue, int direction, uint64_t bytes);
 uint64_t bl_io_queue_device_tokens(const bl_io_queue *io_queue, uint64_t bytes);
 
-/* These are the halves of bl_io_queue_acquire, and bl_io_queue_release; the caller holds the lock.
+/* The two halves of bl_io_queue_acquire, and bl_io_queue_release, for a caller that holds the lock.
  * A wait advances *now_ns. */
 int bl_request_queue(bl_io_queue *io_queue, bl_io_request *request, const uint64_t *device_bytes,
                      uint64_t now_ns);

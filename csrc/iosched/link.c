@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Keeps the state of one direction of a link: its tree of classes, its members, and the audit
+ * The state of one direction of a link: its tree of classes, its members, and the audit
  * (iosched/link.h).
  */
 #include "iosched/link.h"
@@ -24,9 +24,9 @@ static const uint64_t BL_LINK_MAGIC = 0x3177676c65626262 + sizeof(bl_direction);
 /* Tokens are picoseconds, so this is the rate of time and not the speed of the link. */
 static const uint64_t BL_LINK_RATE = 1000000000000;
 
-/* Members are inspected once in BL_REAP_NS. A member that was silent for BL_SILENT_NS loses its
- * tokens: its process is stopped, or it died in another pid namespace. If it comes back, it takes a
- * new member. */
+/* Members are inspected once in BL_REAP_NS. A member that did not poll for BL_SILENT_NS loses its
+ * tokens: its process is stopped, or died in another pid namespace. If the process resumes, it
+ * takes a new member. */
 static const uint64_t BL_REAP_NS = 10000000;
 static const uint64_t BL_SILENT_NS = 5000000000;
 
@@ -165,8 +165,8 @@ int bl_member_take(bl_direction *direction, uint64_t now_ns, uint64_t *owner)
     return -ENOSPC;
 }
 
-/* Release a member's tokens. If this process dies here, the member has this process's pid as owner
- * and is reaped. */
+/* Release a member's tokens. If this process dies here, the member has this process's pid as its
+ * owner and is reaped later. */
 static void bl_member_clear(bl_direction *direction, bl_member *member)
 {
     uint64_t pending = bl_host_load(&member->pending);
@@ -201,7 +201,8 @@ int bl_direction_reap(bl_direction *direction, uint64_t now_ns)
         uint64_t owner = bl_host_load(&member->owner);
         if (owner == 0 || !bl_member_gone(member, owner, pids, now_ns))
             continue;
-        bl_host_store(&member->started, 0); /* only the pid of the clearing process counts */
+        bl_host_store(&member->started, 0); /* from here on, liveness is that of the clearing
+                                             * process's pid */
         if (bl_host_swap(&member->owner, owner, bl_owner_make(direction))) {
             bl_member_clear(direction, member);
             bl_host_add(&direction->reaped, 1);
@@ -272,7 +273,7 @@ uint32_t bl_direction_demand(const bl_direction *direction, const bl_member *own
 
 /* ---- The audit */
 
-/* Read all members and the bucket at one moment. If none of them moved meanwhile, correct ceil. */
+/* Read all members and the bucket. If none of them changed meanwhile, correct ceil. */
 static void bl_direction_audit(bl_direction *direction)
 {
     uint64_t turns[BL_LINK_MEMBERS], owners[BL_LINK_MEMBERS], held = 0;
@@ -296,7 +297,7 @@ static void bl_direction_audit(bl_direction *direction)
     if (bl_host_load(&direction->bucket.tail) != tail)
         return;
     int64_t lost = bl_host_ahead(tail + limit - held, ceil);
-    /* Members may have moved since, by equal amounts on both sides. If ceil moved, the exchange
+    /* Members may have changed since, by equal amounts on both sides. If ceil changed, the exchange
      * fails. */
     if (lost == 0 || bl_host_swap(&direction->bucket.ceil, ceil, ceil + (uint64_t)lost)) {
         bl_host_add(&direction->audited, lost < 0 ? -(uint64_t)lost : (uint64_t)lost);

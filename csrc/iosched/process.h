@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Identifies the pid namespace of this process. Only processes of one namespace agree on what a pid
- * means.
+ * The pid namespace of this process: pids are comparable only within a namespace.
  */
 #ifndef BL_PROCESS_H
 #define BL_PROCESS_H

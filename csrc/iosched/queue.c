@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Keeps the pieces that wait in a queue, by class (api/iosched.h). The code uses no clock and no
- * lock.
+ * The pieces that wait in a queue, by class (api/iosched.h). The code uses no clock and no lock.
  */
 #include "iosched/queue.h"
 
@@ -51,7 +50,7 @@ static uint64_t bl_waiter_handle(const bl_queue *queue, uint32_t index)
     return (uint64_t)(queue->waiters[index].generation & 0x7fffffff) << 32 | index;
 }
 
-/* ---- A queue's life */
+/* ---- Creation and destruction */
 
 int bl_queue_create(bl_queue **queue, bl_direction *direction, uint64_t goal_ns, uint64_t now_ns)
 {
@@ -99,7 +98,7 @@ int bl_queue_add_device(bl_queue *queue, bl_tokens *bucket)
     return (int)queue->device_count++;
 }
 
-/* ---- In and out */
+/* ---- Pushing and removing */
 
 int64_t bl_queue_push(bl_queue *queue, uint32_t node, uint64_t tokens, uint64_t bytes,
                       const uint64_t *device_tokens, uint64_t id, uint64_t now_ns)
@@ -168,8 +167,7 @@ uint32_t bl_queue_top(bl_queue *queue, uint32_t skip)
     }
 }
 
-/* Charge the bandwidth limits of a class and its groups. A class that exceeds its limit stops for a
- * while. */
+/* Charge the bandwidth limits of a class and its groups. A class that exceeds its limit pauses. */
 static void bl_queue_limit(bl_queue *queue, uint32_t node, uint64_t bytes, uint64_t now_ns)
 {
     for (; node != 0; node = (uint32_t)queue->direction->nodes[node].parent) {

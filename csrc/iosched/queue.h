@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Declares the inside of a queue: iosched/queue.c keeps its pieces, and iosched/admit.c admits
- * them.
+ * The internals of a queue: iosched/queue.c stores its pieces, and iosched/admit.c admits them.
  */
 #ifndef BL_QUEUE_H
 #define BL_QUEUE_H
@@ -10,7 +9,7 @@
 #include "iosched/fair.h"
 #include "iosched/link.h"
 
-/* A piece that is in flight for longer than a threshold is a stall, as in Seastar. The threshold
+/* As in Seastar, a piece that is in flight for longer than a threshold is a stall. The threshold
  * doubles with each stall, so that a stalled link is not reported all the time. Each update of the
  * flow ratio lowers it by a millisecond. */
 enum { BL_STALL_NS = 100000000, BL_STALL_STEP_NS = 1000000 };
@@ -19,10 +18,10 @@ enum bl_waiter_state { BL_WAITER_FREE, BL_WAITER_QUEUED, BL_WAITER_CANCELLED, BL
 
 typedef struct bl_waiter {
     uint64_t tokens, bytes, id;
-    uint64_t since_ns;          /* when it was pushed, then when it was admitted */
+    uint64_t since_ns;          /* time of the push, then of the admission */
     uint64_t owner;             /* the member that holds its tokens, once admitted */
     uint64_t device_tokens[BL_LINK_DEVICES], device_ticket[BL_LINK_DEVICES];
-    uint32_t generation;        /* so an old handle does not match a new piece */
+    uint32_t generation;        /* an old handle must not match a new piece */
     uint32_t next;
     uint8_t state, node, ticketed;
 } bl_waiter;
@@ -39,7 +38,7 @@ struct bl_queue {
     uint32_t device_count;
     bl_queue_stat stat;
     uint64_t goal_ns, flow_ns;
-    uint64_t blocked_ns;        /* since when pieces wait and none starts, or 0 */
+    uint64_t blocked_ns;        /* since when pieces wait without an admission, or 0 */
     uint64_t started, completed;    /* tokens since flow_ns */
     uint64_t took_ns;           /* how long the last piece was in flight */
     uint32_t coming[BL_LINK_NODES]; /* copying threads that will return */
@@ -60,8 +59,8 @@ uint32_t bl_queue_top(bl_queue *queue, uint32_t skip);
 void bl_queue_admit(bl_queue *queue, uint32_t node, uint64_t price, uint64_t owner,
                     uint64_t now_ns, bl_admission *admission);
 
-/* Count a piece that went on as if it had been admitted again, until now_ns. It moved this many
- * more bytes in this many pieces, and they lie on this device, if there is one. */
+/* Account for renewals of a piece until now_ns as if it had been admitted again: for this many more
+ * bytes, in this many pieces, on this device if there is one. */
 void bl_queue_renewed(bl_queue *queue, uint64_t waiter, uint64_t bytes, uint32_t pieces,
                       uint64_t tokens, uint32_t device, uint64_t device_tokens, uint64_t now_ns);
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Exchanges the piece that a copying thread holds for the next one (iosched/throttle.h).
+ * The admission of a copying thread, piece by piece (iosched/throttle.h).
  *
  * A thread that is alone on the link renews its piece without the lock and without an atomic
- * instruction. A locked instruction waits until all streamed bytes are in memory, which costs as
- * much as the whole decision.
+ * instruction: a locked instruction waits until all streamed bytes are in memory, which costs as
+ * much as the rest of the admission.
  */
 #include "iosched/throttle.h"
 #include "base/host_atomic.h"
@@ -15,7 +15,7 @@
 
 #include "iosched/io_queue.h"
 
-enum { BL_THROTTLE_LEAST = 64 << 10 };  /* the smallest piece, however many threads copy */
+enum { BL_THROTTLE_LEAST = 64 << 10 };  /* the smallest piece, even with many threads */
 
 bl_throttle bl_throttle_make(bl_io_queue *io_queue, int direction, uint32_t node, uint64_t size,
                              uint32_t threads)
@@ -54,9 +54,9 @@ static uint32_t bl_throttle_device(const bl_io_queue *io_queue, uint64_t offset)
     return bl_interleave_place(&io_queue->map, offset).device;
 }
 
-/* Returns 1 if the next bytes may use the tokens of the last ones. They may if no other thread or
- * engine waits for the link, and if the last bytes took as long as their tokens: then the bucket
- * has been refilled by as many. The next operation under the lock accounts for them. */
+/* Returns 1 if the next bytes may reuse the tokens of the last ones: no other thread or engine
+ * waits for the link, and the last bytes took as long as their tokens, so the bucket has been
+ * refilled by as many. The next operation under the lock accounts for the renewals. */
 static int bl_throttle_renew(bl_throttle *throttle, uint64_t offset, uint64_t bytes)
 {
     const bl_io_queue *io_queue = throttle->io_queue;
@@ -100,7 +100,7 @@ static void bl_throttle_settle(bl_throttle *throttle)
     throttle->owed = throttle->owed_pieces = 0;
 }
 
-/* Exchange the piece in flight for one of this many bytes. All of them count for the device of the
+/* Replace the piece in flight by one of this many bytes. All of them count for the device of the
  * first byte. */
 static int bl_throttle_change(bl_throttle *throttle, uint64_t offset, uint64_t bytes)
 {

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Admits the bytes of a copying thread to a link. The thread pays for bytes just before it moves
- * them, and requests one piece (at most 256 KiB) of the link at a time. So a copy may pause
- * wherever a piece ends, even inside a fragment or a chunk; it keeps its checksums and its
- * position.
+ * Admits the bytes of a copying thread to a link. The thread acquires tokens just before it moves
+ * the bytes, one piece (at most 256 KiB) at a time. So a copy may pause at the end of any piece,
+ * even inside a fragment or a chunk; it keeps its checksums and its position.
  */
 #ifndef BL_THROTTLE_H
 #define BL_THROTTLE_H
@@ -17,8 +16,8 @@
 typedef struct bl_throttle {
     bl_io_queue *io_queue __attribute__((aligned(128)));    /* NULL: no link */
     bl_io_request request;      /* the piece in flight, if it is admitted */
-    uint64_t todo;              /* bytes of the copy that were not requested yet */
-    uint64_t left;              /* bytes that may be moved */
+    uint64_t todo;              /* bytes of the copy not requested yet */
+    uint64_t left;              /* admitted bytes not moved yet */
     uint64_t piece;             /* bytes per request */
     uint64_t since_ns;          /* when the request was admitted */
     uint64_t owed;              /* renewed bytes that are not accounted for yet */
@@ -27,17 +26,17 @@ typedef struct bl_throttle {
     uint8_t again;              /* another part may follow after todo */
 } bl_throttle;
 
-enum { BL_THROTTLE_STEP = 64 << 10 };   /* bytes of a long run that are paid for at once */
+enum { BL_THROTTLE_STEP = 64 << 10 };   /* bytes of a long run to admit at once */
 
-/* Make a throttle for size bytes, copied by one of this many threads. It requests nothing yet. */
+/* Return a throttle for size bytes, copied by one of this many threads. It requests nothing yet. */
 bl_throttle bl_throttle_make(bl_io_queue *io_queue, int direction, uint32_t node, uint64_t size,
                              uint32_t threads);
 
-/* Make a throttle for another thread, which will take parts of the same copy. */
+/* Return a throttle for another thread of the same copy. */
 bl_throttle bl_throttle_other(const bl_throttle *throttle);
 
-/* Begin a part of this many bytes; again says that another part may follow. The piece of the last
- * part may be renewed for this one. */
+/* Begin a part of this many bytes; again: another part may follow. The piece of the last part may
+ * be renewed for this one. */
 void bl_throttle_begin(bl_throttle *throttle, uint64_t size, int again);
 
 /* End the piece in flight: its bytes were copied, or will not be. */
@@ -46,7 +45,7 @@ void bl_throttle_end(bl_throttle *throttle);
 /* Wait for the next piece. Returns 0 or -ECANCELED. The first byte lies at offset in the pool. */
 int bl_throttle_wait(bl_throttle *throttle, uint64_t offset, uint64_t size);
 
-/* Pay for the bytes that are moved next. Returns 0 or -ECANCELED. */
+/* Wait until the next size bytes are admitted. Returns 0 or -ECANCELED. */
 static inline int bl_throttle_pay(bl_throttle *throttle, uint64_t offset, uint64_t size)
 {
     if (throttle == NULL || throttle->io_queue == NULL)

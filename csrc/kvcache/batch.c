@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Implements what puts and gets have in common (kvcache/batch.h).
+ * The common part of puts and gets (kvcache/batch.h).
  */
 #include "kvcache/batch.h"
 
@@ -50,7 +50,7 @@ int bl_kv_pending_make(const bl_kv_batch *batch, bl_kv_pending **out)
     if (pending == NULL)
         return -ENOMEM;
     pending->batch = *batch;
-    pending->batch.fragments = NULL; /* the fragments are the engine's to know */
+    pending->batch.fragments = NULL; /* only the engine has the fragments */
     int status = bl_kv_work_make(batch, &pending->work);
     if (status < 0)
         free(pending);
@@ -72,7 +72,7 @@ int bl_kv_held(const bl_session *session, const bl_kv_work *work)
     return session->attached && session->nonce == work->nonce ? 0 : -BL_ERROR_SESSION_LOST;
 }
 
-/* Tell the server where a device failed, so that it grants that space no more. */
+/* Report to the server where a device failed, so that it retires the space. */
 static void bl_kv_report(bl_session *session, uint64_t offset, uint64_t timeout_ns)
 {
     bl_retire_request request = {offset};

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Declares a batch of puts (kvcache/put.c) or gets (kvcache/get.c) while it is under way. A batch
- * is done in one call, or in two halves: an engine copies in between (beluga/transfer). Between the
- * halves nothing else may use the session, because a session that ends loses its grants and pins.
+ * The state of a batch of puts (kvcache/put.c) or gets (kvcache/get.c). A batch is one call, or two
+ * halves with an engine's copy in between (beluga/transfer). Between the halves nothing else may
+ * use the session, because a session that ends loses its grants and pins.
  */
 #ifndef BL_BATCH_H
 #define BL_BATCH_H
@@ -21,24 +21,23 @@ typedef struct bl_kv_work {
     bl_commit *commits;
     bl_named_commit *named;     /* the commits with their names, if the batch has names */
     int32_t *statuses;
-    uint32_t *index;            /* of the commit's block in the batch */
+    uint32_t *index;            /* index of the commit's block in the batch */
     uint32_t *checksums;
-    uint64_t nonce;             /* of the session with the grants or pins */
+    uint64_t nonce;             /* nonce of the session that holds the grants or pins */
     uint32_t chunk_count;
-    uint32_t count;             /* of the granted blocks, or of the leading hits */
-    uint32_t half;              /* get: of the server that was asked */
-    uint32_t after;             /* get: state of the key after the hits */
-    int status;                 /* get: of the read of the last block */
+    uint32_t count;             /* number of granted blocks, or of leading hits */
+    uint32_t half;              /* get: half of the server that was called */
+    uint32_t after;             /* get: state of the first key after the hits */
+    int status;                 /* get: status of the last block's read */
     int fault;                  /* 0, or a negative error that ends the whole call */
 } bl_kv_work;
 
-/* Returns the copy of one block. The throttle is one that several blocks share, or the block's
- * own. */
+/* The copy of one block. Several blocks may share the throttle. */
 typedef struct bl_kv_copy {
     const bl_session *session;
     const bl_kv_batch *batch;
     bl_kv_work *work;
-    uint32_t *check;            /* of its checksums, when it is written */
+    uint32_t *check;            /* put: receives the CRC of the block's checksums */
     bl_throttle *throttle;
     uint32_t i;
 } bl_kv_copy;
@@ -49,7 +48,8 @@ struct bl_kv_pending {
     bl_kv_work work;
 };
 
-/* A single checksum is its own check. Several checksums are stored behind the payload. */
+/* Return the CRC of a block's checksums. A single checksum is its own CRC; several are stored
+ * behind the payload. */
 static inline uint32_t bl_checksums_crc(const uint32_t *checksums, uint32_t count)
 {
     return count == 1 ? checksums[0] : bl_crc32c(0, checksums, count * sizeof *checksums);
@@ -64,15 +64,15 @@ static inline uint64_t bl_checksums_lines(uint32_t count)
 int bl_kv_work_make(const bl_kv_batch *batch, bl_kv_work *work);
 void bl_kv_work_free(bl_kv_work *work);
 
-/* Begin a batch in two halves. */
+/* Allocate the state of a batch in two halves. */
 int bl_kv_pending_make(const bl_kv_batch *batch, bl_kv_pending **out);
 void bl_kv_pending_free(bl_kv_pending *pending);
 
-/* Returns 1 if the session still holds what it was given at the beginning. */
+/* Returns 1 if the session still holds the grants or pins from the beginning. */
 int bl_kv_held(const bl_session *session, const bl_kv_work *work);
 
-/* Report a fault that a copy met, while the grant or the pin keeps the extent where it is. This is
- * best effort: the next copy that meets the fault reports it again. */
+/* Report the fault of a copy, while the grant or pin keeps the extent open. This is best effort:
+ * the next copy that faults there reports it again. */
 void bl_kv_retire(bl_session *session, const bl_kv_batch *batch, int status);
 
 #endif

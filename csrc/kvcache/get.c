@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Executes a batch of gets:
+ * A batch of gets:
  *
- *   lookup, pinned --> look at the entries --> refetch, copy, check --> look again --> release
+ *   lookup with pins --> read the entries --> refetch, copy, check --> read them again --> release
  *
- * Who knows where the blocks were neither looks them up nor pins them: the service of the lower
- * tiers, because it must not make them newer in the eviction order, and the workers of an engine
- * whose scheduler has pinned them.
+ * With records of where the blocks were, lookup and release are skipped. The service of the lower
+ * tiers does this, because a lookup would make blocks newer in the eviction order; so do the
+ * workers of an engine whose scheduler has pinned the blocks.
  *
- * If an engine copies, the first half ends before the copy, and the second half looks again.
+ * With a copy engine, the first half ends before the copy, and the second half begins after it.
  *
- * A reader believes a block only if its entry names the expected key, generation, offset, length
- * and fingerprint, before the copy and after it, and if the checksums of the copy are those of the
- * entry (unless the caller asks for no comparison). Otherwise it reads once more, and then the
- * block is a miss: a get never returns wrong bytes (D6). If another server has taken over
- * meanwhile, all blocks are misses.
+ * A block is a hit only if its entry has the expected key, generation, offset, length and
+ * fingerprint both before and after the copy, and if the checksums of the copy are those of the
+ * entry (unless the caller skips the comparison). Otherwise the block is read once more, and then
+ * it is a miss: a get never returns wrong bytes (D6). If another server has taken over meanwhile,
+ * all blocks are misses.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -27,27 +27,28 @@
 #include "kvcache/batch.h"
 #include "transfer/block.h"
 
-/* The state of a block that was read, but whose bytes do not have their checksums, until the second
- * look judges it. */
+/* The state of a block whose copy does not match its checksums, until the second look at its entry
+ * decides between damage and a change. */
 enum { BL_KV_DAMAGED = BL_BLOCK_REFUSED };
 
-/* Copy the entries of blocks [first, first + count) as they are in memory now. */
+/* Refetch and copy the entries of blocks [first, first + count). */
 static void bl_entry_look(const bl_session *session, const bl_kv_work *work, uint32_t first,
                           uint32_t count, bl_entry *entries)
 {
     const bl_memory *memory = &session->pool->memory;
     const bl_geometry *g = &session->pool->geometry;
-    bl_fence_full(memory); /* not before the copy that this look confirms */
+    bl_fence_full(memory); /* after the copy that this look confirms */
     for (uint32_t i = first; i < first + count; i++)
         bl_invalidate(memory, bl_entry_offset(g, work->records[i].block, work->half), BL_LINE_SIZE);
-    bl_fence_full(memory); /* one for the batch: the loads below go to memory */
+    bl_fence_full(memory); /* one for the batch: the loads below read memory */
     for (uint32_t i = first; i < first + count; i++)
         bl_load_line(memory, bl_entry_offset(g, work->records[i].block, work->half),
                      &entries[i - first]); /* SYNC entry: pairs with bl_entry_write() */
 }
 
-/* Returns 1 if the server that was asked still speaks for the pool. This is read after an entry,
- * because another server would write the other half, and this half would stay as it was forever. */
+/* Returns 1 if the server that was called is still the pool's server. This must be read after the
+ * entries: a successor writes the other half, so the entries in this half would never change
+ * again. */
 static int bl_epoch_stands(const bl_session *session)
 {
     bl_epoch_line now;
@@ -55,9 +56,8 @@ static int bl_epoch_stands(const bl_session *session)
     return status == 0 && bl_verify(&session->pool->memory, now.epoch == session->epoch);
 }
 
-/* Returns 1 if an entry agrees with the server's answer and the caller's expectation, and if the
- * bytes and their checksums lie in the pool. The server and the entry are both foreign input
- * (D13). */
+/* Returns 1 if an entry agrees with the server's record and the caller's batch, and if the bytes
+ * and checksums lie in the pool. Record and entry are both foreign input (D13). */
 static int bl_entry_agrees(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
                            const bl_kv_work *work, const bl_entry *entry)
 {
@@ -77,7 +77,7 @@ static int bl_entry_agrees(const bl_session *session, const bl_kv_batch *batch, 
     return agrees;
 }
 
-/* Fetch the checksums of a block that has several. Returns 0 or -EBADMSG. */
+/* Fetch the stored checksums of a block. Returns 0 or -EBADMSG. */
 static int bl_checksums_read(const bl_session *session, const bl_entry *entry, bl_kv_work *work)
 {
     const bl_memory *memory = &session->pool->memory;
@@ -86,13 +86,14 @@ static int bl_checksums_read(const bl_session *session, const bl_entry *entry, b
         work->checksums[0] = entry->checksums_crc;
         return 0;
     }
-    bl_refetch(memory, offset, bl_checksums_lines(work->chunk_count)); /* after the entry's look */
+    bl_refetch(memory, offset, bl_checksums_lines(work->chunk_count)); /* after the look at the
+                                                                        * entry */
     bl_fetch(memory, offset, work->checksums, work->chunk_count * sizeof *work->checksums);
     return bl_checksums_crc(work->checksums, work->chunk_count) == entry->checksums_crc ? 0
            : -EBADMSG;
 }
 
-/* Copy one block out. Returns 0, or -EBADMSG if its bytes are not the committed ones. */
+/* Copy one block. Returns 0, or -EBADMSG if its bytes are not the committed ones. */
 static int bl_kv_read_guarded(void *context)
 {
     const bl_kv_copy *copy = context;
@@ -111,8 +112,8 @@ static int bl_kv_read_guarded(void *context)
                            check ? work->checksums : NULL, batch->settings, copy->throttle);
 }
 
-/* Do the same, and put an error that ends the whole call (a fault, or that it was stopped) into
- * work. If the blocks share no throttle, the block has its own. */
+/* Do the same in a guarded region. An error that ends the whole call (a fault, or a stopped
+ * throttle) is stored in work. Without a shared throttle, the block has its own. */
 static int bl_kv_read(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
                       bl_kv_work *work, bl_throttle *throttle)
 {
@@ -127,7 +128,7 @@ static int bl_kv_read(const bl_session *session, const bl_kv_batch *batch, uint3
     return status;
 }
 
-/* Entry and epoch, read again, confirm the copy of a block. */
+/* Confirm the copy of a block if its entry and the epoch, read again, are unchanged. */
 static void bl_kv_confirm(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
                           const bl_kv_work *work)
 {
@@ -140,7 +141,7 @@ static void bl_kv_confirm(const bl_session *session, const bl_kv_batch *batch, u
     bl_epoch_confirm(pool, record->offset, size);
 }
 
-/* Read one block again, alone. Returns 1 if it was read and is confirmed. */
+/* Read one block again. Returns 1 if the copy is confirmed. */
 static int bl_kv_read_again(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
                             bl_kv_work *work)
 {
@@ -156,9 +157,9 @@ static int bl_kv_read_again(const bl_session *session, const bl_kv_batch *batch,
     return 1;
 }
 
-/* Ask the server for the leading hits, pinned, unless the caller knows where the blocks were: their
- * entries tell whether they still are. Returns 0 or an error. */
-static int bl_kv_ask(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
+/* Look up and pin the leading hits, or take the records of the caller, which the entries then
+ * confirm or refute. Returns 0 or an error. */
+static int bl_kv_lookup(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
                      uint8_t *states)
 {
     memset(states, BL_BLOCK_MISS, batch->count);
@@ -166,7 +167,7 @@ static int bl_kv_ask(bl_session *session, const bl_kv_batch *batch, bl_kv_work *
         for (uint32_t i = 0; i < batch->count; i++)
             if (batch->records[i].block < session->pool->geometry.block_count_max)
                 work->records[i] = batch->records[i];
-            else /* of another pool; no entry agrees with this one */
+            else /* a record of another pool: no entry agrees with it */
                 work->records[i] = (bl_block_record){0};
         work->count = batch->count;
         work->half = session->half;
@@ -184,7 +185,7 @@ static int bl_kv_ask(bl_session *session, const bl_kv_batch *batch, bl_kv_work *
     return 0;
 }
 
-/* Set HIT where an entry says what is expected. */
+/* Set the state HIT where the entry agrees. */
 static void bl_kv_first_look(const bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
                              uint8_t *states)
 {
@@ -195,7 +196,7 @@ static void bl_kv_first_look(const bl_session *session, const bl_kv_batch *batch
                                                                                : BL_BLOCK_MISS;
 }
 
-/* Confirm the blocks that were copied and are HIT. Returns how many leading ones are right. Without
+/* Confirm the copied blocks in the state HIT. Returns how many leading blocks are correct. Without
  * fragments nothing can be read again here. */
 static uint32_t bl_kv_second_look(bl_session *session, const bl_kv_batch *batch,
                                   bl_kv_work *work, uint8_t *states, uint64_t *mismatch_count)
@@ -204,7 +205,7 @@ static uint32_t bl_kv_second_look(bl_session *session, const bl_kv_batch *batch,
     bl_crash_point("get.copied");
     bl_entry_look(session, work, 0, work->count, work->entries);
     bl_crash_point("get.second_look");
-    if (!bl_epoch_stands(session)) { /* reading again is vain, and no block is wrong */
+    if (!bl_epoch_stands(session)) { /* reading again would not help, and no block is damaged */
         memset(states, BL_BLOCK_MISS, work->count);
         return 0;
     }
@@ -233,7 +234,7 @@ typedef struct bl_kv_hits {
     uint64_t *mismatch_count;
     bl_throttle *throttles;     /* of each thread */
     uint32_t threads;
-    uint32_t leading;           /* result: how many blocks are right */
+    uint32_t leading;           /* result: the number of leading correct blocks */
 } bl_kv_hits;
 
 static int bl_kv_judge_guarded(void *context)
@@ -244,7 +245,7 @@ static int bl_kv_judge_guarded(void *context)
     return read->work->fault;
 }
 
-/* Read one hit of several that are read at once. Each has its own checksums and its own fault. */
+/* Read one of several hits in parallel. Each has its own checksums and fault. */
 static int bl_kv_hit_read(void *context, uint32_t i, uint32_t worker)
 {
     const bl_kv_hits *read = context;
@@ -265,8 +266,8 @@ static int bl_kv_hit_read(void *context, uint32_t i, uint32_t worker)
     return own.fault;
 }
 
-/* Returns how many threads take whole blocks. This is one if the blocks are few or small: then each
- * block is divided where it is copied. */
+/* Returns how many threads copy whole blocks. This is 1 if there are few or small blocks: then the
+ * copy of each block uses the threads. */
 static uint32_t bl_kv_block_threads(const bl_kv_batch *batch, uint32_t count)
 {
     bl_copy_settings settings = bl_copy_settings_of(batch->settings);
@@ -306,7 +307,7 @@ static int64_t bl_kv_unpin(bl_session *session, const bl_kv_batch *batch, const 
     return released;
 }
 
-/* End a get whose hits were read, or that failed with -error. Returns 0 or an error. */
+/* End a get; read is 0 or more, or the error of the copies. Returns 0 or an error. */
 static int bl_kv_release(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work, int read,
                          uint8_t *states)
 {
@@ -329,7 +330,7 @@ int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states
     int status = bl_kv_work_make(batch, &work);
     if (status < 0)
         return status;
-    status = bl_kv_ask(session, batch, &work, states);
+    status = bl_kv_lookup(session, batch, &work, states);
     if (status == 0) {
         if (work.count > 0)
             status = bl_guarded(&session->pool->memory, bl_kv_hits_guarded, &read);
@@ -341,7 +342,7 @@ int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states
 
 /* ---- In two halves. */
 
-/* Fill in what an engine must know to read the blocks. */
+/* What an engine needs to read a block. */
 typedef struct bl_kv_hint {
     const bl_session *session;
     bl_kv_pending *pending;
@@ -376,7 +377,7 @@ int64_t bl_kv_get_begin(bl_session *session, const bl_kv_batch *batch, uint8_t *
         return status;
     bl_kv_work *work = &(*out)->work;
     bl_kv_hint hint = {session, *out, states, offsets, checksums};
-    status = bl_kv_ask(session, batch, work, states);
+    status = bl_kv_lookup(session, batch, work, states);
     int64_t hits = work->count;
     if (status == 0 && hits > 0) {
         status = bl_guarded(&session->pool->memory, bl_kv_look_guarded, &hint);

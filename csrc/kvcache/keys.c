@@ -2,9 +2,10 @@
  * Copyright The Beluga Authors
  *
  * Folds digests into keys. A digest is uniformly random already; the folding adds the namespace.
- * Every step is a bijection of the 128-bit state, so a digest of 16 bytes loses nothing, and one
- * digest has different keys in different namespaces. This is no hash against chosen input: a caller
- * that chooses digests freely can make two keys equal, just as if it gave the same digest twice.
+ * Every step is a bijection of the 128-bit state, so different digests of 16 bytes have different
+ * keys, and a digest has different keys in different namespaces. The folding does not resist chosen
+ * input: a caller that chooses digests freely can make two keys equal, just as if it passed the
+ * same digest twice.
  */
 #include <errno.h>
 #include <string.h>
@@ -14,7 +15,8 @@
 
 enum { BL_DIGEST_SIZE_MIN = 16, BL_DIGEST_SIZE_MAX = 64, BL_KEY_SIZE = 16 };
 
-/* Odd factors carry bits up; the folded halves carry them down and across. */
+/* Multiplication by odd factors spreads bits upward; folding the halves spreads them downward and
+ * across. */
 static void bl_key_mix(uint64_t key[2])
 {
     for (int round = 0; round < 3; round++) {

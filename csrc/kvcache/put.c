@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Executes a batch of puts:
+ * A batch of puts:
  *
  *   reserve --> stream payload, checksums behind it --> fence --> commit
  *
- * If an engine copies, the first half reserves, the engine writes the payload, and the second half
+ * With a copy engine, the first half reserves, the engine writes the payload, and the second half
  * streams the checksums, fences and commits.
  *
- * A put that fails half way gives its grants back; no other process has been told of them.
+ * A put that fails before the commit aborts its grants; no other process has seen the blocks.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@
 #include "kvcache/batch.h"
 #include "transfer/block.h"
 
-/* Stream the checksums of the block at this offset behind its payload. Returns their check. */
+/* Stream the checksums of the block at this offset behind its payload. Returns their CRC. */
 static uint32_t bl_checksums_write(const bl_memory *memory, uint64_t offset,
                                    const bl_kv_batch *batch,
                                    const bl_kv_work *work)
@@ -32,8 +32,8 @@ static uint32_t bl_checksums_write(const bl_memory *memory, uint64_t offset,
     return bl_checksums_crc(work->checksums, work->chunk_count);
 }
 
-/* Stream one granted block. Returns 0 and the check of its checksums, or the engine's error, or
- * -BL_ERROR_DEVICE_FAULT: the grants can still be given back. */
+/* Stream one granted block. Returns 0 and the CRC of its checksums; or the copy's error, after
+ * which the grants can still be aborted. */
 static int bl_kv_write_guarded(void *context)
 {
     const bl_kv_copy *copy = context;
@@ -42,7 +42,7 @@ static int bl_kv_write_guarded(void *context)
     uint64_t offset = copy->work->records[copy->i].offset;
     const bl_fragment *fragments = batch->fragments + (size_t)copy->i * batch->fragment_count;
     bl_copy_settings settings = bl_copy_settings_of(batch->settings);
-    settings.threads = 1; /* the other cores are the engine's, because nothing waits for a put */
+    settings.threads = 1; /* leave the other cores to the engine: nothing waits for a put */
     int status = bl_gather_write(memory, offset, fragments, batch->fragment_count, batch->length,
                                  batch->chunk_size, copy->work->checksums, &settings,
                                      copy->throttle);
@@ -53,7 +53,7 @@ static int bl_kv_write_guarded(void *context)
     return 0;
 }
 
-/* Take the server's state of each block, and prepare a commit for each granted one. Returns their
+/* Copy the server's state of each block, and prepare a commit for each granted block. Returns their
  * number. */
 static uint32_t bl_kv_granted(const bl_kv_batch *batch, bl_kv_work *work, uint8_t *states,
                               int32_t *statuses)
@@ -74,7 +74,7 @@ static uint32_t bl_kv_granted(const bl_kv_batch *batch, bl_kv_work *work, uint8_
     return granted;
 }
 
-/* Ask for space. Returns 0 or an error. */
+/* Reserve space. Returns 0 or an error. */
 static int bl_kv_reserve(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
                          uint8_t *states, int32_t *statuses)
 {
@@ -90,8 +90,8 @@ static int bl_kv_reserve(bl_session *session, const bl_kv_batch *batch, bl_kv_wo
     return 0;
 }
 
-/* Give back the grant of a block for which there was no memory: it alone is refused. Returns 0 or
- * an error. */
+/* Abort the grant of a block whose page could not be allocated: only this block is refused. Returns
+ * 0 or an error. */
 static int bl_kv_refuse(bl_session *session, const bl_kv_batch *batch, const bl_kv_work *work,
                         uint32_t k, uint8_t *states, int32_t *statuses)
 {
@@ -101,7 +101,8 @@ static int bl_kv_refuse(bl_session *session, const bl_kv_batch *batch, const bl_
     return status < 0 ? (int)status : 0;
 }
 
-/* Write the granted blocks; only those that are not refused stay in work. Returns 0 or an error. */
+/* Write the granted blocks, and drop those from work that are refused meanwhile. Returns 0 or an
+ * error. */
 static int bl_kv_store(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
                        uint8_t *states, int32_t *statuses)
 {
@@ -148,8 +149,8 @@ static int bl_kv_commit(bl_session *session, const bl_kv_batch *batch, bl_kv_wor
     return status;
 }
 
-/* End a put whose payload is written, or that failed with -error: commit, or give back the
- * grants. If an engine met a page without memory, its blocks are refused. */
+/* End a put: commit, or abort the grants if written is an error. If an engine faulted on a page
+ * that could not be allocated, the blocks are refused. */
 static int bl_kv_publish(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
                          int written, uint8_t *states, int32_t *statuses)
 {
@@ -159,7 +160,7 @@ static int bl_kv_publish(bl_session *session, const bl_kv_batch *batch, bl_kv_wo
             states[work->index[k]] = BL_BLOCK_REFUSED;
             statuses[work->index[k]] = work->statuses[k];
         }
-    /* Nothing more is written: grants that are not committed may be given back. */
+    /* Nothing writes any more, so the grants that were not committed can be aborted. */
     if (status < 0 && work->count > 0 && session->attached && session->nonce == work->nonce) {
         bl_kv_retire(session, batch, status);
         bl_abort_blocks(session, work->commits, work->count, batch->timeout_ns);
@@ -206,7 +207,7 @@ int bl_kv_put_begin(bl_session *session, const bl_kv_batch *batch, uint8_t *stat
     return status;
 }
 
-/* A page of the pool, or less. */
+/* A range within one page of the pool. */
 typedef struct bl_kv_page {
     const bl_memory *memory;
     uint64_t offset;
@@ -221,9 +222,9 @@ static int bl_kv_flush_guarded(void *context)
 }
 
 /* Flush all blocks of the batch as bl_device_written() does. The engine has failed or was
- * interrupted, and none of its copies is under way. What its device has written so far must leave
- * this host's cache before the space is given back: later it would overwrite what the next owner
- * has written. A page that cannot be touched keeps no other from that. */
+ * interrupted, and none of its copies is in progress. Lines that its device wrote must be written
+ * back from this host's cache before the grants are aborted: later they would overwrite the next
+ * owner's bytes. A fault on one page does not skip the others. */
 static void bl_kv_flush(const bl_memory *memory, const bl_kv_pending *pending)
 {
     const bl_kv_work *work = &pending->work;
@@ -235,7 +236,7 @@ static void bl_kv_flush(const bl_memory *memory, const bl_kv_pending *pending)
             bl_kv_page page = {memory, work->records[work->index[k]].offset + at, rest};
             bl_guarded(memory, bl_kv_flush_guarded, &page);
         }
-    bl_fence_full(memory); /* the flushes are done before the abort is asked for */
+    bl_fence_full(memory); /* the flushes are complete before the call that aborts */
 }
 
 /* Stream the checksums of all granted blocks. */
@@ -268,7 +269,7 @@ int bl_kv_put_end(bl_session *session, bl_kv_pending *pending, const uint32_t *c
     int held = bl_kv_held(session, &pending->work);
     int status = written < 0 ? written : held;
     if (written == -EINPROGRESS && held == 0)
-        bl_session_leave(session); /* the grants are neither committed nor given back (D15) */
+        bl_session_leave(session); /* the grants are neither committed nor aborted (D15) */
     else if (written < 0)
         bl_kv_flush(&session->pool->memory, pending);
     if (status == 0)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Boot ids: they identify the start of an operating system that wrote a line.
+ * Boot ids, which identify a start of an operating system.
  */
 #ifndef BL_BOOT_H
 #define BL_BOOT_H

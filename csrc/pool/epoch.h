@@ -43,14 +43,13 @@ static inline int bl_epoch_serving(const bl_epoch_line *line)
     return line->epoch != 0 && line->state == BL_SERVER_SERVING;
 }
 
-/* Return 1 if this server has ever served. If not, its predecessor's half is still the valid
- * one. */
+/* Return 1 if this server has ever served. If not, its predecessor's half is still valid. */
 static inline int bl_epoch_served(const bl_epoch_line *line)
 {
     return line->state == BL_SERVER_SERVING || line->state == BL_SERVER_STOPPED;
 }
 
-/* Return 1 if this server has declared that it writes no more. */
+/* Return 1 if this server has declared that it will not write any more. */
 static inline int bl_epoch_last_word(const bl_epoch_line *line)
 {
     return line->state == BL_SERVER_STOPPED || line->state == BL_SERVER_FAILED;

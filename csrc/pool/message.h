@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Messages of one line (D3): sealing a line with its check, and checking one. All of it works on
- * private copies. The check is keyed with the session's nonce and its server's epoch, so three
- * kinds of lines are rejected: lines of a former session of the lane, lines that a session
- * considered dead still writes, and lines that a deposed server still writes.
+ * Messages of one line (D3): sealing a line with its check, and verifying it, on private copies.
+ * The check is keyed with the session's nonce and its server's epoch. So three kinds of lines are
+ * rejected: those of a former session of the lane, those of a session that is still writing
+ * although it was declared dead, and those of a deposed server that is still writing.
  */
 #ifndef BL_MESSAGE_H
 #define BL_MESSAGE_H
 
 #include "format/line.h"
 
-/* Give a line its sequence, at both ends, and its check. Both are put into words first: an 8-byte
- * load after two smaller stores cannot be forwarded and waits until both reach the cache. */
+/* Set the line's sequence, at both ends, and its check. Both are assembled into 8-byte words first:
+ * a load of 8 bytes after two smaller stores cannot use store forwarding and waits until both reach
+ * the cache. */
 static inline void bl_message_seal(void *line, uint32_t sequence, uint64_t key)
 {
     uint64_t word[8];

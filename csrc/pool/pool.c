@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Mapping devices, and a pool over mapped devices. Each device is a single mapping: a view that
- * joins the stripes of several devices would cost a mapping per stripe. beluga/pool checks kind,
- * size and permission of the files before.
+ * Maps devices, and opens a pool over mapped devices. Each device is a single mapping: one
+ * contiguous view of all devices would need a mapping per stripe. beluga/pool has checked the kind,
+ * size and permissions of the files.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -15,8 +15,7 @@
 #include "coherence/guard.h"
 #include "pool/pool.h"
 
-/* Devdax takes only addresses that are multiples of its page: reserve a larger range, and map
- * inside. */
+/* Devdax accepts only addresses aligned to its pages: reserve a larger range, and map inside it. */
 int bl_device_map(int fd, uint64_t offset, uint64_t size, void **out)
 {
     if (size == 0 || size % BL_STRIPE_SIZE != 0 || offset % BL_STRIPE_SIZE != 0)
@@ -36,8 +35,8 @@ int bl_device_map(int fd, uint64_t offset, uint64_t size, void **out)
     if (head > 0)
         munmap(room, head);
     munmap(address + size, BL_STRIPE_SIZE - head);
-    /* These are only hints: a kernel that lacks one of them still maps the device. MADV_NOHUGEPAGE
-     * is never used: devdax would fault on every touch after it. */
+    /* Hints only: a kernel that lacks one of them still maps the device. MADV_NOHUGEPAGE must not
+     * be used: devdax would then fault at every access. */
     madvise(address, size, MADV_DONTFORK);
     madvise(address, size, MADV_DONTDUMP);
     madvise(address, size, MADV_HUGEPAGE);
@@ -50,7 +49,7 @@ int bl_device_unmap(void *address, uint64_t size)
     return munmap(address, size) == 0 ? 0 : -errno;
 }
 
-/* Bytes at the start of a mapped device, which may belong to no pool. */
+/* The first bytes of a mapped device, which may not be part of a pool. */
 typedef struct bl_device_range {
     uint8_t *address;
     uint64_t size;
@@ -77,7 +76,7 @@ static int bl_device_touch_guarded(void *context)
     return 0;
 }
 
-enum { POPULATE_READ = 22, POPULATE_WRITE = 23 }; /* Linux 5.14, and newer than many headers */
+enum { POPULATE_READ = 22, POPULATE_WRITE = 23 }; /* since Linux 5.14: many headers lack them */
 
 int bl_device_populate(void *address, uint64_t size)
 {
@@ -85,8 +84,8 @@ int bl_device_populate(void *address, uint64_t size)
         return 0;
     if (errno != EINVAL && errno != ENOSYS && errno != EPERM)
         return -errno;
-    /* an older kernel, or a sandbox denies the call; no other process writes to a pool that is
-     * being created */
+    /* The kernel is older, or a sandbox denies the call. Plain stores are safe here: no other
+     * process writes to a pool that is being created. */
     bl_device_range range = {.address = address, .size = size};
     return bl_device_guarded(&range, bl_device_touch_guarded) < 0 ? -EFAULT : 0;
 }
@@ -125,9 +124,9 @@ void bl_pool_prefault(const bl_pool *pool, uint64_t offset, uint64_t size)
     uint64_t end = offset + size;
     for (uint64_t at = offset / BL_PAGE_SIZE * BL_PAGE_SIZE; at < end;) {
         uint64_t piece = bl_stripe_rest(at) < end - at ? bl_stripe_rest(at) : end - at;
-        if (madvise(bl_pool_address(pool, at), piece, POPULATE_READ) < 0) /* this covers writes,
-                                                                           * too */
-            return; /* only a hint: otherwise each page is mapped at its first access */
+        if (madvise(bl_pool_address(pool, at), piece, POPULATE_READ) < 0) /* also maps the pages
+                                                                           * for writing */
+            return; /* not an error: pages are then mapped at their first access */
         at += piece;
     }
 #else
@@ -144,8 +143,8 @@ void bl_pool_back(bl_pool *pool, const int32_t *fds, const uint64_t *offsets)
 
 #ifndef BL_SIM
 
-/* Allocate one stripe of a sparse file. Other processes may be writing to it, so it is not
- * accessed. */
+/* Allocate one stripe of a sparse file, without access to its bytes, because other processes may be
+ * writing them. */
 static int bl_stripe_reserve(const bl_pool *pool, bl_place place)
 {
     const bl_backing *backing = pool->backing + place.device;
@@ -156,7 +155,7 @@ static int bl_stripe_reserve(const bl_pool *pool, bl_place place)
     while (status < 0 && errno == EINTR);
     if (status == 0 || errno == ENOSPC || errno == EDQUOT || errno == ENOMEM)
         return status == 0 ? 0 : -errno;
-    /* The file system does not support it, or a sandbox denies the call. Populating may be
+    /* The file system does not support fallocate(), or a sandbox denies it. Populating may be
      * unsupported, too. */
     uint8_t *address = pool->memory.base[place.device] + place.device_offset;
     return madvise(address, BL_STRIPE_SIZE, POPULATE_WRITE) < 0 && errno == EFAULT ? -ENOSPC : 0;
@@ -188,7 +187,7 @@ int bl_pool_reserve(const bl_pool *pool)
 
 #endif
 
-/* Return 1 unless this superblock belongs to the same pool, with this device at its index. */
+/* Return 1 if this superblock belongs to another pool, or to another index. */
 static int bl_superblock_strange(const bl_superblock *first, const bl_superblock *superblock,
                                  uint32_t index)
 {
@@ -242,8 +241,8 @@ typedef struct bl_pool_blank {
     uint32_t zeroed;
 } bl_pool_blank;
 
-/* A crash in here leaves a pool that cannot be opened: the superblocks are zeroed first and written
- * last. */
+/* The superblocks are zeroed first and written last: after a crash in between, the pool cannot be
+ * opened. */
 static int bl_pool_format_guarded(void *context)
 {
     const bl_pool_blank *blank = context;

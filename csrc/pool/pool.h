@@ -12,7 +12,7 @@
 #include "coherence/memory.h"
 
 struct bl_pool {
-    bl_memory memory;           /* first, so that the verbs accept a pool's address */
+    bl_memory memory;           /* first member, so that the verbs accept a pool's address */
     bl_geometry geometry;
     uint8_t pool_id[16];
     bl_backing backing[BL_DEVICE_COUNT_MAX];

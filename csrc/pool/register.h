@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A line that is replaced in place and still always has a value: epoch and candidate lines.
+ * A line that is overwritten in place and always has a readable value: epoch and candidate lines.
  *
- * Such a line has two copies, which are written one after the other. A writer that dies in the
- * middle of one leaves the other whole: the old value while the first is written, the new one from
- * then on. So a torn line is never mistaken for an unwritten one. If neither copy becomes whole,
- * the memory is damaged, and that is an error of its own. There is one writer at a time.
+ * Such a line has two copies, which are written one after the other. If the writer dies in the
+ * middle of one, the other copy is whole: it has the old value while the first copy is written, and
+ * the new value from then on. So a torn line is never mistaken for an unwritten one. If neither
+ * copy becomes whole, the memory is damaged, which is an error of its own. There is one writer at a
+ * time.
  */
 #ifndef BL_REGISTER_H
 #define BL_REGISTER_H
@@ -19,10 +20,10 @@
 
 enum {
     BL_REGISTER_SIZE = 2 * BL_LINE_SIZE,
-    BL_REGISTER_TRIES = 64      /* reads of a line that seems to be written all the time */
+    BL_REGISTER_TRIES = 64      /* the most reads of a line that keeps changing */
 };
 
-/* Write a line, which ends in its check and is sealed with key. */
+/* Write a line that ends in its check. The caller has sealed it. */
 static inline void bl_register_write(const bl_memory *memory, uint64_t offset, const void *line)
 {
     bl_publish_line(memory, offset, line); /* SYNC register */
@@ -31,17 +32,17 @@ static inline void bl_register_write(const bl_memory *memory, uint64_t offset, c
     bl_publish_line(memory, offset + BL_LINE_SIZE, line);
 }
 
-/* Write the value that bl_register_read() returned once more, before a new writer's first value:
- * the former writer may have died in its second copy, and then only the first copy is whole. */
+/* Rewrite the value that bl_register_read() returned, before a new writer's first value: the former
+ * writer may have died while it wrote the second copy, and then only the first copy is whole. */
 static inline void bl_register_mend(const bl_memory *memory, uint64_t offset, const void *line)
 {
     bl_publish_line(memory, offset + BL_LINE_SIZE, line); /* SYNC register */
 }
 
-/* Read the value as this host's cache has it. Returns 1; 0 if no value was written yet (line is
- * zero); -EAGAIN if the first value ever is being written, or the second copy here is as old as
- * that (line is zero); or -BL_ERROR_EPOCH_DAMAGED if neither copy is whole, perhaps because it is
- * being written. */
+/* Read the value from this host's cache. Returns 1; 0 if no value was written yet (line is zero);
+ * -EAGAIN if the very first value is being written, or the cached second copy is still unwritten
+ * (line is zero); or -BL_ERROR_EPOCH_DAMAGED if neither copy is whole, perhaps because one is being
+ * written. */
 static inline int bl_register_load(const bl_memory *memory, uint64_t offset, uint64_t key,
                                    void *line)
 {
@@ -62,9 +63,10 @@ static inline int bl_register_load(const bl_memory *memory, uint64_t offset, uin
     return 1;
 }
 
-/* Read the value as memory has it. Returns 1, 0 or damage, which is reported only after many reads.
- * If the second copy was unwritten at both of two reads, the first copy of the earlier read was no
- * second value: before a second value is written, the second copy holds the first value. */
+/* Read the value from memory. Returns 1, 0, or, after many reads, -BL_ERROR_EPOCH_DAMAGED. If the
+ * second copy is unwritten in two successive reads, the first copy of the earlier read was the
+ * first value or none, because the second copy gets the first value before a second value is
+ * written. */
 static inline int bl_register_read(const bl_memory *memory, uint64_t offset, uint64_t key,
                                    void *line)
 {
@@ -79,9 +81,8 @@ static inline int bl_register_read(const bl_memory *memory, uint64_t offset, uin
     return status == -EAGAIN ? 0 : status;
 }
 
-/* Return 1 if both copies, as the last bl_register_read() refetched them, have this value. Only
- * then has its writer finished with it: a final value counts only after its last write. A stale
- * copy gives 0. */
+/* Return 1 if both copies had this value in the last bl_register_read(). Only then has the writer
+ * completed it: a final value counts only after its last write. A stale cached copy gives 0. */
 static inline int bl_register_settled(const bl_memory *memory, uint64_t offset, const void *line)
 {
     uint64_t copies[2][8];

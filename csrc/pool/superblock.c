@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The layout of a pool, and the validation of a device's first bytes. All of it is arithmetic on
- * private copies: a superblock is foreign input, so its geometry is derived again from the few
- * numbers that its creator chose. pool/pool.c reads and writes devices.
+ * The layout of a pool, and the validation of superblocks, as arithmetic on private copies. A
+ * superblock is foreign input, so its geometry is recomputed from the few numbers that its creator
+ * chose, and compared. pool/pool.c reads and writes devices.
  */
 #include <errno.h>
 #include <string.h>
@@ -12,7 +12,8 @@
 #include "api/pool.h"
 
 
-/* The limits of a configuration. Within these the layout's sums stay far below 2^64. */
+/* The limits of a configuration. Within these limits the sums of the layout cannot overflow 64
+ * bits. */
 enum bl_geometry_limit {
     BL_LANE_COUNT_MAX = 4096,
     BL_SLOT_COUNT_MIN = 4,
@@ -64,15 +65,16 @@ int bl_geometry_make(const bl_pool_config *config, bl_geometry *out)
     uint64_t table_size = bl_round_up(g.block_count_max * line_pair, BL_PAGE_SIZE);
     g.name_offset = g.table_offset + table_size;
     g.extent_offset = g.name_offset + table_size;
-    /* The extent table has a line pair for each data stripe, and takes stripes from the data: d
-     * stripes of metadata are enough when extent_offset + (all - d) * line_pair <= d * stripe. */
+    /* The extent table has a pair of lines for each data stripe, and itself takes stripes from the
+     * data: d stripes of metadata suffice if extent_offset + (all - d) * line_pair <= d *
+     * stripe. */
     uint64_t meta_count = (g.extent_offset + stripe_count * line_pair + BL_STRIPE_SIZE +
                            line_pair - 1) / (BL_STRIPE_SIZE + line_pair);
     if (meta_count >= stripe_count)
         return -ENOSPC;
     g.data_offset = meta_count * BL_STRIPE_SIZE;
     g.stripe_count = stripe_count - meta_count;
-    if (g.stripe_count > UINT32_MAX) /* an extent line has stripe numbers of 32 bits */
+    if (g.stripe_count > UINT32_MAX) /* an extent line has 32-bit stripe numbers */
         return -EINVAL;
     *out = g;
     return 0;
@@ -103,8 +105,8 @@ void bl_superblock_make(const bl_pool_config *config, const bl_geometry *geometr
     *out = superblock;
 }
 
-/* Return 1 if the fields of a superblock contradict each other. Its check is right, and a program
- * of this format wrote it. */
+/* Return 1 if the fields of a superblock with a right check and this format contradict each
+ * other. */
 static int bl_superblock_contradicts(const bl_superblock *superblock)
 {
     const bl_geometry *g = &superblock->geometry;
@@ -134,7 +136,7 @@ int bl_superblock_fault(const bl_superblock *superblock)
         return BL_SUPERBLOCK_EMPTY;
     if (memcmp(superblock->magic, bl_magic, sizeof bl_magic) != 0)
         return BL_SUPERBLOCK_FOREIGN;
-    if (superblock->version != BL_FORMAT_VERSION) /* its check may be at another offset */
+    if (superblock->version != BL_FORMAT_VERSION) /* another version may have its check elsewhere */
         return BL_SUPERBLOCK_VERSION;
     if (superblock->check != bl_superblock_check(superblock))
         return BL_SUPERBLOCK_DAMAGED;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Makes a prefix tree and applies KV events to it (api/prefix.h).
+ * Creates a prefix tree and applies KV events to it (api/prefix.h).
  */
 #include "api/prefix.h"
 
@@ -13,7 +13,7 @@
 #include "base/seed.h"
 #include "prefix/prefix_tree.h"
 
-/* ---- Making a tree. */
+/* ---- Creation and destruction. */
 
 static uint64_t bl_prefix_table_size(const bl_prefix_table *table)
 {
@@ -73,7 +73,7 @@ int bl_prefix_create(bl_prefix **out, uint32_t rank_max, uint32_t block_max, uin
     prefix->words = rank_max / 64 + 1;
     pthread_rwlockattr_t attributes;
     pthread_rwlockattr_init(&attributes);
-    /* Events must not wait until there are no readers. */
+    /* Prefer writers: a steady stream of lookups must not delay events. */
     pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
     pthread_rwlock_init(&prefix->lock, &attributes);
     pthread_rwlockattr_destroy(&attributes);
@@ -106,7 +106,7 @@ static int bl_prefix_valid(const bl_prefix *prefix, uint32_t rank, uint32_t tier
            (rank != BL_PREFIX_SHARED || tier == BL_PREFIX_DEVICE);
 }
 
-/* Return the block that rank, or else speaker, names so; or 0. */
+/* Return the block with this name of rank, or else of speaker; or 0. */
 static uint32_t bl_prefix_named_block(const bl_prefix *prefix, uint32_t rank, uint32_t speaker,
                                       uint64_t hash)
 {
@@ -116,7 +116,7 @@ static uint32_t bl_prefix_named_block(const bl_prefix *prefix, uint32_t rank, ui
     return number ? bl_prefix_name_at(prefix, number)->block : 0;
 }
 
-/* Note that a rank holds one block by this name. */
+/* Record that a rank holds one block by this name. */
 static int bl_prefix_add(bl_prefix *prefix, uint32_t rank, uint32_t tier, uint64_t name,
                          uint32_t block, bl_prefix_outcome *outcome)
 {
@@ -131,12 +131,12 @@ static int bl_prefix_add(bl_prefix *prefix, uint32_t rank, uint32_t tier, uint64
     return rc < 0 ? rc : 0;
 }
 
-/* How many blocks ahead a run asks for the slots of its blocks and names: each lies anywhere in
- * tables of many MiB. */
+/* Blocks to prefetch ahead in a run: the slots of blocks and names are scattered over tables of
+ * many MiB. */
 enum { BL_PREFIX_STORE_AHEAD = 8 };
 
-/* Ask for the slots of a block with this path and of its name. */
-static void bl_prefix_ask(const bl_prefix *prefix, uint64_t path, uint64_t name)
+/* Prefetch the slots of a block with this path, and of its name. */
+static void bl_prefix_prefetch(const bl_prefix *prefix, uint64_t path, uint64_t name)
 {
     bl_prefetch(bl_prefix_slot(&prefix->block_table, bl_prefix_block_tag(path)));
     bl_prefetch(bl_prefix_slot(&prefix->name_table, bl_prefix_name_tag(prefix, name)));
@@ -155,7 +155,7 @@ static int bl_prefix_store_locked(bl_prefix *prefix, uint32_t rank, uint32_t tie
     for (uint32_t i = 0; i < count; i++) {
         for (; asked < count && asked <= i + BL_PREFIX_STORE_AHEAD; asked++) {
             path = bl_prefix_path(prefix, path, locals[asked]);
-            bl_prefix_ask(prefix, path, names[asked]);
+            bl_prefix_prefetch(prefix, path, names[asked]);
         }
         uint32_t child = bl_prefix_child(prefix, at, locals[i]);
         if (!child)
@@ -242,7 +242,7 @@ int bl_prefix_clear(bl_prefix *prefix, uint32_t rank, bl_prefix_outcome *outcome
     return 0;
 }
 
-/* ---- Looking at it. */
+/* ---- Queries. */
 
 uint64_t bl_prefix_held(bl_prefix *prefix, uint32_t rank, uint32_t tier)
 {

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Finds the longest prefixes in the tree (api/prefix.h). All ranks walk it together: each has a bit
- * in the mask of its phase. At every block the ranks that do not hold it go on to the next phase.
+ * Finds the longest prefixes in the tree (api/prefix.h), in one walk for all ranks: each rank has a
+ * bit in the mask of its phase (its current tier). At every block, the ranks that do not hold it
+ * there move on to the next phase.
  */
 #include "prefix/prefix_tree.h"
 
 enum {
-    BL_PREFIX_AHEAD = 15,       /* blocks between two stages of a walk: their misses overlap */
+    BL_PREFIX_AHEAD = 15,       /* blocks between two stages of a walk, so that misses overlap */
     BL_PREFIX_RING = 32,        /* a power of two, more than two stages */
-    BL_PREFIX_POOL = 3,         /* the phase behind the last tier: blocks of the pool */
+    BL_PREFIX_POOL = 3,         /* the phase after the last tier: blocks of the pool */
     BL_PREFIX_PHASES = 4,
     BL_PREFIX_WORDS = BL_PREFIX_RANKS_MAX / 64
 };
@@ -20,7 +21,7 @@ typedef struct bl_prefix_walk {
     uint32_t end[BL_PREFIX_RANKS_MAX][BL_PREFIX_PHASES];
 } bl_prefix_walk;
 
-/* Handle a block at which some of 64 ranks are not where they were at the block before. */
+/* Handle a block at which some of 64 ranks change their phase. */
 static void bl_prefix_shift(bl_prefix_walk *walk, const uint64_t *held, uint32_t words,
                             uint32_t word, uint32_t depth)
 {
@@ -35,7 +36,8 @@ static void bl_prefix_shift(bl_prefix_walk *walk, const uint64_t *held, uint32_t
     }
 }
 
-/* Does any rank go on? With early, does a second one, apart from blocks of the pool? */
+/* Return 1 if any rank continues; with early, only if a second one does, not counting blocks of the
+ * pool. */
 static inline int bl_prefix_step(bl_prefix_walk *walk, const uint64_t *held, uint32_t words,
                                  uint32_t depth, int early)
 {
@@ -54,7 +56,7 @@ static inline int bl_prefix_step(bl_prefix_walk *walk, const uint64_t *held, uin
     return any && !(early && own == 1);
 }
 
-/* End the walk: every rank that is still on it ends at depth. */
+/* End the walk: every remaining rank ends at depth. */
 static void bl_prefix_finish(bl_prefix_walk *walk, uint32_t depth)
 {
     for (uint32_t word = 0; word < walk->prefix->words; word++) {
@@ -67,9 +69,9 @@ static void bl_prefix_finish(bl_prefix_walk *walk, uint32_t depth)
     }
 }
 
-/* Walk in three stages, each some blocks behind the one before: where a block would lie; which
- * block lies there; is it the right one, and which ranks hold it. Returns how many blocks were
- * looked at with some rank on them. */
+/* Walk in three stages, each some blocks behind the one before: compute the slot of a block; read
+ * the block's number there; compare the block and read which ranks hold it. Returns the number of
+ * blocks visited while some rank remained. */
 static inline uint32_t bl_prefix_follow(bl_prefix_walk *walk, const uint64_t *locals,
                                         uint32_t count, uint32_t words, int early)
 {
@@ -97,7 +99,8 @@ static inline uint32_t bl_prefix_follow(bl_prefix_walk *walk, const uint64_t *lo
         uint32_t number = found[depth % BL_PREFIX_RING];
         const bl_prefix_block *block = bl_prefix_block_at(prefix, number);
         if (number && (block->parent != parent || block->local != locals[depth]))
-            number = bl_prefix_child(prefix, parent, locals[depth]);    /* another's tag */
+            number = bl_prefix_child(prefix, parent, locals[depth]);    /* the tag of another
+                                                                         * block */
         if (!number)
             return depth;
         if (!bl_prefix_step(walk, bl_prefix_block_at(prefix, number)->held, words, depth, early))
@@ -116,8 +119,8 @@ int bl_prefix_find(bl_prefix *prefix, const uint64_t *locals, uint32_t count, in
     pthread_rwlock_rdlock(&prefix->lock);
     memset(walk.phase, 0, sizeof walk.phase);
     memcpy(walk.phase[0], prefix->active, prefix->words * sizeof *prefix->active);
-    /* Most trees have one word of ranks, and most calls no early exit: the compiler makes that path
-     * short. */
+    /* Most trees have at most 64 ranks, and most calls no early exit: the constants let the
+     * compiler specialize this path. */
     uint32_t depth = prefix->words == 1 && !early_exit
                          ? bl_prefix_follow(&walk, locals, count, 1, 0)
                          : bl_prefix_follow(&walk, locals, count, prefix->words, early_exit);
@@ -137,7 +140,7 @@ int bl_prefix_find(bl_prefix *prefix, const uint64_t *locals, uint32_t count, in
     return match_count;
 }
 
-/* ---- Dumping it. */
+/* ---- Dump. */
 
 /* Return a name that a rank has for a block; 0 if none. */
 static uint64_t bl_prefix_spoken(const bl_prefix *prefix, uint32_t block, uint32_t rank)

@@ -17,8 +17,7 @@ void bl_prefix_table_add(bl_prefix_table *table, uint32_t tag, uint32_t number)
     table->slot[at & table->mask] = (uint64_t)tag << 32 | number;
 }
 
-/* Entries that lie further on because this slot was taken move up, so a search still ends at an
- * empty slot. */
+/* Later entries of the probe sequence move up, so that a search still ends at an empty slot. */
 void bl_prefix_table_remove(bl_prefix_table *table, uint32_t tag, uint32_t number)
 {
     uint64_t hole = tag, mask = table->mask;
@@ -35,7 +34,7 @@ void bl_prefix_table_remove(bl_prefix_table *table, uint32_t tag, uint32_t numbe
     table->slot[hole] = 0;
 }
 
-/* ---- Rooms: the free list is linked through a block's parent or a name's next. */
+/* ---- Item arrays: free items are linked through a block's parent or a name's next. */
 
 static uint32_t *bl_prefix_free_link(const bl_prefix *prefix, const bl_prefix_room *room,
                                      uint32_t number)
@@ -44,7 +43,7 @@ static uint32_t *bl_prefix_free_link(const bl_prefix *prefix, const bl_prefix_ro
                                    : &bl_prefix_name_at(prefix, number)->next;
 }
 
-/* Take an item; the caller knows that there is room. */
+/* Allocate an item; the caller has made room. */
 static uint32_t bl_prefix_room_take(bl_prefix *prefix, bl_prefix_room *room)
 {
     uint32_t number = room->free;
@@ -130,7 +129,7 @@ uint32_t bl_prefix_name_of(const bl_prefix *prefix, uint32_t rank, uint64_t hash
     return number;
 }
 
-/* Return the name of this block by this hash, whichever rank has it; or 0. */
+/* Return this block's name with this hash, of any rank; or 0. */
 static uint32_t bl_prefix_name_for(const bl_prefix *prefix, uint64_t hash, uint32_t block)
 {
     uint32_t tag = bl_prefix_name_tag(prefix, hash), number;
@@ -156,7 +155,7 @@ static void bl_prefix_count(bl_prefix *prefix, uint32_t rank, uint32_t tier, int
         prefix->active[rank / 64] &= ~bit;
 }
 
-/* Forget a name that no rank has any more. */
+/* Remove a name that no rank has any more. */
 static void bl_prefix_forget(bl_prefix *prefix, uint32_t number)
 {
     bl_prefix_name *name = bl_prefix_name_at(prefix, number);
@@ -171,7 +170,7 @@ static void bl_prefix_forget(bl_prefix *prefix, uint32_t number)
     bl_prefix_room_give(prefix, &prefix->names, number);
 }
 
-/* Does a rank hold a block in a tier by any name? */
+/* Return 1 if a rank holds a block in a tier by any name. */
 static int bl_prefix_named(const bl_prefix *prefix, const bl_prefix_block *block, uint32_t rank,
                            uint32_t tier)
 {
@@ -210,7 +209,7 @@ uint32_t bl_prefix_drop(bl_prefix *prefix, uint32_t number, uint32_t rank, uint3
     return dropped;
 }
 
-/* Evict a leaf and all its names, whichever ranks hold them. */
+/* Evict a leaf with its names, for all ranks. */
 static void bl_prefix_evict(bl_prefix *prefix, uint32_t leaf)
 {
     bl_prefix_block *block = bl_prefix_block_at(prefix, leaf);
@@ -239,7 +238,7 @@ int bl_prefix_make_room(bl_prefix *prefix, bl_prefix_room *room)
     return 0;
 }
 
-/* Add a name, which no rank has yet. There is room. */
+/* Add a name without holders; the caller has made room. */
 static uint32_t bl_prefix_name_add(bl_prefix *prefix, uint64_t hash, uint32_t at)
 {
     uint32_t number = bl_prefix_room_take(prefix, &prefix->names);
@@ -262,8 +261,8 @@ int bl_prefix_take(bl_prefix *prefix, uint32_t rank, uint32_t tier, uint64_t has
     prefix->keep = at;
     uint32_t number = bl_prefix_name_for(prefix, hash, at);
     if (!number) {
-        /* There is one name for each rank, and some for contents that only the engine tells
-         * apart. */
+        /* One name for each rank, and some spare ones for contents that only the engine
+         * distinguishes. */
         if (block->name_count >= prefix->rank_max + 64)
             return -ENOSPC;
         if (bl_prefix_make_room(prefix, &prefix->names) < 0)

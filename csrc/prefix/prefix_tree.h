@@ -2,13 +2,13 @@
  * Copyright The Beluga Authors
  *
  * The data structures of the prefix tree (api/prefix.h): blocks, their names, and a hash table for
- * each. A block's place in its table depends on the contents of its whole path, so a walk knows all
- * its places before it has found the first block, and their cache misses overlap; what is found is
- * compared with the parent itself, so two paths are never taken for one. Numbers count from 1; 0 is
+ * each. A block's slot in its table depends on the contents of its whole path, so a walk can
+ * compute all slots in advance, and their cache misses overlap; the block in a slot is then
+ * compared by parent and contents, so colliding paths are not confused. Numbers begin at 1; 0 is
  * the root, or none.
  *
  * Invariants outside a call: a block has a name or a child; a name has a holder; a block's held
- * bits are those of its names; the leaves, and only they, are in the order of eviction.
+ * bits are those of its names; exactly the leaves are in the eviction order.
  */
 #ifndef BL_PREFIX_TREE_H
 #define BL_PREFIX_TREE_H
@@ -19,11 +19,11 @@
 #include "index/evict.h"
 #include "api/prefix.h"
 
-/* The held bits: a word per 64 ranks, tier after tier. */
+/* A block is followed by its held bits: a word per 64 ranks, tier after tier. */
 typedef struct bl_prefix_block {
     uint64_t local;
     uint64_t path;              /* hash of all locals from the root on */
-    uint32_t parent;            /* free: the next free one */
+    uint32_t parent;            /* of a free block: the next free one */
     uint32_t first_name;
     uint32_t name_count;
     uint32_t child_count;
@@ -35,11 +35,12 @@ typedef struct bl_prefix_block {
 typedef struct bl_prefix_name {
     uint64_t hash;              /* the engine's hash */
     uint32_t block;             /* 0: free */
-    uint32_t next;              /* the block's next name; free: the next free name */
+    uint32_t next;              /* the block's next name; of a free name: the next free one */
     uint64_t held[];
 } bl_prefix_name;
 
-/* An open-addressing table; a slot has the tag of its item above the item's number, 0 is empty. */
+/* An open-addressing table. A slot has the tag of its item in the high half and the item's number
+ * in the low half; 0 is empty. */
 typedef struct bl_prefix_table {
     uint64_t *slot;
     uint64_t mask;              /* slots - 1 */
@@ -50,7 +51,7 @@ typedef struct bl_prefix_room {
     uint8_t *item;
     size_t stride;
     uint32_t max;
-    uint32_t top;               /* no item from here on was ever used */
+    uint32_t top;               /* items from here on were never used */
     uint32_t free;
     uint32_t count;
 } bl_prefix_room;
@@ -64,7 +65,7 @@ struct bl_prefix {
     uint64_t evicted;
     uint32_t rank_max;
     uint32_t words;             /* words of 64 ranks */
-    uint32_t keep;              /* a block that must not be evicted just now */
+    uint32_t keep;              /* a block that must not be evicted during this call */
     uint64_t *active;           /* ranks that hold anything, a bit each */
     uint64_t *held;             /* [rank][tier]: names */
 };
@@ -103,8 +104,7 @@ static inline const uint64_t *bl_prefix_slot(const bl_prefix_table *table, uint3
     return &table->slot[tag & table->mask];
 }
 
-/* Return the next number under a tag; *at begins at the tag and moves behind the result; 0 when
- * there is none. */
+/* Return the next number with a tag, or 0. *at begins at the tag and moves behind the result. */
 static inline uint32_t bl_prefix_next(const bl_prefix_table *table, uint32_t tag, uint64_t *at)
 {
     for (;; ++*at) {
@@ -123,7 +123,7 @@ static inline int bl_prefix_bit(const uint64_t *held, uint32_t words, uint32_t r
     return held[tier * words + rank / 64] >> (rank % 64) & 1;
 }
 
-/* Return a bit per tier in which a rank holds the block. */
+/* Return the tiers in which a rank holds the block, as bits. */
 static inline uint32_t bl_prefix_tiers(const uint64_t *held, uint32_t words, uint32_t rank)
 {
     uint32_t tiers = 0;
@@ -132,33 +132,33 @@ static inline uint32_t bl_prefix_tiers(const uint64_t *held, uint32_t words, uin
     return tiers;
 }
 
-/* ---- prefix/prefix_tree.c: the tree's own; the lock is the caller's */
+/* ---- prefix/prefix_tree.c; the caller holds the lock */
 
-/* Add an item that a table lacks, which has a free slot; remove one that it has. */
+/* Add an item that is not in the table, which has a free slot; remove an item that is in it. */
 void bl_prefix_table_add(bl_prefix_table *table, uint32_t tag, uint32_t number);
 void bl_prefix_table_remove(bl_prefix_table *table, uint32_t tag, uint32_t number);
 
 /* Return the child with these contents, or 0. */
 uint32_t bl_prefix_child(const bl_prefix *prefix, uint32_t parent, uint64_t local);
 
-/* Make a new child, which is kept; 0 when there is no room. */
+/* Create a child, which is not evicted during this call. Returns 0 if there is no room. */
 uint32_t bl_prefix_grow(bl_prefix *prefix, uint32_t parent, uint64_t local);
 
 /* Remove a block if it has neither names nor children, then its parent, and so on. */
 void bl_prefix_settle(bl_prefix *prefix, uint32_t number);
 
-/* Return the name that a rank has for some block by this hash, or 0. */
+/* Return the rank's name with this hash, or 0. */
 uint32_t bl_prefix_name_of(const bl_prefix *prefix, uint32_t rank, uint64_t hash);
 
-/* Make room for one more name; cold leaves are evicted for it, but not the block that is kept. */
+/* Make room for one more item by evicting cold leaves, except prefix->keep. */
 int bl_prefix_make_room(bl_prefix *prefix, bl_prefix_room *room);
 
-/* Note that a rank holds a block by this name: 1 if it did not, 0 if it did, or -ENOSPC. */
+/* Record that a rank holds a block by this name. Returns 1, 0 if it held it already, or -ENOSPC. */
 int bl_prefix_take(bl_prefix *prefix, uint32_t rank, uint32_t tier, uint64_t hash, uint32_t block,
                    bl_prefix_outcome *outcome);
 
-/* Note that a rank no longer holds a name in these tiers (a bit each); name and block may be gone
- * then. Return in how many of the tiers it was held. */
+/* Record that a rank no longer holds a name in these tiers (a bit each). This may remove the name
+ * and the block. Returns in how many of the tiers it was held. */
 uint32_t bl_prefix_drop(bl_prefix *prefix, uint32_t number, uint32_t rank, uint32_t tiers);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The blocks that requests under way hold (api/routing.h): an open-addressing table with a count
- * for each block. It doubles when two thirds are used.
+ * The blocks of the running requests (api/routing.h): an open-addressing table with a count for
+ * each block. It doubles when two thirds are used.
  */
 #include "api/routing.h"
 
@@ -21,7 +21,7 @@ typedef struct bl_active_slot {
 struct bl_active {
     bl_active_slot *slot;
     uint64_t mask;              /* slots - 1 */
-    uint64_t seed[2];           /* a client chooses its blocks, and not their places */
+    uint64_t seed[2];           /* clients choose the hashes, so slots depend on a seed */
     uint32_t count;
 };
 
@@ -57,7 +57,7 @@ static inline uint64_t bl_active_home(const bl_active *active, uint64_t block)
     return bl_prefix_mix(block ^ active->seed[0], active->seed[1] | 1) & active->mask;
 }
 
-/* Return the slot of a block, or the empty one in which it would be. */
+/* Return the slot of a block, or the empty slot where it belongs. */
 static inline bl_active_slot *bl_active_at(const bl_active *active, uint64_t block)
 {
     uint64_t at = bl_active_home(active, block);
@@ -102,8 +102,7 @@ int bl_active_add(bl_active *active, const uint64_t *blocks, uint32_t count)
     return rc;
 }
 
-/* Entries that lie further on because this slot was taken move up, so a search still ends at an
- * empty slot. */
+/* Later entries of the probe sequence move up, so that a search still ends at an empty slot. */
 static void bl_active_close(bl_active *active, uint64_t hole)
 {
     for (uint64_t at = (hole + 1) & active->mask; active->slot[at].holders;
@@ -128,8 +127,8 @@ void bl_active_remove(bl_active *active, const uint64_t *blocks, uint32_t count)
     }
 }
 
-/* Return how many leading blocks have more holders than that. A worker holds only the beginning of
- * most requests, so the search begins there, in steps that grow. */
+/* Return how many leading blocks have more than this many holders. A worker holds only the
+ * beginning of most requests, so this is a galloping search from the start. */
 static uint32_t bl_active_lead(const bl_active *active, const uint64_t *blocks, uint32_t count,
                                uint32_t holders)
 {
@@ -151,7 +150,7 @@ static uint32_t bl_active_lead(const bl_active *active, const uint64_t *blocks, 
     return (uint32_t)low;
 }
 
-/* Return how many of the first end blocks, which are held, a request would hold alone. */
+/* Return how many of the first end blocks, all of them held now, the request would hold alone. */
 static double bl_active_alone(const bl_active *active, const uint64_t *blocks, uint32_t end,
                               const double *alone, uint32_t alone_count)
 {
@@ -169,8 +168,8 @@ void bl_candidates_fill(const bl_load *const *loads, bl_active *const *active,
                         uint32_t worker_count, const uint64_t *blocks, uint32_t count,
                         const double *alone, uint32_t alone_count, bl_candidate *rows)
 {
-    /* Every worker's table lies elsewhere; all of them are asked for before the first is read.
-     * Most requests share their first block with others, so the second is read, too. */
+    /* Prefetch the slots in all workers' tables before the first is read. Most requests share their
+     * first block with others, so prefetch the second one, too. */
     for (uint32_t i = 0; active && i < worker_count; i++)
         for (uint32_t block = 0; block < 2 && block < count; block++)
             bl_prefetch(&active[i]->slot[bl_active_home(active[i], blocks[block])]);

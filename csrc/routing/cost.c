@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The loads of workers and what a request costs on each (api/routing.h). A request's cost is
- * computed for every worker, so this is where a router of many workers spends its time. Each sum
- * is in the order in which the formulas are written in Python: results are compared bit by bit.
+ * The loads of workers, and the cost of a request on each of them (api/routing.h). This runs for
+ * every worker and request, so a router of many workers spends most of its time here. Sums have the
+ * same order as the formulas in Python, because tests compare the results bit by bit.
  */
 #include "api/routing.h"
 
 #include <math.h>
 
-__extension__ typedef __int128 bl_wide;         /* no product of two figures overflows */
+__extension__ typedef __int128 bl_wide;         /* products of two figures cannot overflow */
 
 static inline int64_t bl_greater(int64_t a, int64_t b) { return b > a ? b : a; }
 static inline double bl_longer(double a, double b) { return b > a ? b : a; }
@@ -45,8 +45,8 @@ void bl_loads_refresh(bl_load *const *loads, bl_prefills *const *prefills, uint3
     }
 }
 
-/* The greater count: the worker's has the blocks of answers, the router's those of prompts that
- * wait. */
+/* Return the greater of two counts: the worker's includes the blocks of answers, the router's those
+ * of waiting prompts. */
 static inline int64_t bl_held_blocks(const bl_load *load)
 {
     return bl_greater(load->active_decode_blocks, load->kv_active_blocks);
@@ -57,8 +57,7 @@ static inline double bl_step_s(const bl_costs *costs, double batch, double conte
     return (costs->e + costs->f * batch + costs->g * context + costs->h) / 1e3;
 }
 
-/* Return the seconds to compute new tokens behind cached ones on a worker that does nothing
- * else. */
+/* Return the seconds to compute new tokens behind cached ones on an otherwise idle worker. */
 static inline double bl_alone_s(const bl_costs *costs, int64_t new, int64_t cached, double steps)
 {
     double n = (double)new, prefill_ms = 0.0;
@@ -81,7 +80,7 @@ void bl_estimates(const bl_costs *costs, int64_t input_tokens, const bl_candidat
         double steps = (double)(new / costs->step_tokens + (new % costs->step_tokens > 0));
         double held = (double)((bl_wide)bl_held_blocks(&row->load) * size);
         double batch = (double)row->load.active_requests;
-        /* A request comes in the middle of a step, on average. */
+        /* On average, a request arrives in the middle of a step. */
         double step_left_s = batch != 0 ? bl_step_s(costs, batch, held) / 2 : 0.0;
         double decode_s = steps * (costs->f * batch + costs->g * held) / 1e3;
         estimates[i] = (bl_estimate){
@@ -94,8 +93,8 @@ void bl_estimates(const bl_costs *costs, int64_t input_tokens, const bl_candidat
     }
 }
 
-/* Return the wait for excess blocks of a worker, as a multiple of the time of an answer. In that
- * time all blocks come free once. Nothing comes free before one of the requests that run together
+/* Return the wait for excess blocks of a worker, as a multiple of the duration of an answer, in
+ * which all blocks become free once. No block becomes free before the first of the running requests
  * ends. */
 static inline double bl_rounds(int64_t excess, int64_t blocks, int64_t held, int64_t requests)
 {
@@ -106,14 +105,15 @@ static inline double bl_rounds(int64_t excess, int64_t blocks, int64_t held, int
     return bl_longer((double)excess / (double)blocks, 1.0 / (double)bl_greater(together, 1));
 }
 
-/* Return the standard deviation of what a later request needs beyond the blocks that are free.
+/* Return the standard deviation of the number of blocks that a later request needs beyond the free
+ * ones.
  *
- * Its prompt contributes the typical one. The rest is the change of held while requests come and
- * go, as it was over the time of each request that has ended. Before that it is derived: if
- * requests of them with m = held / requests blocks run for T seconds in the mean, which is
- * distributed exponentially as their sizes are, then after t seconds the change has the variance
- * requests * (1 - exp(-2t / T)) * 2m^2. Over the time of one request, the mean of 1 - exp(-2t / T)
- * is 2/3. So 25 requests with 400 blocks change by 92. This counts like one ended request. */
+ * One part is the typical deviation of its prompt. The other is the change of held while requests
+ * come and go, measured over the time of each request that has ended, plus one prior: if requests
+ * with m = held / requests blocks each run for T seconds on average, with exponentially distributed
+ * sizes and times, then after t seconds the change has the variance requests * (1 - exp(-2t / T)) *
+ * 2m^2. Over the time of one request, the mean of 1 - exp(-2t / T) is 2/3. So 25 requests with 400
+ * blocks change by 92. */
 static inline double bl_spread(const bl_pressure *pressure, int64_t held, int64_t requests)
 {
     double square = (double)((bl_wide)held * held * 4);
@@ -122,9 +122,9 @@ static inline double bl_spread(const bl_pressure *pressure, int64_t held, int64_
                 (pressure->change_sum + derived) / (double)pressure->ended);
 }
 
-/* Return how many blocks a later request is expected to miss if free ones are left now. What it
- * needs beyond them is assumed to have a Laplace distribution with the standard deviation spread,
- * whose tails are heavier than a normal one's: requests come in bursts. */
+/* Return the expected number of blocks that a later request will lack if this many are free now.
+ * The need is assumed to have a Laplace distribution with the standard deviation spread: its tails
+ * are heavier than those of a normal distribution, because requests arrive in bursts. */
 static inline double bl_missing(double free, double spread)
 {
     double scale = spread / sqrt(2.0);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What was sent to workers lately (api/routing.h). All entries live equally long, so a rank's list
- * in the order of sending is one in the order of expiry. A request's last block comes first in it:
- * what is forgotten early shortens a prompt from its end.
+ * The blocks that were recently sent to workers (api/routing.h). All entries have the same
+ * lifetime, so a rank's list in the order of sending is also in the order of expiry. A request's
+ * last block comes first in it, so an early removal shortens the prefix from its end.
  */
 #include "api/routing.h"
 
@@ -17,8 +17,8 @@ typedef struct bl_sent_entry {
     uint64_t name;              /* hash of the block's whole path */
     double until;
     uint32_t rank;
-    uint32_t older;             /* in the rank's list; numbers count from 1 */
-    uint32_t newer;             /* free: the next free one */
+    uint32_t older;             /* in the rank's list; numbers begin at 1 */
+    uint32_t newer;             /* of a free entry: the next free one */
     uint32_t reserved;
 } bl_sent_entry;
 
@@ -38,9 +38,9 @@ struct bl_sent {
     double ttl_s;
 };
 
-enum { BL_SENT_AHEAD = 8 };     /* blocks; their slots lie anywhere in a table of many MiB */
+enum { BL_SENT_AHEAD = 8 };     /* blocks to prefetch ahead: slots are scattered over many MiB */
 
-/* A request has block_max blocks at most, and they are added before others are forgotten. */
+/* A request has at most block_max blocks, and they are added before others are removed. */
 static size_t bl_sent_room(const bl_sent *sent)
 {
     return 2 * (size_t)sent->block_max + 1;
@@ -118,7 +118,7 @@ static void bl_sent_append(bl_sent *sent, uint32_t number)
     list->newest = number;
 }
 
-/* Remove an entry from the account; the tree still has it. */
+/* Remove an entry here; the tree still has the block. */
 static void bl_sent_drop(bl_sent *sent, uint32_t number)
 {
     bl_sent_entry *entry = &sent->entry[number];
@@ -146,7 +146,7 @@ void bl_sent_expire(bl_sent *sent, double now)
     }
 }
 
-/* Forget the entries that would expire first, of any rank, until so many are left. */
+/* Remove the entries that would expire first, of any rank, until this many remain. */
 static void bl_sent_prune(bl_sent *sent, uint32_t left)
 {
     while (sent->count > left) {

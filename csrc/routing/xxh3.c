@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * XXH3-64 with a seed (api/routing.h), from its specification: inputs of up to 16, 128, 240 and
- * more bytes have a way of their own each. All numbers are little-endian, as those of the machine.
+ * XXH3-64 with a seed (api/routing.h), from its specification: there are separate paths for inputs
+ * of up to 16, 128, 240, and more bytes. All numbers are little-endian, like the machine's.
  */
 #include "api/routing.h"
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The acts of a scenario on hosts and processes, besides what happens by itself (sim/cache.c): stop
- * them and let them go on, kill them, crash a whole host and boot it again, let its clock jump.
+ * The actions of a scenario on hosts and processes, in addition to random events (sim/cache.c):
+ * pause and resume them, kill them, crash and reboot a host, or move its clock.
  *
- *   paused    does nothing, answers nothing, keeps its locks; what it streamed arrives
- *   killed    never runs again; its host's cache stays, and may write back later
- *   crashed   all processes of a host, its cache, what it streamed: each line and each piece is
- *             out, or lost; its runtime directory is empty; its next boot has another id
+ *   paused    does not run and keeps its locks; what it streamed arrives
+ *   killed    never runs again; its host's cache stays, and may write lines back later
+ *   crashed   all processes of the host and its cache are lost; of what it streamed, each piece has
+ *             arrived or is lost; its runtime directory is empty; its next boot has another boot id
  */
 #include "sim/world.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The simulated memory, private caches, store buffers and pending invalidations: they decide which
- * bytes a load sees. sim/turns.c decides which process runs, and when.
+ * The simulated memory, private caches, store buffers and pending invalidations, which determine
+ * the bytes that a load returns. sim/turns.c schedules the processes.
  *
  * Invariants: place and lines of a host point at each other; a process's stores are in program
  * order, so the first has the lowest fence number; lines of hardware coherence are never cached.
@@ -22,8 +22,8 @@ bl_sim_line *bl_sim_cached(bl_sim_host *host, uint32_t line)
     return place ? &host->lines[place - 1] : NULL;
 }
 
-/* Drop a line. A dirty line leaves as a whole, as in a real cache: bytes that nobody stored
- * overwrite memory with old ones. */
+/* Drop a line. As in a real cache, a dirty line is written back as a whole: bytes that were not
+ * stored to overwrite memory with old values. */
 void bl_sim_cache_drop(bl_sim_world *world, bl_sim_host *host, bl_sim_line *cached)
 {
     if (cached->dirty) {
@@ -91,7 +91,7 @@ static void bl_sim_writer_note(bl_sim_world *world, const bl_sim_process *proces
     *writer = *writer ? BL_SIM_MANY : host;
 }
 
-/* Let one piece arrive in memory; a copy in the writer's own host is dropped. */
+/* Deliver one piece to memory; the copy in the writer's own host is dropped. */
 static void bl_sim_piece_arrive(bl_sim_world *world, bl_sim_process *process, uint32_t index,
                                 uint32_t piece)
 {
@@ -101,7 +101,7 @@ static void bl_sim_piece_arrive(bl_sim_world *world, bl_sim_process *process, ui
     if (cached)
         bl_sim_cache_drop(world, host, cached);
     uint8_t *target = bl_sim_memory_line(world, store->line) + piece * 8;
-    if (memcmp(target, store->data + piece * 8, 8) != 0) /* others need no publication */
+    if (memcmp(target, store->data + piece * 8, 8) != 0) /* unchanged bytes need no publication */
         bl_sim_track_of(world, store->line)->piece[piece] = store->version;
     memcpy(target, store->data + piece * 8, 8);
     bl_sim_writer_note(world, process, store->line);
@@ -113,7 +113,7 @@ static void bl_sim_piece_arrive(bl_sim_world *world, bl_sim_process *process, ui
     memmove(store, store + 1, (process->store_count - index) * sizeof *store);
 }
 
-/* Let some piece arrive that may be next: of any store before the first fence; plain stores in
+/* Deliver a random piece that may be next: of any store before the first fence; plain stores in
  * order. */
 void bl_sim_drain(bl_sim_world *world, bl_sim_process *process)
 {
@@ -156,7 +156,7 @@ static bl_sim_store *bl_sim_stored(bl_sim_process *process, uint32_t line)
     return NULL;
 }
 
-/* Let the stores of a line arrive before a load of it: a process sees its own stores. */
+/* Deliver the stores of a line before a load of it: a process reads its own stores. */
 void bl_sim_settle(bl_sim_world *world, bl_sim_process *process, uint32_t line)
 {
     while (bl_sim_stored(process, line))
@@ -182,7 +182,7 @@ void bl_sim_line_stream(bl_sim_world *world, bl_sim_process *process, uint32_t l
     store->plain = (uint8_t)plain;
 }
 
-/* Let all of a line arrive in memory at once. */
+/* Deliver a whole line to memory. */
 void bl_sim_line_arrive(bl_sim_world *world, const bl_sim_process *process, uint32_t line,
                         const void *source, uint32_t version)
 {
@@ -261,8 +261,8 @@ static void bl_sim_invalidation_complete(bl_sim_world *world, bl_sim_process *pr
         bl_sim_cache_drop(world, host, cached);
 }
 
-/* Invalidate a line. This is not ordered with the loads before it: a copy taken since the last full
- * fence may stay, as if the invalidation had come first. A line that is not cached needs none. */
+/* Invalidate a line. This is not ordered after earlier loads: a copy cached since the last full
+ * fence may stay, as if the invalidation had come first. An uncached line needs no invalidation. */
 void bl_sim_line_invalidate(bl_sim_world *world, bl_sim_process *process, uint32_t line)
 {
     bl_sim_line *cached = bl_sim_cached(&world->host[process->pool.memory.host], line);

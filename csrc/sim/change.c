@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The changes of one site in a run (bl_sim_change), by which scripts/mutants finds out whether any
- * oracle notices. This file says what a change is; sim/verbs.c makes it.
+ * The changes of one site in a run (bl_sim_change), with which scripts/mutants tests whether an
+ * oracle detects them. This file defines the changes; sim/verbs.c applies them.
  */
 #include "sim/world.h"
 
@@ -44,7 +44,8 @@ void bl_sim_matters(bl_sim_world *world, const bl_site *site, enum bl_sim_change
 
 /* ---- The other half. */
 
-/* Return the same place in the other of two halves of this size, the first of which is at start. */
+/* Return the corresponding offset in the other of two halves of half_size bytes, the first of which
+ * begins at start. */
 static uint64_t bl_sim_flip(uint64_t offset, uint64_t start, uint64_t half_size)
 {
     if (offset - start >= 2 * half_size) /* or below start */
@@ -105,8 +106,8 @@ int bl_sim_is_load(const bl_sim_verb *verb)
            verb->kind == BL_SIM_PREFETCH;
 }
 
-/* One line on a device of hardware coherence is stored plainly; bulk data always goes past the
- * cache. */
+/* On a device of hardware coherence, a single line is written by plain stores; bulk data always
+ * bypasses the cache. */
 int bl_sim_plain(const bl_memory *memory, const bl_sim_verb *verb)
 {
     return verb->size == BL_LINE_SIZE && bl_sim_coherent(memory, verb->offset);

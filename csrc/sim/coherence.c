@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The coherence oracle: were the bytes that a process uses published before it read them, and did
- * its host drop its copy after it knew? The rule is judged, not the result: right bytes that were
- * read in a wrong way are a failure, too.
+ * The coherence oracle: the bytes that a process uses must have been published before it read them,
+ * and its host must have invalidated its copy after the process knew of the publication. The oracle
+ * judges the rule and not the result: correct bytes that were read against the rules are a failure,
+ * too.
  *
- *   unfenced     streamed before the line that publishes it, with no fence between
- *   unpublished  in memory when it was read, but nothing the reader believed says so: a write too
- *                many, or a second look too few
- *   stale        the reader's host had not dropped its copy since the reader knew of the write
- *   late look    the line that confirms a read was not looked at anew after it
+ *   unfenced     streamed before the line that publishes it, without a fence in between
+ *   unpublished  in memory when it was read, but no line that the reader accepted published it: a
+ *                write too many, or a missing second look
+ *   stale        the reader's host had not invalidated its copy since the reader knew of the write
+ *   late look    the line that confirms a read was not read again after it
  *
- * A look that is not believed is no read: a process that polls may see anything.
+ * A load without bl_believe() is not judged: a polling process may read anything.
  */
 #include "sim/verdict.h"
 #include "sim/world.h"
@@ -23,7 +24,7 @@ static const bl_sim_version *bl_sim_version_of(const bl_sim_world *world, uint32
     return number ? &world->history.versions[number] : NULL;
 }
 
-/* Return what is wrong with a line that was read and is used now, or NULL. */
+/* Return the violation in the use of a line that was read, or NULL. */
 static const char *bl_sim_unlawful(const bl_sim_world *world, const bl_sim_process *process,
                                    const bl_sim_look *look, const bl_sim_version **writer)
 {

@@ -14,8 +14,7 @@ static void bl_sim_job_end(bl_sim_world *world, uint32_t index)
     *job = world->jobs[--world->job_count];
 }
 
-/* Write a line to memory. A copy in the host's cache is dropped, since all of the line is
- * overwritten. */
+/* Write a line to memory, and drop the copy in the host's cache: the whole line is overwritten. */
 static void bl_sim_job_to_memory(bl_sim_world *world, const bl_sim_job *job, uint32_t line,
                                  const uint8_t *data, uint32_t version)
 {

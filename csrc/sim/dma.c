@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The process's side of DMA jobs: it starts one, and waits for its completion.
+ * The process's side of DMA jobs: starting one, and waiting for its completion.
  */
 #include <stdlib.h>
 
@@ -24,7 +24,7 @@ uint64_t bl_sim_device_start(const bl_memory *memory, uint64_t offset, const voi
     if (world->jobs == NULL)
         world->jobs = calloc(BL_SIM_JOB_COUNT, sizeof *world->jobs);
     if (world->jobs == NULL || size % BL_LINE_SIZE || size > sizeof world->jobs->data)
-        abort(); /* the scenario contradicts itself */
+        abort(); /* a bug of the scenario */
     while (world->job_count == BL_SIM_JOB_COUNT)
         bl_sim_device_wait(memory, world->jobs[0].ticket);
     bl_sim_step(world, (uint32_t)(offset / BL_LINE_SIZE));

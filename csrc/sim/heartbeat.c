@@ -35,8 +35,8 @@ void bl_heartbeat_stop(bl_heartbeat *heartbeat)
     heartbeat->running = 0;
 }
 
-/* Write one heartbeat. The thread that does it has buffers of its own and nothing else to do: its
- * line is out at once. */
+/* Write one heartbeat. Its thread has its own store buffer and nothing else to do, so the line
+ * arrives at once. */
 static void bl_sim_heartbeat_tick(bl_sim_world *world, bl_sim_process *process,
                                   bl_heartbeat *heartbeat)
 {
@@ -48,7 +48,7 @@ static void bl_sim_heartbeat_tick(bl_sim_world *world, bl_sim_process *process,
     bl_sim_settle(world, process, number);
     uint32_t version = bl_sim_note_write(world, process, number, 0, BL_MARK("heartbeat"));
     world->history.versions[version].clock = order->known.clock[process->number];
-    order->streamed_at = written_at; /* no fence of the program has to cover it */
+    order->streamed_at = written_at; /* needs no fence of the program */
     order->clock = clock;
     bl_sim_line_arrive(world, process, number, &line, version);
 }

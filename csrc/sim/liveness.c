@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Liveness locks in the simulator: liveness/lock.h with tables instead of lock files. A descriptor
- * is an index of the table. The kernel's part is a full fence: what a process streamed has arrived
- * before others can see that it gave a lock back or died.
+ * Liveness locks in the simulator: liveness/lock.h with a table instead of lock files. A descriptor
+ * is an index into the table. The kernel's part is a full fence: what a process streamed has
+ * arrived before others can observe that it released a lock or died.
  */
 #include "liveness/lock.h"
 
@@ -61,7 +61,7 @@ int bl_liveness_has_devices(const bl_memory *memory, int descriptor)
     return (int)memory->world->liveness_lock[descriptor].has_devices;
 }
 
-/* The kernel frees a lock while devices may still write for its holder. */
+/* The kernel releases a dead process's lock while its devices may still write. */
 static int bl_sim_unlocked(const bl_sim_process *holder)
 {
     return holder->state != BL_SIM_READY && holder->store_count == 0;
@@ -111,7 +111,7 @@ int bl_liveness_left(const bl_memory *memory, const char *directory, uint64_t *n
     return (int)count;
 }
 
-/* There are no sockets here: the lock is the only proof. */
+/* The simulator has no pidfds: the lock is the only proof. */
 
 int bl_pidfds_open(const bl_memory *memory, const char *directory, uint64_t nonce,
                    uint32_t count_max, bl_pidfds **out)
@@ -189,7 +189,7 @@ int bl_boot_id(const bl_memory *memory, uint64_t boot_id[2])
     const bl_sim_host *host = &world->host[memory->host];
     boot_id[0] = memory->host + 1;
     boot_id[1] = host->boot;
-    if (world->current) /* a process of this boot knows that the boots before are over */
+    if (world->current) /* a process of this boot knows that earlier boots have ended */
         bl_sim_learn(world, world->current, host->over, (uint32_t)world->stat.steps);
     return 0;
 }

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Records versions, clocks and what processes know: see sim/history.h. sim/coherence.c and
- * sim/owner.c judge by it.
+ * Records versions, clocks and the knowledge of processes (sim/history.h), for sim/coherence.c and
+ * sim/owner.c.
  */
 #include "sim/world.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-/* Make room for one more element in an array whose first element is nothing. A world without memory
- * cannot go on, because its run would no longer follow from its seed. */
+/* Make room for one more element in an array whose first element is unused. Without memory the
+ * world aborts, because its run would no longer be determined by its seed. */
 static void *bl_sim_grow(void *array, uint32_t *count, uint32_t *room, size_t size)
 {
     if (*count == *room) {
@@ -53,7 +53,7 @@ static uint32_t bl_sim_track_number(bl_sim_world *world, uint32_t line)
 
 bl_sim_track *bl_sim_track_of(bl_sim_world *world, uint32_t line)
 {
-    uint32_t number = bl_sim_track_number(world, line); /* before the array is named: it may move */
+    uint32_t number = bl_sim_track_number(world, line); /* first, because it may move the array */
     return &world->history.tracks[number];
 }
 
@@ -91,7 +91,7 @@ uint32_t bl_sim_snapshot_take(bl_sim_world *world, bl_sim_process *process)
     return process->order.snapshot;
 }
 
-/* Note that from at on a process knows what that writer wrote up to clock. */
+/* Record that from time at on the process knows what writer wrote up to clock. */
 static void bl_sim_raise_to(bl_sim_order *order, uint32_t writer, uint32_t clock, uint32_t at)
 {
     order->known.clock[writer] = clock;
@@ -194,10 +194,10 @@ void bl_sim_note_invalidate(bl_sim_world *world, bl_sim_process *process, uint32
         return;
     const bl_sim_process *writer = world->process[version->process];
     int inherited = bl_sim_gone(writer) && writer->pool.memory.host == process->pool.memory.host;
-    if (writer != process && !inherited) /* a dead process's lines are its host's */
+    if (writer != process && !inherited) /* lines of a dead process belong to its host */
         return;
     version->process = process->number;
-    version->clock = ++process->order.clock; /* on its way, like a streamed version */
+    version->clock = ++process->order.clock; /* in transit, like a streamed version */
 }
 
 static uint32_t bl_sim_newest(const uint32_t piece[BL_SIM_PIECE_COUNT])

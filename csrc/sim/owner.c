@@ -2,12 +2,12 @@
  * Copyright The Beluga Authors
  *
  * The ownership oracle (D4): a line has one writer at a time. A process that writes a line must
- * know that its last writer's last write is over: a line that it believed says so, or a lock, a
- * proof of death, or a new boot of the writer's host. And a dirty line that leaves a cache must not
- * find newer bytes in memory.
+ * know that the last writer's last write is complete: from a line that it accepted, a lock, a proof
+ * of death, or a new boot of the writer's host. And a dirty line that is written back must not
+ * overwrite newer bytes in memory.
  *
- * As with reads, the rule is judged, not the harm. A scenario that breaks it on purpose sets the
- * world's lawless.
+ * As for reads, the oracle judges the rule and not the harm. A scenario that breaks it on purpose
+ * sets the world's lawless.
  */
 #include "sim/verdict.h"
 #include "sim/world.h"
@@ -42,7 +42,7 @@ uint32_t bl_sim_note_write(bl_sim_world *world, bl_sim_process *process, uint32_
 void bl_sim_owner_returns(bl_sim_world *world, const bl_sim_line *cached)
 {
     const bl_sim_track *track = bl_sim_track_of(world, cached->line);
-    uint32_t newest = 0; /* a dirty version in the cache, whose writer is to blame */
+    uint32_t newest = 0; /* the dirty version in the cache: its writer is reported */
     for (uint32_t i = 0; i < BL_SIM_PIECE_COUNT; i++)
         if (cached->dirty >> (8 * i) & 0xff && cached->piece[i] > newest)
             newest = cached->piece[i];

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Detects raw access: in the simulator the pool's devices are address ranges that nobody may touch.
- * Code that uses an address without a verb faults; the fault ends the run and says where it was.
- * Other faults are the program's own and go to the handler that was there before.
+ * Detects raw access: in the simulator the pool's devices are inaccessible address ranges. Code
+ * that uses an address without a verb faults; the fault ends the run with a report of the
+ * instruction. Other faults are passed to the handler that was installed before.
  */
 #include "sim/verdict.h"
 #include "sim/world.h"
@@ -35,7 +35,7 @@ void bl_sim_raw_release(bl_sim_world *world)
             munmap(world->pool.memory.base[i], world->pool.geometry.device_size);
 }
 
-/* This runs on the stack of the process that faulted, which never goes on. */
+/* This runs on the stack of the faulting process, which is never resumed. */
 static void bl_sim_raw_fault(int number, siginfo_t *info, void *context)
 {
     bl_sim_world *world = bl_sim_running;
@@ -57,7 +57,8 @@ static void bl_sim_raw_fault(int number, siginfo_t *info, void *context)
                  last ? last->verb : "");
         bl_sim_fail(world, -BL_SIM_RAW_ACCESS, report);
     }
-    sigaction(SIGSEGV, world ? &world->fault_before : NULL, NULL); /* it comes again at once */
+    sigaction(SIGSEGV, world ? &world->fault_before : NULL, NULL); /* the access faults again at
+                                                                    * once */
 }
 
 void bl_sim_raw_watch(bl_sim_world *world)

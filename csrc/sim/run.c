@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Makes worlds, fills them with processes, runs them, and takes them down again.
+ * Creates, runs and destroys worlds and their processes.
  *
- * Every run has a temper, drawn from its seed: how often processes are switched, and how busy
- * caches and buffers are. Some bugs show when much happens, others when one process stands still
- * for a long time.
+ * Every run draws its rates from its seed: how often processes are switched, and how often caches
+ * and buffers act. Some bugs need many events, others a process that is paused for a long time.
  */
 #include "sim/verdict.h"
 #include "sim/world.h"
@@ -43,7 +42,7 @@ int bl_sim_world_create(bl_sim_world **out, const bl_sim_config *config,
     world->switch_mask = (1ull << (1 + bl_sim_below(world, 6))) - 1;
     world->chance_mask = (1ull << bl_sim_below(world, 4)) - 1;
     if (bl_sim_below(world, 4) == 0)
-        world->chance_mask = UINT64_MAX; /* caches keep what they have */
+        world->chance_mask = UINT64_MAX; /* caches evict nothing */
     world->keeps_unfenced = bl_sim_below(world, 4) == 0;
     world->memory = calloc(1, geometry->size);
     world->writer = calloc(1, line_count);
@@ -91,8 +90,8 @@ void bl_sim_world_destroy(bl_sim_world *world)
     bl_heap_sweep();
 }
 
-/* The first and the last function of a process. The world's address comes in halves, because
- * makecontext passes only ints. */
+/* The outermost function of a process. The world's address is passed in halves, because makecontext
+ * passes only ints. */
 static void bl_sim_main(uint32_t high, uint32_t low)
 {
     bl_sim_world *world = (bl_sim_world *)((uintptr_t)high << 32 | low);

@@ -11,14 +11,14 @@
 #include <errno.h>
 
 enum {
-    BL_SIM_STALL_BITS_MIN = 10, /* how long a process stands still: a microsecond, */
-    BL_SIM_STALL_BITS = 15      /* doubled less often than this */
+    BL_SIM_STALL_BITS_MIN = 10, /* a pause of a process is a microsecond, */
+    BL_SIM_STALL_BITS = 15      /* doubled less than this many times */
 };
 
 /* ---- Turns. */
 
-/* Return the process that runs next: one of those awake. When all sleep, time jumps, and all
- * buffers have drained meanwhile. NULL: no process is left, or the run is stopped. */
+/* Return the process that runs next: one that is awake. If all sleep, time jumps, and all buffers
+ * have drained meanwhile. NULL: no process is left, or the run is stopped. */
 static bl_sim_process *bl_sim_next(bl_sim_world *world)
 {
     if (world->stopped)
@@ -52,7 +52,7 @@ static bl_sim_process *bl_sim_next(bl_sim_world *world)
 
 void bl_sim_end_turn(bl_sim_world *world) { bl_sim_switch_to(world, bl_sim_next(world)); }
 
-/* Return how long the scheduler forgets a process: mostly a short time, now and then as long as a
+/* Return for how long a process is not scheduled: mostly a short time, sometimes as long as a
  * takeover. */
 static uint64_t bl_sim_stall(bl_sim_world *world)
 {
@@ -60,8 +60,8 @@ static uint64_t bl_sim_stall(bl_sim_world *world)
     return bl_sim_below(world, 1ull << bits);
 }
 
-/* Has a process that is sometimes late just looked which server serves? What it saw is old when it
- * goes on: takeovers must handle this moment. */
+/* Return 1 if a process that may be delayed has just read an epoch line: its value will be old when
+ * the process resumes, which takeovers must handle. */
 static int bl_sim_late(const bl_sim_process *process, uint32_t line, uint64_t random)
 {
     enum { EPOCH_LINES = BL_HALF_COUNT * BL_SERVER_STRIDE / BL_LINE_SIZE };
@@ -121,7 +121,7 @@ void bl_sim_lose(bl_sim_world *world, bl_sim_process *process)
 {
     uint32_t stored = (uint32_t)bl_sim_below(world, process->store_count + 1);
     process->state = BL_SIM_KILLED;
-    if (stored < process->store_count) { /* it died in the middle of this line (A1) */
+    if (stored < process->store_count) { /* it dies in the middle of this line (A1) */
         process->store[stored].pieces &= (uint8_t)bl_sim_random(world);
         stored += process->store[stored].pieces != 0;
     }

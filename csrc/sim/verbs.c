@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The verbs in the simulator: a turn may end before each line, then the line is touched
- * (sim/cache.c). A verb that is left out still takes its turns, so that a seed's run is the same up
- * to the first omission. One site may be changed in other ways, too (sim/change.c).
+ * The verbs in the simulator: a turn may end before each line, then the line is accessed
+ * (sim/cache.c). A skipped verb still takes its turns, so that a seed's run is the same up to the
+ * first skip. One site may be changed in other ways, too (sim/change.c).
  */
 #include "sim/verdict.h"
 #include "sim/world.h"
@@ -13,7 +13,7 @@
 
 enum { BL_SIM_CONDITION_COUNT = 20 * 1000 * 1000 }; /* conditions in one step, at most */
 
-/* Is the site, which is about to do something, left out in this run? */
+/* Return 1 if the site is skipped in this run. */
 static int bl_sim_skipped(const bl_memory *memory, const bl_site *site)
 {
     memory->world->hits[bl_sim_site_number(site)]++;
@@ -22,9 +22,9 @@ static int bl_sim_skipped(const bl_memory *memory, const bl_site *site)
     return bl_sim_changed(memory->world, site, BL_SIM_SKIPPED);
 }
 
-/* Count for the economy report a fence that nothing came before, or the invalidation of a line that
- * this host does not have, or has as it is in memory. This is no failure: a process that looks for
- * news cannot know that there is none. */
+/* Count, for the economy report, a fence with nothing to order, or the invalidation of a line that
+ * is not cached here, or is equal to memory. This is not a failure: a polling process cannot know
+ * that nothing has changed. */
 static void bl_sim_idle(const bl_memory *memory, const bl_site *site, int idle)
 {
     if (idle && memory->world->config.idle)
@@ -41,7 +41,8 @@ static int bl_sim_current(const bl_memory *memory, uint64_t offset)
             memcmp(cached->data, world->memory + (uint64_t)line * BL_LINE_SIZE, BL_LINE_SIZE) == 0);
 }
 
-/* Is this piece of a verb's range left out because it is the first or the last line of several? */
+/* Return 1 if this line of a verb's range is skipped because it is the first or the last of
+ * several. */
 static int bl_sim_left_out(const bl_memory *memory, const bl_sim_verb *verb, uint64_t offset)
 {
     uint64_t line = BL_LINE_SIZE, end = (verb->offset + verb->size - 1) / line;
@@ -53,15 +54,15 @@ static int bl_sim_left_out(const bl_memory *memory, const bl_sim_verb *verb, uin
     return bl_sim_changed(memory->world, verb->site, change);
 }
 
-/* Take a turn at offset, a place in the verb's range; 1 if nothing is done there. */
+/* Take a turn at an offset in the verb's range. Returns 1 if nothing is to be done there. */
 static int bl_sim_enter(const bl_memory *memory, const bl_sim_verb *verb, uint64_t offset)
 {
     bl_sim_step(memory->world, (uint32_t)(offset / BL_LINE_SIZE));
     return bl_sim_skipped(memory, verb->site) | bl_sim_left_out(memory, verb, offset);
 }
 
-/* Take a turn at offset, then read its line through the host's cache. If the site is left out, it
- * finds zeros. */
+/* Take a turn at offset, then read its line through the host's cache. A skipped site reads
+ * zeros. */
 static const uint8_t *bl_sim_look_at(const bl_memory *memory, const bl_sim_verb *verb,
                                      uint64_t offset)
 {
@@ -89,7 +90,7 @@ static void bl_sim_do_load(const bl_memory *memory, const bl_sim_verb *verb)
     }
 }
 
-/* Load a line in pieces (A1): now and then much happens between two of them. */
+/* Load a line in pieces (A1), sometimes with many events between two of them. */
 static void bl_sim_do_load_line(const bl_memory *memory, const bl_sim_verb *verb)
 {
     memcpy(verb->target, bl_sim_look_at(memory, verb, verb->offset), BL_LINE_SIZE);
@@ -154,7 +155,7 @@ static void bl_sim_do_fence_store(const bl_memory *memory, const bl_sim_verb *ve
     bl_sim_note_release(process);
 }
 
-/* A full fence takes its time: others see what is half out. */
+/* A full fence takes several turns, in which others see partial writes. */
 static void bl_sim_do_fence_full(const bl_memory *memory, const bl_sim_verb *verb)
 {
     bl_sim_world *world = memory->world;
@@ -291,8 +292,7 @@ int bl_sim_verify(const bl_memory *memory, int condition, const bl_site *site)
     return condition || bl_sim_skipped(memory, site);
 }
 
-/* Ask a condition; protocol code asks outside of a run, too. A loop that never ends and comes to no
- * verb ends here. */
+/* Evaluate a condition, inside or outside of a run. This also ends endless loops without verbs. */
 int bl_sim_condition(int condition, const bl_site *site)
 {
     bl_sim_world *world = bl_sim_running;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * How a run ends, and what an oracle reports: the first verdict counts.
+ * The end of a run, and the reports of oracles: the first verdict counts.
  */
 #ifndef BL_SIM_VERDICT_H
 #define BL_SIM_VERDICT_H
@@ -17,8 +17,8 @@ void bl_sim_stop(bl_sim_world *world, int32_t result);
 /* End the run with an oracle's verdict; the first one counts. */
 void bl_sim_fail(bl_sim_world *world, int32_t error, const char *report);
 
-/* Report a verdict of an oracle. process comes to site; writer is the other end, and mark is where
- * it was judged: each may be NULL. */
+/* Report a verdict of an oracle: of process at site, against writer, judged at mark. writer and
+ * mark may be NULL. */
 void bl_sim_accuse(bl_sim_world *world, int32_t error, const char *what,
                    const bl_sim_process *process, const bl_site *site, const bl_site *writer,
                    const bl_site *mark, uint32_t line);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The extents: arrays with one element per stripe, of which only those in use cost memory.
+ * The extents of space/extent.h, in lazily allocated arrays with one element per stripe.
  */
 #include "space/extent.h"
 
@@ -13,7 +13,7 @@
 
 enum {
     BL_GROUP_STRIPES = 8,       /* 16 MiB: 256 blocks of 64 KiB for one mark */
-    BL_GROUPS_WANTED = 16       /* a small pool has smaller groups, most of them closed */
+    BL_GROUPS_WANTED = 16       /* the fewest groups: small pools have smaller groups */
 };
 
 typedef struct bl_extent {
@@ -26,7 +26,7 @@ struct bl_extents {
     uint64_t stripe_count;
     uint64_t group;             /* stripes of a group: a power of two */
     bl_extent *extent;          /* by first stripe */
-    uint8_t *back;              /* by stripe: 0: closed, else 1 + its place in its extent */
+    uint8_t *back;              /* by stripe: 0: closed; else 1 + its index in its extent */
     bl_bitset first;            /* first stripes of extents */
     void *table;
     size_t table_size;

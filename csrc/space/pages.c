@@ -4,9 +4,9 @@
  * The allocator of pages: two bits per page, and the tree of free runs over the stripes.
  *
  * The bits of a stripe are one cache line. A node of the tree has eight children, so a request
- * touches a few lines, and a change stops on its way up where a node stays as it is. The tree holds
- * what each node lacks compared with one that is free as a whole: zeroed memory that nobody has
- * touched yet is free space, and costs nothing.
+ * touches few lines, and an update stops at the first ancestor that does not change. A node stores
+ * its runs as differences from an entirely free node, so zeroed memory is a tree of free space, and
+ * untouched parts cost nothing.
  */
 #include "space/pages.h"
 
@@ -22,31 +22,32 @@ enum {
     BL_STRIPE_WORDS = BL_STRIPE_PAGES / 64,
     BL_FAN = 8,                 /* children of a node */
     BL_LEVELS = 12,             /* 8^11 > 2^32 stripes */
-    BL_RUN_MAX = BL_BLOCK_SIZE_MAX / BL_PAGE_SIZE   /* longer runs count as this */
+    BL_RUN_MAX = BL_BLOCK_SIZE_MAX / BL_PAGE_SIZE   /* longer runs are clipped to this */
 };
 
 static const uint64_t BL_NO_PAGE = UINT64_MAX;
 
-/* Free runs in a node, in pages. In the tree: how much less they are than the whole node. */
+/* The free runs of a node, in pages. In the tree they are stored as the difference from an entirely
+ * free node. */
 typedef struct bl_runs {
-    uint32_t first;             /* the one that begins at its start */
-    uint32_t last;              /* the one that ends at its end */
+    uint32_t first;             /* the run at its start */
+    uint32_t last;              /* the run at its end */
     uint32_t most;              /* the longest */
 } bl_runs;
 
 struct bl_pages {
     uint64_t data_offset;
     uint64_t stripe_count;
-    uint64_t *taken;            /* a bit per page: it is not free */
-    uint64_t *held;             /* a bit per page */
+    uint64_t *taken;            /* a bit per page that is not free */
+    uint64_t *held;             /* a bit per held page */
     bl_bitset lost;             /* stripes */
-    bl_bitset stale;            /* stripes that the tree has not seen since they changed */
+    bl_bitset stale;            /* stripes changed since the last update of the tree */
     bl_runs *level[BL_LEVELS];  /* level 0: the stripes */
     uint64_t span[BL_LEVELS];   /* pages of a node */
-    uint32_t top;               /* the level that has one node */
+    uint32_t top;               /* the level with one node */
     uint32_t deferred;          /* bl_pages_defer: changed stripes become stale */
-    uint64_t low_page;          /* no run of low_need pages begins before this page, or behind it */
-    uint64_t low_rest;          /* and before this one; the page before each of them is not free */
+    uint64_t low_page;          /* no run of low_need pages begins before this page, or after it */
+    uint64_t low_rest;          /* and before this page; the pages before both are not free */
     uint64_t low_need;
     void *table;
     size_t table_size;
@@ -76,7 +77,7 @@ static inline bl_runs bl_runs_get(const bl_pages *pages, uint32_t level, uint64_
     return (bl_runs){whole - less.first, whole - less.last, whole - less.most};
 }
 
-/* Set a node: 1 if it changed. */
+/* Set a node. Returns 1 if it changed. */
 static inline int bl_runs_set(bl_pages *pages, uint32_t level, uint64_t node, bl_runs runs)
 {
     uint32_t whole = bl_runs_whole(pages, level);
@@ -88,7 +89,7 @@ static inline int bl_runs_set(bl_pages *pages, uint32_t level, uint64_t node, bl
     return 1;
 }
 
-/* Return the first page at or behind from, of a stripe, that is free (0) or taken (1), or
+/* Return the first page of a stripe, from from on, that is free (state 0) or taken (1), or
  * BL_STRIPE_PAGES. */
 static inline uint32_t bl_stripe_next(const uint64_t *taken, uint32_t from, int state)
 {
@@ -124,16 +125,16 @@ static bl_runs bl_stripe_runs(const bl_pages *pages, uint64_t stripe)
     return runs;
 }
 
-/* A walk over neighbors of one level, which joins their runs. */
+/* The state of a walk over neighbors of one level that joins their runs. */
 typedef struct bl_join {
-    bl_runs runs;               /* of all so far */
-    uint64_t run;               /* the free run that ends behind the last one */
+    bl_runs runs;               /* runs of all nodes so far */
+    uint64_t run;               /* the free run at the end of the last node */
     int whole;                  /* everything so far is free */
 } bl_join;
 
 static inline void bl_join_add(bl_join *join, bl_runs next, uint64_t span)
 {
-    int whole = next.first == span; /* never where longer runs count as BL_RUN_MAX */
+    int whole = next.first == span; /* false where runs are clipped to BL_RUN_MAX */
     if (join->whole)
         join->runs.first = (uint32_t)bl_least(join->runs.first + next.first, BL_RUN_MAX);
     join->whole &= whole;
@@ -152,7 +153,7 @@ static bl_runs bl_node_runs(const bl_pages *pages, uint32_t level, uint64_t node
     return join.runs;
 }
 
-/* Look at these stripes again, up to last, and at the nodes above that depend on them. */
+/* Recompute the nodes of these stripes, up to last, and their ancestors. */
 static void bl_pages_refresh(bl_pages *pages, uint64_t first, uint64_t last)
 {
     int changed = 0;
@@ -174,7 +175,8 @@ static void bl_pages_refresh(bl_pages *pages, uint64_t first, uint64_t last)
     }
 }
 
-/* These stripes have changed, up to last. */
+/* Update the tree for changed stripes, up to last, or mark them stale while updates are
+ * deferred. */
 static void bl_pages_touch(bl_pages *pages, uint64_t first, uint64_t last)
 {
     if (!pages->deferred) {
@@ -185,7 +187,7 @@ static void bl_pages_touch(bl_pages *pages, uint64_t first, uint64_t last)
         bl_bitset_add(&pages->stale, stripe);
 }
 
-/* Look at all stale stripes: neighbors together, because they have the same nodes above them. */
+/* Recompute all stale stripes, neighbors together, because they share ancestors. */
 static void bl_pages_catch_up(bl_pages *pages)
 {
     uint64_t first = bl_bitset_next(&pages->stale, 0), next;
@@ -205,15 +207,15 @@ void bl_pages_settle(bl_pages *pages)
     pages->deferred = 0;
 }
 
-/* ---- Life */
+/* ---- Creation and destruction */
 
-/* Return the nodes of a level, those that only fill the last parent included. */
+/* Return the number of nodes of a level, including those that only pad the last parent. */
 static uint64_t bl_level_size(uint64_t node_count)
 {
     return node_count == 1 ? 1 : (node_count + BL_FAN - 1) / BL_FAN * BL_FAN;
 }
 
-/* Give the levels their memory, and let what is behind the last stripe have no free pages. */
+/* Allocate the levels, and set nodes behind the last stripe to no free pages. */
 static void bl_pages_grow(bl_pages *pages, bl_runs *memory)
 {
     uint64_t nodes = pages->stripe_count, span = BL_STRIPE_PAGES;
@@ -256,7 +258,7 @@ int bl_pages_create(bl_pages **out, uint64_t data_offset, uint64_t stripe_count)
     bl_bitset_make(&pages->stale, memory += sets, stripe_count);
     if (stripe_count) {
         bl_pages_grow(pages, (bl_runs *)(memory + sets));
-    } else { /* one node without pages */
+    } else { /* a single node without pages */
         pages->level[0] = (bl_runs *)(memory + sets);
         pages->span[0] = 0;
     }
@@ -279,7 +281,7 @@ typedef struct bl_run {
     uint64_t first, end;
 } bl_run;
 
-/* Make a run of bytes one of pages: 1, or 0 if it is not one of these stripes. */
+/* Convert a byte range to pages. Returns 0 if it is not within the stripes. */
 static int bl_run_of(const bl_pages *pages, uint64_t offset, uint64_t size, bl_run *run)
 {
     uint64_t inside = offset - pages->data_offset, end = pages->stripe_count * BL_STRIPE_PAGES;
@@ -288,7 +290,7 @@ static int bl_run_of(const bl_pages *pages, uint64_t offset, uint64_t size, bl_r
            size % BL_PAGE_SIZE == 0 && run->first < end && size / BL_PAGE_SIZE <= end - run->first;
 }
 
-/* Return the bits of a run in one of its words. */
+/* Return the mask of a run in one of its words. */
 static inline uint64_t bl_run_mask(bl_run run, uint64_t word)
 {
     uint64_t mask = UINT64_MAX;
@@ -310,7 +312,7 @@ static int bl_run_is_free(const bl_pages *pages, bl_run run)
 
 /* ---- Search */
 
-/* Return the first page of the lowest free run of need pages, by the tree; or BL_NO_PAGE. */
+/* Return the first page of the lowest free run of need pages, from the tree, or BL_NO_PAGE. */
 static uint64_t bl_tree_find(const bl_pages *pages, uint32_t need)
 {
     uint32_t level = pages->top;
@@ -319,7 +321,7 @@ static uint64_t bl_tree_find(const bl_pages *pages, uint32_t need)
         return BL_NO_PAGE;
     for (; level > 0; level--) {
         uint64_t run = 0, span = pages->span[level - 1];
-        for (node *= BL_FAN;; node++) { /* one child, or two together, has it */
+        for (node *= BL_FAN;; node++) { /* one child, or two neighbors together, have it */
             bl_runs runs = bl_runs_get(pages, level - 1, node);
             if (run + runs.first >= need)
                 return node * span - run;
@@ -337,7 +339,7 @@ static uint64_t bl_tree_find(const bl_pages *pages, uint32_t need)
     return node * BL_STRIPE_PAGES + start;
 }
 
-/* Are this page and those behind it free, need in all? */
+/* Return 1 if need pages from this one on are free. */
 static int bl_page_serves(const bl_pages *pages, uint64_t page, uint64_t need)
 {
     return need <= pages->stripe_count * BL_STRIPE_PAGES - page &&
@@ -395,7 +397,7 @@ uint64_t bl_pages_free_after(const bl_pages *pages, uint64_t offset)
 
 /* ---- Changes */
 
-/* Are all of these pages taken, and all or none of them held? */
+/* Return 1 if all of these pages are taken, and all (held 1) or none (held 0) of them held. */
 static int bl_run_is_taken(const bl_pages *pages, bl_run run, int held)
 {
     uint64_t other = 0;
@@ -417,7 +419,7 @@ static void bl_run_mark(uint64_t *bits, bl_run run, int on)
     }
 }
 
-/* Turn a free run into a used one. What is left of the run at low_page begins behind it. */
+/* Turn a free run into a used one. The rest of the run at low_page begins behind it. */
 static void bl_run_take(bl_pages *pages, bl_run run)
 {
     bl_run_mark(pages->taken, run, 1);
@@ -429,8 +431,8 @@ static void bl_run_take(bl_pages *pages, bl_run run)
     bl_pages_touch(pages, run.first / BL_STRIPE_PAGES, (run.end - 1) / BL_STRIPE_PAGES);
 }
 
-/* Turn a used run into a free one. It may grow together with the run at low_rest, which begins
- * before that then, and what is not lost of it may begin behind its first page. */
+/* Turn a used run into a free one. It may join the run at low_rest, which then begins earlier. Lost
+ * stripes stay taken, so the free part may begin after the run's first page. */
 static void bl_run_give(bl_pages *pages, bl_run run)
 {
     int serves = bl_page_serves(pages, pages->low_page, pages->low_need);
@@ -519,7 +521,7 @@ void bl_pages_hold_free(bl_pages *pages, uint64_t first_stripe, uint64_t stripe_
              word++) {
             uint64_t free = ~pages->taken[word];
             if (!free)
-                continue; /* memory of a full pool that nobody needs stays untouched */
+                continue; /* do not touch memory of a full pool without need */
             pages->held[word] |= free;
             pages->taken[word] = UINT64_MAX;
             pages->held_bytes += (uint64_t)__builtin_popcountll(free) * BL_PAGE_SIZE;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The search for victims. Imagined runs are kept as a table of their ends: a run that grows over a
- * neighbor only needs the place where that one begins or ends. Ends that came to lie inside a run
- * stay in the table, and nobody asks for them: the block at that place is already gone.
+ * The search for victims. Hypothetically free runs are stored as a hash table of their ends: a run
+ * that joins a neighbor only needs the neighbor's other end. Ends inside a joined run stay in the
+ * table but are never looked up, because the block there is already chosen.
  */
 #include "space/victims.h"
 
@@ -14,25 +14,26 @@
 #include "base/minmax.h"
 
 enum {
-    BL_WALK = 4096,             /* blocks that are imagined gone in the first walk */
-    BL_WALK_FAR = 65536,        /* in the second one, when the first did not help */
-    BL_GUESSES = 64,            /* windows that are looked at after a walk */
-    BL_STREAK = 4               /* after so many requests of one size, places are on a grid */
+    BL_WALK = 4096,             /* blocks of the first walk */
+    BL_WALK_FAR = 65536,        /* blocks of the second walk, if the first failed */
+    BL_GUESSES = 64,            /* windows to examine after a walk */
+    BL_STREAK = 4               /* requests of one size after which places are on a grid */
 };
 
 typedef struct bl_victim {
     uint64_t offset;
-    uint64_t before;            /* sorted: bytes of the victims with lower offsets */
-    uint64_t score[2];          /* victims' bytes in the window that begins, or ends, at this one */
+    uint64_t before;            /* after sorting: bytes of the victims with lower offsets */
+    uint64_t score[2];          /* victims' bytes in the window that begins (0) or ends (1) at
+                                 * this one */
     uint32_t size;
     uint32_t block;
 } bl_victim;
 
-/* An end of an imagined run. */
+/* An end of a hypothetically free run. */
 typedef struct bl_run_end {
     uint64_t place;
     uint64_t other;             /* the run's other end */
-    uint64_t round;             /* the walk that it belongs to; else the slot is free */
+    uint64_t round;             /* the walk that stored it; of another walk: the slot is free */
 } bl_run_end;
 
 typedef struct bl_window {
@@ -47,11 +48,11 @@ struct bl_victims {
     uint32_t chosen_count;
     uint32_t bound;             /* blocks of the longest walk */
     uint32_t block_count;
-    uint32_t complete;          /* the walk saw all blocks */
-    uint32_t grid;              /* places are on a grid of the size asked for */
-    uint32_t size;              /* asked for last, */
-    uint32_t streak;            /* and how often in a row before */
-    uint64_t mask;              /* slots of this walk's table, less one */
+    uint32_t complete;          /* 1: the walk visited all blocks */
+    uint32_t grid;              /* 1: places are on a grid of the requested size */
+    uint32_t size;              /* the last requested size, */
+    uint32_t streak;            /* and how often in a row */
+    uint64_t mask;              /* slots of this walk's table - 1 */
     uint64_t round;
 };
 
@@ -115,7 +116,7 @@ int64_t bl_resident_across(const bl_residents *residents, uint64_t offset)
 
 /* ---- The walk */
 
-/* Return the slot of an end in the table, or the free one where it belongs. */
+/* Return the slot of an end in the table, or the free slot where it belongs. */
 static bl_run_end *bl_end_slot(const bl_victims *victims, uint64_t place)
 {
     uint64_t slot = place / BL_PAGE_SIZE * 0x9e3779b97f4a7c15ull >> 32;
@@ -126,7 +127,8 @@ static bl_run_end *bl_end_slot(const bl_victims *victims, uint64_t place)
     }
 }
 
-/* Return the other end of the imagined run that ends here, or here again if there is none. */
+/* Return the other end of the hypothetically free run that ends at place, or place if there is
+ * none. */
 static uint64_t bl_end_other(const bl_victims *victims, uint64_t place)
 {
     const bl_run_end *end = bl_end_slot(victims, place);
@@ -138,8 +140,8 @@ static void bl_end_put(bl_victims *victims, uint64_t place, uint64_t other)
     *bl_end_slot(victims, place) = (bl_run_end){place, other, victims->round};
 }
 
-/* Imagine a block gone: return the run of free and imagined space that has it then. The first block
- * of a walk has no imagined neighbors. */
+/* Treat a block as evicted. Returns the run of free and hypothetically free space around it. The
+ * first block of a walk has no hypothetical neighbors. */
 static bl_window bl_victims_imagine(const bl_victims *victims, const bl_pages *pages,
                                     const bl_resident *resident)
 {
@@ -154,15 +156,15 @@ static bl_window bl_victims_imagine(const bl_victims *victims, const bl_pages *p
     return run;
 }
 
-/* Return the first place of the grid of a size at or behind a place. */
+/* Return the first multiple of size from place on. */
 static uint64_t bl_grid_place(const bl_residents *residents, uint64_t place, uint32_t size)
 {
     uint64_t inside = place - residents->data_offset;
     return residents->data_offset + (inside + size - 1) / size * size;
 }
 
-/* Is there room in a run that appeared when this block was gone? 1, with the place. A block of the
- * same size that is not on the grid is no reason to leave it: the new one takes its place. */
+/* Return 1, with the place, if the run around this victim has room. If the victim has the requested
+ * size and is not on the grid, the new block may take exactly its place. */
 static int bl_run_serves(const bl_victims *victims, const bl_residents *residents, bl_window run,
                          const bl_resident *resident, uint32_t size, uint64_t *place)
 {
@@ -177,7 +179,7 @@ static int bl_run_serves(const bl_victims *victims, const bl_residents *resident
     return *place == cell || resident->size == size;
 }
 
-/* Imagine up to bound blocks gone, the coldest first, until there is room: 1 or 0. */
+/* Treat up to bound blocks as evicted, the coldest first, until there is room. Returns 1 or 0. */
 static int bl_victims_walk(bl_victims *victims, const bl_pages *pages,
                            const bl_residents *residents, uint32_t size, uint32_t bound,
                            uint64_t *place)
@@ -204,7 +206,7 @@ static int bl_victims_walk(bl_victims *victims, const bl_pages *pages,
     return 0;
 }
 
-/* Choose, of the blocks seen, those that reach into a window. */
+/* Choose the visited blocks that overlap a window. */
 static void bl_victims_take(bl_victims *victims, bl_window window)
 {
     for (uint32_t i = 0; i < victims->seen_count; i++) {
@@ -214,7 +216,7 @@ static void bl_victims_take(bl_victims *victims, bl_window window)
     }
 }
 
-/* ---- Windows with blocks that were not seen */
+/* ---- Windows with blocks that the walk did not visit */
 
 static int bl_victim_compare(const void *a, const void *b)
 {
@@ -222,7 +224,7 @@ static int bl_victim_compare(const void *a, const void *b)
     return one->offset < other->offset ? -1 : one->offset > other->offset;
 }
 
-/* Sort the blocks seen by offset. */
+/* Sort the visited blocks by offset. */
 static void bl_victims_sort(bl_victims *victims)
 {
     uint64_t before = 0;
@@ -234,7 +236,7 @@ static void bl_victims_sort(bl_victims *victims)
     victims->seen[victims->seen_count] = (bl_victim){.offset = UINT64_MAX, .before = before};
 }
 
-/* Return the first block seen that begins at or behind a place, as its number in the list. */
+/* Return the index of the first visited block that begins at or after place. */
 static uint32_t bl_victims_from(const bl_victims *victims, uint64_t place)
 {
     uint32_t low = 0, high = victims->seen_count;
@@ -248,7 +250,7 @@ static uint32_t bl_victims_from(const bl_victims *victims, uint64_t place)
     return low;
 }
 
-/* Return the bytes of the blocks seen that reach into a window. */
+/* Return the bytes of visited blocks in a window. */
 static uint64_t bl_victims_inside(const bl_victims *victims, bl_window window)
 {
     uint32_t first = bl_victims_from(victims, window.start);
@@ -259,7 +261,7 @@ static uint64_t bl_victims_inside(const bl_victims *victims, bl_window window)
            victims->seen[first].before;
 }
 
-/* Choose a block of a window: its bytes in there, or 0 if it must stay. */
+/* Choose a block of a window. Returns its bytes in the window, or 0 if it may not be evicted. */
 static uint64_t bl_window_choose(bl_victims *victims, const bl_residents *residents,
                                  bl_window window, uint32_t block)
 {
@@ -271,7 +273,8 @@ static uint64_t bl_window_choose(bl_victims *victims, const bl_residents *reside
     return bl_least(resident.offset + resident.size, window.end) - start;
 }
 
-/* Choose all blocks of a window: 1, or 0 if something there must stay. */
+/* Choose all blocks of a window. Returns 0 if one of them may not be evicted, or if some space is
+ * not free otherwise. */
 static int bl_window_clear(bl_victims *victims, const bl_pages *pages,
                            const bl_residents *residents, bl_window window)
 {
@@ -295,11 +298,12 @@ static int bl_window_clear(bl_victims *victims, const bl_pages *pages,
             if (!own)
                 return 0;
         }
-    return bytes == size; /* else some of it is held, lost, or no block's */
+    return bytes == size; /* otherwise some of it is held, lost, or not a block's */
 }
 
-/* Return one of two windows of size bytes at a block seen: it begins with the free space before the
- * block, or ends with that behind it; or the two cells of the grid that its ends lie in. */
+/* Return one of two windows of size bytes at a visited block: the one that begins with the free
+ * space before the block, or the one that ends with the free space behind it. On a grid: the two
+ * cells that contain the block's ends. */
 static bl_window bl_window_at(const bl_victims *victims, const bl_pages *pages,
                               const bl_residents *residents, const bl_victim *victim,
                               uint32_t size, int ends)
@@ -314,7 +318,7 @@ static bl_window bl_window_at(const bl_victims *victims, const bl_pages *pages,
     return (bl_window){place, place + size};
 }
 
-/* Choose the window that has most of what was seen and can be cleared: 1 or 0. */
+/* Choose the window with the most bytes of visited blocks that can be cleared. Returns 1 or 0. */
 static int bl_victims_guess(bl_victims *victims, const bl_pages *pages,
                             const bl_residents *residents, uint32_t size, uint64_t *place)
 {
@@ -345,7 +349,7 @@ static int bl_victims_guess(bl_victims *victims, const bl_pages *pages,
     return 0;
 }
 
-/* Choose blocks, with places on the grid or anywhere: how many, or 0. */
+/* Choose blocks, with the place on the grid or anywhere. Returns how many, or 0. */
 static uint32_t bl_victims_search(bl_victims *victims, const bl_pages *pages,
                                   const bl_residents *residents, uint32_t size, uint32_t grid,
                                   uint64_t *place)

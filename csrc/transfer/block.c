@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Makes the plan of one block: its fragments are cut into pieces (transfer/block.h).
+ * Makes the plan of one block by cutting its fragments into pieces (transfer/block.h).
  */
 #include "transfer/block.h"
 #include "base/minmax.h"
@@ -25,8 +25,8 @@ static int bl_transfer_valid(const bl_memory *memory, uint64_t offset, const bl_
     return length == 0;
 }
 
-/* Cut the fragments where fragments, chunks and stripes end. Without checksums a stripe's bytes are
- * a chunk. */
+/* Cut the block at the ends of fragments, chunks and stripes. Without checksums, a chunk is the
+ * part of the block in one stripe. */
 static bl_plan bl_block_cut(uint64_t offset, const bl_fragment *fragments, uint64_t length,
                             uint64_t chunk_size, bl_piece *pieces, bl_chunk *chunks)
 {

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Moves a block between scattered private memory and its one range in the pool, as every engine
- * does. It makes no RPC and reads no table: the caller holds a grant, or checks the entry before
- * and after.
+ * Copies a block between scattered private memory and its range in the pool. It makes no RPC and
+ * reads no table: the caller holds a grant, or checks the entry before and after.
  *
  * The fragments, end to end, are the block's payload of length bytes. If chunk_size is not 0,
  * checksums has one CRC-32C per chunk_size bytes of payload; the last one covers the rest. offset
@@ -15,16 +14,16 @@
 
 #include "transfer/cpu.h"
 
-/* Stream the fragments to the pool, fill the last line with zeros, and fill in the checksums. This
- * does not fence: one bl_fence_store covers a batch. There are no checksums if chunk_size is 0 or
- * checksums is NULL. */
+/* Stream the fragments to the pool, pad the last line with zeros, and fill in the checksums. This
+ * does not fence: one bl_fence_store covers a batch. No checksums are computed if chunk_size is 0
+ * or checksums is NULL. */
 int bl_gather_write(const bl_memory *memory, uint64_t offset, const bl_fragment *fragments,
                     uint32_t count, uint64_t length, uint32_t chunk_size, uint32_t *checksums,
                     const bl_copy_settings *settings, bl_throttle *throttle);
 
-/* Drop the range from this host's cache, copy it to the fragments, and compare the checksums of the
- * copy (never of the pool's bytes, which may change under the reader). Returns -EBADMSG if they
- * differ. Nothing is compared if chunk_size is 0 or checksums is NULL. */
+/* Invalidate the range in this host's cache, copy it to the fragments, and check the checksums of
+ * the copy (not of the pool's bytes, which may change meanwhile). Returns -EBADMSG if they differ.
+ * Nothing is compared if chunk_size is 0 or checksums is NULL. */
 int bl_scatter_read(const bl_memory *memory, uint64_t offset, const bl_fragment *fragments,
                     uint32_t count, uint64_t length, uint32_t chunk_size, const uint32_t *checksums,
                     const bl_copy_settings *settings, bl_throttle *throttle);

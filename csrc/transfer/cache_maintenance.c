@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Applies the rules of transfer/device_range.h to whole plans. Chunks and rows that touch are one
- * range, so a block costs two fences, and not two for each of its chunks.
+ * Applies the rules of transfer/device_range.h to whole plans. Adjacent chunks and rows are merged
+ * into one range, so a block costs two fences instead of two for each chunk.
  * beluga/transfer/engines/policy.py decides whether a device needs this on this machine.
  */
 #include <errno.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Implements the copy engine of the CPU: it executes plans (api/transfer.h) with one thread or
- * several. A plan is cut into parts where a line begins and, if it has checksums, a chunk begins.
- * One thread copies each part: it gathers pieces into the pool, or scatters them out of it.
+ * The copy engine of the CPU: it executes plans (api/transfer.h) with one thread or several. A plan
+ * is cut into parts at line boundaries and, if it has checksums, at chunk boundaries. One thread
+ * copies each part: it gathers pieces into the pool, or scatters them out of it.
  */
 #include "transfer/cpu.h"
 
@@ -31,7 +31,7 @@ void bl_copy_defaults(bl_copy_settings *settings)
         .head = 2 << 10,
         .direct = 256,
     };
-#ifdef BL_SIM /* its blocks are small, and must have several windows too */
+#ifdef BL_SIM /* small, so that the simulator's small blocks have several windows */
     settings->window = 4 * BL_LINE_SIZE;
     settings->ahead = BL_LINE_SIZE;
 #endif
@@ -52,15 +52,16 @@ bl_copy_settings bl_copy_settings_of(const bl_copy_settings *given)
     return settings;
 }
 
-/* ---- Runs of private memory, concatenated into one range of the pool. A payload byte is read
- * once: its checksum is computed while it is copied. */
+/* ---- Gathering runs of private memory into one range of the pool. Each payload byte is read once:
+ * the checksum is computed during the copy. */
 
-enum { BL_STAGE_SIZE = 4 << 10 };   /* small runs are collected before they are streamed */
+enum { BL_STAGE_SIZE = 4 << 10 };   /* small runs are staged before they are streamed */
 
 typedef struct bl_gather {
     const bl_memory *memory;
-    uint64_t offset;            /* where the stage goes */
-    uint32_t direct;            /* a run this long is streamed directly; a line or more */
+    uint64_t offset;            /* target of the stage */
+    uint32_t direct;            /* runs of at least this size, a line or more, are streamed
+                                 * directly */
     uint32_t staged;
     _Alignas(BL_LINE_SIZE) uint8_t stage[BL_STAGE_SIZE];
 } bl_gather;
@@ -80,7 +81,7 @@ static void bl_gather_flush(bl_gather *gather)
     gather->staged = 0;
 }
 
-/* crc is the CRC of the chunk's preceding bytes and is updated; or it is NULL. */
+/* *crc, if crc is not NULL, is the CRC of the chunk's preceding bytes and is updated. */
 static void bl_gather_direct(bl_gather *gather, const void *source, uint64_t size, uint32_t *crc)
 {
     bl_gather_flush(gather);
@@ -103,7 +104,7 @@ static void bl_gather_stage(bl_gather *gather, const void *source, uint32_t size
         bl_gather_flush(gather);
 }
 
-/* A long run is streamed from its own memory as soon as the stage ends with a whole line. */
+/* A long run is streamed directly as soon as the stage ends on a line boundary. */
 static void bl_gather_put(bl_gather *gather, const uint8_t *next, uint64_t size, uint32_t *crc)
 {
     for (uint64_t piece; size > 0; next += piece, size -= piece) {
@@ -119,7 +120,7 @@ static void bl_gather_put(bl_gather *gather, const uint8_t *next, uint64_t size,
     }
 }
 
-/* Fill the last line with zeros and flush the stage. */
+/* Pad the last line with zeros and stream the stage. */
 static void bl_gather_end(bl_gather *gather)
 {
     uint32_t blank = -gather->staged % BL_LINE_SIZE;
@@ -131,7 +132,7 @@ static void bl_gather_end(bl_gather *gather)
 /* ---- A part of a plan, copied by this thread. */
 
 /* A part has the pieces [first, end), without skip bytes of the first and omit bytes of the last.
- * If chunks have checksums, the part has only whole chunks. */
+ * With checksums, a part has only whole chunks. */
 typedef struct bl_plan_part {
     const bl_memory *memory;
     const bl_plan *plan;
@@ -142,8 +143,8 @@ typedef struct bl_plan_part {
     uint32_t omit;
 } bl_plan_part;
 
-/* Returns where the part begins in piece i, and the length there. It returns by value, because a
- * value that is stored and loaded again in another width waits for every streamed line. */
+/* Returns the offset at which the part begins in piece i, and the length there. By value, because a
+ * value that is stored and reloaded in another width would wait for all streamed lines. */
 static inline uint32_t bl_part_skip(const bl_plan_part *part, uint32_t i)
 {
     return i == part->first ? part->skip : 0;
@@ -183,9 +184,9 @@ static int bl_part_gather(const bl_plan_part *part, bl_throttle *throttle)
     for (uint32_t i = part->first; i < part->end && status == 0; i++) {
         const bl_piece *piece = &plan->pieces[i];
         uint32_t skip = bl_part_skip(part, i), length = bl_part_length(part, i);
-        if (i + 1 < part->end) /* the hardware prefetches the rest, but not the next piece */
+        if (i + 1 < part->end) /* the hardware prefetches within a piece, but not the next piece */
             bl_prefetch_source((const void *)piece[1].address, bl_least(piece[1].length, head));
-        if (piece->offset + skip != at) { /* the next piece is of another block */
+        if (piece->offset + skip != at) { /* the next piece belongs to another block */
             bl_gather_end(&gather);
             bl_gather_begin(&gather, part->memory, piece->offset, direct);
         }
@@ -202,9 +203,9 @@ static int bl_part_gather(const bl_plan_part *part, bl_throttle *throttle)
     return status;
 }
 
-/* ---- Out of the pool. The lines of the next window are dropped between the copies of this
- * window's lines, so that the memory always has both kinds of work. Dropping takes a full fence, so
- * a window is not small. Lines of this window are prefetched shortly before they are copied. */
+/* ---- Out of the pool. The lines of the next window are invalidated between the copies of this
+ * window's lines, so that the memory works on both at a time. Each window needs a full fence, so
+ * windows are large. Lines of this window are prefetched shortly before they are copied. */
 
 /* A position in the bytes of a part. */
 typedef struct bl_part_place {
@@ -217,13 +218,13 @@ typedef struct bl_scatter {
     bl_throttle *throttle;
     enum bl_copy_how how;
     uint32_t crc;               /* checksum of the chunk's bytes so far */
-    bl_part_place copy;         /* the first byte that is not copied */
-    bl_part_place drop;         /* the first byte that is not dropped: a window ahead */
-    bl_part_place ask;          /* the first byte that is not prefetched */
+    bl_part_place copy;         /* the next byte to copy */
+    bl_part_place drop;         /* the next byte to invalidate: a window ahead */
+    bl_part_place ask;          /* the next byte to prefetch */
     uint64_t ask_left;          /* of this window */
 } bl_scatter;
 
-/* Returns the next run of at most size bytes, within one piece. */
+/* The next run of at most size bytes within one piece. */
 typedef struct bl_part_run {
     uint64_t address;
     uint64_t offset;
@@ -254,7 +255,7 @@ static void bl_part_drop(bl_scatter *scatter, uint64_t size)
         bl_invalidate(scatter->part->memory, run.offset, run.length);
 }
 
-static void bl_part_ask(bl_scatter *scatter, uint64_t size)
+static void bl_part_prefetch(bl_scatter *scatter, uint64_t size)
 {
     bl_part_run run;
     for (size = bl_least(size, scatter->ask_left);
@@ -268,8 +269,8 @@ static int bl_chunk_differs(const bl_plan_part *part, uint32_t chunk, uint32_t c
     return bl_verify(part->memory, crc == part->plan->checksums[chunk]) ? 0 : -EBADMSG;
 }
 
-/* Copy one step within one piece and one window. The step is as long as the settings say, or ends
- * so that the next one begins at a line. */
+/* Copy one step within one piece and one window. A step has the size of the settings, or less, so
+ * that the next one begins at a line. */
 static int bl_part_step(bl_scatter *scatter, uint64_t *left)
 {
     const bl_plan_part *part = scatter->part;
@@ -285,21 +286,21 @@ static int bl_part_step(bl_scatter *scatter, uint64_t *left)
     if (status < 0)
         return status;
     bl_part_drop(scatter, run.length);
-    bl_part_ask(scatter, run.length);
+    bl_part_prefetch(scatter, run.length);
     bl_fetch_run(part->memory, run.offset, (void *)run.address, run.length,
                  part->plan->checksums ? &scatter->crc : NULL, scatter->how);
     *left -= run.length;
     return 0;
 }
 
-/* Copy this many bytes, or the rest, step by step. */
+/* Copy size bytes, or the rest, step by step. */
 static int bl_part_window(bl_scatter *scatter, uint64_t size)
 {
     const bl_plan_part *part = scatter->part;
     const bl_plan *plan = part->plan;
     int status = 0;
     scatter->ask = scatter->copy, scatter->ask_left = part->settings->ahead > 0 ? size : 0;
-    bl_part_ask(scatter, part->settings->ahead);
+    bl_part_prefetch(scatter, part->settings->ahead);
     while (size > 0 && scatter->copy.piece < part->end && status == 0) {
         uint32_t i = scatter->copy.piece;
         status = bl_part_step(scatter, &size);
@@ -319,10 +320,10 @@ static int bl_part_scatter(const bl_plan_part *part, enum bl_copy_how how, bl_th
     bl_scatter scatter = {.part = part, .throttle = throttle, .how = how, .copy = first,
                           .drop = first};
     int status = 0;
-    bl_fence_full(part->memory); /* no drop before the look that told the caller to read */
+    bl_fence_full(part->memory); /* no invalidation before the caller's look */
     bl_part_drop(&scatter, part->settings->window);
     while (scatter.copy.piece < part->end && status == 0) {
-        bl_fence_full(part->memory); /* the lines were dropped, so the loads below go to memory */
+        bl_fence_full(part->memory); /* the lines are invalid: the loads below read memory */
         status = bl_part_window(&scatter, part->settings->window);
     }
     if (how == BL_COPY_PAST)
@@ -330,8 +331,8 @@ static int bl_part_scatter(const bl_plan_part *part, enum bl_copy_how how, bl_th
     return status;
 }
 
-/* ---- A sparse plan with checksums: each chunk is copied whole into the scratch, and the requested
- * bytes are copied from there. */
+/* ---- A sparse plan with checksums: each chunk is copied whole into the scratch buffer, and the
+ * requested bytes from there. */
 
 static int bl_chunk_pick(const bl_plan_part *part, uint32_t c, uint8_t *scratch,
                          bl_throttle *throttle)
@@ -360,18 +361,18 @@ static uint64_t bl_chunk_drop(const bl_plan_part *part, uint32_t c)
     return chunk->length;
 }
 
-/* Do the same for a sparse plan with checksums; a window is a few chunks. */
+/* Copy a part of a sparse plan with checksums; a window is a few chunks. */
 static int bl_part_pick(const bl_plan_part *part, uint8_t *scratch, bl_throttle *throttle)
 {
     const bl_plan *plan = part->plan;
     uint32_t c = plan->pieces[part->first].chunk - plan->chunk_base;
     uint32_t end = plan->pieces[part->end - 1].chunk - plan->chunk_base + 1, next = c;
     int status = 0;
-    bl_fence_full(part->memory); /* no drop before the look that told the caller to read */
+    bl_fence_full(part->memory); /* no invalidation before the caller's look */
     for (uint64_t size = 0; next < end && size < part->settings->window; next++)
         size += bl_chunk_drop(part, next);
     while (c < end && status == 0) {
-        bl_fence_full(part->memory); /* the lines were dropped, so the loads below go to memory */
+        bl_fence_full(part->memory); /* the lines are invalid: the loads below read memory */
         for (uint32_t stop = next; c < stop && status == 0; c++) {
             if (next < end)
                 bl_chunk_drop(part, next++);
@@ -387,7 +388,7 @@ typedef struct bl_plan_run {
     bl_plan_part *parts;
     uint32_t part_count;
     bl_throttle *throttle;      /* of the calling thread, or NULL */
-    bl_throttle *throttles;     /* of the other workers, by number */
+    bl_throttle *throttles;     /* of the other workers, by worker number */
     uint32_t threads;
     uint32_t scratch_size;      /* 0: none is needed */
     enum bl_copy_how how;
@@ -427,7 +428,7 @@ static uint64_t bl_part_size(const bl_plan_part *part)
     return size;
 }
 
-/* Each worker has its own throttle, which stays open from part to part until no part can follow. */
+/* Each worker has its own throttle, which stays open between parts until no part can follow. */
 static int bl_plan_do(void *context, uint32_t number, uint32_t worker)
 {
     const bl_plan_run *run = context;
@@ -442,7 +443,7 @@ static int bl_plan_do(void *context, uint32_t number, uint32_t worker)
     return status;
 }
 
-/* Distribute the parts to the threads of the thread pool. */
+/* Distribute the parts over the thread pool. */
 static int bl_plan_deal(bl_plan_run *run)
 {
     bl_throttle throttles[BL_THREAD_POOL_WORKERS];
@@ -457,8 +458,8 @@ static int bl_plan_deal(bl_plan_run *run)
     return status;
 }
 
-/* Returns the first position, from used on, where piece i may be cut: a line begins there and, if
- * there are checksums, a chunk. Returns the piece's length if there is none. */
+/* Returns the first position, from used on, where piece i may be cut (at a line and, with
+ * checksums, at a chunk), or the piece's length if there is none. */
 static uint32_t bl_plan_cut_at(const bl_plan *plan, uint32_t i, uint64_t used)
 {
     const bl_piece *piece = &plan->pieces[i];
@@ -468,8 +469,7 @@ static uint32_t bl_plan_cut_at(const bl_plan *plan, uint32_t i, uint64_t used)
     return (uint32_t)bl_least(at, piece->length);
 }
 
-/* Cut a whole plan into parts of about size bytes, at most as many as there is room for. Returns
- * how many. */
+/* Cut a whole plan into parts of about size bytes, at most room parts. Returns how many. */
 static uint32_t bl_plan_cut(const bl_plan_part *whole, uint64_t size, bl_plan_part *parts,
                             uint32_t room)
 {

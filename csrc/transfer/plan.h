@@ -23,7 +23,8 @@ static inline int bl_plan_ends_chunk(const bl_plan *plan, uint32_t i)
     return i + 1 == plan->piece_count || plan->pieces[i + 1].chunk != plan->pieces[i].chunk;
 }
 
-/* Returns 1 if a plan's pieces lie in its chunks, tile them if they must, and lie in the pool. */
+/* Returns 1 if a plan's pieces lie in the pool and in their chunks, and, in a dense plan, tile
+ * these. */
 int bl_plan_valid(const bl_memory *memory, const bl_plan *plan);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Implements the thread pool (transfer/thread_pool.h). A thread that is awake takes the next item,
- * so a thread that wakes up late, or shares its core, delays others by at most the time of an item.
+ * The thread pool (transfer/thread_pool.h). Each running thread takes the next item, so a thread
+ * that wakes up late, or shares its core, delays the job by at most one item.
  */
 #include "transfer/thread_pool.h"
 
@@ -47,23 +47,24 @@ int bl_thread_pool_run(uint32_t threads, uint32_t count, bl_thread_pool_work wor
 #include "base/thread.h"
 
 /* Waking a thread takes as long as copying 200 KB. So a thread that waits for the next job, or for
- * the last item of this one, spins for a moment before it sleeps. */
+ * the last item of this one, spins before it sleeps. */
 enum { BL_THREAD_POOL_LOOK_NS = 50 * 1000 };
 
 typedef struct bl_thread_pool_state {
     pthread_mutex_t lock;       /* protects all that follows */
-    pthread_cond_t wanted;      /* a job may be joined */
-    pthread_cond_t left;        /* no worker is active */
+    pthread_cond_t wanted;      /* signaled when a job can be joined */
+    pthread_cond_t left;        /* signaled when no worker is active */
     bl_thread_pool_job *job;    /* or NULL */
     uint64_t worker_count;      /* threads of the thread pool */
-    uint64_t openings;          /* workers that may still join; read without the lock too */
-    uint64_t active;            /* workers that joined and are not done; likewise */
+    uint64_t openings;          /* workers that may still join; also read without the lock */
+    uint64_t active;            /* workers that joined and are not done; also read without the
+                                 * lock */
 } bl_thread_pool_state;
 
 #define BL_THREAD_POOL_NEW                                                                         \
     {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, 0, 0, 0}
 
-/* Spin for a moment until a word is 0, or is not 0 (wanted). */
+/* Spin, for a limited time, until a word is 0 (wanted 0) or not 0 (wanted 1). */
 static void bl_thread_pool_look(const uint64_t *word, int wanted)
 {
     uint64_t until = bl_now_ns(NULL) + BL_THREAD_POOL_LOOK_NS;
@@ -118,7 +119,8 @@ static void *bl_thread_pool_worker(void *argument)
     return NULL;
 }
 
-/* Start threads until there are count, as far as the system permits. The caller holds the lock. */
+/* Start threads until there are count, or until the system refuses one. The caller holds the
+ * lock. */
 static void bl_thread_pool_hire(uint32_t count)
 {
     for (pthread_t worker; bl_thread_pool.worker_count < count; bl_thread_pool.worker_count++) {
@@ -130,7 +132,7 @@ static void bl_thread_pool_hire(uint32_t count)
     }
 }
 
-/* Offer a job to the thread pool. Returns 1, or 0 if it has one. */
+/* Offer a job to the thread pool. Returns 0 if it has one already. */
 static int bl_thread_pool_offer(bl_thread_pool_job *job, uint32_t wanted)
 {
     pthread_once(&bl_thread_pool_once, bl_thread_pool_watch_forks);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Declares the thread pool: a few threads of this process that help a thread that copies. They are
- * started when they are first needed, wait between jobs, and take no signals. The pool has one job
- * at a time: if it is busy, a caller does its job alone, so no caller waits for another's copy. A
- * forked child starts a thread pool of its own. In the simulator the caller does everything,
- * because the simulator schedules all threads.
+ * The thread pool: a few threads of this process that help a copying thread. They are started at
+ * their first use, wait between jobs, and handle no signals. The pool has one job at a time: if it
+ * is busy, the caller executes its job alone, so no caller waits for another one's copy. A forked
+ * child starts its own thread pool. In the simulator the caller does everything, because the
+ * simulator schedules all threads.
  */
 #ifndef BL_THREAD_POOL_H
 #define BL_THREAD_POOL_H
@@ -17,14 +17,15 @@ enum {
     BL_THREAD_POOL_WORKERS = BL_THREAD_POOL_MAX + 1 /* the caller is 0 */
 };
 
-/* Do one item. Returns 0, or a negative error, and then no further item is begun. The function has
- * its own guarded region. number is the number of the worker in this job, less than
- * BL_THREAD_POOL_WORKERS; two workers never have the same number at a time. */
+/* Execute one item, in a guarded region of its own. Returns 0 or a negative error, after which no
+ * further item is started. worker is the number of the worker in this job, below
+ * BL_THREAD_POOL_WORKERS, and unique among the active workers. */
 typedef int (*bl_thread_pool_work)(void *context, uint32_t item, uint32_t worker);
 
-/* Do items 0 .. count - 1, begun in this order, by at most threads threads, the caller's included.
- * Returns 0, or an error that an item had. On return, what the others streamed is in memory, ahead
- * of whatever this thread streams next. bl_guard_offset() also covers a fault in one of them. */
+/* Execute the items 0 .. count - 1, started in this order, on at most threads threads, including
+ * the caller's. Returns 0, or the error of an item. On return, what the other threads streamed is
+ * in memory, ahead of what this thread streams next. bl_guard_offset() also covers faults of these
+ * threads. */
 int bl_thread_pool_run(uint32_t threads, uint32_t count, bl_thread_pool_work work, void *context);
 
 #endif

@@ -3,11 +3,11 @@
  *
  * The litmus programs of `beluga verify`, each for an initiator and in two modes.
  *
- *   coherence  by the rules of coherence/coherence.h, for every device: must hold
- *   bare        plain stores and loads (verify/raw.h): holds if the hosts' caches are coherent
+ *   coherence   by the rules of coherence/coherence.h: must hold on every device
+ *   bare        plain stores and loads (verify/raw.h): hold if the hosts' caches are coherent
  *
- * A trial begins and ends with its area in no cache. No result depends on a clock: a read that must
- * return new data comes after the peer's step that published it.
+ * At the start and end of a trial its area is in no cache. No result depends on a clock: a read
+ * that must return new data comes after the peer's step that published it.
  */
 #include "verify/acceptance.h"
 
@@ -19,7 +19,7 @@ typedef struct bl_trial {
     bl_acceptance *acceptance;
     const bl_memory *memory;
     uint64_t area;              /* offset */
-    uint64_t number;            /* number of the trial: the value that it writes */
+    uint64_t number;            /* number of the trial, and the value that it writes */
     uint32_t bare;
     uint32_t initiates;
     uint64_t violations;        /* seen by this side */
@@ -36,8 +36,8 @@ static uint64_t bl_trial_random(bl_trial *trial)
 /* Wait until both sides reach the same point. */
 static int bl_trial_meet(bl_trial *trial)
 {
-    bl_acceptance_say(trial->acceptance, 0, 0);
-    return bl_acceptance_hear(trial->acceptance);
+    bl_acceptance_publish(trial->acceptance, 0, 0);
+    return bl_acceptance_receive(trial->acceptance);
 }
 
 static void bl_trial_fill(uint64_t line[8], uint64_t word)
@@ -74,8 +74,8 @@ static int bl_trial_send(bl_trial *trial)
     if (!trial->bare)
         bl_fence_store(trial->memory);
     bl_trial_put(trial, trial->area, line);
-    bl_acceptance_say(trial->acceptance, 0, 0);
-    return bl_acceptance_hear(trial->acceptance);
+    bl_acceptance_publish(trial->acceptance, 0, 0);
+    return bl_acceptance_receive(trial->acceptance);
 }
 
 static void bl_trial_prefetch(const bl_trial *trial)
@@ -87,21 +87,21 @@ static void bl_trial_prefetch(const bl_trial *trial)
 static int bl_trial_receive(bl_trial *trial, int prefetches)
 {
     uint64_t payload[BL_ACCEPTANCE_PAYLOAD * 8];
-    for (int heard = 0; !heard;) {
-        heard = bl_acceptance_hears(trial->acceptance, 1); /* before the read, which must return the
-                                                            * data */
+    for (int received = 0; !received;) {
+        /* Polled before the read: if the flag was set, the read must return the data. */
+        received = bl_acceptance_poll(trial->acceptance, 1);
         if (prefetches)
             bl_trial_prefetch(trial);
         if (bl_trial_look(trial, trial->area) == trial->number)
             break;
-        if (heard)
+        if (received)
             trial->violations = 1;
         else if (bl_shared_load(&trial->acceptance->stopped))
             break;
         bl_pause(trial->memory);
     }
     if (!trial->bare) {
-        bl_fence_full(trial->memory); /* the flag was read before */
+        bl_fence_full(trial->memory); /* after the load of the flag */
         bl_invalidate(trial->memory, trial->area + BL_LINE_SIZE, sizeof payload);
         bl_fence_full(trial->memory);
     }
@@ -109,8 +109,8 @@ static int bl_trial_receive(bl_trial *trial, int prefetches)
     for (uint32_t i = 0; i < sizeof payload / sizeof *payload; i++)
         if (payload[i] != trial->number)
             trial->violations = 1;
-    bl_acceptance_say(trial->acceptance, trial->violations, 0);
-    return bl_acceptance_hear(trial->acceptance);
+    bl_acceptance_publish(trial->acceptance, trial->violations, 0);
+    return bl_acceptance_receive(trial->acceptance);
 }
 
 static int bl_trial_pass(bl_trial *trial, int prefetches)
@@ -123,7 +123,7 @@ static int bl_trial_pass(bl_trial *trial, int prefetches)
     return trial->initiates ? bl_trial_send(trial) : bl_trial_receive(trial, prefetches);
 }
 
-/* ---- Store buffering: of two sides that write first and then read, at least one must see the
+/* ---- Store buffering: of two sides that write first and then read, at least one must read the
  * other's store. */
 
 static int bl_trial_buffer(bl_trial *trial)
@@ -135,11 +135,11 @@ static int bl_trial_buffer(bl_trial *trial)
     if (status < 0)
         return status;
     for (uint64_t turns = bl_trial_random(trial) % 32; turns > 0; turns--)
-        bl_pause(trial->memory); /* either may be the first */
+        bl_pause(trial->memory); /* either side may be first */
     for (uint32_t i = 0; i < BL_ACCEPTANCE_PAIRS; i++) {
         uint64_t pair = trial->area + i * 2 * BL_POLL_STRIDE, word;
         bl_trial_put(trial, pair + mine * BL_POLL_STRIDE, line);
-        bl_fence_full(trial->memory); /* only this keeps the load after the store */
+        bl_fence_full(trial->memory); /* orders the load after the store */
         if (!trial->bare) {
             bl_invalidate(trial->memory, pair + (1 - mine) * BL_POLL_STRIDE, BL_LINE_SIZE);
             bl_fence_full(trial->memory);
@@ -147,16 +147,15 @@ static int bl_trial_buffer(bl_trial *trial)
         bl_raw_load(trial->memory, pair + (1 - mine) * BL_POLL_STRIDE, &word, sizeof word);
         missed |= (uint64_t)(word != trial->number) << i;
     }
-    bl_acceptance_say(trial->acceptance, missed, 0);
-    status = bl_acceptance_hear(trial->acceptance);
-    missed &= trial->acceptance->heard.word[0];
+    bl_acceptance_publish(trial->acceptance, missed, 0);
+    status = bl_acceptance_receive(trial->acceptance);
+    missed &= trial->acceptance->received.word[0];
     trial->violations = (uint64_t)__builtin_popcountll(missed); /* both sides have the same count */
     return status;
 }
 
-/* ---- Tearing: a unit is stored repeatedly while the other side reads it. By the rules of
- * coherence, 8 bytes are never torn, and a larger unit has a check: a unit that passes the check
- * must be whole. */
+/* ---- Tearing: a unit is stored repeatedly while the other side reads it. In coherence mode, 8
+ * bytes must never be torn, and a larger unit that passes its check must be whole. */
 
 static void bl_trial_tear_fill(const bl_trial *trial, uint32_t size, uint32_t i, uint64_t line[8])
 {
@@ -177,11 +176,11 @@ static int bl_trial_tear_write(bl_trial *trial, uint32_t size)
             bl_publish_line(trial->memory, trial->area, line);
         bl_pause(trial->memory);
     }
-    bl_acceptance_say(trial->acceptance, 0, 0);
-    return bl_acceptance_hear(trial->acceptance);
+    bl_acceptance_publish(trial->acceptance, 0, 0);
+    return bl_acceptance_receive(trial->acceptance);
 }
 
-/* Read the unit once. Returns 1 if it comes from one store. */
+/* Read the unit once. Returns 1 if all of it comes from the same store. */
 static int bl_trial_tear_look(bl_trial *trial, uint32_t size)
 {
     uint64_t line[8] = {0}, word;
@@ -206,20 +205,20 @@ static int bl_trial_tear_look(bl_trial *trial, uint32_t size)
 
 static int bl_trial_tear_read(bl_trial *trial, uint32_t size)
 {
-    for (int heard = 0; !heard && !bl_shared_load(&trial->acceptance->stopped);) {
-        heard = bl_acceptance_hears(trial->acceptance, 1);
+    for (int received = 0; !received && !bl_shared_load(&trial->acceptance->stopped);) {
+        received = bl_acceptance_poll(trial->acceptance, 1);
         for (uint32_t i = 0; i < BL_ACCEPTANCE_UNITS; i++)
             trial->violations += !bl_trial_tear_look(trial, size);
     }
-    bl_acceptance_say(trial->acceptance, trial->violations, trial->rejected);
-    return bl_acceptance_hear(trial->acceptance);
+    bl_acceptance_publish(trial->acceptance, trial->violations, trial->rejected);
+    return bl_acceptance_receive(trial->acceptance);
 }
 
 static int bl_trial_tear(bl_trial *trial, uint32_t size)
 {
     uint64_t line[8];
     bl_trial_tear_fill(trial, size, 0, line);
-    if (trial->initiates) /* so that there is a whole unit from the start */
+    if (trial->initiates) /* a whole unit from the start */
         bl_publish_line(trial->memory, trial->area, line);
     int status = bl_trial_meet(trial);
     if (status < 0)
@@ -227,8 +226,8 @@ static int bl_trial_tear(bl_trial *trial, uint32_t size)
     return trial->initiates ? bl_trial_tear_write(trial, size) : bl_trial_tear_read(trial, size);
 }
 
-/* ---- Late eviction: the initiator stores into a line, which then passes to the other side. The
- * copy in the initiator's cache is evicted late, here by a flush at that moment. */
+/* ---- Late eviction: the initiator stores into a line, which the other side writes next. The copy
+ * in the initiator's cache is then evicted late, here by a flush. */
 
 static int bl_trial_evict_late(bl_trial *trial)
 {
@@ -239,15 +238,15 @@ static int bl_trial_evict_late(bl_trial *trial)
         bl_raw_store(trial->memory, trial->area, line, BL_LINE_SIZE,
                      trial->acceptance->raw_width);
         if (!trial->bare)
-            bl_refetch(trial->memory, trial->area, BL_LINE_SIZE); /* before it passes to the other
-                                                                   * side */
+            bl_refetch(trial->memory, trial->area, BL_LINE_SIZE); /* before the other side writes
+                                                                   * it */
     }
     if (status == 0)
         status = bl_trial_meet(trial);
     if (status == 0 && !trial->initiates) {
         bl_trial_fill(line, trial->number);
         bl_trial_put(trial, trial->area, line);
-        bl_refetch(trial->memory, trial->area, BL_LINE_SIZE); /* leaves this cache, too */
+        bl_refetch(trial->memory, trial->area, BL_LINE_SIZE); /* out of this cache, too */
     }
     if (status == 0)
         status = bl_trial_meet(trial);
@@ -259,8 +258,8 @@ static int bl_trial_evict_late(bl_trial *trial)
         return status;
     bl_refetch(trial->memory, trial->area, BL_LINE_SIZE);
     trial->violations = !trial->initiates && bl_load64(trial->memory, trial->area) != trial->number;
-    bl_acceptance_say(trial->acceptance, trial->violations, 0);
-    return bl_acceptance_hear(trial->acceptance);
+    bl_acceptance_publish(trial->acceptance, trial->violations, 0);
+    return bl_acceptance_receive(trial->acceptance);
 }
 
 static int bl_trial_run(bl_trial *trial, uint32_t test)
@@ -295,9 +294,9 @@ int bl_acceptance_trial(bl_acceptance *acceptance, bl_acceptance_cell *cell)
     if (status < 0)
         return status;
     bl_refetch(trial.memory, trial.area, BL_ACCEPTANCE_AREA); /* complete at the next step */
-    int told = cell->test != BL_ACCEPTANCE_STORE_BUFFERING && trial.initiates;
+    int reported = cell->test != BL_ACCEPTANCE_STORE_BUFFERING && trial.initiates;
     cell->trials++;
-    cell->violations += told ? acceptance->heard.word[0] : trial.violations;
-    cell->rejected += told ? acceptance->heard.word[1] : trial.rejected;
+    cell->violations += reported ? acceptance->received.word[0] : trial.violations;
+    cell->rejected += reported ? acceptance->received.word[1] : trial.rejected;
     return 0;
 }

@@ -2,9 +2,9 @@
  * Copyright The Beluga Authors
  *
  * Verbs that break the rules of coherence/coherence.h on purpose: plain stores into the cache
- * without a flush, and plain loads without an invalidation. A program would use them if the memory
- * were coherent between its hosts; `beluga verify` tests with them whether it is. No other file may
- * include this one. Fences are those of coherence/coherence.h.
+ * without a flush, and plain loads without an invalidation, as a program on coherent memory would
+ * use them. `beluga verify` tests with them whether the memory is coherent between its hosts. Only
+ * litmus.c may include this file. Fences are those of coherence/coherence.h.
  */
 #ifndef BL_VERIFY_RAW_H
 #define BL_VERIFY_RAW_H
@@ -17,7 +17,7 @@
 static inline void bl_raw_store(const bl_memory *memory, uint64_t offset, const void *source,
                                 uint32_t size, uint32_t widest)
 {
-    widest = widest > 8 ? 8 : widest; /* in the simulator, no more is stored in one piece */
+    widest = widest > 8 ? 8 : widest; /* the widest untorn store in the simulator */
     for (uint32_t at = 0; at < size; at += widest)
         bl_sim_store_cached(memory, offset + at, (const uint8_t *)source + at, widest);
 }

@@ -2,8 +2,8 @@
  * Copyright The Beluga Authors
  *
  * Keeps the two sides of an acceptance test in step. A side's line is streamed between fences and
- * read by refetch, which is the minimum that the memory must support. A line carries the nonces of
- * both runs, so the line of an earlier run is not taken for an answer.
+ * read by refetch, the minimum that the memory must support. A line has the nonces of both runs, so
+ * the line of an earlier run is rejected.
  */
 #include "verify/acceptance.h"
 
@@ -71,13 +71,13 @@ int bl_acceptance_meet(bl_acceptance *acceptance)
     }
 }
 
-void bl_acceptance_say(bl_acceptance *acceptance, uint64_t first, uint64_t second)
+void bl_acceptance_publish(bl_acceptance *acceptance, uint64_t first, uint64_t second)
 {
     acceptance->step++;
     bl_acceptance_write(acceptance, first, second);
 }
 
-int bl_acceptance_hears(bl_acceptance *acceptance, uint32_t ahead)
+int bl_acceptance_poll(bl_acceptance *acceptance, uint32_t ahead)
 {
     bl_acceptance_line line;
     uint64_t step = acceptance->step + ahead;
@@ -86,15 +86,15 @@ int bl_acceptance_hears(bl_acceptance *acceptance, uint32_t ahead)
         return 0;
     bl_believe(&acceptance->pool.memory,
                bl_acceptance_line_offset(acceptance, 1 - acceptance->config.role, step));
-    acceptance->heard = line;
+    acceptance->received = line;
     return 1;
 }
 
-int bl_acceptance_hear(bl_acceptance *acceptance)
+int bl_acceptance_receive(bl_acceptance *acceptance)
 {
     const bl_memory *memory = &acceptance->pool.memory;
     bl_wait wait = bl_wait_make(memory, acceptance->config.patience_ns);
-    while (!bl_acceptance_hears(acceptance, 0)) {
+    while (!bl_acceptance_poll(acceptance, 0)) {
         if (bl_shared_load(&acceptance->stopped))
             return -ECANCELED;
         if (!bl_wait_turn(memory, &wait))
@@ -103,7 +103,7 @@ int bl_acceptance_hear(bl_acceptance *acceptance)
     return 0;
 }
 
-void bl_acceptance_see_off(const bl_acceptance *acceptance)
+void bl_acceptance_finish(const bl_acceptance *acceptance)
 {
     const bl_memory *memory = &acceptance->pool.memory;
     bl_wait wait = bl_wait_make(memory, acceptance->config.patience_ns);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Runs an acceptance test from end to end: it checks that the pool is idle, finds stripes, chooses
- * the next test, and restores all bytes.
+ * Runs an acceptance test: checks that the pool is idle, finds free stripes, schedules the tests,
+ * and clears the stripes at the end.
  *
- * The pool has no server (the last one stopped in order, or there was none), so stripes outside of
- * extents cannot be granted. If a server starts, the test ends before the next batch; the stripes
- * are the last of their devices, which a server allocates last.
+ * The pool has no server (the last one stopped cleanly, or there was none), so stripes outside of
+ * extents cannot be granted. If a server starts, the test ends before the next batch; it uses the
+ * last stripes of the devices, which a server allocates last.
  */
 #include "verify/acceptance.h"
 
@@ -17,11 +17,11 @@
 #include "index/blocks.h"
 #include "liveness/lock.h"
 
-enum { BL_ACCEPTANCE_ROWS = 64 }; /* stripes of a device that are examined, from its end */
+enum { BL_ACCEPTANCE_ROWS = 64 }; /* stripes of a device to examine, from its end */
 
 /* ---- Where the test runs. */
 
-/* Return 1 if this data stripe is in no extent. A torn line counts as an extent. */
+/* Return 1 if this data stripe is in no extent. A torn mark counts as an extent. */
 static int bl_acceptance_free(const bl_acceptance *acceptance, uint64_t stripe)
 {
     const bl_geometry *g = &acceptance->pool.geometry;
@@ -157,7 +157,7 @@ static int bl_acceptance_batch(bl_acceptance *acceptance, uint64_t index)
     return status;
 }
 
-/* Lead: a number counted from 1 is a cell, 0 the end. */
+/* The leader's loop. It publishes 1 + the index of the next cell, or 0 at the end. */
 static int bl_acceptance_lead(bl_acceptance *acceptance)
 {
     const bl_memory *memory = &acceptance->pool.memory;
@@ -169,14 +169,14 @@ static int bl_acceptance_lead(bl_acceptance *acceptance)
             const bl_acceptance_cell *cell = &acceptance->cells[i];
             if (!(config->tests >> cell->test & 1) || !(config->modes >> cell->mode & 1))
                 continue;
-            bl_acceptance_say(acceptance, i + 1, 0);
-            status = bl_acceptance_hear(acceptance);
+            bl_acceptance_publish(acceptance, i + 1, 0);
+            status = bl_acceptance_receive(acceptance);
             if (status == 0)
                 status = bl_acceptance_batch(acceptance, i);
         }
     if (status == 0) {
-        bl_acceptance_say(acceptance, 0, 0);
-        status = bl_acceptance_hear(acceptance);
+        bl_acceptance_publish(acceptance, 0, 0);
+        status = bl_acceptance_receive(acceptance);
     }
     return status;
 }
@@ -184,11 +184,11 @@ static int bl_acceptance_lead(bl_acceptance *acceptance)
 static int bl_acceptance_follow(bl_acceptance *acceptance)
 {
     for (;;) {
-        bl_acceptance_say(acceptance, 0, 0);
-        int status = bl_acceptance_hear(acceptance);
-        if (status < 0 || acceptance->heard.word[0] == 0)
+        bl_acceptance_publish(acceptance, 0, 0);
+        int status = bl_acceptance_receive(acceptance);
+        if (status < 0 || acceptance->received.word[0] == 0)
             return status;
-        status = bl_acceptance_batch(acceptance, acceptance->heard.word[0] - 1);
+        status = bl_acceptance_batch(acceptance, acceptance->received.word[0] - 1);
         if (status < 0)
             return status;
     }
@@ -205,18 +205,18 @@ static void bl_acceptance_clear_areas(const bl_acceptance *acceptance)
     bl_fence_full(memory);
 }
 
-/* Clear all bytes. Each side clears its own lines: b after a has published that everything else is
- * clear, a after it has seen b's lines clear. If the other side does not respond now, the results
- * still hold. */
+/* Clear the stripes. Each side clears its own lines: b after a has published that everything else
+ * is clear, a after b's lines are clear. If the other side does not respond now, the results are
+ * still valid. */
 static void bl_acceptance_part(bl_acceptance *acceptance)
 {
     if (acceptance->config.role == 0) {
         bl_acceptance_clear_areas(acceptance);
-        bl_acceptance_say(acceptance, 0, 0);
-        bl_acceptance_see_off(acceptance);
+        bl_acceptance_publish(acceptance, 0, 0);
+        bl_acceptance_finish(acceptance);
     } else {
         acceptance->step++;
-        bl_acceptance_hear(acceptance);
+        bl_acceptance_receive(acceptance);
     }
     bl_acceptance_fall_silent(acceptance);
 }

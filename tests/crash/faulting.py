@@ -459,7 +459,7 @@ SURVIVES: dict[str, Ready] = {
     ),
     "bl_lower_name_tiers": _meta(_no_word(lambda m: lib.bl_lower_name_tiers(m, _a("uint64_t[8]")))),
     "bl_lower_give_up": _meta(_no_word(lambda m: lib.bl_lower_give_up(m, 1))),
-    "bl_lower_told": _meta(_no_word(lib.bl_lower_told)),
+    "bl_lower_reported": _meta(_no_word(lib.bl_lower_reported)),
     "bl_lower_wait": _meta(_no_word(lambda m: lib.bl_lower_wait(m, 1, 0))),
     "bl_lower_describe": _meta(_no_word(lambda m: lib.bl_lower_describe(m, _a("bl_lower_stat *")))),
     "bl_meta_sessions": _meta(

@@ -23,7 +23,7 @@ def main() -> None:
         server = MetaServer(pool)
         token = server.attach_lower(10, wait=False, unknown=STORE, names=["store"])
         with server, Client(pool) as client:
-            server.lower_told()
+            server.lower_reported()
             work = LowerWork(client, token)
             for first, seconds in ((0, 0), (10, 50), (20, 70)):
                 numbers = range(first, first + 3)

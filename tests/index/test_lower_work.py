@@ -44,7 +44,7 @@ class Below:
         self.asked = MetaClient(self.client)
         self.serve()
         self.work.report(notes(*range(100), stored=DISK))
-        self.server.lower_told()
+        self.server.lower_reported()
 
     def serve(self) -> None:
         self.service = Client(self.pool)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from beluga import Client, KVCache, MetaServer, Namespace, Pool
-from beluga.index import Left, MetaClient
+from beluga.index import MetaClient, RemovalReason
 from beluga.kvcache import Explanation, explain, known_namespaces
 from beluga.kvcache.known import leave_namespace
 
@@ -164,8 +164,8 @@ def test_a_block_that_a_takeover_lost_is_of_the_epoch_before(
         assert why(pool, namespace).cause == "removed"
         put(pool, Namespace({"name": "next"}), b"takes every line", count=64)
         assert why(pool, namespace).cause == "removed"
-        forgotten = [Left.UNKNOWN]
-        monkeypatch.setattr(MetaClient, "left", lambda self, keys: forgotten * len(keys))
+        forgotten = [RemovalReason.UNKNOWN]
+        monkeypatch.setattr(MetaClient, "removal_reasons", lambda self, keys: forgotten * len(keys))
         found = why(pool, namespace)
     assert (found.state, found.cause) == ("miss", "epoch")
     assert "the server of epoch 1 had it, but that of epoch 2 does not" in found.text

@@ -29,9 +29,10 @@ EXPORTS: dict[str, str] = {
         "nanoseconds read_trace stand_by"
     ),
     "beluga.index": (
-        "BlockState EVICTIONS Grant LOWER_NOTE LOWER_RECORD Left Lookup LowerStat LowerWork "
-        "MetaClient MetaServer MetaStat Pins Removal CheckReport TaskClient TaskRecord Work "
-        "check_devices check_pool repair_pool CHANGE NAME NAME_PARENT REMOVED STORED chain_names "
+        "BlockState EVICTIONS Grant LOWER_NOTE LOWER_RECORD Lookup LowerStat LowerWork "
+        "RemovalReason MetaClient MetaServer MetaStat Pins Removal CheckReport TaskClient "
+        "TaskRecord Work check_devices check_pool repair_pool CHANGE NAME NAME_PARENT REMOVED "
+        "STORED chain_names "
         "names_at read_names "
         "REFUSALS SessionView Sessions Tenant ask_sessions COMMITTED ENTRY EPOCH_SHIFT FREE "
         "read_entries COUNTERS_METHOD ask_counters BLOCK_RECORD "

@@ -1130,7 +1130,7 @@ TESTED: Conditions = {
             "n_error"
         ),
     },
-    ("index/client.c", "bl_meta_tell"): {
+    ("index/client.c", "bl_meta_sum"): {
         ("status < 0", 0, "false"): (
             "tests/index/test_index_calls.py::test_every_call_says_that_nobody_serves"
         ),

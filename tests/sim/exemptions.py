@@ -56,7 +56,7 @@ _LEFT_OUT: dict[Name, str] = {
     ),
     ("rpc/server.c", "bl_lane_gather", "prefetch_line", 0): _HINT,
     ("rpc/lane.c", "bl_lane_take", "prefetch_line", 0): _HINT,
-    ("transfer/cpu.c", "bl_part_ask", "prefetch_range", 0): _HINT,
+    ("transfer/cpu.c", "bl_part_prefetch", "prefetch_range", 0): _HINT,
     ("pool/pool.c", "bl_pool_format_guarded", "stream", 0): _ALONE,
     ("pool/pool.c", "bl_pool_format_guarded", "fence_store", 0): _ALONE,
     ("rpc/housekeeping.c", "bl_lobby_look", "fence_full", 0): _POLLED,

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A scenario of removals over a disk and a store. Clients put, get and remove a few keys; servers
- * die, and not each of them has both tiers, or has them under the same numbers. The tiers' service,
- * which is a client here, saves blocks, brings them back, and executes removals, of which many fail
- * at first; it reports late, and now and then it loses its session and with it the work that it has
- * taken.
+ * A scenario of removals with a disk and a remote store. Clients put, get and remove a few keys;
+ * servers die, and a server may lack a tier, or have the tiers under other numbers. The tiers'
+ * service, which is a client here, saves blocks, onboards them, and executes removals, many of
+ * which fail at first; it reports late, and sometimes it loses its session and thus the work that
+ * it has taken.
  *
- * Each put has a version of its own, which its bytes name. The scenario judges that once a removal
- * was answered, no get that begins returns a version that had been stored before the removal began,
- * wherever that version still lies; that a removal is answered only after the disk has tried it;
- * that a save in place of what was removed ends the removal; that the server's tombstones agree
- * with each other; and that in the end the tiers have executed all removals.
+ * Each put has its own version, which is encoded in its bytes. The scenario checks that after a
+ * removal was answered, no new get returns a version stored before the removal began, in whatever
+ * tier that version still is; that a removal is answered only after the disk has tried it; that a
+ * save in place of the removed block ends the removal; that the server's tombstones are consistent;
+ * and that in the end the tiers have executed all removals.
  */
 #include <errno.h>
 
@@ -23,29 +23,29 @@
 #include "sim/scenarios/scenarios.h"
 
 enum {
-    BL_BELOW_KEYS = 3,           /* their tombstones of two tiers take half of the table */
+    BL_BELOW_KEYS = 3,           /* their tombstones for two tiers fill half of the table */
     BL_BELOW_ROUNDS = 12,
     BL_BELOW_VERSIONS = 1024,
-    BL_BELOW_LOOKS = 3,         /* at a key that a tier may have */
-    BL_BELOW_TAKEN = 6,         /* pieces of work that the service has at a time */
+    BL_BELOW_LOOKS = 3,         /* retries for a key that a tier may have */
+    BL_BELOW_TAKEN = 6,         /* pieces of work that the service takes at a time */
     BL_BELOW_DEATHS = 2,
     BL_BELOW_CLIENTS = 2,
     BL_BELOW_REPORT = BL_LOWER_KINDS, /* a kind of work: report the result of a removal */
     BL_BELOW_NAP_NS = 40 * 1000,
-    BL_BELOW_LOOKS_MAX = 4000,  /* of the service, until all removals are executed */
-    BL_BELOW_STEPS = 20000000   /* clients wait for tiers, and look for replies meanwhile */
+    BL_BELOW_LOOKS_MAX = 4000,  /* of the service at the end, until all removals are executed */
+    BL_BELOW_STEPS = 20000000   /* clients poll while they wait for tiers */
 };
 
-#define BL_BELOW_PATIENCE_NS 900000000ull /* a removal waits longer for a disk before it goes on */
+#define BL_BELOW_PATIENCE_NS 900000000ull /* shorter than a removal waits for a disk */
 
 enum bl_below_tier { BL_BELOW_DISK, BL_BELOW_REMOTE, BL_BELOW_COUNT };
 
 enum bl_below_version { BL_VERSION_BEGUN, BL_VERSION_STORED, BL_VERSION_DEAD };
 
-/* What the service has to do. */
+/* A piece of work of the service. */
 typedef struct bl_below_work {
     bl_lower_record record;
-    bl_lower_note note;         /* of a report */
+    bl_lower_note note;         /* the contents of a report */
     uint32_t kind;              /* bl_lower_kind, or BL_BELOW_REPORT */
 } bl_below_work;
 
@@ -54,17 +54,17 @@ typedef struct bl_below {
     uint32_t version_count;
     uint32_t key_of[BL_BELOW_VERSIONS];
     uint8_t state[BL_BELOW_VERSIONS]; /* bl_below_version */
-    uint32_t since[BL_BELOW_VERSIONS]; /* removals of its key before it was put; UINT32_MAX: one
-                                        * was under way */
-    uint32_t there[BL_BELOW_COUNT][BL_BELOW_KEYS]; /* the version that a tier has, or 0 */
-    uint32_t tries[BL_BELOW_KEYS]; /* of the disk, to remove or replace a key */
-    uint32_t removals[BL_BELOW_KEYS]; /* begun */
-    uint32_t removing[BL_BELOW_KEYS]; /* not yet answered */
+    uint32_t since[BL_BELOW_VERSIONS]; /* removals of its key before the put; UINT32_MAX: one was
+                                        * in progress */
+    uint32_t there[BL_BELOW_COUNT][BL_BELOW_KEYS]; /* the version in each tier, or 0 */
+    uint32_t tries[BL_BELOW_KEYS]; /* attempts of the disk to remove or replace a key */
+    uint32_t removals[BL_BELOW_KEYS]; /* removals begun */
+    uint32_t removing[BL_BELOW_KEYS]; /* removals not answered yet */
     uint32_t calm;              /* 1: no removal fails */
-    /* the server that was started last: */
+    /* the last started server: */
     bl_meta *meta;
     uint64_t token;
-    uint32_t number[BL_BELOW_COUNT]; /* of each tier; 0: it does not have it */
+    uint32_t number[BL_BELOW_COUNT]; /* number of each tier in the server; 0: none */
 } bl_below;
 
 typedef struct bl_below_service {
@@ -82,7 +82,7 @@ static bl_below *bl_below_of(const bl_blocks_client *client)
 
 /* ---- Servers. */
 
-/* Attach a disk, or a store, or both, or none, under any numbers. */
+/* Attach a disk, a store, both or none, under random numbers. */
 static int bl_below_attach(bl_path *path, bl_meta *meta)
 {
     bl_below *tiers = (bl_below *)path;
@@ -103,8 +103,8 @@ static int bl_below_attach(bl_path *path, bl_meta *meta)
     return status;
 }
 
-/* Do the tombstones agree with their number, and is there one for a key and a tier at most? They
- * do whenever the server comes to a verb. */
+/* Return 1 if the tombstones match their count, with at most one for each key and tier. This must
+ * be true at every verb of the server. */
 static int bl_below_sane(const bl_meta *meta)
 {
     uint32_t count = 0;
@@ -123,7 +123,7 @@ static int bl_below_sane(const bl_meta *meta)
 
 /* ---- Blocks and their versions. */
 
-/* Write a granted block and commit it: the commit's status, or an error. */
+/* Write a granted block and commit it. Returns the commit's status, or an error. */
 static int bl_below_write(bl_blocks_client *client, uint64_t key, const bl_block_record *record,
                           uint32_t version)
 {
@@ -137,13 +137,13 @@ static int bl_below_write(bl_blocks_client *client, uint64_t key, const bl_block
     bl_kv_fill(payload, key, version, bl_blocks_length(key));
     bl_blocks_dawdle(client);
     bl_stream(&client->pool->memory, record->offset, payload, bl_blocks_length(key));
-    bl_fence_store(&client->pool->memory); /* the payload is out before the commit */
+    bl_fence_store(&client->pool->memory); /* the payload is in memory before the commit */
     *bl_blocks_writer(client, record) = 0;
     status = bl_commit_blocks(client->session, &commit, 1, &committed, BL_PATH_TIMEOUT_NS);
     return status < 0 ? status : committed;
 }
 
-/* Read a block: its version; 0 if it has gone meanwhile; -EBADMSG. */
+/* Read a block. Returns its version; 0 if it was removed meanwhile; or -EBADMSG. */
 static int bl_below_read(bl_blocks_client *client, uint64_t key, const bl_block_record *record)
 {
     uint64_t right[BL_BLOCKS_LINES_MAX * BL_LINE_SIZE / sizeof(uint64_t)], payload[64];
@@ -188,7 +188,7 @@ static int bl_below_put(bl_blocks_client *client, uint64_t key)
     tiers->since[version] = tiers->removing[key] ? UINT32_MAX : tiers->removals[key];
     int status = bl_below_store(client, key, 0, version);
     tiers->state[version] = BL_VERSION_STORED;
-    if (status == -BL_ERROR_NO_GRANT) /* a removal ends no grant of a client */
+    if (status == -BL_ERROR_NO_GRANT) /* a removal must not end a client's grant */
         return client->session->nonce != nonce ? 0 : -EBADMSG;
     return status < 0 ? bl_path_bear(&tiers->blocks.path, status) : 0;
 }
@@ -260,7 +260,7 @@ static int bl_below_work_on(bl_pool *pool, void *argument)
         uint64_t key = bl_sim_below(world, BL_BELOW_KEYS), what = bl_sim_below(world, 8);
         if (what < 4)
             status = bl_below_put(&client, key);
-        if (status == 0 && what % 4 == 1) /* perhaps what was put just now */
+        if (status == 0 && what % 4 == 1) /* perhaps the block of the last put */
             status = bl_below_remove(&client, key);
         if (status == 0 && what != 0)
             status = bl_below_get(&client, key);
@@ -273,7 +273,7 @@ static int bl_below_work_on(bl_pool *pool, void *argument)
 
 /* ---- The service. */
 
-/* Return the tier of a number of the service's server. */
+/* Return the tier for a bit of the service's server. */
 static uint32_t bl_below_at(const bl_below_service *service, uint8_t bits)
 {
     uint32_t tier = 0;
@@ -295,7 +295,7 @@ static bl_lower_note bl_below_note(uint64_t key)
     return (bl_lower_note){.key = {key, key}, .block = BL_LOWER_NO_BLOCK};
 }
 
-/* Begin with the server that serves: what was taken from another one is forgotten. */
+/* Start with the current server, and drop work that was taken from another one. */
 static int bl_below_begin(bl_below_service *service, bl_pool *pool)
 {
     bl_below *tiers = bl_below_of(&service->client);
@@ -311,11 +311,11 @@ static int bl_below_begin(bl_below_service *service, bl_pool *pool)
             status = bl_below_tell(service, note);
     }
     if (status == 0 && service->token == tiers->token)
-        bl_lower_told(meta);
+        bl_lower_reported(meta);
     return status;
 }
 
-/* Save a block in some tiers, and report it. What was removed there is replaced. */
+/* Save a block in some tiers, in place of a removed one, and report it. */
 static int bl_below_save(bl_below_service *service, const bl_lower_record *record)
 {
     bl_below *tiers = bl_below_of(&service->client);
@@ -350,7 +350,7 @@ static int bl_below_save(bl_below_service *service, const bl_lower_record *recor
     return status == 0 && left & replaced && newer ? -EBADMSG : status;
 }
 
-/* Execute a removal, or fail; the report is work of its own. */
+/* Execute a removal, or fail; the report is queued as separate work. */
 static int bl_below_execute(bl_below_service *service, const bl_lower_record *record)
 {
     bl_below *tiers = bl_below_of(&service->client);
@@ -372,7 +372,7 @@ static int bl_below_execute(bl_below_service *service, const bl_lower_record *re
     return 0;
 }
 
-/* Bring a key from the first tier that has it, unless what that has was removed. */
+/* Onboard a key from the first tier that has it, unless that block was removed. */
 static int bl_below_bring(bl_below_service *service, const bl_lower_record *record)
 {
     const bl_below *tiers = bl_below_of(&service->client);
@@ -392,7 +392,7 @@ static int bl_below_bring(bl_below_service *service, const bl_lower_record *reco
     return bl_below_tell(service, note);
 }
 
-/* Do one piece of work that was taken. */
+/* Do one piece of the taken work. */
 static int bl_below_do(bl_below_service *service)
 {
     const bl_below *tiers = bl_below_of(&service->client);
@@ -426,7 +426,7 @@ static int bl_below_step(bl_below_service *service)
     return count < 0 ? (int)count : 0;
 }
 
-/* Are the clients gone, but for the service, which is the last? */
+/* Return 1 if all clients but the service, which is the last, have ended. */
 static int bl_below_over(const bl_path *path)
 {
     for (uint32_t i = 0; i + 1 < path->client_count; i++)
@@ -435,7 +435,8 @@ static int bl_below_over(const bl_path *path)
     return 1;
 }
 
-/* Are all removals executed? Nothing that was removed is left then: 1, 0, or an error. */
+/* Return 1 if all removals are executed, after checking that no removed block is left; 0; or an
+ * error. */
 static int bl_below_clean(bl_below_service *service)
 {
     const bl_below *tiers = bl_below_of(&service->client);
@@ -458,8 +459,8 @@ static int bl_below_clean(bl_below_service *service)
     return 1;
 }
 
-/* A call of the service may end as any client's; one of a server that it did not begin with is
- * refused. */
+/* Accept the errors that any client's call may return; and the refusal of a server with which the
+ * service has not started. */
 static int bl_below_bear(const bl_below *tiers, const bl_below_service *service, int status)
 {
     if (status == -BL_ERROR_BAD_REQUEST && service->token != tiers->token)
@@ -482,13 +483,13 @@ static int bl_below_serve(bl_pool *pool, void *argument)
             bl_session_close(*session), *session = NULL;
         status = *session ? bl_below_step(&service) : bl_below_begin(&service, pool);
         if (*session && nonce && (*session)->nonce != nonce)
-            service.taken_count = 0; /* the server gives that work to another session */
+            service.taken_count = 0; /* the server hands that work to another session */
         if (status < 0)
             status = bl_below_bear(tiers, &service, status);
         bl_nap(&pool->memory, bl_sim_below(path->world, BL_BELOW_NAP_NS));
         if (status < 0 || !bl_below_over(path))
             continue;
-        tiers->calm = 1; /* also that the next server has both tiers */
+        tiers->calm = 1; /* also makes the next server have both tiers */
         path->server_deaths = path->doomed = 0;
         if (*session && service.token == tiers->token &&
             (service.number[BL_BELOW_DISK] == 0 || service.number[BL_BELOW_REMOTE] == 0))
@@ -500,7 +501,7 @@ static int bl_below_serve(bl_pool *pool, void *argument)
         else
             status = clean < 0 ? bl_below_bear(tiers, &service, clean) : 0;
         if (looks == BL_BELOW_LOOKS_MAX)
-            status = -EBUSY; /* some removal is executed by nobody */
+            status = -EBUSY; /* a removal is never executed */
     }
     if (*session)
         bl_session_close(*session);

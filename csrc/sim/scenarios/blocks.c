@@ -4,10 +4,10 @@
  * Scenarios of the block index: blocks are reserved, written, committed, looked up, read on other
  * hosts, evicted and removed, while servers die and others take over.
  *
- * The scenarios judge that the bytes of a read are those of its key and generation, or it is a
- * miss; that a block whose commit was answered is found again, where nothing may evict it; that a
- * block whose removal was answered is found no more, whoever serves, and that a removal takes one
- * call and ends no grant; and that no space is granted while a process may still write to it.
+ * The scenarios check that a read returns the bytes of its key and generation, or is a miss; that a
+ * block whose commit was answered is found again, unless it may be evicted; that a block whose
+ * removal was answered is never found again, by any server, and that a removal takes one call and
+ * ends no grant; and that no space is granted while a process may still write to it.
  */
 #include <errno.h>
 
@@ -24,7 +24,7 @@ uint32_t bl_blocks_length(uint64_t key)
     return (1 + key % BL_BLOCKS_LINES_MAX) * BL_LINE_SIZE;
 }
 
-/* Return the bytes to ask for: a wide block has room behind its payload that nobody uses. */
+/* Return the size to reserve: a wide block has unused space behind its payload. */
 static uint32_t bl_blocks_room(const bl_blocks *blocks, uint64_t key)
 {
     return blocks->wide ? (1 + key % 2) * BL_STRIPE_SIZE : bl_blocks_length(key);
@@ -82,7 +82,7 @@ static int bl_blocks_write(bl_blocks_client *client, uint64_t key, const bl_bloc
     bl_blocks_fill(payload, key, record->generation);
     bl_blocks_dawdle(client);
     bl_stream(&client->pool->memory, record->offset, payload, bl_blocks_length(key));
-    bl_fence_store(&client->pool->memory); /* the payload is out before the server hears of it */
+    bl_fence_store(&client->pool->memory); /* the payload is in memory before the commit */
     *bl_blocks_writer(client, record) = 0;
     if (bl_sim_below(blocks->path.world, 8) == 0) {
         int64_t count = bl_abort_blocks(client->session, &commit, 1, BL_PATH_TIMEOUT_NS);
@@ -91,9 +91,9 @@ static int bl_blocks_write(bl_blocks_client *client, uint64_t key, const bl_bloc
     status = bl_commit_blocks(client->session, &commit, 1, &committed, BL_PATH_TIMEOUT_NS);
     if (status < 0)
         return bl_path_bear(&blocks->path, status);
-    if (committed < 0) /* only the end of its session ends a grant, and no removal */
+    if (committed < 0) /* only the end of its session ends a grant, not a removal */
         return committed == -BL_ERROR_NO_GRANT && client->session->nonce != nonce ? 0 : -EBADMSG;
-    if (removals == blocks->removals[key]) /* no removal was under way meanwhile */
+    if (removals == blocks->removals[key]) /* no removal began meanwhile */
         blocks->committed[key] = record->generation;
     return 0;
 }
@@ -112,8 +112,8 @@ int bl_blocks_put(bl_blocks_client *client, uint64_t key)
 
 /* ---- Readers. */
 
-/* Is the block that was copied still what the lookup said? The epoch is checked last: while it
- * stands, its half of the table is right. */
+/* Return 1 if the copied block's entry still matches the lookup. The epoch is checked last: while
+ * it is unchanged, its half of the table is valid. */
 static int bl_blocks_same(bl_blocks_client *client, uint64_t key, const bl_block_record *record,
                           uint64_t epoch)
 {
@@ -163,7 +163,7 @@ int bl_blocks_read(bl_blocks_client *client, uint64_t key, const bl_block_record
     return 1;
 }
 
-/* Return the generation of a key that must be found, or 0. */
+/* Return the generation that a lookup of the key must find, or 0. */
 static uint64_t bl_blocks_due(const bl_blocks *blocks, uint64_t key)
 {
     return blocks->loses || blocks->removing[key] ? 0 : blocks->committed[key];
@@ -192,11 +192,11 @@ int bl_blocks_get(bl_blocks_client *client, uint64_t first, uint32_t count, uint
     if (hits < count && due[hits] && due[hits] == bl_blocks_due(blocks, first + hits))
         return -ENODATA;
     if (hits < count && state == BL_BLOCK_BELOW && buried[hits])
-        return -EBADMSG; /* the tier may have what was removed */
+        return -EBADMSG; /* the tier may still have the removed block */
     int status = 0;
     bl_session_describe(client->session, &stat);
     for (uint32_t i = 0; i < hits && status >= 0; i++) {
-        /* A deposed server that has not noticed may still find it: then the read is a miss. */
+        /* A deposed server that has not noticed may still return it; then the read is a miss. */
         int gone = removed[i] && records[i].generation == removed[i];
         if (gone && stat.epoch >= removed_in[i])
             return -EBADMSG;
@@ -238,7 +238,7 @@ static int bl_blocks_remove(bl_blocks_client *client, uint64_t key)
 
 /* ---- Processes. */
 
-/* Is there more work, because servers are still to die? */
+/* Return 1 while servers are still to die. */
 static int bl_blocks_busy(const bl_blocks *blocks, uint32_t round)
 {
     int deaths = blocks->path.server_deaths > 0 || blocks->path.doomed;
@@ -275,8 +275,8 @@ int bl_blocks_work(bl_pool *pool, void *argument)
     return status;
 }
 
-/* Check the sums of a server that stops in order: every grant is counted once, and all space is
- * used by a block, held for one, or free. 0 or -EBADMSG. */
+/* Check the counts of a server that stops cleanly: every grant is counted once, and all space is
+ * used by a block, held, or free. Returns 0 or -EBADMSG. */
 static int bl_blocks_sums(const bl_meta *meta)
 {
     bl_meta_stat stat;
@@ -292,13 +292,13 @@ static int bl_blocks_sums(const bl_meta *meta)
         held += block->state == BL_NUMBER_HELD ? size : 0;
         used += block->state == BL_NUMBER_HELD ? 0 : size;
     }
-    if (meta->server->inherited_count > 0) /* space is held for those, too */
+    if (meta->server->inherited_count > 0) /* space is held for these sessions, too */
         held = stat.held_bytes;
     int same = stat.grant_count == grants && stat.used_bytes == used && stat.held_bytes == held;
     return same ? 0 : -EBADMSG;
 }
 
-/* Attach a store that may have any key, and executes no removal. */
+/* Attach a remote store that may have any key and never executes a removal. */
 static int bl_blocks_below(bl_path *path, bl_meta *meta)
 {
     (void)path;
@@ -331,7 +331,7 @@ int bl_blocks_serve(bl_pool *pool, void *argument)
         if (status == 0)
             status = bl_blocks_sums(meta);
         if (status == -BL_ERROR_SERVER_ALIVE)
-            status = 0; /* not proven gone here: the keeper tries the other host */
+            status = 0; /* not proven gone on this host: the keeper tries the other one */
         path->server = NULL;
         bl_meta_destroy(meta);
     }
@@ -339,7 +339,7 @@ int bl_blocks_serve(bl_pool *pool, void *argument)
     return status;
 }
 
-/* ---- meta: more keys than the table has lines, on three hosts. */
+/* ---- meta: more keys than lines in the table, on three hosts. */
 
 int bl_path_meta(bl_sim_world *world)
 {
@@ -366,7 +366,8 @@ int bl_path_recovery(bl_sim_world *world)
     return bl_path_run(&blocks.path);
 }
 
-/* ---- removal: servers over a store die at any verb; their successors know what was removed. */
+/* ---- removal: servers with a remote store die at any verb; their successors must have the
+ * removals. */
 
 int bl_path_removal(bl_sim_world *world)
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Scenarios of damaged memory: a process flips single bits of what was touched last, while clients
- * call, put and get with checksums, and servers die and recover what is left. Anything may fail, be
- * lost or take long; only a read of wrong bytes is a failure.
+ * Scenarios of damaged memory: a process flips single bits in recently used lines, while clients
+ * make calls, puts and gets with checksums, and servers die and recover the rest. Operations may
+ * fail, lose blocks or take long; only a read of wrong bytes is a failure.
  *
- * The server lines are not damaged: only the two epoch lines say which server serves.
+ * The server lines are not damaged, because nothing else identifies the current server.
  */
 #include <errno.h>
 
@@ -21,8 +21,8 @@ enum {
     BL_DAMAGE_NAP_NS = 20 * 1000,
     BL_DAMAGE_MESSAGE_SIZE_MAX = 600,
     BL_DAMAGE_SERVER_VERBS = 12000,
-    BL_TORN_CLIENTS = 5,        /* two clients of one host, where one settles what the other asked
-                                 * for */
+    BL_TORN_CLIENTS = 5,        /* two clients of one host, where one completes the other's
+                                 * request */
     BL_TORN_VERBS = 4000
 };
 
@@ -76,7 +76,7 @@ static int bl_damage_work(bl_pool *pool, void *argument)
     return 0;
 }
 
-/* Run a server; one that cannot go on makes room for another. */
+/* Run a server; if it fails, another one starts. */
 static int bl_damage_serve(bl_pool *pool, void *argument)
 {
     bl_blocks_serve(pool, argument);
@@ -91,7 +91,7 @@ static int bl_damage_play(bl_sim_world *world, uint32_t named)
                          .server_deaths = 2, .server_verbs = BL_DAMAGE_SERVER_VERBS,
                          .timeout_ns = BL_DAMAGE_TIMEOUT_NS},
                 .shape_keys = BL_KV_SHAPE_KEYS, .summed = 1, .named = named};
-    world->lawless = 1; /* a session's damaged line lets its lane go to another */
+    world->lawless = 1; /* a damaged session line frees the lane for another session */
     for (uint32_t host = 0; host < 3; host++)
         bl_path_client(&kv.path, host, bl_damage_work);
     bl_path_spawn(&kv.path, 3, bl_damage_ray);
@@ -100,15 +100,15 @@ static int bl_damage_play(bl_sim_world *world, uint32_t named)
 
 int bl_path_damage(bl_sim_world *world) { return bl_damage_play(world, 0); }
 
-/* ---- damage_names: the same with names, of which none is read that is damaged. */
+/* ---- damage_names: the same with names; no damaged name may be read. */
 
 int bl_path_damage_names(bl_sim_world *world) { return bl_damage_play(world, 1); }
 
-/* ---- torn_sessions: when a server has died, every line of a session says FREE, every line of a
- * free lane says LIVE, and none is whole, as if the server had died in the middle of all of them.
- * Nothing may be given away that a session may write to, and the lanes that nobody had are free,
- * also those of a client that has died. On each host a process died, too, as it began to ask for
- * another's farewell: nothing may be released because of that. */
+/* ---- torn_sessions: after a server's death, every line of a session says FREE, every line of a
+ * free lane says LIVE, and all are torn, as if the server had died in the middle of each of them.
+ * No space or lane that a session may write to may be reassigned, and lanes without a session must
+ * become free, including those of a dead client. On each host a process also died while it was
+ * writing a detach request for another session: nothing may be released because of that. */
 
 static void bl_torn_sessions(const bl_path *path, const bl_pool *pool)
 {
@@ -124,12 +124,12 @@ static void bl_torn_sessions(const bl_path *path, const bl_pool *pool)
         const bl_lobby_reply *reply =
             (bl_lobby_reply *)(memory + bl_lobby_reply_offset(host, asked->epoch % BL_HALF_COUNT));
         if (asked->operation == BL_LOBBY_ATTACH && reply->sequence == asked->sequence &&
-            asked->check == bl_message_check(asked, 0)) /* and nobody waits for it any more */
+            asked->check == bl_message_check(asked, 0)) /* and its client no longer waits */
             asked->sequence = ++asked->sequence_end, asked->operation = BL_LOBBY_DETACH;
     }
 }
 
-/* The process that damages lines is the last of the clients. */
+/* Return 1 while there are clients besides the process that damages lines. */
 static int bl_torn_work_left(const bl_path *path)
 {
     for (uint32_t i = 0; i + 1 < path->client_count; i++)
@@ -141,7 +141,7 @@ static int bl_torn_work_left(const bl_path *path)
 static int bl_torn_ray(bl_pool *pool, void *argument)
 {
     bl_path *path = argument;
-    uint32_t torn = UINT32_MAX; /* the server whose sessions were torn */
+    uint32_t torn = UINT32_MAX; /* process of the server whose session lines were torn */
     while (bl_torn_work_left(path)) {
         if (path->server_process != torn &&
             bl_sim_gone(path->world->process[path->server_process])) {
@@ -156,7 +156,7 @@ static int bl_torn_ray(bl_pool *pool, void *argument)
             return 0;
         bl_nap(&pool->memory, BL_FAREWELL_LOOK_NS);
     }
-    return -EBUSY; /* waits for a lane that nobody has */
+    return -EBUSY; /* waits for a lane that no session has */
 }
 
 /* ---- torn_sessions */

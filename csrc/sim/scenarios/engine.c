@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Scenarios of the rules of transfer/device_range.h, each alone: a payload goes in or out by DMA,
- * under readers on another host, while its writer lives or is killed.
+ * Scenarios of the rules of transfer/device_range.h, one by one: a payload is written or read by
+ * DMA, with readers on another host, while its writer lives or is killed.
  */
 #include <errno.h>
 
@@ -18,8 +18,8 @@ enum {
     BL_ENGINE_SIZE = 5 * BL_LINE_SIZE,
     BL_ENGINE_LOOKS = 40,
     BL_ENGINE_NONCE = 77,
-    BL_ENGINE_VERBS = 400,      /* a doomed writer dies within so many verbs */
-    BL_ENGINE_EAGER = 1000,     /* a process that waits for that proof naps after so many looks */
+    BL_ENGINE_VERBS = 400,      /* a writer to be killed dies within this many verbs */
+    BL_ENGINE_EAGER = 1000,     /* checks of a process that waits for the proof, between naps */
     BL_ENGINE_NAP_NS = 1000 * 1000
 };
 
@@ -29,7 +29,8 @@ typedef struct bl_engine {
     uint32_t reads;             /* 1: the readers' payload goes by DMA */
     uint32_t dsa;               /* 1: a job's target is drawn once, not for each line */
     uint32_t to_memory;         /* 1: the target is always memory, and nothing is flushed */
-    uint32_t hasty;             /* 1: a process that finds the writer dead waits for no proof */
+    uint32_t hasty;             /* 1: a process that finds the writer dead does not wait for
+                                 * proof */
     uint32_t owner;             /* process */
 } bl_engine;
 
@@ -42,7 +43,7 @@ static enum bl_sim_target bl_engine_target(const bl_engine *engine)
     return bl_sim_below(engine->litmus.world, 2) ? BL_SIM_TARGET_MEMORY : BL_SIM_TARGET_CACHE;
 }
 
-/* Maintain two ranges, as for a plan whose chunks are not in order and end within lines. */
+/* Maintain two ranges, as for a plan with unordered chunks that end within lines. */
 static void bl_engine_maintenance(const bl_engine *engine, const bl_pool *pool,
                                   uint32_t maintenance)
 {
@@ -55,7 +56,7 @@ static void bl_engine_maintenance(const bl_engine *engine, const bl_pool *pool,
     bl_plan_maintenance(pool, &plan, maintenance);
 }
 
-/* Write from device to pool, with all that must come before the publication. */
+/* Write from device to pool, with everything that must precede the publication. */
 static void bl_engine_write(const bl_engine *engine, const bl_pool *pool, const void *payload)
 {
     const bl_memory *memory = &pool->memory;
@@ -71,7 +72,7 @@ static void bl_engine_write(const bl_engine *engine, const bl_pool *pool, const 
     }
 }
 
-/* Read from pool to device, after the look that said what is there. */
+/* Read from pool to device, after the look at the entry. */
 static void bl_engine_read(const bl_engine *engine, const bl_pool *pool, void *payload)
 {
     const bl_memory *memory = &pool->memory;
@@ -85,7 +86,7 @@ static void bl_engine_read(const bl_engine *engine, const bl_pool *pool, void *p
     }
 }
 
-/* ---- A payload that is rewritten under its readers, as in bl_litmus_message_passing. */
+/* ---- A payload that is rewritten during reads, as in bl_litmus_message_passing. */
 
 static int bl_engine_writer(bl_pool *pool, void *argument)
 {
@@ -95,7 +96,7 @@ static int bl_engine_writer(bl_pool *pool, void *argument)
     for (uint32_t number = 1; number <= BL_ENGINE_ROUNDS; number++) {
         bl_entry line = bl_litmus_line(number, BL_ENTRY_FREE);
         bl_publish_line(memory, engine->litmus.flag, &line);
-        bl_fence_full(memory); /* before a device overtakes it */
+        bl_fence_full(memory); /* a device must not overtake it */
         memset(payload, (int)number, sizeof payload);
         bl_engine_write(engine, pool, payload);
         line = bl_litmus_line(number, BL_ENTRY_COMMITTED);
@@ -108,7 +109,7 @@ static int bl_engine_writer(bl_pool *pool, void *argument)
     return 0;
 }
 
-/* Take one look: 1 if a payload was read and confirmed, 0 if not, or -EBADMSG. */
+/* Try one read. Returns 1 if a payload was read and confirmed, 0 if not, or -EBADMSG. */
 static int bl_engine_look(const bl_engine *engine, const bl_pool *pool)
 {
     const bl_memory *memory = &pool->memory;
@@ -162,14 +163,14 @@ int bl_engine_dsa(bl_sim_world *world)
     return bl_engine_run(world, (bl_engine){.writes = 1, .reads = 1, .dsa = 1});
 }
 
-/* Cache control is off, and the device does as it is told. */
+/* Cache control is off, and the device obeys it. */
 int bl_engine_dsa_memory(bl_sim_world *world)
 {
     return bl_engine_run(world, (bl_engine){.writes = 1, .reads = 1, .to_memory = 1});
 }
 
-/* ---- A writer dies while its device writes. A process of its host finds it gone, flushes what was
- * granted to it, and gives the space away; what the next owner writes there must stay. */
+/* ---- A writer dies while its device writes. A process of its host proves it gone, flushes its
+ * granted space, and reassigns the space; what the next owner writes there must stay. */
 
 static int bl_engine_doomed(bl_pool *pool, void *argument)
 {
@@ -202,7 +203,7 @@ static int bl_engine_reaper(bl_pool *pool, void *argument)
            (liveness_lock >= 0 && !engine->hasty && !bl_liveness_gone(memory, liveness_lock)))
         looks++ < BL_ENGINE_EAGER ? bl_pause(memory) : bl_nap(memory, BL_ENGINE_NAP_NS);
     bl_device_written(memory, engine->litmus.payload, BL_ENGINE_SIZE);
-    bl_entry line = bl_litmus_line(1, BL_ENTRY_FREE); /* the next owner's */
+    bl_entry line = bl_litmus_line(1, BL_ENTRY_FREE); /* the next owner's entry */
     bl_publish_line(memory, engine->litmus.flag, &line);
     return 0;
 }
@@ -244,7 +245,7 @@ int bl_engine_death(bl_sim_world *world)
     return bl_engine_bury(world, (bl_engine){.reads = 1});
 }
 
-/* Run it without proof: the one device scenario that must fail. */
+/* The same without proof of death: the one device scenario that must fail. */
 int bl_engine_zombie(bl_sim_world *world)
 {
     return bl_engine_bury(world, (bl_engine){.reads = 1, .hasty = 1});

@@ -2,8 +2,8 @@
  * Copyright The Beluga Authors
  *
  * Scenarios of puts and gets by DMA, between the two halves of kvcache/batch.h: the steps of an
- * engine with a device, while servers die, and a writer dies whose device may write on for a while.
- * Some puts fail when their devices have written.
+ * engine with a device, while servers die, and a writer dies whose device may continue to write for
+ * a while. Some puts fail after their devices have written.
  *
  *   put:  begin --> device writes --> bl_device_written --> end
  *                                 --> end, failed
@@ -20,11 +20,11 @@
 #include "sim/scenarios/scenarios.h"
 
 enum {
-    BL_ENGINE_SHAPE = 2,        /* of bl_kv_shapes: whole lines without checksums, which would hide
-                                 * errors */
+    BL_ENGINE_SHAPE = 2,        /* index in bl_kv_shapes: whole lines without checksums, which
+                                 * would hide errors */
     BL_ENGINE_KV_ROUNDS = 10,
-    BL_ENGINE_KV_HEIRS = 30,    /* rounds while a writer is to die, and after */
-    BL_ENGINE_KV_VERBS = 60,    /* a doomed writer dies so many verbs after its device's start */
+    BL_ENGINE_KV_HEIRS = 30,    /* rounds before and after a writer's death */
+    BL_ENGINE_KV_VERBS = 60,    /* a writer dies within this many verbs after its device's start */
     BL_ENGINE_KV_NAP_NS = 3 * 1000 * 1000
 };
 
@@ -36,7 +36,7 @@ static void bl_engine_kv_prepare(const bl_kv *kv, bl_kv_buffers *buffers)
     buffers->batch.check_checksums = 0;
 }
 
-/* Doom a writer whose device has begun: the writer dies, and perhaps its server, too. */
+/* Kill a writer whose device has started, and perhaps its server, too. */
 static void bl_engine_doom(const bl_kv *kv)
 {
     bl_sim_world *world = kv->path.world;
@@ -48,7 +48,7 @@ static void bl_engine_doom(const bl_kv *kv)
         bl_sim_kill(world, kv->path.server_process);
 }
 
-/* Is this the put in which a client is interrupted, so that it does not wait? */
+/* Return 1 in the put in which a client is interrupted and does not wait for its device. */
 static int bl_engine_leaves(bl_kv *kv, const bl_kv_buffers *buffers)
 {
     uint32_t self = 1u << bl_sim_self(kv->path.world);
@@ -95,7 +95,7 @@ static int bl_engine_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
     return status == -ECANCELED ? 0 : status;
 }
 
-/* Check the bytes of a block that was read and confirmed. */
+/* Check the bytes of a confirmed block. */
 static int bl_engine_judge(bl_kv *kv, const bl_kv_buffers *buffers, uint32_t i)
 {
     uint64_t right[BL_KV_LENGTH_MAX / sizeof(uint64_t)];
@@ -159,10 +159,10 @@ int bl_engine_kv(bl_sim_world *world)
     return bl_path_run(&kv.path);
 }
 
-/* ---- device_kv_death: a writer is killed, and its server may be, too. Its device goes on for
- * longer than the writer's lock, and what the device wrote may lie in the cache: the next owner of
- * the space reads what was put there last, or nothing. There are more keys than the table has
- * lines, so that space soon has another owner. */
+/* ---- device_kv_death: a writer is killed, and perhaps its server. Its device continues after the
+ * writer's lock was released, and what the device wrote may be dirty in the cache: a get of the
+ * space's next block must return the bytes of its put, or miss. There are more keys than lines in
+ * the table, so that space soon has another owner. */
 
 int bl_engine_kv_death(bl_sim_world *world)
 {
@@ -175,8 +175,9 @@ int bl_engine_kv_death(bl_sim_world *world)
     return bl_path_run(&kv.path);
 }
 
-/* ---- device_kv_left: clients are interrupted and go on under another nonce, while their devices
- * still write what was granted to the former nonce: nobody else may be given that space. */
+/* ---- device_kv_left: clients are interrupted and continue under another nonce, while their
+ * devices still write to space granted to the former nonce: that space must not be granted
+ * again. */
 
 int bl_engine_kv_left(bl_sim_world *world)
 {

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Scenarios of heartbeats: a process whose heartbeat moves counts as alive. A server's heartbeat
- * moves, and a rival on another host never takes its place; a client's heartbeat moves, and the
- * client keeps its session while the server's clock leaps over the time after which it would have
- * been given up. A heartbeat line is damaged once, which does no harm: the next heartbeat repairs
- * it.
+ * Scenarios of heartbeats: a process whose heartbeat advances counts as alive. While a server's
+ * heartbeat advances, a rival on another host never takes over; while a client's heartbeat
+ * advances, the client keeps its session, even if the server's clock jumps past the timeout. A
+ * heartbeat line is damaged once, which does no harm: the next heartbeat repairs it.
  */
 #include <errno.h>
 
@@ -17,7 +16,7 @@
 enum {
     BL_HEARTBEATS = 8,
     BL_HEARTBEATS_DAMAGED = 3,  /* the heartbeat after which a line is damaged */
-    BL_HEARTBEATS_NAP_NS = 100 * 1000 * 1000 /* the server looks at least once */
+    BL_HEARTBEATS_NAP_NS = 100 * 1000 * 1000 /* long enough for a check by the server */
 };
 
 #define BL_HEARTBEATS_LEAP_NS 2000000000ull
@@ -44,7 +43,7 @@ static int bl_heartbeats_serve(bl_pool *pool, void *argument)
     return status;
 }
 
-/* Run a rival that would become the server if the other were silent. */
+/* Run a rival that would take over if the server were silent. */
 static int bl_heartbeats_rival(bl_pool *pool, void *argument)
 {
     bl_heartbeats *heartbeats = argument;
@@ -64,7 +63,7 @@ static int bl_heartbeats_rival(bl_pool *pool, void *argument)
     return 0;
 }
 
-/* Damage the line so that its count is far ahead, for a reader that does not check it. */
+/* Damage the line so that a reader without its check would read a count far ahead. */
 static void bl_heartbeats_damage(bl_sim_world *world, uint64_t offset)
 {
     world->memory[offset + offsetof(bl_heartbeat_line, count) + 6] ^= 1;
@@ -94,7 +93,7 @@ static int bl_heartbeats_client(bl_pool *pool, void *argument)
     bl_session_describe(session, &after);
     if (status == 0 && (after.lane != before.lane || after.epoch != before.epoch ||
                         (heartbeats->path.server && heartbeats->path.server->stat.end_count > 0)))
-        status = -ENODATA; /* it was taken for dead */
+        status = -ENODATA; /* it was considered dead */
     bl_session_close(session);
     return status;
 }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Scenarios of what a session holds when its server dies in the middle of a batch: a client that is
- * told that it holds something holds all of it, or is told that it is lost.
+ * Scenarios of what a session holds if its server dies in the middle of a batch: a call that
+ * succeeds returned only grants and pins that the session still holds; otherwise it fails.
  *
- *   reserves  a batch of several messages: what the first was granted is lost with its session
- *   held      a put or get in two halves, and another call between them that loses the session
+ *   reserves  a batch of several messages: the grants of the first are lost with the session
+ *   held      a put or get in two halves, with another call in between that loses the session
  */
 #include <errno.h>
 
@@ -18,15 +18,15 @@
 
 enum {
     BL_HELD_DEATHS = 6,
-    BL_HELD_VERBS = 500,        /* verbs: about as many as a server needs for a call */
+    BL_HELD_VERBS = 500,        /* verbs of a server: about one call */
     BL_HELD_ROUNDS = 24,
-    BL_HELD_SHAPE = 1,          /* of bl_kv_shapes: whole lines with checksums behind them */
+    BL_HELD_SHAPE = 1,          /* index in bl_kv_shapes: whole lines, followed by checksums */
     BL_HELD_SUMS = 4,           /* checksums of its payload */
-    BL_RESERVES_ENDS = 2,       /* keys that are granted, at each end of a batch */
+    BL_RESERVES_ENDS = 2,       /* granted keys at each end of a batch */
     BL_RESERVES_KEYS = BL_PAGE_SIZE / sizeof(bl_block_record) + BL_RESERVES_ENDS
 };
 
-/* Now and then, let the server die soon. */
+/* Sometimes make the server die soon. */
 static void bl_held_doom(bl_path *path)
 {
     if (!path->server || bl_sim_below(path->world, 3) != 0 || path->sudden_deaths == 0)
@@ -36,10 +36,10 @@ static void bl_held_doom(bl_path *path)
                       1 + bl_sim_below(path->world, BL_HELD_VERBS));
 }
 
-/* ---- reserves: a batch has keys of its own at both ends, and between them one of the keys that
- * were just granted, over and over. */
+/* ---- reserves: a batch has new keys at both ends, and in between, repeatedly, one of the keys
+ * that were just granted. */
 
-/* Write and commit what was granted: a server that still has the session has the grants. */
+/* Write and commit the granted blocks: a server that still has the session must accept them. */
 static int bl_reserves_write(bl_blocks_client *client, const uint64_t *keys,
                              const bl_block_record *records)
 {
@@ -74,8 +74,8 @@ static int bl_reserves_write(bl_blocks_client *client, const uint64_t *keys,
     return 0;
 }
 
-/* Reserve again: a client that is told that a batch is lost holds nothing of it, so its last key
- * can be had at once. */
+/* Reserve again: after a failed batch a client holds nothing of it, so its last key must be granted
+ * at once. */
 static int bl_reserves_again(bl_blocks_client *client, const uint64_t *key)
 {
     bl_block_request what = {.fingerprint = BL_BLOCKS_FINGERPRINT, .length = BL_LINE_SIZE};
@@ -141,7 +141,7 @@ int bl_path_reserves(bl_sim_world *world)
 
 /* ---- held */
 
-/* Use the session between the halves, as it must not be used. Has it lost what it held? */
+/* Use the session between the halves, against the rules. Returns 1 if it has lost what it held. */
 static int bl_held_meddle(bl_kv *kv, bl_session *session, uint64_t nonce)
 {
     bl_meta_stat stat;

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Scenarios of puts and gets: batches are put and got on three hosts, in several shapes, and some
- * are read without checksums.
+ * Scenarios of puts and gets: batches on three hosts, in several shapes, some read without
+ * checksums.
  *
- * A payload names its key and a version of its own, and its other bytes follow from both: a read
- * returns one whole version of the right key, or a miss. Where servers die and there are more keys
- * than the table has lines (kv), a miss is always legal. Where nothing dies and nothing is evicted
- * (kv_calm), every put has room, and what was put is found at the first look: a reader that has to
- * look twice there has believed something that was not yet true. The same holds where blocks fill
- * their space to its last line (kv_full), so that a write behind one hits another. Where blocks
- * have names (kv_names), a name is never found with another block, and if nothing is evicted, none
- * is lost when servers die.
+ * A payload has its key and a unique version, which determine its other bytes: a read must return
+ * one whole version of the right key, or a miss. In kv, servers die and there are more keys than
+ * lines in the table, so a miss is always legal. In kv_calm, nothing dies and nothing is evicted:
+ * every put has room, and every block is found at the first look; a second look would mean that the
+ * reader accepted something before it was published. kv_full is the same with blocks that fill
+ * their space to the last line, so that a write past the end of one damages another. In kv_names,
+ * blocks have names: a name must never be found with another block, and if nothing is evicted, no
+ * name is lost when servers die.
  */
 #include <errno.h>
 
@@ -31,14 +31,13 @@ typedef struct bl_kv_shape {
 
 static const bl_kv_shape bl_kv_shapes[BL_KV_SHAPE_COUNT] = {
     {360, 136, 128},            /* ends in the middle of a line */
-    {1024, 512, 256},           /* streamed from where it lies */
-    {832, 320, 0},              /* likewise, without checksums */
-    {200, 64, 256},             /* one chunk: its checksum stands in the entry */
+    {1024, 512, 256},           /* streamed directly */
+    {832, 320, 0},              /* streamed directly, without checksums */
+    {200, 64, 256},             /* one chunk: its checksum is in the entry */
 };
 
-/* With its checksums, each shape fills a page, the least that a block is given. The last line is
- * streamed from where it lies, with a check or without one; or from the stage; or is that of the
- * checksums. */
+/* With its checksums, each shape fills a page, the smallest allocation. The last line is streamed
+ * directly, with or without a checksum; or staged; or it is that of the checksums. */
 static const bl_kv_shape bl_kv_full_shapes[BL_KV_SHAPE_COUNT] = {
     {BL_PAGE_SIZE, 1000, 0},
     {BL_PAGE_SIZE, 1000, BL_PAGE_SIZE},
@@ -125,7 +124,7 @@ int bl_kv_try_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
     return 0;
 }
 
-/* Return how many of the leading keys must be found. */
+/* Return how many leading keys must be found. */
 static uint32_t bl_kv_due(const bl_kv *kv, const bl_kv_buffers *buffers)
 {
     uint32_t count = 0;
@@ -151,7 +150,7 @@ int bl_kv_try_get(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
     return hits < due || (kv->calm && mismatch_count > 0) ? -ENODATA : 0;
 }
 
-/* Is a name that was found that of the block whose entry is beside it? */
+/* Return 1 if a found name belongs to the block of the entry on the same line. */
 static int bl_kv_name_right(const bl_pool *pool, uint32_t half, const bl_change *found,
                             uint64_t *key)
 {
@@ -162,7 +161,7 @@ static int bl_kv_name_right(const bl_pool *pool, uint32_t half, const bl_change 
     *key = UINT64_MAX;
     if (!bl_table_whole(&entry, found->block) || entry.generation != found->generation ||
         entry.state != BL_ENTRY_COMMITTED)
-        return 1; /* the block has gone meanwhile */
+        return 1; /* the block was removed meanwhile */
     bl_name name = bl_kv_name(entry.key[0]);
     *key = entry.key[0];
     return name.block_tokens != 0 && memcmp(&name, &found->name, sizeof name) == 0;
@@ -181,7 +180,7 @@ int bl_kv_try_names(bl_kv *kv, const bl_pool *pool, const bl_session *session)
         return (int)count;
     bl_epoch_read(pool, &now);
     if (now.epoch != epoch)
-        return 0; /* another server has the truth */
+        return 0; /* another server has taken over */
     for (int64_t i = 0; i < count; i++) {
         if (!bl_kv_name_right(pool, half, &names[i], &key)) {
             bl_epoch_read(pool, &now);
@@ -250,7 +249,7 @@ int bl_path_kv_calm(bl_sim_world *world)
     return bl_kv_run(&kv);
 }
 
-/* ---- kv_full: the same with blocks that leave no line of their space. */
+/* ---- kv_full: the same with blocks that fill their space. */
 
 int bl_path_kv_full(bl_sim_world *world)
 {
@@ -260,7 +259,7 @@ int bl_path_kv_full(bl_sim_world *world)
     return bl_kv_run(&kv);
 }
 
-/* After a while, is this reader in the middle of a block? */
+/* After a while, return 1 if this reader is in the middle of a block. */
 static int bl_kv_reads(const bl_kv *kv, const bl_pool *pool, const bl_sim_process *reader)
 {
     bl_nap(&pool->memory, bl_sim_below(kv->path.world, 400));
@@ -268,7 +267,7 @@ static int bl_kv_reads(const bl_kv *kv, const bl_pool *pool, const bl_sim_proces
            reader->line >= pool->geometry.data_offset / BL_LINE_SIZE;
 }
 
-/* Stop the reader in the middle of a block, and kill the server that told it of the block. */
+/* Pause the reader in the middle of a block, and kill the server of its lookup. */
 static int bl_kv_stop(bl_pool *pool, void *argument)
 {
     bl_kv *kv = argument;
@@ -285,8 +284,8 @@ static int bl_kv_stop(bl_pool *pool, void *argument)
     return 0;
 }
 
-/* ---- kv_stops: a reader stands still with a block half copied, while another server gives the
- * block's space away: only the epoch tells, because there are no checksums. */
+/* ---- kv_stops: a reader is paused with a block half copied, while another server reassigns the
+ * block's space: only the epoch reveals that, because there are no checksums. */
 
 int bl_path_kv_stops(bl_sim_world *world)
 {
@@ -296,7 +295,7 @@ int bl_path_kv_stops(bl_sim_world *world)
     return bl_kv_run(&kv);
 }
 
-/* Has a session of this host such a state? */
+/* Return 1 if a session of this host has this state. */
 static int bl_kv_has(const bl_server *server, uint32_t host, uint32_t state)
 {
     for (uint32_t i = 0; server && i < server->pool->geometry.lane_count; i++)
@@ -305,8 +304,8 @@ static int bl_kv_has(const bl_server *server, uint32_t host, uint32_t state)
     return 0;
 }
 
-/* Stop the reader in the middle of a block, and its heartbeat thread, too. The reader on the
- * server's host has no heartbeat, either. */
+/* Pause the reader in the middle of a block, with its heartbeat thread. The heartbeat of the reader
+ * on the server's host is paused, too. */
 static int bl_kv_silence(bl_pool *pool, void *argument)
 {
     bl_kv *kv = argument;
@@ -316,7 +315,7 @@ static int bl_kv_silence(bl_pool *pool, void *argument)
     uint32_t stops = 0, noticed = 0;
     while (stops < BL_KV_SILENCES && bl_path_clients_alive(&kv->path)) {
         if (bl_kv_has(kv->path.server, 0, BL_SESSION_SUSPECT))
-            return -EEXIST; /* its liveness lock says that it lives */
+            return -EEXIST; /* its liveness lock proves that it is alive */
         if (!bl_kv_reads(kv, pool, reader))
             continue;
         stops++;
@@ -330,9 +329,9 @@ static int bl_kv_silence(bl_pool *pool, void *argument)
     return stops == BL_KV_SILENCES && !noticed ? -ENODATA : 0;
 }
 
-/* ---- kv_silent: a reader that was taken for dead, and lost its pins, goes on with a block whose
- * number and space others have: only its second look at the entry tells. A reader on the server's
- * host is silent, too, and is not taken for dead. */
+/* ---- kv_silent: a reader that was considered dead, and lost its pins, continues with a block
+ * whose number and space were reassigned: only its second look at the entry reveals that. A reader
+ * on the server's host is silent, too, but is not considered dead. */
 
 int bl_path_kv_silent(bl_sim_world *world)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Clients that put and get batches, for use by several scenarios.
+ * Clients that put and get batches, shared by several scenarios.
  */
 #ifndef BL_SIM_KV_H
 #define BL_SIM_KV_H
@@ -14,7 +14,7 @@ enum {
     BL_KV_ROUNDS = 24,
     BL_KV_SHAPE_COUNT = 4,
     BL_KV_SHAPE_KEYS = 6,       /* keys of one shape */
-    BL_KV_CALM_KEYS = 3,        /* so few that the table has room for all */
+    BL_KV_CALM_KEYS = 3,        /* few enough for the table */
     BL_KV_BATCH = 3,
     BL_KV_NAMELESS = 3,         /* every third key has no name */
     BL_KV_NAMES_MAX = 64,       /* more than the table has lines */
@@ -27,7 +27,7 @@ enum {
     BL_KV_STOPS_ROUNDS = 150,
     BL_KV_STOP_NS = 15 * 1000 * 1000,
     BL_KV_STOPS_NAP_NS = 20 * 1000 * 1000,
-    BL_KV_SILENCES = 4,         /* in kv_silent; longer than a server needs to notice */
+    BL_KV_SILENCES = 4,         /* pauses in kv_silent, longer than the heartbeat timeout */
     BL_KV_SILENCE_NS = 40 * 1000 * 1000,
     BL_KV_LOST_NS = 4 * 1000 * 1000
 };
@@ -39,14 +39,16 @@ typedef struct bl_kv {
     const bl_kv_shape *shapes;  /* NULL: bl_kv_shapes */
     uint32_t shape_keys;
     uint32_t rounds;            /* 0: BL_KV_ROUNDS */
-    uint32_t bare;              /* 1: only blocks without checksums, and host 0 reads only */
+    uint32_t bare;              /* 1: only blocks without checksums, and host 0 only reads */
     uint32_t calm;
-    uint32_t leaves;            /* 1: each client leaves a session once, with its device at work */
-    uint32_t left;              /* bit by process: it has left one */
+    uint32_t leaves;            /* 1: each client abandons a session once, while its device
+                                 * writes */
+    uint32_t left;              /* a bit per process that has abandoned one */
     uint32_t named;             /* 1: blocks have names, and clients read the name table */
-    uint32_t summed;            /* 1: every block has checksums, and every read asks for them */
-    uint8_t there[BL_KV_SHAPE_COUNT * BL_KV_SHAPE_KEYS + BL_KV_STOPS_KEYS]; /* put was answered */
-    uint8_t told[BL_KV_SHAPE_COUNT * BL_KV_SHAPE_KEYS]; /* and its name, too */
+    uint32_t summed;            /* 1: every block has checksums, and every read checks them */
+    uint8_t there[BL_KV_SHAPE_COUNT * BL_KV_SHAPE_KEYS + BL_KV_STOPS_KEYS]; /* 1: the put was
+                                                                             * answered */
+    uint8_t told[BL_KV_SHAPE_COUNT * BL_KV_SHAPE_KEYS]; /* 1: the put with a name was answered */
 } bl_kv;
 
 /* One batch of a client, with buffers like an engine's. */
@@ -67,7 +69,7 @@ void bl_kv_prepare(const bl_kv *kv, bl_kv_buffers *buffers);
 int bl_kv_try_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers);
 int bl_kv_try_get(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers);
 
-/* Read all names, and compare them with the entries and with what puts were told. */
+/* Read all names, and compare them with the entries and with the answered puts. */
 int bl_kv_try_names(bl_kv *kv, const bl_pool *pool, const bl_session *session);
 
 #endif

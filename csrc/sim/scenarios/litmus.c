@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Litmus programs: the rules of coherence/coherence.h, each alone, in a dozen lines of verbs. They
- * hold whatever the world does; with one verb skipped they break, which shows that the world is as
+ * Litmus programs: the rules of coherence/coherence.h, one by one, in a dozen lines of verbs. They
+ * hold in every run; with one verb skipped they fail, which shows that the simulated memory is as
  * weak as the hardware may be.
  */
 #include "sim/scenarios/litmus.h"
@@ -36,8 +36,8 @@ int bl_litmus_look(const bl_memory *memory, uint64_t offset, bl_entry *line)
     return 1;
 }
 
-/* ---- Message passing: a payload is rewritten under its readers, and a line says what it is. A
- * reader may miss; it never takes wrong bytes (D2, D6). */
+/* ---- Message passing: a payload is rewritten during reads, and a line describes it. A reader may
+ * miss, but must never accept wrong bytes (D2, D6). */
 
 static int bl_litmus_write(bl_pool *pool, void *argument)
 {
@@ -46,7 +46,7 @@ static int bl_litmus_write(bl_pool *pool, void *argument)
     uint8_t payload[BL_LITMUS_PAYLOAD];
     for (uint32_t number = 1; number <= BL_LITMUS_ROUNDS; number++) {
         bl_entry line = bl_litmus_line(number, BL_ENTRY_FREE);
-        bl_publish_line(memory, litmus->flag, &line); /* before the old bytes go */
+        bl_publish_line(memory, litmus->flag, &line); /* before the old bytes are overwritten */
         memset(payload, (int)number, sizeof payload);
         bl_stream(memory, litmus->payload, payload, sizeof payload);
         bl_fence_store(memory);
@@ -92,7 +92,7 @@ int bl_litmus_message_passing(bl_sim_world *world)
     return bl_sim_world_run(world);
 }
 
-/* ---- Torn line: a line is streamed again and again; its check rejects what is half old (A1). */
+/* ---- Torn line: a line is streamed repeatedly; its check rejects a mix of two versions (A1). */
 
 static int bl_litmus_restream(bl_pool *pool, void *argument)
 {
@@ -131,9 +131,9 @@ int bl_litmus_torn_line(bl_sim_world *world)
     return bl_sim_world_run(world);
 }
 
-/* ---- Store buffering: each of two processes writes, then reads what the other wrote: they cannot
- * both find nothing. A store fence would not do: it completes no write before a load. Takeover
- * depends on this (D5). */
+/* ---- Store buffering: each of two processes writes its own line, then reads the other's: they
+ * cannot both miss the other's write. A store fence would not suffice: it does not complete a write
+ * before a load. Takeover depends on this (D5). */
 
 static int bl_litmus_store_load(bl_litmus *litmus, const bl_memory *memory, uint32_t mine)
 {
@@ -176,8 +176,8 @@ int bl_litmus_store_buffering(bl_sim_world *world)
     return bl_sim_world_run(world);
 }
 
-/* ---- Stray store: a program stores into a line that another host streams. Its dirty copy leaves
- * the cache whole and brings old bytes back (D4): the one litmus that must fail. */
+/* ---- Stray store: a program stores into a line that another host streams. Its dirty copy is
+ * written back as a whole and restores old bytes (D4): the one litmus program that must fail. */
 
 int bl_litmus_stray(bl_pool *pool, void *argument)
 {

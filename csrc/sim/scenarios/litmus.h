@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What litmus programs share: a flag, a payload, and their readers.
+ * The shared part of litmus programs: a flag, a payload, and their readers.
  */
 #ifndef BL_SIM_LITMUS_H
 #define BL_SIM_LITMUS_H
@@ -23,7 +23,7 @@ typedef struct bl_litmus {
 } bl_litmus;
 
 bl_litmus bl_litmus_make(bl_sim_world *world);
-/* Make a line full of number that carries its check. */
+/* Return a line filled with number, with its check. */
 bl_entry bl_litmus_line(uint64_t number, uint32_t state);
 
 int bl_litmus_look(const bl_memory *memory, uint64_t offset, bl_entry *line);

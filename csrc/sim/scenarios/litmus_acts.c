@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Litmus programs of the acts on hosts and processes (sim/acts.c), and of the ownership of lines
- * (sim/owner.c): the world does what sim/world.h says, and no more.
+ * Litmus programs of the actions on hosts and processes (sim/acts.c), and of the ownership of lines
+ * (sim/owner.c): they test that the world behaves as sim/world.h specifies.
  */
 #include <errno.h>
 
@@ -17,7 +17,7 @@ enum {
     BL_ACTS_NAP_NS = 1000 * 1000
 };
 
-/* ---- Two writers: a stray store, and the oracle looks. */
+/* ---- Two writers: a stray store that the ownership oracle must report. */
 
 int bl_litmus_two_writers(bl_sim_world *world)
 {
@@ -28,7 +28,7 @@ int bl_litmus_two_writers(bl_sim_world *world)
 }
 
 /* ---- Stale store: the line was handed over by the rules, but its new owner stores into an old
- * copy of it. The line that leaves the cache brings old bytes back. */
+ * cached copy. The write-back of that line restores old bytes. */
 
 static int bl_litmus_hand_over(bl_pool *pool, void *argument)
 {
@@ -61,8 +61,8 @@ int bl_litmus_stale_store(bl_sim_world *world)
     return bl_sim_world_run(world);
 }
 
-/* ---- Crash: any part of what a host wrote and did not fence may be lost; what it fenced is there;
- * nothing comes later. The host's next boot knows that the last one is over. */
+/* ---- Crash: any part of a host's unfenced writes may be lost; fenced writes are in memory;
+ * nothing arrives later. The host's next boot knows that the last one has ended. */
 
 typedef struct bl_acts {
     bl_litmus litmus;
@@ -87,10 +87,10 @@ static int bl_acts_write(bl_pool *pool, void *argument)
     }
     for (uint64_t word = 1; !acts->litmus.finished; word++)
         bl_sim_store_cached(memory, acts->litmus.payload, &word, sizeof word);
-    return -EBADMSG; /* nobody lets it end */
+    return -EBADMSG; /* it must not end by itself */
 }
 
-/* Run after the crash, on the same host: the lines may be written anew. */
+/* Run after the crash, on the same host: the lines may be written again. */
 static int bl_acts_boot(bl_pool *pool, void *argument)
 {
     bl_acts *acts = argument;
@@ -110,7 +110,7 @@ static int bl_acts_boot(bl_pool *pool, void *argument)
             acts->litmus.world->stat.results += words[look][i] == 0;
         }
     if (memcmp(words[0], words[1], sizeof words[0]) != 0)
-        return -EBADMSG; /* something came later */
+        return -EBADMSG; /* a write arrived later */
     bl_entry line = bl_litmus_line(99, BL_ENTRY_COMMITTED);
     bl_publish_line(memory, acts->litmus.flag, &line);
     return 0;
@@ -122,7 +122,7 @@ static int bl_acts_crash(bl_pool *pool, void *argument)
     bl_sim_world *world = acts->litmus.world;
     for (uint64_t wait = bl_sim_below(world, 200); wait > 0; wait--)
         bl_pause(&pool->memory);
-    while (acts->boot_id[0] == 0) /* it has begun */
+    while (acts->boot_id[0] == 0) /* wait for its start */
         bl_pause(&pool->memory);
     bl_sim_crash_host(world, 0);
     if (bl_sim_alive(world, acts->process))
@@ -139,8 +139,8 @@ int bl_litmus_crash(bl_sim_world *world)
     return bl_sim_world_run(world);
 }
 
-/* ---- Pause: a process's heartbeat moves while it computes, stands still while it is stopped, and
- * moves again. Clocks jump and run apart. */
+/* ---- Pause: a process's heartbeat advances while it runs, stops while it is paused, and advances
+ * again. Clocks jump and drift apart. */
 
 static int bl_acts_live(bl_pool *pool, void *argument)
 {
@@ -159,7 +159,7 @@ static uint64_t bl_acts_heartbeat(const bl_memory *memory, const bl_acts *acts)
     return bl_heartbeat_read(memory, acts->litmus.flag, 7);
 }
 
-/* Does the heartbeat move within a second? */
+/* Return 1 if the heartbeat advances within a second. */
 static int bl_acts_heartbeats(const bl_memory *memory, const bl_acts *acts)
 {
     uint64_t count = bl_acts_heartbeat(memory, acts);

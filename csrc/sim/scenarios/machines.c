@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Scenarios of one host number under several boots: of two machines that were given one number by
- * mistake (machines), and of one that crashes and starts again (reboots). Only one thing tells them
- * apart: the heartbeat of an earlier boot stands still. In a third scenario an operator declares
- * processes gone on hosts that cannot be asked (declared).
+ * Scenarios of one host number with several boots: two machines with the same number by mistake
+ * (machines), and one that crashes and reboots (reboots). The only difference is that the heartbeat
+ * of an earlier boot does not advance. In a third scenario an operator declares processes gone on
+ * unreachable hosts (declared).
  *
  * A host of the simulator is a machine: it has its own cache, locks and boot id. The scenario
  * chooses which number its processes use.
@@ -23,7 +23,7 @@ enum {
     BL_MACHINE_SPAWNS = 30,     /* processes in all */
     BL_MACHINE_DEATHS = 3,      /* deaths of servers */
     BL_MACHINE_NAP_NS = 100 * 1000 * 1000,
-    BL_MACHINE_WRITE_NS = 800 * 1000 * 1000, /* longer than a heartbeat is watched */
+    BL_MACHINE_WRITE_NS = 800 * 1000 * 1000, /* longer than a heartbeat is observed */
     BL_REBOOT_COUNT = 4,
     BL_REBOOT_ROUNDS = 6,
     BL_REBOOT_CLIENTS = 2       /* clients of each boot of host 0 */
@@ -38,7 +38,7 @@ typedef struct bl_machines {
     uint32_t over;
 } bl_machines;
 
-/* ---- Clients: slow ones, which hold grants for longer than servers live. */
+/* ---- Slow clients, which hold grants for longer than servers live. */
 
 static int bl_machine_put(bl_blocks_client *client, uint64_t key)
 {
@@ -132,8 +132,8 @@ static int bl_machine_alive(const bl_machines *machines, uint32_t self)
            !bl_sim_gone(machines->blocks.path.world->process[machines->process[self]]);
 }
 
-/* Start a machine's server and wait until it serves, or is refused: nothing could tell apart two
- * that are elected at once under one number. */
+/* Start a machine's server and wait until it serves or is refused: two servers that are elected at
+ * the same time under one number could not be distinguished. */
 static void bl_machine_start(bl_machines *machines, const bl_pool *pool, uint32_t self)
 {
     machines->process[self] = bl_path_spawn(&machines->blocks.path, self, bl_machine_serve);
@@ -177,15 +177,15 @@ int bl_path_machines(bl_sim_world *world)
                    .key_count = BL_BLOCKS_KEY_COUNT_MAX, .loses = 1},
         .deaths = BL_MACHINE_DEATHS,
     };
-    world->lawless = 1; /* both machines write what is one host's, one after the other */
+    world->lawless = 1; /* both machines write the lines of one host, one after the other */
     bl_path_client(&machines.blocks.path, 0, bl_machine_work);
     bl_path_client(&machines.blocks.path, BL_MACHINE_COUNT, bl_machine_work);
     bl_path_spawn(&machines.blocks.path, BL_MACHINE_COUNT, bl_machines_operate);
     return bl_sim_world_run(world);
 }
 
-/* ---- reboots: hosts crash with all that runs there and start again; the clients that had lanes
- * before have them no more, and no others are given up. */
+/* ---- reboots: hosts crash and reboot; clients of earlier boots must lose their lanes, and no
+ * other client may. */
 
 static int bl_reboot_work(bl_pool *pool, void *argument)
 {
@@ -251,16 +251,16 @@ int bl_path_reboots(bl_sim_world *world)
     return bl_sim_world_run(world);
 }
 
-/* ---- declared: a server on another host is told that all others are gone. While a client's
- * heartbeat moves, that is not believed; when all are dead, perhaps two servers among them, nobody
- * has a lane or a grant any more. */
+/* ---- declared: an operator declares to a server on another host that all others are gone. While a
+ * client's heartbeat advances, the declaration is refused; after all are dead, perhaps including
+ * two servers, no lane and no grant remains. */
 
 static int bl_declared_work(bl_pool *pool, void *argument)
 {
     bl_blocks *blocks = argument;
     bl_blocks_client client = {.blocks = blocks, .pool = pool,
                                .self = bl_sim_self(blocks->path.world) + 1};
-    /* others may look before there is a session */
+    /* others may check before there is a session */
     bl_nap(&pool->memory, 2 * BL_HEARTBEAT_WATCH_NS);
     int status = bl_path_attach(&blocks->path, pool, &client.session);
     if (status < 0)
@@ -273,7 +273,7 @@ static int bl_declared_work(bl_pool *pool, void *argument)
     return status;
 }
 
-/* Declare all others gone, and take over if that is believed: 0, or why not. */
+/* Declare all others gone, and take over if that is accepted. Returns 0 or the error. */
 static int bl_declared_try(bl_pool *pool)
 {
     bl_server *server;
@@ -312,15 +312,15 @@ static int bl_declared_operate(bl_pool *pool, void *argument)
     if (bl_sim_below(world, 2)) {
         bl_declared_kill(path, pool, path->server_process);
         path->server = NULL;
-        bl_path_start_server(path, 1); /* its successor has to know that the first is gone, too */
+        bl_path_start_server(path, 1); /* its successor needs the first server to be gone, too */
     }
     while (!path->server)
         bl_nap(&pool->memory, BL_PATH_NAP_NS);
-    if (bl_declared_try(pool) != -BL_ERROR_SERVER_ALIVE) /* and now it has old lines in its cache */
+    if (bl_declared_try(pool) != -BL_ERROR_SERVER_ALIVE) /* which leaves old lines in its cache */
         return -EEXIST;
     while (world->stat.results < path->client_count)
         bl_nap(&pool->memory, BL_PATH_NAP_NS);
-    int status = bl_declared_try(pool); /* the client's heartbeat moves first */
+    int status = bl_declared_try(pool); /* the client's heartbeat must advance first */
     if (status != -BL_ERROR_SERVER_ALIVE && status != -BL_ERROR_SESSION_ALIVE)
         return -EEXIST;
     bl_declared_kill(path, pool, path->server_process);
@@ -339,7 +339,7 @@ int bl_path_declared(bl_sim_world *world)
 {
     bl_blocks blocks = {.path = {.world = world, .serve = bl_blocks_serve, .server_verbs = 1},
                         .key_count = BL_BLOCKS_KEY_COUNT_MAX, .loses = 1};
-    world->lawless = 1; /* the declaration is all that the successor has */
+    world->lawless = 1; /* the successor has no proof but the declaration */
     bl_path_start_server(&blocks.path, 0);
     for (uint32_t host = 1; host < 3; host++)
         bl_path_client(&blocks.path, host, bl_declared_work);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A scenario of names that are followed: clients put, get and remove named blocks, of which some
- * are evicted, while a reader in the server's process takes the changes from its journal. In some
- * runs the journal has little room and loses changes.
+ * A scenario of the journal of names: clients put, get and remove named blocks, some of which are
+ * evicted, while a reader in the server's process takes the changes. In some runs the journal is
+ * small and loses changes.
  *
- * The scenario judges that the changes lead from one table of names to the next, whenever the
- * reader looks at both, and that nothing is lost where there is room.
+ * The scenario checks that the changes lead from one state of the name table to the next, whenever
+ * the reader reads both, and that no change is lost if there is room.
  */
 #include <errno.h>
 
@@ -31,7 +31,7 @@ typedef struct bl_follow {
     uint32_t room;
 } bl_follow;
 
-/* What a reader knows of each line: a change that stored, or all zero. */
+/* The reader's state of each line: the change that stored it, or zeros. */
 typedef struct bl_follow_table {
     bl_change lines[BL_FOLLOW_LINES];
     uint64_t lost;              /* changes when the reader began */
@@ -55,7 +55,7 @@ static void bl_follow_apply(bl_follow_table *table, const bl_change *change)
         *line = (bl_change){.generation = 0};
 }
 
-/* Take some changes, and apply them to two tables: their number, or -EBADMSG. */
+/* Take some changes, and apply them to two tables. Returns their number, or -EBADMSG. */
 static int64_t bl_follow_take(const bl_follow *follow, bl_follow_table *one, bl_follow_table *other)
 {
     bl_change changes[BL_FOLLOW_PART];
@@ -75,7 +75,7 @@ static int64_t bl_follow_take(const bl_follow *follow, bl_follow_table *one, bl_
     return count;
 }
 
-/* Read the table of names as a reader that begins: 0 or an error. */
+/* Read the name table like a reader at its start. Returns 0 or an error. */
 static int bl_follow_read(bl_follow *follow, bl_session *session, bl_follow_table *table)
 {
     bl_change names[BL_FOLLOW_LINES];
@@ -91,7 +91,7 @@ static int bl_follow_read(bl_follow *follow, bl_session *session, bl_follow_tabl
     return count < 0 ? (int)count : 0;
 }
 
-/* Compare what was followed with the table, and go on with that. */
+/* Compare the accumulated changes with the table, and continue with the table. */
 static int bl_follow_compare(bl_follow *follow, bl_session *session, bl_follow_table *followed)
 {
     bl_follow_table table = {.valid = 0};
@@ -100,7 +100,7 @@ static int bl_follow_compare(bl_follow *follow, bl_session *session, bl_follow_t
         count = bl_follow_take(follow, followed, followed);
     while (count > 0);
     int status = count < 0 ? (int)count : bl_follow_read(follow, session, &table);
-    if (status == 0) /* what the table has already comes into the journal before the answer */
+    if (status == 0) /* changes in the table are in the journal before the reply */
         status = bl_path_call(&follow->kv.path, session, 1);
     if (status < 0)
         return status;
@@ -117,7 +117,7 @@ static int bl_follow_compare(bl_follow *follow, bl_session *session, bl_follow_t
     return 0;
 }
 
-/* The reader is the last of the clients. */
+/* Return 1 if only the reader, the last of the clients, remains. */
 static int bl_follow_over(const bl_path *path)
 {
     for (uint32_t i = 0; i + 1 < path->client_count; i++)
@@ -145,7 +145,7 @@ static int bl_follow_follow(bl_pool *pool, void *argument)
     for (int look = 0; look < 2 && status == 0; look++)
         status = bl_follow_compare(follow, session, &followed);
     if (status == 0 && !followed.valid)
-        status = -EBADMSG; /* nothing changes any more */
+        status = -EBADMSG; /* there are no more changes */
     bl_session_close(session);
     return status;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Scenarios of calls, through lanes and the lobby, with processes of several hosts; and the frame
- * of all path scenarios.
+ * Scenarios of calls through lanes and the lobby, with processes of several hosts; and the
+ * framework of all path scenarios.
  */
 #include "sim/scenarios/paths.h"
 
@@ -13,12 +13,12 @@
 
 enum {
     BL_PATH_CALLS = 12,
-    BL_PATH_PUMP = 8,           /* calls sent without waiting for each */
+    BL_PATH_PUMP = 8,           /* calls in flight */
     BL_PATH_ATTACHMENTS = 3,
     BL_PATH_MESSAGE_SIZE_MAX = 1024
 };
 
-/* ---- The frame. */
+/* ---- The framework. */
 
 uint32_t bl_path_spawn(bl_path *path, uint32_t host, bl_sim_body *body)
 {
@@ -44,7 +44,7 @@ void bl_path_start_server(bl_path *path, uint32_t host)
     path->doomed = path->server_deaths > 0;
     path->server_deaths -= path->doomed;
     if (path->doomed && bl_sim_below(path->world, 2))
-        bl_path_doom(path); /* perhaps while it takes over */
+        bl_path_doom(path); /* the death may come during the takeover */
 }
 
 void bl_path_doom(bl_path *path)
@@ -188,7 +188,7 @@ static int bl_path_pump(bl_path *path, bl_session *session)
                     .size = BL_MESSAGE_INLINE_SIZE, .depth = BL_PATH_PUMP,
                     .method = BL_PATH_METHOD};
     int status = bl_session_pump(session, &pump, BL_PATH_TIMEOUT_NS);
-    if (status > 0) /* no reply was an error */
+    if (status > 0) /* an error was expected */
         return -EBADMSG;
     for (uint32_t i = 0; status == 0 && i < sizeof requests; i++)
         if (replies[i] != (uint8_t)(requests[i] + 1))
@@ -197,7 +197,7 @@ static int bl_path_pump(bl_path *path, bl_session *session)
     return status;
 }
 
-/* ---- lane: every reply is right, short and long ones, one by one and in a stream. */
+/* ---- lane: every reply is right, short and long ones, one by one and pipelined. */
 
 static int bl_path_talk(bl_pool *pool, void *argument)
 {
@@ -229,10 +229,11 @@ int bl_path_lane(bl_sim_world *world)
     return bl_path_run(&path);
 }
 
-/* ---- lobby: more processes than lanes come and go, one dies; no lane has two holders. */
+/* ---- lobby: more processes than lanes attach and detach, and one dies; no lane has two
+ * holders. */
 
-/* Check that the lane of a fresh session has no other holder that could still write to it: 0 or
- * -EBADMSG. */
+/* Check that the lane of a new session has no other holder that could still write to it. Returns 0
+ * or -EBADMSG. */
 static int bl_path_hold(bl_path *path, bl_session *session)
 {
     bl_session_stat stat;

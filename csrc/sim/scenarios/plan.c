@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Scenarios of plans alone (transfer/cpu.c): whole blocks are written, and rewritten under readers
- * on other hosts that want some rows of them, one with checksums and one without.
+ * Scenarios of plans (transfer/cpu.c): whole blocks are written, and rewritten during reads of some
+ * of their rows on other hosts, with and without checksums.
  */
 #include <errno.h>
 
@@ -17,7 +17,7 @@ enum {
     BL_ROWS_CHUNK_SIZE = 4 * BL_LINE_SIZE,
     BL_ROWS_SIZE = BL_ROWS_CHUNKS * BL_ROWS_CHUNK_SIZE,
     BL_ROWS_CUT = 72,           /* bytes of each chunk in the first of its two pieces */
-    BL_ROWS_ROW = 40            /* bytes of a row; two are wanted of each chunk */
+    BL_ROWS_ROW = 40            /* bytes of a row; two are read of each chunk */
 };
 
 typedef struct bl_rows {
@@ -29,7 +29,7 @@ typedef struct bl_rows {
     bl_plan plan;
 } bl_rows;
 
-/* Make two pieces of each chunk: from first on, and from second on, of these sizes. */
+/* Make two pieces of each chunk: one at its start, and one at second, of these sizes. */
 static void bl_rows_plan(bl_rows *rows, uint32_t first_size, uint32_t second, uint32_t second_size)
 {
     for (uint32_t c = 0; c < BL_ROWS_CHUNKS; c++) {
@@ -58,7 +58,7 @@ static int bl_rows_write(bl_pool *pool, void *argument)
     bl_rows_plan(&rows, BL_ROWS_CUT, BL_ROWS_CUT, BL_ROWS_CHUNK_SIZE - BL_ROWS_CUT);
     for (uint32_t number = 1; number <= BL_ROWS_ROUNDS && status == 0; number++) {
         bl_entry line = bl_litmus_line(number, BL_ENTRY_FREE);
-        bl_publish_line(memory, litmus->flag, &line); /* before the old bytes go */
+        bl_publish_line(memory, litmus->flag, &line); /* before the old bytes are overwritten */
         memset(rows.payload, (int)number, sizeof rows.payload);
         status = bl_plan_write(pool, &rows.plan, NULL, NULL, 0);
         line = bl_litmus_line(number, BL_ENTRY_COMMITTED);
@@ -71,7 +71,7 @@ static int bl_rows_write(bl_pool *pool, void *argument)
     return status;
 }
 
-/* Take one look: 1 if rows were read and are confirmed, 0 if not, or -EBADMSG. */
+/* Try one read. Returns 1 if rows were read and confirmed, 0 if not, or -EBADMSG. */
 static int bl_rows_look(bl_rows *rows, bl_pool *pool, int summed)
 {
     const bl_memory *memory = &pool->memory;
@@ -99,7 +99,7 @@ static int bl_rows_look(bl_rows *rows, bl_pool *pool, int summed)
     return 1;
 }
 
-/* Look until the writer has finished, and once more: then the rows must be found. */
+/* Read until the writer has finished, and once more: then the rows must be found. */
 static int bl_rows_read(bl_pool *pool, bl_litmus *litmus, int summed)
 {
     bl_rows rows = {.litmus = *litmus};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Lists the scenarios and plays one: all of them use the same small pool.
+ * Lists the scenarios and runs one: all of them use the same small pool.
  */
 #include "sim/scenarios/scenarios.h"
 #include "sim/world.h"

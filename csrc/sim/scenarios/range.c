@@ -2,7 +2,8 @@
  * Copyright The Beluga Authors
  *
  * A scenario of ranges of the pool that tools and engines write and read without the index
- * (pool/pool.c, transfer/cpu.c). A reader that has seen a flag finds what was written before it.
+ * (pool/pool.c, transfer/cpu.c). A reader that has read a flag must find what was written before
+ * it.
  */
 #include <errno.h>
 
@@ -21,7 +22,8 @@ enum {
 
 typedef struct bl_range {
     bl_sim_world *world;
-    uint64_t seen[BL_RANGE_READERS]; /* version that each has read: the next one waits for all */
+    uint64_t seen[BL_RANGE_READERS]; /* version that each has read; the next version waits for
+                                      * all */
 } bl_range;
 
 static uint64_t bl_range_flag_offset(const bl_pool *pool)
@@ -29,7 +31,7 @@ static uint64_t bl_range_flag_offset(const bl_pool *pool)
     return pool->geometry.data_offset + BL_PAGE_SIZE;
 }
 
-/* Move the whole range by a plan. */
+/* Read or write the whole range by a plan. */
 static int bl_range_move(const bl_pool *pool, uint64_t *words, int write)
 {
     bl_piece piece = {(uintptr_t)words, pool->geometry.data_offset, BL_RANGE_SIZE, 0};
@@ -90,7 +92,7 @@ static int bl_range_read(bl_pool *pool, void *argument)
     return 0;
 }
 
-/* Check that nobody has written between the range and the flag, or behind the flag. */
+/* Check that the bytes between the range and the flag, and behind the flag, are unchanged. */
 static int bl_range_clean(const bl_sim_world *world)
 {
     uint64_t start = world->pool.geometry.data_offset, flag = bl_range_flag_offset(&world->pool);

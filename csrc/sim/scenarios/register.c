@@ -2,9 +2,9 @@
  * Copyright The Beluga Authors
  *
  * A scenario of registers, one after the other: each has two writers, which die one after the other
- * at any verb, often in the middle of a value. Readers on two other hosts find a whole value and
- * never damage: the last value that was completely written, or a later one, which may be gone at
- * the next look.
+ * at any verb, often in the middle of a value. Readers on two other hosts must find a whole value
+ * and never damage: the last completely written value, or a later one, which the next read need not
+ * find again.
  */
 #include <errno.h>
 
@@ -25,8 +25,8 @@ enum {
 
 typedef struct bl_registers {
     bl_sim_world *world;
-    uint64_t number;            /* number of the writer: two have one register */
-    uint64_t written;           /* its last value known to be in memory, both copies */
+    uint64_t number;            /* number of the writer; two writers share a register */
+    uint64_t written;           /* the last value of which both copies are in memory */
 } bl_registers;
 
 static uint64_t bl_register_place(const bl_registers *registers, const bl_pool *pool)
@@ -59,7 +59,7 @@ static int bl_register_fill(bl_pool *pool, void *argument)
     return 0;
 }
 
-/* Let some of what a writer has on its way arrive, in pieces. */
+/* Deliver some pieces of a writer's pending stores. */
 static void bl_register_drain(bl_sim_world *world, bl_sim_process *writer)
 {
     for (uint64_t pieces = bl_sim_below(world, 16); pieces && writer->store_count; pieces--)
@@ -90,7 +90,7 @@ static int bl_register_keep(bl_pool *pool, void *argument)
 static int bl_register_follow(bl_pool *pool, void *argument)
 {
     bl_registers *registers = argument;
-    uint64_t seen = 0; /* the register that had a value, + 1 */
+    uint64_t seen = 0; /* 1 + the register that had a value */
     for (uint32_t i = 0; i < BL_REGISTER_LOOKS; i++) {
         bl_epoch_line line;
         uint64_t number = registers->number / 2;
@@ -103,7 +103,7 @@ static int bl_register_follow(bl_pool *pool, void *argument)
             line.boot_id[1] != line.epoch)
             return -EBADMSG;
         if (status == 0 && seen == number + 1)
-            return -ENODATA; /* a value is never nothing again */
+            return -ENODATA; /* a register with a value is never unwritten again */
         seen = status == 1 ? number + 1 : seen;
         registers->world->stat.results++;
         bl_nap(&pool->memory, bl_sim_below(registers->world, 500));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The scenarios: each makes its processes in a new world, runs it, and judges the result.
+ * The scenarios: each starts its processes in a new world, runs it, and checks the result.
  */
 #ifndef BL_SIM_SCENARIOS_H
 #define BL_SIM_SCENARIOS_H

@@ -3,10 +3,10 @@
  *
  * Scenarios of how sessions end.
  *
- *   farewell  clients of hosts without a server come and go, whether or not anybody serves, and
- *             their attempts to attach run out of time: in the end, no lane is suspect
- *   given_up  the server takes living clients for dead, again and again: each is told, loses no
- *             answer, asks again, and nothing that it asked is done twice
+ *   farewell  clients on hosts without a server attach and detach, with or without a running
+ *             server, and their attempts to attach time out: in the end, no lane is suspect
+ *   given_up  the server repeatedly declares living clients dead: each one gets an error, loses no
+ *             reply, calls again, and no call is executed twice
  */
 #include <errno.h>
 
@@ -23,10 +23,10 @@ enum {
     BL_FAREWELL_DEATHS = 4,
     BL_FAREWELL_VERBS = 5000,
     BL_FAREWELL_TIMEOUT_NS = 3 * 1000 * 1000,
-    BL_FAREWELL_STOP_NS = 1000 * 1000, /* a server's time, now and then */
-    BL_FAREWELL_HASTE_NS = 300 * 1000, /* about as long as an answer takes */
+    BL_FAREWELL_STOP_NS = 1000 * 1000, /* sometimes, the lifetime of a server */
+    BL_FAREWELL_HASTE_NS = 300 * 1000, /* about the duration of a call */
     BL_FAREWELL_NAP_NS = 40 * 1000 * 1000,
-    BL_FAREWELL_ABSENT_NS = 250 * 1000 * 1000, /* longer than a session waits when it detaches */
+    BL_FAREWELL_ABSENT_NS = 250 * 1000 * 1000, /* longer than a detaching session waits */
     BL_GIVEN_UP_CLIENTS = 3,
     BL_GIVEN_UP_CALLS = 30,
     BL_GIVEN_UP_TIMES = 12,
@@ -39,7 +39,7 @@ enum {
 
 /* ---- farewell */
 
-/* Attach, however long a server or a lane is missing, in attempts that are too short. */
+/* Attach with timeouts that are too short; retry while there is no server or no lane. */
 static int bl_farewell_attach(bl_blocks_client *client)
 {
     const bl_pool *pool = client->pool;
@@ -55,7 +55,7 @@ static int bl_farewell_attach(bl_blocks_client *client)
     }
 }
 
-/* Begin to write, and change its mind: only close() follows. */
+/* Begin to write, and then only close the session. */
 static int bl_farewell_begin(bl_blocks_client *client)
 {
     bl_blocks *blocks = client->blocks;
@@ -101,7 +101,7 @@ static int bl_farewell_work(bl_pool *pool, void *argument)
     return status;
 }
 
-/* Start a server where none runs, after a while. */
+/* Start a server after a while without one. */
 static void bl_farewell_serve(bl_pool *pool, bl_path *path, uint64_t absent_ns)
 {
     if (!bl_sim_gone(path->world->process[path->server_process]))
@@ -127,7 +127,7 @@ static int bl_farewell_keep(bl_pool *pool, void *argument)
         bl_farewell_serve(pool, path, bl_sim_below(world, 2) ? BL_FAREWELL_ABSENT_NS
                                                              : BL_FAREWELL_TIMEOUT_NS);
         if (path->server && path->server_deaths && bl_sim_below(world, 200) == 0)
-            bl_server_stop(path->server); /* in order, but before its clients */
+            bl_server_stop(path->server); /* a clean stop, but before its clients */
         else if (path->server && bl_sim_below(world, 4) == 0)
             world->process[path->server_process]->wake_ns =
                 world->now_ns + bl_sim_below(world, BL_FAREWELL_STOP_NS);
@@ -140,7 +140,7 @@ static int bl_farewell_keep(bl_pool *pool, void *argument)
         bl_nap(&pool->memory, BL_FAREWELL_LOOK_NS);
     }
     if (looks == BL_FAREWELL_LOOKS)
-        return -EBUSY; /* waits for a client that closed in order */
+        return -EBUSY; /* waits for a client that detached cleanly */
     while (bl_sim_alive(world, path->server_process)) {
         if (path->server)
             bl_server_stop(path->server);
@@ -167,8 +167,8 @@ int bl_path_farewell(bl_sim_world *world)
 typedef struct bl_given_up {
     bl_path path;
     uint32_t count;             /* clients, counted as they begin */
-    uint32_t doubts;            /* sessions that the server gave up */
-    uint32_t dropped;           /* sessions that clients found given up */
+    uint32_t doubts;            /* sessions that the server has ended */
+    uint32_t dropped;           /* sessions that clients found ended */
     uint8_t done[BL_GIVEN_UP_CLIENTS][BL_GIVEN_UP_CALLS];
 } bl_given_up;
 
@@ -228,7 +228,7 @@ static int bl_given_up_work(bl_pool *pool, void *argument)
     for (; status >= 0 && asked.number < BL_GIVEN_UP_CALLS; asked.number++) {
         status = bl_session_call(session, &message, BL_GIVEN_UP_TIMEOUT_NS);
         if (status > 1)
-            return -EEXIST; /* it was done before */
+            return -EEXIST; /* it was executed before */
         world->stat.results++;
         bl_nap(&pool->memory, bl_sim_below(world, BL_GIVEN_UP_NAP_NS));
     }
@@ -237,7 +237,7 @@ static int bl_given_up_work(bl_pool *pool, void *argument)
     return status;
 }
 
-/* Let time leap for the server, while often a client stands still, wherever it is. */
+/* Let the server's clock jump, often while a client is paused at a random verb. */
 static int bl_given_up_keep(bl_pool *pool, void *argument)
 {
     bl_given_up *play = argument;
@@ -258,7 +258,7 @@ static int bl_given_up_keep(bl_pool *pool, void *argument)
             bl_server_stop(path->server);
         bl_nap(&pool->memory, BL_PATH_NAP_NS);
     }
-    return play->dropped > play->doubts ? -ENODATA : 0; /* dropped without need */
+    return play->dropped > play->doubts ? -ENODATA : 0; /* dropped without reason */
 }
 
 int bl_path_given_up(bl_sim_world *world)

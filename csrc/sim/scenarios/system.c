@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A scenario of the whole system. Two hosts want to be the server and take over from each other
- * when the other dies, or when its heartbeat merely stands still: so two servers run at once, the
- * deposed one until it looks at the epoch. Four clients come and go, of blocks and of batches, in a
- * pool too small for their keys. An operator stops processes for a while, lets clocks jump, kills.
+ * A scenario of the whole system. Servers on two hosts take over from each other when the other one
+ * dies, or when its heartbeat merely stops: so two servers may run at once, the deposed one until
+ * it reads the epoch. Four clients attach and detach, with single blocks and with batches, in a
+ * pool too small for their keys. An operator pauses and kills processes, and moves clocks.
  *
- * Besides what the clients judge, the scenario judges that all this comes to an end; that no space
- * is granted twice; and in the end, by check/check.c on a host that has read all along, that the
- * table holds together, checksums included, and has the blocks that the last server counted.
+ * Besides the checks of the clients, the scenario checks that the run terminates; that no space is
+ * granted twice; and at the end, by check/check.c on a host with old lines in its cache, that the
+ * table is consistent, including checksums, and has the blocks that the last server counted.
  */
 #include <errno.h>
 
@@ -40,15 +40,15 @@ typedef struct bl_system {
     bl_server *server[BL_SYSTEM_SERVER_COUNT];
     uint32_t process[BL_SYSTEM_SERVER_COUNT];
     uint32_t deaths;            /* deaths of servers still to come */
-    uint32_t over;              /* no client is left */
-    uint64_t epoch;             /* epoch of the last server that stopped by itself, */
-    uint64_t block_count;       /* and the blocks and extents that it counted */
+    uint32_t over;              /* 1: no client is left */
+    uint64_t epoch;             /* epoch of the last server that stopped cleanly, */
+    uint64_t block_count;       /* and its counts of blocks and extents */
     uint64_t extent_count;
 } bl_system;
 
-/* ---- Servers: one serves when it finds the other silent. */
+/* ---- Servers: one takes over when the other is silent. */
 
-/* Serve until deposed, or stopped for good. */
+/* Serve until deposed or stopped. */
 static int bl_system_run(bl_system *system, bl_server *server, uint32_t self)
 {
     int status = 0;
@@ -140,7 +140,7 @@ static int bl_system_work(bl_pool *pool, void *argument)
     return status;
 }
 
-/* ---- The operator sees processes from outside. */
+/* ---- The operator, which observes processes from outside. */
 
 static void bl_system_meddle(bl_system *system)
 {
@@ -148,7 +148,7 @@ static void bl_system_meddle(bl_system *system)
     uint32_t victim = (uint32_t)bl_sim_below(world, world->process_count);
     bl_sim_process *process = world->process[victim];
     switch (bl_sim_below(world, 8)) {
-    case 0: /* stopped in the middle of anything; then it simply goes on */
+    case 0: /* pause at a random verb, then resume */
         if (process != world->current)
             process->wake_ns = world->now_ns + bl_sim_below(world, BL_SYSTEM_STOP_NS);
         break;
@@ -165,8 +165,8 @@ static void bl_system_meddle(bl_system *system)
     }
 }
 
-/* Is this the line in the lobby that a client was writing when it was killed? It is no damage,
- * though it looks like it, and nobody believes it. */
+/* Return 1 if this is the lobby line of a client that was killed while writing it: a torn line,
+ * which is legal there, since every reader rejects it. */
 static int bl_system_torn(const bl_system *system, const bl_finding *finding)
 {
     const bl_path *path = &system->blocks.path;
@@ -175,7 +175,7 @@ static int bl_system_torn(const bl_system *system, const bl_finding *finding)
            finding->place == client->pool.memory.host && client->state == BL_SIM_KILLED;
 }
 
-/* Judge the pool when nobody is left: is it consistent? */
+/* Check the pool after all processes have ended. */
 static int bl_system_judge(bl_system *system, bl_pool *pool)
 {
     bl_finding findings[BL_SYSTEM_FINDINGS];

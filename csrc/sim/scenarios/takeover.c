@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Scenarios of servers that take over from each other, and of writers that were taken for dead.
+ * Scenarios of servers that take over from each other, and of writers that were declared dead.
  *
- * No heartbeat moves by itself here, so a standby finds every server silent, and takes over from
- * one that lives and serves: the worst that wrong timing can do. The scenarios judge the same as
+ * Heartbeats do not advance by themselves here, so a standby finds every server silent, and takes
+ * over from a living one: the worst effect of wrong timing. The scenarios check the same as
  * sim/scenarios/blocks.c, and that an epoch has one server.
  */
 #include <errno.h>
@@ -25,12 +25,12 @@ enum {
     BL_RIVAL_VERBS = 6000,
     BL_ELECTION_COUNT = 3,
     BL_ELECTOR_COUNT = 4,
-    BL_SWEEP_NAP_NS = 100 * 1000 * 1000, /* the server does its housekeeping in this time */
+    BL_SWEEP_NAP_NS = 100 * 1000 * 1000, /* long enough for the server's housekeeping */
     BL_VIGIL_HEARTBEAT_NS = 1000 * 1000,
     BL_VIGIL_SILENT_NS = 40 * 1000 * 1000,
     BL_VIGIL_NS = 400 * 1000 * 1000,
     BL_VIGIL_EVEN = 10,         /* heartbeats before the server becomes slower, */
-    BL_VIGIL_SLOW = 14,         /* and before it becomes slower than a standby waits at first */
+    BL_VIGIL_SLOW = 14,         /* and before it becomes slower than a standby's first timeout */
     BL_ZOMBIE_LOST_NS = 8 * 1000 * 1000,
     BL_ZOMBIE_SLEEP_NS = 30 * 1000 * 1000,
     BL_ZOMBIE_TIMEOUT_NS = 20 * 1000 * 1000,
@@ -40,12 +40,12 @@ enum {
 
 #define BL_SWEEP_LEAP_NS 11000000000ull /* longer than between two sweeps */
 
-/* ---- elect: candidates of three hosts ask for the same epochs, and some die; no epoch has two
+/* ---- elect: candidates on three hosts compete for the same epochs, and some die; no epoch has two
  * owners. */
 
 typedef struct bl_election {
     bl_sim_world *world;
-    uint64_t owner[BL_ELECTION_COUNT + 1]; /* the nonce that any candidate was told, or 0 */
+    uint64_t owner[BL_ELECTION_COUNT + 1]; /* the owner that candidates learned, or 0 */
 } bl_election;
 
 static int bl_candidate_ask(bl_election *election, bl_server *server, uint64_t epoch)
@@ -93,9 +93,9 @@ int bl_takeover_elect(bl_sim_world *world)
     return bl_sim_world_run(world);
 }
 
-/* ---- sweep: a candidate dies when it has been elected and before it could say so. The server that
- * serves meanwhile removes the liveness locks of dead processes, but not this one: its successor
- * has to know of it. */
+/* ---- sweep: a candidate dies after its election and before it has published its epoch line. The
+ * current server removes the liveness locks of dead processes, but must keep this one: its
+ * successor needs it. */
 
 static int bl_sweep_candidate(bl_pool *pool, void *argument)
 {
@@ -113,7 +113,7 @@ static int bl_sweep_candidate(bl_pool *pool, void *argument)
     status = bl_host_lock(memory, "", "candidate");
     if (status < 0)
         return status;
-    return bl_elect(server, path->server->epoch + 1, &owner); /* nothing is given back */
+    return bl_elect(server, path->server->epoch + 1, &owner); /* nothing is released */
 }
 
 static int bl_sweep_keep(bl_pool *pool, void *argument)
@@ -145,8 +145,8 @@ int bl_takeover_sweep(bl_sim_world *world)
     return bl_sim_world_run(world);
 }
 
-/* ---- watch: a standby of another host sees a server's heartbeat move, and does not take over,
- * also when the heartbeat becomes slower bit by bit, as on a machine that is overloaded. */
+/* ---- watch: a standby on another host does not take over while a server's heartbeat advances,
+ * even if the heartbeat gradually becomes slower, as on an overloaded machine. */
 
 typedef struct bl_vigil {
     bl_sim_world *world;
@@ -197,9 +197,9 @@ int bl_takeover_watch(bl_sim_world *world)
     return status < 0 ? status : bl_sim_world_run(world);
 }
 
-/* ---- rivals: servers of three hosts depose each other while they live, and some die. */
+/* ---- rivals: servers on three hosts depose each other while they are alive, and some die. */
 
-/* Stand by until this server serves: 1; 0: the play is over; or an error. */
+/* Stand by until this server serves. Returns 1; 0: the scenario is over; or an error. */
 static int bl_rival_take(bl_rivals *rivals, bl_server *server, bl_meta *meta)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -221,7 +221,7 @@ static int bl_rival_take(bl_rivals *rivals, bl_server *server, bl_meta *meta)
     return 0;
 }
 
-/* Serve until deposed, or told to stop: 0, or what went wrong. */
+/* Serve until deposed or stopped. Returns 0 or an error. */
 static int bl_rival_serve(bl_rivals *rivals, bl_server *server)
 {
     bl_sim_world *world = rivals->blocks.path.world;
@@ -307,12 +307,12 @@ static int bl_rivals_play(bl_sim_world *world, uint64_t late_ns)
 
 int bl_takeover_rivals(bl_sim_world *world) { return bl_rivals_play(world, 0); }
 
-/* ---- late: the same, but servers are deposed between their look at the epoch and what they do
- * then, and nearly every grant or lane is given in that state. */
+/* ---- late: the same, but servers are deposed between their read of the epoch and the action that
+ * depends on it; nearly every grant and lane is given in that state. */
 
 int bl_takeover_late(bl_sim_world *world) { return bl_rivals_play(world, BL_LATE_NS); }
 
-/* ---- takeover: server after server dies before it serves; nothing that was committed is lost. */
+/* ---- takeover: several servers in a row die before they serve; no committed block is lost. */
 
 int bl_takeover_deaths(bl_sim_world *world)
 {
@@ -326,10 +326,10 @@ int bl_takeover_deaths(bl_sim_world *world)
     return bl_path_run(&blocks.path);
 }
 
-/* ---- zombies: clients sleep so long that they count as lost, and then write all the same;
- * meanwhile servers die, and others take over. */
+/* ---- zombies: clients sleep beyond their timeout, and then still write; meanwhile servers die,
+ * and others take over. */
 
-/* Write a granted block, perhaps long after the server has given this session up. */
+/* Write a granted block, perhaps long after the server has ended this session. */
 static int bl_zombie_write(bl_blocks_client *client, uint64_t key, const bl_block_record *record)
 {
     bl_sim_world *world = client->blocks->path.world;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Scenarios of task queues: clients of three hosts enqueue, claim, read, extend, give back and
- * complete tasks, beside blocks that fill the table, while servers die or depose each other alive.
+ * Scenarios of task queues: clients on three hosts enqueue, claim, read, extend, return and
+ * complete tasks, next to blocks that fill the table, while servers die or depose each other.
  *
- * The scenarios judge that a task whose commit was answered is found until a client has asked for
- * its removal; that the bytes of a claimed task are its own; and that nothing is claimed that was
- * never enqueued, and under one server nothing twice while a claim holds.
+ * The scenarios check that a task whose commit was answered is found until a client has requested
+ * its removal; that the bytes of a claimed task are its own; that only enqueued tasks are claimed;
+ * and that one server does not give out a task twice while a claim holds.
  */
 #include <errno.h>
 
@@ -21,27 +21,28 @@
 #include "sim/scenarios/scenarios.h"
 
 enum {
-    BL_TASK_IDS = 14,           /* keys below are tasks, once each; those above ordinary blocks */
+    BL_TASK_IDS = 14,           /* keys below this are tasks, once each; others are ordinary
+                                 * blocks */
     BL_TASK_ROUNDS = 40,
-    BL_TASK_DRAINS = 800,       /* looks for a task that must be there */
+    BL_TASK_DRAINS = 800,       /* attempts to claim a task that must exist */
     BL_TASK_SHORT_MS = 1,
     BL_TASK_LONG_MS = 600000,
     BL_TASK_SERVER_VERBS = 8000
 };
 
 typedef struct bl_task_fate {
-    uint32_t begun;             /* its enqueueing was begun */
-    uint32_t queued;            /* its commit was answered */
-    uint32_t ended;             /* its removal was begun */
+    uint32_t begun;             /* 1: its enqueueing began */
+    uint32_t queued;            /* 1: its commit was answered */
+    uint32_t ended;             /* 1: its removal began */
     uint64_t epoch;             /* epoch of a claim that holds, or 0 */
     uint32_t deliveries;        /* deliveries of that claim */
-    uint32_t process;           /* the process that has it, + 1 */
+    uint32_t process;           /* 1 + the process that has claimed it */
 } bl_task_fate;
 
 typedef struct bl_task_play {
     bl_rivals rivals;           /* first: argument of the servers, the keeper, bl_blocks_put() */
     bl_task_fate fate[BL_TASK_IDS];
-    uint32_t begun;             /* tasks: numbers below */
+    uint32_t begun;             /* tasks with numbers below this were begun */
 } bl_task_play;
 
 static bl_task_play *bl_task_play_of(const bl_blocks_client *client)
@@ -79,7 +80,7 @@ static int bl_task_begin(bl_blocks_client *client)
     bl_blocks_fill(payload, key, record.generation);
     bl_blocks_dawdle(client);
     bl_stream(&client->pool->memory, record.offset, payload, what.length);
-    bl_fence_store(&client->pool->memory); /* the payload is out before the server hears of it */
+    bl_fence_store(&client->pool->memory); /* the payload is in memory before the commit */
     *bl_blocks_writer(client, &record) = 0;
     bl_commit commit = {.key = {key, key}, .generation = record.generation,
                         .block = record.block};
@@ -88,7 +89,7 @@ static int bl_task_begin(bl_blocks_client *client)
     return bl_path_bear(&play->rivals.blocks.path, status);
 }
 
-/* Read the task's bytes, if it is still there. */
+/* Read the task's bytes, if it still exists. */
 static int bl_task_read(bl_blocks_client *client, uint64_t key)
 {
     const uint64_t keys[2] = {key, key};
@@ -110,7 +111,7 @@ static int bl_task_end(bl_blocks_client *client, uint64_t key)
     return count < 0 ? bl_path_bear(&client->blocks->path, (int)count) : 0;
 }
 
-/* Was it right to give out this task, under the server of epoch? */
+/* Check that the server of epoch was allowed to give out this task. */
 static int bl_task_judge(bl_blocks_client *client, const bl_task *task, uint64_t epoch)
 {
     const bl_task_play *play = bl_task_play_of(client);
@@ -122,11 +123,11 @@ static int bl_task_judge(bl_blocks_client *client, const bl_task *task, uint64_t
     return held ? -EBADMSG : 0;
 }
 
-/* Claim a task, if there is one, and do something with it; with end, only end it. */
+/* Claim a task, if there is one, and use it in a random way; with end, only complete it. */
 static int bl_task_work(bl_blocks_client *client, int end)
 {
     bl_sim_world *world = client->blocks->path.world;
-    int holds = !end && bl_sim_below(world, 2); /* nobody else may have it for so long */
+    int holds = !end && bl_sim_below(world, 2); /* no other client may have it meanwhile */
     uint64_t epoch = bl_task_epoch(client);
     bl_task task;
     int status = bl_task_claim(client->session, BL_BLOCKS_FINGERPRINT,
@@ -135,7 +136,7 @@ static int bl_task_work(bl_blocks_client *client, int end)
     if (status < 0 || task.deliveries == 0)
         return bl_path_bear(&client->blocks->path, status);
     if (epoch != bl_task_epoch(client))
-        epoch = 0; /* it is not known which server said so */
+        epoch = 0; /* the server that answered is not known */
     status = bl_task_judge(client, &task, epoch);
     if (status < 0)
         return status;

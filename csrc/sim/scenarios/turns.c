@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A scenario of fairness: clients that make one call at a time, beside others whose rings are
- * always full of calls of many keys.
+ * A scenario of fairness: clients (victims) that make one call at a time, next to others whose
+ * rings are always full of calls with many keys.
  *
- * The scenario judges this: from the moment at which a victim's request line is whole in memory,
- * whether the server has looked or not, until it is handled, each other lane has at most one
- * quantum done. The oracle sees memory from outside and counts at every call that is handled.
+ * The scenario checks that from the moment at which a victim's request line is whole in memory
+ * until it is handled, the server handles at most one quantum of each other lane. The check reads
+ * memory from outside and runs at every handled call.
  */
 #include <errno.h>
 
@@ -18,15 +18,15 @@ enum {
     BL_TURNS_METHOD = 9,
     BL_TURNS_VICTIMS = 2,
     BL_TURNS_CALLS = 40,        /* calls of a victim */
-    BL_TURNS_ROUNDS = 64,       /* rounds of the server between two housekeepings */
+    BL_TURNS_ROUNDS = 64,       /* rounds of the server's loop between two housekeepings */
     BL_TURNS_NAP_NS = 2000,
-    BL_TURNS_KEYS = 200         /* keys in a call of the others: two are more than a quantum */
+    BL_TURNS_KEYS = 200         /* keys in a call of the others: two calls exceed a quantum */
 };
 
 typedef struct bl_turns_victim {
-    const bl_session *session;  /* NULL: it has none */
+    const bl_session *session;  /* NULL: no session yet */
     uint32_t process;
-    bl_work done[BL_PATH_CLIENT_COUNT]; /* work done by lane, since its request is in memory */
+    bl_work done[BL_PATH_CLIENT_COUNT]; /* by lane: work done since its request is in memory */
 } bl_turns_victim;
 
 typedef struct bl_turns {
@@ -34,10 +34,10 @@ typedef struct bl_turns {
     bl_turns_victim victim[BL_TURNS_VICTIMS];
     uint32_t handled[BL_PATH_CLIENT_COUNT]; /* calls of each lane */
     uint32_t victims_left;
-    uint32_t started;           /* victims that have taken their slot in victim[] */
+    uint32_t started;           /* victims in victim[] */
 } bl_turns;
 
-/* Does a victim's next request stand in memory, whole? */
+/* Return 1 if a victim's next request is whole in memory. */
 static int bl_turns_waits(const bl_turns *turns, const bl_turns_victim *victim)
 {
     const bl_session *session = victim->session;
@@ -50,7 +50,8 @@ static int bl_turns_waits(const bl_turns *turns, const bl_turns_victim *victim)
     return line.sequence == sequence && bl_request_whole(&line, key);
 }
 
-/* Count a handled call of lane: -EBADMSG if a victim has waited for too much of it. */
+/* Count a handled call of lane. Returns -EBADMSG if a victim has waited for too much of that lane's
+ * work. */
 static int bl_turns_count(bl_turns *turns, uint32_t lane, uint64_t keys)
 {
     turns->handled[lane]++;
@@ -59,7 +60,7 @@ static int bl_turns_count(bl_turns *turns, uint32_t lane, uint64_t keys)
         bl_sim_world *world = turns->path.world;
         if (!victim->session)
             continue;
-        if (bl_sim_below(world, 2)) /* its request arrives just when others have their turn */
+        if (bl_sim_below(world, 2)) /* its request arrives during another lane's turn */
             bl_sim_drain_all(world, world->process[victim->process]);
         if (victim->session->lane == lane) {
             memset(victim->done, 0, sizeof victim->done);
@@ -134,8 +135,8 @@ static int bl_turns_suffer(bl_pool *pool, void *argument)
     return status < 0 ? status : 0;
 }
 
-/* Keep the ring full of long calls, which all have the same bytes, while there are victims. The
- * scenario says how many were handled: waiting for replies would give the server time to rest. */
+/* Keep the ring full of long calls, all with the same bytes, while there are victims. The scenario
+ * counts handled calls: waiting for replies would leave the server idle. */
 static int bl_turns_crowd(bl_pool *pool, void *argument)
 {
     bl_turns *turns = argument;

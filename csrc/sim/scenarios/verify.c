@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A scenario of the acceptance test of `beluga verify`: two hosts whose caches are not coherent
- * with each other. By the rules of software coherence, nothing is seen that must not be; by bare
- * loads and stores much is, which shows that the programs find what they are made for.
+ * A scenario of the acceptance test of `beluga verify`, with two hosts whose caches are not
+ * coherent with each other. By the rules of software coherence there are no violations; by bare
+ * loads and stores there are, which shows that the programs detect them.
  */
 #include "api/verify.h"
 #include "sim/scenarios/scenarios.h"
@@ -62,7 +62,7 @@ static int bl_sim_verify_run(bl_sim_world *world, uint32_t tests, uint32_t mode,
         .config = {.patience_ns = 100000000000u, .tests = tests, .modes = 1u << mode},
         .raw_width = raw_width,
     };
-    world->lawless = 1; /* it tests the memory, and does not follow the protocol */
+    world->lawless = 1; /* it tests the memory, and does not obey the ownership rules */
     bl_sim_spawn(world, 0, bl_sim_verify_a, &sim);
     bl_sim_spawn(world, 1, bl_sim_verify_b, &sim);
     return bl_sim_world_run(world);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Scenarios of a server's first and last epoch line: what is true at the very moment at which the
- * line says SERVING, or half of it says STOPPED. A process that sees memory and processes from
- * outside kills or stops the server just then.
+ * Scenarios of a server's first and last epoch line: a process that observes memory from outside
+ * kills or pauses the server exactly when its line becomes SERVING, or when one copy of it becomes
+ * STOPPED.
  */
 #include <errno.h>
 
@@ -21,18 +21,17 @@ enum {
 
 typedef struct bl_words {
     bl_blocks blocks;           /* first: its clients' argument */
-    uint32_t crashes;           /* boots of the server's host that crash; 0: only the server is
-                                 * killed */
+    uint32_t crashes;           /* crashes of the server's host; 0: only the server is killed */
 } bl_words;
 
-/* Return what memory has in a copy of the epoch line of a half. */
+/* Return a copy of the epoch line of a half in memory. */
 static const bl_epoch_line *bl_words_line(const bl_sim_world *world, uint32_t half, uint32_t copy)
 {
     return (const bl_epoch_line *)(world->memory + bl_epoch_offset(half) +
                                    (uint64_t)copy * BL_LINE_SIZE);
 }
 
-/* Return the newest epoch in memory of which a whole line says this. */
+/* Return the newest epoch in memory with a whole line in this state. */
 static uint64_t bl_words_newest(const bl_sim_world *world, uint32_t state)
 {
     uint64_t epoch = 0;
@@ -46,9 +45,9 @@ static uint64_t bl_words_newest(const bl_sim_world *world, uint32_t state)
     return epoch;
 }
 
-/* ---- first_word: a server dies as soon as memory says that it serves. Its half is whole: its
- * successor finds every block that was committed. ---- first_crash: its host crashes, too, with all
- * that was not yet out. */
+/* ---- first_word: a server dies as soon as its line in memory is SERVING. Its half must be whole:
+ * its successor finds every committed block. ---- first_crash: its host crashes, too, and loses
+ * everything that was not in memory yet. */
 
 static void bl_words_end(bl_words *words)
 {
@@ -66,7 +65,7 @@ static int bl_words_kill(bl_pool *pool, void *argument)
     bl_sim_world *world = path->world;
     while (bl_path_clients_alive(path) && world->stat.results < BL_WORDS_KEYS)
         bl_nap(&pool->memory, BL_PATH_NAP_NS);
-    bl_sim_kill(world, path->server_process); /* the first has nothing to recover */
+    bl_sim_kill(world, path->server_process); /* the first server has nothing to recover */
     uint64_t killed = 1;
     uint32_t most = words->crashes ? words->crashes : BL_WORDS_KILLS;
     for (uint32_t kills = 0; kills < most && bl_path_clients_alive(path);) {
@@ -101,8 +100,8 @@ int bl_path_first_word(bl_sim_world *world) { return bl_words_play(world, 0); }
 
 int bl_path_first_crash(bl_sim_world *world) { return bl_words_play(world, 1); }
 
-/* ---- last_word: a server stands still in the middle of its last word, when one copy is out and
- * the other is not. Until it has written the other, it may write: nobody takes its half. */
+/* ---- last_word: a server is paused between the two copies of its last epoch line. Until it has
+ * written the second copy it may write, so no other server may take its half. */
 
 static int bl_words_serve(bl_pool *pool, void *argument)
 {

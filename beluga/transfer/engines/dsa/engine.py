@@ -61,7 +61,7 @@ class DsaStat:
     batches: int
     full: int  # times that the queue was full
     faults: int  # page faults, resumed
-    by_hand: int  # descriptors that the CPU executed because the device failed
+    by_cpu: int  # descriptors that the CPU executed because the device failed
 
 
 class DsaTransfer:
@@ -219,7 +219,7 @@ class DsaEngine:
         self._refuse_forked()
         with self._lock:
             lib.bl_dsa_engine_stat(self.handle, out)
-        return DsaStat(out.descriptors, out.batches, out.full, out.faults, out.by_hand)
+        return DsaStat(out.descriptors, out.batches, out.full, out.faults, out.by_cpu)
 
     @property
     def fault(self) -> str | None:
@@ -227,10 +227,10 @@ class DsaEngine:
         work."""
         if self._fault is None and self._handle is not None:
             stat, judged = self.stat, self._judged
-            asked, by_hand = stat.descriptors - judged.descriptors, stat.by_hand - judged.by_hand
-            if asked + by_hand >= _WINDOW:
+            asked, by_cpu = stat.descriptors - judged.descriptors, stat.by_cpu - judged.by_cpu
+            if asked + by_cpu >= _WINDOW:
                 self._judged = stat
-                if 2 * by_hand >= asked:
+                if 2 * by_cpu >= asked:
                     self._fault = "the CPU has to execute most descriptors that it is given"
         return self._fault
 

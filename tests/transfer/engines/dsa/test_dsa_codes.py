@@ -100,7 +100,7 @@ def test_a_queue_is_sent_no_more_than_it_is_configured_for(
     device = WriteDevice(well, size_max=size_max, batch_max=batch_max, depth=depth)
     with engine_on(pool, device, device_flushes=device_flushes) as engine:
         there_and_back(pool, engine)
-        assert engine.stat.by_hand == 0
+        assert engine.stat.by_cpu == 0
         assert bool(engine.stat.batches) == (batch_max > 1)
     writes = [sent for sent in device.sent if sent.opcode == lib.BL_DSA_FILL]
     assert writes
@@ -111,7 +111,7 @@ def test_a_queue_is_sent_no_more_than_it_is_configured_for(
 
 @pytest.mark.parametrize("batch_max", [0, 8], ids=["single", "batches"])
 @pytest.mark.parametrize("moved", ["nothing", "some", "all"])
-def test_what_a_device_could_not_do_is_done_by_hand(pool: Pool, moved: str, batch_max: int) -> None:
+def test_the_cpu_executes_what_the_device_could_not(pool: Pool, moved: str, batch_max: int) -> None:
     """Each status occurs in turn; the other fields of such a record mean nothing."""
     codes = iter([code | bit for code in STATUSES for bit in (0, lib.BL_DSA_STATUS_WRITE)] * 50)
 
@@ -124,7 +124,7 @@ def test_what_a_device_could_not_do_is_done_by_hand(pool: Pool, moved: str, batc
     with engine_on(pool, device) as engine:
         for seed in range(4):
             there_and_back(pool, engine, seed)
-        assert engine.stat.by_hand >= 2 * len(STATUSES)
+        assert engine.stat.by_cpu >= 2 * len(STATUSES)
         assert engine.stat.faults == 0
 
 
@@ -160,7 +160,7 @@ def test_page_faults_at_every_place_with_any_address(
         for seed in range(6):
             there_and_back(pool, engine, seed)
         assert engine.stat.faults > 0
-        assert engine.stat.by_hand > 0
+        assert engine.stat.by_cpu > 0
 
 
 def test_a_fault_at_a_known_place_is_mended_and_the_device_goes_on(pool: Pool) -> None:
@@ -176,7 +176,7 @@ def test_a_fault_at_a_known_place_is_mended_and_the_device_goes_on(pool: Pool) -
     with engine_on(pool, device) as engine:
         there_and_back(pool, engine)
         assert engine.stat.faults > 0
-        assert engine.stat.by_hand == 0
+        assert engine.stat.by_cpu == 0
 
 
 def test_a_flush_that_faults_is_resumed_by_the_device(pool: Pool) -> None:
@@ -191,7 +191,7 @@ def test_a_flush_that_faults_is_resumed_by_the_device(pool: Pool) -> None:
     with engine_on(pool, device, device_flushes=True) as engine:
         there_and_back(pool, engine)
         assert engine.stat.faults > 0
-        assert engine.stat.by_hand == 0
+        assert engine.stat.by_cpu == 0
 
 
 PAGE = 4096
@@ -230,7 +230,7 @@ def test_a_page_that_is_not_there_is_asked_of_the_kernel(pool: Pool) -> None:
         engine.scatter_read(plan_blocks(place, sizes, offsets, chunk_size=0)).wait(TIMEOUT_S)
         assert np.array_equal(target, source)
         assert engine.stat.faults > 0
-        assert engine.stat.by_hand == 0
+        assert engine.stat.by_cpu == 0
 
 
 REACHES: dict[str, Callable[[random.Random, int], int]] = {
@@ -253,7 +253,7 @@ def test_what_a_batch_left_out_is_asked_for_again(pool: Pool, reach: str, *, fai
         there_and_back(pool, engine)
         assert engine.stat.batches > 0
         if reach == "none":
-            assert engine.stat.by_hand > 0
+            assert engine.stat.by_cpu > 0
 
 
 def test_closing_waits_for_what_a_device_has_out(pool: Pool) -> None:

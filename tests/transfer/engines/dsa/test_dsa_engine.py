@@ -157,7 +157,7 @@ def test_every_row_of_the_policy_moves_the_same_bytes(
     target = np.zeros_like(content)
     engine.scatter_read(block(pool, target, chunk_size=0)).wait(TIMEOUT_S)
     assert np.array_equal(target, content)
-    assert engine.stat.by_hand == 0
+    assert engine.stat.by_cpu == 0
     engine.close()
 
 

@@ -61,9 +61,9 @@ MUTANTS = {
     ),
     "a record answers for its neighbour's work": (
         "dsa/engine.c",
-        "bl_dsa_record record = bl_dsa_record_look(&flight->records[i]);",
-        "bl_dsa_record record = bl_dsa_record_look(&flight->records[i ^ (flight->count > 1 && "
-        "i + 1 < flight->count)]);",
+        "bl_dsa_record record = bl_dsa_record_look(&group->records[i]);",
+        "bl_dsa_record record = bl_dsa_record_look(&group->records[i ^ (group->count > 1 && "
+        "i + 1 < group->count)]);",
     ),
     "the last line is not blanked": (
         "dsa/work.c",

@@ -63,10 +63,10 @@ CHANGES = [
     noted("static inline void bl_device_ordered(const bl_memory *memory)\n{", ORDERED, "0", "0"),
     (
         "dsa/engine.c",
-        "        engine->stat.descriptors += flight->count;",
-        "        engine->stat.descriptors += flight->count;\n"
-        f"        bl_note({KINDS.index(SUBMIT)}, flight->list[0].flags_opcode,\n"
-        "                flight->list[0].size);",
+        "        engine->stat.descriptors += group->count;",
+        "        engine->stat.descriptors += group->count;\n"
+        f"        bl_note({KINDS.index(SUBMIT)}, group->list[0].flags_opcode,\n"
+        "                group->list[0].size);",
     ),
     (
         "dsa/engine.c",

@@ -49,10 +49,10 @@ def test_each_kind_of_fault_does_befall(long_pool: Pool) -> None:
     calm = stat_of(long_pool, storm())
     assert calm["batches"] > 0
     assert calm["descriptors"] > calm["batches"]
-    assert calm["full"] == calm["faults"] == calm["by_hand"] == 0
+    assert calm["full"] == calm["faults"] == calm["by_cpu"] == 0
     assert stat_of(long_pool, storm(full=20_000, full_run=3))["full"] > 0
     assert stat_of(long_pool, storm(fault=20_000))["faults"] > 0
-    assert stat_of(long_pool, storm(error=20_000))["by_hand"] > 0
+    assert stat_of(long_pool, storm(error=20_000))["by_cpu"] > 0
     faulty = stat_of(long_pool, storm(list_fault=40_000))
     assert faulty["descriptors"] > calm["descriptors"]  # some were asked for again
     assert stat_of(long_pool, storm(batch_max=0))["batches"] == 0
@@ -62,7 +62,7 @@ def test_a_queue_that_stays_full_is_given_up_and_the_cpu_copies(long_pool: Pool)
     full = storm(full=65_536, full_run=1000)
     stat = stat_of(long_pool, full)
     assert stat["descriptors"] == 0
-    assert stat["by_hand"] > 0
+    assert stat["by_cpu"] > 0
     play(PRODUCT, long_pool.handle, long_pool, full)
 
 

@@ -128,7 +128,7 @@ def test_a_dedicated_queue_is_sent_lines_in_turn_and_no_more_than_it_holds(pool:
         engine.close()
     soft.close()
     assert lib.BL_DSA_BATCH in soft.taken
-    assert stat.by_hand == 0
+    assert stat.by_cpu == 0
     assert len(soft.taken) > 1
     assert most <= 4
     portal.close()
@@ -173,7 +173,7 @@ def test_a_queue_is_written_to_where_its_portal_may_not_be_mapped(
         assert portal.text == "wq0.0, by write()"
         engine = DsaEngine(pool, portal)
         round_trip(pool, engine)
-        assert engine.stat.by_hand == 0
+        assert engine.stat.by_cpu == 0
         engine.close()
     soft.close()
     assert soft.taken[0] == lib.BL_DSA_NOOP
@@ -191,7 +191,7 @@ def test_a_queue_that_refuses_leaves_the_work_to_the_cpu(pool: Pool) -> None:
     engine = DsaEngine(pool, Portal(out[0], limits, is_device=True, text="broken"))
     round_trip(pool, engine)
     assert engine.stat.descriptors == 0
-    assert engine.stat.by_hand > 0
+    assert engine.stat.by_cpu > 0
     engine.close()
 
 
