@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The command ``beluga bench``, which runs the benchmarks of ``bench/`` (installed as
-``beluga_bench``) and shows their rows.
+"""The command ``beluga bench``: runs the benchmarks of ``bench/`` (installed as ``beluga_bench``)
+and prints their rows.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from beluga.cli.output import print_json, print_table, say
 from beluga.errors import BelugaError
 
 Smoke = Annotated[
-    bool, typer.Option("--smoke", help="Run for seconds only, to see that everything works.")
+    bool,
+    typer.Option("--smoke", help=("Run for a few seconds only, to check that everything works.")),
 ]
 Plot = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Write charts (PNG) into this folder.")
+    Path | None, typer.Option(metavar="DIR", help="Write charts (PNG) to this folder.")
 ]
 Scratch = Annotated[
     list[str] | None,
@@ -43,10 +44,10 @@ Coherence = Annotated[
 ]
 Pace = Annotated[
     str | None,
-    typer.Option(help="Slow devices down, such as device=22.5GB/s,latency=650ns."),
+    typer.Option(help="Throttle devices, such as device=22.5GB/s,latency=650ns."),
 ]
 Threads = Annotated[
-    int | None, typer.Option(min=1, help="The greatest number of threads of bandwidth and copy.")
+    int | None, typer.Option(min=1, help="The largest number of threads in bandwidth and copy.")
 ]
 Disk = Annotated[
     str | None,
@@ -55,43 +56,41 @@ Disk = Annotated[
 
 Out = Annotated[
     Path | None,
-    typer.Option(
-        metavar="PAGE", help="Where report writes its page; beluga-bench.html by default."
-    ),
+    typer.Option(metavar="PAGE", help="The page that report writes. Default: beluga-bench.html."),
 ]
 From = Annotated[
     list[Path] | None,
     typer.Option(
         "--from",
         metavar="FILE...",
-        help="report makes its page of these results (JSON) and runs nothing.",
+        help="Make the page of report from these results (JSON), without running anything.",
     ),
 ]
 
 _COLUMNS = {
-    "case": ("case", "what was measured"),
-    "engine": ("engine", "the engine that copied: cpu, dsa or cuda"),
-    "peer": ("peer", "another library that copied"),
-    "crc": ("crc", "whether checksums were computed"),
+    "case": ("case", "the measured operation"),
+    "engine": ("engine", "the copy engine: cpu, dsa or cuda"),
+    "peer": ("peer", "another library that does the same"),
+    "crc": ("crc", "whether checksums are computed"),
     "fragment_bytes": ("fragment", "the size of each fragment of an operation, in bytes"),
-    "fragments": ("fragments", "how many fragments an operation has"),
+    "fragments": ("fragments", "the number of fragments of an operation"),
     "bytes": ("bytes", "the size of each operation"),
-    "depth": ("depth", "how many operations are under way at a time"),
-    "threads": ("threads", "how many threads work"),
+    "depth": ("depth", "the number of concurrent operations"),
+    "threads": ("threads", "the number of threads"),
     "p50_ns": ("p50 ns", "the median time of an operation, in nanoseconds"),
-    "p99_ns": ("p99 ns", "the time that 99 of 100 operations do not exceed"),
-    "blocks": ("blocks", "how many blocks the pool has"),
+    "p99_ns": ("p99 ns", "the 99th percentile of an operation's time, in nanoseconds"),
+    "blocks": ("blocks", "the number of blocks in the pool"),
     "ops_per_s": ("ops/s", "operations per second"),
     "keys_per_s": ("keys/s", "keys per second"),
     "gb_per_s": ("GB/s", "1e9 bytes per second"),
-    "limit": ("limit", "what the machine itself can do, measured beside it, in the same unit"),
-    "ratio_to_limit": ("ratio", "its speed to the limit's; 1 is as fast as the limit"),
-    "ratio_to_peer": ("ratio to peer", "its speed to the peer's; more than 1 is faster"),
-    "paper": ("paper", "the paper's figure for a real CXL switch"),
+    "limit": ("limit", "the machine's own limit, measured at the same time, in the same unit"),
+    "ratio_to_limit": ("ratio", "the speed relative to the limit; 1 is as fast as the limit"),
+    "ratio_to_peer": ("ratio to peer", "the speed relative to the peer's; more than 1 is faster"),
+    "paper": ("paper", "the paper's result on a real CXL switch"),
 }
 LEGEND = Legend(_COLUMNS.values())
 _SHARED = ("engine", "crc", "fragment_bytes", "fragments", "bytes", "depth", "threads")
-# The columns that a narrow table omits, in this order.
+# The columns that a narrow table drops, in this order.
 _SPARE = ("paper", "p99_ns", "limit", "ratio_to_peer", "ops_per_s", "p50_ns")
 
 
@@ -102,8 +101,10 @@ def bench(
         typer.Argument(
             metavar="NAME...",
             autocompletion=among(*beluga_bench.BENCHES, "all", REPORT),
-            help="The benchmarks, or all; see docs/understand/benchmarks.md. report "
-            "(alone, or before the names of some) runs them and writes one HTML page.",
+            help=(
+                "The benchmarks, or all; see docs/understand/benchmarks.md. report (by itself, or "
+                "before the names of some) runs them and writes one HTML page."
+            ),
         ),
     ],
     smoke: Smoke = False,
@@ -118,10 +119,10 @@ def bench(
     wide: Wide = False,
     json: Json = False,
 ) -> None:
-    """Measure this machine's memory and a pool in it, compared with the machine's own limit."""
+    """Measure this machine's memory and a pool in it, relative to the machine's own limit."""
     page = names[0] == REPORT
     if not page and (out is not None or sources):
-        raise typer.BadParameter("--out and --from are options of beluga bench report")
+        raise typer.BadParameter("--out and --from need beluga bench report; add report")
     if page and sources:
         report_files([*sources, *map(Path, names[1:])], out, json=json)
         return
@@ -129,7 +130,7 @@ def bench(
     chosen = list(beluga_bench.BENCHES) if names == ["all"] else names
     if unknown := [name for name in chosen if name not in beluga_bench.BENCHES]:
         known = ", ".join([*beluga_bench.BENCHES, "all"])
-        raise typer.BadParameter(f"no benchmark '{unknown[0]}'; there are {known}")
+        raise typer.BadParameter(f"there is no benchmark '{unknown[0]}'; choose one of {known}")
     if plot is not None:
         need("plot", "matplotlib")
         plot.mkdir(parents=True, exist_ok=True)
@@ -159,15 +160,15 @@ def rpc(
     wide: Wide = False,
     json: Json = False,
 ) -> None:
-    """Measure calls, compared with a bare exchange of lines."""
+    """Measure calls, relative to a bare exchange of cache lines."""
     bench(["rpc"], smoke, plot, pool, coherence, wide=wide, json=json)
 
 
 def _run(
     names: Sequence[str], options: beluga_bench.Options, wide: bool, *, json: bool
 ) -> list[beluga_bench.Row]:
-    """Run benchmarks, and print the rows of each when it ends, or all as JSON at the end. Completed
-    rows are printed even after an error or an interruption.
+    """Run benchmarks, and print the rows of each when it ends, or all of them as JSON. Completed
+    rows are also printed after an error or an interruption.
 
     Raises BelugaError if a benchmark failed.
     """
@@ -177,18 +178,18 @@ def _run(
     if json:
         print_json(rows)
     if done.ended is not None:
-        say(f"interrupted: these are the {len(rows)} rows that were finished")
+        say(f"interrupted: these are the {len(rows)} completed rows")
         raise done.ended
     if done.missing:
         raise BelugaError(
-            f"{', '.join(done.missing)} failed; the {len(rows)} rows that were finished are printed"
+            f"{', '.join(done.missing)} failed; the {len(rows)} completed rows are printed"
         )
     return rows
 
 
 def _show(rows: Sequence[Mapping[str, object]], *, wide: bool) -> None:
     """Print a table for each benchmark and kind of memory, with the fields that any row has, then
-    the notes. The title has the fields that are equal in all rows.
+    the notes. Fields with equal values in all rows are in the title.
     """
     for name, group in groupby(rows, lambda row: (row["bench"], row["memory"], row["coherence"])):
         table = list(group)

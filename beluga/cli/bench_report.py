@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``beluga bench report``: one page of a run of the benchmarks, or of recorded results."""
+"""``beluga bench report``: an HTML page of a benchmark run, or of recorded results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PAGE = Path("beluga-bench.html")
 
 
 def report_files(sources: Sequence[Path], out: Path | None, *, json: bool) -> None:
-    """Write a page of files, and run nothing."""
+    """Write a page of recorded results, without running anything."""
     target = _target(out)
     rows: list[beluga_bench.Row] = []
     recorded: list[beluga_bench.Recorded] = []
@@ -47,10 +47,10 @@ def report_files(sources: Sequence[Path], out: Path | None, *, json: bool) -> No
 def report_run(
     names: Sequence[str], options: beluga_bench.Options, out: Path | None
 ) -> list[beluga_bench.Row]:
-    """Run benchmarks and write a page of them. The page lists failed benchmarks, and those that did
-    not run because of an interruption. Returns the rows.
+    """Run benchmarks and write a page of them. The page lists failed benchmarks, and those that
+    were skipped after an interruption. Returns the rows.
 
-    Raises BelugaError, after the page was written, if a benchmark failed.
+    Raises BelugaError, after writing the page, if a benchmark failed.
     """
     target = _target(out)
     machine = beluga_bench.facts()
@@ -71,7 +71,7 @@ def report_run(
             ),
         )
     if ended is not None:
-        say("interrupted" if rows else "interrupted before a benchmark had ended: no page")
+        say("interrupted" if rows else "interrupted before any benchmark was complete: no page")
         raise ended
     if missing:
         raise BelugaError(f"{', '.join(missing)} failed; the page has the others")
@@ -81,7 +81,7 @@ def report_run(
 def _target(out: Path | None) -> Path:
     target = out or _PAGE
     if target.suffix != ".html":
-        raise typer.BadParameter(f"--out {str(target)!r} is not named .html")
+        raise typer.BadParameter(f"--out {str(target)!r} does not end with .html; give such a name")
     check_output(target)
     return target
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The commands ``beluga put`` and ``beluga get``, which store and fetch single blocks."""
+"""The commands ``beluga put`` and ``beluga get``, for single blocks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from beluga.index import MetaClient
 from beluga.kvcache import BLOCK_SIZE_MAX, KVCache
 from beluga.pool import STRIPE_SIZE
 
-_ONBOARD_S = 30.0  # without progress of the lower tiers
+_ONBOARD_S = 30.0  # seconds without progress of the lower tiers
 _DIGEST = re.compile(r"(?:[0-9a-fA-F]{2}){16,64}")
 
 Key = Annotated[
@@ -38,7 +38,7 @@ Namespace = Annotated[str, typer.Option(help="The namespace of the block.")]
 
 
 def digest(key: str) -> bytes:
-    """Return the digest of hex digits, or else the digest of the text."""
+    """Return the digest in hex digits, or the hash of any other text."""
     if _DIGEST.fullmatch(key):
         return bytes.fromhex(key)
     return hashlib.blake2b(os.fsencode(key), digest_size=16).digest()
@@ -47,24 +47,25 @@ def digest(key: str) -> bytes:
 def put(
     key: Key,
     file: Annotated[
-        Path, typer.Argument(help="The file with the block's bytes; - is standard input.")
+        Path, typer.Argument(help="The file with the block's content; - is standard input.")
     ],
     pool: PoolPaths = None,
     host: Host = None,
     namespace: Namespace = "cli",
     force: Annotated[
-        bool, typer.Option("--force", help="Replace the block if the key has other bytes.")
+        bool,
+        typer.Option("--force", help=("Replace the block if the key already has other content.")),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Store a file's bytes as a block. Other bytes under an existing key are refused, unless
-    --force replaces them.
+    """Store a file as a block. If the key already has other content, the command fails, unless
+    --force replaces it.
     """
     with open_pool(pool) as opened:
         room = opened.geometry.stripe_count * STRIPE_SIZE
         data = read_at_most(min(BLOCK_SIZE_MAX, room), file, "a block of this pool")
         if not data:
-            raise CacheError(f"{file} is empty; a block has at least one byte")
+            raise CacheError(f"{file} is empty; give at least one byte")
         with KVCache(opened, namespace=namespace, host=host) as cache:
             state = _put(cache, key, data, force=force)
     if json:
@@ -75,7 +76,8 @@ def put(
 
 def _put(cache: KVCache, key: str, data: bytes, *, force: bool) -> str:
     """Store a block, and return the outcome as text. Raises CacheError if the key has other
-    bytes."""
+    content.
+    """
     state = _put_new(cache, key, data)
     if state != "present":
         return state
@@ -83,11 +85,11 @@ def _put(cache: KVCache, key: str, data: bytes, *, force: bool) -> str:
     if there == data:
         return state
     if not force:
-        what = "is gone again" if there is None else f"has other bytes ({len(there)} of them)"
-        raise CacheError(f"'{key}' {what}; nothing was stored; --force replaces what is there")
+        what = "is gone again" if there is None else f"has other content ({len(there)} bytes)"
+        raise CacheError(f"'{key}' {what}; nothing was stored; use --force to replace it")
     cache.remove([digest(key)])
     if (state := _put_new(cache, key, data)) == "present":
-        raise CacheError(f"another client has stored '{key}' meanwhile; try again")
+        raise CacheError(f"another client has stored '{key}' at the same time; try again")
     return "replaced" if state == "stored" else state
 
 
@@ -98,7 +100,7 @@ def _put_new(cache: KVCache, key: str, data: bytes) -> str:
 
 
 def _fetch(cache: KVCache, key: str) -> bytes | None:
-    """Return a block's bytes, or None if neither the pool nor a tier below it has it."""
+    """Return a block's content, or None if neither the pool nor a lower tier has it."""
     meta, keys = MetaClient(cache.client), cache.keys([digest(key)])
     found = meta.lookup(keys).hits
     if not found and cache.onboard([digest(key)]):
@@ -111,7 +113,7 @@ def _fetch(cache: KVCache, key: str) -> bytes | None:
 def get(
     key: Key,
     file: Annotated[
-        Path, typer.Argument(help="The file to write the block's bytes to; - is standard output.")
+        Path, typer.Argument(help="The file to write the block's content to; - is standard output.")
     ] = Path("-"),
     pool: PoolPaths = None,
     host: Host = None,
@@ -122,11 +124,13 @@ def get(
     if file != Path("-"):
         check_output(file)
     elif json:
-        raise typer.BadParameter("--json needs a FILE for the block's bytes")
+        raise typer.BadParameter("--json needs a FILE for the block's content")
     with open_pool(pool) as opened, KVCache(opened, namespace=namespace, host=host) as cache:
         data = _fetch(cache, key)
     if data is None:
-        raise CacheError(f"no block '{key}' in namespace '{namespace}'; see 'beluga explain'")
+        raise CacheError(
+            f"there is no block '{key}' in the namespace '{namespace}'; see 'beluga explain'"
+        )
     if file == Path("-"):
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()

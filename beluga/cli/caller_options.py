@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The options for the callers that the gateway accepts."""
+"""The options that decide which callers the gateway accepts."""
 
 from __future__ import annotations
 
@@ -17,24 +17,29 @@ AllowHost = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME",
-        help="A further name of this router in requests' Host headers; * for all. Repeat the "
-        "option for each name.",
+        help=(
+            "An additional name of this router in requests' Host headers; * accepts all. Repeat "
+            "the option for each name."
+        ),
     ),
 ]
 AllowOrigin = Annotated[
     list[str] | None,
     typer.Option(
         metavar="ORIGIN",
-        help="A site whose pages may send forms without a key, such as https://chat.example.",
+        help="A site whose pages may send forms without an API key, such as https://chat.example.",
     ),
 ]
 AdminToken = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="A file with the token that operators show.")
+    Path | None,
+    typer.Option(
+        metavar="FILE", help=("A file with the token required on the operators' address.")
+    ),
 ]
 Tls = Annotated[
     str,
     typer.Option(
-        metavar="CERTIFICATE,KEY", help="Speak TLS on both addresses, with these PEM files."
+        metavar="CERTIFICATE,KEY", help="Use TLS on both addresses, with these PEM files."
     ),
 ]
 
@@ -49,7 +54,7 @@ class CallerOptions(NamedTuple):
 
 
 def with_callers(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options above to a command, which gets them as ``callers``."""
+    """Add these options to a command, which receives them as ``callers``."""
     hints = typing.get_type_hints(command, include_extras=True)
     added = typing.get_type_hints(CallerOptions, include_extras=True)
     parameters = [
@@ -74,7 +79,7 @@ def with_callers(command: Callable[..., None]) -> Callable[..., None]:
         named = {name: given.pop(name) for name in added if name in given}
         command(*arguments, callers=CallerOptions(**named), **given)
 
-    # Readers of the signature must use this function's own.
+    # inspect.signature() would follow __wrapped__ to the original parameters.
     del run.__wrapped__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The options for a policy's estimates of times, shared by ``beluga simulate`` and ``beluga
-gateway``. With the same values both choose the same workers.
+"""The options for a policy's time estimates, shared by ``beluga simulate`` and ``beluga gateway``.
+With the same values both choose the same workers.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ Costs = Annotated[
         "--costs",
         metavar="MODEL",
         autocompletion=among(*costs.MODELS),
-        help="The model and its GPU, by which min-ttft and least-cost estimate times, and how long "
-        "a prompt waits for a prefill worker (--model of `beluga simulate`): "
-        f"{', '.join(costs.MODELS)}.",
+        help=(
+            "The model and its GPU for the time estimates of min-ttft and least-cost, and for how "
+            "long a prompt waits for a prefill worker (--model of `beluga simulate`): "
+            f"{', '.join(costs.MODELS)}."
+        ),
     ),
 ]
 Bandwidth = Annotated[
     float | None,
     typer.Option(
         metavar="GB/s",
-        help="The bandwidth from the pool to one worker; --gpu-path gives the default.",
+        help="The bandwidth from the pool to one worker. Default: that of --gpu-path.",
     ),
 ]
 LocalBandwidth = Annotated[
@@ -59,9 +61,7 @@ GPU_PATH = "root-complex"
 
 
 def with_estimator(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with these options, and with ``--costs``, in place of its parameter
-    ``estimator``.
-    """
+    """Replace a command's parameter ``estimator`` by these options and ``--costs``."""
     hints = typing.get_type_hints(command, include_extras=True)
     own = [
         parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
@@ -74,7 +74,7 @@ def with_estimator(command: Callable[..., None]) -> Callable[..., None]:
         chosen = [given.pop(one.name, one.default) for one in _ADDED]
         command(*arguments, estimator=_estimator(*chosen), **given)
 
-    # Readers of the signature must use this function's own.
+    # inspect.signature() would follow __wrapped__ to the original parameters.
     del run.__wrapped__
     run.__signature__ = inspect.Signature([*own, *_ADDED])  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in (*own, *_ADDED)}
@@ -102,7 +102,7 @@ def _estimator(
     known = costs.model_costs(model)
     if gpu_path not in costs.GPU_PATHS:
         raise typer.BadParameter(
-            f"--gpu-path is one of {', '.join(costs.GPU_PATHS)}, not '{gpu_path}'"
+            f"--gpu-path is '{gpu_path}'; give one of {', '.join(costs.GPU_PATHS)}"
         )
     path_speed = costs.GPU_PATHS[gpu_path] if bandwidth is None else bandwidth * 1e9
     try:
@@ -112,6 +112,6 @@ def _estimator(
             host_bytes_per_s=local_bandwidth * 1e9,
             step_tokens=step_tokens,
         )
-    except RouterError as error:  # its text has the value; this adds the option
+    except RouterError as error:  # its text has the value; add the option
         name, _, what = str(error).partition(" ")
         raise typer.BadParameter(f"--{name.replace('_', '-')} {what}") from None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The command ``beluga dashboard``: the page of a pool's server."""
+"""The command ``beluga dashboard``: the web page of a pool's server."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from beluga.errors import BelugaError
 Open = Annotated[bool, typer.Option("--open", help="Open the page in this user's browser.")]
 Port = Annotated[
     int,
-    typer.Option(min=0, max=65535, help="The port of this command's own page; 0 takes a free one."),
+    typer.Option(min=0, max=65535, help="The port of this command's own page; 0 for a free one."),
 ]
 
 
 def dashboard(
     pool: PoolPaths = None, open_page: Open = False, port: Port = 0, json: Json = False
 ) -> None:
-    """Say where the page is that shows what the pool's server does.
+    """Print the URL of the page that shows what the pool's server does.
 
     A server that was started with --admin has the page. Otherwise this command serves it on
-    127.0.0.1 until Ctrl-C, also while nobody serves the pool.
+    127.0.0.1 until Ctrl-C, even while the pool has no server.
     """
     directory = runtime_dir_of(pool)
     url = _servers_url(directory)
@@ -56,7 +56,7 @@ def dashboard(
 
 
 def _servers_url(directory: Path) -> str:
-    """Return the URL of the server's own page; "" if it has none, or no server is running."""
+    """Return the URL of the server's own page, or "" if it has none or no server is running."""
     try:
         return str(ask_json(directory, "/endpoint", dict)["url"])
     except BelugaError:
@@ -69,4 +69,4 @@ def _tell(url: str, open_page: bool, json: bool) -> None:
     else:
         typer.echo(url)
     if open_page and not webbrowser.open(url):
-        say("no browser could be started; open the page by hand")
+        say("no browser could be started; open the page yourself")

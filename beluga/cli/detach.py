@@ -2,10 +2,10 @@
 # Copyright The Beluga Authors
 """A server in the background: ``beluga serve --detach`` starts it, ``beluga stop`` stops it.
 
-A child runs the same command without ``--detach`` in its own session. It reports that it is ready
-like services of systemd (:mod:`beluga.cli.notify`). Its messages go to ``serve.log`` in the pool's
-runtime directory, its pid to ``serve.pid``, which it holds locked: only the process with the lock
-is the server, even if a pid was reused. A standby on the same host has ``standby.log`` and
+A child process runs the same command without ``--detach`` in its own session. It reports that it is
+ready, like a systemd service (:mod:`beluga.cli.notify`). It logs to ``serve.log`` in the pool's
+runtime directory, and writes its pid to ``serve.pid``, which it keeps locked: only the process with
+the lock is the server, even if a pid was reused. A standby on the same host has ``standby.log`` and
 ``standby.pid``; the names do not change when it takes over.
 """
 
@@ -34,14 +34,14 @@ from beluga.cli.output import print_json, say
 from beluga.errors import BelugaError, NoServerError, RpcError, ServerAliveError
 from beluga.rpc import read_trace
 
-_NAMES = ("serve", "standby")  # of the files of a process in the background
+_NAMES = ("serve", "standby")  # file names of a background process
 _LOOK_S = 0.2
 _STOP_S = 60.0
 
 
 def detached(paths: list[str] | None, json: bool, *, stands_by: bool) -> None:
-    """Run this command in the background without ``--detach``. Returns when it serves or stands by.
-    Raises RpcError with its last message if it ends before.
+    """Run this command in the background without ``--detach``. Returns once it serves or stands by.
+    If it ends earlier, raises RpcError with its last message.
     """
     with open_pool(paths) as pool:
         directory = pool.runtime_dir
@@ -53,7 +53,7 @@ def detached(paths: list[str] | None, json: bool, *, stands_by: bool) -> None:
         begin = said.tell()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready, _open(lock) as held:
             _take(held, stands_by=stands_by)
-            held.truncate(0)  # the pid of a killed process, which may have been reused
+            held.truncate(0)  # may have the pid of a killed process, which may be reused
             ready.bind(address)
             ready.settimeout(_LOOK_S)
             child = subprocess.Popen(
@@ -75,9 +75,9 @@ def detached(paths: list[str] | None, json: bool, *, stands_by: bool) -> None:
 
 
 def _open(path: Path) -> IO[bytes]:
-    """Open a file of the runtime directory to append to it. If the directory is for a group, the
-    file is group-writable, regardless of the umask. Another user's private file is replaced, unless
-    a server holds it locked.
+    """Open a file of the runtime directory for appending. If the directory belongs to a group, the
+    file is group-writable regardless of the umask. Another user's private file is replaced, unless
+    a server keeps it locked.
     """
     shared = path.parent.stat().st_mode & stat.S_IWGRP
     try:
@@ -93,24 +93,24 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _free(directory: Path) -> str:
-    """Return the first name without a lock holder, or else the last name."""
+    """Return the first unlocked name, or the last one."""
     free = (name for name in _NAMES if not _is_held(directory / f"{name}.pid"))
     return next(free, _NAMES[-1])
 
 
 def _take(lock: IO[bytes], *, stands_by: bool) -> None:
-    """Lock the file, for this process and for the child that gets its descriptor."""
+    """Lock the file, for this process and for the child that inherits its descriptor."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         if stands_by:
             raise ServerAliveError(
-                "a server and a standby of this pool run in the background of this host already; "
+                "this host already runs a server and a standby of this pool in the background; "
                 "stop both with 'beluga stop'"
             ) from None
         raise ServerAliveError(
-            "a server of this pool runs in the background of this host already; stop it with "
-            "'beluga stop', or add a standby with --standby"
+            "this host already runs a server of this pool in the background; stop it with 'beluga "
+            "stop', or add a standby with --standby"
         ) from None
 
 
@@ -133,7 +133,7 @@ def _wait(child: subprocess.Popen[bytes], ready: socket.socket, log: Path, begin
 
 
 def stop(pool: PoolPaths = None, json: Json = False) -> None:
-    """Stop what `beluga serve --detach` started on this host, a standby first."""
+    """Stop the processes that `beluga serve --detach` started on this host, standbys first."""
     directory = runtime_dir_of(pool)
     serving = _serving(directory)
     found = [(lock, pid) for lock in _locks(directory) if (pid := _holder(lock)) is not None]
@@ -141,7 +141,8 @@ def stop(pool: PoolPaths = None, json: Json = False) -> None:
         raise NoServerError(
             "no server was started here with 'beluga serve --detach'; " + _how_to_stop(directory)
         )
-    found.sort(key=lambda one: one[1] == serving)  # the server is last, so no standby takes over
+    # The server comes last, so that no standby takes over
+    found.sort(key=lambda one: one[1] == serving)
     for lock, pid in found:
         _stop_one(lock, pid)
         if not json:
@@ -152,12 +153,12 @@ def stop(pool: PoolPaths = None, json: Json = False) -> None:
 
 
 def _locks(directory: Path) -> list[Path]:
-    """Return the locks, a standby's first."""
+    """Return the lock files, the standby's first."""
     return [directory / f"{name}.pid" for name in reversed(_NAMES)]
 
 
 def _serving(directory: Path) -> int | None:
-    """Return the active server's process, from its trace."""
+    """Return the pid of the active server, from its trace."""
     try:
         return read_trace(directory).pid
     except (BelugaError, OSError):
@@ -165,7 +166,7 @@ def _serving(directory: Path) -> int | None:
 
 
 def _stop_one(lock: Path, pid: int) -> None:
-    with suppress(ProcessLookupError):  # it has just ended
+    with suppress(ProcessLookupError):  # the process has just ended
         _end(lock, pid)
     until = time.monotonic() + _STOP_S
     while _holder(lock) == pid:
@@ -175,23 +176,28 @@ def _stop_one(lock: Path, pid: int) -> None:
 
 
 def _how_to_stop(directory: Path) -> str:
-    """Return how to stop a server that was not started with ``--detach``. Its trace has its pid,
+    """Return how to stop a server that was not started with ``--detach``: its trace has its pid,
     and the process's cgroup has its systemd unit.
     """
     try:
         trace = read_trace(directory)
         if not trace.alive:
-            return "stop another where it runs"
+            return "stop another one where it runs"
         groups = Path(f"/proc/{trace.pid}/cgroup").read_text()
     except (BelugaError, OSError):
-        return "stop another where it runs"
+        return "stop another one where it runs"
     if unit := re.search(r"/([\w@.-]+\.service)$", groups, re.MULTILINE):
-        return f"systemd runs it: systemctl stop {unit[1]}, and its standby, which would follow"
-    return f"process {trace.pid} serves: kill {trace.pid}, and its standby, which would follow"
+        return (
+            f"systemd runs it: systemctl stop {unit[1]}, and stop its standby, which would take "
+            "over"
+        )
+    return (
+        f"process {trace.pid} serves: kill {trace.pid}, and stop its standby, which would take over"
+    )
 
 
 def _end(lock: Path, pid: int) -> None:
-    """Terminate the process that holds the lock. A stopped process is continued first."""
+    """Terminate the process that holds the lock. Resumes it first if it is suspended."""
     try:
         watched = os.pidfd_open(pid)
     except (AttributeError, OSError) as error:
@@ -212,7 +218,7 @@ def _end(lock: Path, pid: int) -> None:
 
 
 def _end_by_number(lock: Path, pid: int) -> None:
-    """Terminate the process on a kernel before 5.3, or where a sandbox denies pidfds.
+    """Terminate the process without a pidfd, on a kernel before 5.3 or in a sandbox without them.
 
     The pid is checked right before each signal: while the lock is held, it is the server's.
     """
@@ -223,12 +229,12 @@ def _end_by_number(lock: Path, pid: int) -> None:
             except PermissionError:
                 owner = Path(f"/proc/{pid}").stat().st_uid
                 raise RpcError(
-                    f"process {pid} is user {owner}'s; stop it as that user or as root"
+                    f"process {pid} belongs to user {owner}; stop it as that user or as root"
                 ) from None
 
 
 def _is_held(lock: Path) -> bool:
-    """Return whether a process holds the lock, even if it has not written its pid yet."""
+    """Return whether a process holds the lock, even before it has written its pid."""
     try:
         with lock.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -240,7 +246,7 @@ def _is_held(lock: Path) -> bool:
 
 
 def _holder(lock: Path) -> int | None:
-    """Return the pid that the lock's holder wrote; None if the lock is free."""
+    """Return the pid of the lock's holder, or None if the lock is free."""
     try:
         with lock.open("rb") as file:
             try:

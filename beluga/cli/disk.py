@@ -15,15 +15,15 @@ from beluga.tiers import adopt_disk
 
 Disk = Annotated[
     list[Path],
-    typer.Argument(metavar="PATH...", help="The disks, as a server's --disk names them."),
+    typer.Argument(metavar="PATH...", help="The disks, as in --disk of a server."),
 ]
 
 
 def adopt(path: Disk, json: Json = False) -> None:
-    """Give disks with blocks of another server to the next server that opens them.
+    """Release disks with blocks of another server to the next server that opens them.
 
-    A new pool in the place of a former one needs no such command. Do it for a disk whose server
-    will not come back. Its blocks stay.
+    Use this for a disk whose server will not return. Its blocks stay. A new pool at the location of
+    an earlier one needs no such command.
     """
     for each in path:
         before = adopt_disk(each)
@@ -31,4 +31,4 @@ def adopt(path: Disk, json: Json = False) -> None:
             print_json({"disk": str(each), "server": before.name, "pool": before.pool})
         else:
             whose = plain(before.name or before.pool) or "nobody"
-            say(f"{each} was of {whose}; the next server that opens it has it")
+            say(f"{each} belonged to {whose}; the next server that opens it takes it over")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The command ``beluga doctor``: is this machine fit, and what mends what is not?"""
+"""The command ``beluga doctor``: checks this machine and shows how to fix problems."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from beluga.doctor import Finding, Machine, PoolLook, diagnose
 
 
 def doctor(pool: PoolPaths = None, host: Host = None, json: Json = False) -> None:
-    """Check whether this machine is fit: one line for each finding, with what mends it.
+    """Check this machine: one line for each finding, with a fix.
 
-    Looks at the CPU, memory, limits, devices, packages and leftovers of this machine, and at the
-    pool that is named or mounted, if there is one. Nothing is changed; a server is asked as by
-    ping. The exit status is 1 if there is an error, and 0 if there are at most warnings. What
-    cannot be told is a warning.
+    Checks the CPU, memory, limits, devices, packages and leftovers of this machine, and the pool
+    that is named or mounted, if there is one. It changes nothing, and pings the server. The exit
+    status is 1 if there is an error, and 0 if there are at most warnings. A check that is not
+    possible is a warning.
     """
     findings = diagnose(Machine(pool=PoolLook.named(pool, host)))
     if json:

@@ -47,8 +47,10 @@ Events = Annotated[
     typer.Option(
         "--kv-events",
         metavar="URL=ENDPOINT[,REPLAY]",
-        help="The endpoint on which an engine announces its blocks. Repeat the option for each "
-        "data-parallel rank of the engine.",
+        help=(
+            "The endpoint where an engine publishes its KV events. Repeat the option for each "
+            "data-parallel rank of the engine."
+        ),
     ),
 ]
 
@@ -58,7 +60,7 @@ PoolEvents = Annotated[
     typer.Option(
         "--pool-events",
         metavar="ENDPOINT,REPLAY",
-        help="The endpoints on which `beluga serve` announces what the pool has.",
+        help="The endpoints where `beluga serve` publishes the pool's events.",
     ),
 ]
 
@@ -67,7 +69,7 @@ Queues = Annotated[
     typer.Option(
         "--prefill-queue",
         metavar="MODEL=QUEUE",
-        help="The queue in which a model's prompts wait for `beluga prefill-worker`.",
+        help="The queue of a model's prompts for `beluga prefill-worker`.",
     ),
 ]
 
@@ -82,26 +84,27 @@ Thresholds = Annotated[
     typer.Option(
         "--prefill-threshold",
         metavar="NAME=NUMBER",
-        help="A threshold of the rule, such as effective_max=4096. Repeat the option for each.",
+        help="A threshold of the rule, such as effective_max=4096. Repeat the option for others.",
     ),
 ]
 Admin = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="The address for operators; empty for none.")
+    str, typer.Option(metavar="HOST:PORT", help="The operators' address; empty for none.")
 ]
 WorkersFile = Annotated[
-    Path | None, typer.Option(help="A file with one worker per line. The router watches it.")
+    Path | None,
+    typer.Option(help=("A file with one worker per line. The router reloads it after a change.")),
 ]
 TokenizerPath = Annotated[
-    Path | None, typer.Option(help="The engines' tokenizer.json, or the directory of their model.")
+    Path | None, typer.Option(help="The engines' tokenizer.json, or the folder of their model.")
 ]
 ChatTemplate = Annotated[
-    Path | None, typer.Option(help="The engines' chat template, if it is not the tokenizer's own.")
+    Path | None, typer.Option(help="The engines' chat template, if it is not the tokenizer's.")
 ]
 TrustTemplates = Annotated[
     bool,
     typer.Option(
         "--trust-request-chat-template",
-        help="Apply the chat templates of requests, as engines do that have this option.",
+        help="Apply chat templates in requests, for engines that have this option.",
     ),
 ]
 PolicyName = Annotated[
@@ -111,16 +114,16 @@ PolicyName = Annotated[
         help=f"The policy: {', '.join(POLICIES)}; default is {DEFAULT_POLICY}.",
     ),
 ]
-ListenHost = Annotated[str, typer.Option(help="The address for clients.")]
+ListenHost = Annotated[str, typer.Option(help="The clients' address.")]
 ListenPort = Annotated[
-    int, typer.Option(min=0, max=65535, help="The port for clients; 0 for any free port.")
+    int, typer.Option(min=0, max=65535, help="The clients' port; 0 for a free one.")
 ]
 BlockSize = Annotated[
     int,
     typer.Option(
         min=0,
         max=BlockHasher.BLOCK_SIZE_MOST,
-        help="How many tokens a block of the engines has; 0: the engines tell.",
+        help="The tokens per block of the engines. 0: the engines report it.",
     ),
 ]
 IndexRanks = Annotated[
@@ -128,8 +131,10 @@ IndexRanks = Annotated[
     typer.Option(
         min=1,
         max=Indexer.WORKERS_MOST,
-        help="For how many workers the index of caches has room, with every data-parallel rank "
-        "counted. More need more memory for each block.",
+        help=(
+            "The number of workers that the index of caches has room for, counting every "
+            "data-parallel rank. More ranks take more memory per block."
+        ),
     ),
 ]
 QueueOrder = Annotated[
@@ -141,52 +146,50 @@ QueueOrder = Annotated[
 QueueThreshold = Annotated[
     float,
     typer.Option(
-        min=0, help="Requests wait when workers have so many batches of prefill; 0 for never."
+        min=0, help="Requests wait while workers have this many batches of prefill; 0: never."
     ),
 ]
-QueueWait = Annotated[float, typer.Option(min=0, help="How many seconds a request may wait.")]
+QueueWait = Annotated[float, typer.Option(min=0, help="The longest wait of a request, in seconds.")]
 MaxInflight = Annotated[
-    int, typer.Option(min=0, help="How many requests a worker may have; 0 for no limit.")
+    int, typer.Option(min=0, help="The largest number of requests per worker; 0 for no limit.")
 ]
-Retries = Annotated[int, typer.Option(min=0, help="How many other workers to try.")]
+Retries = Annotated[int, typer.Option(min=0, help="How many other workers to try after a failure.")]
 Stall = Annotated[
     float,
-    typer.Option(min=0.1, help="After how many seconds of silence an engine has stalled."),
+    typer.Option(min=0.1, help="Seconds of silence after which an engine counts as stalled."),
 ]
 HealthInterval = Annotated[float, typer.Option(min=0.05, help="Seconds between health checks.")]
 Drain = Annotated[
-    float, typer.Option(min=0, help="How many seconds requests under way have after SIGTERM.")
+    float, typer.Option(min=0, help="Seconds that running requests have after SIGTERM.")
 ]
-MaxBody = Annotated[
-    int, typer.Option(min=1, help="The greatest size of a request's body in bytes.")
-]
+MaxBody = Annotated[int, typer.Option(min=1, help="The largest body of a request, in bytes.")]
 BodyWait = Annotated[
     float,
-    typer.Option(min=0.1, max=3600, help="How many seconds a client has to send a request's body."),
+    typer.Option(min=0.1, max=3600, help="Seconds that a client has to send a request's body."),
 ]
 MaxBodies = Annotated[
     int,
     typer.Option(
         parser=size,
         metavar="SIZE",
-        help="The memory for the bodies of all requests that no engine has begun to answer.",
+        help="Memory for the bodies of all requests without a response so far.",
     ),
 ]
 Seed = Annotated[int, typer.Option(help="The seed of the policy's random choices.")]
 PrefillWait = Annotated[
     float,
-    typer.Option(min=0, help="How many seconds a request waits for a prefill that was taken."),
+    typer.Option(min=0, help="Seconds that a request waits for a claimed prefill."),
 ]
 Advise = Annotated[
     float,
-    typer.Option(min=0, help="Seconds between advice on the number of engines; 0 for none."),
+    typer.Option(min=0, help="Seconds between advice on the number of engines; 0: no advice."),
 ]
 TtftGoal = Annotated[
     float | None,
-    typer.Option(min=0, help="The goal of the advice: seconds to the first token."),
+    typer.Option(min=0, help="The objective of the advice: seconds to the first token."),
 ]
 TokenGoal = Annotated[
-    float | None, typer.Option(min=0, help="The goal of the advice: seconds between tokens.")
+    float | None, typer.Option(min=0, help="The objective of the advice: seconds between tokens.")
 ]
 
 
@@ -307,7 +310,7 @@ def _limits(
 
 
 def _begin(log_level: str | None, log_format: str | None, *, events: bool) -> Any:
-    """Fail if a package is missing, and start the log. Returns beluga.gateway."""
+    """Fail if a package is missing, and start the log. Returns the module beluga.gateway."""
     need("router", "aiohttp", "prometheus_client", *(["zmq"] if events else []))
     logs.begin(log_level, log_format)
     from beluga import gateway as service

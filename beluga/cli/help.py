@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The help of commands, in the width of the terminal (or of COLUMNS).
+"""The help of commands, as wide as the terminal (or COLUMNS).
 
-Names of options and their values are never truncated: a text that does not fit beside its name is
-below it, and a word that is longer than a line is folded.
+Names of options and their values are never truncated: a text that does not fit next to its name
+starts below it, and a word that is longer than a line is broken.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 _WIDTH_MIN = 20
 _WIDTH_MAX = 120  # longer lines are hard to read
-_NARROW = 60  # names take up to a third of a line, or a quarter of a narrow one
+_NARROW = 60  # names take at most a third of a line, or a quarter of a narrow one
 _INDENT = 2
 
 
@@ -26,8 +26,8 @@ def width() -> int:
 
 
 def fill(text: str, room: int, *, indent: int = 0) -> list[str]:
-    """Return text in lines of at most ``room`` columns. Words are broken only if they are longer
-    than a line, and never at hyphens.
+    """Wrap text to at most ``room`` columns. Words are broken only if they are longer than a line,
+    and never at hyphens.
     """
     space = " " * indent
     return textwrap.wrap(
@@ -40,7 +40,7 @@ def fill(text: str, room: int, *, indent: int = 0) -> list[str]:
 
 
 def help_of(command: Any, ctx: Any) -> str:
-    """Return the help of a command or of a group: usage, text, arguments, options, columns."""
+    """Return the help of a command or group: usage, text, arguments, options, columns."""
     room = min(width(), _WIDTH_MAX)
     parts = [fill(" ".join(command.get_usage(ctx).split()), room)]
     parts += _paragraphs(command.help or "", room)
@@ -57,7 +57,7 @@ def _paragraphs(text: str, room: int) -> Iterator[list[str]]:
 
 
 def _epilog(text: str, room: int) -> Iterator[list[str]]:
-    """Yield the end of the help: a title, and lines of a name and its meaning."""
+    """Yield the end of the help: a title, and lines with a name and its meaning."""
     if text:
         title, *lines = text.splitlines()
         pairs = (line.partition(": ") for line in lines)
@@ -76,12 +76,12 @@ def _sections(command: Any, ctx: Any) -> Iterator[tuple[str, list[tuple[str, str
 
 
 def _first(text: str | None) -> str:
-    """Return the first paragraph of a help in one line."""
+    """Return the first paragraph of a help text in one line."""
     return " ".join(inspect.cleandoc(text or "").partition("\n\n")[0].split())
 
 
 def _listed(rows: Sequence[tuple[str, str]], room: int) -> Iterator[str]:
-    """Yield lines with names at the left, and each text beside its name or below it."""
+    """Yield lines with names on the left, and each text next to its name or below it."""
     most = room // (4 if room < _NARROW else 3)
     beside = [len(name) for name, _ in rows if _INDENT + len(name) <= most]
     column = 2 * _INDENT + max(beside, default=2)

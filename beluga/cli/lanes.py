@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The commands ``cxl-rpc serve``, ``call`` and ``list``: handlers without the block index, and
-calls of handlers of any server.
+"""The commands ``cxl-rpc serve``, ``call`` and ``list``: a server of handlers without the block
+index, and calls of any server's handlers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from beluga.cli.options import (
 from beluga.cli.output import plain, print_json, print_row
 from beluga.rpc import METHOD_USER, Client, HandlerInfo, Server, load_handlers
 
-_INPUT_MAX = 64 << 20  # bytes of standard input as an argument
+_INPUT_MAX = 64 << 20  # bytes of an argument from standard input
 
 
 def serve_lanes(
@@ -38,8 +38,10 @@ def serve_lanes(
         str,
         typer.Argument(
             metavar="[MODULE:NAME]",
-            help="The functions to call for clients: a beluga.Handlers of a module that Python "
-            "finds, or of MODULE.py in the current folder.",
+            help=(
+                "The functions to call for clients: a beluga.Handlers of an installed module, or "
+                "of MODULE.py in the current folder."
+            ),
         ),
     ] = "",
     pool: PoolPaths = None,
@@ -50,7 +52,7 @@ def serve_lanes(
     log_format: LogFormat = None,
     json: JsonLines = False,
 ) -> None:
-    """Serve handlers over the pool, without the block index. Method 64 returns its request.
+    """Serve handlers over the pool, without the block index. Method 64 echoes its request.
 
     `beluga serve --handlers` serves handlers and the block index. See docs/use/rpc.md.
     """
@@ -72,8 +74,10 @@ def call(
         list[str] | None,
         typer.Argument(
             metavar="[ARGUMENT]...",
-            help="The arguments: text and bytes as they are, other types in JSON; - is standard "
-            "input. A method takes one, the request.",
+            help=(
+                "The arguments: text and bytes as they are, other types as JSON; - is standard "
+                "input. A method takes one, the request."
+            ),
         ),
     ] = None,
     pool: PoolPaths = None,
@@ -86,7 +90,7 @@ def call(
     with open_pool(pool) as opened:
         if handler.isdecimal():
             if len(given) > 1:
-                raise typer.BadParameter("a method takes one argument, the request")
+                raise typer.BadParameter("a method takes one argument, the request; give just that")
             data = _bytes(given[0] if given else "", opened.geometry.bulk_size)
             with Client(opened, host=host, timeout_s=timeout) as client:
                 reply = client.call(int(handler), data)
@@ -104,7 +108,7 @@ def call(
 def list_handlers(
     pool: PoolPaths = None, host: Host = None, timeout: Timeout = 5.0, json: Json = False
 ) -> None:
-    """List the handlers of the server: their parameters, results and what they do."""
+    """List the handlers of the server with their parameters and results."""
     with open_pool(pool) as opened, Client(opened, host=host, timeout_s=timeout) as client:
         found = client.handlers()
     if json:
@@ -115,8 +119,9 @@ def list_handlers(
 
 
 def _kinds(handler: str, found: list[HandlerInfo]) -> list[str]:
-    """Return the types of a handler's parameters; none if it is unknown, since the server rejects
-    it."""
+    """Return the types of a handler's parameters; none if it is unknown, because the server then
+    reports the error.
+    """
     return next((list(one.parameters.values()) for one in found if one.name == handler), [])
 
 
@@ -136,7 +141,7 @@ def _value(text: str, kind: str) -> object:
     try:
         return json_library.loads(text)
     except (ValueError, RecursionError):
-        raise typer.BadParameter(f"'{text:.40}' is no {kind} in JSON") from None
+        raise typer.BadParameter(f"'{text:.40}' is not a valid {kind} in JSON") from None
 
 
 def _print(named: dict[str, object], what: str, value: object, json: bool) -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Groups of commands that import a command's module only when it runs or shows its help.
+"""Command groups that import a command's module only when it runs or shows its help.
 
-A group has the place of each command, as ``"block:put"`` for the function ``put`` of
-``beluga/cli/block.py``, or a table of places for a group inside it. The help of a group shows the
-docstrings of its commands, which are read from the sources without running them.
+A group maps each command to its location, such as ``"block:put"`` for the function ``put`` of
+``beluga/cli/block.py``, or to a table of locations for a subgroup. The help of a group shows the
+docstrings of its commands, which are read from the sources without importing them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PACKAGE = "beluga.cli"
 
 
 class Inner:
-    """A group inside a group: its help, and the places of its commands."""
+    """A subgroup: its help, and the locations of its commands."""
 
     def __init__(self, text: str, places: Mapping[str, str]) -> None:
         self.text, self.places = text, places
@@ -41,7 +41,7 @@ Places = Mapping[str, "str | Inner"]
 
 
 def program(text: str, places: Places) -> typer.Typer:
-    """Return a program with this help that has these commands."""
+    """Create a program with this help and these commands."""
 
     class Root(LazyGroup):
         def __init__(self, **settings: Any) -> None:
@@ -57,8 +57,8 @@ def program(text: str, places: Places) -> typer.Typer:
 
 
 def leaves(group: Any) -> Iterator[tuple[str, ...]]:
-    """Yield the words of each command of a group, as ``("pool", "create")``. Nothing is
-    imported.
+    """Yield the words of each command of a group, such as ``("pool", "create")``, without importing
+    it.
     """
     for name, place in group.commands.places.items():
         if isinstance(place, str):
@@ -68,14 +68,14 @@ def leaves(group: Any) -> Iterator[tuple[str, ...]]:
 
 
 def command_at(group: Any, words: tuple[str, ...]) -> Any:
-    """Return a command, whose module is imported now."""
+    """Import and return a command."""
     for word in words:
         group = group.commands[word]
     return group
 
 
 class LazyGroup(TyperGroup):
-    """A group whose ``commands`` are made on access."""
+    """A group whose ``commands`` are created on access."""
 
     def __init__(self, *, places: Places, **settings: Any) -> None:
         super().__init__(**settings)
@@ -86,11 +86,11 @@ class LazyGroup(TyperGroup):
         return list(self.commands)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Show the help without an import of the commands."""
+        """Show the help without importing the commands."""
         typer.echo(help_of(self.described(), ctx), nl=False)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """Return the completions of a word, without an import of the commands."""
+        """Return the completions of a word without importing the commands."""
         ctx.command = self.described()
         try:
             return TyperGroup.shell_complete(ctx.command, ctx, incomplete)
@@ -98,7 +98,7 @@ class LazyGroup(TyperGroup):
             ctx.command = self
 
     def described(self) -> LazyGroup:
-        """Return this group with commands that have only a name and a help."""
+        """Return a copy of this group whose commands have only a name and a help text."""
         other = copy.copy(self)
         other.commands = {
             name: TyperCommand(name, help=_help_of(place))
@@ -108,7 +108,7 @@ class LazyGroup(TyperGroup):
 
 
 class _Commands(Mapping[str, Any]):
-    """The commands of a group by name. A command is made when it is looked up."""
+    """The commands of a group by name. A command is imported when it is looked up."""
 
     def __init__(self, places: Places) -> None:
         self.places = places
@@ -140,10 +140,10 @@ def _make(name: str, place: str | Inner) -> Any:
 
 
 class _Told(TyperCommand):
-    """A command whose errors report options that are set in ``beluga.toml``."""
+    """A command whose errors show which options come from ``beluga.toml``."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        # typer ignores the formatter if a command without arguments shows its help.
+        # typer ignores the formatter when a command without arguments shows its help.
         typer.echo(help_of(self, ctx), nl=False)
 
     def invoke(self, ctx: Any) -> Any:
@@ -159,13 +159,13 @@ class _Told(TyperCommand):
             raise
 
     def _refuse_endless(self, ctx: Any) -> None:
-        """Reject inf and nan, which pass or fail every range check. No option needs them."""
+        """Reject inf and nan, which pass or fail every range check. No option allows them."""
         for option in self.params:
             value = ctx.params.get(option.name)
             for one in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(one, float) and not math.isfinite(one):
                     raise typer.BadParameter(
-                        f"{max(option.opts, key=len)} is a finite number, not {one}"
+                        f"{max(option.opts, key=len)} is {one}; give a finite number"
                     )
 
     def _set_in_file(self, ctx: Any, text: str) -> str:
@@ -186,7 +186,7 @@ def _help_of(place: str | Inner) -> str:
 
 @cache
 def _docstrings(module: str) -> dict[str, str]:
-    """Return the docstrings of a module's functions, by name, without running the module."""
+    """Return the docstrings of a module's functions, by name, without importing the module."""
     spec: Any = find_spec(f"{_PACKAGE}.{module}")
     tree = ast.parse(spec.loader.get_source(spec.name) or "")
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Legends: the meanings of the columns of a command's tables.
+"""Legends: the meanings of the columns in a command's tables.
 
-A table is printed with the legend of its columns, and :func:`explains` adds that legend to the
+A table is printed with headings from its legend, and :func:`explains` adds the legend to the
 command's help and to its section in ``docs/reference/commands.md``.
 """
 
@@ -19,7 +19,7 @@ class Legend(dict[str, str]):
 
 
 def explains(*legends: Legend) -> Callable[[Function], Function]:
-    """Return a decorator for the command that prints tables with these legends."""
+    """Return a decorator for a command that prints tables with these legends."""
 
     def give(command: Function) -> Function:
         command.__dict__["legends"] = legends

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The log of commands, on stderr: its level, its format (text or JSON lines), its rate limit.
+"""Logging of commands to stderr: level, format (text or JSON lines), rate limit.
 
-A JSON line has ``time``, ``level``, ``logger``, ``message`` and the fields of the event. At most
-BURST messages from one place in the code pass in WINDOW_S seconds; suppressed messages are counted
-and reported with a later message or at the end.
+A JSON line has ``time``, ``level``, ``logger``, ``message`` and the fields of the event. Per
+WINDOW_S seconds, at most BURST messages from one place in the code are written; suppressed messages
+are counted and reported with a later message or at the end.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _chosen = _Chosen()
 
 
 def choose(level: str | None, form: str | None) -> None:
-    """Set level and format of the program. The log starts now if one of them is given."""
+    """Set level and format of the program. If one of them is given, start logging now."""
     end()
     _chosen.level, _chosen.form = level, form
     if level or form:
@@ -49,7 +49,7 @@ def choose(level: str | None, form: str | None) -> None:
 
 
 def begin(level: str | None = None, form: str | None = None, *, default: str = "info") -> None:
-    """Start the log with this level and format, or else those of the program."""
+    """Start logging with this level and format, or else those of the program."""
     end()
     _chosen.form = form or _chosen.form or FORMATS[0]
     handler = _Handler()
@@ -63,7 +63,7 @@ def begin(level: str | None = None, form: str | None = None, *, default: str = "
 
 
 def end() -> None:
-    """Report the suppressed messages, and stop the log."""
+    """Report suppressed messages, and stop logging."""
     if _chosen.handler is not None:
         logging.getLogger().removeHandler(_chosen.handler)
         logging.getLogger().setLevel(_chosen.level_before)
@@ -106,7 +106,7 @@ def _write(line: str) -> None:
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:
-    """Filter out the debug messages of other packages."""
+    """Filter out debug messages of other packages."""
     ours = record.name.partition(".")[0] == "beluga"
     return ours or record.levelno >= logging.INFO
 
@@ -140,16 +140,16 @@ class _Json(logging.Formatter):
 
 @dataclass
 class _Place:
-    """A place in the code that logs, since ``began``."""
+    """A place in the code that logs."""
 
-    record: logging.LogRecord  # the last one
+    record: logging.LogRecord  # the last message
     began: float
     passed: int = 0
     left_out: int = 0
 
 
 class _Handler(logging.Handler):
-    """Writes events to the present stderr, within the rate limit. ``clock`` is for tests."""
+    """Writes events to the current sys.stderr, rate-limited. Tests replace ``clock``."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The commands ``beluga explain``, ``ls`` and ``rm``: the pool's blocks, and why a key is a
-miss."""
+"""The commands ``beluga explain``, ``ls`` and ``rm``: the pool's blocks, and why a key misses."""
 
 from __future__ import annotations
 
@@ -32,22 +31,24 @@ Keys = Annotated[
 ]
 NamespaceName = Annotated[
     str,
-    typer.Option(help="The namespace: its name, or its fingerprint of 16 digits as ls shows it."),
+    typer.Option(help="The namespace: its name, or its fingerprint of 16 digits, as in beluga ls."),
 ]
 _FINGERPRINT = re.compile("[0-9a-f]{16}")
-_NAMED = 5  # keys in an error
-_NAMESPACE = "cli"  # by default
+_NAMED = 5  # keys listed in an error
+_NAMESPACE = "cli"  # the default
 Fields = Annotated[
     list[str] | None,
     typer.Option(
         "--field",
         metavar="NAME=VALUE",
-        help="A field of the namespace, such as dtype=bfloat16, in place of --namespace. Repeat "
-        "the option for each field. Digits are a number.",
+        help=(
+            "A field of the namespace, such as dtype=bfloat16, instead of --namespace. Repeat the "
+            "option for each field. Digits are a number."
+        ),
     ),
 ]
 Salt = Annotated[str, typer.Option(help="The salt of the namespace.")]
-Limit = Annotated[int, typer.Option(min=1, help="How many blocks to show at most.")]
+Limit = Annotated[int, typer.Option(min=1, help="The largest number of blocks to show.")]
 ByNamespace = Annotated[
     bool, typer.Option("--namespaces", help="Show the namespaces of the blocks, with their fields.")
 ]
@@ -62,10 +63,11 @@ def explain_keys(
     salt: Salt = "",
     json: Json = False,
 ) -> None:
-    """Say of each key why it hits or misses. The exit status is 1 if one misses.
+    """Show why each key hits or misses. The exit status is 1 if one misses.
 
-    A key is a hash of its namespace, which has the model, dtype, layout, rank and salt of a block.
-    What was stored under a salt, or by other hosts alone, cannot be found without being told.
+    A key is a hash that includes its namespace: the model, dtype, layout, rank and salt of a block.
+    Blocks stored with a salt need --salt; blocks of namespaces that only other hosts opened cannot
+    be found.
     """
     with open_pool(pool) as opened, Client(opened, host=host) as client:
         asked = _asked(opened, namespace, field, salt)
@@ -83,20 +85,24 @@ def _asked(pool: Pool, name: str, fields: list[str] | None, salt: str) -> Namesp
     """Return the namespace of the options."""
     if fields:
         if name != _NAMESPACE:
-            raise typer.BadParameter(f"--field stands in place of --namespace {name}; give one")
+            raise typer.BadParameter(
+                f"--field and --namespace {name} exclude each other; give one of them"
+            )
         if wrong := [text for text in fields if "=" not in text]:
-            raise typer.BadParameter(f"--field {wrong[0]} is not NAME=VALUE")
+            raise typer.BadParameter(
+                f"--field {wrong[0]} is not NAME=VALUE; give a name and a value"
+            )
         pairs = [text.split("=", 1) for text in fields]
         return Namespace({n: int(v) if v.isdecimal() else v for n, v in pairs}, salt=salt)
     for known in known_namespaces(pool.runtime_dir):
         if f"{known.fingerprint:016x}" == name:
             found = Namespace(known.fields, salt=salt)
             if found.fingerprint != known.fingerprint:
-                raise CacheError(f"namespace {name} has a salt; give it with --salt")
+                raise CacheError(f"the namespace {name} has a salt; give it with --salt")
             return found
     if _FINGERPRINT.fullmatch(name):
         say(
-            f"no namespace that this host has opened has the fingerprint {name}; it is taken as a "
+            f"this host has opened no namespace with the fingerprint {name}, so it is taken as a "
             "name (see 'beluga ls --namespaces')"
         )
     return Namespace({"name": name}, salt=salt)
@@ -105,17 +111,17 @@ def _asked(pool: Pool, name: str, fields: list[str] | None, salt: str) -> Namesp
 _BLOCKS = Legend(
     {
         "key": "the hash of the block's digest and its namespace, in hex",
-        "namespace": "the namespace's name, if that is all it has, or else its fingerprint",
+        "namespace": "the namespace's name if it has no other fields, otherwise its fingerprint",
         "bytes": "the size of the block",
-        "epoch": "the epoch of the server that granted the block's space",
+        "epoch": "the epoch of the server that allocated the block",
     }
 )
 _SPACES = Legend(
     {
         "namespace": "the namespace's fingerprint",
-        "blocks": "how many blocks of it the pool has",
-        "bytes": "how many bytes they have",
-        "fields": "what makes the namespace: a name, or model, dtype, layout and so on",
+        "blocks": "the number of its blocks in the pool",
+        "bytes": "their size in bytes",
+        "fields": "the fields of the namespace: a name, or model, dtype, layout and so on",
     }
 )
 
@@ -128,10 +134,10 @@ def ls(
     limit: Limit = 100,
     json: Json = False,
 ) -> None:
-    """List the pool's blocks, or with --namespaces what they are of.
+    """List the pool's blocks or, with --namespaces, their namespaces.
 
-    The key that is shown is the hash of a block's digest and its namespace: what was given to put
-    cannot be read from it.
+    The key in the list is the hash of a block's digest and its namespace, from which the key given
+    to put cannot be derived.
     """
     with open_pool(pool) as opened, Client(opened, host=host) as client:
         half = client.stat().epoch % 2
@@ -185,7 +191,7 @@ def _committed(pool: Pool, half: int) -> Iterator[NDArray[np.void]]:
 
 
 def _shown(fingerprint: int, known: Mapping[int, KnownNamespace]) -> str:
-    """Show a namespace by its name if it has no other fields, or else by its fingerprint."""
+    """Show a namespace by its name if it has no other fields, otherwise by its fingerprint."""
     one = known.get(fingerprint)
     if one is not None and set(one.fields) == {"name"} and not one.secret:
         return str(one.fields["name"])
@@ -206,9 +212,9 @@ def rm(
     salt: Salt = "",
     json: Json = False,
 ) -> None:
-    """Remove blocks. The exit status is 1 if one of them is not there.
+    """Remove blocks. The exit status is 1 if one of them does not exist.
 
-    A client that is reading a block may finish. Lower tiers remove it, too, soon after.
+    Clients that are reading a block may finish. Lower tiers remove it soon afterwards.
     """
     with open_pool(pool) as opened:
         asked = _asked(opened, namespace, field, salt)
@@ -222,12 +228,12 @@ def rm(
     if missing:
         names = ", ".join(f"'{key}'" for key in missing[:_NAMED])
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-        raise CacheError(f"no block {names}{more} in that namespace; see 'beluga explain'")
+        raise CacheError(f"there is no block {names}{more} in that namespace; see 'beluga explain'")
 
 
 def _remove(cache: KVCache, name: bytes) -> list[str]:
-    """Remove a block, and return where it was: in the pool, below it, or "unknown": perhaps in a
-    remote tier, where the removal is pending.
+    """Remove a block, and return where it was: in the pool, in a lower tier, or "unknown": possibly
+    in a remote tier, which has yet to execute the removal.
     """
     meta, key = MetaClient(cache.client), cache.keys([name])
     below = int(meta.tiers(key)[0]) & ~1 != 0
@@ -237,12 +243,12 @@ def _remove(cache: KVCache, name: bytes) -> list[str]:
 
 
 def _where(removed: Mapping[str, list[str]]) -> str:
-    """Describe the blocks that were not in the pool itself."""
+    """Describe the blocks that were not in the pool."""
     below = sum(places == ["lower tier"] for places in removed.values())
     unknown = sum(places == ["unknown"] for places in removed.values())
     told = ""
     if below:
-        told += f"; {below} of them from a lower tier, which had it alone"
+        told += f"; {below} of them only from a lower tier"
     if unknown:
-        told += f"; {unknown} of them perhaps: a remote tier was told, which may not have had it"
+        told += f"; {unknown} uncertain: a remote tier, which may not have them, removes them later"
     return told

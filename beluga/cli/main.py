@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The entry points of ``beluga`` and ``cxl-rpc``: they set the exit status of a command in every
-case.
+"""The entry points of ``beluga`` and ``cxl-rpc``: they set the exit status of each command.
 
-The exit status is 0 only on success. It is 1, with one line on stderr, for anything that a user can
-correct, 2 for an invalid command line, 130 after Ctrl-C, 143 after SIGTERM, and 129 when the
-terminal goes away. Results go to stdout, everything else to stderr.
+The exit status is 0 only on success. It is 1, with one line on stderr, for an error that the user
+can fix, 2 for an invalid command line, 130 after Ctrl-C, 143 after SIGTERM, and 129 after the
+terminal was closed. Results go to stdout, everything else to stderr.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ def cxl_rpc() -> NoReturn:
 
 
 def _open_streams() -> None:
-    """Replace closed standard streams by /dev/null, so that the next file that is opened does not
-    get a stream's descriptor.
+    """Replace closed standard streams by /dev/null, so that the next opened file does not get a
+    stream's descriptor.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -57,8 +56,8 @@ def _open_streams() -> None:
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """Replace characters that the output's encoding lacks: bars and lines by ASCII ones, others by
-    JSON escapes, so that --json stays valid.
+    """Replace characters that the output's encoding does not have: bars and lines by ASCII ones,
+    others by JSON escapes, so that --json stays valid.
     """
     if not isinstance(error, UnicodeEncodeError):
         raise error
@@ -73,7 +72,7 @@ def _run(name: str, module: str) -> NoReturn:
         sys.exit(f"{name}: error: the commands need {missing}; pip install beluga-kv")
     try:
         app = import_module(module).app
-    except BelugaError as error:  # The environment demands a feature that this CPU lacks.
+    except BelugaError as error:  # the environment requires a feature that this CPU lacks
         sys.exit(f"{name}: error: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
@@ -95,7 +94,7 @@ def _run(name: str, module: str) -> NoReturn:
 
 
 def _told(error: BaseException) -> str:
-    """Return an error's text; that of an OSError without its number."""
+    """Return an error's text, without the number of an OSError."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"

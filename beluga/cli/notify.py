@@ -3,7 +3,7 @@
 """Notifications of a service to its manager: systemd, or ``beluga serve --detach``.
 
 The protocol is that of sd_notify(3): datagrams to the socket in ``NOTIFY_SOCKET``. Without that
-variable nothing is sent.
+variable, nothing is sent.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from beluga.cli.output import say
 
 
 class Manager:
-    """The manager that started this process, if it expects notifications.
+    """The process manager that started this process, if it expects notifications.
 
     ``look_s`` is the interval at which the caller must check its service, so that it calls
-    :meth:`alive` in time: a quarter of the manager's watchdog; or ``look_s_max``, if that is less
-    or there is none.
+    :meth:`alive` in time: a quarter of the manager's watchdog timeout, at most ``look_s_max``.
     """
 
     def __init__(self, look_s_max: float) -> None:
@@ -37,30 +36,29 @@ class Manager:
         """Report that the service is ready, with a status text. Only changes are sent."""
         if status != self._status:
             first, self._status = not self._status, status
-            self._tell(f"READY=1\nMAINPID={os.getpid()}\nSTATUS={status}", heard=first)
+            self._notify(f"READY=1\nMAINPID={os.getpid()}\nSTATUS={status}", logged=first)
 
     def stopping(self) -> None:
         """Report that the process is stopping on request."""
-        self._tell("STOPPING=1\nSTATUS=stopping")
+        self._notify("STOPPING=1\nSTATUS=stopping")
 
     def alive(self) -> None:
-        """Report, at a limited rate, that the service makes progress. The caller has just checked
-        it."""
+        """Report, rate-limited, that the service makes progress. The caller has just checked it."""
         now = time.monotonic()
         if math.isfinite(self._period_s) and now - self._told_s >= self._period_s:
             self._told_s = now
-            self._tell("WATCHDOG=1")
+            self._notify("WATCHDOG=1")
 
-    def _tell(self, text: str, *, heard: bool = False) -> None:
-        """Send a datagram; with ``heard`` log a failure. `beluga serve --detach` receives only the
+    def _notify(self, text: str, *, logged: bool = False) -> None:
+        """Send a datagram; with ``logged`` log a failure. `beluga serve --detach` receives only the
         first one.
         """
         if self._address is None:
             return
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
-            told.setblocking(False)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
+            notifier.setblocking(False)
             try:
-                told.sendto(text.encode(), self._address)
+                notifier.sendto(text.encode(), self._address)
             except OSError as error:
-                if heard:
+                if logged:
                     say(f"NOTIFY_SOCKET: {error}")

@@ -37,13 +37,15 @@ Changes = Annotated[
     typer.Option(
         "--set",
         metavar="LIMIT=N",
-        help="Change a limit of every session: grants, pins, bytes or calls (per second); 0 is no "
-        "limit. Repeat the option for others.",
+        help=(
+            "Change a limit of every session: grants, pins, bytes or calls (per second); 0 for no "
+            "limit. Repeat the option for others."
+        ),
     ),
 ]
-Undo = Annotated[bool, typer.Option("--undo", help="Store new blocks again.")]
+Undo = Annotated[bool, typer.Option("--undo", help="Accept new blocks again.")]
 DrainTimeout = Annotated[
-    float, typer.Option("--timeout", min=0, help="How many seconds to wait; 0 waits for ever.")
+    float, typer.Option("--timeout", min=0, help="Seconds to wait; 0: no limit.")
 ]
 
 
@@ -52,32 +54,35 @@ _USE = Legend(
         "host": "the session's number among the pool's hosts",
         "pid": "its process on that host",
         "lane": "the number of its lane in the pool",
-        "kind": "what its process is, such as vllm; a dash until its first report",
-        "writing": "how many blocks it is writing",
-        "pinned": "how many blocks it has pinned",
-        "bytes": "how many bytes of the pool it is writing and has pinned",
-        "calls": "how many calls it has made",
+        "kind": "the kind of its process, such as vllm; a dash until its first report",
+        "writing": "the number of blocks it is writing",
+        "pinned": "the number of blocks it has pinned",
+        "bytes": "the bytes of the pool it is writing and has pinned",
+        "calls": "the number of its calls",
     }
 )
 _SHARES = Legend(
     {
-        "share": "the name of a tenant that has a part of the pool of its own; others are all that "
-        "have none",
-        "part": "how many bytes it may fill while others want theirs",
-        "used": "how many bytes its blocks take, those being written included",
-        "blocks": "how many blocks these are",
-        "evicted": "how many of its blocks were evicted since this server began",
+        "share": (
+            "the name of a tenant with a share of the pool; others are all tenants without one"
+        ),
+        "part": "the bytes guaranteed to it",
+        "used": "the bytes of its blocks, including those being written",
+        "blocks": "the number of its blocks",
+        "evicted": "the number of its blocks evicted since this server started",
         "hinted": "how many bytes of its blocks hints favor",
         "hint budget": "how many they may favor",
     }
 )
 _TENANTS = Legend(
     {
-        "namespace": "the fingerprint of a namespace, as beluga ls --namespaces shows it; others "
-        "are those that the server does not count apart",
+        "namespace": (
+            "the fingerprint of a namespace, as in beluga ls --namespaces; others are those that "
+            "the server does not count separately"
+        ),
         "length": "the size of each of its blocks, in bytes",
-        "blocks": "how many blocks it has in the pool",
-        "bytes": "how many bytes they take",
+        "blocks": "the number of its blocks in the pool",
+        "bytes": "the bytes of its blocks",
     }
 )
 
@@ -86,11 +91,10 @@ _TENANTS = Legend(
 def quota(
     pool: PoolPaths = None, host: Host = None, change: Changes = None, json: Json = False
 ) -> None:
-    """Show the limits of each session and what sessions use of them, or change the limits.
+    """Show the limits of each session and their use, or change the limits.
 
-    A change holds at once, for all sessions, until this server ends. A server that follows begins
-    with the quotas that it was started with. A session keeps what it has: its grants and
-    pins end as they would have. Limits are changed on the server's host.
+    A change applies to all sessions at once, until this server ends. The next server starts with
+    its own quotas. Sessions keep their present grants and pins. Run changes on the server's host.
     """
     changes = dict(_change(text) for text in change or ())
     if changes:
@@ -100,8 +104,8 @@ def quota(
         else:
             print_facts(_limits(Quota(**now)))
             say(
-                "this holds until the server ends; give 'beluga serve' --quota-grants, "
-                "--quota-pins, --quota-bytes or --quota-calls, too"
+                "this applies until the server ends; to keep it, also give --quota-grants, "
+                "--quota-pins, --quota-bytes or --quota-calls to 'beluga serve'"
             )
         return
     with open_pool(pool) as opened, Client(opened, host=host) as client:
@@ -132,13 +136,15 @@ def quota(
 def _change(text: str) -> tuple[str, int]:
     name, _, value = text.partition("=")
     if name not in _LIMITS:
-        raise typer.BadParameter(f"--set takes {', '.join(_LIMITS)} as LIMIT=N, not {text!r}")
+        raise typer.BadParameter(
+            f"--set is {text!r}; give LIMIT=N with one of {', '.join(_LIMITS)}"
+        )
     if name == "bytes":
         number = 0 if value == "0" else size(value)
     elif value.isascii() and value.isdecimal():
         number = int(value)
     else:
-        raise typer.BadParameter(f"--set {name}=N takes a whole number, not {value!r}")
+        raise typer.BadParameter(f"--set {name}={value} is invalid; give a whole number")
     try:
         Quota(**{_LIMITS[name]: number})
     except ValueError as error:
@@ -147,7 +153,7 @@ def _change(text: str) -> tuple[str, int]:
 
 
 def _limits(limits: Quota) -> dict[str, object]:
-    """Say the limits of each session."""
+    """Return the limits of each session, for display."""
     told = asdict(limits)
     told["bytes"] = show_size(limits.bytes) if limits.bytes else 0
     return {f"{word} at most": told[name] or "no limit" for name, word in _WORDS.items()}
@@ -186,12 +192,12 @@ def _tenant(one: dict[str, Any]) -> list[object]:
 def drain(
     pool: PoolPaths = None, undo: Undo = False, timeout: DrainTimeout = 0, json: Json = False
 ) -> None:
-    """Let the pool's server store nothing new, and wait until nothing would be lost by a stop.
+    """Refuse new blocks, and wait until stopping the pool's server loses nothing.
 
-    Puts are refused with DrainingError, which engines take for a full pool; gets go on. It waits
-    until each put that has begun is committed or its session has ended, and until every block is in
-    a lower tier, if the server has such tiers. What a server drains ends with that server. Run this
-    on the server's host.
+    Puts fail with DrainingError, which engines treat like a full pool; gets continue. The command
+    waits until each running put is committed or its session has ended and, if the server has lower
+    tiers, until every block is in one. The draining ends with the server. Run this on the server's
+    host.
     """
     directory = runtime_dir_of(pool)
     state = ask_json(directory, "/drain", dict, {"draining": not undo})
@@ -199,15 +205,15 @@ def drain(
         if json:
             print_json(state)
         else:
-            say("new blocks are stored again")
+            say("new blocks are accepted again")
         return
     started, said = time.monotonic(), 0.0
     while not state["done"] and not state["failure"]:
         now = time.monotonic()
         if timeout and now > started + timeout:
             raise CallTimeoutError(
-                f"not drained in {timeout:g} s: {_progress(state)}; the server goes on with it "
-                "(see 'beluga quota' for who writes), 'beluga drain --undo' ends it"
+                f"not drained in {timeout:g} s: {_progress(state)}; the server continues (see "
+                "'beluga quota' for sessions that write); cancel with 'beluga drain --undo'"
             )
         if not json and now > said + _SAY_S:
             say(_progress(state))
@@ -215,7 +221,10 @@ def drain(
         time.sleep(_LOOK_S)
         state = ask_json(directory, "/drain", dict)
         if not state["draining"] and not state["done"] and now > started + _SAY_S:
-            raise NoServerError("another command has undone this, or another server has taken over")
+            raise NoServerError(
+                "another command has undone this, or another server has taken over; check 'beluga "
+                "stat'"
+            )
     if state["failure"]:
         raise NoServerError(f"draining has failed: {state['failure']}")
     if json:
@@ -242,5 +251,7 @@ def _drained(state: dict[str, Any]) -> str:
         )
     told = f"drained: nothing is being written; {state['looked']:,} blocks were compared"
     if state["missing"]:
-        return f"{told}, and {state['missing']:,} of them are in the pool alone: no tier took them"
+        return (
+            f"{told}, and {state['missing']:,} of them are only in the pool: no tier accepted them"
+        )
     return f"{told}, and all of them are in a lower tier"

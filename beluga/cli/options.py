@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Options of several commands, and the pool of these options."""
+"""Options shared by several commands, and the pool that they name."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ import typer
 from beluga.cli.logs import FORMATS, LEVELS
 from beluga.errors import AdminError, BelugaError, DeviceSpecError, PoolError
 
-if TYPE_CHECKING:  # the help of the programs needs neither pools nor numpy
+if TYPE_CHECKING:  # the help of the programs must not import pools or numpy
     from beluga.pool import Pool
 
 HELP = {"help_option_names": ["-h", "--help"]}  # settings of both programs
 
 
 def size(text: str | int) -> int:
-    """Parse ``4096``, ``64MiB`` or ``2G`` as a parameter of the command line. Returns bytes."""
+    """Parse ``4096``, ``64MiB`` or ``2G``. Returns bytes."""
     from beluga.pool import parse_size
 
     try:
@@ -36,8 +36,8 @@ def size(text: str | int) -> int:
 
 @contextmanager
 def as_bad_value(*kinds: type[Exception]) -> Iterator[None]:
-    """Report errors about the values of options as errors of the command line: the exit status is
-    2.
+    """Convert errors about the values of options to errors of the command line, with exit
+    status 2.
     """
     try:
         yield
@@ -46,7 +46,7 @@ def as_bad_value(*kinds: type[Exception]) -> Iterator[None]:
 
 
 def one_of(*known: str) -> Callable[[str], str]:
-    """Return a parser of parameters that takes one of these words."""
+    """Return a parser that accepts one of these words."""
 
     def word(text: str) -> str:
         return _one_of(text, known)
@@ -55,8 +55,8 @@ def one_of(*known: str) -> Callable[[str], str]:
 
 
 def among(*known: str) -> Callable[[str], list[str]]:
-    """Return a shell completion for an option that takes one of these words, or several of them
-    with commas between.
+    """Return a shell completion for an option that accepts one of these words, or several separated
+    by commas.
     """
 
     def complete(incomplete: str) -> list[str]:
@@ -67,7 +67,7 @@ def among(*known: str) -> Callable[[str], list[str]]:
 
 
 def admin_address(text: str) -> str:
-    """Check an address of an admin endpoint as a parameter of the command line."""
+    """Parse the address of an admin endpoint."""
     if text:
         from beluga.admin import read_address  # slow to import
 
@@ -79,13 +79,16 @@ def admin_address(text: str) -> str:
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 Wide = Annotated[
     bool,
-    typer.Option("--wide", help="Show every column, however narrow the terminal is."),
+    typer.Option("--wide", help="Show every column, even if the terminal is too narrow."),
 ]
 JsonLines = Annotated[
     bool,
     typer.Option(
         "--json",
-        help="Print a JSON object on a line of standard output for each event: it serves, it ends.",
+        help=(
+            "Print one JSON object per line on standard output for each event, such as the start "
+            "and the end."
+        ),
     ),
 ]
 PoolPaths = Annotated[
@@ -94,10 +97,10 @@ PoolPaths = Annotated[
         "--pool", metavar="PATH", help="A device of the pool. Repeat the option for each device."
     ),
 ]
-HOST_HELP = "This machine's number among the pool's hosts. Pools on devdax need it."
+HOST_HELP = "This machine's number among the pool's hosts. Required for pools on devdax."
 Host = Annotated[int | None, typer.Option(min=0, max=63, help=HOST_HELP)]
 Timeout = Annotated[
-    float, typer.Option("--timeout", min=0.001, help="How many seconds to wait for the server.")
+    float, typer.Option("--timeout", min=0.001, help="Seconds to wait for the server.")
 ]
 
 AdminAddress = Annotated[
@@ -106,8 +109,10 @@ AdminAddress = Annotated[
         "--admin",
         parser=admin_address,
         metavar="[HOST:]PORT",
-        help="Answer Prometheus and browsers here, on 127.0.0.1 unless HOST is given; 0 takes a "
-        "free port.",
+        help=(
+            "Serve the admin endpoint here, for Prometheus and browsers: on 127.0.0.1 unless HOST "
+            "is given; 0 for a free port."
+        ),
     ),
 ]
 
@@ -116,7 +121,7 @@ AdminToken = Annotated[
     typer.Option(
         "--admin-token",
         metavar="FILE",
-        help="A file with the token that requests to --admin show, apart from those for health.",
+        help="A file with the token required for requests to --admin, except for health checks.",
     ),
 ]
 AdminTls = Annotated[
@@ -124,18 +129,18 @@ AdminTls = Annotated[
     typer.Option(
         "--admin-tls",
         metavar="CERTIFICATE,KEY",
-        help="Speak TLS on the address of --admin, with these PEM files.",
+        help="Use TLS on the address of --admin, with these PEM files.",
     ),
 ]
 
 
 def log_level_name(text: str) -> str:
-    """Parse the name of a level as a parameter of the command line."""
+    """Parse the name of a log level."""
     return _one_of(text, LEVELS)
 
 
 def log_format_name(text: str) -> str:
-    """Parse the name of a log's format as a parameter of the command line."""
+    """Parse the name of a log format."""
     return _one_of(text, FORMATS)
 
 
@@ -152,7 +157,10 @@ LogLevel = Annotated[
         parser=log_level_name,
         autocompletion=among(*LEVELS),
         metavar="|".join(LEVELS),
-        help="The least level that is logged. Servers log from info, other commands from warning.",
+        help=(
+            "The lowest level that is logged. Default: info for servers, warning for other "
+            "commands."
+        ),
     ),
 ]
 LogFormat = Annotated[
@@ -162,20 +170,20 @@ LogFormat = Annotated[
         parser=log_format_name,
         autocompletion=among(*FORMATS),
         metavar="|".join(FORMATS),
-        help="How it is logged: text, or json for one JSON object on each line of stderr.",
+        help="The log's format: text, or json for one JSON object per line of stderr.",
     ),
 ]
 
 
 def need(extra: str, *packages: str) -> None:
-    """Fail before a command does anything if a package of the extra is missing."""
+    """Fail early if a package of this extra is missing."""
     for name in packages:
         if find_spec(name) is None:
             raise BelugaError(f"this command needs {name}; pip install 'beluga-kv[{extra}]'")
 
 
 def read_at_most(limit: int, path: Path, what: str) -> bytes:
-    """Read a file, or stdin (-), which may have no end. Raises BelugaError after ``limit`` + 1
+    """Read a file, or stdin (-), which may be endless. Raises BelugaError after ``limit`` + 1
     bytes.
     """
     if path == Path("-"):
@@ -184,14 +192,14 @@ def read_at_most(limit: int, path: Path, what: str) -> bytes:
         with path.open("rb") as file:
             data = file.read(limit + 1)
     if len(data) > limit:
-        raise BelugaError(f"{path} has more than the {limit} bytes that {what} may have")
+        raise BelugaError(f"{path} has more than {limit} bytes, the limit for {what}")
     return data
 
 
 def check_output(path: Path) -> None:
-    """Fail before a command's work if it could not write its result to the file ``path``."""
+    """Fail early if the command could not write its result to ``path``."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        return  # A pipe or a device is not opened: that may block, or affect its reader.
+        return  # do not open a pipe or device: that may block, or affect its reader
     new = not path.exists()
     with path.open("ab"):
         pass
@@ -200,8 +208,8 @@ def check_output(path: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes | bytearray) -> None:
-    """Write a file whole or not at all, as on a full disk: an existing file keeps its bytes then.
-    A pipe or a device gets the bytes as they are.
+    """Write a file atomically: if that fails, as on a full disk, an existing file is unchanged. A
+    pipe or a device gets the bytes directly.
     """
     target = path.resolve()
     if target.exists() and not target.is_file():
@@ -227,8 +235,8 @@ def open_pool(paths: list[str] | None) -> Pool:
 
 def runtime_dir_of(paths: list[str] | None) -> Path:
     """Return the runtime directory of the pool on these devices, or of the default pool, for a
-    command that needs only the pool's server. Devices that cannot be opened any more do not matter
-    while a process has the pool open. Raises the error of :func:`open_pool` otherwise.
+    command that needs only the pool's server. While a process has the pool open, this also works if
+    the devices cannot be opened any more. Otherwise raises the errors of :func:`open_pool`.
     """
     from beluga.pool import runtime_dir_of_gone
 

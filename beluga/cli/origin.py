@@ -14,7 +14,7 @@ import beluga_bench
 
 
 def origin() -> dict[str, str]:
-    """Return names and values for a page."""
+    """Return the names and values for the page's header."""
     system = platform.uname()
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     return {

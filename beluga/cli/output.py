@@ -22,15 +22,15 @@ if TYPE_CHECKING:  # rich is slow to import, and JSON does not need it
     from rich.table import Table
 
 _PIPE_WIDTH = 200  # columns
-_TEXT_MIN = 16  # columns to which longer text is folded
-_INDENT = 2  # of the continuation lines of a row
+_TEXT_MIN = 16  # columns; longer text is wrapped to this width at least
+_INDENT = 2  # indentation of a row's continuation lines
 
-# The arguments are the bytes or requests done, and the total.
+# Called with the completed and the total bytes or requests.
 Advance = Callable[[int, int], None]
 
 
 def print_json(value: object, *, lines: bool = False) -> None:
-    """Print one JSON value on stdout; with ``lines``, on one line, as one of several values."""
+    """Print one JSON value on stdout; with ``lines``, on a single line."""
     text = msgspec.json.encode(value, enc_hook=str)
     print_line((text if lines else msgspec.json.format(text, indent=2)).decode())
 
@@ -42,7 +42,7 @@ def print_line(text: str) -> None:
 
 
 def print_row(text: str) -> None:
-    """Print a line on stdout. On a terminal that is too narrow, its further lines are indented."""
+    """Print a line on stdout. On a narrow terminal, its continuation lines are indented."""
     room = _width()
     if len(text) > room:
         first, *rest = fill(" ".join(text.split()), room - _INDENT)
@@ -52,7 +52,7 @@ def print_row(text: str) -> None:
 
 def announce(text: str, event: str, *, json: bool = False, **fields: object) -> None:
     """Report the state of a running command: text on stderr, like logs, and with ``json`` one JSON
-    object on one line of stdout.
+    object per line on stdout.
     """
     if json:
         line = msgspec.json.encode({"event": event, **fields}, enc_hook=str)
@@ -71,11 +71,11 @@ def print_table(
     wide: bool = False,
 ) -> None:
     """Print a table with the headings of a legend, or with some of them: ``columns``. Columns
-    without text are aligned right, and None is a dash.
+    without text are right-aligned, and None is a dash.
 
-    On a terminal that is too narrow, text is folded, and ``spare`` columns are omitted, in their
-    order, unless ``wide`` is set. If that does not suffice, each row is a table of names and
-    values. The legend is shown in the command's help (:func:`beluga.cli.legend.explains`).
+    On a narrow terminal, text is wrapped, and ``spare`` columns are dropped, in their order, unless
+    ``wide`` is set. If that is not enough, each row becomes a table of names and values. The legend
+    is shown in the command's help (:func:`beluga.cli.legend.explains`).
     """
     columns = list(legend) if columns is None else list(columns)
     if unknown := {*columns, *spare} - set(legend):
@@ -112,7 +112,7 @@ def print_table(
 def _fitting(
     columns: list[str], rows: Sequence[Sequence[object]], spare: Sequence[str], room: float
 ) -> list[str]:
-    """Return the columns that fit, without the first spare ones."""
+    """Return the columns that fit, dropping spare ones in order."""
     shown = list(columns)
     for name in spare:
         if _least_width(columns, shown, rows) <= room:
@@ -123,7 +123,7 @@ def _fitting(
 
 
 def _least_width(columns: list[str], shown: list[str], rows: Sequence[Sequence[object]]) -> int:
-    """Return the least width of a table of the shown columns, with its text folded."""
+    """Return the smallest width of a table of the shown columns, with wrapped text."""
     widths = [
         min(width, _TEXT_MIN) if _is_text(rows, index) else width
         for index in map(columns.index, shown)
@@ -161,7 +161,7 @@ def _width() -> int:
 
 
 def _cell(value: object) -> str:
-    """Show three digits of a fraction."""
+    """Format a value; fractions have three digits."""
     if value is None:
         return "-"
     if isinstance(value, float) and abs(value) < 100:
@@ -170,12 +170,12 @@ def _cell(value: object) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text without control characters: clients choose the names of namespaces."""
+    """Remove control characters from a text: clients choose the names of namespaces."""
     return "".join(one if one.isprintable() else "?" for one in text)
 
 
 def print_facts(facts: Mapping[str, object], legend: Legend | None = None) -> None:
-    """Print names and values, one pair on each line. A legend explains all these names."""
+    """Print names and values, one pair per line. A legend must have all of these names."""
     if legend is not None and (unknown := set(facts) - set(legend)):
         raise KeyError(f"the legend lacks {', '.join(sorted(unknown))}")
     from rich.table import Table
@@ -196,7 +196,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def progress(what: str, *, shown: bool = True) -> Iterator[Advance]:
-    """Show a bar on stderr that the yielded function moves.
+    """Show a progress bar on stderr, which the yielded function advances.
 
     It appears with the first step, so a command that fails earlier prints only its error.
     """

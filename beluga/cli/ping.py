@@ -18,7 +18,7 @@ def ping(
     host: Host = None,
     timeout: Timeout = 5.0,
     count: Annotated[
-        int, typer.Option(min=1, max=1_000_000, help="How many round trips to make.")
+        int, typer.Option(min=1, max=1_000_000, help="The number of round trips.")
     ] = 10,
     json: Json = False,
 ) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The options for the settings of policies, which ``beluga simulate`` and ``beluga gateway`` share.
+"""The options for the settings of policies, shared by ``beluga simulate`` and ``beluga gateway``.
 
 They are generated from the fields of :class:`beluga.router.PolicySettings`, so both commands have
 all settings.
@@ -22,24 +22,22 @@ from beluga.router import PolicySettings
 
 # Options that are not named after their field.
 _NAMED = {"ttft_objective_s": "--slo", "between_tokens_objective_s": "--token-slo"}
-# Upper bounds of settings above which values make no sense.
+# Upper bounds, above which a setting has no meaning.
 _MOST = {"usage_ceiling": 1.0, "usage_spread": 1.0, "tree_blocks_max": 1 << 32}
-_TAKEN = ("settings", "named")  # the command's parameters for all of them together
+_TAKEN = ("settings", "named")  # the command's parameters that receive them
 _CONTEXT = inspect.Parameter(
     "context", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=typer.Context
 )
 
 
 def with_policy_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with an option for each policy setting in place of its parameter
-    ``settings``.
-    """
+    """Replace a command's parameter ``settings`` by an option for each policy setting."""
     return _with_settings(command, ())
 
 
 def with_settings_and_their_names(command: Callable[..., None]) -> Callable[..., None]:
-    """Do the same for a command that also gets, as ``named``, the names of the explicitly given
-    settings.
+    """Like :func:`with_policy_settings`, for a command that also receives, as ``named``, the names
+    of explicitly given settings.
     """
 
     @functools.wraps(command)
@@ -66,15 +64,15 @@ def _with_settings(
         chosen = {one.name: given.pop(one.name, one.default) for one in added}
         try:
             settings = PolicySettings(**chosen)
-        except RouterError as error:  # its text has the setting; this adds the option
+        except RouterError as error:  # its text has the setting; add the option
             name, _, what = str(error).partition(" ")
             raise typer.BadParameter(f"{_option_of(name)} {what}") from None
         for name, most in _MOST.items():
             if (getattr(settings, name) or 0) > most:
-                raise typer.BadParameter(f"{_option_of(name)} is at most {most:g}")
+                raise typer.BadParameter(f"{_option_of(name)} must be at most {most:g}")
         command(*arguments, settings=settings, **given)
 
-    # Readers of the signature must use this function's own.
+    # inspect.signature() would follow __wrapped__ to the original parameters.
     del run.__wrapped__
     run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in (*own, *added)}

@@ -56,13 +56,15 @@ Size = Annotated[
         "--size",
         parser=size,
         metavar="SIZE",
-        help="The size of each device, such as 4G. By default a device keeps its own, and new "
-        "files share half of what is free, at most 4 GiB in all.",
+        help=(
+            "The size of each device, such as 4G. Default: a device's own size; new files share "
+            "half of the free memory, at most 4 GiB in total."
+        ),
     ),
 ]
 Interleave = Annotated[
     bool,
-    typer.Option(help="Distribute stripes over the devices, or fill one device after the other."),
+    typer.Option(help="Distribute stripes over the devices, or fill the devices in order."),
 ]
 Coherence = Annotated[
     list[str] | None,
@@ -70,22 +72,24 @@ Coherence = Annotated[
         parser=one_of(*COHERENCE_MODES),
         autocompletion=among(*COHERENCE_MODES),
         metavar="|".join(COHERENCE_MODES),
-        help="hardware (one host's own memory) or software; repeat to give each device its "
-        "own. By default files have hardware, devdax nodes software coherence.",
+        help=(
+            "hardware (one host's own memory) or software; repeat the option to set it per "
+            "device. Default: hardware for files, software for devdax nodes."
+        ),
     ),
 ]
 Sparse = Annotated[
-    bool, typer.Option("--sparse", help="Do not allocate the files' space yet (for tests).")
+    bool, typer.Option("--sparse", help="Do not allocate the files' space in advance (for tests).")
 ]
 Force = Annotated[
-    bool, typer.Option("--force", help="Format the devices although a pool is on them.")
+    bool, typer.Option("--force", help="Format the devices even if they have a pool.")
 ]
 MaxBlocks = Annotated[
     int | None,
     typer.Option(
         min=1,
         max=BLOCK_COUNT_MAX,
-        help="How many blocks the pool can hold. By default see --block-bytes.",
+        help="The largest number of blocks in the pool. Default: see --block-bytes.",
     ),
 ]
 BlockBytes = Annotated[
@@ -93,21 +97,25 @@ BlockBytes = Annotated[
     typer.Option(
         parser=size,
         metavar="SIZE",
-        help="The smallest block that will be stored: the table gets an entry for each that fits. "
-        "By default 256K.",
+        help=(
+            "The smallest block that will be stored: the table gets an entry for each one that "
+            "fits. Default: 256K."
+        ),
     ),
 ]
 Lanes = Annotated[
     int | None,
-    typer.Option(min=1, max=LANE_COUNT_MAX, help="How many clients can attach at once."),
+    typer.Option(min=1, max=LANE_COUNT_MAX, help="The largest number of attached clients."),
 ]
 BulkSize = Annotated[
     int | None,
     typer.Option(
         parser=size,
         metavar="SIZE",
-        help="The most bytes of one call, or of one part of a longer message: 4K to 64M. Each lane "
-        "takes three times as much. By default 32K, or 64K in pools of 512M and more.",
+        help=(
+            "The largest call, or part of a longer message, in bytes: 4K to 64M. Each lane takes "
+            "three times as much. Default: 32K, or 64K in pools of 512M and more."
+        ),
     ),
 ]
 
@@ -115,20 +123,20 @@ BulkSize = Annotated[
 _DEVICES = Legend(
     {
         "device": "the device's number in the pool",
-        "path": "where it is on this machine, with @OFFSET if it is a slice",
-        "kind": "devdax, or what the file lies on; sparse: its space is not allocated yet",
+        "path": "its path on this machine, with @OFFSET for a slice",
+        "kind": "devdax, or the file's file system; sparse: its space is not allocated",
         "link": "the adapter that connects it, if PATH,link=NAME names one",
         "node": "its NUMA node; a dash if unknown",
-        "size": "how many bytes the pool has of it",
-        "stripes": "how many stripes of 2 MiB these are",
+        "size": "its size in the pool",
+        "stripes": "its number of stripes of 2 MiB",
         "coherence": "hardware (one host's own memory) or software",
     }
 )
 _POLICY = Legend(
     {
-        "copies by": "who copies: the CPU, a DSA or a GPU",
-        "before a read": "what is done with caches before it reads the pool",
-        "after a write": "what is done with caches after it has written to the pool",
+        "copies by": "the copy engine: CPU, DSA or GPU",
+        "before a read": "cache maintenance before a read from the pool",
+        "after a write": "cache maintenance after a write to the pool",
     }
 )
 
@@ -147,7 +155,7 @@ def create(
     bulk_size: BulkSize = None,
     json: Json = False,
 ) -> None:
-    """Format devices as a new, empty pool. Files that do not exist are created."""
+    """Format devices as a new, empty pool. Creates files that do not exist."""
     by_default = device_size is None and not any(
         DeviceSpec.parse(path).path.exists() for path in paths
     )
@@ -181,14 +189,14 @@ def info(pool: PoolPaths = None, json: Json = False) -> None:
 
 _CHECK = Legend(
     {
-        "epoch": "the number of the server that serves, or served last",
-        "tables": "which of the two halves of the tables that server uses",
-        "serving": "whether it serves now",
-        "blocks": "how many blocks can be found",
-        "bytes": "how many bytes they have",
-        "extents": "how many extents, the groups of stripes that blocks may lie in, are open",
-        "sessions": "how many sessions of clients there are",
-        "findings": "how many lines or blocks are damaged",
+        "epoch": "the number of the current or last server",
+        "tables": "the half of the tables that the server uses",
+        "serving": "whether it is running",
+        "blocks": "the number of committed blocks",
+        "bytes": "their size in bytes",
+        "extents": "the number of open extents: groups of stripes that hold blocks",
+        "sessions": "the number of client sessions",
+        "findings": "the number of damaged lines and blocks",
     }
 )
 _CHECK_FIELDS = {
@@ -204,7 +212,7 @@ _CHECK_FIELDS = {
 
 
 def _checked(facts: Mapping[str, Any]) -> dict[str, object]:
-    """Return the numbers of a check by their displayed names."""
+    """Return the results of a check under their displayed names."""
     shown = {word: facts[name] for name, word in _CHECK_FIELDS.items() if name in facts}
     if "tables" in shown:
         shown["tables"] = f"half {facts['half']}"
@@ -217,22 +225,24 @@ def _checked(facts: Mapping[str, Any]) -> dict[str, object]:
 def check(
     pool: PoolPaths = None,
     payload: Annotated[
-        bool, typer.Option("--payload", help="Read every block and compare its checksums, too.")
+        bool, typer.Option("--payload", help="Also read every block and compare its checksums.")
     ] = False,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Drop what is damaged. Nobody may use the pool meanwhile."),
+        typer.Option(
+            "--repair", help="Drop damaged lines and blocks. No process may use the pool meanwhile."
+        ),
     ] = False,
     declare_gone: Annotated[
         bool,
         typer.Option("--declare-gone", help="Declare that no process of any host uses the pool."),
     ] = False,
     names: Annotated[
-        bool, typer.Option("--names", help="Show what engines call the blocks, too.")
+        bool, typer.Option("--names", help="Also show the engines' names of blocks.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Check a pool, served or not, without changing it. The exit status is 1 if it is damaged."""
+    """Check a pool, with or without a running server. The exit status is 1 if it is damaged."""
     if repair:
         with open_pool(pool) as opened:
             acts, report = repair_pool(opened, payload=payload, declared_gone=declare_gone)
@@ -258,11 +268,14 @@ def check(
         for name in facts.get("names", ()):
             say(" ".join(f"{what} {value}" for what, value in name.items()))
     if report.finding_count:
-        raise PoolError(f"{report.finding_count} findings; blocks that are damaged read as misses")
+        raise PoolError(
+            f"the check has {report.finding_count} findings; damaged blocks read as misses; use "
+            "--repair to drop them"
+        )
 
 
 def _names(pool: Pool, half: int) -> list[dict[str, int | str | None]]:
-    """Return the names of all blocks that have one, with hashes in hexadecimal."""
+    """Return the names of all named blocks, with hashes in hexadecimal."""
     shown: list[dict[str, int | str | None]] = []
     for _, block, _, name in read_names(pool, half).tolist():
         block_hash, parent, contents, space, tokens, rank, rank_count, flags, _ = name
@@ -286,13 +299,13 @@ def destroy(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Destroy these devices although others of their pool remain."),
+        typer.Option("--force", help="Destroy these devices even if others of their pool remain."),
     ] = False,
     json: Json = False,
 ) -> None:
     """Wipe the superblocks of a pool, and remove the devices that are files.
 
-    Without a path the default pool is destroyed, and forgotten.
+    Without a path, destroy the default pool and unmount it.
     """
     specs = paths or [str(spec) for spec in default_specs()]
     if not yes:
@@ -300,7 +313,7 @@ def destroy(
     emulated = set(emulated_paths())
     Pool.destroy(specs, force=force)
     if emulated == set(specs):
-        with suppress(OSError):  # other files are in the directory
+        with suppress(OSError):  # the folder has other files
             Path(specs[0]).parent.rmdir()
     named = {DeviceSpec.parse(spec).path for spec in specs}
     forgotten = named == {spec.path for spec in _remembered()} and forget()
@@ -311,7 +324,7 @@ def destroy(
 
 
 def _remembered() -> list[DeviceSpec]:
-    """Return the mounted pool's devices; none if the file cannot be read."""
+    """Return the mounted pool's devices; none if the record cannot be read."""
     try:
         return remembered()
     except NoDefaultPoolError:
@@ -334,7 +347,7 @@ def mount(
 ) -> None:
     """Check or (--create) format devices, show the mapping, and make them the default pool.
 
-    Without a path the emulated pool is used: two files in /dev/shm.
+    Without a path, use the emulated pool: two files in /dev/shm.
     """
     specs = paths or emulated_paths()
     with remembering(specs):
@@ -359,15 +372,15 @@ def mount(
 
 
 def _say_what_comes_before(specs: list[str]) -> None:
-    """Report the pool of other commands if that is not the mounted one."""
+    """Report if other settings override the mounted pool."""
     named = config.pool_paths()
     if named and set(named) != set(specs):
         source = "BELUGA_POOL" if config.told_pool_paths() else "beluga.toml"
-        say(f"other commands use {', '.join(named)}: {source} comes before the mounted pool")
+        say(f"other commands use {', '.join(named)}: {source} overrides the mounted pool")
 
 
 def _show_existing(specs: list[str], json: bool, *, made: bool) -> None:
-    """Show a pool that should exist. ``made``: the user specified it."""
+    """Show a pool that should exist. ``made``: the user named its devices."""
     try:
         with Pool.open(specs) as pool:
             _describe(pool, json)
@@ -378,15 +391,15 @@ def _show_existing(specs: list[str], json: bool, *, made: bool) -> None:
         if {spec.path for spec in mounted} == {DeviceSpec.parse(spec).path for spec in specs}:
             refuse_gone(mounted)
         raise DeviceMissingError(
-            f"there is no emulated pool in {Path(specs[0]).parent} yet; make one: beluga mount "
-            "--create, or name the devices of another: beluga mount PATH..."
+            f"there is no emulated pool in {Path(specs[0]).parent} yet; create one with 'beluga "
+            "mount --create', or name the devices of another: 'beluga mount PATH...'"
         ) from error
 
 
 def umount(json: Json = False) -> None:
-    """Forget the default pool. The data is kept."""
+    """Forget the default pool. The data stays."""
     if not forget():
-        raise NoDefaultPoolError("no pool is mounted")
+        raise NoDefaultPoolError("no pool is mounted; there is nothing to do")
     if json:
         print_json({"forgotten": True})
 
@@ -445,7 +458,7 @@ def _describe(pool: Pool, json: bool) -> None:
 
 
 def _table(geometry: Geometry) -> str:
-    """Describe how many blocks fit into the table, and which are too small to fill the space."""
+    """Describe how many blocks fit into the table, and below which block size it is the limit."""
     smallest = max(geometry.data_size // geometry.block_count_max, 1)
     return (
         f"{geometry.block_count_max}: blocks of less than {show_size(smallest)} fill the table "
@@ -454,7 +467,7 @@ def _table(geometry: Geometry) -> str:
 
 
 def _engines(copies: dict[str, Crossovers]) -> str:
-    """Describe in one line which engines copy."""
+    """Describe the copy engines in one line."""
     missing = [name for name, found in copies.items() if found.why_none is not None]
     here = ["cpu", *(_engine(name, found) for name, found in copies.items() if name not in missing)]
     if missing:

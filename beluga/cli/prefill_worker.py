@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The command ``beluga prefill-worker``: it feeds one engine from a prefill queue."""
+"""The command ``beluga prefill-worker``: feeds one engine from a prefill queue."""
 
 from __future__ import annotations
 
@@ -25,25 +25,27 @@ def prefill_worker(
         str, typer.Option(help="The queue's name, which is the model's name in the router.")
     ],
     concurrency: Annotated[
-        int, typer.Option(min=1, help="How many prompts the engine has at a time.")
+        int, typer.Option(min=1, help="The number of prompts that the engine gets at a time.")
     ] = 2,
     visibility: Annotated[
         float,
         typer.Option(
-            min=1, help="After how many seconds a dead worker's task goes to another worker."
+            min=1, help="Seconds after which a dead worker's task goes to another worker."
         ),
     ] = 30.0,
     timeout: Annotated[
-        float, typer.Option(min=1, help="How many seconds a prefill may take.")
+        float, typer.Option(min=1, help="The longest time of a prefill, in seconds.")
     ] = 120.0,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
     json: JsonLines = False,
 ) -> None:
-    """Prefill the prompts that a router queues into the pool, until SIGTERM or Ctrl-C."""
+    """Prefill the prompts that a router queues, and store their KV in the pool, until SIGTERM or
+    Ctrl-C.
+    """
     address = urlsplit(engine)
     if address.scheme not in ("http", "https") or not address.hostname:
-        raise typer.BadParameter(f"--engine {engine} is no address; write http://HOST:PORT")
+        raise typer.BadParameter(f"--engine {engine} is not an address; write http://HOST:PORT")
     need("router", "aiohttp")
     logs.begin(log_level, log_format)
     asyncio.run(_work(engine, queue, name, concurrency, visibility, timeout, json=json))
@@ -80,7 +82,7 @@ async def _work(
         await opened.close()
     stat = worker.stat
     announce(
-        f"stopped: {stat.done} done, {stat.refused} refused, {stat.given_back} given back",
+        f"stopped: {stat.done} done, {stat.refused} refused, {stat.given_back} returned",
         "stopped",
         json=json,
         done=stat.done,

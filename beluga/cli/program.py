@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The options of the programs themselves, before a command: the settings file, and the log."""
+"""The options of the programs before a command: the settings file and the log."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def of(program: str) -> Callable[..., None]:
 
 
 def _told() -> dict[str, str | None]:
-    """Return the environment's log settings. Raises SettingsError."""
+    """Return the log settings of the environment. Raises SettingsError."""
     try:
         level, form = config.log_level(), config.log_format()
         return {
@@ -92,6 +92,7 @@ def _above(log_level: str | None, log_format: str | None) -> dict[str, str]:
 
 
 def _asks_for_help() -> bool:
-    """Return whether a command's help is requested. It is shown even if the settings are
-    invalid."""
+    """Return whether the help of a command is requested. It is shown even if settings are
+    invalid.
+    """
     return any(word in ("-h", "--help") for word in sys.argv)

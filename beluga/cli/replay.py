@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The command ``beluga replay``: it replays a trace through a pool of its own and shows the
-result.
-"""
+"""The command ``beluga replay``: replays a trace in a temporary pool and shows the result."""
 
 from __future__ import annotations
 
@@ -34,25 +32,27 @@ from beluga.simulate import SPEED_MAX, SPEED_MIN, Reading, trace_requests
 from beluga.tiers import TierSettings
 
 _BUNDLED_BLOCK_SIZE = 128 << 10
-_POOL_SIZE_MAX = 1 << 48  # of a pool's two devices
+_POOL_SIZE_MAX = 1 << 48  # of both devices of the pool
 _OFFLOAD, _ADMISSION = "wait", "always"
 _ENGINE_OFFLOAD = "wait"
 _ENGINE_BLOCKS_MAX = 1 << 20
 
 
 def _pool_size(text: str | int) -> int:
-    """Parse the size of a pool as a parameter of the command line."""
+    """Parse the size of a pool."""
     value = size(text)
     if value > _POOL_SIZE_MAX:
-        raise typer.BadParameter(f"'{text}' is too much; it is at most {show_size(_POOL_SIZE_MAX)}")
+        raise typer.BadParameter(f"'{text}' is too large; give at most {show_size(_POOL_SIZE_MAX)}")
     return value
 
 
 TraceFile = Annotated[
     Path | None,
     typer.Argument(
-        help="A trace, in any format that `beluga simulate` reads. By default it is the bundled "
-        "one, made-up conversations."
+        help=(
+            "A trace, in any format that `beluga simulate` reads. Default: the bundled trace of "
+            "synthetic conversations."
+        )
     ),
 ]
 
@@ -62,7 +62,7 @@ BlockBytes = Annotated[
     typer.Option(
         parser=size,
         metavar="SIZE",
-        help="The size of a block: 4096 by default, or 128K for the bundled trace.",
+        help="The size of a block. Default: 4096, or 128K for the bundled trace.",
     ),
 ]
 
@@ -72,7 +72,7 @@ PoolBytes = Annotated[
     typer.Option(
         parser=_pool_size,
         metavar="SIZE",
-        help="The size of the pool. By default everything fits.",
+        help="The size of the pool. Default: everything fits.",
     ),
 ]
 
@@ -83,8 +83,11 @@ EngineBlocks = Annotated[
         min=0,
         max=_ENGINE_BLOCKS_MAX,
         metavar="N",
-        help="Make each process an engine with memory for N blocks: blocks that it evicts are in "
-        "the pool, and come back from there. 0 is a client without memory of its own.",
+        help=(
+            "Make each process an engine with memory for N blocks. It stores blocks that it "
+            "evicts in the pool, and loads them again from there. 0: a client without memory of "
+            "its own."
+        ),
     ),
 ]
 
@@ -95,31 +98,33 @@ EngineOffload = Annotated[
         parser=one_of(*OFFLOAD_POLICIES),
         autocompletion=among(*OFFLOAD_POLICIES),
         metavar="|".join(OFFLOAD_POLICIES),
-        help="When an engine offloads a block: wait offloads it when it is computed and evicts it "
-        "only then, drop may evict it before, and watermark offloads the coldest blocks when 85 % "
-        "of the memory is in use.",
+        help=(
+            "When an engine offloads a block: wait offloads it when it is computed and evicts it "
+            "only then, drop may evict it earlier, and watermark offloads the coldest blocks when "
+            "85 % of the memory is in use."
+        ),
     ),
 ]
 
 
 _LEGEND = Legend(
     {
-        "requests": "how many requests of the trace were replayed",
-        "client processes": "how many processes put and got blocks",
-        "seconds": "how long it took",
-        "hit rate": "the share of the blocks that were looked up and found",
-        "ideal hit rate": "the same with a pool that has room for everything",
-        "blocks put": "how many blocks were stored, and how fast a client did it",
-        "blocks got": "how many blocks came from the pool, and how fast a client did it",
-        "RPC p50 / p99": "the time of a ping to the server after each request",
-        "put again": "how many blocks were stored once more, because they had been lost",
-        "wrong blocks": "how many blocks came back with other bytes; it has to be 0",
-        "engine hits": "how many blocks were in the engines' own memory",
-        "onboarded": "how many blocks requests waited for, from the pool to the engines' memory",
-        "prefetched": "how many hot blocks came before a request asked for them",
-        "offloaded": "how many blocks were copied from the engines' memory to the pool",
-        "evicted": "how many blocks made room for others in the engines' memory",
-        "targets missed": "which targets the engines missed at the end",
+        "requests": "the number of replayed requests",
+        "client processes": "the number of processes that put and got blocks",
+        "seconds": "the duration",
+        "hit rate": "the share of looked-up blocks that were found",
+        "ideal hit rate": "the same for a pool with room for everything",
+        "blocks put": "the number of stored blocks, and the speed per client",
+        "blocks got": "the number of fetched blocks, and the speed per client",
+        "RPC p50 / p99": "the round-trip time of a ping after each request",
+        "put again": "the number of blocks stored again after they were lost",
+        "wrong blocks": "the number of blocks with wrong bytes; must be 0",
+        "engine hits": "the number of blocks found in the engines' own memory",
+        "onboarded": "the number of blocks that requests loaded from the pool",
+        "prefetched": "the number of hot blocks loaded before a request needed them",
+        "offloaded": "the number of blocks copied from the engines' memory to the pool",
+        "evicted": "the number of blocks evicted from the engines' memory",
+        "targets missed": "the targets that the engines missed at the end",
     }
 )
 
@@ -128,7 +133,7 @@ _LEGEND = Legend(
 def replay(
     trace: TraceFile = None,
     clients: Annotated[
-        int, typer.Option(min=1, max=16, help="How many client processes to start.")
+        int, typer.Option(min=1, max=16, help="The number of client processes.")
     ] = 2,
     block_bytes: BlockBytes = None,
     pool_bytes: PoolBytes = None,
@@ -137,12 +142,11 @@ def replay(
         typer.Option(
             min=SPEED_MIN,
             max=SPEED_MAX,
-            help="Replay at so many times the trace's own speed. By default it is as fast as "
-            "possible.",
+            help="Replay at this multiple of the trace's own speed. Default: as fast as possible.",
         ),
     ] = None,
     compare: Annotated[
-        bool, typer.Option(help="Compare every fetched byte with what was put.")
+        bool, typer.Option(help="Compare every fetched byte with the stored one.")
     ] = True,
     disk: Disks = None,
     disk_bytes: DiskBytes = 0,
@@ -158,11 +162,11 @@ def replay(
     admin: AdminAddress = "",
     json: Json = False,
 ) -> None:
-    """Replay a trace: several processes put and get its blocks in a pool of their own.
+    """Replay a trace: several processes put and get its blocks in a temporary pool.
 
-    With --disk or --remote, blocks that the pool evicts sink to these tiers and come back; and if
-    the server is killed meanwhile, it is started again. With --engine-blocks, each process is an
-    engine with memory of its own. With --admin, a page shows the replay.
+    With --disk or --remote, the pool offloads evicted blocks to these tiers and fetches them again;
+    if the server is killed meanwhile, it is restarted. With --engine-blocks, each process is an
+    engine with its own memory. With --admin, a page shows the replay.
     """
     _refuse_without_engine(engine_offload, engine_blocks)
     _check_tiers(disk, disk_bytes, remote)
@@ -191,18 +195,21 @@ def replay(
     else:
         print_facts(_facts(result, clients, compare), _LEGEND)
     if result.verify_errors:
-        raise ReplayError(f"{result.verify_errors} blocks came back with wrong bytes")
+        raise ReplayError(
+            f"{result.verify_errors} blocks came back with wrong bytes; check this machine's "
+            "memory with 'beluga verify'"
+        )
 
 
 def _refuse_without_engine(engine_offload: str, engine_blocks: int) -> None:
     if engine_offload != _ENGINE_OFFLOAD and not engine_blocks:
         raise typer.BadParameter(
-            f"--engine-offload {engine_offload} is about engines' memory; give --engine-blocks"
+            f"--engine-offload {engine_offload} needs engines with memory; give --engine-blocks"
         )
 
 
 def _check_tiers(disks: list[str] | None, disk_bytes: int, remotes: list[str] | None) -> None:
-    """Check disks and stores before the trace is read."""
+    """Check disks and stores before reading the trace."""
     with as_bad_value(TierError):
         tiers = TierSettings(
             disks=tuple(disks or ()), disk_bytes=disk_bytes, remotes=tuple(remotes or ())

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Background reads of a pool in use: a check reads when engines leave the link idle."""
+"""Background reads of a pool in use: a check reads while engines leave the link idle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from beluga.transfer import IoHandle, TransferClass, host_link
 
 @contextmanager
 def scrub_admission(pool: Pool) -> Iterator[tuple[core.bl_io_queue | core.Null, int] | None]:
-    """Yield the lowest class at this host's link to the pool, or None where the link cannot be
+    """Yield the lowest class of this host's link to the pool, or None if the link cannot be
     used.
     """
     try:

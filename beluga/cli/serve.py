@@ -71,17 +71,15 @@ if TYPE_CHECKING:
 
 DeclaredGone = Annotated[
     bool,
-    typer.Option(
-        "--declare-gone", help="Declare that every server and client so far is switched off."
-    ),
+    typer.Option("--declare-gone", help="Declare that every server and client so far has ended."),
 ]
-_COUNT_MAX = (1 << 32) - 1  # of a quota
+_COUNT_MAX = (1 << 32) - 1  # limit of a quota
 QuotaGrants = Annotated[
     int,
     typer.Option(
         min=0,
         max=_COUNT_MAX,
-        help="How many blocks a session may be writing; 0 for no limit.",
+        help="The largest number of blocks that a session may write at a time; 0 for no limit.",
     ),
 ]
 QuotaPins = Annotated[
@@ -89,7 +87,7 @@ QuotaPins = Annotated[
     typer.Option(
         min=0,
         max=_COUNT_MAX,
-        help="How many blocks a session may have pinned; 0 for no limit.",
+        help="The largest number of blocks that a session may pin; 0 for no limit.",
     ),
 ]
 QuotaBytes = Annotated[
@@ -97,7 +95,9 @@ QuotaBytes = Annotated[
     typer.Option(
         parser=size,
         metavar="SIZE",
-        help="How many bytes a session may be writing and have pinned, such as 1G; 0 for no limit.",
+        help=(
+            "The most bytes that a session may write at a time and pin, such as 1G; 0 for no limit."
+        ),
     ),
 ]
 QuotaCalls = Annotated[
@@ -105,7 +105,7 @@ QuotaCalls = Annotated[
     typer.Option(
         min=0,
         max=_COUNT_MAX,
-        help="How many calls a session may make in a second; 0 for no limit.",
+        help="The calls per second that a session may make; 0 for no limit.",
     ),
 ]
 Eviction = Annotated[
@@ -114,7 +114,7 @@ Eviction = Annotated[
         parser=one_of(*EVICTIONS),
         autocompletion=among(*EVICTIONS),
         metavar="|".join(EVICTIONS),
-        help=f"The policy by which blocks are evicted: {', '.join(EVICTIONS)}.",
+        help=f"The eviction policy: {', '.join(EVICTIONS)}.",
     ),
 ]
 Shares = Annotated[
@@ -122,8 +122,10 @@ Shares = Annotated[
     typer.Option(
         "--share",
         metavar="NAME=PERCENT",
-        help="The part of the pool that a tenant may fill while others want theirs, such as "
-        "acme=30%. Who has more loses blocks first. Repeat the option for each tenant.",
+        help=(
+            "A tenant's guaranteed share of the pool, such as acme=30%. Blocks of tenants above "
+            "their share are evicted first. Repeat the option for each tenant."
+        ),
     ),
 ]
 HintBudget = Annotated[
@@ -135,7 +137,7 @@ HintBudget = Annotated[
 ]
 Standby = Annotated[
     bool,
-    typer.Option("--standby", help="Wait until the pool's server has ended, then take over."),
+    typer.Option("--standby", help="Wait until the pool's server ends, then take over."),
 ]
 Watch = Annotated[
     bool,
@@ -148,14 +150,16 @@ Silent = Annotated[
     typer.Option(
         min=0.5,
         max=86400,
-        help="After how many seconds without a heartbeat another machine's server counts as lost; "
-        "later if its heartbeat was slow before.",
+        help=(
+            "Seconds without a heartbeat after which another machine's server counts as lost; "
+            "more if its heartbeat was slow before."
+        ),
     ),
 ]
 LeaseUrl = Annotated[
     str,
     typer.Option(
-        help="Stand by, and serve only while this lock is held: etcd://HOST:PORT/NAME (or "
+        help="Stand by, and serve only while this lease is held: etcd://HOST:PORT/NAME (or "
         "HOST,HOST,HOST; etcds:// for TLS) or k8s://NAMESPACE/NAME."
     ),
 ]
@@ -163,16 +167,16 @@ Events = Annotated[
     str,
     typer.Option(
         metavar="ENDPOINT",
-        help="Publish which blocks come and go here (ZMQ PUB), as vLLM's KV events.",
+        help="Publish the blocks that are stored and removed here (ZMQ PUB), as vLLM's KV events.",
     ),
 ]
 EventsReplay = Annotated[
     str,
     typer.Option(
-        metavar="ENDPOINT", help="Send events again here (ZMQ ROUTER); late routers need it."
+        metavar="ENDPOINT", help="Replay events here (ZMQ ROUTER), for routers that connect late."
     ),
 ]
-EventsForm = Annotated[str, typer.Option(help="The form of the events: vllm or dynamo.")]
+EventsForm = Annotated[str, typer.Option(help="The format of the events: vllm or dynamo.")]
 HandlersPlace = Annotated[
     str,
     typer.Option(
@@ -182,14 +186,16 @@ HandlersPlace = Annotated[
     ),
 ]
 HandlerThreads = Annotated[
-    int, typer.Option(min=1, max=64, help="How many handlers may run at a time.")
+    int, typer.Option(min=1, max=64, help="The number of handlers that run at a time.")
 ]
 Detach = Annotated[
     bool,
     typer.Option(
         "--detach",
-        help="Serve in the background: return when the server serves, or stands by. `beluga stop` "
-        "stops it.",
+        help=(
+            "Serve in the background: return once the server serves or stands by. Stop it with "
+            "`beluga stop`."
+        ),
     ),
 ]
 _LOOK_INTERVAL_S = 0.5
@@ -235,9 +241,9 @@ def serve(
 ) -> None:
     """Serve the pool's block index until SIGTERM or Ctrl-C.
 
-    With --disk or --remote, blocks that the pool evicts sink to these tiers, and come back. With
-    --events, routers follow which blocks the pool has. With --admin, browsers show what it does.
-    With --handlers, clients call functions of yours.
+    With --disk or --remote, evicted blocks are offloaded to these tiers and fetched again. With
+    --events, routers follow the pool's blocks. With --admin, browsers show the server's state. With
+    --handlers, clients call your functions.
     """
     silent_s = _silence(silent, stands_by=standby or bool(lease), watch=watch)
     tiers = _tier_settings(disk, disk_bytes, disk_owner, remote, offload, admission, eviction)
@@ -267,7 +273,7 @@ def serve(
                 return
             except (DeposedError, LeaseError) as error:
                 _stand_by_again(error, server, watch=watch, json=json)
-                declare_gone, forgotten = False, []  # both concern servers before that one
+                declare_gone, forgotten = False, []  # both concern earlier servers
 
 
 def _evicting(
@@ -320,8 +326,9 @@ def _give_up(server: MetaServer, tiers: Sequence[str]) -> None:
 
 
 def _registering(place: str, threads: int) -> Callable[[Server], None]:
-    """Load handlers and return a function that registers them at a server. Without a place it does
-    nothing."""
+    """Load handlers and return a function that registers them with a server; without handlers it
+    does nothing.
+    """
     if not place:
         return lambda server: None
     handlers = load_handlers(place)
@@ -329,7 +336,9 @@ def _registering(place: str, threads: int) -> Callable[[Server], None]:
 
 
 def _stand_by_again(error: BelugaError, server: Server, *, watch: bool, json: bool) -> None:
-    """Report that the server lost its pool. Raises the error unless the server stands by again."""
+    """Report that the server lost its pool. Raises the error unless the server should stand by
+    again.
+    """
     if isinstance(error, DeposedError) and watch:
         reason = "deposed"
     elif isinstance(error, LeaseError) and error is server.failure:
@@ -342,9 +351,10 @@ def _stand_by_again(error: BelugaError, server: Server, *, watch: bool, json: bo
 
 def _silence(silent_s: float, *, stands_by: bool, watch: bool) -> float | None:
     """Return how long a heartbeat must stop before this server takes over; None if it does not
-    stand by."""
+    stand by.
+    """
     if watch and not stands_by:
-        raise typer.BadParameter("--watch goes with --standby or --lease: give one of them, too")
+        raise typer.BadParameter("--watch needs --standby or --lease; give one of them")
     return silent_s if stands_by else None
 
 
@@ -368,7 +378,7 @@ def _tier_settings(
             eviction=eviction,
         )
     if disk_owner and not disks:
-        raise typer.BadParameter("--disk-owner is about disks; give --disk, too")
+        raise typer.BadParameter("--disk-owner needs a disk; give --disk")
     if not tiers:
         refuse_without_tier(offload, admission, usual=(_OFFLOAD, _ADMISSION))
     tiers.check()
@@ -397,15 +407,13 @@ def _services(
 
 
 def _saving(services: Sequence[RestartableService]) -> TierService | None:
-    """Return the service of the lower tiers, if there is one."""
+    """Return the service of the lower tiers, or None."""
     saving = (one for one in services if hasattr(one, "save_missing"))
     return cast("TierService | None", next(saving, None))
 
 
 def _secured(address: str, token: Path | None, tls: str) -> Callable[..., Admin]:
-    """Return a factory of the admin endpoint, by the options of the command line. Raises
-    SettingsError.
-    """
+    """Return a factory of the admin endpoint with these options. Raises SettingsError."""
     return partial(
         Admin,
         address=read_address(address) if address else None,
@@ -418,7 +426,7 @@ def _secured(address: str, token: Path | None, tls: str) -> Callable[..., Admin]
 def _answering(
     make: Callable[..., Admin], routes: Routes, pool: Pool, json: bool
 ) -> Iterator[Admin]:
-    """Run an admin endpoint meanwhile, also while the server stands by."""
+    """Run an admin endpoint in the meantime, also while the server stands by."""
     endpoint = make(routes, directory=pool.runtime_dir)
     endpoint.start()
     if endpoint.url:
@@ -441,9 +449,9 @@ def serve_until_told(
     silent_s: float | None = None,
     lease: Lease | None = None,
 ) -> None:
-    """Run ``server`` on its thread until a signal comes, and its services. Raises the error that
-    ended it otherwise. ``admin`` then serves requests for the active server, and ``health``
-    receives its state.
+    """Run ``server`` on its thread, and its services, until a signal arrives. Raises the error if
+    it ends otherwise. ``admin`` then serves requests for the active server, and ``health`` receives
+    its state.
 
     With ``silent_s`` the server first stands by, takes over from a server whose heartbeat has not
     moved for that many seconds, and retries services that it cannot start yet. With ``lease`` it
@@ -498,15 +506,15 @@ def _say_waiting(server: Server, manager: Manager, health: ServerHealth, why: st
 def _look_after(
     server: Server, beside: Services, told: threading.Event, manager: Manager, health: ServerHealth
 ) -> None:
-    """Wait until a signal comes. The manager and ``health`` are notified only if the server's poll
-    loop has moved since the last check. Raises the error that ended the server.
+    """Wait until a signal arrives. Notify the manager and ``health`` only if the server's poll loop
+    has made progress since the last check. Raises the error that ended the server.
     """
     health.moved(serves=True)
     seen = -1
     while not told.wait(manager.look_s):
         try:
             moved = server.stat().housekeeping_count
-        except RpcError:  # it has stopped
+        except RpcError:  # the server has stopped
             if server.failure is None:
                 raise
         if server.failure is not None:
@@ -520,9 +528,9 @@ def _look_after(
 
 def _event_settings(endpoint: str, replay: str, form: str) -> EventSettings | None:
     if form not in ("vllm", "dynamo"):
-        raise typer.BadParameter(f"--events-form is vllm or dynamo, not {form}")
+        raise typer.BadParameter(f"--events-form is {form}; give vllm or dynamo")
     if bool(endpoint) != bool(replay):
-        raise typer.BadParameter("--events and --events-replay belong together; give both")
+        raise typer.BadParameter("--events and --events-replay need each other; give both")
     if not endpoint:
         return None
     from beluga.events import EventSettings  # slow to import

@@ -13,7 +13,7 @@ from beluga.errors import BelugaError
 
 _logger = logging.getLogger(__name__)
 
-_PERIOD_S = 2.0  # between two attempts to start a service
+_PERIOD_S = 2.0  # interval of attempts to start a service
 
 
 class RestartableService(Protocol):
@@ -27,14 +27,15 @@ class RestartableService(Protocol):
 class Services:
     """The services of one server.
 
-    With ``patient``, a service that cannot be started does not end the server; :meth:`look_after`
-    retries it. This is for a takeover from a server that hangs: that one may still have a port or
-    the last lanes of the pool.
+    With ``patient``, a service that fails to start does not end the server; :meth:`look_after`
+    retries it. This is for a takeover from a hanging server, which may still have a port or the
+    pool's last lanes.
     """
 
     def __init__(self, services: Sequence[RestartableService], *, patient: bool) -> None:
         self._services, self._patient = tuple(services), patient
-        self._late: dict[RestartableService, str] = {}  # services that are not started yet, and why
+        # Services that have not started yet, and the reason
+        self._late: dict[RestartableService, str] = {}
         self._tried_s = 0.0
 
     def start(self) -> None:
@@ -66,8 +67,8 @@ class Services:
             self._late[service] = str(error)
             if why != str(error):
                 _logger.warning(
-                    "the pool is served without a part, which is tried again: %s", error
+                    "the pool is served without a service, whose start will be retried: %s", error
                 )
             return
         if self._late.pop(service, None) is not None:
-            _logger.warning("started after all; before: %s", why)
+            _logger.warning("the service has now started; before: %s", why)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``beluga.toml``: defaults for the options of every command, below flags and the environment.
+"""``beluga.toml``: defaults for the options of every command, with lower precedence than flags and
+the environment.
 
 Example: the file has ``host = 3`` and a table ``[serve]`` with ``quota-calls = 1000``. Then every
-command that takes ``--host N`` has 3 as its default, and ``beluga serve`` has ``--quota-calls
+command with an option ``--host N`` has the default 3, and ``beluga serve`` has ``--quota-calls
 1000``. The file becomes the parser's default map, so commands need no code for it.
 """
 
@@ -27,7 +28,7 @@ from beluga.cli.options import HOST_HELP, Host, LogFormat, LogLevel, PoolPaths
 from beluga.errors import SettingsError
 from beluga.text import decode_text
 
-# Options that confirm or declare something about one run.
+# Options that confirm or declare something for a single run.
 ONCE = frozenset(
     (
         "config",
@@ -57,7 +58,7 @@ _SIZE_MAX = 1 << 20  # bytes of a settings file
 
 @dataclass(frozen=True)
 class Setting:
-    """One value of the file. An empty table is for all commands."""
+    """One value of the file. An empty table applies to all commands."""
 
     table: str
     key: str
@@ -76,9 +77,9 @@ class FileSettings:
 
 
 def find(named: Path | None) -> Path | None:
-    """Return the given file, else BELUGA_CONFIG's, the user's or the machine's, if any.
+    """Return the given file, else that of BELUGA_CONFIG, the user or the machine, if any.
 
-    The current folder is not searched: a command behaves the same in every folder.
+    The current folder is not searched, so a command behaves the same in every folder.
     """
     told = named or config.settings_file()
     return told or next((path for path in config.settings_places() if _exists(path)), None)
@@ -89,7 +90,7 @@ def load(
 ) -> FileSettings:
     """Read the file for the context's program. Raises SettingsError.
 
-    ``above`` maps the keys that are overridden to their flag or variable.
+    ``above`` maps overridden keys to their flag or variable.
     """
     if path is None:
         return FileSettings()
@@ -99,14 +100,14 @@ def load(
 def tables(root: Any, program: str) -> dict[str, tuple[str, ...]]:
     """Return the words of each command by the name of its table.
 
-    ``beluga pool create`` has ``[pool-create]``: ``pool`` itself is the list of devices.
+    ``beluga pool create`` has ``[pool-create]``, because ``pool`` itself is the list of devices.
     """
     prefix = "" if program == "beluga" else f"{program}-"
     return {prefix + "-".join(words): words for words in lazy.leaves(root)}
 
 
 def options(command: Any) -> dict[str, Any]:
-    """Return the options that a file may set for a command, by key."""
+    """Return a command's options that a file may set, by key."""
     found = {key_of(one): one for one in command.params if one.param_type_name == "option"}
     return {key: one for key, one in found.items() if key not in ONCE}
 
@@ -124,7 +125,7 @@ def _exists(path: Path) -> bool:
 
 
 class _Reader:
-    """Reads one file. Its errors have the line."""
+    """Reads one file. Its errors include the line number."""
 
     def __init__(
         self, path: Path, context: typer.Context, program: str, above: Mapping[str, str]
@@ -147,10 +148,10 @@ class _Reader:
             elif key in SHARED:
                 self._share(shared, name, key, value)
             elif name.replace("_", "-") in self._tables:
-                raise self._wrong("", name, f"is a table: write [{name}] above its settings")
+                raise self._wrong("", name, f"is a table; write [{name}] above its settings")
             else:
                 known = [*SHARED, *(f"[{table}]" for table in self._tables)]
-                raise self._wrong("", name, f"is no setting of all commands{_meant(key, known)}")
+                raise self._wrong("", name, f"is not a setting of all commands{_meant(key, known)}")
         return FileSettings(self._path, shared, self._defaults, tuple(self._rows))
 
     def _read(self) -> str:
@@ -160,12 +161,12 @@ class _Reader:
         except OSError as error:
             raise SettingsError(f"{self._path}: {error.strerror}") from None
         if len(data) > _SIZE_MAX:
-            raise SettingsError(f"{self._path}: it has more than {_SIZE_MAX} bytes")
+            raise SettingsError(f"{self._path} has more than {_SIZE_MAX} bytes; make it smaller")
         try:
             return decode_text(data)
         except UnicodeDecodeError as error:
             line = data.count(b"\n", 0, error.start) + 1
-            raise SettingsError(f"{self._path}, line {line}: not text in UTF-8") from None
+            raise SettingsError(f"{self._path}, line {line}: the text is not UTF-8") from None
 
     def _parsed(self) -> dict[str, Any]:
         if sys.version_info >= (3, 11):
@@ -177,23 +178,28 @@ class _Reader:
         except tomllib.TOMLDecodeError as error:
             raise SettingsError(f"{self._path}: {error}") from None
         except RecursionError:
-            raise SettingsError(f"{self._path}: its lists are nested too deeply") from None
+            raise SettingsError(
+                f"{self._path}: its lists are nested too deeply; make them flat"
+            ) from None
         return parsed
 
     def _share(self, shared: dict[str, Any], name: str, key: str, value: object) -> None:
-        """Check a key above all tables, and make it the default of each command that has it."""
+        """Check a key above all tables, and make it the default of each command with that
+        option.
+        """
         self._unique("", name, key)
         command = _with_shared_options()
         shared[key] = self._checked("", name, command, options(command)[key], value)
         self._rows.append(Setting("", key, shared[key], self._above.get(key, "")))
-        if key == "host":  # the others also apply to commands without that option
+        if key == "host":  # the other keys also apply to commands without that option
             for words in self._running():
                 option = options(lazy.command_at(self._root, words)).get(key)
-                if option is not None and option.help == HOST_HELP:  # the gateway's is an address
+                # --host of the gateway is an address
+                if option is not None and option.help == HOST_HELP:
                     self._put(words, option, shared[key], over=False)
 
     def _running(self) -> Iterator[tuple[str, ...]]:
-        """Yield the words of each command that may run now."""
+        """Yield the words of each command that this run may execute."""
         asked = self._context.invoked_subcommand
         return (words for words in lazy.leaves(self._root) if asked in (None, words[0]))
 
@@ -208,10 +214,12 @@ class _Reader:
         for given, value in values.items():
             key = given.replace("-", "_")
             if key in ONCE:
-                text = "is about one run; give it on the command line"
+                text = "applies to one run only; give it on the command line"
                 raise self._wrong(name, given, text)
             if key not in known:
-                raise self._wrong(name, given, f"is no option of this command{_meant(key, known)}")
+                raise self._wrong(
+                    name, given, f"is not an option of this command{_meant(key, known)}"
+                )
             self._unique(name, given, key)
             checked = self._checked(name, given, command, known[key], value)
             unused = self._above.get(key, "")
@@ -220,22 +228,22 @@ class _Reader:
                 self._put(words, known[key], checked, over=True)
 
     def _refuse_table(self, name: str, table: str) -> None:
-        """Raise SettingsError, unless it is a table of the other program."""
+        """Raise SettingsError unless the table belongs to the other program."""
         if (self._program == "beluga") == table.startswith("cxl-rpc-"):
             return
         if self._program != "beluga":
-            raise self._wrong(name, "", f"is no command of {self._program}")
+            raise self._wrong(name, "", f"is not a command of {self._program}")
         inside = [f"[{one}]" for one in self._tables if one.startswith(f"{table}-")]
         if inside:
             raise self._wrong(name, "", f"is a group of commands; write {', '.join(inside)}")
-        raise self._wrong(name, "", f"is no command{_meant(table, self._tables)}")
+        raise self._wrong(name, "", f"is not a command{_meant(table, self._tables)}")
 
     def _unique(self, table: str, given: str, key: str) -> None:
         if any((row.table, row.key) == (table.replace("_", "-"), key) for row in self._rows):
             raise self._wrong(table, given, "is given twice, with - and with _")
 
     def _put(self, words: tuple[str, ...], option: Any, value: object, *, over: bool) -> None:
-        """Set a default of a command; ``over`` replaces one of the shared defaults."""
+        """Set a default of a command; ``over`` replaces a shared default."""
         inside = self._defaults
         for word in words:
             inside = inside.setdefault(word, {})
@@ -243,7 +251,9 @@ class _Reader:
             inside[option.name] = value
 
     def _checked(self, table: str, key: str, command: Any, option: Any, value: object) -> object:
-        """Return a value that is valid for the option. A list of one item may lack its brackets."""
+        """Return a value that is valid for the option. A list of one item may be given without
+        brackets.
+        """
         if option.multiple and not isinstance(value, list):
             value = [value]
         kinds, wanted = _kinds(command, option)
@@ -264,7 +274,7 @@ class _Reader:
 
 
 def _with_shared_options() -> Any:
-    """Return the parser of a command with the options above all tables."""
+    """Return the parser of a command that has the options above all tables."""
 
     def shared(
         pool: PoolPaths = None,
@@ -307,7 +317,7 @@ def _show(value: object) -> str:
 
 
 def _line_of(text: str, table: str, key: str) -> int | None:
-    """Return the number of the line that sets a key (or begins the table); None if unknown."""
+    """Return the number of the line that sets a key (or starts the table), or None."""
     here = ""
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[\s*[\"']?([\w-]+)[\"']?\s*\]", line):

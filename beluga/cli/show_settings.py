@@ -14,19 +14,20 @@ from beluga.cli.settings import FileSettings
 
 _LEGEND = Legend(
     {
-        "table": "the command that the setting is of, or all",
+        "table": "the command of the setting, or all",
         "key": "the option",
-        "value": "what the file sets",
-        "unused": "the flag or variable that comes before the setting now",
+        "value": "the value in the file",
+        "unused": "the flag or variable that overrides the setting",
     }
 )
 
 
 @explains(_LEGEND)
 def show_settings(ctx: typer.Context, json: Json = False) -> None:
-    """Show which beluga.toml is read, and what it sets.
+    """Show which beluga.toml is read, and its settings.
 
-    A flag comes before the environment, that before the file, and that before a default.
+    Flags override the environment, the environment overrides the file, and the file overrides
+    defaults.
     """
     found = ctx.find_root().obj or FileSettings()
     places = [str(path) for path in config.settings_places()]
@@ -39,9 +40,9 @@ def show_settings(ctx: typer.Context, json: Json = False) -> None:
         print_json({"file": path, "searched": places, "settings": rows})
         return
     if found.path is None:
-        say(f"no settings file: neither --config, BELUGA_CONFIG, {' nor '.join(places)}")
+        say(f"there is no settings file: neither --config, BELUGA_CONFIG, {' nor '.join(places)}")
         return
-    say(f"settings of {found.path}")
+    say(f"settings in {found.path}")
     if found.rows:
         print_table(
             _LEGEND,

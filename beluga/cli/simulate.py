@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The command ``beluga simulate``: it compares routing policies on a trace."""
+"""The command ``beluga simulate``: compares routing policies on a trace."""
 
 from __future__ import annotations
 
@@ -58,39 +58,45 @@ from beluga.simulate import (
 
 _DECIMAL = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT])B", re.IGNORECASE)
 _SCALE = re.compile(r"([0-9]{1,12}(?:\.[0-9]+)?):([+-][1-9][0-9]{0,11})")
-_NAMED = {"pool": "--pool-bytes"}  # options that are not named after their field
+_NAMED = {"pool": "--pool-bytes"}  # options whose name differs from their field
 _RUN = {
     "policy": ("policy", "the routing policy"),
     "memory": ("memory", "pool: all workers share it; split: each worker has its own part"),
-    "speed": ("speed", "how many times as fast as in the trace requests arrive"),
+    "speed": ("speed", "the rate of requests relative to the trace"),
 }
 _COLUMNS = {
     "ttft_mean_s": ("TTFT s", "the mean time to the first token, in seconds"),
     "ttft_p50_s": ("p50", "its median"),
-    "ttft_p90_s": ("p90", "the time that 90 of 100 requests do not exceed"),
-    "ttft_p99_s": ("p99", "the time that 99 of 100 requests do not exceed"),
-    "tpot_mean_ms": ("TPOT ms", "the mean time for each further token, in milliseconds"),
-    "hit_rate": ("hits", "the share of the prompts' blocks that were found, 0 to 1"),
-    "hit_rate_hbm": ("HBM", "the share that was found in the worker's own HBM"),
-    "hit_rate_pool": ("pool", "the share that was found in the pool"),
-    "hit_rate_local": ("DRAM", "the share that was found in the worker's own DRAM"),
-    "load_imbalance": ("imbalance", "the busiest worker's time to the mean worker's; 1 is even"),
-    "rejects": ("rejects", "the requests that were refused"),
-    "link_read_utilisation": ("link", "the share of a worker's read bandwidth that is used"),
-    "onboard_queue_ms": ("queue ms", "how long a request's fetch waits for others on the links"),
+    "ttft_p90_s": ("p90", "its 90th percentile"),
+    "ttft_p99_s": ("p99", "its 99th percentile"),
+    "tpot_mean_ms": ("TPOT ms", "the mean time per later token, in milliseconds"),
+    "hit_rate": ("hits", "the share of the prompts' blocks that hit, 0 to 1"),
+    "hit_rate_hbm": ("HBM", "the share that hit in the worker's own HBM"),
+    "hit_rate_pool": ("pool", "the share that hit in the pool"),
+    "hit_rate_local": ("DRAM", "the share that hit in the worker's own DRAM"),
+    "load_imbalance": ("imbalance", "the busiest worker's time relative to the mean; 1 is even"),
+    "rejects": ("rejects", "the number of refused requests"),
+    "link_read_utilisation": ("link", "the utilization of a worker's read bandwidth"),
+    "onboard_queue_ms": (
+        "queue ms",
+        "the time that a request's fetch waits for others on the links",
+    ),
 }
 _SCALED = {
-    "hit_rate_before": ("hits before", "hits of requests before workers came or left"),
+    "hit_rate_before": ("hits before", "hits of requests before workers were added or removed"),
     "hit_rate_after": ("hits after", "hits of later requests"),
-    "ttft_mean_before_s": ("TTFT before", "TTFT s of requests before workers came or left"),
+    "ttft_mean_before_s": (
+        "TTFT before",
+        "TTFT s of requests before workers were added or removed",
+    ),
     "ttft_mean_after_s": ("TTFT after", "TTFT s of later requests"),
 }
 _PLANNED = {
-    "workers_most": ("workers", "the most workers at any time"),
-    "worker_hours": ("worker hours", "the time of all workers together, in hours"),
+    "workers_most": ("workers", "the largest number of workers"),
+    "worker_hours": ("worker hours", "the total time of all workers, in hours"),
 }
 _LEGEND = Legend((_RUN | _COLUMNS | _SCALED | _PLANNED).values())
-# The columns that a narrow table omits, in this order.
+# The columns that a narrow table drops, in this order.
 _SPARE = (
     *("queue ms", "link", "imbalance", "DRAM", "pool", "HBM", "rejects", "p50", "TPOT ms", "p99"),
     *("p90", "hits", "worker hours"),
@@ -99,14 +105,16 @@ _BAR_WIDTH = 60  # characters
 
 
 def _capacity(text: str | int) -> int:
-    """Parse bytes. Unlike in other commands, decimal units such as 2TB and 1.5GB are valid, too."""
+    """Parse a size. Unlike in other commands, decimal units such as 2TB and 1.5GB are also
+    valid.
+    """
     if match := _DECIMAL.fullmatch(str(text).strip()):
         return int(float(match[1]) * 1000 ** ("KMGT".index(match[2].upper()) + 1))
     return size(text)
 
 
 def _policies(text: str) -> list[str]:
-    """Parse names of policies: all, or some with commas between them."""
+    """Parse names of policies: all, or some separated by commas."""
     if text == "all":
         return list(POLICIES)
     with as_bad_value(RouterError):
@@ -116,8 +124,10 @@ def _policies(text: str) -> list[str]:
 TraceFile = Annotated[
     Path | None,
     typer.Argument(
-        help="The trace: a file, or a directory of weka's sessions. By default it is the bundled "
-        "one, made-up conversations."
+        help=(
+            "The trace: a file, or a directory of weka's sessions. Default: the bundled trace of "
+            "synthetic conversations."
+        )
     ),
 ]
 Policies = Annotated[
@@ -125,11 +135,11 @@ Policies = Annotated[
     typer.Option(
         metavar="P[,P...]",
         autocompletion=among(*POLICIES, "default", "all"),
-        help=f"The policies to run: {', '.join(POLICIES)}; default for the gateway's; or all.",
+        help=f"The policies to run: {', '.join(POLICIES)}; default (the gateway's), or all.",
     ),
 ]
 Workers = Annotated[
-    int, typer.Option(min=1, max=COUNT_MAX, help="How many workers (engines) there are.")
+    int, typer.Option(min=1, max=COUNT_MAX, help="The number of workers (engines).")
 ]
 PoolBytes = Annotated[
     int | None,
@@ -137,7 +147,7 @@ PoolBytes = Annotated[
         "--pool-bytes",
         parser=_capacity,
         metavar="BYTES",
-        help="The size of the shared pool; 1950 GiB by default.",
+        help="The size of the shared pool. Default: 1950 GiB.",
     ),
 ]
 LocalBytes = Annotated[
@@ -145,19 +155,18 @@ LocalBytes = Annotated[
     typer.Option(
         parser=_capacity,
         metavar="BYTES",
-        help="Each worker's own DRAM in runs without a pool; its part of "
-        "the pool's size by default.",
+        help="Each worker's own DRAM in runs without a pool. Default: its part of the pool's size.",
     ),
 ]
 HbmBytes = Annotated[
     int | None,
-    typer.Option(parser=_capacity, metavar="BYTES", help="Each worker's HBM for KV data."),
+    typer.Option(parser=_capacity, metavar="BYTES", help="Each worker's HBM for the KV cache."),
 ]
 Memory = Annotated[
     str,
     typer.Option(
         autocompletion=among(*MEMORIES, "both"),
-        help="Run with a shared pool (pool), with split DRAM (split), or both.",
+        help="Simulate a shared pool (pool), split DRAM (split), or both.",
     ),
 ]
 Adapters = Annotated[
@@ -165,7 +174,7 @@ Adapters = Annotated[
     typer.Option(
         min=1,
         max=COUNT_MAX,
-        help="How many CXL adapters there are (O8); one for two workers by default.",
+        help="The number of CXL adapters (O8). Default: one per two workers.",
     ),
 ]
 Devices = Annotated[
@@ -173,15 +182,17 @@ Devices = Annotated[
     typer.Option(
         min=1,
         max=COUNT_MAX,
-        help="How many memory devices the pool has; one for 256 GiB by default.",
+        help="The number of the pool's memory devices. Default: one per 256 GiB.",
     ),
 ]
 Speed = Annotated[
     str,
     typer.Option(
         metavar="X[,X...]",
-        help="Requests arrive at so many times the trace's own speed. "
-        "Several speeds are run one after another.",
+        help=(
+            "The rate of requests relative to the trace. Give several, separated by commas, to "
+            "run one after another."
+        ),
     ),
 ]
 Model = Annotated[
@@ -195,7 +206,7 @@ Engine = Annotated[
     str,
     typer.Option(
         autocompletion=among(*ENGINES),
-        help=f"How engines batch: {' or '.join(ENGINES)}. Serial engines only prefill.",
+        help=f"The batching of engines: {' or '.join(ENGINES)}. Serial engines only prefill.",
     ),
 ]
 Eviction = Annotated[
@@ -204,7 +215,7 @@ Eviction = Annotated[
 ]
 Seeds = Annotated[
     int,
-    typer.Option(min=1, max=1000, help="How many runs of each case; --json has their spread."),
+    typer.Option(min=1, max=1000, help="The number of runs of each case; --json has their spread."),
 ]
 Processes = Annotated[
     int | None,
@@ -212,8 +223,10 @@ Processes = Annotated[
         min=1,
         max=COUNT_MAX,
         metavar="N",
-        help="How many runs run at once, each in a process; one for each CPU by default. The "
-        "results are the same.",
+        help=(
+            "The number of parallel runs, each in its own process. Default: one per CPU. The "
+            "results do not depend on it."
+        ),
     ),
 ]
 ScaleAt = Annotated[
@@ -233,10 +246,10 @@ Preset = Annotated[
     str | None,
     typer.Option(
         autocompletion=among(*PRESETS),
-        help="feasibility is the set-up of the reference replay; it overrides other options.",
+        help="feasibility is the setup of the reference replay; it overrides other options.",
     ),
 ]
-Plot = Annotated[bool, typer.Option("--plot", help="Draw bars of the mean TTFT, too.")]
+Plot = Annotated[bool, typer.Option("--plot", help="Also draw bars of the mean TTFT.")]
 Report = Annotated[
     Path | None,
     typer.Option(
@@ -281,7 +294,7 @@ def simulate(
     *,
     settings: PolicySettings,
 ) -> None:
-    """Replay a trace on a simulated cluster, under every policy, with a pool and without."""
+    """Simulate a cluster that serves a trace, under every policy, with a pool and without."""
     speeds = _speeds(speed)
     asked = {"policies": _policies(policy), "memories": _memories(memory), "seeds": seeds}
     options = _options(
@@ -336,12 +349,12 @@ def _speeds(text: str) -> list[float]:
         speeds = list(dict.fromkeys(float(part) for part in text.split(",")))
     except ValueError:
         raise typer.BadParameter(
-            f"--speed {text!r} is not a number, or several as in 1,1.5,2"
+            f"--speed is {text!r}; give a number, or several as in 1,1.5,2"
         ) from None
     for speed in speeds:
         if not SPEED_MIN <= speed <= SPEED_MAX:
             raise typer.BadParameter(
-                f"--speed is from {SPEED_MIN:g} to {SPEED_MAX:g}, not {speed:g}"
+                f"--speed is {speed:g}, but must be from {SPEED_MIN:g} to {SPEED_MAX:g}"
             )
     return speeds
 
@@ -353,7 +366,7 @@ def _goals(planner: int | None, settings: PolicySettings) -> Goals | None:
 
 
 def _check(report: Path | None) -> None:
-    """Check before the work that the report can be drawn and written."""
+    """Check in advance that the report can be drawn and written."""
     if report is not None:
         check_report(report)
         if report.suffix == ".png":
@@ -377,7 +390,7 @@ def _rows(
 
 
 def _with_reading(trace: Trace, rows: Sequence[Row]) -> list[dict[str, object]]:
-    """Return the rows for JSON, each with how the trace was read."""
+    """Add to the rows, for JSON, how the trace was read."""
     read = None if trace.reading is None else trace.reading.facts()
     return [dataclasses.asdict(row) | {"read": read} for row in rows]
 
@@ -417,13 +430,15 @@ def _show(
 
 def _memories(text: str) -> Sequence[str]:
     if text not in (*MEMORIES, "both"):
-        raise typer.BadParameter(f"--memory is pool, split or both, not {text!r}")
+        raise typer.BadParameter(f"--memory is {text!r}; give pool, split or both")
     return MEMORIES if text == "both" else (text,)
 
 
 def _with_preset(name: str, options: Options) -> Options:
     if name not in PRESETS:
-        raise typer.BadParameter(f"there is no --preset {name!r}; there is {', '.join(PRESETS)}")
+        raise typer.BadParameter(
+            f"there is no --preset {name!r}; choose one of {', '.join(PRESETS)}"
+        )
     return PRESETS[name](options)
 
 
@@ -439,11 +454,13 @@ def _scale(text: str | None) -> Scale | None:
 def _warn(options: Options) -> None:
     """Warn about unequal memory."""
     if text := unequal_memory(options):
-        say(f"not equal: {text}")
+        say(f"memory is not equal: {text}")
 
 
 def _warn_of_queues(trace: Trace, rows: Sequence[Row]) -> None:
-    """Report saturated runs: their times to first token depend on the length of the trace."""
+    """Report saturated runs, in which the time to first token depends on the length of the
+    trace.
+    """
     late = [row for row in rows if row.saturated]
     if not late or trace.duration_s <= 0:
         return

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The command ``beluga size``: it advises on the capacities of tiers for a model, and shows how
-much of a trace they find.
+"""The command ``beluga size``: advises on tier sizes for a model, and shows the hit rates of a
+trace.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ _QWEN3_32B = KvShape(64, "BF16", 8, 128)  # the model of beluga simulate's defau
 Model = Annotated[
     Path | None,
     typer.Argument(
-        help="A model's folder or its config.json. Or give --layers and the rest. By default it is "
-        "Qwen3-32B."
+        help=(
+            "A model's folder or its config.json; or give --layers and the other numbers. "
+            "Default: Qwen3-32B."
+        )
     ),
 ]
 Memory = Annotated[
@@ -42,7 +44,7 @@ Memory = Annotated[
         "--memory",
         parser=size,
         metavar="SIZE",
-        help="The size of the pool. Without --memory and --disk, it is what the trace needs.",
+        help="The size of the pool. Default without --disk: the size that the trace needs.",
     ),
 ]
 Disk = Annotated[
@@ -51,44 +53,44 @@ Disk = Annotated[
         "--disk", parser=size, metavar="SIZE", help="The size of a disk tier. May be repeated."
     ),
 ]
-_NUMBER_MAX = 1 << 20  # of a model's numbers
+_NUMBER_MAX = 1 << 20  # limit of a model's numbers
 BlockTokens = Annotated[
     int,
-    typer.Option(min=1, max=_NUMBER_MAX, help="How many tokens a block of the engine has."),
+    typer.Option(min=1, max=_NUMBER_MAX, help="The tokens per block of the engine."),
 ]
 Layers = Annotated[int, typer.Option(min=0, max=_NUMBER_MAX, help="Layers with attention.")]
-KvHeads = Annotated[int, typer.Option(min=0, max=_NUMBER_MAX, help="KV heads of a layer.")]
-HeadDim = Annotated[int, typer.Option(min=0, max=_NUMBER_MAX, help="Elements of a head.")]
+KvHeads = Annotated[int, typer.Option(min=0, max=_NUMBER_MAX, help="KV heads per layer.")]
+HeadDim = Annotated[int, typer.Option(min=0, max=_NUMBER_MAX, help="Elements per head.")]
 LatentDim = Annotated[
     int,
-    typer.Option(min=0, max=_NUMBER_MAX, help="Elements of a token in a layer, with MLA."),
+    typer.Option(min=0, max=_NUMBER_MAX, help="Elements per token and layer, with MLA."),
 ]
 Dtype = Annotated[
     str | None,
     typer.Option(
         autocompletion=among(*_DTYPES),
         metavar="|".join(_DTYPES),
-        help="The type of the KV cache's elements.",
+        help="The element type of the KV cache.",
     ),
 ]
 MemoryBandwidth = Annotated[
-    float, typer.Option(min=0.001, max=1e6, help="GB/s from the pool to the engine.")
+    float,
+    typer.Option(min=0.001, max=1e6, help="The bandwidth from the pool to the engine, in GB/s."),
 ]
 DiskBandwidth = Annotated[
-    float | None, typer.Option(min=0.001, max=1e6, help="GB/s from the disk to the engine.")
+    float | None,
+    typer.Option(min=0.001, max=1e6, help="The bandwidth from the disk to the engine, in GB/s."),
 ]
 RecomputeMs = Annotated[
     float | None,
-    typer.Option(
-        min=0.000001, max=1e6, help="How many milliseconds it takes to compute one token."
-    ),
+    typer.Option(min=0.000001, max=1e6, help="The time to compute one token, in milliseconds."),
 ]
 ModelCosts = Annotated[
     str | None,
     typer.Option(
         autocompletion=among(*costs.MODELS),
         metavar="NAME",
-        help=f"Known costs instead: {', '.join(costs.MODELS)}.",
+        help=f"The costs of a model instead: {', '.join(costs.MODELS)}.",
     ),
 ]
 TraceFile = Annotated[
@@ -96,8 +98,10 @@ TraceFile = Annotated[
     typer.Option(
         "--trace",
         metavar="FILE",
-        help="A trace, in any format that `beluga simulate` reads. By default it is the bundled "
-        "one, made-up conversations.",
+        help=(
+            "A trace, in any format that `beluga simulate` reads. Default: the bundled trace of "
+            "synthetic conversations."
+        ),
     ),
 ]
 Position = Annotated[
@@ -109,14 +113,14 @@ Position = Annotated[
 _LEGEND = Legend(
     {
         "tier": "memory (the pool) or a disk",
-        "size": "the tier's size, as it was given",
-        "blocks": "how many blocks of the model it holds",
-        "tokens": "how many tokens these blocks have",
-        "--max-blocks": "what to give to beluga pool create, so that the table has room for them",
-        "GB/s": "how fast blocks come from the tier, as it was given",
-        "ms per token": "how long it takes to bring one token back",
-        "pays": "whether that is less than computing the token again",
-        "found": "the share of the trace's blocks that this tier and those above it find (LRU)",
+        "size": "the tier's size",
+        "blocks": "the number of the model's blocks that fit",
+        "tokens": "the tokens of these blocks",
+        "--max-blocks": "the value for beluga pool create, so that the table has room for them",
+        "GB/s": "the tier's bandwidth",
+        "ms per token": "the time to fetch one token",
+        "pays": "whether that is faster than computing the token again",
+        "found": "the share of the trace's blocks that hit in this tier or those above it (LRU)",
     }
 )
 
@@ -141,20 +145,22 @@ def size_tiers(
     wide: Wide = False,
     json: Json = False,
 ) -> None:
-    """Advise how many blocks and tokens of a model's KV cache each tier holds, how fast a tier must
-    be so that bringing a token back beats computing it again, and how much of a trace is found.
+    """Show how many blocks and tokens of a model's KV cache each tier holds, how fast a tier must
+    be for a fetch to beat computing again, and which share of a trace hits.
     """
     if model is not None and (layers or kv_heads or head_dim or latent_dim):
-        raise typer.BadParameter("give a model, or its numbers")
+        raise typer.BadParameter("give a model or its numbers, not both")
     if recompute_ms is not None and model_costs is not None:
-        raise typer.BadParameter("give --recompute-ms or --model-costs")
+        raise typer.BadParameter(
+            "--recompute-ms and --model-costs exclude each other; give one of them"
+        )
     if model is not None:
         shape = read_model(model, dtype)
     elif layers:
         with as_bad_value(TierError):
             shape = KvShape(layers, dtype or "BF16", kv_heads, head_dim, latent_dim)
     elif kv_heads or head_dim or latent_dim:
-        raise typer.BadParameter("give --layers, too")
+        raise typer.BadParameter("the model's numbers need --layers; add it")
     else:
         say("no model is named; these are the numbers of Qwen3-32B")
         shape = _QWEN3_32B if dtype is None else KvShape(64, dtype, 8, 128)
@@ -185,7 +191,7 @@ def size_tiers(
 
 
 def _found(advice: SizingAdvice, trace: Trace) -> list[float]:
-    """Return the share of a trace that each tier and those above it find."""
+    """Return the share of a trace that hits in each tier or those above it."""
     tokens = accumulate(tier.tokens for tier in advice.tiers)
     return found_shares(trace, [min(one // trace.block_tokens, trace.id_count) for one in tokens])
 
@@ -210,7 +216,7 @@ def _show(
     else:
         facts["compute one token"] = f"{advice.recompute_ms_per_token:.4g} ms"
         facts["break-even"] = f"{advice.break_even_bytes_per_s / _GB:.3g} GB/s"
-    facts["the trace needs"] = f"{show_size(need)} for all its blocks"
+    facts["the trace needs"] = f"{show_size(need)} for all of its blocks"
     facts["could be found"] = f"{trace.ideal_hit_rate:.1%} of the blocks of {len(trace):,} prompts"
     print_facts(facts)
     print_table(
@@ -238,7 +244,7 @@ def _recompute_ms(name: str, position: int) -> float:
     """Return the time that one more token at a position adds to a long prefill."""
     if name not in costs.MODELS:
         raise typer.BadParameter(
-            f"no --model-costs {name!r} are known; there are {', '.join(costs.MODELS)}"
+            f"there are no --model-costs {name!r}; choose one of {', '.join(costs.MODELS)}"
         )
     known = costs.MODELS[name]
     return known.b + known.c * position

@@ -26,43 +26,43 @@ from beluga.pool import show_size
 from beluga.rpc import Client
 
 _WIDTH = 78
-_NAME_MAX = 15  # characters of a process's name in the kernel
+_NAME_MAX = 15  # length of a process's name in the kernel
 
 
 _CLIENTS = Legend(
     {
         "host": "the client's number among the pool's hosts",
         "pid": "its process on that host",
-        "kind": "what it is, such as vllm; a dash until its first report",
+        "kind": "its kind, such as vllm; a dash until its first report",
         "name": "the name of its process, if this host can see it",
-        "age": "how long ago it attached to the server",
-        "calls": "how many calls it has made",
-        "pins": "how many blocks it has pinned: those are not evicted",
-        "puts": "how many blocks it is writing",
-        "heard": "how long ago its heartbeat was seen",
+        "age": "the time since it attached to the server",
+        "calls": "the number of its calls",
+        "pins": "the number of blocks it has pinned, which are not evicted",
+        "puts": "the number of blocks it is writing",
+        "heard": "the time since its last heartbeat",
     }
 )
 
 
 _SUMMARY = Legend(
     {
-        "hit rate": "the share of all keys that were looked up and found, since the server began",
-        "space full": "the share of the space for blocks that is taken",
-        "table full": "the share of the block table's entries that are taken",
-        "blocks": "those that can be found; pinned ones are not evicted",
-        "since takeover": "what has happened since this server began",
-        "clients": "sessions that are attached; suspect ones no longer show a heartbeat",
-        "quarantined": "space that a vanished session could still write to",
-        "retired": "space on memory that failed: it is used no more",
-        "tier NAME": "what a tier below the pool has, and how many blocks went there and back",
-        "for lower tiers": "blocks that wait to be offered to the tiers, or to come back",
+        "hit rate": "the share of looked-up keys that hit, since the server started",
+        "space full": "the share of the block space that is in use",
+        "table full": "the share of the block table that is in use",
+        "blocks": "the committed blocks; pinned ones are not evicted",
+        "since takeover": "counts since this server started",
+        "clients": "attached sessions; suspect ones have no heartbeat",
+        "quarantined": "space that a lost session could still write to",
+        "retired": "space on failed memory, which is never used again",
+        "tier NAME": "the contents of a lower tier, and the blocks moved to and from it",
+        "for lower tiers": "blocks that wait to be offered to the tiers, or to be fetched",
     }
 )
 
 
 @explains(_SUMMARY, _CLIENTS)
 def stat(pool: PoolPaths = None, host: Host = None, wide: Wide = False, json: Json = False) -> None:
-    """Show how well the pool does, its clients, and what is quarantined and why.
+    """Show the state of the pool, its clients, and quarantined space with the reasons.
 
     --json has every counter.
     """
@@ -131,7 +131,7 @@ def _retired(found: MetaStat) -> int:
 
 
 def _tiers(lower: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return a line with the work of each lower tier, and the pending work."""
+    """Return a line for each lower tier, and one for pending work."""
     if lower is None:
         return {}
     work = lower.get("work", {})
@@ -139,7 +139,7 @@ def _tiers(lower: Mapping[str, Any] | None) -> dict[str, str]:
     left = f", {removals:,} removals are not executed yet" if removals else ""
     return {f"tier {name}": _tier(told) for name, told in lower.get("tiers", {}).items()} | {
         "for lower tiers": f"{work.get('dirty_count', 0):,} blocks wait to be offered, "
-        f"{work.get('wanted_count', 0):,} are wanted back{left}"
+        f"{work.get('wanted_count', 0):,} are being fetched{left}"
     }
 
 
@@ -179,10 +179,10 @@ def _clients(sessions: Sequence[SessionView], directory: Path) -> list[Sequence[
 def _quarantine(
     found: MetaStat, sessions: Sequence[SessionView], epoch: int
 ) -> list[dict[str, Any]]:
-    """Return the quarantine: for each suspect session since when, why, and what frees it.
+    """Return the quarantine: for each suspect session its duration, its reason, and what ends it.
 
-    For sessions of earlier epochs it is unknown where they write, so their space is held together:
-    ``bytes`` is None for each of them, and the last row has all of it.
+    It is unknown where sessions of earlier epochs write, so their space is quarantined together:
+    their ``bytes`` are None, and the last row has the total.
     """
     rows: list[dict[str, Any]] = []
     suspect = [one for one in sessions if one.state != "live"]
@@ -231,7 +231,7 @@ def _told(row: Mapping[str, Any]) -> str:
 
 
 def _name(one: SessionView, directory: Path) -> str | None:
-    """Return the name of a session's process if it is on this host, whose directory then has its
+    """Return the name of a session's process if it is on this host, where the directory has its
     lock.
     """
     if one.pid is None or not (directory / f"alive-{one.nonce}").exists():

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The options of commands that serve a pool with tiers below it."""
+"""The options of commands that serve a pool with lower tiers."""
 
 from __future__ import annotations
 
@@ -16,22 +16,26 @@ Disks = Annotated[
     typer.Option(
         "--disk",
         metavar="PATH",
-        help="Let blocks sink to this disk: a directory, a file or a block device. Repeat the "
-        "option to spread them over several disks.",
+        help=(
+            "Offload blocks to this disk: a directory, a file or a block device. Repeat the "
+            "option to spread them over several disks."
+        ),
     ),
 ]
 DiskBytes = Annotated[
     int,
     typer.Option(
-        parser=size, metavar="SIZE", help="How much of the disks is used, in all, such as 800G."
+        parser=size, metavar="SIZE", help="The total size used on the disks, such as 800G."
     ),
 ]
 DiskOwner = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="Whose blocks the disks have; a disk of another owner is refused. Without a name it "
-        "is the place of the pool, so that a new pool there gets the disk with its blocks.",
+        help=(
+            "The owner of the disks' blocks; a disk of another owner is refused. Default: the "
+            "pool's location, so that a new pool there takes the disk over with its blocks."
+        ),
     ),
 ]
 Remotes = Annotated[
@@ -39,16 +43,20 @@ Remotes = Annotated[
     typer.Option(
         "--remote",
         metavar="URL",
-        help="Let blocks sink to this store, which several pools may share: s3://BUCKET/PREFIX, "
-        "file:///PATH, redis://HOST:PORT/DB or mooncake://HOST:PORT.",
+        help=(
+            "Offload blocks to this store, which several pools may share: s3://BUCKET/PREFIX, "
+            "file:///PATH, redis://HOST:PORT/DB or mooncake://HOST:PORT."
+        ),
     ),
 ]
 ForgetTier = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME",
-        help="Let the pool forget the removals of a tier that it had and will never have again: "
-        "disk, or a store's URL. Repeat the option for each.",
+        help=(
+            "Drop the pending removals of a tier that will never be used below this pool again: "
+            "disk, or a store's URL. Repeat the option for each."
+        ),
     ),
 ]
 Offload = Annotated[
@@ -57,8 +65,10 @@ Offload = Annotated[
         parser=one_of(*OFFLOADS),
         autocompletion=among(*OFFLOADS),
         metavar="|".join(OFFLOADS),
-        help="What becomes of a block that would be evicted from the pool before it was offered to "
-        "these tiers: drop it, or wait.",
+        help=(
+            "What to do with a block that would be evicted before it was offered to these tiers: "
+            "drop it, or wait."
+        ),
     ),
 ]
 AdmissionName = Annotated[
@@ -74,13 +84,11 @@ AdmissionName = Annotated[
 
 
 def refuse_without_tier(offload: str, admission: str, *, usual: tuple[str, str]) -> None:
-    """Raise BadParameter for options of lower tiers without a tier. ``usual`` has the default
-    values.
+    """Raise BadParameter for options of lower tiers without a tier. ``usual`` has their
+    defaults.
     """
     for name, value, default in zip(
         ("--offload", "--admission"), (offload, admission), usual, strict=True
     ):
         if value != default:
-            raise typer.BadParameter(
-                f"{name} {value} is about lower tiers; give --disk or --remote"
-            )
+            raise typer.BadParameter(f"{name} {value} needs a lower tier; give --disk or --remote")

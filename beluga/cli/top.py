@@ -30,11 +30,11 @@ from beluga.errors import AdminError, NoServerError
 from beluga.live import Snapshot
 
 Interval = Annotated[
-    float, typer.Option(min=0.1, max=3600, help="How many seconds between two looks.")
+    float, typer.Option(min=0.1, max=3600, help="The refresh interval in seconds.")
 ]
-Once = Annotated[bool, typer.Option("--once", help="Print one frame and end.")]
+Once = Annotated[bool, typer.Option("--once", help="Print one frame and exit.")]
 JsonLines = Annotated[
-    bool, typer.Option("--json", help="Print a snapshot as JSON on each line, as GET /live.")
+    bool, typer.Option("--json", help="Print snapshots as JSON, one per line, as in GET /live.")
 ]
 _MEASURE_S = 1.0  # rates need two snapshots
 
@@ -43,10 +43,10 @@ _MEASURE_S = 1.0  # rates need two snapshots
 def top(
     pool: PoolPaths = None, interval: Interval = 1.0, once: Once = False, json: JsonLines = False
 ) -> None:
-    """Show what the pool's server does, live; q or Ctrl-C ends it.
+    """Show the state of the pool's server, live, until q or Ctrl-C.
 
-    Run it on the server's host. It waits for a server that is not there, and goes on with the next
-    one.
+    Run it on the server's host. If there is no server, it waits for one, and it continues with the
+    next one after a takeover.
     """
     directory = runtime_dir_of(pool)
     if once:
@@ -72,7 +72,10 @@ def _decode(body: bytes) -> Snapshot:
     try:
         return msgspec.json.decode(body, type=Snapshot)
     except msgspec.ValidationError as error:
-        raise AdminError(f"the server is of another version of Beluga ({error})") from None
+        raise AdminError(
+            f"the server runs another version of Beluga ({error}); run this command from that "
+            "version"
+        ) from None
 
 
 def _print_line(body: bytes) -> None:
@@ -89,14 +92,14 @@ def _follow(directory: Path, interval: float) -> Iterator[bytes]:
         except (NoServerError, AdminError) as error:
             if str(error) != told:
                 told = str(error)
-                say(f"{told}; trying again")
+                say(f"{told}; retrying")
         time.sleep(interval)
 
 
 def _show(directory: Path, interval: float) -> None:
     """Show frames until q or Ctrl-C: on the terminal's alternate screen, or one after another."""
     if not sys.stdout.isatty():
-        console = Console(highlight=False, width=width())  # 80, or what COLUMNS says
+        console = Console(highlight=False, width=width())  # 80, or COLUMNS
         for body in _follow(directory, interval):
             console.print(draw_frame(_decode(body), console.width))
             console.print()
@@ -111,7 +114,7 @@ def _show(directory: Path, interval: float) -> None:
             except (NoServerError, AdminError) as error:
                 if not failure:
                     since = time.strftime("%H:%M:%S")
-                failure = f"no answer since {since}, trying again: {error}"
+                failure = f"no reply since {since}, retrying: {error}"
             live.update(draw_frame(last, console.width, failure=failure), refresh=True)
             if pressed(interval):
                 return
@@ -119,7 +122,7 @@ def _show(directory: Path, interval: float) -> None:
 
 @contextmanager
 def _keys() -> Iterator[_Pressed]:
-    """Read single keys meanwhile; the terminal's mode is restored afterwards."""
+    """Read single keys in the meantime; the terminal's mode is restored afterwards."""
     if not sys.stdin.isatty():
         yield _Pressed(None)
         return

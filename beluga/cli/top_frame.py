@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""One frame of ``beluga top``: the snapshot in as many columns as the terminal has.
+"""One frame of ``beluga top``: the snapshot, as wide as the terminal.
 
 Names come from clients, so control characters are removed.
 """
@@ -25,7 +25,9 @@ _BAR_MAX = 40
 
 
 def draw_frame(snapshot: Snapshot | None, width: int, *, failure: str = "") -> RenderableType:
-    """Return a frame. ``failure`` is why there is no answer; without a snapshot there was none."""
+    """Return a frame. ``failure`` is why the last request failed; without a snapshot there was none
+    yet.
+    """
     lines: list[Text] = []
     if failure:
         lines.append(Text(failure, style="bold red"))
@@ -131,7 +133,7 @@ _CELL_STYLES = ("dim", "cyan", "magenta", "bright_black", "yellow", "red")
 
 
 def _cells(states: str, fill: str, room: int) -> list[tuple[str, str]]:
-    """Return ``room`` characters for a map; each has the most serious state of its cells."""
+    """Return ``room`` characters for a map; each shows the most serious state of its cells."""
     count = len(states)
     found = []
     for place in range(min(room, count)):
@@ -147,8 +149,8 @@ def _cells(states: str, fill: str, room: int) -> list[tuple[str, str]]:
 
 
 class _Column(NamedTuple):
-    """A column: its heading, its text of a row, whether it goes first where there is no room (the
-    greatest number does), and what it means. Text is aligned left, numbers are aligned right.
+    """A column: its heading, its text for a row, its rank (the highest is dropped first if there is
+    no room), its alignment (text left, numbers right), and its meaning.
     """
 
     name: str
@@ -182,9 +184,9 @@ _SESSION_COLUMNS = _columns(
     ("session", lambda row: row.session[:8], 0, True, "the first digits of the session"),
     ("host", lambda row: str(row.host), 3, False, "the client's number among the pool's hosts"),
     ("pid", lambda row: _pid(row.pid), 1, False, "its process on that host"),
-    ("kind", lambda row: plain(row.kind), 4, True, "what it is, such as vllm"),
-    ("state", lambda row: row.state, 5, True, "live, or suspect: its heartbeat stands still"),
-    ("age", lambda row: _duration(row.age_s), 6, False, "how long ago it attached"),
+    ("kind", lambda row: plain(row.kind), 4, True, "its kind, such as vllm"),
+    ("state", lambda row: row.state, 5, True, "live, or suspect: its heartbeat has stopped"),
+    ("age", lambda row: _duration(row.age_s), 6, False, "the time since it attached"),
     (
         "calls/s",
         lambda row: "-" if row.calls_per_s is None else _count(row.calls_per_s),
@@ -192,14 +194,14 @@ _SESSION_COLUMNS = _columns(
         False,
         "its calls per second",
     ),
-    ("pins", lambda row: f"{row.pins:,}", 2, False, "how many blocks it has pinned"),
-    ("writing", lambda row: f"{row.grants:,}", 7, False, "how many blocks it is writing"),
+    ("pins", lambda row: f"{row.pins:,}", 2, False, "the number of blocks it has pinned"),
+    ("writing", lambda row: f"{row.grants:,}", 7, False, "the number of blocks it is writing"),
     (
         "holds",
         lambda row: show_size(row.bytes),
         8,
         False,
-        "how many bytes of the pool it is writing and has pinned",
+        "the bytes of the pool it is writing and has pinned",
     ),
 )
 _TENANT_COLUMNS = _columns(
@@ -209,44 +211,44 @@ _TENANT_COLUMNS = _columns(
         lambda row: plain(row.name or row.fingerprint)[:40],
         0,
         True,
-        "a tenant: the name of a namespace, or else its fingerprint",
+        "a tenant: the name of a namespace, or its fingerprint",
     ),
     ("block", lambda row: show_size(row.block_bytes), 4, False, "the size of each of its blocks"),
-    ("blocks", lambda row: f"{row.blocks:,}", 2, False, "how many blocks it has in the pool"),
-    ("size", lambda row: show_size(row.bytes), 0, False, "how many bytes they take"),
-    ("hits", lambda row: _count(row.hits), 3, False, "how many lookups of its keys were hits"),
-    ("evicted", lambda row: _count(row.evictions), 5, False, "how many of its blocks were evicted"),
+    ("blocks", lambda row: f"{row.blocks:,}", 2, False, "the number of its blocks in the pool"),
+    ("size", lambda row: show_size(row.bytes), 0, False, "the bytes of its blocks"),
+    ("hits", lambda row: _count(row.hits), 3, False, "the hits of its keys"),
+    ("evicted", lambda row: _count(row.evictions), 5, False, "the number of its evicted blocks"),
 )
 _TIER_COLUMNS = _columns(
     TierFacts,
-    ("tier", lambda row: plain(row.name)[:40], 0, True, "a tier below the pool"),
+    ("tier", lambda row: plain(row.name)[:40], 0, True, "a lower tier"),
     (
         "used",
         lambda row: "-" if row.used_bytes is None else show_size(row.used_bytes),
         1,
         False,
-        "how many bytes it has",
+        "the bytes that it holds",
     ),
     (
         "saved",
         lambda row: show_size(row.saved_bytes),
         3,
         False,
-        "how many bytes were written to it",
+        "the bytes written to it",
     ),
     (
         "loaded",
         lambda row: show_size(row.loaded_bytes),
         2,
         False,
-        "how many bytes came back from it",
+        "the bytes fetched from it",
     ),
     (
         "breaker",
         lambda row: row.breaker or "-",
         1,
         True,
-        "open: it failed, and is not asked for a while",
+        "open: it failed, and is not used for a while",
     ),
 )
 _CALL_COLUMNS = _columns(
@@ -256,20 +258,20 @@ _CALL_COLUMNS = _columns(
         lambda row: time.strftime("%H:%M:%S", time.localtime(row.time_s)),
         1,
         True,
-        "when the call began",
+        "the start of the call",
     ),
-    ("call", lambda row: plain(row.method), 0, True, "what was called"),
+    ("call", lambda row: plain(row.method), 0, True, "the method"),
     ("host", lambda row: str(row.host), 5, False, "the client's number among the pool's hosts"),
     ("pid", lambda row: _pid(row.pid), 2, False, "its process on that host"),
-    ("keys", lambda row: str(row.keys), 3, False, "how many keys the call had"),
+    ("keys", lambda row: str(row.keys), 3, False, "the number of keys"),
     (
         "took",
         lambda row: "running" if row.seconds is None else _duration(row.seconds),
         0,
         False,
-        "how long it took in the server's loop",
+        "its time in the server's loop",
     ),
-    ("status", lambda row: plain(row.status), 4, True, "ok, or the error that was answered"),
+    ("status", lambda row: plain(row.status), 4, True, "ok, or the returned error"),
 )
 LEGENDS = tuple(
     Legend({column.name: column.meaning for column in columns})

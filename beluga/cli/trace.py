@@ -19,32 +19,32 @@ from beluga.cli.output import print_json, print_row, say
 from beluga.errors import BadValueError, NoTraceError
 from beluga.rpc import CallTrace, TracedCall, method_names, read_trace
 
-Last = Annotated[int, typer.Option(min=1, help="How many calls to show at most.")]
+Last = Annotated[int, typer.Option(min=1, help="The largest number of calls to show.")]
 Slow = Annotated[
-    float, typer.Option(metavar="MS", min=0, help="Only calls that took at least so many ms.")
+    float, typer.Option(metavar="MS", min=0, help="Only calls that took at least this many ms.")
 ]
 Method = Annotated[str, typer.Option(help="Only calls of this method, such as lookup.")]
 Session = Annotated[
     str,
     typer.Option(help="Only calls of a session: pid:N, host:N, lane:N, or its 16 hex digits."),
 ]
-Before = Annotated[
-    bool, typer.Option("--before", help="Show the calls of the server before this one.")
-]
+Before = Annotated[bool, typer.Option("--before", help="Show the calls of the previous server.")]
 Slowest = Annotated[bool, typer.Option("--slowest", help="Show the calls that took longest.")]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with new calls until Ctrl-C.")]
+Follow = Annotated[
+    bool, typer.Option("--follow", "-f", help="Continue with new calls until Ctrl-C.")
+]
 
 _FOLLOW_S = 0.25
 _LATEST_S = 4e9  # the latest time that can be formatted
 _LEGEND = Legend(
     {
-        "time": "when the server began with the call",
-        "host:pid:lane": "who called: the host's number, the process (- on another host), the lane",
-        "method": "what was called",
-        "keys": "how many keys the call had",
-        "us": "how many microseconds it took in the server's loop; a dash while it is unfinished",
-        "bytes": "the size of the request and the reply together",
-        "status": "ok, the error that was answered, or unfinished",
+        "time": "when the server started to handle the call",
+        "host:pid:lane": "the caller: the host's number, the process (- on another host), the lane",
+        "method": "the method",
+        "keys": "the number of keys",
+        "us": "its time in the server's loop in microseconds; a dash if unfinished",
+        "bytes": "the total size of request and reply",
+        "status": "ok, the returned error, or unfinished",
     }
 )
 _ROW = "{:<15} {:<15} {:<11} {:>4} {:>9} {:>8} {}"
@@ -63,19 +63,19 @@ def trace(
     follow: Follow = False,
     json: Json = False,
 ) -> None:
-    """Show the last calls that the pool's server handled, also if it was killed.
+    """Show the last calls that the pool's server handled, even if it was killed.
 
-    The server keeps some ten thousands of calls in a file of the pool's runtime directory, on its
-    own host. The times are those in the server's loop, without the way there and back. A call that
-    is "unfinished" is being handled, or the server died in it.
+    The server keeps some tens of thousands of calls in a file of the pool's runtime directory, on
+    its own host. The times are those in the server's loop, without the round trip. A call that is
+    "unfinished" is being handled, or the server died in it.
     """
     if method and method not in method_names() and not method.isdecimal():
         raise typer.BadParameter(
-            f"--method is one of {', '.join(method_names())}, or the number of a program's own "
-            f"method, not {method!r}"
+            f"--method is {method!r}; give one of {', '.join(method_names())}, or the number of a "
+            "program's own method"
         )
     if follow and (before or slowest):
-        raise typer.BadParameter("--follow goes with neither --before nor --slowest")
+        raise typer.BadParameter("--follow excludes --before and --slowest; drop one")
     directory = runtime_dir_of(pool)
     found = read_trace(directory, before=before)
     if slowest:
@@ -108,9 +108,9 @@ def _headline(found: CallTrace) -> str:
     if found.alive:
         state = "serves"
     elif found.ended:
-        state = f"ended in order at {_clock(found.seen_s)}"
+        state = f"stopped cleanly at {_clock(found.seen_s)}"
     else:
-        state = f"was killed, or hangs: its last sign of life was at {_clock(found.seen_s)}"
+        state = f"was killed, or hangs: its last update was at {_clock(found.seen_s)}"
     server = f"server {found.pid}, epoch {found.epoch}: it {state}; {found.count:,} calls"
     return f"{server}\nit took over because {found.followed}"
 

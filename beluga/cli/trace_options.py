@@ -19,13 +19,13 @@ _RATE_MIN, _RATE_MAX = 1e-6, 1e9
 
 
 def rate(text: str | float) -> float:
-    """Parse requests per second as a parameter of the command line."""
+    """Parse requests per second."""
     try:
         value = float(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a number") from None
+        raise typer.BadParameter(f"{text!r} is not a number; give one") from None
     if not _RATE_MIN <= value <= _RATE_MAX:
-        raise typer.BadParameter(f"it is from {_RATE_MIN:g} to {_RATE_MAX:g}, not {value:g}")
+        raise typer.BadParameter(f"{value:g} is out of range; give {_RATE_MIN:g} to {_RATE_MAX:g}")
     return value
 
 
@@ -36,7 +36,7 @@ Format = Annotated[
         parser=one_of(*FORMATS),
         autocompletion=among(*FORMATS),
         metavar="NAME",
-        help=f"The format of the trace: {', '.join(FORMATS)}. By default its content tells.",
+        help=f"The format of the trace: {', '.join(FORMATS)}. Default: detected from its content.",
     ),
 ]
 TimeUnit = Annotated[
@@ -45,7 +45,7 @@ TimeUnit = Annotated[
         parser=one_of(*TIME_UNITS),
         autocompletion=among(*TIME_UNITS),
         metavar="|".join(TIME_UNITS),
-        help="The unit of the trace's times. By default the format fixes it, or its times tell.",
+        help="The unit of the trace's times. Default: the format's, or detected from the times.",
     ),
 ]
 BlockTokens = Annotated[
@@ -53,8 +53,10 @@ BlockTokens = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="How many tokens a block of the trace has. By default input_length and hash_ids "
-        "tell, and formats without blocks get 16.",
+        help=(
+            "The tokens per block of the trace. Default: detected from input_length and hash_ids, "
+            "and 16 for formats without blocks."
+        ),
     ),
 ]
 Rate = Annotated[
@@ -64,7 +66,7 @@ Rate = Annotated[
 
 
 class Read(TypedDict):
-    """How a trace is read: the arguments of load_trace and of trace_requests."""
+    """How a trace is read: the arguments of load_trace and trace_requests."""
 
     path: Path
     form: str | None
@@ -80,12 +82,12 @@ def named(
     time_unit: str | None,
     block_tokens: int | None,
 ) -> Read:
-    """Return the arguments for reading the command line's trace, or else the bundled one."""
+    """Return the arguments for reading the given trace, or the bundled one."""
     if trace is None:
         given = (form, time_unit, block_tokens) != (None, None, None)
         if given or rate != RATE:
-            raise typer.BadParameter("name a trace: the bundled one is read in one way only")
-        say(f"no trace is named; {BUNDLED.name}, which is bundled, has made-up conversations")
+            raise typer.BadParameter("these options need a trace; name one")
+        say(f"no trace is given; using the bundled {BUNDLED.name} of synthetic conversations")
         form, time_unit, block_tokens = "mooncake", "ms", 512
     return {
         "path": trace or BUNDLED,
@@ -103,7 +105,7 @@ def read_named(
     time_unit: str | None = None,
     block_tokens: int | None = None,
 ) -> Trace:
-    """Read the command line's trace, or else the bundled one, and show the assumptions."""
+    """Read the given trace, or the bundled one, and show the assumptions."""
     loaded = load_trace(**named(trace, form, rate, time_unit, block_tokens))
     say(f"read {loaded.reading}")
     return loaded

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The command ``beluga verify``: it runs the acceptance test of a pool's memory and shows the
+"""The command ``beluga verify``: runs the acceptance test of a pool's memory and prints the
 report.
 """
 
@@ -21,13 +21,13 @@ from beluga.verify import VerifyReport, VerifyResult, verify_pool
 
 _LEGEND = Legend(
     {
-        "test": "what is tested of the memory",
+        "test": "the tested property of the memory",
         "initiator": "the side that writes: a->b is side a; in store buffering both write",
         "mode": "with the verbs of software coherence, or with bare loads and stores",
-        "trials": "how many times it was tried, on all devices",
-        "violations": "how many trials broke the rule",
-        "torn, rejected": "how many lines were read half written, and recognized as that",
-        "verdict": "holds; does not hold, where that is not promised; or BROKEN, where it is",
+        "trials": "the number of trials on all devices",
+        "violations": "the number of trials that violated the property",
+        "torn, rejected": "the number of half-written lines that were read and rejected",
+        "verdict": "holds; does not hold (not required); or BROKEN (required)",
     }
 )
 
@@ -36,7 +36,7 @@ _LEGEND = Legend(
 def verify(
     pool: PoolPaths = None,
     peer: Annotated[
-        bool, typer.Option("--peer", help="Run one side; the other side runs on another host.")
+        bool, typer.Option("--peer", help="Run one side; run the other side on another host.")
     ] = False,
     role: Annotated[
         str | None,
@@ -46,18 +46,20 @@ def verify(
             help="Which side this is. Side a determines the duration.",
         ),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0, help="How many seconds the tests run.")] = 3.0,
+    seconds: Annotated[
+        float, typer.Option(min=0, help="The duration of the tests in seconds.")
+    ] = 3.0,
     timeout: Annotated[
-        float, typer.Option(min=0.1, help="How many seconds the other side may be silent.")
+        float, typer.Option(min=0.1, help="The longest silence of the other side in seconds.")
     ] = 60.0,
     wide: Wide = False,
     json: Json = False,
 ) -> None:
-    """Test an idle pool's memory against what its superblock promises. The exit status is 1 if it
-    fails.
+    """Test an idle pool's memory against the coherence in its superblock. The exit status is 1 if a
+    test fails.
 
     The verbs of software coherence (streamed stores, invalidation before reads) must work on all
-    memory. Bare loads and stores are tested, too; they must work only where the pool has hardware
+    memory. Bare loads and stores are also tested; they must work only where the pool has hardware
     coherence.
     """
     if peer and role not in ("a", "b"):
@@ -73,9 +75,7 @@ def verify(
     else:
         _show(report, wide=wide)
     if not report.good:
-        raise VerifyError(
-            f"this does not hold although it is promised: {', '.join(report.broken())}"
-        )
+        raise VerifyError(f"this is required but does not hold: {', '.join(report.broken())}")
 
 
 def _show(report: VerifyReport, *, wide: bool) -> None:
@@ -106,7 +106,7 @@ def _show(report: VerifyReport, *, wide: bool) -> None:
         spare=("torn, rejected", "trials"),
         wide=wide,
     )
-    say("all that is promised holds" if report.good else "NOT all that is promised holds")
+    say("everything required holds" if report.good else "NOT everything required holds")
 
 
 def _row(findings: list[VerifyResult]) -> list[object]:

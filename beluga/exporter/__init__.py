@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """A server's metrics for Prometheus (``GET /metrics`` of its admin endpoint).
 
-The collector reads counters that the poll loop maintains anyway: the loop never waits for it.
+The collector reads counters that the poll loop maintains anyway, so the loop never waits for it.
 ``names.py`` lists all metrics.
 """
 

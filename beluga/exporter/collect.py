@@ -40,7 +40,7 @@ _FIGURES = {
 
 
 class Collector:
-    """Collects the metrics of one server and its pool. One thread at a time uses it."""
+    """Collects the metrics of one server and its pool. Not thread-safe."""
 
     def __init__(self, server: MetaServer, pool: Pool) -> None:
         self._server, self._pool = server, pool

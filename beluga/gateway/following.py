@@ -75,7 +75,7 @@ class Following:
             more = ""
             if "parent block not found" in error:
                 more = f": {why}"
-            elif "one too many" in error:
+            elif "exceeds the limit" in error:
                 more = " (--index-ranks)"
             return f"{misfits} KV events could not be applied; the last: {error}{more}"
         if self._recent("lost", self.lost, now):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Routing: which worker a request goes to. The package does no I/O; the gateway and the simulator
-call the same code.
+"""Routing: chooses the worker for each request. The package does no I/O; the gateway and the
+simulator call the same code.
 """
 
 from beluga.router.candidates import Candidates

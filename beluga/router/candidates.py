@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The candidates of a request as a table: one row for each worker (csrc/api/routing.h), so policies
-compute with all of them at once, in C or with whole columns.
+"""The candidates of a request as a table with one row per worker (csrc/api/routing.h), so that
+policies compute all costs at once, in C or by column.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Candidates(Sequence[Candidate]):
 
     @classmethod
     def of(cls, candidates: Sequence[Candidate]) -> Candidates:
-        """Return candidates as a table."""
+        """Convert candidates to a table."""
         if isinstance(candidates, Candidates):
             return candidates
         made = cls([candidate.worker for candidate in candidates])
@@ -83,23 +83,23 @@ class Candidates(Sequence[Candidate]):
         )
 
     def counts(self, name: str) -> list[int]:
-        """Return a column of whole numbers: a figure of all loads, or another field of a row."""
+        """Return a column of whole numbers: a load counter, or another field of the rows."""
         column: list[int] = self.table[name].tolist()
         return column
 
     def amounts(self, name: str) -> list[float]:
-        """Return a column of other numbers."""
+        """Return a column of floating-point numbers."""
         column: list[float] = self.table[name].tolist()
         return column
 
     def held(self) -> list[int]:
-        """Return how many leading blocks each worker itself holds."""
+        """Return the number of leading blocks that each worker itself holds."""
         table = self.table
         held: list[int] = (table["device"] + table["host"] + table["disk"]).tolist()
         return held
 
     def found(self) -> list[int]:
-        """Return how many leading blocks need not be computed on each worker."""
+        """Return the number of leading blocks that each worker need not compute."""
         table = self.table
         found: list[int] = (
             table["device"] + table["host"] + table["disk"] + table["shared"]

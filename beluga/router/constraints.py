@@ -3,8 +3,8 @@
 """Constraints: which workers may take a request at all, before any policy compares them.
 
 They are Dynamo's hard filters in its order. The request's own demands come first, then workers over
-the busy thresholds are excluded. A request that is pinned to an excluded worker is refused and
-never sent elsewhere.
+the busy thresholds are excluded. A request pinned to an excluded worker is refused and never sent
+to another one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from beluga.router.worker import Load, Worker
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Constraints:
-    """The demands of a request; the default demands nothing."""
+    """The requirements of a request; by default there are none."""
 
     pin: Worker | None = None
     allowed: frozenset[int] | None = None  # worker ids
@@ -45,17 +45,17 @@ class Constraints:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BusyThresholds:
-    """The thresholds above which a worker is overloaded; None switches a test off. To change them
-    at run time, replace the whole object.
+    """The thresholds above which a worker is overloaded; None disables a test. To change them at
+    run time, replace the whole object.
     """
 
-    decode_blocks: float | None = None  # a share of kv_total_blocks, if the worker published it
+    decode_blocks: float | None = None  # share of kv_total_blocks, if the worker publishes it
     prefill_tokens: int | None = None
     prefill_batches: float | None = None  # in multiples of max_num_batched_tokens
     max_num_batched_tokens: int = 8192
 
     def overloaded(self, load: Load) -> bool:
-        """Return whether a worker of this load is over any of the thresholds."""
+        """Return whether a worker with this load exceeds any threshold."""
         tokens = load.active_prefill_tokens
         total = load.kv_total_blocks
         return (

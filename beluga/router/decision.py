@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The decision whether a prefill worker prefills a prompt (remote) or the decode worker does
-(local).
+"""Decides whether a prefill worker prefills a prompt (remote) or the decode worker does (local).
 
-Each rule is a set of thresholds that Dynamo uses or used, with Dynamo's defaults. Through a
-:class:`Decision` they can change while requests are decided.
+Each rule is a set of thresholds that Dynamo uses or used, with Dynamo's defaults. A
+:class:`Decision` can change them at run time.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from beluga.router.worker import Load
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """The input of the rules. An unknown value (None) never decides."""
+    """The input of the rules. Tests on an unknown value (None) do not apply."""
 
     tokens: int
-    cached: int = 0  # tokens that the best decode worker finds in caches
+    cached: int = 0  # tokens that the best decode worker has cached
     queue_size: int = 0  # of the prefill queue, in tasks
     prefill: Load | None = None  # the load of the prefill worker that would get the prompt
     decode: Load | None = None  # the load of the decode worker that will get the request
-    decode_queue_blocks: int = 0  # blocks of requests that wait for that worker
+    decode_queue_blocks: int = 0  # blocks of requests waiting for that worker
 
     @classmethod
-    def of(  # noqa: PLR0913  all but the first two named
+    def of(  # noqa: PLR0913  keyword-only but the first two
         cls,
         query: Query,
         choice: Choice,
@@ -42,7 +41,7 @@ class Prompt:
         decode: Load | None = None,
         decode_queue_blocks: int = 0,
     ) -> Prompt:
-        """Make the input from a request and the choice of its decode worker."""
+        """Build the input from a request and the choice of its decode worker."""
         return cls(
             tokens=query.isl,
             cached=choice.overlap.blocks * query.block_size,
@@ -54,7 +53,7 @@ class Prompt:
 
     @property
     def effective(self) -> int:
-        """The tokens that some worker must compute."""
+        """The number of tokens that must be computed."""
         return max(self.tokens - self.cached, 0)
 
 
@@ -64,7 +63,7 @@ class Rule(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AlwaysRemote:
-    """The rule of Dynamo with its disaggregation router switched off."""
+    """Dynamo's rule when its disaggregation router is disabled."""
 
     def remote(self, prompt: Prompt) -> bool:
         return True
@@ -72,8 +71,8 @@ class AlwaysRemote:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LengthAndQueue:
-    """The rule of the article (examples/llm disagg_router.py): remote if much is left after hits
-    and the queue is short.
+    """The rule of the article (examples/llm disagg_router.py): remote if many tokens remain after
+    cache hits and the queue is short.
     """
 
     max_local_prefill_length: int = 1000
@@ -88,7 +87,9 @@ class LengthAndQueue:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Length:
-    """The rule of Dynamo's Rust variant (disagg_router.rs): remote if much is left after hits."""
+    """The rule of Dynamo's Rust version (disagg_router.rs): remote if many tokens remain after
+    cache hits.
+    """
 
     max_local_prefill_length: int = 1000
 
@@ -98,8 +99,8 @@ class Length:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Veto:
-    """A test that overrules others: a decode worker whose active blocks exceed this share never
-    prefills.
+    """A test with priority over all others: a decode worker whose active blocks exceed this share
+    never prefills.
     """
 
     decode_blocks_max: float | None = None
@@ -113,7 +114,7 @@ class _Veto:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IslBounding(_Veto):
-    """Dynamo's current rule (conditional_disagg.rs): local if little is left and most was
+    """Dynamo's current rule (conditional_disagg.rs): local if few tokens remain and most were
     cached.
     """
 
@@ -132,7 +133,8 @@ class IslBounding(_Veto):
 class PrefillLoad(_Veto):
     """Dynamo's current rule by load: local if the prefill worker is busy."""
 
-    prefill_batches: float = 16.0  # the worker is busy above so many times max_num_batched_tokens
+    # The worker is busy above this multiple of max_num_batched_tokens
+    prefill_batches: float = 16.0
     max_num_batched_tokens: int = 8192
 
     def remote(self, prompt: Prompt) -> bool:
@@ -148,7 +150,7 @@ class PrefillLoad(_Veto):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IslOrLoad(IslBounding, PrefillLoad):
-    """Dynamo's current combination: local if either of the two rules says local."""
+    """Dynamo's current combination: local if either rule results in local."""
 
     def remote(self, prompt: Prompt) -> bool:
         return self.full(prompt.decode) or not (self.short(prompt) or self.busy(prompt))
@@ -156,12 +158,12 @@ class IslOrLoad(IslBounding, PrefillLoad):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Roomy:
-    """An earlier rule of Dynamo (config.rs): local if little is left and the decode worker has
+    """An earlier rule of Dynamo (config.rs): local if few tokens remain and the decode worker has
     space. Long prompts are always remote.
     """
 
     effective_max: int = 5000
-    force_remote_above: int = 16384  # the length of a prompt that is always remote, in tokens
+    force_remote_above: int = 16384  # prompts of more tokens are always remote
     free_ratio_min: float = 0.5
     queued_blocks_max: int = 0
 
@@ -190,7 +192,7 @@ RULES = tuple(_RULES)
 
 
 class Decision:
-    """A rule with a name, whose settings may change at any time.
+    """A named rule, whose settings may change at any time.
 
     Raises RouterError for a name that is not in RULES, or for a setting that the rule does not
     have.
@@ -209,14 +211,14 @@ class Decision:
 
     @property
     def settings(self) -> dict[str, object]:
-        """The rule's settings now, by name."""
+        """The rule's current settings, by name."""
         return {
             name: getattr(self.rule, name) for name in inspect.signature(type(self.rule)).parameters
         }
 
     def update(self, settings: Mapping[str, object] | None) -> None:
-        """Replace some of the first settings; None restores the first ones, as when the key in etcd
-        is deleted. Raises RouterError without any change.
+        """Replace some of the initial settings; None restores all of them, as when the key in etcd
+        is deleted. On an error, raises RouterError and changes nothing.
         """
         self.rule = self._make({**self._settings, **(settings or {})})
 
@@ -229,5 +231,5 @@ class Decision:
                 raise RouterError(f"rule {self.name} has no setting {name!r}; it has {has}")
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number and not (value is None and known[name].default is None):
-                raise RouterError(f"setting {name} of rule {self.name} is a number, not {value!r}")
+                raise RouterError(f"setting {name} of rule {self.name} is {value!r}; give a number")
         return make(**settings)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The planner: advice on the number of workers of each role, from queues, KV usage and goals.
+"""The planner: advice on the number of workers of each role, from queues, KV usage and objectives.
 
-It only advises: the simulator may follow, ``beluga gateway`` logs it. The thresholds are the
-defaults of Dynamo's load planner. On a pool a worker that changes its role leaves no KV behind, so
-a worker that one role can spare first goes to the other role.
+It only advises: the simulator may apply the advice, ``beluga gateway`` logs it. The thresholds are
+the defaults of Dynamo's load planner. With a pool, a worker that changes its role leaves no KV
+behind, so a spare worker of one role is first offered to the other role.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Need: TypeAlias = Literal["more", "fewer", "as it is"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Goals:
-    """The planner's goals; None switches a goal off."""
+    """The planner's objectives and thresholds; None disables one."""
 
     ttft_s: float | None = None
     between_tokens_s: float | None = None
-    queue_high: float = 5.0  # average number of waiting prompts per prefill worker
+    queue_high: float = 5.0  # mean number of waiting prompts per prefill worker
     queue_low: float = 0.2
-    usage_high: float = 0.9  # a share of the decode workers' KV memory
+    usage_high: float = 0.9  # share of the decode workers' KV memory
     usage_low: float = 0.5
     workers_min: int = 1  # for each role
     workers_max: int = 1 << 20  # for all roles together
@@ -32,8 +32,8 @@ class Goals:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The average state of one role over the last interval. Times are 0 if nothing was served. With
-    an unknown usage (None) a role neither grows nor shrinks because of its memory.
+    """The mean state of one role over the last interval. Times are 0 if nothing was served. With an
+    unknown usage (None), memory does not change the size of a role.
 
     Workers that do both are one role, "both", which uses all fields.
     """
@@ -47,7 +47,7 @@ class Seen:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Advice:
-    """A step for one worker, and the reason."""
+    """A change by one worker, and its reason."""
 
     action: Literal["grow", "shrink", "re-role"]
     role: Role  # the role that grows or shrinks, or that a worker changes to
@@ -57,14 +57,14 @@ class Advice:
         worker = "worker" if self.role == "both" else f"{self.role} worker"
         what = {
             "grow": f"add a {worker}",
-            "shrink": f"take a {worker} away",
-            "re-role": f"make one a {worker}",
+            "shrink": f"remove one {worker}",
+            "re-role": f"turn one into a {worker}",
         }
         return f"{what[self.action]}: {self.reason}"
 
 
 def advise(seen: dict[Role, Seen], goals: Goals) -> list[Advice]:
-    """Return at most one step per role: add a worker, remove one, or take one from the other
+    """Return at most one change per role: add a worker, remove one, or take one from the other
     role.
     """
     needs = {role: _need(role, state, goals) for role, state in seen.items()}
@@ -91,7 +91,7 @@ def _need(role: Role, state: Seen, goals: Goals) -> tuple[Need, str]:
         if waiting > goals.queue_high or (not state.workers and state.queued):
             high.append(f"{waiting:.3g} prompts wait per worker")
         elif goals.ttft_s is not None and state.ttft_s > goals.ttft_s:
-            high.append(f"TTFT is {state.ttft_s:.3g} s, the objective {goals.ttft_s:.3g} s")
+            high.append(f"TTFT is {state.ttft_s:.3g} s, but its objective is {goals.ttft_s:.3g} s")
         low.append((waiting < goals.queue_low, f"{waiting:.3g} prompts wait per worker"))
     if role != "prefill":
         usage = state.usage
@@ -100,7 +100,7 @@ def _need(role: Role, state: Seen, goals: Goals) -> tuple[Need, str]:
             high.append(in_use)
         elif goals.between_tokens_s is not None and state.between_tokens_s > goals.between_tokens_s:
             high.append(
-                f"{state.between_tokens_s:.3g} s between tokens, the objective is "
+                f"the time between tokens is {state.between_tokens_s:.3g} s, but its objective is "
                 f"{goals.between_tokens_s:.3g} s"
             )
         low.append((usage is not None and usage < goals.usage_low, in_use))

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The router: it collects candidates from index and loads, lets a policy choose, and keeps the
-account.
+"""The router: collects candidates from index and loads, applies a policy, and tracks the request.
 
-The proxy and the simulator both route with this object. It does no I/O and reads no clock.
+The proxy and the simulator both use this object. It does no I/O and reads no clock.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ class Router:
 
     ``find_matches`` is called if the policy uses overlap, or always with ``always_match`` (a
     disaggregation decision needs the hit rate under every policy). If it raises, the request is
-    routed as if nothing were cached: ``index_errors`` counts that and ``on_index_error`` gets the
-    error. While every suitable worker is over ``wait_above`` (Dynamo: 16 prefill batches) the
-    request must wait. A single worker that is over ``thresholds`` is excluded.
-    Each decision is one line of the log at debug level, in which ``name_of`` names workers.
+    routed without cache information: ``index_errors`` counts this and ``on_index_error`` gets the
+    error. While every suitable worker is over ``wait_above`` (Dynamo: 16 prefill batches), requests
+    must wait. A single worker over ``thresholds`` is excluded. Each decision is logged at debug
+    level, with workers named by ``name_of``.
     """
 
-    def __init__(  # noqa: PLR0913  its parts, by name
+    def __init__(  # noqa: PLR0913  keyword-only
         self,
         policy: Policy,
         *,
@@ -58,21 +57,21 @@ class Router:
         self._name_of = name_of
         self._taints: dict[Worker, frozenset[str]] = {}
         self._suspended: set[Worker] = set()
-        self._well: list[Worker] | None = None  # those not suspended; None: to be listed
+        self._well: list[Worker] | None = None  # workers that are not suspended; None: to be listed
 
     @property
     def workers(self) -> list[Worker]:
-        """All workers that were added, with the suspended ones."""
+        """All added workers, including suspended ones."""
         return list(self._taints)
 
     def add_worker(self, worker: Worker, taints: Iterable[str] = ()) -> None:
-        """Add a worker, or give new taints to a worker that was already added."""
+        """Add a worker, or set new taints of an existing one."""
         self._taints[worker] = frozenset(taints)
         self._well = None
         self.tracker.add_worker(worker)
 
     def remove_worker(self, worker: Worker) -> None:
-        """Forget a worker and its load. A policy that remembers workers forgets it, too."""
+        """Remove a worker and its load, also from a policy that remembers workers."""
         if isinstance(self.policy, Remembers):
             self.policy.forget(worker)
         self._taints.pop(worker, None)
@@ -81,23 +80,23 @@ class Router:
         self.tracker.remove_worker(worker)
 
     def suspend(self, worker: Worker) -> None:
-        """Send a worker no more requests but keep its account (it is draining or down)."""
+        """Send a worker no more requests, but keep its load (it is draining or down)."""
         if worker in self._taints:
             self._suspended.add(worker)
             self._well = None
 
     def resume(self, worker: Worker) -> None:
-        """Send a suspended worker requests again."""
+        """Send requests to a suspended worker again."""
         self._suspended.discard(worker)
         self._well = None
 
     def candidates(
         self, query: Query, constraints: Constraints = _NO_DEMANDS, now: float = 0.0
     ) -> Candidates:
-        """Return the workers that may take a request, with what they hold of it.
+        """Return the workers that may take a request, with the blocks of it that they hold.
 
-        Raises NoWorkersError if none meets its demands, AllWorkersBusyError if the request must
-        wait, and WorkersOverloadedError if each suitable worker is over the thresholds.
+        Raises NoWorkersError if none meets its requirements, AllWorkersBusyError if the request
+        must wait, and WorkersOverloadedError if each suitable worker is over the thresholds.
         """
         self.tracker.refresh(now)
         query.usual = self.tracker.usual
@@ -115,8 +114,8 @@ class Router:
     def choose(
         self, query: Query, constraints: Constraints = _NO_DEMANDS, now: float = 0.0
     ) -> Choice:
-        """Choose a worker without an account. Raises the errors of candidates() and of the
-        policy.
+        """Choose a worker without tracking the request. Raises the errors of candidates() and of
+        the policy.
         """
         candidates = self.candidates(query, constraints, now)
         choice = self.policy.choose(query, candidates)
@@ -124,7 +123,7 @@ class Router:
             log.debug("%s", self._explained(choice, candidates))
         return choice
 
-    def route(  # noqa: PLR0913  a request's particulars, by name
+    def route(  # noqa: PLR0913  keyword-only
         self,
         request: Hashable,
         query: Query,
@@ -134,9 +133,9 @@ class Router:
         expected_output: int = 0,
         prefill_s: float | None = None,
     ) -> Choice:
-        """Choose a worker, and account for the request until tracker.free(request).
+        """Choose a worker, and track the request until tracker.free(request).
 
-        Raises the errors of choose() and LoadTracker.add(); then nothing is accounted for.
+        Raises the errors of choose() and LoadTracker.add(); the request is then not tracked.
         """
         choice = self.choose(query, constraints, now)
         self.tracker.add(
@@ -158,19 +157,20 @@ class Router:
             workers = [w for w in workers if constraints.admit(w, self._taints[w])]
         if not workers:
             raise NoWorkersError(
-                f"none of the {len(self._taints)} workers is well and fits the request"
+                f"none of the {len(self._taints)} workers is healthy and meets the request's "
+                "requirements"
             )
         load, waiting = self.tracker.load, self.wait_above
         if waiting is not None and all(waiting.overloaded(load(worker)) for worker in workers):
             raise AllWorkersBusyError(
-                f"each of {len(workers)} workers has a full queue of prefills; wait for one"
+                f"all {len(workers)} workers have a full queue of prefills; wait for one"
             )
         thresholds = self.thresholds
         if thresholds is not None:
             well = [worker for worker in workers if not thresholds.overloaded(load(worker))]
             if not well:
                 raise WorkersOverloadedError(
-                    f"each of {len(workers)} workers is over the busy thresholds; try again later"
+                    f"all {len(workers)} workers are over the busy thresholds; try again later"
                 )
             workers = well
         return workers
@@ -180,14 +180,14 @@ class Router:
             return Matches()
         try:
             return self._find_matches(query)
-        except Exception as error:  # any failure of the index still lets the request be served
+        except Exception as error:  # serve the request even if the index fails
             self.index_errors += 1
             if self._on_index_error is not None:
                 self._on_index_error(error)
             return Matches()
 
     def _explained(self, choice: Choice, candidates: Candidates) -> str:
-        """Return a line with the choice, and what speaks for each candidate."""
+        """Format a choice and the values of each candidate as one line."""
         costs = [f"{cost:.4g}" for cost in choice.costs] or ["none"] * len(candidates)
         seen = (
             f"{self._name_of(each.worker)} cost {cost}, cached {each.overlap.blocks} blocks, "

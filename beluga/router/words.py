@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Hashes as C takes them: arrays of unsigned 64 bits."""
+"""Converts hashes to uint64 arrays for C."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ U64 = (1 << 64) - 1
 
 
 def words(values: Iterable[int]) -> array[int]:
-    """Convert hashes for C. Negative values are read as unsigned 64 bits.
+    """Convert hashes for C. Negative values are reinterpreted as unsigned 64 bits.
 
     Raises EventError for a value that is not a number.
     """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A worker as a router sees it (one rank of one engine), with its load and its overlap."""
+"""A worker in a router (one rank of one engine), with its load and its overlap."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class WorkerMetrics:
 
 
 class _Figure(Generic[_Number]):
-    """A figure of a load, which lies in its row."""
+    """A counter of a load, stored in its row."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -50,10 +50,11 @@ class _Figure(Generic[_Number]):
 
 
 class Load:
-    """The load of a worker: its last published metrics (0 before the first), and the router's own
-    account of the requests that it sent there and that have not ended.
+    """The load of a worker: its last published metrics (0 before the first), and the router's count
+    of the unfinished requests that it sent there.
 
-    The figures lie in ``row`` (csrc/api/routing.h), where C computes costs of all workers at once.
+    The values are in ``row`` (csrc/api/routing.h), from which C computes the costs of all workers
+    at once.
     """
 
     __slots__ = ("row",)
@@ -67,13 +68,13 @@ class Load:
     gpu_cache_usage_perc = _Figure[float]()
     gpu_prefix_cache_hit_rate = _Figure[float]()
     active_requests = _Figure[int]()
-    active_prefill_tokens = _Figure[int]()  # tokens not yet prefilled, without cached ones
+    active_prefill_tokens = _Figure[int]()  # not yet prefilled, without cached ones
     prefill_s = _Figure[float]()  # seconds that these prefills should still take, where predicted
     active_decode_blocks = _Figure[int]()  # distinct blocks of active requests
-    # prompt tokens of requests before their first token, with cached ones
+    # Prompt tokens of requests before their first token, including cached ones.
     outstanding_tokens = _Figure[int]()
 
-    def __init__(  # noqa: PLR0913  figures, by name
+    def __init__(  # noqa: PLR0913  keyword-only
         self,
         *,
         request_active_slots: int = 0,
@@ -109,7 +110,7 @@ class Load:
 
     @classmethod
     def of(cls, row: core.bl_load) -> Load:
-        """Return a copy of a row."""
+        """Copy a row."""
         made = cls.__new__(cls)
         made.row = ffi.new("bl_load *", row)
         return made
@@ -122,14 +123,14 @@ class Load:
 
     @property
     def held_blocks(self) -> int:
-        """The blocks of HBM that requests hold. The worker's count has those of answers, too, and
+        """The blocks of HBM that requests hold. The worker's count includes those of answers, and
         the router's those of waiting prompts.
         """
         row = self.row
         return max(row.active_decode_blocks, row.kv_active_blocks)
 
     def publish(self, metrics: WorkerMetrics) -> None:
-        """Take the metrics that the worker published."""
+        """Store the metrics that the worker published."""
         row = self.row
         row.request_active_slots = metrics.request_active_slots
         row.request_total_slots = metrics.request_total_slots
@@ -144,26 +145,26 @@ class Load:
 
 
 FIGURES: tuple[str, ...] = tuple(inspect.signature(Load).parameters)
-"""The names of a load's figures."""
+"""The names of a load's counters."""
 
 
 @dataclasses.dataclass(slots=True)
 class Overlap:
-    """The leading blocks of a request that are held, by tier. Each tier counts only the blocks
-    *beyond* those of the tiers before it.
+    """The leading blocks of a request that are cached, by tier. Each tier counts only the blocks
+    *after* those of the tiers before it.
     """
 
     device: int = 0
     host: int = 0
     disk: int = 0
-    shared: int = 0  # blocks of the pool, which every worker can read
+    shared: int = 0  # in the pool, which every worker can read
 
     @property
     def held(self) -> int:
-        """The leading blocks that the worker itself holds."""
+        """The number of leading blocks that the worker itself holds."""
         return self.device + self.host + self.disk
 
     @property
     def blocks(self) -> int:
-        """All leading blocks that need not be computed."""
+        """The number of leading blocks that need not be computed."""
         return self.device + self.host + self.disk + self.shared

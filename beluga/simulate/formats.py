@@ -544,7 +544,9 @@ def _read(
     if form is not None and form not in _FORMATS:
         raise TraceError(f"there is no format {form!r}; choose one of {', '.join(FORMATS)}")
     if not 0 < rate < math.inf:
-        raise TraceError(f"--rate has to be more than 0 requests a second, and finite, not {rate}")
+        raise TraceError(
+            f"--rate is {rate} requests per second, but must be finite and greater than 0"
+        )
     if time_unit not in (None, *TIME_UNITS):
         raise TraceError(
             f"--time-unit is {' or '.join(TIME_UNITS)}, not {time_unit!r}; leave it out"

@@ -63,15 +63,15 @@ class Options:
     def __post_init__(self) -> None:
         for name in ("workers", "step_tokens", "slots"):
             if getattr(self, name) < 1:
-                raise SimulateError(f"{name} has to be at least 1, not {getattr(self, name)}")
+                raise SimulateError(f"{name} is {getattr(self, name)}, but must be at least 1")
         for name in ("hbm", "pool", "local", "adapters", "devices"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise SimulateError(f"{name} has to be at least 1, not {value}")
+                raise SimulateError(f"{name} is {value}, but must be at least 1")
         for name in ("bandwidth", "local_bandwidth", "speed"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise SimulateError(f"{name} has to be greater than 0, not {value}")
+                raise SimulateError(f"{name} is {value}, but must be greater than 0")
         for name, known in (
             ("engine", ENGINES),
             ("eviction", tuple(ORDERS)),

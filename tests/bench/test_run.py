@@ -80,7 +80,7 @@ def test_the_command_prints_what_was_finished(
     else:
         assert [f"case {number}" in done.stdout for number in range(4)] == [True] * 3 + [False]
     told = done.stderr + str(done.exception)
-    assert "3 rows that were finished" in told
+    assert "3 completed rows" in told
 
 
 def test_a_table_is_printed_when_its_benchmark_ends(benches: dict[str, Bench]) -> None:

@@ -146,11 +146,12 @@ def test_a_benchmark_never_overwrites_the_pool_of_the_file(write: Write) -> None
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("hots = 3", "line 1: hots: is no setting of all commands; did you mean host?"),
-        ("[srve]\nhost = 3", "line 1: [srve]: is no command; did you mean serve?"),
+        ("hots = 3", "line 1: hots: is not a setting of all commands; did you mean host?"),
+        ("[srve]\nhost = 3", "line 1: [srve]: is not a command; did you mean serve?"),
         (
             "\n[serve]\nquota-cals = 3",
-            "line 3: [serve] quota-cals: is no option of this command; did you mean quota_calls?",
+            "line 3: [serve] quota-cals: is not an option of this command; did you mean "
+            "quota_calls?",
         ),
         ('[serve]\nhost = "a"', 'line 2: [serve] host: "a" is not a whole number'),
         ("[serve]\nhost = true", "line 2: [serve] host: true is not a whole number"),
@@ -167,10 +168,10 @@ def test_a_benchmark_never_overwrites_the_pool_of_the_file(write: Write) -> None
             "[serve]\nquota-calls = 1\nquota_calls = 1",
             "line 3: [serve] quota_calls: is given twice, with - and with _",
         ),
-        ("serve = 1", "serve: is a table: write [serve] above its settings"),
+        ("serve = 1", "serve: is a table; write [serve] above its settings"),
         ("[pool]\na = 1", "line 1: [pool]: is a group of commands; write [pool-create]"),
-        ("[pool-destroy]\nyes = true", "yes: is about one run; give it on the command line"),
-        ("[serve]\ndeclare-gone = true", "declare-gone: is about one run"),
+        ("[pool-destroy]\nyes = true", "yes: applies to one run only; give it on the command line"),
+        ("[serve]\ndeclare-gone = true", "declare-gone: applies to one run only"),
         ('log_level = "loud"', "line 1: log_level: 'loud' is not one of debug, info"),
         ("a = [", "Invalid value"),
         ("a = " + "[" * 5000, ""),
@@ -195,7 +196,7 @@ def test_help_needs_no_good_file(write: Write, run: Run) -> None:
 def test_files_that_cannot_be_read(write: Write, tmp_path: Path) -> None:
     path = write("")
     path.write_bytes(b"host = 1\n# \xff\n")
-    assert str(beluga("ping").exception) == f"{path}, line 2: not text in UTF-8"
+    assert str(beluga("ping").exception) == f"{path}, line 2: the text is not UTF-8"
     assert str(beluga("--config", "/nowhere/a.toml", "ping").exception) == (
         "/nowhere/a.toml: No such file or directory"
     )
@@ -269,17 +270,17 @@ def test_every_option_may_stand_in_a_file_or_is_about_one_run() -> None:
         (
             "[gateway]\npolicy = 'linear'\nshared-credit = 2.0\n",
             ["gateway", "--worker", "http://127.0.0.1:1"],
-            "--shared-credit is from 0 to 1.0, not 2.0; --shared-credit is set in ",
+            "--shared-credit is 2.0, but must be from 0 to 1.0; --shared-credit is set in ",
         ),
         (
             "[serve]\nevents-form = 'none'\n",
             ["serve", "--events", "tcp://127.0.0.1:1", "--events-replay", "tcp://127.0.0.1:2"],
-            "--events-form is vllm or dynamo, not none; --events-form is set in ",
+            "--events-form is none; give vllm or dynamo; --events-form is set in ",
         ),
         (
             "[serve]\nevents-replay = 'tcp://127.0.0.1:2'\n",
             ["serve"],
-            "--events and --events-replay belong together; give both; --events-replay is set in ",
+            "--events and --events-replay need each other; give both; --events-replay is set in ",
         ),
     ],
 )

@@ -85,7 +85,7 @@ def test_an_interruption_of_the_first_leaves_no_file(benches: Benches, tmp_path:
     benches["rpc"] = ends_with(KeyboardInterrupt())
     done = beluga()
     assert done.exit_code == 130
-    assert done.stderr.splitlines() == ["interrupted before a benchmark had ended: no page"]
+    assert done.stderr.splitlines() == ["interrupted before any benchmark was complete: no page"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -103,7 +103,7 @@ def test_a_page_of_files_runs_nothing(benches: Benches, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--out", "page.txt"], "is not named .html"),
+        (["--out", "page.txt"], "does not end with .html"),
         (["--out", "none/page.html"], "No such file or directory"),
         (["nothing"], "no benchmark 'nothing'"),
         (["--from", "none.json"], "No such file or directory"),
@@ -121,4 +121,4 @@ def test_nonsense_is_refused_before_the_work(
 def test_its_options_are_refused_without_it(benches: Benches) -> None:
     done = CliRunner().invoke(app, ["bench", "rpc", "--out", "page.html"])
     assert done.exit_code == 2
-    assert "options of beluga bench report" in done.stderr
+    assert "add report" in done.stderr

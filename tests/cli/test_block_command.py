@@ -38,7 +38,7 @@ def test_a_block_is_replaced_only_by_force(run: Run, pool: list[str]) -> None:
     assert [put("first"), put("first"), put("first", "--force")] == ["stored", "present", "present"]
     refused = run("put", "key", "-", *pool, stdin="second")
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert "'key' has other bytes (5 of them); nothing was stored; --force" in refused.stderr
+    assert "'key' has other content (5 bytes); nothing was stored; --force" in refused.stderr
     assert run("get", "key", *pool).stdout == "first"
     assert put("second", "--force") == "replaced"
     assert run("get", "key", *pool).stdout == "second"

@@ -41,7 +41,7 @@ def test_its_format_is_recognized() -> None:
 def test_commands_read_it_and_say_so(run: Run, command: tuple[str, ...], requests: int) -> None:
     done = run(*command, "--json")
     assert done.returncode == 0, done.stderr
-    assert f"no trace is named; {BUNDLED.name}, which is bundled, has" in done.stderr
+    assert f"no trace is given; using the bundled {BUNDLED.name}" in done.stderr
     told = json.loads(done.stdout)
     row = told[0] if isinstance(told, list) else told.get("trace", told)
     assert row["requests"] == requests

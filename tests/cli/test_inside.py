@@ -323,7 +323,7 @@ def test_event_options_reach_their_service(
     [
         (["--events", "tcp://a:1"], "belong together"),
         (["--events-replay", "tcp://a:1"], "belong together"),
-        (["--events-form", "json"], "vllm or dynamo, not json"),
+        (["--events-form", "json"], "--events-form is json; give vllm or dynamo"),
     ],
 )
 def test_event_options_that_make_no_sense_are_refused(
@@ -450,7 +450,10 @@ def test_a_block_that_goes_while_it_is_fetched_is_not_there(
     monkeypatch.setattr(block, "MetaClient", lambda client: Opened(lookup=lambda keys: found))
     (tmp_path / "old").write_bytes(b"kept")
     gone = beluga("get", "key", tmp_path / "old")
-    assert str(gone.exception) == "no block 'key' in namespace 'cli'; see 'beluga explain'"
+    assert (
+        str(gone.exception)
+        == "there is no block 'key' in the namespace 'cli'; see 'beluga explain'"
+    )
     assert (tmp_path / "old").read_bytes() == b"kept"
 
 

@@ -53,7 +53,10 @@ def test_every_key_that_is_not_there_is_named(run: Run, pool: list[str]) -> None
 def test_explain_reports_an_unknown_fingerprint(run: Run, pool: list[str]) -> None:
     told = run("explain", "key", *pool, "--namespace", "0123456789abcdef")
     assert told.returncode == 1
-    assert "has the fingerprint 0123456789abcdef; it is taken as a name" in told.stderr
+    assert (
+        "no namespace with the fingerprint 0123456789abcdef, so it is taken as a name"
+        in told.stderr
+    )
 
 
 def test_a_namespace_moves_no_cursor(run: Run, pool: list[str]) -> None:

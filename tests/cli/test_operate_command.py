@@ -123,7 +123,7 @@ def test_trace_follows_new_calls(
 def test_trace_refuses_what_it_cannot_do(run: Run, pool: list[str]) -> None:
     for words, why in (
         ([], "trace is not there"),
-        (["--follow", "--before"], "--follow goes with neither"),
+        (["--follow", "--before"], "--follow excludes"),
     ):
         ended = run("trace", *pool, *words)
         assert ended.returncode in (1, 2)
@@ -156,9 +156,9 @@ def test_quota_is_shown_and_changed_without_a_restart(
     ("change", "why"),
     [
         ("size=3", "--set takes grants, pins, bytes, calls"),
-        ("pins", "takes a whole number"),
-        ("pins=-1", "takes a whole number"),
-        (f"pins={1 << 32}", "pins is from 0 to 4294967295"),
+        ("pins", "give a whole number"),
+        ("pins=-1", "give a whole number"),
+        (f"pins={1 << 32}", "must be from 0 to 4294967295"),
         ("bytes=many", "many"),
     ],
 )
@@ -198,7 +198,7 @@ def test_drain_waits_for_what_is_being_written(
     assert "drained: nothing is being written; 2 blocks stay" in waiting.communicate(timeout=60)[1]
     assert waiting.returncode == 0
     assert value(run, "drain", *pool)["done"]
-    assert run("drain", *pool, "--undo").stderr == "new blocks are stored again\n"
+    assert run("drain", *pool, "--undo").stderr == "new blocks are accepted again\n"
     assert run("put", "other", "-", *pool, stdin="more bytes").returncode == 0
 
 
@@ -265,7 +265,7 @@ def test_a_block_below_the_pool_is_removed_from_there(
     assert eventually(lambda: run("explain", "key", *pool).stdout.startswith(told))
     removed = run("rm", "key", *pool)
     assert removed.returncode == 0
-    assert removed.stderr == ("removed: 1 of 1; 1 of them from a lower tier, which had it alone\n")
+    assert removed.stderr == ("removed: 1 of 1; 1 of them only from a lower tier\n")
     assert eventually(lambda: run("explain", "key", *pool).stdout.startswith("key: miss, removed"))
     assert run("rm", "key", *pool).returncode == 1
 

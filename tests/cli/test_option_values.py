@@ -121,7 +121,7 @@ def test_disks_and_stores_are_looked_at_before_a_server_takes_over(tmp_path: Pat
 def test_explain_takes_either_fields_or_a_namespace(pool: list[str], server: object) -> None:
     refused = beluga("explain", "k", *pool, "--field", "a=b", "--namespace", "foo")
     assert refused.exit_code == 2
-    assert "--field stands in place of --namespace foo" in said(refused)
+    assert "--field and --namespace foo exclude each other" in said(refused)
 
 
 @pytest.mark.parametrize("session", ["foo", "pid:x", "lane:"])

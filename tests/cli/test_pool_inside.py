@@ -67,7 +67,7 @@ def test_a_check_shows_what_it_found_and_fails(
 
     monkeypatch.setattr(command, "check_devices", check_devices)
     shown = beluga("pool", "check")
-    assert str(shown.exception) == "2 findings; blocks that are damaged read as misses"
+    assert str(shown.exception) == "2 findings; damaged blocks read as misses"
     assert shown.stderr == "one is torn\ntwo is gone\n"
     assert "findings" in shown.stdout and "finding_count" not in shown.stdout
     assert "torn" not in shown.stdout
@@ -202,7 +202,7 @@ def test_mount_says_which_pool_counts(
     settings.write_text('pool = ["/c"]\n')
     monkeypatch.setenv("BELUGA_CONFIG", str(settings))
     monkeypatch.delenv("BELUGA_POOL", raising=False)
-    said = "other commands use {}: {} comes before the mounted pool\n"
+    said = "other commands use {}: {} overrides the mounted pool\n"
     assert beluga("mount", "/a").stderr == said.format("/c", "beluga.toml")
     assert beluga("mount", "/c").stderr == ""
     monkeypatch.setenv("BELUGA_POOL", "/d:/e")

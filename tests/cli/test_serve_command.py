@@ -90,7 +90,7 @@ def test_stat_shows_the_tiers_below_a_running_server(
     assert shown["work"]["dirty_count"] == 0
     text = run("stat", *pool).stdout
     assert "1 blocks, " in text and "1 saved, 0 loaded, " in text
-    assert "0 blocks wait to be offered, 0 are wanted back" in text
+    assert "0 blocks wait to be offered, 0 are being fetched" in text
 
 
 def test_cxl_rpc_carries_calls_without_the_index(start: Start, pool: list[str]) -> None:

@@ -143,7 +143,7 @@ def test_what_does_not_fit_is_refused_in_a_line(
     ("options", "what"),
     [
         (("--policy", "x"), "no policy 'x'; choose"),
-        (("--model", "x"), "no costs for model 'x'"),
+        (("--model", "x"), "no costs for the model 'x'"),
         (("--format", "x"), "'x' is not one of"),
         (("--rate", "0"), "--rate"),
     ],

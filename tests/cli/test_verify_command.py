@@ -69,7 +69,7 @@ def test_report_for_people_has_a_line_for_each_test_initiator_and_mode(
     done = run("verify", *named(paths), *QUICK)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("holds") == ROWS
-    assert done.stderr == "all that is promised holds\n"
+    assert done.stderr == "everything required holds\n"
 
 
 def test_two_processes_play_two_hosts(start: Start, paths: list[str]) -> None:

@@ -86,13 +86,15 @@ def test_objectives_are_of_the_last_interval() -> None:
     parsed = ParsedRequest("/v1/completions", b"{}")
     rack.metrics.first_token(parsed, rack.engines[0], 3.0)
     rack.metrics.first_token(parsed, rack.engines[0], 1.0)
-    assert rack.advice() == ["add a worker: TTFT is 2 s, the objective 1 s"]
+    assert rack.advice() == ["add a worker: TTFT is 2 s, but its objective is 1 s"]
     rack.metrics.first_token(parsed, rack.engines[0], 0.5)
     assert rack.advice() == []
     gaps = rack.metrics.gaps()
     gaps.add(0.2, 4)
     rack.metrics.tokens(parsed, rack.engines[0], gaps, 0.2)
-    assert rack.advice() == ["add a worker: 0.2 s between tokens, the objective is 0.1 s"]
+    assert rack.advice() == [
+        "add a worker: the time between tokens is 0.2 s, but its objective is 0.1 s"
+    ]
 
 
 def test_a_router_says_its_advice(caplog: pytest.LogCaptureFixture) -> None:

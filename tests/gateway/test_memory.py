@@ -244,7 +244,7 @@ def test_an_objective_is_missed_by_a_single_request() -> None:
     adviser.sample()
     metrics.first_token(ParsedRequest("/p", b""), engine, 1.5)
     assert [str(advice) for advice in adviser.advise()] == [
-        "add a worker: TTFT is 1.5 s, the objective 1 s"
+        "add a worker: TTFT is 1.5 s, but its objective is 1 s"
     ]
     adviser.sample()
     assert adviser.advise() == []

@@ -173,10 +173,10 @@ def test_times_are_estimated_as_in_the_simulation(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--bandwidth", "0"), "--bandwidth has to be greater than 0"),
-        (("--bandwidth", "inf"), "--bandwidth has to be greater than 0"),
-        (("--local-bandwidth", "-1"), "--local-bandwidth has to be greater than 0"),
-        (("--gpu-path", "x"), "--gpu-path is one of root-complex, switch, not 'x'"),
+        (("--bandwidth", "0"), "--bandwidth is 0.0, but must be greater than 0"),
+        (("--bandwidth", "inf"), "--bandwidth is inf, but must be greater than 0"),
+        (("--local-bandwidth", "-1"), "--local-bandwidth is -1"),
+        (("--gpu-path", "x"), "--gpu-path is 'x'; give one of root-complex, switch"),
         (("--step-tokens", "0"), "--step-tokens"),
         (("--block-size", "1000000000"), "--block-size"),
         (("--index-ranks", "1024"), "--index-ranks"),

@@ -169,11 +169,11 @@ def test_more_ranks_than_the_index_has_room_for_are_told(
     async def scenario(site: Site, announcers: list[Announcer]) -> None:
         for rank in range(9):
             by_rank(announcers[0], rank, stored(rank))
-        await said(site, "5 KV events could not be applied; the last: worker 1 is one too many")
+        await said(site, "5 KV events could not be applied; the last: worker 1 exceeds the limit")
 
     with caplog.at_level(logging.WARNING):
         play(tmp_path, scenario, index_ranks=4)
-    assert warnings(caplog, "one too many") == 1
+    assert warnings(caplog, "exceeds the limit") == 1
 
 
 def test_more_workers_than_the_index_has_room_for_are_told() -> None:
@@ -270,7 +270,7 @@ def test_the_first_engine_that_announces_decides_the_block_size(tmp_path: Path, 
         await until(lambda: counts.stored == 1)
         other = 144 - first
         announcers[1].publish([stored(2, size=other)])
-        text = f"worker 2 has blocks of {other} tokens, the router of {first}"
+        text = f"worker 2 has blocks of {other} tokens, but the router has {first}"
         await said(site, text, engine=1)
         assert counts.stored == 1
         assert next(iter(site.service.fleet)).problems == {}

@@ -128,5 +128,5 @@ def test_what_gives_back_runs_on_credit(serve: Serve) -> None:
 
 @pytest.mark.parametrize("wrong", [{"grants": -1}, {"pins": 1 << 32}, {"bytes": 1 << 64}])
 def test_a_quota_that_cannot_be_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="is from 0 to"):
+    with pytest.raises(ValueError, match="must be from 0 to"):
         Quota(**wrong)

@@ -106,9 +106,9 @@ def test_settings_change_under_way_and_come_back() -> None:
     assert decision.remote(prompt)
     with pytest.raises(RouterError, match="has no setting 'typo'"):
         decision.update({"typo": 1})
-    with pytest.raises(RouterError, match="is a number, not '7'"):
+    with pytest.raises(RouterError, match="is '7'; give a number"):
         decision.update({"max_local_prefill_length": "7"})
-    with pytest.raises(RouterError, match="is a number, not None"):
+    with pytest.raises(RouterError, match="is None; give a number"):
         decision.update({"max_local_prefill_length": None})
     assert decision.remote(prompt)
     decision.update(None)

@@ -49,7 +49,7 @@ def test_what_one_role_can_spare_goes_to_the_other() -> None:
         "prefill": Seen(workers=2, queued=20),
         "decode": Seen(workers=2, usage=0.1),
     }
-    said = "make one a prefill worker: 10 prompts wait per worker; decode can spare one"
+    said = "turn one into a prefill worker: 10 prompts wait per worker; decode can spare one"
     assert [str(advice) for advice in advise(seen, Goals())] == [said]
     both = actions(prefill=Seen(workers=2), decode=Seen(workers=2, usage=0.95))
     assert both == [("re-role", "decode")]
@@ -69,7 +69,7 @@ def test_a_fleet_has_an_end() -> None:
         (Seen(workers=2, queued=0, usage=0.7), []),
         (
             Seen(workers=2, queued=0, usage=0.1),
-            ["take a worker away: 0 prompts wait per worker; 10% of KV memory is in use"],
+            ["remove one worker: 0 prompts wait per worker; 10% of KV memory is in use"],
         ),
         (Seen(workers=0, queued=1), ["add a worker: 1 prompts wait per worker"]),
     ],

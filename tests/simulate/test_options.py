@@ -54,7 +54,7 @@ def test_the_replay_of_the_reference_has_470_blocks_of_hbm_and_15600_in_all() ->
 def test_there_is_one_of_each_at_least(name: str) -> None:
     least: dict[str, Any] = {name: 1}
     assert getattr(Options(**least), name) == 1
-    with pytest.raises(SimulateError, match=f"{name} has to be at least 1, not 0"):
+    with pytest.raises(SimulateError, match=f"{name} is 0, but must be at least 1"):
         Options(**{name: 0})
 
 
@@ -62,7 +62,7 @@ def test_there_is_one_of_each_at_least(name: str) -> None:
 @pytest.mark.parametrize("value", [0.0, float("inf")])
 def test_speeds_and_times_are_greater_than_zero_and_finite(name: str, value: float) -> None:
     options: dict[str, Any] = {name: value}
-    with pytest.raises(SimulateError, match=f"{name} has to be greater than 0, not {value}"):
+    with pytest.raises(SimulateError, match=f"{name} is {value}, but must be greater than 0"):
         Options(**options)
     assert Options(**{name: 0.5})
 

@@ -184,11 +184,11 @@ def test_busy_workers_hold_requests_back_and_lose_none() -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"workers": 0}, "workers has to be at least 1"),
-        ({"pool": 0}, "pool has to be at least 1"),
-        ({"speed": 0.0}, "speed has to be greater than 0"),
-        ({"speed": math.nan}, "speed has to be greater than 0"),
-        ({"bandwidth": -1.0}, "bandwidth has to be greater than 0"),
+        ({"workers": 0}, "workers is 0, but must be"),
+        ({"pool": 0}, "pool is 0, but must be"),
+        ({"speed": 0.0}, "speed is 0.0, but must be greater than 0"),
+        ({"speed": math.nan}, "speed is nan, but must be greater than 0"),
+        ({"bandwidth": -1.0}, "bandwidth is -1.0, but must be greater than 0"),
         ({"engine": "steam"}, "engine is one of chunked, serial"),
         ({"gpu_path": "x"}, "gpu_path is one of root-complex, switch"),
         ({"eviction": "x"}, "eviction is one of lru, s3fifo, cost, fifo"),

@@ -212,13 +212,13 @@ def test_a_standby_serves_for_a_server_that_stands_still_and_has_the_disk_and_en
     assert second.stderr.readline().startswith("took over, epoch 2")
     said = second.stderr.readline()
     assert re.search(r"served without a tier until it opens: .* in use by process", said)
-    assert "tried again: no events can be published" in second.stderr.readline()
+    assert "will be retried: no events can be published" in second.stderr.readline()
     assert run("get", "key", *where).stdout == "some bytes"
     assert state_of_disk(run, where) == ["open"]
 
     first.kill()
     said = second.stderr.readline() + second.stderr.readline()
-    assert "started after all; before: no events can be published" in said
+    assert "has now started; before: no events can be published" in said
     assert f"disk:{tmp_path / 'disk'} is open now" in said
     assert eventually(lambda: state_of_disk(run, where) == ["closed"])
     second.send_signal(signal.SIGTERM)
@@ -242,9 +242,9 @@ def test_a_standby_serves_although_no_lane_is_left_for_its_tiers(
             assert second.stderr and second.stderr.readline().startswith("standing by")
             first.kill()
             assert second.stderr.readline().startswith("took over, epoch 2")
-            assert "tried again: attaching to the pool's server" in second.stderr.readline()
+            assert "will be retried: attaching to the pool's server" in second.stderr.readline()
             assert has(cache, 0)
-        assert "started after all; before: attaching" in second.stderr.readline()
+        assert "has now started; before: attaching" in second.stderr.readline()
         assert state_of_disk(run, where) == ["closed"]
 
 

@@ -252,12 +252,12 @@ def test_the_command_shows_the_advice_and_prints_it_as_json(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (("--kv-heads", 8, "--memory", "4G"), 2, "give --layers, too"),
+        (("--kv-heads", 8, "--memory", "4G"), 2, "need --layers"),
         (("--trace", "/nowhere"), 1, "/nowhere: No such file or directory; name a trace"),
-        (("x", "--layers", 2), 2, "give a model, or its numbers"),
+        (("x", "--layers", 2), 2, "give a model or its numbers"),
         ((*NUMBERS, "--memory", "1x"), 2, "1x"),
         ((*NUMBERS, "--recompute-ms", 1, "--model-costs", "x"), 2, "or --model-costs"),
-        ((*NUMBERS, "--memory", "4G", "--model-costs", "x"), 2, "no --model-costs 'x' are known"),
+        ((*NUMBERS, "--memory", "4G", "--model-costs", "x"), 2, "there are no --model-costs 'x'"),
         ((*NUMBERS, "--memory", "4G", "--disk-bandwidth", "inf"), 2, "--disk-bandwidth"),
         ((*NUMBERS, "--memory", "4G", "--recompute-ms", "inf"), 2, "--recompute-ms"),
         ((*NUMBERS, "--memory", "4G", "--position", 10**29), 2, "--position"),

@@ -3,8 +3,8 @@
 """The costs of prefill, decode and transfers: every constant of the policies and of the simulator,
 each with its source. No other file has such constants.
 
-With ``n`` new tokens behind ``kv`` cached ones, and ``B`` requests decoding over ``K`` tokens of
-context in all (milliseconds)::
+In milliseconds, with ``n`` new tokens after ``kv`` cached ones, and ``B`` requests that decode over
+``K`` tokens of context in total::
 
     prefill = a + b*n + c*n*(kv + n/2)        decode step = e + f*B + g*K
 
@@ -40,19 +40,19 @@ class ModelCosts:
     f: float
     g: float
     h: float
-    kv_bytes_per_token: int  # 2 * layers * kv heads * head size * 2 bytes
+    kv_bytes_per_token: int  # 2 * layers * KV heads * head size * 2 bytes
     hbm_bytes: int  # memory for KV on the GPUs of one worker
     source: str
 
     def prefill_ms(self, new: float, cached: float = 0) -> float:
-        """Return the milliseconds for one prompt alone; 0 without new tokens."""
+        """Return the milliseconds that one prompt takes by itself; 0 without new tokens."""
         if new <= 0:
             return 0.0
         return self.a + self.b * new + self.c * new * (cached + new / 2)
 
     def decode_ms(self, batch: int, context: int) -> float:
         """Return the milliseconds, without h, of a step of ``batch`` requests with ``context``
-        tokens in all.
+        tokens in total.
         """
         return self.e + self.f * batch + self.g * context
 
@@ -62,8 +62,8 @@ def _kv_bytes(layers: int, heads: int, size: int) -> int:
 
 
 def _hbm(gpu_gb: float, weights_gb: float) -> int:
-    """Return the bytes left for KV: vLLM takes nine tenths of a GPU and first stores the bf16
-    weights.
+    """Return the bytes left for KV: vLLM uses nine tenths of a GPU and loads the bf16 weights
+    first.
     """
     return int((0.9 * gpu_gb - weights_gb) * 1e9)
 
@@ -91,8 +91,8 @@ _TABLE = (
                _STEP_8B, _LLAMA, _hbm(_RTX, _WEIGHTS_8B), _LSS),
 )  # fmt: skip
 
-# The length of an answer in tokens that is assumed first, and counts like one ended request. The
-# means of recorded traces are 211 to 665 (Azure's conversations, Mooncake's, weka's, ShareGPT's).
+# The assumed length of an answer in tokens, which counts like one finished request. The means of
+# recorded traces are 211 to 665 (Azure's conversations, Mooncake's, weka's, ShareGPT's).
 ANSWER_TOKENS = 512
 STEP_TOKENS = 8192  # vLLM's max_num_batched_tokens on large GPUs
 
@@ -113,7 +113,9 @@ LOCAL_DRAM = 50e9
 
 
 def model_costs(name: str) -> ModelCosts:
-    """Return the costs of a model on a GPU. Raises RouterError, which names the known models."""
+    """Return the costs of a model on a GPU. Raises RouterError with the available models."""
     if name not in MODELS:
-        raise RouterError(f"no costs for model {name!r}; there are {', '.join(MODELS)}")
+        raise RouterError(
+            f"there are no costs for the model {name!r}; choose one of {', '.join(MODELS)}"
+        )
     return MODELS[name]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The estimate of a worker's time to the first token, from a model's published costs.
+"""Estimates a worker's time to the first token from a model's published costs.
 
-It is a router's guess: it knows what was sent to a worker, but neither the engine's batches nor the
-load of the link.
+The router has the requests that it sent to a worker, but neither the engine's batches nor the load
+of the link.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from beluga.router.policy import Candidate, Query
 
 
 class Estimate(NamedTuple):
-    """The seconds until a first token, in parts, and between the later tokens."""
+    """The seconds until the first token, in parts, and between later tokens."""
 
     queue_s: float
     prefill_s: float
@@ -45,8 +45,8 @@ class Estimate(NamedTuple):
 
     @property
     def added_s(self) -> float:
-        """The time that the worker needs for this request. Copies run beside the prefills that are
-        ahead of it.
+        """The time that the worker needs for this request. Copies overlap with the prefills ahead
+        of it.
         """
         return max(self.transfer_s - self.queue_s, 0.0) + self.prefill_s
 
@@ -65,9 +65,9 @@ _INT64_MAX = (1 << 63) - 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CostEstimator:
-    """Estimates with the costs of a model. Blocks that are in the pool, and those fetched from
-    another worker, are copied over one link of the given speed; those in the worker's own memory
-    over another one. At least one token is computed, in steps of at most ``step_tokens``. Raises
+    """Estimates with the costs of a model. Blocks in the pool, and blocks fetched from another
+    worker, are copied over one link of the given speed; blocks in the worker's own memory over
+    another one. At least one token is computed, in steps of at most ``step_tokens``. Raises
     RouterError for a speed or a step that is not greater than 0.
     """
 
@@ -86,10 +86,10 @@ class CostEstimator:
             ("local_bandwidth", self.host_bytes_per_s),
         ):
             if not 0 < value < math.inf:
-                raise RouterError(f"{name} has to be greater than 0, not {value}")
+                raise RouterError(f"{name} is {value}, but must be greater than 0")
         if self.step_tokens < 1:
             raise RouterError(
-                f"step_tokens has to be at least 1, not {self.step_tokens}; vLLM has {STEP_TOKENS}"
+                f"step_tokens is {self.step_tokens}, but must be at least 1; vLLM has {STEP_TOKENS}"
             )
 
     def __call__(self, query: Query, candidate: Candidate, fetched: int) -> Estimate:
@@ -98,8 +98,8 @@ class CostEstimator:
     def table(
         self, query: Query, candidates: Sequence[Candidate], fetched: Sequence[int] | None = None
     ) -> NDArray[np.void]:
-        """Return the estimates of all candidates as a table, whose columns are the fields of
-        Estimate (csrc/routing/cost.c).
+        """Estimate all candidates. Returns a table whose columns are the fields of Estimate
+        (csrc/routing/cost.c).
         """
         rows = Candidates.of(candidates)
         table = np.empty(len(rows), _ESTIMATE)
@@ -129,18 +129,16 @@ class CostEstimator:
         )
 
     def alone_s(self, new: int, cached: int) -> float:
-        """Return the seconds to compute a prompt's new tokens on a worker that does nothing
-        else.
-        """
+        """Return the seconds that computing a prompt's new tokens takes on an idle worker."""
         return (self.costs.prefill_ms(new, cached) + self._steps(new) * self.costs.h) / 1e3
 
     def device_blocks(self, block_size: int) -> int:
-        """Return how many blocks a worker's HBM holds."""
+        """Return the number of blocks in a worker's HBM."""
         return max(self.costs.hbm_bytes // (self.costs.kv_bytes_per_token * block_size), 1)
 
     def answer_s(self) -> float:
-        """Return the seconds of decoding an answer on a worker whose HBM is half full, which is
-        assumed until answers have ended.
+        """Return the seconds that decoding an answer takes on a worker whose HBM is half full. This
+        is the assumption until answers have ended.
         """
         context = self.costs.hbm_bytes // self.costs.kv_bytes_per_token // 2
         return ANSWER_TOKENS * self._step_s(1, context)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The accounts of several workers as C takes them: arrays of pointers."""
+"""The accounts of several workers as arrays of pointers, for C."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from beluga.router.worker import Load, Worker
 
 
 class Account(Protocol):
-    """One worker's account."""
+    """The account of one worker."""
 
     load: Load
     blocks: ActiveBlocks
@@ -28,17 +28,17 @@ class Group:
 
     def __init__(self, workers: Sequence[Worker], accounts: Sequence[Account]) -> None:
         self.workers = list(workers)
-        self._accounts = tuple(accounts)  # keeps the rows alive
+        self._accounts = tuple(accounts)  # keeps the C structs alive
         self._loads = ffi.new("bl_load *[]", [one.load.row for one in accounts])
         self._blocks = ffi.new("bl_active *[]", [one.blocks.handle for one in accounts])
         self._prefills = ffi.new("bl_prefills *[]", [one.prefills.row for one in accounts])
 
     def refresh(self, now: float) -> None:
-        """Update what should be left of the prefills."""
+        """Update the estimates of remaining prefills."""
         lib.bl_loads_refresh(self._loads, self._prefills, len(self._accounts), now)
 
     def candidates(self, sequence: array[int], *, reuse: bool) -> Candidates:
-        """Return the workers with their loads and with what a request would add to these. Without
+        """Return the workers with their loads and with what a request would add to them. Without
         ``reuse`` every block is new.
         """
         made = Candidates(self.workers)

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The load metrics of engines, as the figures that Dynamo's workers publish.
+"""Reads the load metrics of engines, in the form that Dynamo's workers publish.
 
-Engines do not publish to a router; they answer ``GET /metrics``. The answer shows which engine it
-is: vLLM and SGLang send Prometheus's text with names of their own, TensorRT-LLM a JSON list of the
-iterations since it was last asked. What several ranks say adds up.
+Engines do not publish to a router; they serve ``GET /metrics``. The format identifies the engine:
+vLLM and SGLang send Prometheus text with their own names, TensorRT-LLM a JSON list of the
+iterations since the last request. The values of several ranks are added.
 
 Names and forms are those of vLLM's engine V1, SGLang 0.5 (``--enable-metrics``;
 srt/observability/metrics_collector.py) and TensorRT-LLM 1.x (``enable_iter_perf_stats: true``;
 tensorrt_llm/serve/openai_server.py, executor/iteration statistics).
 
-All answers are untrusted. This module does no I/O.
+All responses are untrusted. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from beluga.router.worker import WorkerMetrics
 
 _SPACE = "beluga_vllm_space_info"
 _STARTED = "process_start_time_seconds"
-_FIGURE_MAX = 1e15  # what is larger is no count of anything
+_FIGURE_MAX = 1e15  # larger values cannot be counts
 
 
 class LoadReport(NamedTuple):
-    """What an engine says. ``block_size`` is in tokens, 0 if it does not say. ``metrics`` is None
-    if nothing has happened since it was last asked. ``space`` is that of its blocks in a pool,
-    which Beluga's connector says. ``ranks`` is how many data-parallel ranks tell figures, and
-    ``started_s`` when the process began, in seconds of Unix time, if it says so.
+    """The load report of an engine. ``block_size`` is in tokens, or 0 if unknown. ``metrics`` is
+    None if nothing happened since the last report. ``space`` identifies its blocks in a pool;
+    Beluga's connector reports it. ``ranks`` is the number of data-parallel ranks with metrics, and
+    ``started_s`` the start of the process in Unix time, if reported.
     """
 
     engine: str
@@ -46,12 +46,12 @@ class LoadReport(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Names:
-    """The names of one engine's figures in Prometheus's text.
+    """The names of one engine's metrics in Prometheus text.
 
-    ``name{label}`` is a label's value. Of several names the first one that is there counts, but
-    those of ``found`` add up. Series that differ only in the labels ``same`` are one figure, which
-    each of these ranks tells. Series with one of the labels ``part`` are parts of another series.
-    ``rank`` is the label of data-parallel ranks.
+    ``name{label}`` is a label's value. Of several names the first existing one counts, but those of
+    ``found`` are added. Series that differ only in the labels ``same`` repeat one value, once per
+    rank. Series with one of the labels ``part`` are parts of another series. ``rank`` is the label
+    of data-parallel ranks.
     """
 
     engine: str
@@ -61,7 +61,7 @@ class _Names:
     blocks: tuple[str, ...]
     block_size: tuple[str, ...]
     looked_up: str  # prompt tokens
-    found: tuple[str, ...]  # those of them that were in a cache
+    found: tuple[str, ...]  # of them, tokens that were in a cache
     rank: str
     same: tuple[str, ...] = ()
     part: str = ""
@@ -72,7 +72,7 @@ _ENGINES = (
         "vLLM",
         running="vllm:num_requests_running",
         waiting="vllm:num_requests_waiting",
-        usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),  # the second is V0's
+        usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),  # the second name is V0's
         blocks=("vllm:cache_config_info{num_gpu_blocks}",),
         block_size=("vllm:cache_config_info{block_size}",),
         looked_up="vllm:prefix_cache_queries_total",
@@ -84,7 +84,7 @@ _ENGINES = (
         running="sglang:num_running_reqs",
         waiting="sglang:num_queue_reqs",
         usage=("sglang:token_usage",),
-        # Before 0.5.11 both were labels.
+        # Before 0.5.11 both were labels of one metric.
         blocks=("sglang:num_pages", "sglang:cache_config_info{num_pages}"),
         block_size=("sglang:page_size", "sglang:cache_config_info{page_size}"),
         looked_up="sglang:prompt_tokens_total",
@@ -102,10 +102,10 @@ _Series = dict[frozenset[tuple[str, str]], float]
 
 
 def read_load(answer: str) -> LoadReport | None:
-    """Read an engine's answer to ``GET /metrics``. Returns None if it has no figures of an engine.
+    """Read an engine's response to ``GET /metrics``. Returns None if it has no known metrics.
 
-    vLLM and SGLang do not say how many requests they take at once; then ``request_total_slots``
-    stays 0. Raises RouterError for figures that cannot be read.
+    vLLM and SGLang do not report how many requests they run at once; ``request_total_slots`` is
+    then 0. Raises RouterError for malformed metrics.
     """
     if answer.lstrip()[:1] == "[":
         return _of_iterations(answer)
@@ -116,7 +116,7 @@ def read_load(answer: str) -> LoadReport | None:
 
 
 def _of_text(names: _Names, text: str) -> LoadReport | None:
-    """Return the figures of one engine in Prometheus's text, or None if there are none."""
+    """Return the metrics of one engine in Prometheus text, or None if there are none."""
     figures = _figures(names, text)
     if names.running not in figures:
         return None
@@ -157,7 +157,7 @@ def _space(text: str) -> int | None:
 
 
 def _figures(names: _Names, text: str) -> dict[str, _Series]:
-    """Return the wanted series by name. Each is a sum over what adds up."""
+    """Return the requested series by name, each summed over its parts."""
     of_labels: dict[str, list[tuple[str, str]]] = {}
     for wanted in (*names.blocks, *names.block_size):
         name, brace, label = wanted.rstrip("}").partition("{")
@@ -174,35 +174,37 @@ def _figures(names: _Names, text: str) -> dict[str, _Series]:
             series = figures.setdefault(name, {})
             series[key] = max(value, series.get(key, 0.0))
         for wanted, label in of_labels.get(name, ()):
-            said = labels.get(label, "")  # vLLM says None before it knows
+            said = labels.get(label, "")  # vLLM reports "None" until it has a value
             if said.isdecimal() and len(said) < 16:
                 figures.setdefault(wanted, {})[key] = float(said)
     return figures
 
 
 def _samples(text: str, wanted: Collection[str]) -> Iterator[tuple[str, dict[str, str], float]]:
-    """Return the samples with a wanted name. Raises RouterError for one that cannot be read."""
+    """Return the samples with a requested name. Raises RouterError for a malformed one."""
     for line in text.splitlines():
         name = line.partition("{")[0].partition(" ")[0]
         if name not in wanted:
             continue
         found = _SAMPLE.fullmatch(line.rstrip())
         if found is None:
-            raise RouterError(f"this is not a sample: {line[:80]!r}")
+            raise RouterError(f"the metrics have a malformed sample: {line[:80]!r}")
         labels = dict(_LABEL.findall(found[2] or ""))
         yield name, labels, _figure(name, found[3])
 
 
 def _of_iterations(answer: str) -> LoadReport:
-    """Return what TensorRT-LLM says: the last iteration of each rank counts."""
+    """Read TensorRT-LLM's report: the last iteration of each rank counts."""
     try:
         rows = json.loads(answer)
     except (ValueError, RecursionError) as error:
-        raise RouterError(f"this is not JSON: {error!s:.80}") from None
+        raise RouterError(f"the metrics are not JSON: {error!s:.80}") from None
     last: dict[int, Mapping[str, Any]] = {}
     for row in rows:
         if not isinstance(row, dict) or "numActiveRequests" not in row:
-            raise RouterError(f"this is not an iteration of TensorRT-LLM: {row!r:.80}")
+            raise RouterError(
+                f"the metrics have an entry that is not an iteration of TensorRT-LLM: {row!r:.80}"
+            )
         last[int(_field(row, "attentionDpRank"))] = row
     if not last:
         return LoadReport("TensorRT-LLM", None)
@@ -212,7 +214,7 @@ def _of_iterations(answer: str) -> LoadReport:
 
     batches, cache = "inflightBatchingStats", "kvCacheStats"
     active = total("numActiveRequests")
-    if len(last) > 1:  # each row repeats what the first rank says, but for its own batch
+    if len(last) > 1:  # each row repeats the first rank's values, except for its own batch
         active = total("numScheduledRequests", batches) + total("numPausedRequests", batches)
     blocks, used = total("maxNumBlocks", cache), total("usedNumBlocks", cache)
     reused = total("reusedBlocks", cache)
@@ -229,7 +231,7 @@ def _of_iterations(answer: str) -> LoadReport:
     return LoadReport("TensorRT-LLM", metrics, int(size))
 
 
-def _metrics(  # noqa: PLR0913  all named
+def _metrics(  # noqa: PLR0913  keyword-only
     *,
     active: float,
     waiting: float,
@@ -252,9 +254,9 @@ def _metrics(  # noqa: PLR0913  all named
 
 
 def _field(row: Any, name: str) -> float:
-    """Return a figure of an iteration, 0 if it is missing."""
+    """Return a value of an iteration; 0 if it is missing."""
     if not isinstance(row, dict):
-        raise RouterError(f"this has no {name}: {row!r:.80}")
+        raise RouterError(f"an iteration of the metrics has no valid {name}: {row!r:.80}")
     value = row.get(name, 0)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RouterError(f"{name} is {value!r:.40}")
@@ -266,6 +268,6 @@ def _figure(name: str, said: str | float) -> float:
         value = float(said)
     except (ValueError, OverflowError):
         value = -1.0
-    if not 0 <= value <= _FIGURE_MAX:  # NaN neither
+    if not 0 <= value <= _FIGURE_MAX:  # also false for NaN
         raise RouterError(f"{name} is {said!r:.40}")
     return value

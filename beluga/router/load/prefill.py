@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The prompts that one worker has not prefilled yet, and how many of their tokens should be left.
+"""The prompts that one worker has not prefilled yet, and an estimate of their remaining tokens.
 
-With predicted durations the count falls while the worker computes, as in Dynamo's modelled decay
-(``aic``). If every prefill has a duration, the sum falls at the oldest one's pace, which may exceed
-its own tokens. If some prefill has none, at most the oldest one's tokens are subtracted.
+With predicted durations the count decreases while the worker computes, as in Dynamo's modelled
+decay (``aic``). If every prefill has a duration, the sum decreases at the rate of the oldest
+prefill, possibly below that prefill's share. If some prefill has none, at most the oldest one's
+tokens are subtracted.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ class ActivePrefills:
     """The prompts, oldest first. ``row`` has their sums and the oldest one for C
     (csrc/routing/cost.c), which updates the loads of all workers at once.
 
-    Without a duration for the oldest prompt all tokens are left. A prefill that takes longer than
-    predicted is expected to take as much longer again. So the wait grows if the oldest prompt
-    cannot begin, for example because HBM is full.
+    Without a duration for the oldest prompt, all tokens remain. A prefill that takes longer than
+    predicted is expected to take as much longer again. So the estimated wait grows if the oldest
+    prompt cannot start, for example because HBM is full.
     """
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class ActivePrefills:
             self._begin(now)
 
     def _begin(self, now: float) -> None:
-        """The oldest prompt may be prefilled from now on."""
+        """Assume that the worker starts to prefill the oldest prompt now."""
         row, (tokens, duration_s) = self.row, next(iter(self._waiting.values()))
         row.oldest_tokens = tokens
         row.oldest_predicted = duration_s is not None
@@ -68,5 +69,5 @@ class ActivePrefills:
         return lib.bl_prefills_seconds(self.row, now)
 
     def left(self, now: float) -> int:
-        """Return the tokens that should be left at that time, at least 0."""
+        """Return the estimated remaining tokens at that time, at least 0."""
         return lib.bl_prefills_tokens(self.row, now)

@@ -2,9 +2,9 @@
 # Copyright The Beluga Authors
 """The queue of requests that wait because every suitable worker is busy.
 
-A queue ranks by (strict priority, score), highest first. Scores are Dynamo's: ``fcfs`` and ``lcfs``
-rank by arrival, ``wspt`` by the shortest prefill left. ``priority_jump`` moves a request ahead: by
-so many seconds, or in ``wspt`` by so many times its weight.
+It orders requests by (strict priority, score), highest first. Scores are Dynamo's: ``fcfs`` and
+``lcfs`` order by arrival, ``wspt`` by the shortest remaining prefill. ``priority_jump`` moves a
+request ahead: by this many seconds, or in ``wspt`` by this multiple of its weight.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from beluga.router.policy import Query
 ItemT = TypeVar("ItemT")
 
 ORDERS = ("fcfs", "lcfs", "wspt")
-REFRESH_S = 10.0  # an older overlap is looked up again at the request's turn
+REFRESH_S = 10.0  # an older overlap is looked up again when the request is next
 
 
 def score(order: str, query: Query, arrival: float, overlap: int) -> float:
-    """Return a request's score; the highest is next. ``overlap`` is the most blocks that a suitable
-    worker has.
+    """Return a request's score; the highest is next. ``overlap`` is the largest number of cached
+    blocks on a suitable worker.
     """
     if order == "fcfs":
         return query.priority_jump - arrival
@@ -41,7 +41,7 @@ class _Entry(Generic[ItemT]):
     query: Query
     strict: int
     arrival: float
-    looked: float  # when its overlap was looked up
+    looked: float  # time of the last lookup of its overlap
     overlap: int
 
 
@@ -101,7 +101,7 @@ class RouterQueue(Generic[ItemT]):
         return found
 
     def discard(self, item: ItemT) -> bool:
-        """Remove an item before its turn, because its client has gone. Returns False if it was not
+        """Remove an item early, because its client has disconnected. Returns False if it was not
         waiting.
         """
         kept = [top for top in self._heap if top[3].item is not item]

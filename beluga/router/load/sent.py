@@ -2,9 +2,9 @@
 # Copyright The Beluga Authors
 """The prefixes that were sent to each worker, in bounded memory.
 
-A chain of blocks is named here by Python's hash of (name of the chain before it, local hash). So an
-ordered dictionary has a worker's blocks, and the least recently sent ones leave it first. A prefix
-is always younger than what follows it, so the remembered set is closed under prefixes.
+A chain of blocks is identified by Python's hash of (id of the chain before it, local hash). An
+ordered dictionary has a worker's blocks, and drops the least recently sent ones first. A prefix is
+always more recent than its continuation, so the remembered set is closed under prefixes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ class SentPrefixes:
         self._sent: dict[Worker, OrderedDict[int, None]] = {}
 
     def __len__(self) -> int:
-        """Return how many blocks are remembered, over all workers."""
+        """Return the number of remembered blocks of all workers."""
         return sum(len(blocks) for blocks in self._sent.values())
 
     def add(self, worker: Worker, hashes: Sequence[int]) -> None:
         blocks = self._sent.setdefault(worker, OrderedDict())
-        for chain in reversed(_chains(hashes)):  # reversed, so that a prefix leaves after its end
+        # Reversed, so that the end of a chain is dropped before its prefix
+        for chain in reversed(_chains(hashes)):
             blocks[chain] = None
             blocks.move_to_end(chain)
         while len(blocks) > self._blocks_max:
@@ -36,7 +37,9 @@ class SentPrefixes:
     def longest(
         self, hashes: Sequence[int], workers: Container[Worker]
     ) -> tuple[Worker | None, int]:
-        """Return the worker, of these, that was sent most of a request, and how many blocks."""
+        """Return the worker among these that received the longest prefix of a request, and its
+        length in blocks.
+        """
         chains = _chains(hashes)
         best, matched = None, 0
         for worker, blocks in self._sent.items():

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The load tracker: the router's own account of the requests that it sent and that have not ended.
+"""The load tracker: the router's account of its unfinished requests.
 
-A request is added, completes its prefill (its first token has come), and is freed. This lifecycle
-and the quantities in :class:`Load` are Dynamo's. The time of a call is proportional to the
-request's blocks. Times are seconds of one clock that never goes back; the caller reads it.
+A request is added, completes its prefill (its first token has arrived), and is freed. This
+lifecycle and the quantities in :class:`Load` are Dynamo's. The time of a call is proportional to
+the request's blocks. Times are seconds of one clock that never goes back; the caller reads it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from beluga.router.policy import Query, Usual
 from beluga.router.words import words
 from beluga.router.worker import Load, Overlap, Worker, WorkerMetrics
 
-SWEEP_S = 60.0  # seconds between searches for requests that nobody freed (Dynamo's value)
-_RECENT = 1000  # requests that a running mean covers
+SWEEP_S = 60.0  # interval of checks for requests that were never freed (Dynamo's value)
+_RECENT = 1000  # requests in a running mean
 
 
 @dataclasses.dataclass(slots=True)
@@ -41,14 +41,14 @@ class _Request:
     blocks: array[int]
     expected_output: int
     decoding_since: float | None = None  # None before the first token
-    held_blocks: int = 0  # of the worker, with this request, when it was added
+    held_blocks: int = 0  # the worker's blocks, including this request's, when it was added
 
 
 class LoadTracker:
-    """The loads of workers from the requests that are under way.
+    """The loads of workers from their unfinished requests.
 
     ``assume_kv_reuse=False`` counts equal blocks of different requests separately, because decode
-    workers that were sent their KV hold a copy for each.
+    workers hold a separate copy of the KV for each request.
     """
 
     def __init__(self, workers: Iterable[Worker] = (), *, assume_kv_reuse: bool = True) -> None:
@@ -57,9 +57,9 @@ class LoadTracker:
         self._requests: dict[Hashable, _Request] = {}
         self._expiries: dict[Hashable, float] = {}
         self._swept = 0.0
-        self._all: Group | None = None  # all accounts; None: to be made
-        self._asked = Group((), ())  # those of the last candidates
-        self._fresh = 0  # unique names of blocks are below 0, where no hash is
+        self._all: Group | None = None  # all accounts; None: to be built
+        self._asked = Group((), ())  # the accounts of the last candidates
+        self._fresh = 0  # unique ids of blocks are negative, unlike hashes
         self._predicted = False
         self._added = 0  # requests in the means of ``usual``
         self.usual = Usual()
@@ -72,13 +72,13 @@ class LoadTracker:
         self._all, self._asked = None, Group((), ())
 
     def remove_worker(self, worker: Worker) -> None:
-        """Forget a worker. Requests of it that are freed later change nothing."""
+        """Remove a worker. Freeing its requests later has no effect."""
         self._accounts.pop(worker, None)
         self._all, self._asked = None, Group((), ())
 
     @property
     def loads(self) -> Mapping[Worker, Load]:
-        """The current load of every worker. The values keep changing."""
+        """The current load of every worker. The objects are updated in place."""
         return {worker: account.load for worker, account in self._accounts.items()}
 
     def load(self, worker: Worker) -> Load:
@@ -86,12 +86,12 @@ class LoadTracker:
         return self._account(worker).load
 
     def new_blocks(self, worker: Worker, sequence: Sequence[int]) -> int:
-        """Return how many distinct blocks a request would add to those active on a worker."""
+        """Return how many distinct blocks a request would add to a worker's active ones."""
         return self.states([worker], sequence)[0].new_blocks
 
     def states(self, workers: Sequence[Worker], sequence: Sequence[int] = ()) -> Candidates:
-        """Return each worker's load, and what a request would add to it: as candidates that hold
-        nothing of the request in caches.
+        """Return each worker's load and what a request would add to it, as candidates without cache
+        hits.
 
         Raises NoWorkersError for a worker that was not added.
         """
@@ -100,7 +100,7 @@ class LoadTracker:
             self._asked = Group(workers, accounts)
         return self._asked.candidates(words(sequence), reuse=self._reuse)
 
-    def add(  # noqa: PLR0913  a request's particulars, by name
+    def add(  # noqa: PLR0913  keyword-only
         self,
         request: Hashable,
         worker: Worker,
@@ -112,16 +112,16 @@ class LoadTracker:
         prefill_s: float | None = None,
         expires: float | None = None,
     ) -> None:
-        """Add a request that was sent, with a name that the caller chooses.
+        """Add a request that was sent, under a name that the caller chooses.
 
-        ``expected_output`` (tokens, 0 if unknown) lets its blocks fade as it nears its end.
-        ``prefill_s`` is how long its prefill should take. ``expires`` is the time after which it
-        counts as ended even if nobody freed it. Raises NoWorkersError, or ValueError for a name in
-        use.
+        ``expected_output`` (tokens, 0 if unknown) makes its blocks fade as it nears its end.
+        ``prefill_s`` is the expected duration of its prefill. ``expires`` is the time after which
+        it counts as ended even if it was never freed. Raises NoWorkersError, or ValueError for a
+        name in use.
         """
         self.sweep(now)
         if request in self._requests:
-            raise ValueError(f"request {request!r} is being tracked already")
+            raise ValueError(f"the request {request!r} is tracked already; give another name")
         account = self._account(worker)
         size = query.block_size
         length = len(query.sequence)
@@ -142,15 +142,15 @@ class LoadTracker:
         usual, prompt = self.usual, -(-query.isl // size)
         usual.blocks += (prompt - usual.blocks) / self._added
         usual.on_device += (overlap.device - usual.on_device) / self._added
-        if account.published:  # The estimate lasts until the worker's next metrics.
+        if account.published:  # the estimate applies until the worker's next metrics
             load.num_requests_waiting += 1
             load.request_active_slots += 1
             load.kv_active_blocks += max(prompt - cached, 0)
         entry.held_blocks = account.load.held_blocks
 
     def prefill_done(self, request: Hashable, now: float = 0.0) -> bool:
-        """Note that the first token has come. Returns False if that was known, or the request is
-        unknown.
+        """Record that the first token has arrived. Returns False if that was recorded already, or
+        the request is unknown.
         """
         entry = self._requests.get(request)
         if entry is None or entry.decoding_since is not None:
@@ -162,7 +162,7 @@ class LoadTracker:
         return True
 
     def output(self, request: Hashable, generated: int) -> bool:
-        """Note that a request's answer of ``generated`` tokens fills one more block.
+        """Record that a request's answer, now of ``generated`` tokens, fills one more block.
 
         Returns False if the request is unknown.
         """
@@ -179,7 +179,9 @@ class LoadTracker:
         return True
 
     def free(self, request: Hashable, now: float = 0.0) -> bool:
-        """Note that the request has ended, successfully or not. Returns False if it is unknown."""
+        """Record that the request has ended, successfully or not. Returns False if it is
+        unknown.
+        """
         answered = not self.prefill_done(request, now)
         entry = self._requests.pop(request, None)
         self._expiries.pop(request, None)
@@ -198,9 +200,9 @@ class LoadTracker:
         return True
 
     def publish(self, worker: Worker, metrics: WorkerMetrics | None) -> None:
-        """Take the metrics that a worker published, or None if it has been silent for too long.
+        """Store the metrics that a worker published, or None if it has been silent for too long.
 
-        Nothing changes for a worker that was not added.
+        Ignored for a worker that was not added.
         """
         account = self._accounts.get(worker)
         if account is not None:
@@ -235,7 +237,9 @@ class LoadTracker:
         try:
             return self._accounts[worker]
         except KeyError:
-            raise NoWorkersError(f"{worker} is not known to the router; add it first") from None
+            raise NoWorkersError(
+                f"the worker {worker} was not added to the router; add it first"
+            ) from None
 
     def _own_blocks(self, number: int) -> array[int]:
         self._fresh -= number

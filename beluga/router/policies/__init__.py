@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The routing policies, one file for each, and the helpers that they share.
+"""The routing policies, one file each, and their shared helpers.
 
-``registry`` makes a policy by the name that the command line gives it.
+``registry`` makes a policy by its name on the command line.
 """

@@ -11,22 +11,22 @@ from beluga.errors import AllWorkersBusyError
 from beluga.router.policies.pick import chosen, some
 from beluga.router.policy import Candidate, Choice, Query
 
-# the weight of load when loads are apart, and when they are not
+# The weight of load when loads are unequal, and when they are not.
 ALPHA_BALANCE, ALPHA_REUSE = 0.7, 0.3
-APART = 0.1  # loads are apart if their standard deviation exceeds this share of the mean
+APART = 0.1  # loads are unequal if their standard deviation exceeds this share of the mean
 GAMMA = 0.1
 
 
 class AlphaGamma:
-    """The lowest cost wins, and of equal costs the first. Workers without free slots or blocks are
-    excluded. The policy knows what workers hold but does not know a pool.
+    """The lowest cost wins; of equal costs the first. Workers without free slots or blocks are
+    excluded. The policy uses the workers' own caches and ignores the pool.
     """
 
     name = "alpha-gamma"
     uses_overlap = True
 
     def __init__(self, seed: int = 0) -> None:
-        """The policy is deterministic and ignores the seed."""
+        """The policy is deterministic and ignores ``seed``."""
 
     def choose(self, query: Query, candidates: Sequence[Candidate]) -> Choice:
         rows = some(candidates)
@@ -40,7 +40,7 @@ class AlphaGamma:
         ]
         if not free:
             raise AllWorkersBusyError(
-                f"each of {len(rows)} workers has its slots or blocks used up; wait for one"
+                f"all {len(rows)} workers have used up their slots or blocks; wait for one"
             )
         loads = [_share(blocks[place], blocks_max[place]) for place in free]
         mean = sum(loads) / len(loads)
@@ -62,5 +62,5 @@ def _share(used: int, total: int) -> float:
 
 
 def _full(used: int, total: int) -> bool:
-    """Return whether all is used up. A total that was not published limits nothing."""
+    """Return whether all is used up. A total that was not published is no limit."""
     return 0 < total <= used

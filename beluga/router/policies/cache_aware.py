@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""SGLang's cache_aware policy: the longest match while loads are level, otherwise the least load.
+"""SGLang's cache_aware policy: the longest match while loads are balanced, otherwise the least
+load.
 
-``cache-aware`` asks an index that is fed by events. ``cache-aware-tree`` needs no index: it
-remembers what it sent to which worker, so its matches are guesses.
+``cache-aware`` uses an index of KV events. ``cache-aware-tree`` needs no index: it remembers what
+it sent to which worker, so its matches are estimates.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class CacheAware:
     """
 
     seed: int = 0
-    balance_abs: int = 32  # loads are apart if they differ by more than this
+    balance_abs: int = 32  # loads are unbalanced if they differ by more than this
     balance_rel: float = 1.1  # and the greatest exceeds this multiple of the least
     usage_spread: float = 1.0  # or if cache usages differ by more than this; 1 never applies
     usage_ceiling: float = 1.0  # or if one usage exceeds this; 1 never applies
@@ -54,7 +55,7 @@ class CacheAware:
         return chosen(query, rows[best], -longest)
 
     def imbalanced(self, candidates: Sequence[Candidate]) -> bool:
-        """Return whether loads are apart. Raises NoWorkersError without candidates."""
+        """Return whether loads are unbalanced. Raises NoWorkersError without candidates."""
         rows = some(candidates)
         requests = rows.counts("active_requests")
         least, most = min(requests), max(requests)
@@ -71,9 +72,9 @@ class CacheAware:
 
 @dataclasses.dataclass(kw_only=True)
 class CacheAwareTree(CacheAware):
-    """Sends a request to the worker that already got more than ``cache_threshold`` of it, or else
-    to the least loaded worker, and remembers that. It remembers at most ``tree_blocks_max`` blocks
-    of a worker. The least recently used blocks are removed at once; SGLang removes them every 30 s.
+    """Sends a request to the worker that already received more than ``cache_threshold`` of it,
+    otherwise to the least loaded worker, and remembers it. It remembers at most ``tree_blocks_max``
+    blocks per worker, and drops the least recently used ones at once; SGLang does so every 30 s.
     """
 
     cache_threshold: float = 0.5

@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Least cost: the request's expected time to its first token, and the delay that it causes others.
+"""Least cost: the request's expected time to first token, plus the delay that it causes for others.
 
-Three resources of a worker cost time: its steps (the prefills that wait, and this one), its link
-(blocks that it copies from the pool or its own memory), and its HBM, which a request holds until
-its answer ends. Every term is in seconds. An example for HBM: a worker has 470 blocks, its requests
-hold 440, and this request needs 50. It must wait until 20 blocks are free. On another worker
-requests hold 200 blocks. There it need not wait, but a large request that comes next may have to.
+Three resources of a worker cost time: its steps (the waiting prefills, and this one), its link
+(blocks copied from the pool or from its own memory), and its HBM, which a request holds until its
+answer ends. Every term is in seconds. An example for HBM: a worker has 470 blocks, its requests
+hold 440, and this request needs 50, so it must wait until 20 blocks are free. On another worker
+requests hold 200 blocks. There it need not wait, but a large next request may have to.
 
-Whether the next request loses by this depends on whether it may go elsewhere. It is assumed to be
-like this one. If this one needs 50 blocks on every worker, the next one may go anywhere, and loses
+Whether the next request suffers depends on whether it can go to another worker. It is assumed to be
+like this one. If this one needs 50 blocks on every worker, the next one can go anywhere, and loses
 nothing. If this one needs 10 blocks on the worker that has its prefix, and 50 on each of the
-others, most requests are bound to a worker, and lose what is taken there; on a worker without the
-prefix, this one takes 40 blocks more than it has to.
+others, most requests are bound to a worker, and lose the space that is taken there; on a worker
+without the prefix, this one takes 40 blocks more than necessary.
 
-Those who come later do not find the space that is free now, because requests come and go while this
-one runs. A worker with 200 free blocks may then be full. So the space that they find is spread
-around what is free now, by as much as it changed while recent requests ran.
+Later requests do not find the space that is free now, because requests come and go while this one
+runs. A worker with 200 free blocks may then be full. So the free space is modelled as a
+distribution around its current value, with the variance observed while recent requests ran.
 
-A prefix that workers hold twice takes space twice, for as long as requests come to both. If one of
-them has only one request left that holds it, the space comes free when that one ends, unless this
-one goes there. So a request is charged for the part of its time in which it would hold a block
-alone: for all of it if no request holds the block, for 0.26 of it if one does.
+A prefix that two workers hold takes space twice, for as long as both receive requests for it. If
+only one request on a worker still holds it, its end frees the space, unless this request goes
+there. So a request is charged for the part of its time in which it is the only holder of a block:
+all of it if no other request holds the block, 0.26 of it if one does.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LeastCost:
         pressure.tail = prompt - len(query.sequence)
         pressure.device_blocks = self.estimator.device_blocks(query.block_size)
         pressure.answer_s = answer_s
-        # What is copied into HBM evicts as much, which would have been hit this often.
+        # Blocks copied into HBM evict as many others, which would have been hit this often.
         pressure.reuse = usual.on_device / typical
         pressure.typical_square = typical**2
         pressure.change_sum = usual.ended * usual.change

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Least outstanding tokens: this policy considers load and ignores caches.
+"""Least outstanding tokens: considers load and ignores caches.
 
-With a pool as near as local memory no other routing is needed: every worker finds the same blocks,
-so workers differ only in the work that waits before their prefill.
+With a pool as close as local memory, no other routing is needed: every worker finds the same
+blocks, so workers differ only in their queued work.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from beluga.router.policy import Candidate, Choice, Query
 
 
 class LeastTokens:
-    """The worker with the fewest prompt tokens that wait for their first token wins. Of equal
-    workers the one with the fewest requests wins (so decoding counts where no prefill waits), then
-    a random one.
+    """Chooses the worker with the fewest prompt tokens before their first token; of equal ones the
+    one with the fewest requests (so that decoding counts where no prefill waits), then a random
+    one.
     """
 
     name = "least-tokens"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""E3, ``linear``: current Dynamo's cost: prefill left after credits, plus decode blocks, plus
+"""E3, ``linear``: current Dynamo's cost: prefill after credits, plus decode blocks, plus
 requests.
 """
 

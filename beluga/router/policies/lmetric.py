@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""E4, ``lmetric``: the product of the prefill left after credits and the decode blocks."""
+"""E4, ``lmetric``: the product of the prefill after credits and the decode blocks."""
 
 from __future__ import annotations
 

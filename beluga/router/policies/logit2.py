@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""E1, ``logit2``: Dynamo's first router: twice the hit rate less cache usage less waiting requests.
+"""E1, ``logit2``: Dynamo's first router: twice the hit rate minus cache usage minus waiting
+requests.
 
 It follows the Python original. Two defects of the Rust version (at most 1 required block, no worker
-when every queue is empty) are not copied.
+when every queue is empty) are not reproduced.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from beluga.router.policy import Candidate, Choice, Query
 
 
 class Logit2:
-    """The highest logit wins, and a random one of equal logits. That includes logits that are all
-    0, where the original leaves the random choice to its caller. The policy knows what workers hold
-    but does not know a pool.
+    """The highest logit wins, and a random one of equal logits, also if all are 0, where the
+    original leaves the random choice to its caller. The policy uses the workers' own caches and
+    ignores the pool.
     """
 
     name = "logit2"

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """Mooncake's min-TTFT (FAST '25 paper, algorithm 1): the worker with the earliest first token.
 
-An estimator predicts the times: a caller's own model, or a router's guess.
+The times come from an estimator: the caller's own model, or the router's estimate.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from beluga.router.policy import Candidate, Choice, Query
 
 class Estimator(Protocol):
     def __call__(self, query: Query, candidate: Candidate, fetched: int, /) -> Estimate:
-        """Estimate the times if the candidate gets the request. ``fetched`` blocks, beyond those
-        that the candidate finds, are copied to it from the worker with the longest prefix.
+        """Estimate the times if the candidate gets the request. ``fetched`` blocks, beyond the
+        candidate's own ones, are copied to it from the worker with the longest prefix.
         """
         ...
 
@@ -31,8 +31,8 @@ class MinTtft:
     """The lowest estimated TTFT wins, and a random one of equal estimates.
 
     With a ``fetch_threshold``, a worker whose own prefix is shorter than the best one by more than
-    that ratio is assumed to fetch the rest from there. None means that workers do not copy from
-    each other. ObjectiveError is raised if the winner would miss ``ttft_objective_s`` or
+    that ratio is assumed to fetch the rest from that worker. None means that workers do not copy
+    from each other. Raises ObjectiveError if the winner would miss ``ttft_objective_s`` or
     ``between_tokens_objective_s``: Mooncake rejects such a request early.
     """
 
@@ -82,6 +82,6 @@ class MinTtft:
         ):
             if limit is not None and value > limit:
                 raise ObjectiveError(
-                    f"the {what} would take {value:.3g} s at best, the objective is {limit:.3g} s; "
-                    "send less, or add workers"
+                    f"the {what} would take at least {value:.3g} s, but the objective is "
+                    f"{limit:.3g} s; send less, or add workers"
                 )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Helpers of all policies: the seeded generator, the lowest cost with fair ties, the choice."""
+"""Helpers of all policies: the seeded generator, the lowest cost with random ties, the choice."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ def generator(seed: int) -> Random:
 
 
 def some(candidates: Sequence[Candidate]) -> Candidates:
-    """Return the candidates as a table. Raises NoWorkersError if there are none."""
+    """Convert candidates to a table. Raises NoWorkersError if there are none."""
     if not candidates:
-        raise NoWorkersError("no worker may take the request; add one, or wait until one is well")
+        raise NoWorkersError(
+            "no worker may take the request; add one, or wait until one is healthy"
+        )
     return Candidates.of(candidates)
 
 
@@ -35,7 +37,7 @@ def lowest(costs: Sequence[float], random: Random) -> int:
 def chosen(
     query: Query, candidate: Candidate, cost: float = 0.0, costs: Sequence[float] = ()
 ) -> Choice:
-    """Return the choice of a candidate, with the share of the request that its overlap saves.
+    """Return the choice of a candidate, with the share of the request that its cached blocks save.
     ``costs`` are those of all candidates.
     """
     cached = min(candidate.overlap.blocks * query.block_size, query.isl)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The prefill cost: what a prefill would cost a worker in blocks, less the credit for cached
+"""The prefill cost: the blocks that a worker would have to prefill, minus a credit for cached
 blocks.
 
-Dynamo's ``linear`` and ``lmetric`` share this part. For every worker a block in the pool is worth
+Dynamo's ``linear`` and ``lmetric`` share this part. For every worker a block in the pool counts
 ``shared_credit`` of a block on the device. At 1, with equal device overlap, all workers have the
 same credit, and only load decides.
 """
@@ -27,7 +27,7 @@ class PrefillCost:
     host_credit: float = 0.75
     disk_credit: float = 0.25
     shared_credit: float = 0.0  # m; Dynamo uses 0.5 when its shared cache is on
-    decay: float = 0.0  # d: how fast device credit falls as a worker's prefills accumulate
+    decay: float = 0.0  # d: how fast device credit decreases as a worker's prefills accumulate
     track_prefill: bool = True
     temperature: float = 0.0  # the temperature of the softmax draw; 0 takes the lowest cost
     random: Random = dataclasses.field(init=False, repr=False)
@@ -59,8 +59,8 @@ class PrefillCost:
     def prefills(
         self, query: Query, candidates: Sequence[Candidate], credits_: Sequence[float]
     ) -> list[float]:
-        """Return max(raw - credit, 0) of each candidate in blocks; raw is its waiting prompts and
-        this one.
+        """Return max(raw - credit, 0) of each candidate in blocks; raw is the sum of its waiting
+        prompts and this one.
         """
         if not self.track_prefill:
             return [0.0] * len(candidates)

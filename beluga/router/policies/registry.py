@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The registry of policies by their names on the command line. Every policy is made here."""
+"""The registry of policies, by their names on the command line. It makes every policy."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _POLICIES: dict[str, Callable[..., Policy]] = {
 POLICIES = tuple(_POLICIES)
 
 DEFAULT_POLICY = LeastCost.name
-"""The policy of ``beluga gateway``, which ``--policy default`` names in every command."""
+"""The default policy of ``beluga gateway``, which is also ``--policy default`` of every command."""
 
 
 def policy_name(text: str) -> str:
-    """Return the name of a policy; ``default`` stands for the gateway's. Raises RouterError."""
+    """Resolve the name of a policy; ``default`` is the gateway's. Raises RouterError."""
     name = DEFAULT_POLICY if text == "default" else text
     if name not in _POLICIES:
         raise RouterError(f"there is no policy {name!r}; choose one of {', '.join(POLICIES)}")
@@ -59,7 +59,7 @@ def settings_known(name: str) -> frozenset[str]:
 
 
 def make_policy(name: str, *, seed: int = 0, **settings: object) -> Policy:
-    """Make the policy of that name, with the settings that its class takes.
+    """Make the policy of that name with these settings.
 
     Raises RouterError for an unknown name or setting.
     """
@@ -73,7 +73,7 @@ def make_policy(name: str, *, seed: int = 0, **settings: object) -> Policy:
 def configured_policy(
     name: str, settings: PolicySettings, *, seed: int = 0, **parts: object
 ) -> Policy:
-    """Make a policy with those of the settings, and of other ``parts``, that it takes."""
+    """Make a policy with those of the settings and ``parts`` that it accepts."""
     known = settings_known(name)
     taken = {key: value for key, value in (settings.given() | parts).items() if key in known}
     return make_policy(name, seed=seed, **taken)

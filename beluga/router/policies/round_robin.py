@@ -11,7 +11,7 @@ from beluga.router.policy import Candidate, Choice, Query
 
 
 class RoundRobin:
-    """Counts requests, not workers: a worker that joins or leaves only shifts the turn. The seed
+    """Counts requests, not workers: a worker that joins or leaves only shifts the order. The seed
     determines the first worker.
     """
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A random draw by cost: lower costs are likelier, and the temperature says by how much."""
+"""A random choice by cost: lower costs are likelier, depending on the temperature."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from beluga.router.policies.pick import lowest
 
 
 def draw(costs: Sequence[float], temperature: float, random: Random) -> int:
-    """Return the index of one cost. At temperature 0 it is the lowest, with random ties; above it,
-    Dynamo's softmax over costs scaled to 0..1: p_i ~ exp(-(cost_i - min) / ((max - min) *
+    """Return the index of a random cost. At temperature 0 it is the lowest, with random ties;
+    otherwise Dynamo's softmax over costs scaled to 0..1: p_i ~ exp(-(cost_i - min) / ((max - min) *
     temperature)).
     """
     if temperature <= 0:

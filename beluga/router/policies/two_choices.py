@@ -2,8 +2,7 @@
 # Copyright The Beluga Authors
 """Power of two choices: of two random workers, the one with fewer outstanding tokens.
 
-SGLang's power_of_two also draws two distinct workers, compares tokens, and lets the first one win a
-tie.
+Like SGLang's power_of_two: two distinct workers, compared by tokens; the first one wins a tie.
 """
 
 from __future__ import annotations

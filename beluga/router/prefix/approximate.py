@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The approximate index: it infers what workers may hold from the requests that were sent to them.
+"""The approximate index: infers what workers may hold from the requests sent to them.
 
-Alone it is Dynamo's approximate mode, for engines that send no events. Beside an index of events it
-bridges the time between a choice and the event that reports it: n samples of one prompt that arrive
-together all go where the first one went (predict-on-route). Times are seconds of one clock of the
-caller, which must not go back.
+By itself it is Dynamo's approximate mode, for engines that send no events. Combined with an index
+of events, it bridges the time between a choice and its event: n samples of one prompt that arrive
+together all go to the worker of the first one (predict-on-route). Times are seconds of one clock of
+the caller, which must not go back.
 """
 
 from __future__ import annotations
@@ -31,16 +31,15 @@ BLOCKS_MAX = 1 << 20
 class ApproximateIndexer:
     """An index in which a block counts for a worker until ``ttl_s`` after the last request with it.
 
-    When it has more than ``blocks`` entries (one for each worker that may hold a block), it forgets
-    those that would expire first until four fifths of the limit are left. Raises RouterError for
-    invalid limits.
+    When it has more than ``blocks`` entries (one per block and worker), it drops those that would
+    expire first until four fifths of the limit remain. Raises RouterError for invalid limits.
     """
 
     def __init__(
         self, *, ttl_s: float = TTL_S, blocks: int = BLOCKS_MAX, workers: int = WORKERS_MAX
     ) -> None:
         if ttl_s <= 0:
-            raise RouterError(f"blocks count for some time, not for {ttl_s} s")
+            raise RouterError(f"ttl_s is {ttl_s}, but must be a positive number of seconds")
         self._tree = Tree(rank_max=workers, block_max=blocks, name_max=blocks)
         out = ffi.new("bl_sent **")
         raise_for_status(
@@ -54,15 +53,15 @@ class ApproximateIndexer:
     @property
     def _sent(self) -> core.bl_sent:
         """The ``bl_sent *``. Raises RouterError in a forked child."""
-        assert self._tree.handle  # noqa: S101  it raises the error
+        assert self._tree.handle  # noqa: S101  the handle raises the error
         return self._account
 
     def __len__(self) -> int:
-        """Return the number of entries: one for each block and worker that may hold it."""
+        """Return the number of entries, one per block and worker."""
         return int(lib.bl_sent_count(self._sent))
 
     def routed(self, worker: Worker, tokens_hashes: Sequence[int], now: float) -> None:
-        """Note that a request was sent to a worker. Raises EventError if there are too many
+        """Record that a request was sent to a worker. Raises EventError if there are too many
         workers.
         """
         contents = words(tokens_hashes)
@@ -87,7 +86,7 @@ class ApproximateIndexer:
         )
 
     def remove_worker(self, worker_id: int) -> None:
-        """Forget all ranks of a worker."""
+        """Remove all ranks of a worker."""
         with self._lock:
             for worker in [worker for worker in self._ranks if worker.worker_id == worker_id]:
                 rank = self._ranks.pop(worker)
@@ -99,8 +98,8 @@ class ApproximateIndexer:
         if rank is None:
             if None not in self._workers[1:]:
                 raise EventError(
-                    f"worker {worker.worker_id} is one too many: the index was made for "
-                    f"{len(self._workers) - 1} ranks"
+                    f"worker {worker.worker_id} exceeds the limit of {len(self._workers) - 1} "
+                    "ranks; create a larger index"
                 )
             rank = self._ranks[worker] = self._workers.index(None, 1)
             self._workers[rank] = worker
@@ -108,8 +107,8 @@ class ApproximateIndexer:
 
 
 class PredictiveIndexer:
-    """An index of events, combined with what was sent to workers in the last ``ttl_s``. A worker's
-    run is the longer of the two.
+    """An index of events, combined with the requests sent to workers in the last ``ttl_s`` seconds.
+    A worker's match is the longer of the two.
     """
 
     def __init__(self, indexer: Indexer, *, ttl_s: float = PREDICTION_TTL_S) -> None:
@@ -117,13 +116,13 @@ class PredictiveIndexer:
         self._sent = ApproximateIndexer(ttl_s=ttl_s, workers=indexer.workers_max)
 
     def routed(self, worker: Worker, tokens_hashes: Sequence[int], now: float) -> None:
-        """Note that a request was sent to a worker. Raises EventError if there are too many
+        """Record that a request was sent to a worker. Raises EventError if there are too many
         workers.
         """
         self._sent.routed(worker, tokens_hashes, now)
 
     def find_matches(self, tokens_hashes: Sequence[int], now: float) -> Matches:
-        """Return what each worker holds of a request's leading blocks, or will hold soon."""
+        """Return how many of a request's leading blocks each worker holds, or will hold soon."""
         contents = words(tokens_hashes)
         matches = self.indexer.find_matches(contents)
         sent = self._sent.find_matches(contents, now)
@@ -136,14 +135,14 @@ class PredictiveIndexer:
         return Matches(held, matches.shared)
 
     def remove_worker(self, worker_id: int) -> None:
-        """Forget all ranks of a worker."""
+        """Remove all ranks of a worker."""
         self._sent.remove_worker(worker_id)
         self.indexer.remove_worker(worker_id)
 
 
 def _at_least(own: Overlap, device: int) -> Overlap:
-    """Return an overlap with at least ``device`` device blocks, which replace blocks of the other
-    tiers.
+    """Return an overlap with at least ``device`` device blocks. Additional ones replace blocks of
+    other tiers.
     """
     ends = [own.device, own.device + own.host, own.held, own.blocks]
     first, second, third, last = (max(end, device) for end in ends)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The dump of an index: its content as stored events, parents first."""
+"""Dumps an index as stored events, parents first."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from beluga.router.worker import Worker
 
 
 class _Chains:
-    """Events in the making. A row that continues an event's last block joins it, so a path without
-    forks becomes one event. Each event precedes the events that continue it, because its first
-    block is less deep than theirs.
+    """Builds events. A row that continues an event's last block is appended, so that a path without
+    forks becomes one event. Each event precedes those that continue it, because its first block is
+    less deep than theirs.
     """
 
     def __init__(self) -> None:
@@ -32,13 +32,13 @@ class _Chains:
 
 
 class Dump:
-    """A dump: first of the workers, then of the pool, whose blocks may follow blocks that only a
-    worker has. Rows come by depth. A row whose parent no possible speaker can name is left out,
-    with the rows behind it.
+    """A dump: first the workers, then the pool, whose blocks may follow blocks that only a worker
+    has. Rows are ordered by depth. A row whose parent no publisher can refer to is dropped, with
+    all its descendants.
     """
 
     def __init__(self) -> None:
-        # block -> the worker that announced it, and that worker's name for it
+        # Block -> the worker that announced it, and that worker's name for it.
         self._named: dict[int, tuple[Worker, int]] = {}
 
     def of_worker(self, rows: Iterable[TreeEntry], worker: Worker) -> list[RouterEvent]:

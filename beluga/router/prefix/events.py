@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""KV events as a router sees them: what an engine stored and removed, and in which tier.
+"""KV events from a router's perspective: what an engine stored and removed, and in which tier.
 
 A block has two hashes. Its *tokens hash* (local hash) depends only on its contents and is the same
 everywhere; indexes are searched by it. Its *block hash* (sequence hash) is the engine's own name
-for the block. The router never computes it; it is a key for parents and removals. Both have 64
-bits, and signed values are read as unsigned bits.
+for the block. The router never computes it; it identifies parents and removed blocks. Both have 64
+bits; signed values are reinterpreted as unsigned.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from beluga.router.worker import Worker
 
 
 class Tier(enum.IntEnum):
-    """The tiers in which a block may lie, nearest first."""
+    """The tiers of blocks, nearest first."""
 
     DEVICE = 0
     HOST = 1
     DISK = 2
-    SHARED = 3  # the pool: a store that no worker owns
+    SHARED = 3  # the pool: a store shared by all workers
 
 
-# Engines' names for tiers (Dynamo's kv-events-custom-engines.md, and vLLM's STORAGE).
+# Engines' names of tiers (Dynamo's kv-events-custom-engines.md, and vLLM's STORAGE).
 _MEDIUMS = {
     "GPU": Tier.DEVICE,
     "DEVICE": Tier.DEVICE,
@@ -55,14 +55,14 @@ def tier_of(medium: str | None) -> Tier:
         return Tier.DEVICE
     tier = _MEDIUMS.get(medium.upper()) if isinstance(medium, str) else None
     if tier is None:
-        raise EventError(f"a KV event names the tier {str(medium)[:40]!r}, which does not exist")
+        raise EventError(f"a KV event has the tier {str(medium)[:40]!r}, which does not exist")
     return tier
 
 
 @dataclasses.dataclass(slots=True)
 class Stored:
     """Consecutive blocks, each the child of the one before. ``tokens_hashes`` is None if the engine
-    sends no contents; then it or the pool has announced these blocks before, in another tier.
+    sends no contents; the blocks were then announced earlier, in another tier.
     """
 
     block_hashes: Sequence[int]
@@ -79,7 +79,7 @@ class Removed:
 
 @dataclasses.dataclass(slots=True)
 class Cleared:
-    """All blocks of one rank were removed from all its tiers."""
+    """All blocks of one rank were removed from all of its tiers."""
 
 
 Data: TypeAlias = Stored | Removed | Cleared
@@ -87,8 +87,8 @@ Data: TypeAlias = Stored | Removed | Cleared
 
 @dataclasses.dataclass(slots=True)
 class RouterEvent:
-    """An event with its sender. ``event_id`` counts up by one for each worker; None means that the
-    event has no number.
+    """An event with its sender. ``event_id`` increases by one for each event of a worker; None
+    means that the event has no number.
     """
 
     worker: Worker
@@ -98,7 +98,7 @@ class RouterEvent:
 
 
 def to_dynamo(event: RouterEvent) -> dict[str, Any]:
-    """Convert an event to Dynamo's form, which its "kv-events" subject carries."""
+    """Convert an event to Dynamo's format, as in its "kv-events" subject."""
     data: str | dict[str, Any]
     if isinstance(event.data, Stored):
         stored = event.data

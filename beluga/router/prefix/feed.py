@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The feed of one publisher: it restores the order of messages and waits for a replay to fill
+"""The events of one publisher: restores the order of messages, and requests replays to fill
 gaps.
 """
 
@@ -11,13 +11,13 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-HELD_MAX = 1 << 14  # more than an engine keeps for a replay (vLLM's buffer_steps: 10,000)
+HELD_MAX = 1 << 14  # more than an engine buffers for a replay (vLLM's buffer_steps: 10,000)
 
 
 @dataclasses.dataclass(slots=True)
 class Ready(Generic[T]):
-    """The items that may be applied now, in order. ``restarted``: they start with an empty
-    cache.
+    """The items that may be applied now, in order. ``restarted`` means that they start from an
+    empty cache.
     """
 
     items: list[T]
@@ -25,19 +25,19 @@ class Ready(Generic[T]):
 
 
 class Feed(Generic[T]):
-    """The numbered items of one publisher, of which the first has number 0.
+    """The numbered items of one publisher, starting with number 0.
 
-    An item behind a gap is held, and ``wanted`` is the number from which the publisher should send
-    again. Repeated items go to ``replayed``. When the replay ends, or nobody can be asked,
-    ``give_up`` continues without the missing items. Without ``replay``, gaps are given up at once.
-    A live number that was already passed is a repetition, unless the item was made later than all
-    before it: then the publisher has restarted.
+    An item after a gap is buffered, and ``wanted`` is the number from which a replay is needed.
+    Items of the replay go to ``replayed``. When it ends, or no replay is possible, ``give_up``
+    continues without the missing items. Without ``replay``, gaps are skipped at once. A live number
+    that has already passed is a duplicate, unless its item is newer than all earlier ones: then the
+    publisher has restarted.
     """
 
     def __init__(self, *, replay: bool = True, held_max: int = HELD_MAX) -> None:
         self._replay, self._held_max = replay, held_max
         self._next = 0
-        self._latest = float("-inf")  # when the newest item was made
+        self._latest = float("-inf")  # time of the newest item
         self._held: dict[int, T] = {}
         self.gaps = 0
         self.lost = 0  # items that no replay delivered
@@ -46,7 +46,7 @@ class Feed(Generic[T]):
 
     @property
     def next_number(self) -> int:
-        """The number of the next item that may be applied."""
+        """The number of the next item to apply."""
         return self._next
 
     @property
@@ -55,8 +55,8 @@ class Feed(Generic[T]):
         return self._next if self._held else None
 
     def offer(self, number: int, item: T, made_s: float) -> Ready[T]:
-        """Take a published item, made at ``made_s`` by the publisher's clock. Returns what may be
-        applied.
+        """Add a published item, created at ``made_s`` by the publisher's clock. Returns the items
+        that may be applied.
         """
         restarted = number < self._next and made_s > self._latest
         if restarted:
@@ -75,15 +75,15 @@ class Feed(Generic[T]):
         return Ready(ready, restarted)
 
     def replayed(self, number: int, item: T, made_s: float) -> list[T]:
-        """Take an item of a replay. Returns what may be applied."""
+        """Add an item of a replay. Returns the items that may be applied."""
         if number >= self._next and len(self._held) <= self._held_max:
-            self._latest = max(self._latest, made_s)  # it may come again, live
+            self._latest = max(self._latest, made_s)  # it may arrive again, live
             self._held.setdefault(number, item)
         return self._drain()
 
     def replaced(self, number: int, item: T, made_s: float) -> list[T]:
-        """Take an item of a replay that stands for all items up to its number. Returns what may be
-        applied.
+        """Add an item of a replay that replaces all items up to its number. Returns the items that
+        may be applied.
         """
         if number < self._next:
             return []
@@ -93,7 +93,7 @@ class Feed(Generic[T]):
         return [item, *self._drain()]
 
     def give_up(self) -> list[T]:
-        """Skip what is missing before the held items, and return these."""
+        """Skip the gap before the buffered items, and return these."""
         ready: list[T] = []
         for number in sorted(self._held):
             self.lost += number - self._next
@@ -103,8 +103,8 @@ class Feed(Generic[T]):
         return ready
 
     def reset(self) -> None:
-        """Begin again with number 0, because the publisher has gone. One that comes back and has
-        not restarted is asked for all that it has.
+        """Restart at number 0, because the publisher has disconnected. If it returns without a
+        restart, a replay of all its items is requested.
         """
         self._next, self._held, self._latest = 0, {}, float("-inf")
 

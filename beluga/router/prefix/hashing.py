@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """Hashes of blocks as Dynamo computes them: a local hash of a block's content, and a sequence hash
-of the block with all blocks before it.
+of the block and all blocks before it.
 
-There are two eras. In era A (2025) both are XXH3-64 with seed 1337, and the name of a LoRA adapter
-is hashed after the tokens. In era B (now) the local hash's seed is the XXH3-64 of a JSON salt, and
-sequences are chained with seed 0. Tokens are unsigned 32-bit integers, little-endian; a tail that
-does not fill a block is dropped. An engine's own hashes are opaque and never computed here.
+There are two versions. In era A (2025) both are XXH3-64 with seed 1337, and the name of a LoRA
+adapter is hashed after the tokens. In era B (current) the local hash's seed is the XXH3-64 of a
+JSON salt, and sequences are chained with seed 0. Tokens are unsigned 32-bit integers,
+little-endian; a partial last block is dropped. An engine's own hashes are opaque and never computed
+here.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ _U64 = (1 << 64) - 1
 
 
 def unsigned(value: int) -> int:
-    """Read the bits of a signed 64-bit hash as unsigned."""
+    """Reinterpret a signed 64-bit hash as unsigned."""
     return value & _U64
 
 
 def xxh3(data: bytes, seed: int = 0) -> int:
-    """Return the XXH3-64 of some bytes."""
+    """Return the XXH3-64 of the data."""
     return int(lib.bl_xxh3(ffi.from_buffer(data), len(data), seed))
 
 
 def salt_seed(salt: str = "", lora_name: str = "") -> int:
-    """Return era B's seed of local hashes. Empty fields are left out of the JSON."""
+    """Return the seed of local hashes in era B. Empty fields are left out of the JSON."""
     fields = {"salt": salt, "lora_name": lora_name}
     named = {name: value for name, value in fields.items() if value}
     text = json.dumps(named, separators=(",", ":"), ensure_ascii=False)
@@ -62,7 +63,7 @@ class BlockHasher:
     """
 
     BLOCK_SIZE_MOST: ClassVar[int] = 1 << 16
-    """How many tokens a block of engines may have. Usual are 16 to 1,024."""
+    """The largest number of tokens in an engine's block. Usual sizes are 16 to 1,024."""
 
     block_size: int  # tokens
     era: Era = "b"
@@ -76,9 +77,9 @@ class BlockHasher:
         if self.era not in ("a", "b"):
             raise RouterError(f"there is no hash era {self.era!r}; choose a or b")
         if self.block_size <= 0:
-            raise RouterError(f"a block has at least one token, not {self.block_size}")
+            raise RouterError(f"block_size is {self.block_size}, but must be at least 1")
         if self.era == "a" and self.salt:
-            raise RouterError("hash era a has no salt; choose era b")
+            raise RouterError("hash era a does not support a salt; choose era b")
         seed, suffix = SEED_A, b""
         if self.era == "b":
             seed = salt_seed(self.salt, self.lora_name)
@@ -93,7 +94,7 @@ class BlockHasher:
     ) -> list[int]:
         """Return the local hash of every full block.
 
-        ``multimodal`` maps a block's index to the hashes (64 bits) of the objects that it shows, in
+        ``multimodal`` maps a block's index to the 64-bit hashes of its images and other objects, in
         any order. Raises RouterError for tokens that are not 32-bit integers.
         """
         if not self._suffix and not multimodal:
@@ -111,8 +112,8 @@ class BlockHasher:
         ]
 
     def packed(self, tokens: Tokens) -> array[int]:
-        """Return the local hash of every full block as an array of unsigned 64 bits. No block shows
-        anything. Raises RouterError for tokens that are not 32-bit integers.
+        """Return the local hash of every full block as a uint64 array, without multimodal content.
+        Raises RouterError for tokens that are not 32-bit integers.
         """
         if self._suffix:
             return array("Q", self.local(tokens, {}))
@@ -135,7 +136,7 @@ class BlockHasher:
         return self.chained(array("Q", local)).tolist()
 
     def chained(self, local: array[int]) -> array[int]:
-        """Return the sequence hash of every block as an array of unsigned 64 bits."""
+        """Return the sequence hash of every block as a uint64 array."""
         found = _zeros(len(local))
         lib.bl_hash_chain(
             ffi.from_buffer("uint64_t[]", local),
@@ -146,14 +147,14 @@ class BlockHasher:
         return found
 
     def query(self, tokens: Tokens, *, priority_jump: float = 0.0) -> Query:
-        """Return the query for a prompt, as policies take it."""
+        """Return the query for a prompt, for a policy."""
         local = self.packed(tokens)
         return Query(len(tokens), self.block_size, local, self.chained(local), priority_jump)
 
 
 def salt_of(keys: Sequence[object] | None, lora_name: str) -> str:
-    """Return the salt among the extra keys of a prompt's first block, or "". Extra keys are as in
-    vLLM's BlockStored: the adapter's name, images, the salt, and embeddings.
+    """Return the salt among the extra keys of a prompt's first block, or "". Extra keys are those
+    of vLLM's BlockStored: the adapter's name, images, the salt, and embeddings.
     """
     named = [key for key in _beside_adapter(keys, lora_name) if isinstance(key, str)]
     return named[-1] if named else ""
@@ -166,11 +167,10 @@ def with_extra_keys(
     salt: str = "",
     lora_name: str = "",
 ) -> list[int]:
-    """Return the local hashes of blocks that have these extra keys.
+    """Return the local hashes of blocks with these extra keys.
 
-    ``local`` are hashes of the tokens that cover salt and adapter already. A block that shows
-    images, or has embeddings, gets a hash that is the same everywhere, and that no prompt of tokens
-    has.
+    ``local`` are hashes of the tokens that already include salt and adapter. A block with images or
+    embeddings gets a hash that is the same everywhere, and that no prompt of tokens has.
     """
     found = list(local)
     for place, keys in enumerate(extra_keys or ()):
@@ -203,9 +203,9 @@ def _token_bytes(tokens: Tokens) -> bytes | memoryview:
     try:
         wide = np.asarray(tokens, dtype=np.int64)
     except (OverflowError, TypeError, ValueError) as error:
-        raise RouterError(f"a prompt's tokens are whole numbers of 32 bits: {error}") from None
+        raise RouterError(f"a prompt's tokens must be whole numbers of 32 bits: {error}") from None
     if wide.size and (wide.min() < 0 or wide.max() >> 32):
-        raise RouterError("a prompt's tokens are whole numbers of 32 bits, from 0 up")
+        raise RouterError("a prompt's tokens must be whole numbers of 32 bits, from 0 on")
     return wide.astype("<u4").tobytes()
 
 

@@ -4,18 +4,18 @@
 
 The rules of the index:
 
-* A rank holds a block, in a tier, from a ``stored`` event until the ``removed`` event of the same
-  name and tier or the rank's ``cleared`` event. A name stands for one block at a time: when it is
+- A rank holds a block, in a tier, from a ``stored`` event until the ``removed`` event of the same
+  name and tier or the rank's ``cleared`` event. A name identifies one block at a time: when it is
   stored for another block, the rank no longer holds the first one by this name. Other names of the
   same block still hold it.
-* A block counts for a rank only if all blocks before it do. A block behind a gap is remembered and
-  counts again when the gap is filled. The same is true in the engine: when a block in the middle of
-  a path is evicted and computed again, the blocks behind it are hits again.
-* Runs are device blocks from the first block on, then host blocks, then disk blocks, then blocks of
-  the pool.
-* Events of one rank apply in the order in which they are given. Lookups run concurrently, in any
+- A block counts for a rank only if all blocks before it do. A block after a gap is remembered and
+  counts again when the gap is filled, as in the engine: when a block in the middle of a path is
+  evicted and computed again, the blocks after it are hits again.
+- Matches are device blocks from the first block on, then host blocks, then disk blocks, then blocks
+  of the pool.
+- Events of one rank apply in the order in which they are given. Lookups run concurrently, in any
   thread, and see either all of an event's blocks or none (beluga/router/prefix/tree.py).
-* Memory is limited: beyond the limits, the blocks that were stored longest ago are forgotten and
+- Memory is limited: beyond the limits, the blocks that were stored longest ago are dropped and
   counted.
 """
 
@@ -53,34 +53,34 @@ _OUTCOMES = ("stored", "repeated", "moved", "removed", "unknown", "evicted", "re
 
 @dataclasses.dataclass(slots=True)
 class Counts:
-    """How many events, and blocks in them, had which result."""
+    """Counts of events, and of their blocks by outcome."""
 
     events: int = 0  # applied at least in part
-    stored: int = 0  # blocks that were not held before
-    repeated: int = 0  # blocks that were held already
+    stored: int = 0  # blocks that were held already
+    repeated: int = 0  # names that identified another block before
     moved: int = 0  # names that stood for another block before
     removed: int = 0
-    unknown: int = 0  # blocks removed, or stored without contents, that are unknown
-    evicted: int = 0  # forgotten to make space
+    unknown: int = 0  # blocks removed, or stored without contents, that the index does not have
+    evicted: int = 0  # dropped to make space
     refused: int = 0  # blocks without space
     parent_not_found: int = 0  # events dropped as a whole
     invalid: int = 0  # events dropped as a whole: no sequence, or too many workers
-    stale: int = 0  # events whose number was already passed
+    stale: int = 0  # events whose number had already passed
     gaps: int = 0
     missed: int = 0  # events in the gaps
 
 
 class Indexer:
     """An index of at most ``workers`` ranks and ``blocks`` distinct blocks with ``names`` names in
-    all. Engines that seed their hashes equally share names.
+    total. Engines that seed their hashes equally share names.
 
     Raises RouterError for invalid limits.
     """
 
     WORKERS: ClassVar[int] = WORKERS_MAX
-    """For how many ranks there is room unless ``workers`` says otherwise."""
+    """The default limit of ranks."""
     WORKERS_MOST: ClassVar[int] = RANKS_MAX
-    """For how many ranks there may be room."""
+    """The largest possible limit of ranks."""
 
     def __init__(
         self,
@@ -97,25 +97,25 @@ class Indexer:
         self.workers_max = workers
         self.counts = Counts()
         self._outcome = ffi.new("bl_prefix_outcome *")
-        self._forget()  # makes the lock
+        self._forget()  # creates the lock
         when_forked(self)
         self._ranks: dict[Worker, int] = {}
         self._workers: list[Worker | None] = [None] * (workers + 1)  # by rank; rank 0 is the pool
         self._last: dict[Worker, int] = {}
         self._missing: dict[Worker, tuple[int, int]] = {}
-        self._unlogged = 0  # events that failed since the log had the last one
+        self._unlogged = 0  # failed events since the last log message
         self._limit = LogLimit()
-        self.follows_pool = False  # then engines' events do not say what the pool has
+        self.follows_pool = False  # engines' events about the pool are then ignored
 
     def _forget(self) -> None:
-        """Make a new lock. In a forked child one of the parent's threads may hold the old one."""
-        self._lock = threading.Lock()  # for changes of the tables of workers, numbers and counts
+        """Create a new lock. In a forked child a thread of the parent may hold the old one."""
+        self._lock = threading.Lock()  # guards the tables of workers, numbers and counts
 
     def apply(self, event: RouterEvent) -> None:
         """Apply one event.
 
         Raises EventError, and counts it, for an event with a problem. If its parent is unknown, its
-        sequence is invalid, or there are too many workers, nothing of it is applied. If some of its
+        sequence is invalid, or there are too many workers, nothing is applied. If some of its
         blocks are unknown or have no space, the other blocks are applied.
         """
         with self._lock:
@@ -128,8 +128,8 @@ class Indexer:
                 self._conclude(event, status)
 
     def apply_all(self, events: Iterable[RouterEvent]) -> int:
-        """Apply events. Returns how many failed; the log has the last of them, at most one of a
-        kind in a minute.
+        """Apply events. Returns how many failed; the last failure is logged, at most one of a kind
+        per minute.
         """
         failed, why = 0, ""
         for event in events:
@@ -148,9 +148,9 @@ class Indexer:
             self._unlogged = 0
 
     def find_matches(self, tokens_hashes: Sequence[int], *, early_exit: bool = False) -> Matches:
-        """Return what each worker holds of a request's leading blocks. A worker without the first
-        block has no entry. ``early_exit`` stops where only one worker continues; counts are then
-        lower bounds.
+        """Return how many of a request's leading blocks each worker holds. A worker without the
+        first block has no entry. ``early_exit`` stops where only one worker continues; counts are
+        then lower bounds.
         """
         runs, shared = self._tree.find(words(tokens_hashes), early_exit)
         held: dict[Worker, Overlap] = {}
@@ -162,11 +162,11 @@ class Indexer:
         return Matches(held, shared)
 
     def matches(self, query: Query) -> Matches:
-        """Return the matches of a query. This is the form of find_matches that Router takes."""
+        """Return the matches of a query, in the form that Router takes."""
         return self.find_matches(query.hashes)
 
     def remove_worker(self, worker_id: int) -> None:
-        """Forget all ranks of a worker, and what they held."""
+        """Remove all ranks of a worker, with their blocks."""
         with self._lock:
             for worker in [worker for worker in self._ranks if worker.worker_id == worker_id]:
                 rank = self._ranks.pop(worker)
@@ -177,7 +177,7 @@ class Indexer:
                 self._count()
 
     def clear_shared(self) -> None:
-        """Forget what the pool holds, because it was created again."""
+        """Drop the pool's blocks, because the pool was created again."""
         with self._lock:
             self._tree.clear(SHARED_RANK, self._outcome)
             self._count()
@@ -185,8 +185,8 @@ class Indexer:
     def shared_stored(
         self, names: Sequence[int], contents: Sequence[int], parent: int | None
     ) -> bool:
-        """Store blocks that the pool has, as it tells itself. Returns False, with nothing done, if
-        it has never told of the parent.
+        """Store blocks that the pool's server announces. Returns False, without any change, if
+        their parent was never announced.
         """
         with self._lock:
             held, found = words(names), words(contents)
@@ -199,7 +199,7 @@ class Indexer:
         return status != -errno.ENOENT
 
     def shared_removed(self, names: Sequence[int]) -> None:
-        """Forget blocks that have left the pool."""
+        """Remove blocks that were evicted or removed from the pool."""
         with self._lock:
             self._tree.remove(SHARED_RANK, 0, words(names), self._outcome)
             self._count()
@@ -207,11 +207,11 @@ class Indexer:
 
     @property
     def shared_count(self) -> int:
-        """The number of blocks that the pool has."""
+        """The number of blocks in the pool."""
         return self._tree.held(SHARED_RANK, 0)
 
     def shared_names(self) -> dict[int, int]:
-        """Return the names that the pool has for blocks, with each block's tokens hash."""
+        """Return the pool's names for blocks, with each block's tokens hash."""
         return {row.name: row.local for row in self._tree.rows(SHARED_RANK)}
 
     def missing(self) -> dict[Worker, tuple[int, int]]:
@@ -223,8 +223,8 @@ class Indexer:
             return missing
 
     def restore(self, worker: Worker, events: Iterable[RouterEvent], last_id: int | None) -> int:
-        """Replace one worker's blocks by those of its dump, made at event ``last_id``. Returns how
-        many events could not be applied.
+        """Replace one worker's blocks by its dump, made at event ``last_id``. Returns how many
+        events could not be applied.
         """
         with self._lock:
             if (rank := self._ranks.get(worker)) is not None:
@@ -241,8 +241,8 @@ class Indexer:
         return failed
 
     def dump(self) -> Iterator[RouterEvent]:
-        """Yield stored events, parents first, that turn an empty index into an equal one. They have
-        all blocks that count for some worker, and none behind a gap.
+        """Yield stored events, parents first, that turn an empty index into an equal one. They
+        include all blocks that count for some worker, but none after a gap.
         """
         with self._lock:
             ranks = dict(self._ranks)
@@ -252,7 +252,7 @@ class Indexer:
         yield from dump.of_pool(self._tree.rows(SHARED_RANK))
 
     def held(self, worker: Worker, tier: Tier) -> int:
-        """Return how many names hold blocks in a tier: a worker's, or everybody's for SHARED."""
+        """Return how many names hold blocks in a tier of a worker, or of all workers for SHARED."""
         if tier is Tier.SHARED:
             return self._tree.held(SHARED_RANK, 0)
         rank = self._ranks.get(worker)
@@ -269,7 +269,7 @@ class Indexer:
         return self._tree.handle
 
     def stat(self) -> TreeStat:
-        """Return how full the index is."""
+        """Return the fill level of the index."""
         return self._tree.stat()
 
     def _in_order(self, worker: Worker, number: int | None) -> bool:
@@ -312,7 +312,7 @@ class Indexer:
         raise EventError(f"{type(data).__name__} is not a KV event")
 
     def _conclude(self, event: RouterEvent, status: int) -> None:
-        """Count the result, and raise the error that the status means."""
+        """Count the outcome, and raise the error of a bad status."""
         unknown, refused = self._outcome.unknown, self._outcome.refused
         self._count()
         who = f"worker {event.worker.worker_id}, rank {event.worker.dp_rank}"
@@ -324,9 +324,11 @@ class Indexer:
             raise EventError(f"{who}: invalid block sequence; its event is dropped")
         self.counts.events += 1
         if refused:
-            raise EventError(f"{who}: the index has no room for {refused} blocks; give it more")
+            raise EventError(
+                f"{who}: the index has no room for {refused} blocks; create a larger one"
+            )
         if unknown:
-            raise EventError(f"{who}: block not found, {unknown} of an event's")
+            raise EventError(f"{who}: {unknown} blocks of an event are not in the index")
 
     def _count(self) -> None:
         for name in _OUTCOMES:
@@ -341,8 +343,8 @@ class Indexer:
                 rank = self._workers.index(None, 1)
             except ValueError:
                 raise EventError(
-                    f"worker {worker.worker_id} is one too many: the index was made for "
-                    f"{len(self._workers) - 1} ranks"
+                    f"worker {worker.worker_id} exceeds the limit of {len(self._workers) - 1} "
+                    "ranks; create a larger index"
                 ) from None
             self._ranks[worker] = rank
             self._workers[rank] = worker

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The matches of one request: the index's answer, which a policy then sees worker by worker."""
+"""The matches of one request: the index's result, from which a policy gets each worker's
+overlap.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from beluga.router.worker import Overlap, Worker
 
 
 class Overlaps(Protocol):
-    """What an index found of a request."""
+    """The result of an index for a request."""
 
     def fill(self, candidates: Candidates) -> None:
         """Write the overlap of each candidate into its row."""
@@ -23,15 +25,15 @@ class Overlaps(Protocol):
 
 @dataclasses.dataclass(slots=True)
 class Matches:
-    """Leading blocks that workers hold, and those that the pool holds for all of them. An index
-    that knows how far the pool continues behind a worker's own blocks stores that in ``held``.
+    """Leading blocks that workers hold, and those in the pool, which all workers can use. An index
+    that knows how far the pool continues after a worker's own blocks stores that in ``held``.
     """
 
     held: Mapping[Worker, Overlap] = dataclasses.field(default_factory=dict)
     shared: int = 0  # leading blocks in the pool, counted from the first
 
     def of(self, worker: Worker) -> Overlap:
-        """Return the overlap of one worker, with the pool's blocks beyond its own."""
+        """Return the overlap of one worker, including the pool's blocks after its own."""
         own, shared = self.held.get(worker), self.shared
         if own is None:
             return Overlap(0, 0, 0, shared)

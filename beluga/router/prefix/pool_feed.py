@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The feed of a pool's server: the index follows which blocks the pool has.
+"""The events of a pool's server, which keep the index up to date with the pool's blocks.
 
-A block whose parent the pool has never told of cannot be a hit. It waits here, and is stored when
-the parent is. So a router that comes late has what one has that was there from the beginning.
+A block whose parent was never announced cannot be a hit. It waits here, and is stored when the
+parent is. So a router that connects late ends with the same blocks as one that was connected from
+the beginning.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from beluga.router.prefix.wire import (
 
 
 def in_space(hashes: Iterable[int], space: int) -> list[int]:
-    """Return hashes as the index has them for blocks that the pool has in a space."""
+    """Convert hashes to those of the index for the pool's blocks in a space."""
     return [one ^ space for one in hashes]
 
 
@@ -34,11 +35,11 @@ class PoolFeed:
 
     The owner of the sockets calls ``received`` with each message from SUB. It sends ``wanted`` to
     the replay endpoint, if that is not None and no such request is pending, and calls ``replayed``
-    with the answers until that returns True, or else ``replay_failed``. A feed that has received
-    nothing wants all. Nothing raises; problems are counted.
+    with the replies until that returns True, or else ``replay_failed``. A feed without any message
+    requests everything. No method raises; problems are counted.
 
-    Blocks of other than ``block_size`` tokens are left out. Blocks of several spaces (models) do
-    not meet: the index has the hash of a block, and that of its tokens, with the space on top
+    Blocks with a size other than ``block_size`` tokens are ignored. Blocks of several spaces
+    (models) are separate: the index has hashes of blocks and of tokens that include the space
     (:func:`in_space`).
     """
 
@@ -48,9 +49,9 @@ class PoolFeed:
         self.feed: Feed[PoolBatch] = Feed()
         self.unread = 0  # unreadable messages, and unreadable events in messages
         self.other_sizes = 0  # blocks with another number of tokens
-        self.spaces: dict[int, int] = {}  # how many blocks each space has
-        self.heard_s: float | None = None  # monotonic: when the last message came
-        self._waiting: dict[int, int] = {}  # blocks without their parent, and the parent
+        self.spaces: dict[int, int] = {}  # number of blocks in each space
+        self.heard_s: float | None = None  # time.monotonic() of the last message
+        self._waiting: dict[int, int] = {}  # blocks without their parent, and that parent
         self._children: dict[int, dict[int, int]] = {}  # parent -> its waiting blocks, contents
         indexer.follows_pool = True
         indexer.clear_shared()
@@ -67,18 +68,18 @@ class PoolFeed:
 
     @property
     def up_to_date(self) -> bool:
-        """Whether nothing that the pool has told is missing."""
+        """Whether no announced message is missing."""
         return self._begun and self.feed.wanted is None
 
     def received(self, frames: Sequence[bytes]) -> None:
-        """Take a published message."""
+        """Process a published message."""
         read = self._read(frames)
         if read is not None and (batch := read[1]) is not None:
             number = read[0]
             self._apply(self.feed.offer(number, batch, batch.made_s).items)
 
     def replayed(self, frames: Sequence[bytes]) -> bool:
-        """Take a message of a replay. Returns True if it was the last."""
+        """Process a message of a replay. Returns True if it was the last."""
         read = self._read(frames)
         if read is None:
             return False
@@ -92,12 +93,12 @@ class PoolFeed:
         return False
 
     def replay_failed(self) -> None:
-        """Ask again later: without the missing messages nothing that the pool says is right."""
+        """Request a replay again later: without the missing messages the index would be wrong."""
         self._begun = False
 
     def blocks(self) -> dict[int, int]:
-        """Return all blocks that the pool has, as far as this feed was told: their names and tokens
-        hashes, each in its space. Those that wait for their parent are among them.
+        """Return all blocks of the pool that were announced: their names and tokens hashes, each in
+        its space, including those that wait for their parent.
         """
         found = self._indexer.shared_names()
         for name, parent in self._waiting.items():

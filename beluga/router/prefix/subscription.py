@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The subscription to one engine's publisher: it turns ZMQ frames into blocks of the index."""
+"""The subscription to one engine's publisher: applies ZMQ messages to the index."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ class Subscription:
 
     The owner of the sockets calls ``received`` with each message from SUB. It sends ``wanted`` to
     the replay endpoint, if that is not None and no such request is pending, and calls ``replayed``
-    with the answers until that returns True, or else ``replay_failed``. Without a replay endpoint
-    (``replay`` false) ``wanted`` is always None. Nothing raises, and nothing is logged: problems
-    are counted, and the owner tells them.
+    with the replies until that returns True, or else ``replay_failed``. Without a replay endpoint
+    (``replay`` false) ``wanted`` is always None. No method raises or logs: problems are counted,
+    and the owner logs them.
     """
 
     def __init__(self, indexer: Indexer, decoder: WireDecoder, *, replay: bool) -> None:
         self._indexer, self._decoder = indexer, decoder
         self.feed: Feed[Batch] = Feed(replay=replay)
         self.unread = 0  # unreadable messages, and unreadable events in messages
-        self.error = ""  # why the last of these could not be read
-        self.failed = 0  # events that could not be applied, whole or in part
-        self.misfits = 0  # those of them by which the index lacks blocks that the engine has
-        self.misfit = ""  # why the last of these could not be applied
+        self.error = ""  # the last reason
+        self.failed = 0  # events that could not be applied, fully or partly
+        self.misfits = 0  # of them, events whose blocks the index now lacks
+        self.misfit = ""  # the last reason of these
         self._ranks: set[Worker] = set()
 
     @property
     def ranks(self) -> int:
-        """The number of data-parallel ranks that were heard."""
+        """The number of data-parallel ranks that sent messages."""
         return len(self._ranks)
 
     @property
@@ -52,7 +52,7 @@ class Subscription:
         return None if first is None else replay_request(first)
 
     def received(self, frames: Sequence[bytes]) -> None:
-        """Take a published message."""
+        """Process a published message."""
         read = self._read(frames)
         if read is None or read[1] is None:
             return
@@ -63,7 +63,7 @@ class Subscription:
         self._apply(ready.items)
 
     def replayed(self, frames: Sequence[bytes]) -> bool:
-        """Take a message of a replay. Returns True if it was the last."""
+        """Process a message of a replay. Returns True if it was the last."""
         read = self._read(frames)
         if read is None:
             return False
@@ -79,14 +79,14 @@ class Subscription:
         self._apply(self.feed.give_up())
 
     def gone(self) -> None:
-        """Forget all blocks, because the publisher has gone: nobody tells any longer what the
-        engine has, and one that comes back may have an empty cache.
+        """Drop all blocks, because the publisher has disconnected: changes are no longer reported,
+        and a restarted engine has an empty cache.
         """
         self._clear()
         self.feed.reset()
 
     def resize(self, block_size: int, hash_blocks: HashBlocks) -> None:
-        """Take another block size, which the router has from now on."""
+        """Set the router's new block size."""
         self._decoder.resize(block_size, hash_blocks)
 
     def _clear(self) -> None:
@@ -123,7 +123,7 @@ class Subscription:
 
 
 def _has_contents(event: RouterEvent) -> bool:
-    """Return whether an event brings blocks into the index. Others, which remove blocks or say that
-    known ones lie in one more tier, may well come too late for blocks that have gone meanwhile.
+    """Return whether an event adds blocks to the index. Others, which remove blocks or report a
+    further tier of existing ones, may arrive too late for blocks that are already gone.
     """
     return isinstance(event.data, Stored) and event.data.tokens_hashes is not None

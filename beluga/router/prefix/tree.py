@@ -2,8 +2,7 @@
 # Copyright The Beluga Authors
 """The tree of blocks in C (csrc/api/prefix.h), by rank number: one call per event or request.
 
-Calls release the interpreter's lock. Threads look up concurrently, and changes wait for each other
-in C.
+Calls release the GIL. Threads look up concurrently; changes wait for each other in C.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ _MATCH_WORDS = ffi.sizeof("bl_prefix_match") // 4
 
 
 class TreeEntry(NamedTuple):
-    """A block that a rank holds. ``parent`` is the rank's name for the block ``before``, if it
-    holds that, too. A first block (``depth`` 1) has none before it.
+    """A block that a rank holds. ``parent`` is the rank's name for the block ``before``, if the
+    rank holds that, too. A first block (``depth`` 1) has no predecessor.
     """
 
     name: int
@@ -40,7 +39,7 @@ class TreeEntry(NamedTuple):
 
 
 class TreeStat(NamedTuple):
-    """How full the tree is. ``evicted`` counts blocks that were forgotten to make space."""
+    """The fill level of the tree. ``evicted`` counts blocks that were dropped to make space."""
 
     blocks: int
     names: int
@@ -55,7 +54,7 @@ def _pointer(values: array[int] | None) -> core.uint64_p | core.Null:
 
 class Tree:
     """A tree with ranks 1 to ``rank_max``; SHARED_RANK is the pool. Errors of C are returned as
-    negative errno, beside the outcome.
+    negative errno, with the outcome.
     """
 
     def __init__(self, *, rank_max: int, block_max: int, name_max: int) -> None:
@@ -79,10 +78,12 @@ class Tree:
     @property
     def handle(self) -> core.bl_prefix:
         """The ``bl_prefix *``. Raises RouterError in a forked child, because a thread of the parent
-        may have held its locks or been changing it.
+        may have held its locks or have been changing it.
         """
         if self._forked:
-            raise RouterError("this index is the parent process's; make another after fork")
+            raise RouterError(
+                "this index belongs to the parent process; create a new one after fork"
+            )
         return self._handle
 
     def _forget(self) -> None:
@@ -98,8 +99,8 @@ class Tree:
         locals_: array[int] | None,
         outcome: core.bl_prefix_outcome,
     ) -> int:
-        """Store blocks behind the one that ``rank``, or else ``speaker``, names ``parent``. Without
-        ``locals_``, both must already have names for the blocks. Returns C's status.
+        """Store blocks after the parent that ``rank``, or else ``speaker``, calls ``parent``.
+        Without ``locals_``, both must already have names for the blocks. Returns C's status.
         """
         if locals_ is None:
             return int(
@@ -139,8 +140,9 @@ class Tree:
     def find(
         self, locals_: array[int], early_exit: bool
     ) -> tuple[Iterable[tuple[int, int, int, int, int]], int]:
-        """Return the ranks that hold the first block, each with the ends of its runs (device, host,
-        disk, shared), all counted from the first block; and how many leading blocks the pool holds.
+        """Return the ranks that hold the first block, each with the ends of its matches (device,
+        host, disk, shared), all counted from the first block; and how many leading blocks the pool
+        holds.
         """
         matches = ffi.new("uint32_t[]", _MATCH_WORDS * self._rank_max)
         shared = ffi.new("uint32_t *")
@@ -156,11 +158,11 @@ class Tree:
         return zip(numbers, numbers, numbers, numbers, numbers, strict=True), shared[0]
 
     def held(self, rank: int, tier: int) -> int:
-        """Return how many names a rank has in a tier."""
+        """Return the number of names that a rank has in a tier."""
         return int(lib.bl_prefix_held(self.handle, rank, tier))
 
     def paths(self, locals_: array[int]) -> array[int]:
-        """Return a hash of each block's whole path. These are names for blocks that no engine
+        """Return a hash of each block's whole path. These serve as names of blocks that no engine
         announces.
         """
         paths = array("Q", bytes(8 * len(locals_)))
@@ -183,7 +185,7 @@ class Tree:
         return sorted(found, key=lambda row: row.depth)
 
     def stat(self) -> TreeStat:
-        """Return how full the tree is."""
+        """Return the fill level of the tree."""
         stat = ffi.new("bl_prefix_stat *")
         lib.bl_prefix_stat_read(self.handle, stat)
         return TreeStat(stat.blocks, stat.names, stat.block_max, stat.name_max, stat.evicted)

@@ -6,7 +6,7 @@ the sockets.
 A message has three frames: topic, sequence number (8 bytes, big-endian), and a batch in msgpack,
 ``[ts, [events], dp_rank]``. Events are maps with a ``type``, or arrays that begin with it. Hashes
 are integers, or digests whose last 64 bits are used, as in vLLM (vllm/distributed/kv_events.py,
-VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES). All input is untrusted; what cannot be read raises EventError.
+VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES). All input is untrusted; malformed input raises EventError.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from beluga.router.prefix.events import (
 from beluga.router.prefix.hashing import BlockHasher, salt_of, unsigned, with_extra_keys
 from beluga.router.worker import Worker
 
-# A function from the tokens of some blocks, the LoRA adapter's name and the salt ("" for none) to
-# the tokens hashes.
+# From the tokens of some blocks, the LoRA adapter's name and the salt ("" for none) to the tokens
+# hashes.
 HashBlocks: TypeAlias = Callable[[Sequence[int], str, str], Sequence[int]]
 
 DP_RANKS_MAX = 1024
-HASHERS_KEPT = 1024  # adapters and salts whose seeds are remembered
-SALTED_MAX = 1 << 17  # blocks of an engine whose salt is remembered; blocks behind others miss
+HASHERS_KEPT = 1024  # adapters and salts whose seeds are cached
+SALTED_MAX = 1 << 17  # salted blocks remembered per engine; blocks after forgotten ones miss
 
 _END = unsigned(-1)  # the number of the message that ends a replay
-_FIELDS = {  # the fields in the order of the array form
+_FIELDS = {  # in the order of the array form
     "BlockStored": (
         "block_hashes",
         "parent_block_hash",
@@ -77,22 +77,22 @@ def decode_frames(frames: Sequence[bytes]) -> Frame:
     if len(parts) == 2:
         parts.insert(0, b"")
     if len(parts) != 3 or len(parts[1]) != 8:
-        raise EventError(f"a KV event message has {len(frames)} frames of lengths that none has")
+        raise EventError(f"a KV event message has {len(frames)} frames, or frames of invalid sizes")
     frame = Frame(bytes(parts[0]), int.from_bytes(parts[1], "big"), bytes(parts[2]))
     if frame.sequence == _END and frame.payload:
-        raise EventError("a KV event message has a payload and the number that ends a replay")
+        raise EventError("a KV event message has a payload although its number ends a replay")
     return frame
 
 
 def replay_request(first: int) -> list[bytes]:
-    """Return the frames, for a DEALER socket, that ask vLLM's publisher for everything from a
-    number on.
+    """Return the frames, for a DEALER socket, that request everything from a number on from vLLM's
+    publisher.
     """
     return [b"", first.to_bytes(8, "big")]
 
 
 def hash_blocks_by(hasher: BlockHasher) -> HashBlocks:
-    """Return the router's own hashing."""
+    """Return a function that hashes blocks with the router's hasher."""
     hashers = {(hasher.lora_name, hasher.salt): hasher}
 
     def hash_blocks(tokens: Sequence[int], adapter: str, salt: str) -> Sequence[int]:
@@ -108,9 +108,9 @@ def hash_blocks_by(hasher: BlockHasher) -> HashBlocks:
 
 @dataclasses.dataclass(slots=True)
 class Batch:
-    """The events of one message. ``failed`` has an error for each event that cannot be read."""
+    """The events of one message. ``failed`` has an error for each malformed event."""
 
-    made_s: float  # seconds, by the engine's clock
+    made_s: float  # seconds of the engine's clock
     worker: Worker
     events: list[RouterEvent]
     failed: list[EventError]
@@ -118,8 +118,8 @@ class Batch:
 
 @dataclasses.dataclass(slots=True)
 class PoolEvent:
-    """An event of a pool's server: blocks of one space. ``block_size`` is that of stored blocks, in
-    tokens.
+    """An event of a pool's server, with blocks of one space. ``block_size`` is that of stored
+    blocks, in tokens.
     """
 
     data: Data
@@ -129,7 +129,7 @@ class PoolEvent:
 
 @dataclasses.dataclass(slots=True)
 class PoolBatch:
-    """The events of one message of a pool's server. ``unread`` events could not be read."""
+    """The events of one message of a pool's server. ``unread`` counts malformed ones."""
 
     made_s: float
     events: list[PoolEvent]
@@ -137,15 +137,17 @@ class PoolBatch:
 
     @property
     def whole(self) -> bool:
-        """Whether this is all that the pool has, whatever was told before."""
+        """Whether the batch is a complete list of the pool's blocks, which replaces all earlier
+        events.
+        """
         return bool(self.events) and isinstance(self.events[0].data, Cleared)
 
 
 def encode_pool(made_s: float, events: Sequence[PoolEvent]) -> bytes:
-    """Return a batch of a pool's events in vLLM's form.
+    """Encode a pool's events as a batch in vLLM's format.
 
-    The pool does not have the tokens, so ``token_ids`` is empty, and two fields that vLLM's own
-    events do not have say more: ``tokens_hashes`` and ``space``.
+    The pool does not have the tokens, so ``token_ids`` is empty, and two additional fields take
+    their place: ``tokens_hashes`` and ``space``.
     """
     import msgspec
 
@@ -153,7 +155,7 @@ def encode_pool(made_s: float, events: Sequence[PoolEvent]) -> bytes:
 
 
 def encode_dynamo(made_s: float, events: Sequence[PoolEvent], number: int) -> bytes:
-    """Return the same batch in Dynamo's form: ``number`` is the id of its events."""
+    """Encode the same batch in Dynamo's format; ``number`` is the id of its events."""
     import msgspec
 
     forms = [to_dynamo(RouterEvent(Worker(0), event.data, number, Tier.SHARED)) for event in events]
@@ -186,7 +188,7 @@ def _pool_form(event: PoolEvent) -> dict[str, Any]:
 
 
 def decode_pool(payload: bytes) -> PoolBatch:
-    """Decode a batch of a pool's events in vLLM's form. Raises EventError if it is not one."""
+    """Decode a batch of a pool's events in vLLM's format. Raises EventError if it is malformed."""
     import msgspec
 
     try:
@@ -220,12 +222,12 @@ def _pool_event(form: Any) -> PoolEvent:
 
 
 class WireDecoder:
-    """Reads the batches of one engine. The engine and the router must have blocks of ``block_size``
-    tokens.
+    """Decodes the batches of one engine. The engine and the router must have blocks of
+    ``block_size`` tokens.
 
-    An engine names a salt with a prompt's first block only; the decoder remembers which blocks are
+    An engine sends a salt only with a prompt's first block; the decoder remembers which blocks are
     salted. Blocks whose hash covers images or embeddings get tokens hashes that no router computes,
-    so they and the blocks behind them never match. If an engine has several KV cache groups, the
+    so they and the blocks after them never match. If an engine has several KV cache groups, the
     first one counts. Raises RouterError if ``block_size`` is not positive.
     """
 
@@ -237,14 +239,14 @@ class WireDecoder:
         hash_blocks: HashBlocks,
         learn: Callable[[int], HashBlocks | None] | None = None,
     ) -> None:
-        """``learn`` gets the block size that the engine announces first, and each other size. It
-        returns how to hash such blocks, or None if the router keeps its own size. Without it the
-        router has ``block_size``.
+        """``learn`` is called with the block size that the engine announces first, and with each
+        other size. It returns a hash function for such blocks, or None if the router keeps its own
+        size. Without it, the router always has ``block_size``.
         """
         import msgspec
 
         if block_size < 1:
-            raise RouterError(f"a block has at least one token, not {block_size}")
+            raise RouterError(f"block_size is {block_size}, but must be at least 1")
         self._worker_id, self._block_size = worker_id, block_size
         self._hash_blocks = hash_blocks
         self._learn = learn
@@ -254,7 +256,7 @@ class WireDecoder:
         self._errors = (msgspec.MsgspecError, RecursionError, ValueError)
 
     def batch(self, payload: bytes) -> Batch:
-        """Decode a batch of events. Raises EventError if the payload is not one."""
+        """Decode a batch of events. Raises EventError if the payload is malformed."""
         try:
             decoded = self._decode(payload)
         except self._errors as error:
@@ -268,7 +270,7 @@ class WireDecoder:
             except EventError as error:
                 batch.failed.append(error)
             except (AttributeError, LookupError, TypeError, ValueError, RouterError) as error:
-                batch.failed.append(EventError(f"a KV event cannot be read: {error!r:.80}"))
+                batch.failed.append(EventError(f"a KV event is malformed: {error!r:.80}"))
         return batch
 
     def _event(self, form: Any, worker: Worker) -> RouterEvent | None:
@@ -288,13 +290,11 @@ class WireDecoder:
         return RouterEvent(worker, Stored(names, contents, parent), tier=tier)
 
     def resize(self, block_size: int, hash_blocks: HashBlocks) -> None:
-        """Take another block size, which the router has from now on. What the engine announces must
-        have it.
-        """
+        """Set the router's new block size, which the engine's events must have."""
         self._block_size, self._hash_blocks, self._agreed = block_size, hash_blocks, True
 
     def _sized(self, size: int) -> bool:
-        """Return whether the router has blocks of this size, if need be from now on."""
+        """Return whether the router has blocks of this size, or now adopts it."""
         if size == self._block_size and self._agreed:
             return True
         found = None if self._learn is None or type(size) is not int else self._learn(size)
@@ -310,8 +310,9 @@ class WireDecoder:
             return None
         if not self._sized(fields["block_size"]):
             raise EventError(
-                f"worker {self._worker_id} has blocks of {fields['block_size']} tokens, the router "
-                f"of {self._block_size}; all engines need the same, which --block-size may give"
+                f"worker {self._worker_id} has blocks of {fields['block_size']} tokens, but the "
+                f"router has {self._block_size}; give all engines the same size, or set "
+                "--block-size"
             )
         if len(tokens) != len(names) * self._block_size:
             raise EventError(f"a KV event has {len(tokens)} tokens for {len(names)} blocks")
@@ -326,7 +327,7 @@ class WireDecoder:
         return with_extra_keys(contents, extra_keys, salt=salt, lora_name=adapter)
 
     def _remember(self, names: Sequence[int], salt: str) -> None:
-        """Remember the salt of blocks, and forget that of the oldest if there are too many."""
+        """Remember the salt of blocks, and drop that of the oldest beyond the limit."""
         self._salts.update(dict.fromkeys(names, salt))
         while len(self._salts) > SALTED_MAX:
             del self._salts[next(iter(self._salts))]
@@ -362,4 +363,6 @@ def _name(value: Any) -> int:
         return unsigned(value)
     if isinstance(value, bytes):
         return unsigned(int.from_bytes(value, "big"))
-    raise EventError(f"a KV event has the block hash {value!r:.40}: no number and no bytes")
+    raise EventError(
+        f"a KV event has the block hash {value!r:.40}, which is neither a number nor bytes"
+    )

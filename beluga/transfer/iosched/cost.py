@@ -31,7 +31,7 @@ class Speed:
 
     def __post_init__(self) -> None:
         if self.bytes_per_s <= 0 or self.ops_per_s < 0:
-            raise TransferError(f"{self} is no speed; bytes_per_s has to be greater than 0")
+            raise TransferError(f"{self} is not a speed; bytes_per_s must be greater than 0")
 
     @property
     def operation_ps(self) -> float:

@@ -51,16 +51,18 @@ def test_every_model_has_a_source_and_room() -> None:
 
 
 def test_an_unknown_model_is_refused() -> None:
-    with pytest.raises(RouterError, match="no costs for model 'gpt'; there are qwen3-32b-h200"):
+    with pytest.raises(
+        RouterError, match="no costs for the model 'gpt'; choose one of qwen3-32b-h200"
+    ):
         costs.model_costs("gpt")
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"bytes_per_s": 0.0}, "bandwidth has to be greater than 0, not 0.0"),
-        ({"host_bytes_per_s": float("nan")}, "local_bandwidth has to be greater than 0, not nan"),
-        ({"step_tokens": 0}, "step_tokens has to be at least 1, not 0"),
+        ({"bytes_per_s": 0.0}, "bandwidth is 0.0, but must be greater than 0"),
+        ({"host_bytes_per_s": float("nan")}, "local_bandwidth is nan, but must be greater than 0"),
+        ({"step_tokens": 0}, "step_tokens is 0, but must be at least 1"),
     ],
 )
 def test_an_estimate_needs_speeds(wrong: dict[str, Any], said: str) -> None:

@@ -156,7 +156,7 @@ def test_min_ttft_may_fetch_the_best_prefix_from_its_holder() -> None:
 
 def test_min_ttft_rejects_what_would_miss_an_objective() -> None:
     states = [candidate(0)]
-    with pytest.raises(ObjectiveError, match="first token would take 64 s"):
+    with pytest.raises(ObjectiveError, match="first token would take at least 64 s"):
         MinTtft(estimator=by_tokens, ttft_objective_s=60).choose(QUERY, states)
     with pytest.raises(ObjectiveError, match="each token"):
         MinTtft(estimator=by_tokens, between_tokens_objective_s=2).choose(QUERY, states)

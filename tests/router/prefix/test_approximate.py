@@ -84,7 +84,7 @@ def test_worker_that_left_is_forgotten() -> None:
     index = ApproximateIndexer(workers=2)
     index.routed(A, [1, 2], 0.0)
     index.routed(B, [1], 0.0)
-    with pytest.raises(EventError, match="one too many"):
+    with pytest.raises(EventError, match="exceeds the limit"):
         index.routed(C, [1], 0.0)
     index.remove_worker(1)
     assert (scores(index, [1, 2], 1.0), len(index)) == ({B: 1}, 1)

@@ -116,7 +116,7 @@ def test_what_is_no_token_is_refused(tokens: list[int]) -> None:
 def test_settings_that_make_no_sense_are_refused() -> None:
     with pytest.raises(RouterError, match="era 'c'"):
         BlockHasher(block_size=4, era="c")  # type: ignore[arg-type]
-    with pytest.raises(RouterError, match="no salt"):
+    with pytest.raises(RouterError, match="does not support a salt"):
         BlockHasher(block_size=4, era="a", salt="x")
     with pytest.raises(RouterError, match="at least one token"):
         BlockHasher(block_size=0)

@@ -108,7 +108,7 @@ def test_r3_hashes_with_a_sign_are_read_as_bits(index: Indexer) -> None:
 
 def test_r4_removal_goes_on_behind_an_unknown_block(index: Indexer) -> None:
     index.apply(stored(A, [11, 12, 13], [1, 2, 3]))
-    with pytest.raises(EventError, match="block not found, 2 of"):
+    with pytest.raises(EventError, match="2 blocks of an event are not in the index"):
         index.apply(removed(A, 99, 13, 98, 12))
     assert scores(index, 1, 2, 3) == {A: 1}
     assert (index.counts.removed, index.counts.unknown) == (2, 2)
