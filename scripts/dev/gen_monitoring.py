@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """Writes docs/monitoring/dashboard.json (Grafana), docs/monitoring/alerts.yml (Prometheus), and the
-tables of docs/operate/monitoring.md, from the tables below and the exporter's table of metrics.
+tables of docs/operate/monitoring.md, from the tables below and the exporter's metrics table.
 
-With ``--check`` nothing is written; the exit code says whether the files are fresh.
+With ``--check`` nothing is written; the exit status is 1 if a file is not up to date.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Keys", "ops", ((_KEYS, "looked up"), (_HITS, "found"))),
         Panel("Tokens saved", "ops", _rates("client", "beluga_saved_tokens_total")),
         Panel(
-            "Seconds of prefill saved, and of loading spent, in each second",
+            "Prefill time saved and loading time, seconds per second",
             "none",
             (
                 (f"sum(rate(beluga_saved_prefill_seconds_total{_RATE}))", "prefill saved"),
@@ -121,7 +121,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel(
-            "Blocks come and go",
+            "Blocks added and removed",
             "ops",
             (
                 (f"rate(beluga_commits_total{_RATE})", "committed"),
@@ -156,7 +156,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel(
-            "Caught",
+            "Stale reads and checksum failures",
             "ops",
             _rates(
                 "client",
@@ -169,7 +169,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Calls", "ops", _rates("method", "beluga_rpc_calls_total")),
         Panel("Errors", "ops", _rates("method", "beluga_rpc_errors_total")),
         Panel(
-            "Lines read again, and refusals by quotas",
+            "Torn lines and quota refusals",
             "ops",
             (
                 (f"rate(beluga_rpc_torn_lines_total{_RATE})", "torn lines"),
@@ -229,9 +229,11 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 "beluga_tier_loaded_bytes_total= loaded",
             ),
         ),
-        Panel("Blocks brought back", "ops", _rates("tier", "beluga_onboard_blocks_total")),
+        Panel(
+            "Blocks loaded from lower tiers", "ops", _rates("tier", "beluga_onboard_blocks_total")
+        ),
         Panel("Blocks", "none", (("sum by (tier) (beluga_tier_blocks)", "{{tier}}"),)),
-        Panel("Breakers: 2 is open", "none", (("beluga_tier_breaker_state", "{{tier}}"),)),
+        Panel("Circuit breakers (2: open)", "none", (("beluga_tier_breaker_state", "{{tier}}"),)),
         Panel("Time of offloads", "s", _quantiles("beluga_offload_seconds")),
         Panel(
             "Waiting",
@@ -259,7 +261,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel(
-            "Usage and the threshold of offload",
+            "Usage, and the offload threshold",
             "percentunit",
             (
                 ("beluga_kvbm_usage_ratio", "engine {{engine}}"),
@@ -267,7 +269,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel(
-            "Heat of what is asked for, and the threshold of prefetch",
+            "Heat of requested blocks, and the prefetch threshold",
             "percentunit",
             (
                 *_quantiles("beluga_kvbm_heat_ratio"),
@@ -302,8 +304,9 @@ ALERTS = (
         1,
         "critical",
         "{{ $labels.instance }} does not answer",
-        "Every lookup is a miss; engines go on by themselves. Start `beluga serve` again: it takes "
-        "over with all committed blocks. `beluga serve --standby` would have.",
+        "Every lookup is a miss; the engines keep running without the pool. Start `beluga serve` "
+        "again: it takes over with all committed blocks. A standby (`beluga serve --standby`) does "
+        "this automatically.",
     ),
     Alert(
         "BelugaNobodyServes",
@@ -311,10 +314,9 @@ ALERTS = (
         "beluga_server_info) == 0",
         1,
         "critical",
-        "No server of the pool {{ $labels.pool }} serves",
-        "Standby servers answer, but none took over: their logs say why (`the takeover failed`). "
-        "If "
-        "a machine is off, say so with `beluga serve --declare-gone`.",
+        "The pool {{ $labels.pool }} has no active server",
+        "Standby servers respond, but none took over: their logs have the reason (`the takeover "
+        "failed`). If a machine is off, declare it with `beluga serve --declare-gone`.",
     ),
     Alert(
         "BelugaServerDied",
@@ -322,8 +324,8 @@ ALERTS = (
         0,
         "warning",
         "{{ $labels.instance }} took over from a server that died",
-        "The pool is served. Find out why the other one died: its log, `beluga trace --before`, "
-        "`journalctl -k` (out of memory?). Start it again as a standby.",
+        "The pool is being served. Find out why the other server died: its log, `beluga trace "
+        "--before`, `journalctl -k` (out of memory?). Start it again as a standby.",
     ),
     Alert(
         "BelugaServerStoodStill",
@@ -331,11 +333,11 @@ ALERTS = (
         "[15m])) > 0",
         0,
         "warning",
-        "{{ $labels.instance }} took over from a server whose heartbeat stood still "
+        "{{ $labels.instance }} took over from a server whose heartbeat stopped "
         "({{ $labels.reason }})",
-        "stuck: a process of the same host was stopped, hung or had no processor; `beluga trace "
-        "--before` has its last calls. silent: another host is off, hangs, or is overloaded. If it "
-        "was overloaded, give the server cores of its own, or raise `--silent`.",
+        "stuck: a process of the same host was stopped, hung or got no CPU time; `beluga trace "
+        "--before` shows its last calls. silent: another host is off, hangs, or is overloaded. If "
+        "it was overloaded, give the server dedicated cores, or raise `--silent`.",
     ),
     Alert(
         "BelugaFlaps",
@@ -343,18 +345,19 @@ ALERTS = (
         0,
         "critical",
         "The pool's server changed {{ $value | humanize }} times in 15 minutes",
-        "Each takeover costs clients a moment. `beluga_takeovers_total` and the logs (`took over`) "
-        "have the reasons; `beluga_demotions_total` counts lost leases, whose service is slow.",
+        "Clients wait during each takeover. `beluga_takeovers_total` and the logs (`took over`) "
+        "have the reasons; `beluga_demotions_total` counts lost leases, which mean a slow lease "
+        "service.",
     ),
     Alert(
         "BelugaHitRateZero",
         "rate(beluga_lookup_keys_total[5m]) > 0 and rate(beluga_lookup_hits_total[5m]) == 0",
         15,
         "warning",
-        "Engines look blocks up, and find none",
+        "Engines look up blocks and find none",
         "`beluga stat`: if `block_count` is 0, nothing is stored: look at the engines' logs. Else "
-        "they look for other keys than were stored: compare model, dtype, block size, salt and "
-        "PYTHONHASHSEED of engines that should share (docs: the page of the engine).",
+        "they look up other keys than were stored: compare model, dtype, block size, salt and "
+        "PYTHONHASHSEED of the engines that should share (docs: the page of the engine).",
     ),
     Alert(
         "BelugaTableFull",
@@ -363,7 +366,7 @@ ALERTS = (
         10,
         "warning",
         "The block table is full, though space may not be",
-        "Blocks are smaller than the pool was made for. Create it anew with `--max-blocks` or "
+        "Blocks are smaller than the pool was created for. Create it again with `--max-blocks` or "
         "`--block-bytes`; `beluga size` computes them.",
     ),
     Alert(
@@ -373,8 +376,8 @@ ALERTS = (
         "warning",
         "Blocks are not stored: {{ $labels.reason }}",
         "no space: everything is pinned or kept; look at `pinned_count`. offloading: the lower "
-        "tier is slower than what comes; see its breaker, or `--offload drop`. quota: raise "
-        "`--quota-*` or find the client.",
+        "tier is slower than the rate of new blocks; look at its circuit breaker, or use "
+        "`--offload drop`. quota: raise `--quota-*`, or find the client that uses it up.",
     ),
     Alert(
         "BelugaQuarantine",
@@ -382,8 +385,8 @@ ALERTS = (
         5,
         "warning",
         "{{ $value | humanize1024 }}B are quarantined",
-        "A session of another machine went silent and may still write. If the machine is up, it "
-        "frees the space itself; if it is off for good, restart the server with "
+        "A session on another machine stopped responding and may still write. If the machine is "
+        "up, the space is freed automatically; if it is off for good, restart the server with "
         "`beluga serve --declare-gone`.",
     ),
     Alert(
@@ -391,7 +394,7 @@ ALERTS = (
         "beluga_sessions_suspect > 0",
         30,
         "warning",
-        "{{ $value }} sessions of earlier servers are not proven gone",
+        "{{ $value }} sessions of earlier servers are not proven to have ended",
         "As for BelugaQuarantine: start the machine again, or declare it gone.",
     ),
     Alert(
@@ -399,7 +402,7 @@ ALERTS = (
         "sum by (client) (increase(beluga_client_checksum_failures_total[15m])) > 0",
         0,
         "critical",
-        "Bytes in the pool were not those that were stored; the blocks became misses",
+        "Bytes in the pool differ from what was stored; the blocks became misses",
         "No wrong bytes were returned. `beluga pool check --payload` finds the blocks, "
         "`beluga verify` tests the memory. Look at the devices' event logs (`cxl list`, `dmesg`).",
     ),
@@ -410,8 +413,8 @@ ALERTS = (
         15,
         "warning",
         "More than 1 % of the blocks change while they are read",
-        "Blocks are evicted while lower tiers read them, or memory is not coherent as its pool "
-        "says: run `beluga verify`.",
+        "Blocks are evicted while lower tiers read them, or the memory is less coherent than the "
+        "pool was created for: run `beluga verify`.",
     ),
     Alert(
         "BelugaMemoryRetired",
@@ -419,8 +422,8 @@ ALERTS = (
         0,
         "critical",
         "A device of the pool failed at {{ $value | humanize1024 }}B",
-        "The stripes are never used again. Plan to replace the device: stop the engines, and "
-        "create the pool anew without it.",
+        "The failed stripes are never used again. Plan to replace the device: stop the engines, "
+        "and create the pool again without it.",
     ),
     Alert(
         "BelugaDamagedEntries",
@@ -436,7 +439,7 @@ ALERTS = (
         10,
         "warning",
         "The pool has few lanes left for clients",
-        "Each engine process takes two or three. Create the pool anew with more `--lanes`.",
+        "Each engine process uses two or three. Create the pool again with more `--lanes`.",
     ),
     Alert(
         "BelugaGetsSlow",
@@ -444,8 +447,8 @@ ALERTS = (
         15,
         "warning",
         "1 % of the gets take more than {{ $value | humanizeDuration }}",
-        "See the link's utilization, what else reads (`class`), and whether gets wait for a lower "
-        "tier. `beluga ping` and `beluga bench` measure the two halves.",
+        "Look at the link's utilization, its other traffic (`class`), and whether gets wait for a "
+        "lower tier. `beluga ping` measures the calls, `beluga bench` the copies.",
     ),
     Alert(
         "BelugaErrors",
@@ -454,7 +457,7 @@ ALERTS = (
         10,
         "warning",
         "More than 5 % of the calls of {{ $labels.method }} are answered with an error",
-        "The clients' logs name the error. Different versions of Beluga, or quotas?",
+        "The clients' logs have the error. Likely causes: different versions of Beluga, or quotas.",
     ),
     Alert(
         "BelugaChurn",
@@ -462,25 +465,26 @@ ALERTS = (
         30,
         "warning",
         "The pool's contents are replaced within {{ $value | humanizeDuration }}",
-        "The working set is larger than the pool: `beluga simulate` and `beluga size` say what a "
-        "larger pool, or a tier below it (`--disk`), would bring.",
+        "The working set is larger than the pool: `beluga simulate` and `beluga size` estimate the "
+        "gain of a larger pool, or of a lower tier (`--disk`).",
     ),
     Alert(
         "BelugaLinkSaturated",
         "rate(beluga_link_busy_seconds_total[5m]) > 0.95",
         15,
         "warning",
-        "The link is busy all the time ({{ $labels.direction }})",
-        "Loads come before saves, but they wait. Spread the engines over hosts, or give the link "
-        "its real speed (the setting `link` of the connectors).",
+        "The link is saturated ({{ $labels.direction }})",
+        "Loads have priority over saves, but they wait. Spread the engines over hosts, or set the "
+        "link's real speed (the setting `link` of the connectors).",
     ),
     Alert(
         "BelugaTierOpen",
         "beluga_tier_breaker_state == 2",
         5,
         "warning",
-        "The tier {{ $labels.tier }} fails, and is not used",
-        "The server's log has its error; the pool works without it. The breaker closes by itself.",
+        "The tier {{ $labels.tier }} fails and is not used",
+        "The server's log has the error; the pool works without the tier. The circuit breaker "
+        "closes automatically.",
     ),
     Alert(
         "BelugaEngineMissesTarget",
@@ -489,8 +493,9 @@ ALERTS = (
         "warning",
         "Engine {{ $labels.engine }} misses its target {{ $labels.target }}",
         "available_share_min, inflight_share_max: requests hold nearly all of its memory; give it "
-        "more (`--engine-blocks`). allocation_s_max: requests wait for room, as when the pool is "
-        "slower than what must be offloaded. release_s_max: the engine's host is overloaded.",
+        "more (`--engine-blocks`). allocation_s_max: requests wait for space, for example because "
+        "the pool is slower than the rate of offloads. release_s_max: the engine's host is "
+        "overloaded.",
     ),
 )
 
@@ -562,7 +567,7 @@ def _panel(panel: Panel, place: dict[str, int], number: int) -> dict[str, Any]:
 
 
 def alerts() -> str:
-    """Return the rules for Prometheus. JSON's strings are YAML's."""
+    """Return the rules for Prometheus. A JSON string is also a YAML string."""
     lines = [
         "# Generated by scripts/dev/gen_monitoring.py; do not edit. The job of the scrape is "
         "`beluga`.",
@@ -617,7 +622,7 @@ def _named(found: list[tuple[str, str, str]]) -> list[str]:
 
 
 def page() -> str:
-    """Return the page with its tables made anew."""
+    """Return the page with regenerated tables."""
     text = PAGE.read_text()
     for name, lines in tables().items():
         begin, end = f"<!-- {name}: generated -->\n", f"<!-- {name}: end -->"
@@ -633,7 +638,7 @@ def main() -> int:
     if check:
         stale = [path for path, text in made.items() if path.read_text() != text]
         for path in stale:
-            sys.stderr.write(f"{path} is stale: run scripts/dev/gen_monitoring.py\n")
+            sys.stderr.write(f"{path} is out of date: run scripts/dev/gen_monitoring.py\n")
         return 1 if stale else 0
     for path, text in made.items():
         path.write_text(text)

@@ -230,7 +230,7 @@ def test_block_sizes_are_whole_pages() -> None:
 
 
 def test_random_sizes_fill_a_pool_to_nine_tenths_in_a_steady_state() -> None:
-    """Blocks come and go at random, as in a cache whose order of eviction is unrelated to place."""
+    """Blocks are added and removed at random, as when evictions are unrelated to places."""
     rng, pages, blocks = random.Random(3), create(256), []
     fills = []
     for _ in range(20_000):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The table of docs/operate/listeners.md: for each defence and each listener what happens, and the
-test that sees it, or why the listener needs no such defence.
+"""The table of docs/operate/listeners.md: for each defense and each listener what happens, and the
+test that sees it, or why the listener needs no such defense.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _http(text: str, test: str, *others: Cell) -> tuple[Cell, ...]:
 
 TABLE: dict[str, tuple[Cell, ...]] = {
     "silent clients": _http(
-        "the slowest gives its place up",
+        "the slowest connection is closed",
         f"{_SLOW}::test_clients_that_do_not_go_on_keep_nobody_out",
         Cell("libzmq ends a handshake after 30 s; their number has no bound"),
         _CONNECTS,
@@ -50,7 +50,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         _CONNECTS,
     ),
     "clients that do not read": _http(
-        "the slowest gives its place up",
+        "the slowest connection is closed",
         f"{_SLOW}::test_clients_that_do_not_read_keep_nobody_out",
         Cell(
             "at most 1,000 messages wait; a replay ends after 10 s",

@@ -307,7 +307,7 @@ def test_experiments_have_the_numbers_of_the_paper() -> None:
         r"^### (Exp .*)$", (ROOT / "docs/understand/paper.md").read_text(), re.MULTILINE
     )
     about = {
-        1: "ways to write", 2: "latency", 3: "skewed", 4: "background load", 5: "hits it",
+        1: "methods to write", 2: "latency", 3: "skewed", 4: "background load", 5: "hits it",
         6: "rates", 7: "lengths", 8: "settings", 9: "dense", 10: "sparse", 11: "calls",
     }  # fmt: skip
     told = " ".join(titles)
@@ -344,10 +344,10 @@ def test_documents_agree_with_the_code_and_cite_files_that_exist() -> None:
     assert {(path, name) for path, name in cited if name not in pages} == set()
 
 
-def test_the_readme_names_what_is_left_out_on_purpose() -> None:
+def test_the_readme_names_what_is_out_of_scope() -> None:
     for page in ("README.md", "docs/understand/comparison.md"):
         text = " ".join((ROOT / page).read_text().split())
-        part = text[text.index("Left out on purpose") :]
+        part = text[text.index("Out of scope") :]
         for word in ("cost", "switch", "directory coherence", "vector and graph databases",
                      "CacheBlend", "CacheGen", "encryption at rest"):  # fmt: skip
             assert word in part, (page, word)
