@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The acceptor: it takes clients' connections only while file descriptors are left for what their
-requests need.
+"""The acceptor takes clients' connections only while enough file descriptors are left for their
+requests.
 
-A request that is under way needs two descriptors, one for its client and one for its engine.
-Example: of 64 descriptors 11 are open at the start, and 6 are for operators. 11 of the other 47 are
-spare, for health checks and for clients that are told that there is no room. So 18 requests may be
-under way and 23 clients connected. When all places are taken, the clients that lag most give theirs
-up (``beluga.listening.Places``): those that keep a connection open without asking for anything,
-send a request slowly, or do not read their answers. Others wait in the kernel's queue.
+A running request needs two descriptors, one for its client and one for its engine. Example: of 64
+descriptors 11 are open at the start, and 6 are for operators. 11 of the other 47 are spare, for
+health checks and for clients that get an error because there is no room. So 18 requests can run and
+23 clients can be connected. When all places are taken, the slowest clients are disconnected
+(``beluga.listening.Places``): those that keep a connection open without a request, send a request
+slowly, or do not read their responses. Others wait in the kernel's queue.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ log = logging.getLogger(__name__)
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
 _SPARE_MAX = 64
 _OPERATORS_MAX = 64
-_CONNECTIONS_MAX = 8192  # each needs memory, too, and one event loop serves them all
-_USUALLY_OPEN = 16  # where /proc does not tell
-_LOOK_S = 0.02  # between looks for a connection that has ended
+_CONNECTIONS_MAX = 8192  # each needs memory, and one event loop serves them all
+_USUALLY_OPEN = 16  # where /proc is not available
+_LOOK_S = 0.02  # interval of checks for closed connections
 _OVERDUE_LOOK_S = 1.0
-_PAUSE_S = 0.2  # after an error of the system
-_TURNS = 4  # of the event loop, from the arrival of a request's bytes to its handler
-_LAG_MIN_S = 0.25  # of a client that may be closed for another: its request may be on its way
+_PAUSE_S = 0.2  # after a system error
+_TURNS = 4  # turns of the event loop from the arrival of a request's bytes to its handler
+_LAG_MIN_S = 0.25  # minimum lag of a client that may be disconnected: its request may be in transit
 _BACKLOG = 1024
-# Fields of Linux' struct tcp_info, each 32 bits.
-_INFO_UNACKED = 24  # of a listening socket: how many connections wait to be accepted
+# Fields of Linux's struct tcp_info, 32 bits each.
+_INFO_UNACKED = 24  # of a listening socket: connections that wait to be accepted
 _INFO_LAST_DATA_RECV = 52  # milliseconds
 _HANDSHAKE_S = 10.0  # of TLS
 PATIENCE_S = 75.0
-"""How many seconds a client may lag while nobody needs its place."""
+"""Seconds that a client may lag while its place is not needed."""
 HEAD_SIZE_MAX = 1 << 20
-"""How many bytes a connection may send before its request is whole, apart from the body. The
-parser's limits are for each line.
+"""Largest size in bytes of a request's head on a connection. The parser's limits are for each
+line.
 """
 HEADS_SIZE_MAX = 64 << 20
-"""How many bytes of unfinished heads all connections may have. When there are more, a connection
-with more than HEAD_SIZE_USUAL is closed.
+"""Largest total size in bytes of all unfinished heads. Above it, a connection with more than
+HEAD_SIZE_USUAL is closed.
 """
 HEAD_SIZE_USUAL = 1 << 13
 
 
 def _in_one_line(record: logging.LogRecord) -> bool:
-    """Log what a client sent that is no HTTP in one line: it is not an error of the gateway."""
+    """Log invalid HTTP from a client in one line, because it is not an error of the gateway."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
         record.levelno, record.levelname = logging.WARNING, "WARNING"
@@ -74,32 +74,32 @@ def _in_one_line(record: logging.LogRecord) -> bool:
 
 
 http_log = logging.getLogger(f"{__name__}.http")
-"""The log of aiohttp's server."""
+"""The logger of aiohttp's server."""
 http_log.addFilter(_in_one_line)
 
 
 def raise_file_limit() -> None:
-    """Let this process open as many files as the system's hard limit allows."""
+    """Raise this process's limit of open files to the system's hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def file_limit() -> int:
-    """Return how many files this process may open."""
+    """Return this process's limit of open files."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return limit if limit != resource.RLIM_INFINITY else 1 << 30
 
 
 def is_own_shortage(error: BaseException) -> bool:
     """Return whether a connection failed because this process or machine has no descriptor, memory
-    or port for it, so that the other side is not to blame.
+    or port left, rather than because of the other side.
     """
     return isinstance(error, OSError) and error.errno in _SHORTAGES
 
 
 def _info(one: Any, field: int) -> int:
-    """Return a field of a socket's ``tcp_info``; 0 where the system has none."""
+    """Return a field of a socket's ``tcp_info``; 0 if the system does not have it."""
     try:
         info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, field + 4)
         return int(struct.unpack_from("=I", info, field)[0])
@@ -108,22 +108,22 @@ def _info(one: Any, field: int) -> int:
 
 
 class Share:
-    """How many connections a listener may have, and the places of those that it has."""
+    """The number of connections that a listener may have, and the places of the present ones."""
 
     def __init__(self, connections_max: int, requests_max: int | None = None) -> None:
         self.connections_max = connections_max
         self.requests_max = connections_max if requests_max is None else requests_max
         self.places: Places[AcceptedConnection] = Places(PATIENCE_S)
-        self.heads_size = 0  # bytes of all unfinished heads
+        self.heads_size = 0  # total bytes of unfinished heads
 
     @property
     def crowded(self) -> bool:
-        """Whether more clients are connected than requests may be under way."""
+        """Whether more clients are connected than requests can run."""
         return len(self.places) > self.requests_max
 
     @web.middleware
     async def follow(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Note whether the server works for a connection, or waits for its client."""
+        """Track whether the server works on a connection's request, or waits for its client."""
         connection = connection_of(request)
         connection.begins()
         try:
@@ -132,15 +132,15 @@ class Share:
             connection.ends()
 
     async def close_if_crowded(self, _: web.Request, answer: web.StreamResponse) -> None:
-        """Let a connection end with its answer, so that idle ones do not keep others out."""
+        """Close a connection after its response if clients are waiting for a place."""
         if self.crowded:
             answer.force_close()
-            answer.headers["Connection"] = "close"  # aiohttp has made the other headers already
+            answer.headers["Connection"] = "close"  # aiohttp has already prepared the other headers
 
 
 def shares(kept: int = 0) -> tuple[Share, Share]:
-    """Divide the process's descriptors into the share of clients and that of operators. ``kept``
-    files, beside those that are open now, will be open for other purposes.
+    """Divide the process's descriptors into the shares of clients and operators. ``kept`` further
+    files will be opened for other purposes.
     """
     listed = Path("/proc/self/fd")
     opened = len(list(listed.iterdir())) if listed.is_dir() else _USUALLY_OPEN
@@ -153,14 +153,14 @@ def shares(kept: int = 0) -> tuple[Share, Share]:
 
 
 class AcceptedConnection(web.RequestHandler):
-    """A connection that has a place in a share."""
+    """A connection with a place in a share."""
 
     __slots__ = ("_asking", "_head_size", "_share", "place")
 
     def __init__(self, server: web.Server, share: Share, **options: Any) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
         self._share = share
-        self._asking = True  # whether a request's head is expected, or has begun to come
+        self._asking = True  # whether a request's head is expected, or has started to arrive
         self._head_size = 0
         self.place: Place[AcceptedConnection] = Place(self, "", 0.0)
 
@@ -180,36 +180,36 @@ class AcceptedConnection(web.RequestHandler):
             self._count_head(len(data))
             many = self._share.heads_size > HEADS_SIZE_MAX and self._head_size > HEAD_SIZE_USUAL
             if many or self._head_size > HEAD_SIZE_MAX:
-                log.warning("a client was closed whose request has a head of too many bytes")
+                log.warning("a client was disconnected because its request's head is too large")
                 self.abort()
                 return
         super().data_received(data)
 
     def pause_writing(self) -> None:
-        """Wait for the client, which does not read."""
+        """Wait for a client that does not read."""
         super().pause_writing()
         self.place.wait()
 
     def resume_writing(self) -> None:
-        """Go on, because the client has read."""
+        """Continue after the client has read."""
         super().resume_writing()
         if not self._asking:
             self.place.work()
 
     def begins(self) -> None:
-        """Note that a request has come."""
+        """Record that a request has arrived."""
         self._asking = False
         self._count_head(-self._head_size)
         self.place.work()
 
     def ends(self) -> None:
-        """Note that a request has been answered, up to what its client reads."""
+        """Record that a response has been sent, except for what the client has yet to read."""
         self._asking = True
         self.place.wait()
 
     def wait(self) -> None:
-        """Wait for the client since its last bytes came, or since it connected: that may be long
-        before the connection was accepted.
+        """Wait for the client since its last bytes arrived, or since it connected, which may be
+        long before the connection was accepted.
         """
         self.place.wait()
         if self.transport is not None:
@@ -217,7 +217,7 @@ class AcceptedConnection(web.RequestHandler):
             self.place.since = time.monotonic() - silent_ms / 1000
 
     def abort(self) -> None:
-        """End the connection at once, with what it has not sent yet."""
+        """Close the connection at once, without sending the rest."""
         if self.transport is not None:
             self.transport.abort()
 
@@ -234,8 +234,8 @@ def connection_of(request: web.Request) -> AcceptedConnection:
 
 
 class Acceptor:
-    """Accepts connections for a server of aiohttp in tasks of its own, until it is closed.
-    ``options`` are those of its connections.
+    """Accepts connections for an aiohttp server in its own tasks, until it is closed. ``options``
+    are those of its connections.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class Acceptor:
         self._share = share
         self._options = options
         self._context = context
-        self._shaking: dict[asyncio.Task[None], float] = {}  # handshakes of TLS, and their begin
+        self._shaking: dict[asyncio.Task[None], float] = {}  # TLS handshakes, and their start times
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._accept(one)) for one in sockets]
         self._tasks.append(loop.create_task(self._end_overdue()))
@@ -265,9 +265,9 @@ class Acceptor:
         options: Mapping[str, Any],
         context: ssl.SSLContext | None = None,
     ) -> Acceptor:
-        """Listen on an address for a runner that is set up. Raises OSError."""
+        """Listen on an address for a prepared runner. Raises OSError."""
         server = runner.server
-        assert server is not None  # noqa: S101  for mypy: it is set up
+        assert server is not None  # noqa: S101  for mypy
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         with contextlib.ExitStack() as stack:
@@ -281,11 +281,11 @@ class Acceptor:
 
     @property
     def address(self) -> Address:
-        """The real address."""
+        """The address with its actual port."""
         return Address(*self._sockets[0].getsockname()[:2])
 
     async def close(self) -> None:
-        """Accept no more connections. Those that are open stay."""
+        """Accept no more connections. Open ones stay."""
         tasks = [*self._tasks, *self._shaking]
         for task in tasks:
             task.cancel()
@@ -309,7 +309,7 @@ class Acceptor:
                 continue
             if self._context is None:
                 await self._connect(client)
-            else:  # a handshake waits for its client, and others do not
+            else:  # only a handshake waits for its client
                 task = loop.create_task(self._connect(client))
                 self._shaking[task] = time.monotonic()
                 task.add_done_callback(self._shaking.pop)
@@ -320,34 +320,34 @@ class Acceptor:
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._made, client, ssl=self._context, **more
             )
-        except OSError as error:  # the client has gone, or does not speak TLS
-            log.debug("a connection failed at once: %s", error)
+        except OSError as error:  # the client has disconnected, or does not use TLS
+            log.debug("a connection failed during its setup: %s", error)
             client.close()
 
     async def _end_overdue(self) -> None:
-        """End the connections of clients that lag too long, again and again."""
+        """Close connections of clients that lag too long, periodically."""
         while True:
             await asyncio.sleep(_OVERDUE_LOOK_S)
             for place in self._share.places.overdue():
                 place.connection.abort()
 
     async def _room(self, listening: socket.socket) -> None:
-        """Wait until one more client may be connected."""
+        """Wait until another client may connect."""
         told, places, loop = False, self._share.places, asyncio.get_running_loop()
         while (count := len(places) + len(self._shaking)) >= self._share.connections_max:
             if not told:
                 log.warning(
-                    "%d clients are connected, as many as the limit of %d open files allows; "
-                    "slow ones are closed, others wait; raise it (ulimit -n)",
+                    "%d clients are connected, as many as the limit of %d open files allows; slow "
+                    "ones are disconnected, others wait; raise the limit (ulimit -n)",
                     count,
                     file_limit(),
                 )
             told = True
-            # As many as wait, since a client without harm may be the last of them.
+            # As many as there are waiting, because a harmless client may be the last of them.
             most = 1 + min(_info(listening, _INFO_UNACKED), count // 2)
             slowest = places.slowest(most, _LAG_MIN_S)
             await asyncio.sleep(_LOOK_S)
-            for _ in range(_TURNS):  # what has come meanwhile is read, and its request begins
+            for _ in range(_TURNS):  # pending input is read meanwhile, and its requests start
                 await asyncio.sleep(0)
             for place in slowest:
                 if place.lag_s(loop.time()) >= _LAG_MIN_S:

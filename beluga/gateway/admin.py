@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The admin API: workers join, leave and drain at run time, without moving KV.
+"""The admin API: adds, removes and drains workers at run time, without moving KV.
 
 ::
 
     GET    /workers                  list all workers with their state
     POST   /workers                  {"url": ..., "models": [...], "events": ..., "replay": ...}
-    POST   /workers/{id}/drain       send it nothing new; it leaves after its last request
+    POST   /workers/{id}/drain       send it no more requests; remove it after the last one
     DELETE /workers/{id}             remove it at once; its running requests continue
     GET    /pool                     show how the index follows the pool's events
     GET    /prefill                  show the rule for remote prefill, with its thresholds
-    PUT    /prefill                  {"effective_max": 4096}; others as at the start
+    PUT    /prefill                  {"effective_max": 4096}; others are reset
     GET    /alerts                   alert rules for Prometheus
 
 It has its own listener, by default on the loopback address, because its users can redirect the
@@ -104,7 +104,9 @@ class AdminHandlers:
             self._decision.update(asked)
         except (msgspec.MsgspecError, RouterError) as error:
             raise Refusal(400, str(error)) from None
-        log.info("rule %s has the thresholds %s now", self._decision.name, self._decision.settings)
+        log.info(
+            ("the rule %s now has the thresholds %s"), self._decision.name, self._decision.settings
+        )
         return await self._rule(request)
 
     async def _alerts(self, _: web.Request) -> web.Response:
@@ -119,7 +121,7 @@ class AdminHandlers:
 
 
 async def _body(request: web.Request) -> bytes:
-    """Return a request's body. A client whose body does not come gives its place up."""
+    """Return a request's body. A client that does not send its body loses its place."""
     connection = connection_of(request)
     connection.wait()
     body = await request.read()
@@ -128,7 +130,7 @@ async def _body(request: web.Request) -> bytes:
 
 
 def described(engine: Engine) -> dict[str, object]:
-    """Return the JSON form of an engine."""
+    """Return an engine as JSON."""
     return {
         "id": engine.worker.worker_id,
         "url": engine.url,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The planner's advice on the number of engines, written to the log every few minutes.
+"""The planner's advice on the number of engines, logged every few minutes.
 
-The operator may follow it or not. On a pool no KV moves when engines come and go.
+Applying it is up to the operator. With a pool, no KV moves when engines are added or removed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from beluga.router import Advice, Goals, Load, Seen, Worker, advise
 
 log = logging.getLogger(__name__)
 
-SAMPLES = 18  # samples of queue and memory in an interval: every 10 s by default, as in Dynamo
+SAMPLES = 18  # samples of queue and memory per interval: every 10 s by default, as in Dynamo
 
 
 class _Sample(NamedTuple):
@@ -29,7 +29,7 @@ class _Sample(NamedTuple):
 
 
 class Adviser:
-    """Averages what it observes over an interval, then logs the planner's advice."""
+    """Averages its samples over an interval, then logs the planner's advice."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Adviser:
         self._samples.append(_Sample(len(serving), queued, fmean(known) if known else None))
 
     def advise(self) -> list[Advice]:
-        """Return the planner's advice on the samples since the last call, or none without
+        """Return the planner's advice from the samples since the last call, or none without
         samples.
         """
         samples, self._samples = self._samples, []

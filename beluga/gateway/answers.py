@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The router's own answers to clients: errors in OpenAI's form, as JSON or as an event."""
+"""The router's own responses to clients: errors in OpenAI's format, as JSON or as an event."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _KINDS = {
 }
 
 
-class Refusal(Exception):  # noqa: N818  an answer, raised
-    """An answer of the router, not of an engine. ``retry_after_s`` says when to retry."""
+class Refusal(Exception):  # noqa: N818  a response, raised
+    """An error response of the router itself. ``retry_after_s`` is the time until a retry."""
 
     def __init__(
         self,
@@ -51,14 +51,14 @@ class Refusal(Exception):  # noqa: N818  an answer, raised
             content_type="application/json",
             headers=headers,
         )
-        if self.status == HTTPStatus.REQUEST_TIMEOUT:  # the rest of the request may still come
+        if self.status == HTTPStatus.REQUEST_TIMEOUT:  # the rest of the request may still arrive
             answer.force_close()
         return answer
 
 
 def error_body(status: int, message: str, param: str | None = None) -> dict[str, object]:
-    """Return vLLM's error object, which is OpenAI's with the status as its code. Half of a
-    surrogate pair, which JSON may name and no encoding has, becomes a question mark.
+    """Return vLLM's error object, which is OpenAI's with the status as its code. A lone surrogate,
+    which JSON allows but UTF-8 does not, becomes a question mark.
     """
     message = message.encode(errors="replace").decode()
     kind = _KINDS.get(status) or ("InternalServerError" if status >= 500 else _KINDS[400])
@@ -67,7 +67,7 @@ def error_body(status: int, message: str, param: str | None = None) -> dict[str,
 
 def error_event(status: int, message: str) -> bytes:
     """Return a server-sent event that ends a stream; clients of OpenAI's API raise it as an error.
-    No ``[DONE]`` follows, because the stream is incomplete. The empty line before it ends an event
-    of which the client may already have some lines.
+    No ``[DONE]`` follows, because the stream is incomplete. The leading empty line ends an event of
+    which the client may already have some lines.
     """
     return b"\ndata: " + msgspec.json.encode(error_body(status, message)) + b"\n\n"

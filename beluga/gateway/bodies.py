@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The bodies of requests: how they are read, and how much memory all of them together may have.
+"""The bodies of requests: how they are read, and the memory that all of them may use.
 
-A body is held until its engine has begun to answer, because another engine may get it before that.
-A body that finds no room is refused at once. It does not wait, since the bodies that it would wait
-for may wait for room, too. Each body has its first bytes for nothing, so that large bodies keep no
-ordinary request out.
+A body is kept until its engine has started to respond, because the request may have to go to
+another engine. A body for which there is no room is refused at once. It does not wait, because the
+bodies that occupy the room may themselves be waiting. The first bytes of each body are not counted,
+so large bodies do not block ordinary requests.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from beluga.gateway.answers import Refusal
 from beluga.gateway.settings import Limits
 
 FREE_SIZE = 1 << 16
-"""How many bytes of each body are not counted."""
+"""Bytes of each body that are not counted."""
 
 
 class Held:
-    """The room of one body."""
+    """The memory of one body."""
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies = bodies
@@ -36,57 +36,56 @@ class Held:
         self.release()
 
     def grow(self, size: int) -> None:
-        """Have room for so many bytes in all. Raises Refusal."""
+        """Reserve memory for ``size`` bytes in total. Raises Refusal."""
         more = max(0, size - FREE_SIZE) - self._size
         self._bodies.take(more)
         self._size += more
 
     def release(self) -> None:
-        """Return the room."""
+        """Release the memory."""
         self._bodies.give(self._size)
         self._size = 0
 
 
 class Bodies:
-    """All bodies of a gateway."""
+    """The bodies of all requests of a gateway."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.size = 0  # bytes
 
     def hold(self) -> Held:
-        """Return room for a body, none at first."""
+        """Return an empty reservation for a body."""
         return Held(self)
 
     def take(self, size: int) -> None:
-        """Take room. Raises Refusal."""
+        """Reserve memory. Raises Refusal."""
         if size > 0 and self.size + size > self._limits.bodies_size_max:
             text = (
-                f"the bodies of other requests have {self.size >> 20} MiB of the "
-                f"{self._limits.bodies_size_max >> 20} MiB that this router has for them "
-                "(--max-bodies)"
+                f"the bodies of other requests use {self.size >> 20} MiB of the "
+                f"{self._limits.bodies_size_max >> 20} MiB that this router allows (--max-bodies)"
             )
             raise Refusal(503, text, retry_after_s=1)
         self.size += size
 
     def give(self, size: int) -> None:
-        """Give room back."""
+        """Release memory."""
         self.size -= size
 
     async def read(self, request: web.Request, held: Held) -> bytes:
-        """Return a request's body. Raises Refusal."""
+        """Read and return a request's body. Raises Refusal."""
         if not request.body_exists:
             return b""
         most = self._limits.body_size_max
         if request.content_length is not None and request.content_length > most:
             raise Refusal(413, f"the request's body has more than {most} bytes")
-        if request.content.is_eof():  # it has come with the headers
+        if request.content.is_eof():  # it arrived with the headers
             body = await request.content.readany()
             if len(body) > most:
                 raise Refusal(413, f"the request's body has more than {most} bytes")
             held.grow(len(body))
             return body
-        # A timer that ends the content is cheaper than asyncio.wait_for, which needs a task.
+        # A timer that ends the content costs less than asyncio.wait_for, which needs a task.
         late = asyncio.TimeoutError()
         timer = asyncio.get_running_loop().call_later(
             self._limits.body_s, request.content.set_exception, late
@@ -94,9 +93,9 @@ class Bodies:
         try:
             return await self._pieces(request, held)
         except asyncio.TimeoutError:
-            text = f"the request's body has not come whole in {self._limits.body_s:g} s"
+            text = f"the request's body has not arrived within {self._limits.body_s:g} s"
             raise Refusal(408, text) from None
-        except ConnectionError:  # the client has gone, for which aiohttp cancels this task
+        except ConnectionError:  # the client has disconnected; aiohttp cancels this task
             raise asyncio.CancelledError from None
         finally:
             timer.cancel()
@@ -115,7 +114,7 @@ class Bodies:
                 connection.place.move(len(piece))
                 pieces.append(piece)
         except BaseException:
-            pieces.clear()  # the error's traceback has this frame for as long as it is answered
+            pieces.clear()  # the error's traceback keeps this frame alive during the response
             raise
         connection.place.work()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)

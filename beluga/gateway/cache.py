@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The gateway's knowledge of caches: a request's hashes, and an index of the workers' blocks.
+"""The gateway's view of the workers' caches: a request's hashes, and an index of the workers'
+blocks.
 
-The index receives the KV events of the engines that announce them. It also remembers for a while
-what was sent where: until events report it, or, if no engine announces events, for as long as
-blocks are likely to stay. A policy that ignores caches causes none of this work.
+The index receives the KV events of the engines that publish them. It also remembers for a while
+which requests were sent to which worker: until events arrive or, if no engine publishes events, for
+as long as blocks are likely to stay. A policy that ignores caches needs none of this.
 """
 
 from __future__ import annotations
@@ -38,23 +39,23 @@ from beluga.router import (
 
 log = logging.getLogger(__name__)
 
-# How long blocks that were sent to a worker count as held there: Dynamo's approximate mode, and its
-# advice for predictions beside events (version 1.3).
+# How long blocks sent to a worker count as cached there: Dynamo's approximate mode, and its
+# recommendation for predictions combined with events (version 1.3).
 UNANNOUNCED_S = 120.0
 ANNOUNCED_S = 5.0
-BLOCK_SIZE = 16  # tokens, until an engine tells its own; vLLM has 16 on GPUs
+BLOCK_SIZE = 16  # tokens, until an engine reports its size; vLLM has 16 on GPUs
 HASHED_TOKENS_MAX = 1 << 20
-"""How many tokens of a prompt are hashed. Few models take as many. Of a longer prompt only its
-beginning is looked up.
+"""The largest number of tokens of a prompt that are hashed; few models accept as many. Only the
+beginning of a longer prompt is looked up.
 """
-_SALT_SIZE_MAX = 256  # characters; the hasher of a longer salt is not kept
-SILENT_S = 5.0  # an engine that computes has announced its blocks after so long
+_SALT_SIZE_MAX = 256  # characters; the hasher of a longer salt is not cached
+SILENT_S = 5.0  # an engine that computes publishes its blocks within this time
 
 
 class Cache:
-    """Makes queries and finds their matches. It has an index only if one is ``wanted``."""
+    """Creates queries and finds their matches. It has an index only if it is ``wanted``."""
 
-    def __init__(  # noqa: PLR0913  all named
+    def __init__(  # noqa: PLR0913  keyword-only
         self,
         *,
         wanted: bool,
@@ -67,25 +68,25 @@ class Cache:
         needs_events: bool = True,
         ranks: int = Indexer.WORKERS,
     ) -> None:
-        """``announced`` says that engines announce their blocks. ``is_adapter`` returns whether a
-        model is a LoRA adapter, whose name is then part of its blocks' hashes. ``pool_events`` is
-        where a pool's server announces its blocks, and ``space_of`` returns the space that has
-        those of a model. ``needs_events`` says that an engine without KV events is a problem.
-        ``ranks`` is for how many ranks of all engines there is room. Raises RouterError.
+        """``announced``: the engines publish KV events. ``is_adapter`` returns whether a model is a
+        LoRA adapter, whose name is then part of its blocks' hashes. ``pool_events`` are the
+        endpoints of a pool's server, and ``space_of`` returns the space of a model's blocks there.
+        ``needs_events``: an engine without KV events is a problem. ``ranks`` is the limit of all
+        engines' ranks. Raises RouterError.
         """
         if block_size > (most := BlockHasher.BLOCK_SIZE_MOST):
             raise RouterError(
-                f"a block has at most {most} tokens, not {block_size}; give the engines' own "
+                f"block_size is {block_size}, but must be at most {most}; give the engines' own "
                 "--block-size, or 0"
             )
         self._block_size = block_size or BLOCK_SIZE
         self._size_known = block_size > 0
         self._needs_events = needs_events
         self._ranks = ranks
-        self._no_room: set[int] = set()  # workers of which the index cannot note prompts
+        self._no_room: set[int] = set()  # workers whose prompts do not fit into the index
         self.has_tokenizer = False
-        self.template_problem = ""  # why conversations cannot be hashed as the engines do
-        self._guessed = False  # whether a prompt was hashed by other tokens than the engines'
+        self.template_problem = ""  # why conversations cannot be hashed like the engines do
+        self._guessed = False  # whether a prompt was hashed with other tokens than the engines'
         self._pool_events = pool_events
         self._is_adapter = is_adapter
         self._space_of = space_of
@@ -100,15 +101,15 @@ class Cache:
         self._open_pool()
 
     def _open_pool(self) -> None:
-        """Follow the pool's events, if it announces any, by the current block size."""
+        """Subscribe to the pool's events, if there are any, for the current block size."""
         if self._pool_events and self.index is not None:
             self.pool = PoolListener(
                 self.index.indexer, self._pool_events, block_size=self._block_size
             )
 
     def learn(self, size: int) -> HashBlocks | None:
-        """Take the engines' block size, unless one was given or learned. Returns how to hash blocks
-        of that size, or None if the router has another size.
+        """Adopt the engines' block size, unless one was given or adopted before. Returns a function
+        that hashes blocks of that size, or None if the router has another size.
         """
         if not self._size_known and 0 < size <= BlockHasher.BLOCK_SIZE_MOST:
             self._size_known = True
@@ -127,7 +128,7 @@ class Cache:
         self._open_pool()
 
     def problems(self, engine: Engine) -> dict[str, str]:
-        """Return what keeps the index from following an engine, by kind."""
+        """Return, by kind, why the index cannot follow an engine."""
         if self.index is None:
             return {}
         found = dict(engine.token_problems)
@@ -135,13 +136,14 @@ class Cache:
             found["template"] = self.template_problem
         if self._guessed and engine.spec.feeds and not self.has_tokenizer:
             found["tokenizer"] = (
-                "prompts are hashed by their text, which its KV events do not name; give its "
-                "model's directory by --tokenizer"
+                "prompts are hashed by their text, which its KV events do not contain; give its "
+                "model's folder with --tokenizer"
             )
         if engine.block_size and engine.block_size != self._block_size:
             found["block_size"] = (
-                f"it has blocks of {engine.block_size} tokens, the router of {self._block_size}: "
-                "all engines need the same --block-size, and the router that or none"
+                f"it has blocks of {engine.block_size} tokens, but the router has "
+                f"{self._block_size}; give all engines and the router the same --block-size, or "
+                "the router none"
             )
         if text := self._silence(engine):
             found["events"] = text
@@ -157,7 +159,7 @@ class Cache:
             return text
         if engine.space is None and engine.prompt_tokens and self.pool.feed.spaces.keys() - {0}:
             return (
-                "it does not say which of the pool's blocks are its own "
+                "it does not report which of the pool's blocks are its own "
                 "(beluga_vllm_space_info in its /metrics), so none count for it"
             )
         return ""
@@ -172,16 +174,16 @@ class Cache:
                 return found
         elif self._needs_events:
             return (
-                "no KV events are named for it (--kv-events), so what it holds is only guessed "
-                "from the prompts that this router sends it"
+                "there are no KV events for it (--kv-events), so its cached blocks are only "
+                "estimated from the prompts that this router sends it"
             )
         if number in self._no_room:
             return f"the index has room for {self._ranks} workers; raise --index-ranks"
         return ""
 
     def query_of(self, parsed: ParsedRequest) -> Query:
-        """Return the query for a request. Its blocks are hashed only if there is an index. This may
-        be called in any thread.
+        """Return the query for a request. Its blocks are hashed only if there is an index.
+        Thread-safe.
         """
         if self.index is None:
             return Query(parsed.isl, self._block_size)
@@ -204,7 +206,7 @@ class Cache:
         return Query(parsed.isl, size, local, sequence, pool_hashes=in_pool)
 
     def find_matches(self, query: Query) -> Matches:
-        """Return what each worker holds of a request's leading blocks."""
+        """Return how many of a request's leading blocks each worker holds."""
         if self.index is None:
             return Matches()
         started = time.perf_counter()
@@ -220,12 +222,12 @@ class Cache:
         return found
 
     def longest(self, query: Query) -> int:
-        """Return the most leading blocks of a request that some worker holds."""
+        """Return the largest number of a request's leading blocks that a worker holds."""
         found = self.find_matches(query)
         return max((found.of(worker).blocks for worker in found.held), default=found.shared)
 
     def routed(self, query: Query, choice: Choice) -> None:
-        """Note that a request, and thus its blocks, goes to a worker."""
+        """Record that a request, and thus its blocks, goes to a worker."""
         if self.index is None:
             return
         try:
@@ -236,15 +238,15 @@ class Cache:
             log.debug("%s", error)
 
     def restarted(self, engine: Engine) -> None:
-        """Forget what was sent to an engine that has begun anew. One that announces its blocks is
-        followed by its events.
+        """Drop what was sent to an engine that has restarted. One that publishes events is followed
+        by these.
         """
         number = engine.worker.worker_id
         if self.index is not None and number not in self._followed:
             self.index.remove_worker(number)
 
     def joined(self, engine: Engine) -> None:
-        """Subscribe to an engine that announces its blocks. Raises RouterError."""
+        """Subscribe to an engine that publishes its blocks. Raises RouterError."""
         if self.index is None or not engine.spec.feeds:
             return
         number, listeners = engine.worker.worker_id, []
@@ -263,7 +265,7 @@ class Cache:
         self._followed[number] = Following(listeners)
 
     def left(self, engine: Engine) -> None:
-        """Forget what an engine held."""
+        """Drop an engine's blocks."""
         number = engine.worker.worker_id
         if (followed := self._followed.pop(number, None)) is not None:
             followed.close()
@@ -290,8 +292,8 @@ class Cache:
 
 
 def _by_engine(found: Matches) -> Matches:
-    """Return matches with one worker for each engine: of its data-parallel ranks, the one that
-    holds most. Requests are sent to an engine, which chooses among its ranks itself.
+    """Return matches with one worker per engine: the data-parallel rank with the most blocks.
+    Requests are sent to an engine, which chooses among its ranks itself.
     """
     if not any(worker.dp_rank for worker in found.held):
         return found

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Whom the gateway's listeners answer: the checks of every request before its handler."""
+"""Access control of the gateway's listeners: the checks before each request's handler."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from beluga.listening import KnownHosts, Token, from_other_site, is_loopback
 
 _READS = ("GET", "HEAD", "OPTIONS")
 _HEALTH = ("/health", "/ready")
-# What a browser sends to another site without asking that site first (a "simple" request).
+# Content types that a browser sends to another site without a preflight (a "simple" request).
 _FORMS = ("text/plain", "application/x-www-form-urlencoded")
 _SIMPLE = (*_FORMS, "multipart/form-data", "")
 _NOT_OURS = (
-    "this router does not answer to the name %s; use its address, or allow the name by --allow-host"
+    "this router does not accept the host name %s; use its address, or allow the name with "
+    "--allow-host"
 )
 
 
 def of_clients(settings: Settings) -> Middleware:
-    """Return the check of the clients' listener. Where only this machine can connect, the Host must
-    be one of its names, and elsewhere one of the allowed names if there are any. Health is for any
-    name. A page of another site may send only what its browser asks about first, since engines'
-    CORS settings answer that.
+    """Return the check of the clients' listener. If only this machine can connect, the Host must be
+    one of its names, otherwise one of the allowed names if there are any. Health checks accept any
+    name. A page of another site may only send requests for which its browser makes a preflight,
+    because engines' CORS settings decide about those.
     """
     listening, allowed = settings.listen.host, settings.callers.hosts
     checked = is_loopback(listening) or bool(allowed)
@@ -51,7 +52,7 @@ def of_operators(settings: Settings, address: Address) -> Middleware:
     token = settings.callers.admin_token
     if token is None and not is_loopback(address.host):
         raise RouterError(
-            f"the admin address {address.host}:{address.port} can be reached by other machines; "
+            f"the admin address {address.host}:{address.port} is reachable from other machines; "
             "give --admin-token FILE, or listen on 127.0.0.1"
         )
     hosts = KnownHosts(address.host, settings.callers.hosts)
@@ -61,9 +62,9 @@ def of_operators(settings: Settings, address: Address) -> Middleware:
         _check_host(request, hosts)
         if request.method not in _READS:
             if from_other_site(request.headers):
-                raise Refusal(403, "a page of another site may change nothing here")
+                raise Refusal(403, "a page of another site must not change anything here")
             if request.body_exists and request.content_type != "application/json":
-                raise Refusal(415, "bodies are JSON here; say Content-Type: application/json")
+                raise Refusal(415, "the body must be JSON; send Content-Type: application/json")
         if token is not None:
             _check_token(request, token)
         return await handler(request)
@@ -72,30 +73,39 @@ def of_operators(settings: Settings, address: Address) -> Middleware:
 
 
 def _check_host(request: web.Request, hosts: KnownHosts) -> None:
-    """Raise Refusal unless a request has one Host at most, a known one. Browsers always send it."""
+    """Raise Refusal unless a request has at most one Host, an accepted one. Browsers always send
+    it.
+    """
     named = request.headers.getall(hdrs.HOST, [])
     if len(named) > 1:
-        raise Refusal(400, "a request has one Host")
+        raise Refusal(400, "a request must have one Host header")
     if named and named[0] not in hosts:
         raise Refusal(421, _NOT_OURS % repr(named[0][:80]))
 
 
 def _check_token(request: web.Request, token: Token) -> None:
     if not token.shown_by(request.headers.get(hdrs.AUTHORIZATION, "")):
-        raise Refusal(401, "this needs the token of --admin-token: Authorization: Bearer TOKEN")
+        raise Refusal(
+            401, ("this needs the token of --admin-token; send Authorization: Bearer TOKEN")
+        )
 
 
 def _check_kind(request: web.Request, origins: tuple[str, ...]) -> None:
-    """Raise Refusal for a body that no engine takes, and for one that another site's page may have
-    sent without asking. Audio comes as a form from pages, too, with their key.
+    """Raise Refusal for a content type that no engine accepts, and for one that another site's page
+    can send without a preflight. Audio is a form even from legitimate pages, which then send their
+    API key.
     """
     if not request.body_exists:
         return
     kind = request.content_type if hdrs.CONTENT_TYPE in request.headers else ""
     if kind in _FORMS:
-        raise Refusal(415, f"no engine takes {kind}; say Content-Type: application/json")
+        raise Refusal(415, f"no engine accepts {kind}; send Content-Type: application/json")
     asked_first = kind not in _SIMPLE or hdrs.AUTHORIZATION in request.headers
     if not asked_first and from_other_site(request.headers, origins):
         raise Refusal(
-            403, "a page of another site sends JSON or its key here, or is allowed (--allow-origin)"
+            403,
+            (
+                "a page of another site must send JSON or its API key, or be allowed "
+                "(--allow-origin)"
+            ),
         )

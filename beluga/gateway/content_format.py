@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Whether a chat template looks at the parts of a message's content, by vLLM's rule
-(``--chat-template-content-format auto``): it does if it has a loop over them.
+"""Detects whether a chat template uses the parts of a message's content, by vLLM's rule
+(``--chat-template-content-format auto``): whether it has a loop over them.
 
-Example: ``{% for m in messages %}{% for part in m.content %}...`` looks at parts, and gets even a
-plain text as a list of one part. Other templates get a message's texts joined by newlines.
+Example: ``{% for m in messages %}{% for part in m.content %}...`` uses parts, and gets even a plain
+text as a list of one part. Other templates get a message's texts joined by newlines.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-_TRAINING = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # tags that are no part of Jinja
+_TRAINING = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # tags that are not part of Jinja
 
 
 @lru_cache(maxsize=32)
@@ -31,11 +31,11 @@ def looks_at_parts(template: str) -> bool:
 
 
 class _StrangeError(Exception):
-    """The template assigns messages to something other than a name, which vLLM does not follow."""
+    """The template assigns messages to something other than a name, which vLLM does not support."""
 
 
 def _bare(node: Any) -> Any:
-    """Return what an expression looks at, without filters, tests and slices around it."""
+    """Strip filters, tests and slices from an expression."""
     from jinja2 import nodes
 
     while isinstance(node, nodes.Filter | nodes.Test) or (
@@ -46,7 +46,7 @@ def _bare(node: Any) -> Any:
 
 
 def _name(node: Any) -> str | None:
-    """Return the variable that an expression looks at, if it is one."""
+    """Return the variable of an expression, if it is one."""
     from jinja2 import nodes
 
     bare = _bare(node)
@@ -54,7 +54,7 @@ def _name(node: Any) -> str | None:
 
 
 def _is_content(node: Any, messages: set[str]) -> bool:
-    """Return whether an expression looks at the content of one of these messages."""
+    """Return whether an expression is the content of one of these messages."""
     from jinja2 import nodes
 
     bare = _bare(node)
@@ -94,10 +94,10 @@ def _message_names(tree: Any) -> set[str]:
 
 
 def _content_loops(tree: Any, messages: set[str]) -> Iterator[bool]:
-    """Yield for each loop whether it is one over a message's content."""
+    """Yield for each loop whether it iterates over a message's content."""
     from jinja2 import nodes
 
-    parameters: dict[int, set[str]] = {}  # of the macro around a loop: those that get contents
+    parameters: dict[int, set[str]] = {}  # parameters of the enclosing macro that get contents
     for macro in tree.find_all(nodes.Macro):
         got = _content_parameters(tree, macro, messages)
         for loop in macro.find_all(nodes.For):

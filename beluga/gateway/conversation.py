@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A request's conversation, as vLLM makes it from the fields of ``/v1/chat/completions`` and of
-``/v1/responses`` before it applies the chat template. Only then are the tokens the engine's.
+"""Rebuilds a request's conversation as vLLM does from the fields of ``/v1/chat/completions`` and of
+``/v1/responses`` before it applies the chat template, so that the tokens are equal to the engine's.
 
 Example: a response's item ``{"type": "function_call", "call_id": "1", "name": "f", "arguments":
-"{}"}`` behind an assistant's message becomes a ``tool_calls`` of that message.
+"{}"}`` after an assistant's message becomes a ``tool_calls`` of that message.
 
 All functions raise ValueError, KeyError, TypeError or AttributeError for a request that vLLM
-refuses, or whose prompt has more than text.
+rejects, or whose prompt is not only text.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ import msgspec
 
 Message = dict[str, Any]
 
-_TEXT_OF = {  # the field that has the text of a part, by the part's type
+_TEXT_OF = {  # the field with the text of a part, by the part's type
     "text": "text",
     "input_text": "text",
     "output_text": "text",
     "refusal": "refusal",
     "thinking": "thinking",
 }
-_BILLING = "x-anthropic-billing-header"  # vLLM drops this line of a client, which always differs
+_BILLING = "x-anthropic-billing-header"  # vLLM drops this line, which differs in each request
 _UNFINISHED = ("in_progress", "incomplete")
 
 
 class ChatFields(msgspec.Struct):
-    """The fields of a request that are part of its prompt, beside its messages."""
+    """The fields of a request that are part of its prompt, except its messages."""
 
-    instructions: Any = None  # this and the next two: only of /v1/responses
+    instructions: Any = None  # this and the next two: only in /v1/responses
     reasoning: Any = None
     previous_response_id: Any = None
     tools: Any = None
@@ -50,11 +50,11 @@ class ChatFields(msgspec.Struct):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Conversation:
-    """The messages, and what else determines the prompt.
+    """The messages, and everything else that determines the prompt.
 
-    ``given`` is what the template gets beside the messages. ``template`` is the request's own, to
-    be used only if requests are trusted. ``special_tokens`` says whether the tokenizer adds its
-    own, such as one for the beginning.
+    ``given`` are the template's further variables. ``template`` is the request's own, to be used
+    only if requests are trusted. ``special_tokens``: the tokenizer adds its own, such as one for
+    the beginning.
     """
 
     messages: list[Message]
@@ -79,8 +79,8 @@ def of_chat(fields: ChatFields, messages: list[Message]) -> Conversation:
 
 
 def _with_calls_in_order(message: Message) -> Message:
-    """Return a message whose calls have their fields in vLLM's order, which a template writes
-    out.
+    """Return a message whose calls have their fields in vLLM's order, in which a template prints
+    them.
     """
     if message.get("role") != "assistant" or not message.get("tool_calls"):
         return message
@@ -99,7 +99,7 @@ def _ordered(value: dict[str, Any], *names: str) -> dict[str, Any]:
 def of_responses(fields: ChatFields, said: str | list[Message]) -> Conversation:
     """Return the conversation of a request to ``/v1/responses``."""
     if fields.previous_response_id is not None:
-        raise ValueError("only an engine has the earlier response")
+        raise ValueError("the earlier response is only available in its engine")
     items = [{"role": "user", "content": said}] if isinstance(said, str) else said
     first = [{"role": "system", "content": fields.instructions}] if fields.instructions else []
     goes_on = bool(items) and _is_unfinished(items[-1])
@@ -111,12 +111,12 @@ def of_responses(fields: ChatFields, said: str | list[Message]) -> Conversation:
 
 
 def _given(fields: ChatFields, effort: Any, named: dict[str, Any]) -> dict[str, Any]:
-    """Return what the chat template gets beside the messages: the client's own settings, over which
-    the request's fields go, except for tools. Settings that are null or "auto" are left out.
+    """Return the chat template's further variables: the client's own settings, overridden by the
+    request's fields, except for tools. Settings that are null or "auto" are left out.
     """
     own: dict[str, Any] = fields.chat_template_kwargs or {}
     if own.keys() & {"chat_template", "tokenize"}:
-        raise ValueError("chat_template_kwargs has what is no variable of a template")
+        raise ValueError("chat_template_kwargs has a name that is not a template variable")
     if effort is not None and "enable_thinking" not in own:
         named["enable_thinking"] = effort != "none"
     named["reasoning_effort"] = effort
@@ -130,11 +130,11 @@ def _set(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tool(tool: Message) -> Message:
-    """Return a tool in vLLM's order of its fields, which a template writes out. Tools of responses
-    have no ``function`` around them.
+    """Return a tool with its fields in vLLM's order, in which a template prints them. Tools of
+    responses are not wrapped in ``function``.
     """
     if tool.get("type", "function") != "function":
-        raise ValueError("only functions are templated")
+        raise ValueError("only tools of type function are supported")
     said = tool.get("function", tool)
     function = {name: said.get(name) for name in ("name", "description", "parameters")}
     function |= {
@@ -144,7 +144,7 @@ def _tool(tool: Message) -> Message:
 
 
 def _is_unfinished(item: Message) -> bool:
-    """Return whether the model is to continue a response's last item."""
+    """Return whether the model should continue a response's last item."""
     kind = item.get("type", "message")
     return kind in ("message", "reasoning") and item.get("status") in _UNFINISHED
 
@@ -171,10 +171,10 @@ def _messages_of(items: Iterable[Message]) -> list[Message]:
 
 
 def _part_of(item: Message) -> Message | None:
-    """Return what an item says, in a chat's form, or None if it is a message as it stands."""
+    """Return the content of an item in chat format, or None if it is already a message."""
     kind, role = item.get("type"), item.get("role")
     if item.get("namespace"):
-        raise ValueError("only functions outside namespaces are called")
+        raise ValueError("only functions outside namespaces are supported")
     if kind == "function_call":
         return _call(item["call_id"], item["name"], item["arguments"])
     if kind == "custom_tool_call":
@@ -190,11 +190,11 @@ def _part_of(item: Message) -> Message | None:
     if role == "assistant":
         content = item.get("content")
         if isinstance(content, list) and content:
-            content = content[0]["text"]  # vLLM leaves out the others
+            content = content[0]["text"]  # vLLM ignores the others
         if isinstance(content, str):
             return {"role": "assistant", "content": content}
     if role is None:
-        raise ValueError(f"items of type {kind} are not templated")
+        raise ValueError(f"items of type {kind} are not supported")
     return None
 
 
@@ -212,8 +212,8 @@ def _text(value: Any) -> str:
 
 
 def for_template(messages: Iterable[Message], *, as_parts: bool) -> list[Message]:
-    """Return messages as a chat template gets them: with their texts in one string, or each in a
-    part of its own if the template looks at parts.
+    """Return messages for a chat template: with their texts joined into one string, or each in its
+    own part if the template uses parts.
     """
     return [_for_template(message, as_parts) for message in messages]
 
@@ -254,7 +254,7 @@ def _texts(content: Any) -> Iterable[str]:
         if text is None and kind in ("text", "refusal"):
             continue
         if not isinstance(text, str):
-            raise TypeError("a part's text is no text")
+            raise TypeError("a part's text is not a string")
         yield text
 
 
@@ -267,7 +267,7 @@ def _without_billing(text: str) -> str | None:
 def _with_arguments(call: Message) -> Message:
     """Return a call whose arguments are an object, not JSON; broken ones are an empty object."""
     if call.get("type", "function") != "function":
-        raise ValueError("only functions are called")
+        raise ValueError("only calls of functions are supported")
     function = call["function"]
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
@@ -281,8 +281,8 @@ def _with_arguments(call: Message) -> Message:
 
 
 def with_system_first(messages: list[Message]) -> list[Message]:
-    """Return messages for a template that does not know developers: theirs are the system's, and
-    the system's messages are one, the first, if there are several or if it is a later one.
+    """Return messages for a template without the role developer: it becomes system, and all system
+    messages become one at the start, if there are several or a later one.
     """
     if all(message["role"] != "developer" for message in messages):
         return messages

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The director: it places each request on an engine and keeps its account until the request
-ends.
-"""
+"""The director places each request on an engine and tracks it until it ends."""
 
 from __future__ import annotations
 
@@ -27,17 +25,17 @@ from beluga.gateway.waiting import WaitQueue
 from beluga.router import Choice, Constraints, Query, Router
 
 RECOVERY_S = 1.0
-"""How long a request waits if its engine has just failed, or that of another client, and no other
-engine is up. A check is under way meanwhile, because an idle connection that the engine closed
-looks like a failure.
+"""How long a request waits if its engine, or that of another client, has just failed and no other
+engine is up. A check runs meanwhile, because an idle connection closed by the engine looks like a
+failure.
 """
 
 COUNTED_S = 1.0
-"""How often the metrics get the times between the tokens of an answer that is under way."""
+"""Interval at which a running response's token times are added to the metrics."""
 
 
 class Placement:
-    """A request on a worker. The account ends with the context."""
+    """A request on a worker. The tracking ends with the context."""
 
     def __init__(
         self, director: Director, name: int, parsed: ParsedRequest, choice: Choice, client: str
@@ -53,7 +51,7 @@ class Placement:
         self._last: float | None = None
         self._last_gap_s = 0.0
         self._gaps = director.metrics.gaps()
-        self._counted_at = self._sent  # when the metrics last got the gaps
+        self._counted_at = self._sent  # last time the gaps were added to the metrics
         self._count = 0
 
     async def __aenter__(self) -> Placement:
@@ -71,18 +69,18 @@ class Placement:
         self._director.metrics.ended(self._parsed, self._status, self._count)
 
     def end(self) -> None:
-        """Remove the request from the account."""
+        """End the tracking of the request."""
         self._director.end(self._name, self.engine)
 
     def first_token(self) -> None:
-        """Note that the engine has begun to answer, so its prefill is done."""
+        """Record that the engine has started to respond, so its prefill is done."""
         self._director.prefill_done(self._name)
         self._director.metrics.first_token(
             self._parsed, self.engine, time.perf_counter() - self._sent
         )
 
     def tokens(self, count: int) -> None:
-        """Note that about ``count`` more tokens have come."""
+        """Record about ``count`` further tokens."""
         now = time.perf_counter()
         if self._last is not None and count > 0:
             self._last_gap_s = gap_s = (now - self._last) / count
@@ -98,13 +96,13 @@ class Placement:
         self._gaps = self._director.metrics.gaps()
 
     def answered(self, status: object) -> None:
-        """Note how the request ended: the HTTP status of a complete answer, or a word."""
+        """Record how the request ended: the HTTP status of a complete response, or a word."""
         self._status = str(status)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Past:
-    """Who sends a request, and what became of it so far; see :meth:`Director.place`."""
+    """The sender of a request, and its earlier attempts; see :meth:`Director.place`."""
 
     client: str = ""
     tried: Set[int] = frozenset()
@@ -114,7 +112,7 @@ class Past:
 class Director:
     """Places requests on the engines of a fleet by a router's policy."""
 
-    def __init__(  # noqa: PLR0913  its parts, by name
+    def __init__(  # noqa: PLR0913  keyword-only
         self,
         *,
         fleet: Fleet,
@@ -141,7 +139,8 @@ class Director:
 
     def _left(self, engine: Engine) -> None:
         self._router.remove_worker(engine.worker)
-        if all(other.url != engine.url for other in self._fleet):  # not one with other settings
+        # Skip one that was replaced with other settings
+        if all(other.url != engine.url for other in self._fleet):
             self.metrics.forget(engine)
         self._wait_queue.look()
 
@@ -149,7 +148,7 @@ class Director:
         return self._fleet[choice.worker.worker_id]
 
     def has_other(self, parsed: ParsedRequest, without: Collection[int]) -> bool:
-        """Return whether a request may wait for another worker than these. Raises Refusal."""
+        """Return whether a request may wait for a worker other than these. Raises Refusal."""
         engines = self._maker(parsed) or self._known(parsed)
         return any(each.serving and each.worker.worker_id not in without for each in engines)
 
@@ -162,11 +161,10 @@ class Director:
         client: str = "",
         without: Collection[int] = (),
     ) -> Placement:
-        """Return a placement on a worker, as soon as one has a free place. Raises Refusal.
+        """Return a placement on a worker as soon as one has a free slot. Raises Refusal.
 
-        ``tried`` are the workers that have just failed the request; they are used only if there is
-        no other, and so are those that ``client`` had better avoid. Those in ``without`` are not
-        used.
+        ``tried`` are workers that have just failed the request; like those that ``client`` should
+        avoid, they are used only if there is no other. Workers in ``without`` are not used.
         """
         past = Past(client, tried, frozenset(without))
         if len(parsed.body) > SLOW_SIZE:
@@ -189,8 +187,8 @@ class Director:
         return placed
 
     def _line(self, parsed: ParsedRequest) -> Hashable:
-        """Return the line in which a request waits: one that only one worker can take does not
-        keep out those that others can take.
+        """Return the line in which a request waits: a request that only one worker can take must
+        not block those that others can take.
         """
         maker = self._maker(parsed)
         return parsed.model, maker[0].worker.worker_id if maker else None
@@ -220,13 +218,13 @@ class Director:
         return placed
 
     def _demands(self, allowed: frozenset[int]) -> Constraints:
-        """Return the constraints of a request. Most requests have those of the one before."""
+        """Return the constraints of a request. Most requests have the same as the previous one."""
         if allowed != self._last.allowed:
             self._last = Constraints(allowed=allowed)
         return self._last
 
     def _maker(self, parsed: ParsedRequest) -> list[Engine]:
-        """Return the engine that made the response that a request is about, if it is known and has
+        """Return the engine that made the response that a request refers to, if it is known and has
         the request's model.
         """
         worker, model = self.responses.worker_of(parsed.response), parsed.model
@@ -249,10 +247,10 @@ class Director:
             raise Refusal(
                 415,
                 "several models are served here, and a body with Content-Encoding: "
-                f"{parsed.encoding} is not read, so its model is not known; send it uncompressed",
+                f"{parsed.encoding} is not read, so its model is unknown; send it uncompressed",
             )
         if model is None and not parsed.odd and len(served) > 1:
-            raise Refusal(400, "several models are served here; name one", param="model")
+            raise Refusal(400, "several models are served here; set the field model", param="model")
         if engines:
             return engines
         if any(not engine.models for engine in self._fleet) or not len(self._fleet):
@@ -272,7 +270,7 @@ class Director:
         return best or others or ready
 
     def _none(self, engines: list[Engine], tried: Set[int]) -> None:
-        """Return if an engine may soon have a free place; otherwise raise Refusal."""
+        """Return if an engine may soon have a free slot; otherwise raise Refusal."""
         serving = [engine for engine in engines if engine.serving]
         if not tried and not serving and not any(engine.suspected for engine in engines):
             why = "; ".join(sorted({engine.why for engine in engines if engine.why}))
@@ -281,7 +279,7 @@ class Director:
             self._wait_queue.look_in(min(cooling))
 
     def _patience(self, model: str | None) -> float:
-        """Return how long a request may wait, in seconds."""
+        """Return the longest wait of a request in seconds."""
         serving = any(engine.serving for engine in self._fleet.serving(model))
         return self._limits.queue_s if serving else RECOVERY_S
 
@@ -290,7 +288,7 @@ class Director:
             self._wait_queue.look()
 
     def end(self, name: int, engine: Engine) -> None:
-        """Note that a request has ended, successfully or not."""
+        """Record that a request has ended, successfully or not."""
         self._router.tracker.free(name, time.monotonic())
         self.placed -= 1
         engine.inflight -= 1

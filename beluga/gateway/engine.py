@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An engine as the gateway sees it: its address, its models, and whether it may get requests.
+"""An engine of the gateway: its address, its models, and whether it may get requests.
 
 ::
 
     STARTING --check passes--> UP --request fails, check fails--> DOWN --check passes--> UP
 
-A check counts only if no request has failed since it began, because it may have seen an older
-state. What one client's request may have caused is judged by ``standing.py``.
+A check counts only if no request has failed since it started, because it may have observed an older
+state. ``standing.py`` handles failures that one client's request may have caused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from beluga.gateway.standing import PROBE_S, Standing
 from beluga.router import Worker
 
 PROBLEMS = ("events", "block_size", "tokenizer", "template", "metrics", "pool")
-"""The kinds of what keeps the router from following an engine: see ``problems.py``."""
+"""The kinds of problems that prevent the router from following an engine: see ``problems.py``."""
 
 
 class Health(enum.Enum):
@@ -43,20 +43,21 @@ class Engine:
         self.health = Health.STARTING
         self.why = "not checked yet"  # the reason why it is not up
         self.draining = False
-        self.gone = False  # whether it has left; its running requests continue to their end
+        self.gone = False  # whether it was removed; its running requests continue to their end
         self.inflight = 0
-        self.hit_tokens = self.prompt_tokens = 0  # sums over all requests; hits as expected
-        self.block_size = 0  # tokens, as its metrics say; 0 if they do not
-        self.space: int | None = None  # of its blocks in the pool, as its metrics say
-        self.ranks = 1  # data-parallel ranks, as its metrics say
-        self.started_s: float | None = None  # when its process began, if its metrics say so
-        self.kind = ""  # which engine it is, as its metrics say
+        self.hit_tokens = self.prompt_tokens = 0  # totals of all requests; expected hits
+        self.block_size = 0  # tokens, from its metrics; 0 if unknown
+        self.space: int | None = None  # of its blocks in the pool, from its metrics
+        self.ranks = 1  # data-parallel ranks, from its metrics
+        self.started_s: float | None = None  # start of its process, from its metrics
+        self.kind = ""  # kind of engine, from its metrics
         self.load_problem = ""  # why its metrics could not be read
         self.problems: dict[str, str] = {}  # by kind: see problems.py
-        self.token_problems: dict[str, str] = {}  # those of them that probe.py has found
-        self.probed_after = -1  # how many failures the engine had when it was probed
+        self.token_problems: dict[str, str] = {}  # those found by probe.py
+        self.probed_after = -1  # its number of failures when it was probed
         self.look = asyncio.Event()  # set to request a check now
-        self.suspected = False  # it broke off, and the next check says whether it is down
+        # It aborted a response, and the next check decides whether it is down
+        self.suspected = False
         self._failures = 0
         self._cool_until = 0.0  # monotonic
         self._standing = Standing()
@@ -67,29 +68,29 @@ class Engine:
 
     @property
     def cards(self) -> list[dict[str, Any]]:
-        """The entries of ``/v1/models``, once it was read."""
+        """The entries of ``/v1/models``, once it has been read."""
         return self._cards
 
     @cards.setter
     def cards(self, cards: list[dict[str, Any]]) -> None:
-        # Each request asks for these names, and an engine may have a thousand adapters.
+        # Each request needs these names, and an engine may have a thousand adapters.
         self._cards = cards
         self._listed = tuple(str(card.get("id")) for card in cards)
         self.adapters = frozenset(str(card.get("id")) for card in cards if card.get("parent"))
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The models that it serves: the declared ones, or else those that it lists."""
+        """Its models: the configured ones, or those that it lists."""
         return self.spec.models or self._listed
 
     @property
     def cooling_s(self) -> float:
-        """The seconds for which it gets no requests, because it is busy."""
+        """Seconds for which it gets no requests, because it is busy."""
         return max(0.0, self._cool_until - time.monotonic())
 
     @property
     def serving(self) -> bool:
-        """Whether it may get requests, apart from a pause while it is busy."""
+        """Whether it may get requests, except for a pause while it is busy."""
         return self.health is Health.UP and not self.draining
 
     @property
@@ -99,43 +100,43 @@ class Engine:
 
     @property
     def failures(self) -> int:
-        """How often it has failed. A check remembers this when it begins; see :meth:`passed`."""
+        """Its number of failures. A check records it at its start; see :meth:`passed`."""
         return self._failures
 
     def expected(self, hit_rate: float, isl: int) -> None:
-        """Note that a request was placed here, with its expected hit rate."""
+        """Record that a request was placed here, with its expected hit rate."""
         self.hit_tokens += round(hit_rate * isl)
         self.prompt_tokens += isl
 
     def avoided_by(self, client: str) -> bool:
-        """Return whether another engine is better for this client, because of its last requests."""
+        """Whether this client should use another engine, because of its recent requests."""
         return self._standing.avoided_by(client)
 
     def placed(self) -> None:
-        """Note that it gets a request. If it is busy, this is the only one for a while."""
+        """Record that it gets a request. If it is busy, this is the only one for a while."""
         if self._standing.is_busy:
             self.cool_down(PROBE_S)
 
     def answered(self, status: int) -> None:
-        """Note that it answered a request with this status, which says that it is not busy."""
+        """Record that it responded with this status, so it is not busy."""
         if status < 500:
             self._standing.served()
             self._cool_until = 0.0
 
     def busy(self, client: str, pause_s: float) -> None:
-        """Note that it was too busy for a client's request, and asked for a pause."""
+        """Record that it was too busy for a client's request, and requested a pause."""
         self._standing.busy(client, pause_s)
         if self._standing.is_busy:
             self.cool_down(min(pause_s, PROBE_S))
 
     def cool_down(self, seconds: float) -> None:
-        """Send it no requests for so many seconds."""
+        """Send it no requests for this many seconds."""
         self._cool_until = max(self._cool_until, time.monotonic() + seconds)
 
     def broke_off(self, client: str, why: str) -> None:
-        """Note that it broke off with a client's request. It gets no requests until a check, which
-        begins at once, has passed, unless this client's requests were the reason before: then they
-        may be what it cannot do.
+        """Record that it aborted a client's request. It gets no requests until a check, which
+        starts at once, has passed. If this client's requests also caused the previous abort, they
+        may be the problem, and the engine stays in use.
         """
         if self._standing.broke_off(client):
             self.fail(why)
@@ -143,7 +144,7 @@ class Engine:
         self.look.set()
 
     def fail(self, why: str) -> None:
-        """Note that it cannot be reached, or that a check has failed. The engine gets no requests
+        """Record that it is unreachable, or that a check has failed. The engine gets no requests
         until a check passes.
         """
         self._failures += 1
@@ -153,13 +154,13 @@ class Engine:
         self.look.set()
 
     def passed(self, failures_before: int) -> bool:
-        """Note that a check passed, which began after so many failures. Returns whether it
+        """Record a passed check that started after this number of failures. Returns whether it
         counts.
         """
         if failures_before != self._failures:
             return False
         if self.health is not Health.UP and not self.suspected:
-            self._standing = Standing()  # it was down, so it is another process now
+            self._standing = Standing()  # it was down, so it is a new process
         self.suspected = False
         self.health = Health.UP
         self.why = ""

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The fleet: the engines behind a gateway, which come and go at run time. No KV moves then."""
+"""The fleet: the engines of a gateway, which are added and removed at run time without moving
+KV.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from beluga.router import Worker
 
 
 class Fleet:
-    """Engines by number. A number is not reused: an engine that comes back is a new worker."""
+    """Engines by number. Numbers are not reused: an engine that returns is a new worker."""
 
     def __init__(self) -> None:
         self._engines: dict[int, Engine] = {}
@@ -26,8 +28,8 @@ class Fleet:
     def on_change(
         self, *, joined: Callable[[Engine], None], left: Callable[[Engine], None]
     ) -> None:
-        """Call ``joined`` for each engine that is added from now on, and ``left`` for each that is
-        removed.
+        """Register callbacks: ``joined`` for each engine added from now on, ``left`` for each
+        removed one.
         """
         self._joined.append(joined)
         self._left.append(left)
@@ -46,9 +48,9 @@ class Fleet:
             raise NoWorkersError(f"there is no worker {number}") from None
 
     def add(self, spec: EngineSpec) -> Engine:
-        """Add an engine. It gets no requests before a check has passed. Raises RouterError."""
+        """Add an engine. It gets no requests until a check has passed. Raises RouterError."""
         if any(engine.url == spec.url for engine in self):
-            raise RouterError(f"{spec.url} is a worker already")
+            raise RouterError(f"{spec.url} is already a worker; remove it first")
         return self._join(spec)
 
     def _join(self, spec: EngineSpec) -> Engine:
@@ -63,28 +65,27 @@ class Fleet:
         return engine
 
     def remove(self, engine: Engine) -> None:
-        """Forget an engine. Its running requests continue to their end."""
+        """Remove an engine. Its running requests continue to their end."""
         if self._engines.pop(engine.worker.worker_id, None) is not None:
             engine.gone = True
             for left in self._left:
                 left(engine)
 
     def drain(self, engine: Engine) -> None:
-        """Send an engine no more requests, and forget it after its last one."""
+        """Send an engine no more requests, and remove it after its last one."""
         engine.draining = True
         self.settle(engine)
 
     def settle(self, engine: Engine) -> None:
-        """Note that one of its requests has ended."""
+        """Record that one of its requests has ended."""
         if engine.draining and engine.inflight == 0:
             self.remove(engine)
 
     def follow(
         self, specs: Sequence[EngineSpec], before: Iterable[EngineSpec]
     ) -> dict[EngineSpec, RouterError]:
-        """Follow a list of engines that has changed: add new ones, and drain those that were
-        removed. Returns those that cannot be added, and why. One that was there with other settings
-        stays then.
+        """Apply a changed list of engines: add new ones, and drain removed ones. Returns those that
+        cannot be added, with the reason. An engine that existed with other settings then stays.
         """
         wanted, had = set(specs), set(before)
         urls = {spec.url for spec in specs}
@@ -108,9 +109,7 @@ class Fleet:
             self.remove(engine)
 
     def models(self) -> dict[str, dict[str, Any]]:
-        """Return the union of the models that serving engines list, by name, without drained
-        engines.
-        """
+        """Return all models that serving engines list, by name, except those of drained engines."""
         found: dict[str, dict[str, Any]] = {}
         for engine in self:
             cards = {str(card.get("id")): card for card in engine.cards}
@@ -120,18 +119,18 @@ class Fleet:
         return found
 
     def is_adapter(self, model: str) -> bool:
-        """Return whether a model is an adapter of another one, as vLLM lists them."""
+        """Return whether a model is an adapter of another one, according to vLLM's list."""
         return any(model in engine.adapters for engine in self)
 
     def space(self, model: str | None) -> int | None:
-        """Return the space of a model's blocks in the pool, or None if no engine has said it."""
+        """Return the space of a model's blocks in the pool, or None if no engine has reported
+        it.
+        """
         spaces = (engine.space for engine in self.serving(model))
         return next((space for space in spaces if space is not None), None)
 
     def serving(self, model: str | None) -> list[Engine]:
-        """Return the engines with this model, in any health. Without a name it returns all
-        engines.
-        """
+        """Return the engines with this model, in any health. Without a name, return all engines."""
         if model is None:
             return [engine for engine in self if not engine.draining]
         return [engine for engine in self if model in engine.models and not engine.draining]

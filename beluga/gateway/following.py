@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Following one engine's KV events over its endpoints, of which each data-parallel rank may have
-one, and what keeps the index from following them.
+"""Follows one engine's KV events over its endpoints, one per data-parallel rank, and detects why
+the index cannot follow them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from beluga.gateway.engine import Engine
 from beluga.gateway.listener import Listener
 from beluga.router import HashBlocks
 
-UNREAD_S = 60.0  # how long a problem stays after the last event that could not be used
+UNREAD_S = 60.0  # how long a problem remains after the last unusable event
 _LATE = (
     "the engine had blocks before this router came, or messages were missed. {} "
     "A cache that the engine clears (vLLM: POST /reset_prefix_cache) is followed again"
@@ -27,8 +27,8 @@ class Following:
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self.listeners = listeners
         self._computing_since: float | None = None  # since when a silent engine has had prompts
-        self._said: dict[str, int] = {}  # by kind of event: how many there were
-        self._until: dict[str, float] = {}  # by kind of event: how long the problem stays
+        self._said: dict[str, int] = {}  # number of events by kind
+        self._until: dict[str, float] = {}  # end of the problem, by kind of event
 
     @property
     def lost(self) -> int:
@@ -37,11 +37,11 @@ class Following:
 
     @property
     def unread(self) -> int:
-        """The number of messages, and of events in messages, that could not be read."""
+        """The number of malformed messages, and of malformed events in messages."""
         return sum(listener.unread for listener in self.listeners)
 
     def resize(self, block_size: int, hash_blocks: HashBlocks) -> None:
-        """Take another block size, which the router has from now on."""
+        """Set the router's new block size."""
         for listener in self.listeners:
             listener.resize(block_size, hash_blocks)
 
@@ -51,8 +51,8 @@ class Following:
             listener.close()
 
     def problem(self, engine: Engine, block_size: int, *, now: float, silent_s: float) -> str:
-        """Return what keeps the index from following the engine's events, or "". An engine that
-        computes has announced blocks after ``silent_s``.
+        """Return why the index cannot follow the engine's events, or "". An engine that computes
+        publishes blocks within ``silent_s``.
         """
         return (
             self._unusable(now)
@@ -62,11 +62,11 @@ class Following:
         )
 
     def _unusable(self, now: float) -> str:
-        """Return which events could not be used in the last :data:`UNREAD_S`."""
+        """Return the unusable events of the last :data:`UNREAD_S` seconds."""
         misfits = sum(listener.misfits for listener in self.listeners)
         if self._recent("unread", self.unread, now):
             error = max(self.listeners, key=lambda listener: listener.unread).error
-            return f"{self.unread} KV events could not be read; the last: {error}"
+            return f"{self.unread} KV events are malformed; the last: {error}"
         why = _LATE.format(
             _SHORT if all(listener.has_replay for listener in self.listeners) else _REPLAY
         )
@@ -83,7 +83,7 @@ class Following:
         return ""
 
     def _recent(self, kind: str, count: int, now: float) -> bool:
-        """Return whether a count has grown in the last :data:`UNREAD_S`."""
+        """Return whether a count has increased in the last :data:`UNREAD_S` seconds."""
         if count != self._said.get(kind, 0):
             self._said[kind] = count
             self._until[kind] = now + UNREAD_S
@@ -108,16 +108,16 @@ class Following:
         if self._computing_since is None:
             self._computing_since = now
         if now - self._computing_since > silent_s:
-            return "it has computed prompts and announced no KV event"
+            return "it has computed prompts but published no KV event"
         return ""
 
     def _ranks(self, engine: Engine) -> str:
-        """Return whether an engine has data-parallel ranks whose events are not heard."""
+        """Return whether an engine has data-parallel ranks without received events."""
         named = len(self.listeners)
         heard = sum(listener.ranks for listener in self.listeners)
         if engine.ranks <= max(named, heard):
             return ""
         return (
-            f"it has {engine.ranks} data-parallel ranks, and the KV events of {named} are named; "
+            f"it has {engine.ranks} data-parallel ranks, but KV events of {named} are configured; "
             "repeat --kv-events for each (vLLM adds the rank to the port)"
         )

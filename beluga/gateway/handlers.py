@@ -23,8 +23,8 @@ from beluga.listening import plain_path
 
 log = logging.getLogger(__name__)
 
-# Paths of vLLM, beside /v1/*, that any engine may answer. Its other paths (metrics, sleep,
-# profiling) are about one engine, and for its operator.
+# Paths of vLLM outside /v1/* that any engine may serve. Its other paths (metrics, sleep, profiling)
+# concern a single engine and are for its operator.
 _BESIDE_V1 = (
     "/tokenize",
     "/detokenize",
@@ -36,14 +36,14 @@ _BESIDE_V1 = (
     "/invocations",
     "/inference/v1/generate",
 )
-# Paths of vLLM in /v1 that change one engine. They are for its operator, too.
+# Paths of vLLM in /v1 that change a single engine. They are for its operator, too.
 _OF_OPERATORS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 
 
 class ClientHandlers:
     """The handlers of the clients' listener."""
 
-    def __init__(  # noqa: PLR0913  its parts, by name
+    def __init__(  # noqa: PLR0913  keyword-only
         self,
         *,
         fleet: Fleet,
@@ -53,8 +53,8 @@ class ClientHandlers:
         requests_max: int,
         bodies: Bodies,
     ) -> None:
-        """``scrape`` updates the gauges before they are read. ``requests_max`` is for how many
-        requests at once this process may open files.
+        """``scrape`` updates the gauges before they are read. ``requests_max`` is the largest
+        number of concurrent requests, which this process's limit of open files allows.
         """
         self._fleet = fleet
         self._proxy = proxy
@@ -85,7 +85,7 @@ class ClientHandlers:
         self._check_room()
         with self._bodies.hold() as held:
             body = await self._bodies.read(request, held)
-            self._check_room()  # a request whose body has not come keeps no other one out
+            self._check_room()  # requests whose bodies have not arrived do not count
             self._under_way += 1
             try:
                 return await self._proxy.handle(request, body, held)
@@ -93,11 +93,11 @@ class ClientHandlers:
                 self._under_way -= 1
 
     def _check_room(self) -> None:
-        """Raise Refusal if as many requests are under way as may be."""
+        """Raise Refusal if the limit of concurrent requests is reached."""
         if self._under_way >= self._requests_max:
             raise Refusal(
                 503,
-                f"{self._under_way} requests are under way, as many as this router's limit of "
+                f"{self._under_way} requests are running, as many as this router's limit of "
                 f"{file_limit()} open files allows; raise it (ulimit -n)",
                 retry_after_s=1,
             )
@@ -106,7 +106,7 @@ class ClientHandlers:
         return web.Response()
 
     async def _ready(self, _: web.Request) -> web.Response:
-        """Answer 200 while requests can be served: an engine is up and the router is not
+        """Return 200 while requests can be served: an engine is up and the router is not
         stopping.
         """
         if self.stopping:
@@ -135,14 +135,14 @@ class ClientHandlers:
 
 
 def _check_path(request: web.Request) -> None:
-    """Raise Refusal for a path that is not for clients, or that an engine, or a proxy before it,
-    may read as another one.
+    """Raise Refusal for a path that is not for clients, or that an engine or another proxy may
+    interpret as a different one.
     """
     path = plain_path(request.rel_url.raw_path)
     if path is None:
-        raise Refusal(400, "the path has //, a dotted segment, or an encoded slash; write it plain")
+        raise Refusal(400, "the path has //, a dot segment, or an encoded slash; send a plain path")
     if path.lower() in _OF_OPERATORS:
-        raise Refusal(404, f"{path} changes one engine; ask that engine itself")
+        raise Refusal(404, f"{path} changes a single engine; send it to that engine")
 
 
 def _json(value: object) -> web.Response:
@@ -150,8 +150,9 @@ def _json(value: object) -> web.Response:
 
 
 def _for_browsers(request: web.Request, answer: web.Response) -> web.Response:
-    """Let pages of any site read an answer of the router's own, as vLLM does by default. Answers of
-    engines have their own headers, and preflights go to engines: their --allowed-origins hold.
+    """Allow pages of any site to read the router's own responses, as vLLM does by default.
+    Responses of engines have their own headers, and preflights go to engines, so their
+    --allowed-origins apply.
     """
     if "Origin" in request.headers:
         answer.headers["Access-Control-Allow-Origin"] = "*"
@@ -159,8 +160,8 @@ def _for_browsers(request: web.Request, answer: web.Response) -> web.Response:
 
 
 def refusals(metrics: Metrics, *, browsers: bool) -> Middleware:
-    """Return a middleware that answers all errors in OpenAI's form, also those of aiohttp. With
-    ``browsers`` pages of any site may read them.
+    """Return a middleware that converts all errors to OpenAI's format, including aiohttp's. With
+    ``browsers``, pages of any site may read them.
     """
 
     @web.middleware
@@ -173,7 +174,7 @@ def refusals(metrics: Metrics, *, browsers: bool) -> Middleware:
             given = Refusal(error.status, f"{request.method} {request.path}: {error.reason}")
         except Exception:
             log.exception("%s %s", request.method, request.path)
-            given = Refusal(500, "the router has failed; its log says how")
+            given = Refusal(500, "the router has failed; see its log")
         metrics.refused(given.status)
         response = given.response()
         if browsers:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The headers that pass through a proxy (RFC 9110, 7.6.1): all but those of one connection. An
-engine's own address in its answers' headers would lead clients around the proxy, so it is taken
-out: ``Location: http://engine:8000/v1/x`` becomes ``Location: /v1/x``.
+"""The headers that a proxy forwards (RFC 9110, 7.6.1): all but those of a single connection. An
+engine's own address in response headers would lead clients around the proxy, so it is removed:
+``Location: http://engine:8000/v1/x`` becomes ``Location: /v1/x``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from multidict import CIMultiDict
 
-# Headers of one hop. Content-Length is set again for the body that is sent.
+# Headers of one hop. Content-Length is set again for the forwarded body.
 _HOP = frozenset(
     (
         "connection",
@@ -31,20 +31,19 @@ _HOP = frozenset(
         "upgrade",
     )
 )
-# Further headers of a request that do not pass: the URL has the host; the service's session asks
-# for answers that are not compressed; and the body has been read, so nobody waits for "100
-# Continue".
+# Further headers of a request that are not forwarded: the URL has the host; the service's session
+# requests uncompressed responses; and the body has been read, so "100 Continue" is pointless.
 _REQUEST = _HOP | {"host", "accept-encoding", "expect"}
 _ANSWER = _HOP | {"alt-svc"}  # other addresses of the engine
 
 
 def for_engine(headers: Mapping[str, str]) -> CIMultiDict[str]:
-    """Return the headers for an engine from a client's headers."""
+    """Return a client's headers for an engine."""
     return _passed(headers, _REQUEST)
 
 
 def for_client(headers: Mapping[str, str], url: str) -> CIMultiDict[str]:
-    """Return the headers for the client from the headers of the engine at a URL."""
+    """Return the headers of the engine at a URL for the client."""
     passed = _passed(headers, _ANSWER)
     host = _host(url)
     if host in "\n".join(passed.values()):
@@ -62,8 +61,8 @@ def _host(url: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _own_address(url: str) -> re.Pattern[str]:
-    """Return the pattern of an engine's address in a header, with the path that the engine has
-    before its own paths.
+    """Return a pattern for an engine's address in a header, including the base path before its own
+    paths.
     """
     parts = urlsplit(url)
     default = ":443" if parts.scheme == "https" else ":80"
@@ -81,9 +80,7 @@ def _passed(headers: Mapping[str, str], dropped: frozenset[str]) -> CIMultiDict[
 
 
 def retry_after_s(headers: Mapping[str, str], most: float) -> float:
-    """Return the seconds that a ``Retry-After`` asks for, at most ``most``. It is 1 without a valid
-    one.
-    """
+    """Return the seconds of a ``Retry-After``, at most ``most``. Without a valid one, return 1."""
     text = headers.get("Retry-After", "").strip()
     if text.isdecimal():
         return min(float(text), most)

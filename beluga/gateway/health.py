@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Active health checks: each engine is regularly asked for ``/health`` and for its models."""
+"""Active health checks: requests each engine's ``/health`` and models periodically."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 FAILURES = (
     *(aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError),
-    *(msgspec.MsgspecError, RecursionError),  # the second: JSON that is nested too deep
+    *(msgspec.MsgspecError, RecursionError),  # the second: too deeply nested JSON
 )
-"""The exceptions of a request to an engine that is down or sends invalid answers."""
+"""The exceptions of a request to an engine that is down or sends invalid responses."""
 
 
 class Checker:
@@ -70,8 +70,8 @@ class Checker:
                 await asyncio.wait_for(self._wanted(engine), self._limits.health_interval_s)
 
     async def _wanted(self, engine: Engine) -> None:
-        """Wait until a check is requested. If the engine is down, a pause comes first, but not if
-        it is only suspected to be.
+        """Wait until a check is requested. If the engine is down, pause first, unless it is only
+        suspected to be.
         """
         if engine.health is not Health.UP and not engine.suspected:
             await asyncio.sleep(self._limits.health_interval_s / 4)
@@ -99,33 +99,33 @@ class Checker:
         return True
 
     async def _ask(self, engine: Engine) -> None:
-        """Ask the engine. Raises one of :data:`FAILURES`."""
+        """Request the engine's health and models. Raises one of :data:`FAILURES`."""
         async with self._client.get(f"{engine.url}/health", timeout=self._timeout) as answer:
             known = answer.status != 404  # an engine without /health still has /v1/models
             if known and answer.status >= 300:
-                raise ValueError(f"/health answers {answer.status}")
+                raise ValueError(f"/health returned {answer.status}")
         async with self._client.get(f"{engine.url}/v1/models", timeout=self._timeout) as answer:
             if answer.status == 200:
                 engine.cards = _cards(await answer.read())
             elif not engine.spec.models:
                 raise ValueError(
-                    f"/v1/models answers {answer.status}; name its models with --model"
+                    f"/v1/models returned {answer.status}; give its models with --model"
                 )
             elif not known:
-                raise ValueError(f"/health and /v1/models answer 404 and {answer.status}")
+                raise ValueError(f"/health and /v1/models returned 404 and {answer.status}")
 
 
 def _cards(body: bytes) -> list[dict[str, object]]:
     data = msgspec.json.decode(body)
     listed = data.get("data") if isinstance(data, dict) else None
     if not isinstance(listed, list):
-        raise ValueError("/v1/models answers something else than a list of models")
+        raise ValueError("/v1/models did not return a list of models")
     return [card for card in listed if isinstance(card, dict)]
 
 
 async def end_tasks(tasks: Collection[asyncio.Task[None]]) -> None:
-    """Cancel tasks until they have ended. Before Python 3.12, ``wait_for`` may lose a cancellation
-    that coincides with its timeout.
+    """Cancel tasks repeatedly until they have ended. Before Python 3.12, ``wait_for`` may lose a
+    cancellation that coincides with its timeout.
     """
     while left := [task for task in tasks if not task.done()]:
         for task in left:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The listener for one engine's KV events over ZMQ, as vLLM publishes them, with replays."""
+"""Receives one engine's KV events over ZMQ, in vLLM's format, with replays."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from beluga.router import HashBlocks, Indexer, Subscription, WireDecoder
 
 log = logging.getLogger(__name__)
 
-REPLAY_S = 5.0  # a replay ends after so many silent seconds
+REPLAY_S = 5.0  # a replay ends after this many silent seconds
 GONE_S = 2.0
-"""After how many seconds without its publisher an engine's blocks no longer count. A connection
-that only broke is there again at once, and no engine restarts as fast.
+"""Seconds without the publisher after which an engine's blocks no longer count. A broken connection
+is restored sooner, and no engine restarts as fast.
 """
-_HEARTBEAT_MS = 2000  # a publisher whose machine has gone closes no connection
+_HEARTBEAT_MS = 2000  # a publisher whose machine has died does not close connections
 _HEARTBEAT_TIMEOUT_MS = 5000
 _PENDING_MAX = 100_000  # messages; this is vLLM's own high-water mark
 
 
 class Listener:
-    """Feeds an index from a PUB endpoint in its own task, until it is closed.
+    """Feeds an index from a PUB endpoint in its own task until closed.
 
     Raises RouterError if pyzmq is missing or the endpoint is invalid.
     """
@@ -38,11 +38,11 @@ class Listener:
             import zmq.asyncio
         except ModuleNotFoundError:
             raise RouterError("KV events need pyzmq; pip install 'beluga-kv[router]'") from None
-        self.heard = 0  # messages
+        self.heard = 0  # received messages
         self.endpoint = endpoint
         self.has_replay = replay is not None
         self._gone: asyncio.TimerHandle | None = None  # set while the publisher is missing
-        self.alone_since: float | None = time.monotonic()  # None while somebody publishes
+        self.alone_since: float | None = time.monotonic()  # None while there is a publisher
         self._subscription = Subscription(indexer, decoder, replay=replay is not None)
         self._zmq = zmq
         self._context = zmq.asyncio.Context()
@@ -60,18 +60,18 @@ class Listener:
             self._replay = self._asking()
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
-            raise RouterError(f"no KV events can come from {endpoint}: {error}") from None
+            raise RouterError(f"the endpoint of KV events {endpoint} is invalid: {error}") from None
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._listen()), loop.create_task(self._follow())]
 
     @property
     def unread(self) -> int:
-        """The number of messages, and of events in messages, that could not be read."""
+        """The number of malformed messages, and of malformed events in messages."""
         return self._subscription.unread
 
     @property
     def error(self) -> str:
-        """Why the last of them could not be read."""
+        """The reason for the last of them."""
         return self._subscription.error
 
     @property
@@ -81,21 +81,21 @@ class Listener:
 
     @property
     def misfits(self) -> int:
-        """The number of events whose blocks the index could not take."""
+        """The number of events whose blocks could not be added to the index."""
         return self._subscription.misfits
 
     @property
     def misfit(self) -> str:
-        """Why the index could not take the last of them."""
+        """The reason for the last of them."""
         return self._subscription.misfit
 
     @property
     def ranks(self) -> int:
-        """The number of data-parallel ranks that were heard."""
+        """The number of data-parallel ranks that have sent messages."""
         return self._subscription.ranks
 
     def resize(self, block_size: int, hash_blocks: HashBlocks) -> None:
-        """Take another block size, which the router has from now on."""
+        """Set the router's new block size."""
         self._subscription.resize(block_size, hash_blocks)
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class Listener:
         self._context.destroy(linger=0)
 
     def _asking(self) -> Any:
-        """Return a new socket that asks for replays, or None without an endpoint for them."""
+        """Return a new socket that requests replays, or None without a replay endpoint."""
         if self._replay_endpoint is None:
             return None
         replay = self._context.socket(self._zmq.DEALER)
@@ -125,7 +125,7 @@ class Listener:
                 await self._hear_again()
 
     async def _follow(self) -> None:
-        """Follow whether the endpoint's publisher is there."""
+        """Monitor whether the endpoint's publisher is connected."""
         from zmq.utils.monitor import parse_monitor_message
 
         loop = asyncio.get_running_loop()
@@ -138,20 +138,22 @@ class Listener:
             self._gone = loop.call_later(GONE_S, self._forget) if gone else None
 
     def _forget(self) -> None:
-        """Forget what the engine held, because nobody tells it any longer."""
-        log.info("nobody publishes KV events at %s; its blocks no longer count", self.endpoint)
+        """Drop the engine's blocks, because its changes are no longer reported."""
+        log.info(
+            ("there is no publisher of KV events at %s; its blocks no longer count"), self.endpoint
+        )
         self._subscription.gone()
 
     async def _hear_again(self) -> None:
-        """Receive a replay. Live messages wait in their socket meanwhile."""
+        """Receive a replay. Live messages stay in their socket meanwhile."""
         last = False
         while not last:
             try:
                 frames = await asyncio.wait_for(self._replay.recv_multipart(), REPLAY_S)
             except asyncio.TimeoutError:
-                log.warning("KV events were missed, and nobody sends them again")
+                log.warning("KV events were missed, and no replay delivers them")
                 self._subscription.replay_failed()
-                self._replay.close(linger=0)  # with it goes an answer that comes too late
+                self._replay.close(linger=0)  # this drops a late reply
                 self._replay = self._asking()
                 return
             last = self._subscription.replayed(frames)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The event loop of a gateway: uvloop's where it is installed, or else asyncio's own."""
+"""The event loop of a gateway: uvloop's if it is installed, otherwise asyncio's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    """Run to its end. The signals of ``asyncio.run`` mean the same."""
+    """Run ``main`` to its end. Signals are handled as by ``asyncio.run``."""
     try:
         import uvloop
     except ImportError:

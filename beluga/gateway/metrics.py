@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The gateway's metrics for Prometheus, with Dynamo's names where it has one, and two from its
+"""The gateway's metrics for Prometheus, with Dynamo's names where there are any, and two from its
 articles.
 
-``dynamo_kv_hit_rate{worker}`` is what the engine measures if its metrics include it, or else what
-the policy expected of its choices. ``dynamo_routing_latency_seconds`` is the time from reading a
-request to the choice. Tokens of answers are counted by their events.
+``dynamo_kv_hit_rate{worker}`` is the engine's own measurement if its metrics include it, otherwise
+the policy's expectation. ``dynamo_routing_latency_seconds`` is the time from reading a request to
+the choice. Output tokens are counted by their events.
 """
 
 from __future__ import annotations
@@ -29,20 +29,22 @@ _SHARE = tuple(step / 10 for step in range(11))
 
 
 class Latency(NamedTuple):
-    """A sum of seconds, and how many times it sums."""
+    """A sum of seconds, and the number of summands."""
 
     seconds: float
     times: float
 
 
 class Metrics:
-    """Counts what happens. It has its own registry, so several routers can run in one process."""
+    """Counts events. Each instance has its own registry, so several routers can run in one
+    process.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
         self._by_router()
         self._by_worker()
-        self._pool: dict[str, Gauge] = {}  # made when there is one
+        self._pool: dict[str, Gauge] = {}  # created when needed
         self._children: dict[tuple[object, ...], Any] = {}
 
     def _by_router(self) -> None:
@@ -86,10 +88,10 @@ class Metrics:
             registry=known,
         )
         self.pending = Gauge(
-            "dynamo_frontend_router_queue_pending_requests", "Requests that wait", registry=known
+            "dynamo_frontend_router_queue_pending_requests", "Waiting requests", registry=known
         )
         self._refused = Counter(
-            "beluga_gateway_refused", "Requests that got no worker", ("status",), registry=known
+            "beluga_gateway_refused", "Requests without a worker", ("status",), registry=known
         )
 
         self._prefills = Counter(
@@ -104,15 +106,18 @@ class Metrics:
         self._pool = {
             name: Gauge(prefix + name, what, registry=self.registry)
             for name, what in (
-                ("up_to_date", "1: the index has all that the pool's server has told"),
-                ("blocks", "Blocks that the pool has, of all spaces"),
-                ("blocks_without_parent", "Blocks that cannot be a hit yet"),
+                ("up_to_date", "1: the index is up to date with the pool's server"),
+                ("blocks", "Blocks of the pool, in all spaces"),
+                (
+                    "blocks_without_parent",
+                    "Blocks that cannot hit yet, because their parent is unknown",
+                ),
                 ("blocks_of_other_sizes", "Blocks announced with another number of tokens"),
-                ("messages_unread", "Messages and events that could not be read"),
+                ("messages_unread", "Malformed messages and events"),
                 ("messages_lost", "Messages that were missed and not replayed"),
-                ("gaps", "How often messages were missing"),
-                ("restarts", "How often the pool's server began anew"),
-                ("last_message_age_seconds", "Since the pool's server was last heard"),
+                ("gaps", "Gaps in the sequence of messages"),
+                ("restarts", "Restarts of the pool's server"),
+                ("last_message_age_seconds", "Time since the last message of the pool's server"),
             )
         }
 
@@ -128,22 +133,20 @@ class Metrics:
         prefix = "dynamo_frontend_worker_"
         self._last_first = gauge(prefix + "last_time_to_first_token_seconds", "The last one")
         self._last_next = gauge(prefix + "last_inter_token_latency_seconds", "The last one")
-        self._blocks = gauge(prefix + "active_decode_blocks", "Blocks of requests under way")
+        self._blocks = gauge(prefix + "active_decode_blocks", "Blocks of running requests")
         self._prefill = gauge(prefix + "active_prefill_tokens", "Tokens not yet prefilled")
         self._hit_rate = gauge("dynamo_kv_hit_rate", "Share of prompt tokens found in a cache")
         self._cache_usage = gauge(
-            "beluga_gateway_worker_kv_usage_ratio", "KV memory in use, as the engine says"
+            "beluga_gateway_worker_kv_usage_ratio", "KV memory in use, from the engine's metrics"
         )
-        self._cache_blocks = gauge(
-            "beluga_gateway_worker_kv_blocks", "KV blocks that the engine has"
-        )
-        self._retries = counter("retries", "Requests that then went to another worker")
-        self._sent = counter("prompt_tokens", "Tokens of the prompts sent there")
-        self._up = gauge("beluga_gateway_worker_up", "1: it is sent requests")
-        self._inflight = gauge("beluga_gateway_worker_requests", "Requests under way")
+        self._cache_blocks = gauge("beluga_gateway_worker_kv_blocks", "KV blocks of the engine")
+        self._retries = counter("retries", "Requests that were then sent to another worker")
+        self._sent = counter("prompt_tokens", "Prompt tokens sent to the worker")
+        self._up = gauge("beluga_gateway_worker_up", "1: it gets requests")
+        self._inflight = gauge("beluga_gateway_worker_requests", "Running requests")
         self._problem = Gauge(
             "beluga_gateway_worker_problem",
-            "1: the router cannot follow this worker's cache or load; GET /workers says why",
+            "1: the router cannot follow this worker's cache or load; GET /workers has the reason",
             ("worker", "problem"),
             registry=self.registry,
         )
@@ -162,8 +165,8 @@ class Metrics:
         )
 
     def _of(self, metric: Any, *labels: str) -> Any:
-        """Return a metric's child for these labels. It is cached, because the package's lookup
-        costs more than the count.
+        """Return a metric's child for these labels. It is cached, because the library's lookup
+        costs more than the increment.
         """
         key = (metric, *labels)
         child = self._children.get(key)
@@ -174,7 +177,7 @@ class Metrics:
     def routed(
         self, parsed: ParsedRequest, query: Query, choice: Choice, engine: Engine, seconds: float
     ) -> None:
-        """Note that a worker was chosen, ``seconds`` after the request was read."""
+        """Record that a worker was chosen, ``seconds`` after the request was read."""
         self._of(self._sent, engine.url).inc(query.isl)
         model = parsed.model or ""
         self._routing.observe(seconds)
@@ -184,11 +187,11 @@ class Metrics:
         self._cached.observe(choice.hit_rate * query.isl, model)
 
     def part(self, name: str, seconds: float) -> None:
-        """Note that a part of routing took so long."""
+        """Record the duration of a part of routing."""
         self._parts[name].observe(seconds * 1e3)
 
     def first_token(self, parsed: ParsedRequest, engine: Engine, seconds: float) -> None:
-        """Note the first byte of an answer, ``seconds`` after the request was sent."""
+        """Record the first byte of a response, ``seconds`` after the request was sent."""
         self._first.observe(seconds, parsed.model or "")
         if not engine.gone:
             self._of(self._last_first, engine.url).set(seconds)
@@ -200,9 +203,7 @@ class Metrics:
     def tokens(
         self, parsed: ParsedRequest, engine: Engine, gaps: BucketCounts, last_s: float
     ) -> None:
-        """Note the seconds between tokens of an answer, of which the last ones were ``last_s``
-        apart.
-        """
+        """Record the seconds between tokens of a response; the last two were ``last_s`` apart."""
         self._next.merge(gaps, parsed.model or "")
         if not engine.gone:
             self._of(self._last_next, engine.url).set(last_s)
@@ -214,7 +215,7 @@ class Metrics:
         return Latency(*self._first.whole()), Latency(*self._next.whole())
 
     def ended(self, parsed: ParsedRequest, status: str, tokens: int) -> None:
-        """Note that a request has ended, with an HTTP status, ``broken``, ``unanswered`` or
+        """Record that a request has ended, with an HTTP status, ``broken``, ``unanswered`` or
         ``cancelled``.
         """
         self._of(self._requests, parsed.model or "", status).inc()
@@ -222,15 +223,15 @@ class Metrics:
             self._output.observe(tokens, parsed.model or "")
 
     def prefilled(self, parsed: ParsedRequest, course: str) -> None:
-        """Note where a prompt was prefilled."""
+        """Record where a prompt was prefilled."""
         self._prefills.labels(parsed.model or "", course).inc()
 
     def refused(self, status: int) -> None:
-        """Note an answer of the router itself."""
+        """Record an error response of the router itself."""
         self._refused.labels(str(status)).inc()
 
     def retried(self, engine: Engine) -> None:
-        """Note that an engine did not answer, so that another one is tried."""
+        """Record that an engine did not respond, so another one is tried."""
         if not engine.gone:
             self._of(self._retries, engine.url).inc()
 
@@ -253,8 +254,8 @@ class Metrics:
         self._problem.labels(engine.url, kind).set(there)
 
     def kv_events(self, indexer: Indexer, *, lost: int, unread: int) -> None:
-        """Set the counts of blocks in KV events by outcome. ``lost`` messages never came, and
-        ``unread`` ones could not be read.
+        """Set the counts of blocks in KV events by outcome. ``lost`` messages never arrived, and
+        ``unread`` ones were malformed.
         """
         counts = indexer.counts
         for kind, status, count in (
@@ -271,7 +272,7 @@ class Metrics:
             self._events.labels(kind, status).set(count)
 
     def pool(self, figures: Mapping[str, float | None]) -> None:
-        """Set the state of the feed of the pool's events."""
+        """Set the state of the subscription to the pool's events."""
         if not self._pool:
             self._of_pool()
         for name, figure in figures.items():
@@ -279,7 +280,7 @@ class Metrics:
                 self._pool[name].set(figure)
 
     def forget(self, engine: Engine) -> None:
-        """Remove the metrics of a worker that has left."""
+        """Remove the metrics of a removed worker."""
         for metric in self._of_worker:
             metric.remove(engine.url)
             self._children.pop((metric, engine.url), None)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A parsed request: what routing needs to know of it, which is the model and the prompt's tokens.
+"""A parsed request: what routing needs, which is the model and the prompt's tokens.
 
-Without a tokenizer a "token" is four bytes of the prompt's text, which is about right for English.
-Equal beginnings still give equal blocks, which suffices for a router's own memory of where prompts
-went. Such blocks cannot be compared with those that engines announce; for that the router needs the
-engines' tokenizer, or requests with token ids.
+Without a tokenizer, a "token" is four bytes of the prompt's text, which is about right for English.
+Equal beginnings still give equal blocks, which is enough for a router's own record of earlier
+prompts. Such blocks cannot be compared with those in KV events; that needs the engines' tokenizer,
+or requests with token ids.
 """
 
 from __future__ import annotations
@@ -28,42 +28,42 @@ from beluga.gateway.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 TEXT_TOKEN_SIZE = 4
-"""How many bytes of a prompt's text count as a token without a tokenizer."""
+"""Bytes of a prompt's text that count as a token without a tokenizer."""
 TOKENIZED_SIZE_MAX = 8 << 20
-"""How many bytes a request may have whose prompt is tokenized. More are longer than any model's
-context, and would keep the request for minutes before an engine can refuse it.
+"""Largest size in bytes of a request whose prompt is tokenized. Larger prompts exceed any model's
+context, and would take minutes before an engine can reject them.
 """
 SLOW_SIZE = 1 << 17
-"""From how many bytes on a body is parsed and hashed in a thread. Other requests do not wait. Less
-takes 0.2 ms, and the way to a thread and back would cost more.
+"""Size in bytes from which a body is parsed and hashed on a thread, so that other requests do not
+wait. Smaller ones take 0.2 ms, less than the handoff to a thread would cost.
 """
 FILE_TOKENS = 1024
-"""How many tokens an image, sound or file in a prompt counts as, however many bytes it has. Common
-models make 85 to 1,600 tokens of an image.
+"""Tokens that an image, sound or file in a prompt counts as, whatever its size. Common models
+convert an image to 85 to 1,600 tokens.
 """
 
 Tokens = NDArray[np.uint32]
 _MESSAGES = "/v1/messages"
-# Bodies are untrusted, and a search holds up all other requests. So each of these searches looks
-# at few bytes, and a long body is searched piece by piece.
+# Bodies are untrusted, and a search blocks all other requests. So each of these searches covers few
+# bytes, and a long body is searched in pieces.
 _FORM_MODEL_NAME = b'; name="model"\r\n'
 _FORM_MODEL = re.compile(rb"(?:[^\r\n]{1,256}\r\n){0,8}\r\n([^\r\n]{0,1024})\r\n--")
-_FORM_MODELS_MAX = 16  # how many parts of this name are looked at
+_FORM_MODELS_MAX = 16  # inspected parts with this name
 _FILE = re.compile(rb'"(?:url|data|image_url|file_data)"\s{0,16}:\s{0,16}"[^"]{256}')
-_FILE_SIZE_MIN = 4096  # bytes, with the field's name; shorter texts count as they are
+_FILE_SIZE_MIN = 4096  # bytes, with the field's name; shorter texts count by their length
 _MODEL = re.compile(rb'(?<!\\)"model"\s{0,16}:\s{0,16}"([^"\\]{1,1024})"')
 _PIECE = 1 << 18  # bytes
-_OVERLAP = 1 << 11  # bytes; no search finds more
+_OVERLAP = 1 << 11  # bytes; no match is longer
 _ODD_SIZE_MAX = 1 << 17
-"""How many bytes of a body that only Python's decoder takes are decoded. Of a longer one only the
-model's name is read.
+"""Largest size in bytes of a body that Python's decoder decodes if the fast decoder rejects it.
+Only the model's name is read from larger ones.
 """
 _EMPTY: Tokens = np.zeros(0, np.uint32)
 
 
 class _Body(msgspec.Struct):
-    """The fields that routing reads, of chat, completions, embeddings and similar requests. A field
-    may have millions of values in it, so what need not be known is not decoded.
+    """The fields of chat, completion, embedding and similar requests that routing reads. A field
+    may have millions of values, so the rest is not decoded.
     """
 
     model: str | None = None
@@ -77,23 +77,23 @@ class _Body(msgspec.Struct):
 
 @dataclasses.dataclass(slots=True)
 class ParsedRequest:
-    """A client's request: what routing needs, and the body, which the engine gets unchanged."""
+    """A client's request: what routing needs, and the body, which is forwarded unchanged."""
 
     path: str
     body: bytes
     model: str | None = None
     isl: int = 0  # tokens
-    # empty if hashing is not worthwhile
+    # Empty if hashing is not worthwhile.
     tokens: Tokens = dataclasses.field(default_factory=lambda: _EMPTY)
     salt: str | None = None
     stream: bool = False
-    exact: bool = False  # whether the tokens are the engine's, not guessed from the text
-    odd: bool = False  # the model is not known, and any engine may say what is wrong
-    encoding: str = ""  # of a compressed body, whose model is not known
-    response: str | None = None  # of /v1/responses: the one that it is about, or continues
+    exact: bool = False  # whether the tokens are the engine's, not derived from the text
+    odd: bool = False  # the model is unknown, and any engine may report the error
+    encoding: str = ""  # of a compressed body, whose model is unknown
+    response: str | None = None  # in /v1/responses: the one that it refers to or continues
 
     def drop_body(self) -> None:
-        """Drop the body and the tokens, which an engine has now."""
+        """Drop the body and the tokens, once an engine has them."""
         self.body, self.tokens = b"", _EMPTY
 
 
@@ -109,9 +109,9 @@ def parse_request(
     is_json: bool = True,
     encoding: str = "",
 ) -> ParsedRequest:
-    """Parse a request. The engine judges everything in it, so its clients get its own errors: a
-    request whose body is no JSON object with a model's name goes to any engine. A body with an
-    ``encoding`` is not read.
+    """Parse a request. The engine validates it, so that clients get its own errors: a request whose
+    body is not a JSON object with a model's name is sent to any engine. A body with an ``encoding``
+    is not read.
     """
     if (response := response_of(path)) is not None:
         return ParsedRequest(path, body, odd=True, response=response)
@@ -142,8 +142,8 @@ def _string(raw: msgspec.Raw) -> str | None:
 
 
 def _odd(path: str, body: bytes) -> ParsedRequest:
-    """Parse a body as Python's engines do. They take more than JSON: NaN, and half of a surrogate
-    pair, which JavaScript makes of a string that is cut in an emoji.
+    """Parse a body like Python's engines do. They accept more than JSON: NaN, and lone surrogates,
+    which JavaScript produces when it truncates a string within an emoji.
     """
     model: object = None
     if len(body) > _ODD_SIZE_MAX:
@@ -161,8 +161,8 @@ def _odd(path: str, body: bytes) -> ParsedRequest:
 
 
 def _search(pattern: re.Pattern[bytes], text: bytes, start: int) -> re.Match[bytes] | None:
-    """Search a text piece by piece; other threads may run between two of them. The pattern matches
-    at most :data:`_OVERLAP` bytes.
+    """Search a text piece by piece; other threads may run in between. The pattern matches at most
+    :data:`_OVERLAP` bytes.
     """
     while start < len(text):
         if (found := pattern.search(text, start, start + _PIECE)) is not None:
@@ -172,7 +172,7 @@ def _search(pattern: re.Pattern[bytes], text: bytes, start: int) -> re.Match[byt
 
 
 def _form_model(body: bytes) -> str | None:
-    """Return the model that a form names, as those with a sound file do."""
+    """Return the model in a form, which requests with a sound file use."""
     at = 0
     for _ in range(_FORM_MODELS_MAX):
         at = body.find(_FORM_MODEL_NAME, at)
@@ -187,7 +187,7 @@ def _form_model(body: bytes) -> str | None:
 def _tokens(
     path: str, body: bytes, fields: _Body, text: bytes, tokenizer: Tokenizer | None
 ) -> Tokens | None:
-    """Return the tokens that an engine has of a prompt, or None if they cannot be known."""
+    """Return the tokens that an engine computes for a prompt, or None if they are unknown."""
     if not text or len(body) > TOKENIZED_SIZE_MAX:
         return None
     ids = None if fields.messages else _ids(text)
@@ -196,17 +196,17 @@ def _tokens(
     if tokenizer is not None:
         try:
             return np.asarray(_tokenized(path, body, fields, text, tokenizer), np.uint32)
-        except Exception as error:  # also the packages' own, of any type
-            # The engine will refuse or understand an odd request; routing falls back to its text.
+        except Exception as error:  # includes errors of the libraries, of any type
+            # The engine will reject or understand an odd request; routing falls back to its text.
             log.debug("a prompt is hashed as text: %s", error)
     return None
 
 
 def _with_files_digested(text: bytes) -> bytes:
-    """Return a prompt's text with a digest for each file that it has inside, of the bytes that
-    :data:`FILE_TOKENS` have: their base64 is no measure of the engine's work.
+    """Replace each file in a prompt's text by a digest, repeated to the size of
+    :data:`FILE_TOKENS`: the length of its base64 encoding says nothing about the engine's work.
     """
-    if text.startswith(b'"'):  # one string, which has no fields
+    if text.startswith(b'"'):  # a single string without fields
         return text
     pieces: list[bytes] = []
     copied = at = 0
@@ -224,12 +224,14 @@ def _with_files_digested(text: bytes) -> bytes:
 
 
 def text_tokens(text: bytes) -> Tokens:
-    """Return one token for every four bytes, of shape (len(text) // 4,). The rest is dropped."""
+    """Return one token per four bytes, of shape (len(text) // 4,). The remainder is dropped."""
     return np.frombuffer(text, "<u4", len(text) // TEXT_TOKEN_SIZE)
 
 
 def _ids(text: bytes) -> Tokens | None:
-    """Return the token ids of a prompt that is a list of ids or of such lists; otherwise None."""
+    """Return the token ids of a prompt that is a list of ids or a list of such lists; otherwise
+    None.
+    """
     if not text.startswith(b"["):
         return None
     try:
@@ -247,7 +249,7 @@ def _tokenized(
     path: str, body: bytes, fields: _Body, text: bytes, tokenizer: Tokenizer
 ) -> list[int]:
     if path == _MESSAGES:
-        raise ValueError("conversations in Anthropic's form are not templated")
+        raise ValueError("conversations in Anthropic's format are not supported")
     said, beside = msgspec.json.decode(text), _chat_decoder.decode(body)
     if fields.messages:
         return tokenizer.chat(of_chat(beside, said))

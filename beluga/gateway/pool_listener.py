@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The listener for a pool's events: the index follows which blocks the pool has."""
+"""Receives a pool's events, so that the index follows the pool's blocks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0  # between two looks at whether something is missing
-BEHIND_S = 5.0  # how long a feed may lack something before that is a problem
+LOOK_S = 1.0  # interval of checks for missing messages
+BEHIND_S = 5.0  # time after which missing messages are a problem
 
 
 class PoolListener:
-    """Feeds an index from the endpoints of ``beluga serve --events`` in a task of its own, until it
-    is closed. A server that is not there yet, or was replaced, is asked again.
+    """Feeds an index from the endpoints of ``beluga serve --events`` in its own task until closed.
+    A server that is not running yet, or was replaced, is queried again.
 
     Raises RouterError if pyzmq is missing or an endpoint is invalid.
     """
@@ -37,7 +37,7 @@ class PoolListener:
         except ModuleNotFoundError:
             raise RouterError("pool events need pyzmq; pip install 'beluga-kv[router]'") from None
         self._endpoints = endpoints
-        self._current_s = time.monotonic()  # when the feed was last up to date
+        self._current_s = time.monotonic()  # last time the index was up to date
         endpoint, comma, self._replay_endpoint = endpoints.partition(",")
         if not comma:
             raise RouterError(f"'{endpoints}' is not ENDPOINT,REPLAY for the pool's events")
@@ -48,13 +48,15 @@ class PoolListener:
         self._context = zmq.asyncio.Context()
         try:
             self._live = self._context.socket(zmq.SUB)
-            self._live.setsockopt(zmq.RCVHWM, 0)  # nothing of what arrives is dropped
+            self._live.setsockopt(zmq.RCVHWM, 0)  # received messages are never dropped
             self._live.setsockopt(zmq.SUBSCRIBE, b"")
             self._live.connect(endpoint)
             self._replay = self._asking()
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
-            raise RouterError(f"no pool events can come from {endpoints}: {error}") from None
+            raise RouterError(
+                f"the endpoints of pool events {endpoints} are invalid: {error}"
+            ) from None
         self._task = asyncio.get_running_loop().create_task(self._listen())
 
     def close(self) -> None:
@@ -64,10 +66,10 @@ class PoolListener:
 
     @property
     def problem(self) -> str:
-        """What keeps the index from following the pool, or ""."""
+        """Why the index cannot follow the pool, or ""."""
         feed = self.feed
         if not feed.up_to_date and time.monotonic() - self._current_s > BEHIND_S:
-            return f"nobody at {self._endpoints} tells what the pool has"
+            return f"no server at {self._endpoints} publishes the pool's blocks"
         if feed.other_sizes and not feed.spaces:
             return (
                 f"the pool has {feed.other_sizes} blocks of another size than the router's "
@@ -76,7 +78,7 @@ class PoolListener:
         return ""
 
     def figures(self) -> dict[str, float | None]:
-        """Return the state of the feed in numbers, by name."""
+        """Return the state of the subscription in numbers, by name."""
         feed, heard_s = self.feed, self.feed.heard_s
         return {
             "up_to_date": feed.up_to_date,
@@ -111,15 +113,17 @@ class PoolListener:
             self.feed.received(frames)
 
     async def _hear_again(self) -> None:
-        """Receive a replay. Live messages wait in their socket meanwhile."""
+        """Receive a replay. Live messages stay in their socket meanwhile."""
         last = False
         while not last:
             try:
                 frames = await asyncio.wait_for(self._replay.recv_multipart(), REPLAY_S)
             except asyncio.TimeoutError:
-                log.warning("the pool's server does not tell what it has; it is asked again")
+                log.warning(
+                    "the pool's server does not send its list of blocks; it is requested again"
+                )
                 self.feed.replay_failed()
-                self._replay.close(linger=0)  # with it goes an answer that comes too late
+                self._replay.close(linger=0)  # this drops a late reply
                 self._replay = self._asking()
                 return
             last = self.feed.replayed(frames)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A probe of each engine that has come up: whether it makes the same tokens of a text and of a
-conversation as the gateway's tokenizer. If not, no prompt's blocks are found in its KV events.
+"""Probes each started engine: whether it computes the same tokens for a text and a conversation as
+the gateway's tokenizer. If not, its KV events match no prompt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _MESSAGES = [{"role": "user", "content": _TEXT}]
 
 
 class Probe:
-    """Asks an engine's ``/tokenize`` once after each start. An engine without it is not judged."""
+    """Calls an engine's ``/tokenize`` once after each start. An engine without it is not
+    checked.
+    """
 
     def __init__(self, client: aiohttp.ClientSession, tokenizer: Tokenizer, limits: Limits) -> None:
         self._client = client
@@ -33,8 +35,8 @@ class Probe:
         self._timeout = aiohttp.ClientTimeout(total=limits.health_timeout_s)
 
     async def ask(self, engine: Engine) -> None:
-        """Note how an engine's tokens differ in its ``token_problems``. One that does not answer
-        is asked again after its next check.
+        """Store how an engine's tokens differ in its ``token_problems``. An engine that does not
+        respond is probed again after its next check.
         """
         if engine.probed_after == engine.failures:
             return
@@ -42,7 +44,7 @@ class Probe:
         try:
             engine.token_problems = await self._differences(engine)
         except FAILURES as error:
-            log.debug("%s does not tell its tokens: %s", engine.url, words_of(error))
+            log.debug("%s does not return its tokens: %s", engine.url, words_of(error))
         else:
             engine.probed_after = failures
 
@@ -50,14 +52,18 @@ class Probe:
         theirs = await self._tokens(engine, prompt=_TEXT)
         if theirs is not None and theirs != self._tokenizer.text(_TEXT):
             return {
-                "tokenizer": "it makes other tokens of a text than --tokenizer, so no prompt is "
-                "found in its cache; name its model's directory"
+                "tokenizer": (
+                    "it computes other tokens for a text than --tokenizer, so no prompt hits its "
+                    "cache; give its model's folder"
+                )
             }
         theirs = await self._tokens(engine, messages=_MESSAGES)
         if theirs is not None and not self._tokenizer.problem and theirs != self._chat():
             return {
-                "template": "it makes other tokens of a conversation than the chat template here, "
-                "so no conversation is found in its cache; give its template by --chat-template"
+                "template": (
+                    "it computes other tokens for a conversation than the chat template here, so "
+                    "no conversation hits its cache; give its template with --chat-template"
+                )
             }
         return {}
 
@@ -68,7 +74,7 @@ class Probe:
             return None
 
     async def _tokens(self, engine: Engine, **asked: Any) -> list[int] | None:
-        """Return the engine's tokens, or None if it does not tell."""
+        """Return the engine's tokens, or None if it does not return them."""
         body = {"model": engine.models[0] if engine.models else None, **asked}
         async with self._client.post(
             f"{engine.url}/tokenize", json=body, timeout=self._timeout

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What keeps the gateway from following an engine's cache and load, told to the operator: in the
-log, in ``beluga_gateway_worker_problem`` and in ``GET /workers``.
+"""Reports why the gateway cannot follow an engine's cache and load: in the log, in
+``beluga_gateway_worker_problem`` and in ``GET /workers``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOOK_S = 1.0
 
 
 class Watch:
-    """Looks at every engine each second. ``found`` returns the problems of an engine's cache, by
+    """Checks every engine once per second. ``found`` returns the problems of an engine's cache, by
     kind.
     """
 
@@ -33,13 +33,13 @@ class Watch:
         self._limit = LogLimit()
 
     async def run(self) -> None:
-        """Look forever."""
+        """Check forever."""
         while True:
             self.look()
             await asyncio.sleep(LOOK_S)
 
     def look(self) -> None:
-        """Look at all engines now."""
+        """Check all engines now."""
         for engine in self._fleet:
             engine.problems = dict(self._found(engine))
             if engine.load_problem:
@@ -50,6 +50,6 @@ class Watch:
                 self._log(engine, text)
 
     def _log(self, engine: Engine, text: str) -> None:
-        kind = re.sub("[0-9]+", "", text)  # counts go up
+        kind = re.sub("[0-9]+", "", text)  # counts increase
         if self._limit.passes(engine.worker.worker_id, kind) is not None:
             log.warning("%s: %s", engine.url, text)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The threads that parse, tokenize and hash large prompts. They are not those of the event loop,
-which looks up engines' names in its own: a flood of large prompts would fail every health check.
+"""The threads that parse, tokenize and hash large prompts. They are separate from those of the
+event loop, which resolves engines' host names: otherwise a flood of large prompts would fail every
+health check.
 """
 
 from __future__ import annotations
@@ -18,5 +19,5 @@ _THREADS = ThreadPoolExecutor(COUNT, "beluga-prompt")
 
 
 async def in_prompt_thread(call: Callable[[], T]) -> T:
-    """Return what ``call`` returns, called in one of these threads."""
+    """Run ``call`` on one of these threads and return its result."""
     return await asyncio.get_running_loop().run_in_executor(_THREADS, call)

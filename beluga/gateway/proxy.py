@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The proxy: a request is read, placed on a worker and sent there, and its answer is forwarded.
+"""The proxy: reads a request, places it on a worker, sends it there, and forwards the response.
 
-Another worker is tried only while the client has not received a byte, and only if that executes the
-request once: the engine was never connected, or it answered that it is busy, or the request only
-reads. An engine that breaks off may go on with a request that it has. So a prompt is sent to
-another engine only if the first one's process is gone, and only once: a prompt that ends engines
-does not end all of them. The client's status line waits for the first byte of the engine's body, so
-an engine that dies in its prefill costs time but causes no error.
+Another worker is tried only while the client has not received a byte, and only if the request is
+still executed once: the connection to the engine failed, or the engine responded that it is busy,
+or the request only reads. An engine that aborts may continue to work on a request. So a prompt is
+sent to another engine only if the first one's process has ended, and only once: a prompt that
+crashes engines must not crash all of them. The client's status line waits for the first byte of the
+engine's body, so an engine that dies in its prefill costs time but causes no error.
 """
 
 from __future__ import annotations
@@ -63,25 +63,25 @@ COMPUTING = frozenset(
         "/inference/v1/generate",
     )
 )
-"""The paths of requests that change nothing but caches. /v1/responses may call tools."""
+"""Paths of requests that change nothing but caches. /v1/responses may call tools."""
 _NEVER_SENT = (
     *(aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError),
     *(aiohttp.ClientConnectionResetError, aiohttp.InvalidURL),
 )
-_MAY_GO_ON = "the engine broke off, and may have done the request, so nobody does it again: %s"
+_MAY_GO_ON = "the engine aborted, and may have executed the request, so it is not repeated: %s"
 _BUSY = (429, 503)
-_BUSY_S = 0.1  # the shortest time after which a busy engine gets the same request again
-_REST_LOOK_S = 0.5  # how often a request that waits for a busy engine looks for another one
-_SLOW_TO_TOKENIZE = 1 << 14  # bytes; a longer prompt is tokenized in a thread
+_BUSY_S = 0.1  # shortest time after which a busy engine gets the same request again
+_REST_LOOK_S = 0.5  # interval at which a request that waits for a busy engine tries others
+_SLOW_TO_TOKENIZE = 1 << 14  # bytes; a longer prompt is tokenized on a thread
 _READS = ("GET", "HEAD", "OPTIONS")
-_LARGE_SIZE = 1 << 20  # of a body: parsing it needs its size several times
-_LARGE_MAX = 2  # of these that are parsed at a time
-_GONE_LOOKS = 3  # at an engine that has broken off
+_LARGE_SIZE = 1 << 20  # of a body: parsing it takes several times its size
+_LARGE_MAX = 2  # of these, the number parsed at a time
+_GONE_LOOKS = 3  # checks of an engine that has aborted
 _GONE_LOOK_S = 0.1
 
 
 class _UnansweredError(Exception):
-    """The engine gave no answer that may be forwarded, and another engine may be tried."""
+    """The engine gave no response that may be forwarded, and another engine may be tried."""
 
     def __init__(
         self,
@@ -92,9 +92,9 @@ class _UnansweredError(Exception):
         pause_s: float = 0.0,
         begun: bool = False,
     ) -> None:
-        """``answer`` is what a busy engine said, for a client that no other engine serves, and
-        ``pause_s`` for how long it asked not to get this request. ``begun`` says that the engine
-        may have begun to work on the request.
+        """``answer`` is a busy engine's response, for a client that no other engine serves, and
+        ``pause_s`` the pause that it requested. ``begun``: the engine may have started to work on
+        the request.
         """
         super().__init__(why)
         self.status = status
@@ -106,7 +106,7 @@ class _UnansweredError(Exception):
 class Proxy:
     """Handles clients' requests to engines."""
 
-    def __init__(  # noqa: PLR0913  its parts, by name
+    def __init__(  # noqa: PLR0913  keyword-only
         self,
         *,
         director: Director,
@@ -128,9 +128,7 @@ class Proxy:
         )
 
     async def handle(self, request: web.Request, body: bytes, held: Held) -> web.StreamResponse:
-        """Handle any request that an engine is to answer. Its body has this room. Raises
-        Refusal.
-        """
+        """Handle a request for an engine; ``held`` is the memory of its body. Raises Refusal."""
         first = arrived = time.perf_counter()
         parsed = await self._parsed(request, body)
         del body
@@ -138,11 +136,11 @@ class Proxy:
         failures = deaths = 0
         busy: web.Response | None = None
         client = client_of(request.headers, request.remote)
-        resting: dict[int, float] = {}  # until when workers asked not to get this request
+        resting: dict[int, float] = {}  # end of the pause that each worker requested
         while True:
             try:
                 if not await self._rested(parsed, resting, first + self._limits.queue_s):
-                    raise Refusal(503, "every worker asked for a longer pause")
+                    raise Refusal(503, "every worker requested a longer pause")
                 placement = await self._director.place(
                     parsed, tried, arrived, client=client, without=resting
                 )
@@ -171,13 +169,14 @@ class Proxy:
                 if late or max(len(tried), failures) > self._limits.retries:
                     if busy is not None:
                         return busy
-                    text = f"no worker answers; the last one tried: {error}"
+                    text = f"no worker responds; the last one tried: {error}"
                     raise Refusal(error.status, text, retry_after_s=1) from None
 
     async def _rested(self, parsed: ParsedRequest, resting: dict[int, float], until: float) -> bool:
-        """Wait until a request may be sent to a worker: one that did not ask for a pause, or one
-        whose pause has ended, which then leaves ``resting``. The request has no place in the line
-        meanwhile, so it keeps nobody out. Returns False if that takes too long. Raises Refusal.
+        """Wait until a request may be sent to a worker: one that did not request a pause, or one
+        whose pause has ended, which is then removed from ``resting``. The request is not in the
+        queue meanwhile, so it blocks no other. Returns False if that takes too long. Raises
+        Refusal.
         """
         while resting and not self._director.has_other(parsed, resting):
             worker, ends = min(resting.items(), key=lambda one: one[1])
@@ -212,13 +211,13 @@ class Proxy:
                 raise
 
     async def _may_begin_anew(self, parsed: ParsedRequest, engine: Engine) -> bool:
-        """Return whether a request that an engine has begun can be sent to another one: it only
-        computes, and nobody computes it any more, since the engine's process has ended.
+        """Return whether a request that an engine has started can be sent to another one: it only
+        computes, and the first engine's process has ended.
         """
         return parsed.path in COMPUTING and await _is_gone(engine.url)
 
     async def _parsed(self, request: web.Request, body: bytes) -> ParsedRequest:
-        if request.method == "OPTIONS":  # a browser asks what it may send: any engine knows
+        if request.method == "OPTIONS":  # a preflight of a browser, which any engine can serve
             return ParsedRequest(request.path, b"", odd=True)
         encoding = request.headers.get("Content-Encoding", "")
         parse = partial(
@@ -239,8 +238,8 @@ class Proxy:
     async def _exchange(
         self, request: web.Request, parsed: ParsedRequest, placement: Placement, held: Held
     ) -> web.StreamResponse:
-        """Send the request and forward the answer. Raises _UnansweredError if no answer has
-        begun.
+        """Send the request and forward the response. Raises _UnansweredError if no response has
+        started.
         """
         engine = placement.engine
         headers = for_engine(request.headers)
@@ -259,8 +258,8 @@ class Proxy:
                 log.warning("no connection to %s can be opened: %s", engine.url, error)
                 text = f"this router cannot open a connection: {words_of(error)}"
                 raise Refusal(503, text, retry_after_s=1) from error
-            if isinstance(error, ValueError):  # aiohttp refuses to send it
-                raise Refusal(400, f"this request cannot be passed on: {error}") from error
+            if isinstance(error, ValueError):  # aiohttp rejects it
+                raise Refusal(400, f"this request cannot be forwarded: {error}") from error
             begun = not isinstance(error, _NEVER_SENT)
             if begun:
                 engine.broke_off(placement.client, words_of(error))
@@ -272,7 +271,7 @@ class Proxy:
                 pause_s = retry_after_s(response.headers, self._limits.cool_down_max_s)
                 pause_s = max(pause_s, _BUSY_S)
                 engine.busy(placement.client, pause_s)
-                why = f"it answers {response.status}"
+                why = f"it returned {response.status}"
                 answer = await _whole(response, engine.url)
                 raise _UnansweredError(response.status, why, answer, pause_s=pause_s)
             engine.answered(response.status)
@@ -293,7 +292,7 @@ class Proxy:
                     engine.broke_off(placement.client, str(error))
                     raise _UnansweredError(502, str(error), begun=True) from error
                 placement.first_token()
-                parsed.drop_body()  # nobody else gets it now
+                parsed.drop_body()  # it will not be sent again
                 held.release()
                 await self._pass_on(request, source, first, target, placement)
             return target
@@ -313,25 +312,25 @@ class Proxy:
             placement.answered(target.status)
         except BrokenOffError as error:
             placement.answered("broken")
-            placement.engine.broke_off(placement.client, f"it broke off: {error}")
-            log.warning("%s broke off: %s", placement.engine.url, error)
+            placement.engine.broke_off(placement.client, f"it aborted: {error}")
+            log.warning("%s aborted: %s", placement.engine.url, error)
             await _end_broken(request, source, target, error)
         except (ClientGoneError, ConnectionError):
             pass  # leaving closes the engine's connection, which cancels its work
 
 
 def _is_json(kind: str) -> bool:
-    """Return whether a body of this content type is JSON: vLLM takes ``application/json`` and
-    ``application/*+json``, and a client that names no type has octets.
+    """Return whether a body of this content type is JSON: vLLM accepts ``application/json`` and
+    ``application/*+json``. A client without a content type sends octets.
     """
     known = ("application/json", "application/octet-stream")
     return kind in known or (kind.startswith("application/") and kind.endswith("+json"))
 
 
 def _target(request: web.Request) -> str:
-    """Return the path and query that an engine is asked for, as the client has written them, but
-    without a slash at the path's end, which frameworks answer by a redirect. A client may also name
-    a whole URL ("POST http://host/v1/..."), whose host is not the engine's.
+    """Return the path and query for an engine, as written by the client, but without a trailing
+    slash, which frameworks redirect. A client may also send an absolute URL ("POST
+    http://host/v1/..."), whose host is not the engine's.
     """
     target = request.raw_path
     if not target.startswith("/"):
@@ -341,7 +340,7 @@ def _target(request: web.Request) -> str:
 
 
 async def _until_data(source: Source, first: bytes) -> bytes:
-    """Return what follows the first piece of a stream of events, up to the first event's data."""
+    """Return the continuation of a stream's first piece, up to the first event's data."""
     more = b""
     while source.has_events and b"data:" not in first + more:
         piece = await source.next()
@@ -352,8 +351,8 @@ async def _until_data(source: Source, first: bytes) -> bytes:
 
 
 async def _is_gone(url: str) -> bool:
-    """Return whether an engine's process has ended: nobody listens there. A process that is being
-    ended may listen for a moment longer than its connections last.
+    """Return whether an engine's process has ended: its port refuses connections. A terminating
+    process may listen a moment longer than its connections last.
     """
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -371,7 +370,7 @@ async def _is_gone(url: str) -> bool:
 
 
 async def _whole(response: aiohttp.ClientResponse, url: str) -> web.Response | None:
-    """Return an engine's answer for the client, or None if it breaks off."""
+    """Return an engine's complete response for the client, or None if it aborts."""
     try:
         body = await response.read()
     except FAILURES:
@@ -383,12 +382,12 @@ async def _whole(response: aiohttp.ClientResponse, url: str) -> web.Response | N
 async def _end_broken(
     request: web.Request, source: Source, target: web.StreamResponse, error: BrokenOffError
 ) -> None:
-    """Tell the client with an event in an event stream, or otherwise by closing the connection."""
+    """Notify the client with an event in an event stream, otherwise by closing the connection."""
     if source.has_events:
         try:
-            await target.write(error_event(502, f"the engine broke off: {error}"))
+            await target.write(error_event(502, f"the engine aborted: {error}"))
             await target.write_eof()
         except (ConnectionError, RuntimeError):
-            log.debug("the client has gone, too")
+            log.debug("the client has disconnected, too")
     elif request.transport is not None:
         request.transport.abort()

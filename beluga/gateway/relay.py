@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The relay: it forwards an engine's answer byte for byte, as it arrives.
+"""The relay forwards an engine's response byte for byte, as it arrives.
 
-In a stream of events only the beginning of an unfinished line is held until the rest of the line
-arrives. No client could use it earlier, and if the engine dies in the middle of a line, the client
-has received whole lines, which an error event can follow. Bytes are never decoded, so a character
-that is split between two chunks does no harm.
+In an event stream, only the start of an unfinished line is buffered until the rest arrives. No
+client could use it earlier, and if the engine dies within a line, the client has received whole
+lines, which an error event can follow. Bytes are never decoded, so characters may be split between
+chunks.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _DATA = b"data:"
 _DONE = b"data: [DONE]"
 
 HELD_SIZE_MAX = 1 << 20
-"""How many bytes of one line are held. A longer line is forwarded in parts."""
+"""Largest buffered part of a line, in bytes. A longer line is forwarded in parts."""
 
 
 class BrokenOffError(Exception):
-    """The engine failed in the middle of its answer."""
+    """The engine failed during its response."""
 
 
 class ClientGoneError(Exception):
-    """The client has closed its connection."""
+    """The client has disconnected."""
 
 
 class Lines:
-    """Cuts chunks behind their last line end."""
+    """Splits chunks after their last line end."""
 
     def __init__(self) -> None:
         self._held = b""
@@ -59,20 +59,20 @@ class Lines:
 
     @property
     def holds(self) -> bool:
-        """Whether the beginning of a line is held."""
+        """Whether the start of a line is buffered."""
         return bool(self._held)
 
     def rest(self) -> bytes:
-        """Return what is left at the end of a complete answer."""
+        """Return the remainder at the end of a complete response."""
         held, self._held = self._held, b""
         return held
 
 
 class Source:
-    """An engine's answer, as pieces that can be forwarded; a context manager.
+    """An engine's response in pieces that can be forwarded; a context manager.
 
     An engine that sends nothing for ``stall_s`` seconds while the client waits has stalled. aiohttp
-    sets a new timer for this with each piece; here one timer looks at when the last piece came.
+    would set a new timer for each piece; here one timer checks the time of the last piece.
     """
 
     def __init__(self, response: aiohttp.ClientResponse, stall_s: float) -> None:
@@ -81,7 +81,7 @@ class Source:
         self._content = response.content
         self._lines = Lines()
         self._stall_s = stall_s
-        self._since: float | None = None  # since when the engine is waited for
+        self._since: float | None = None  # start of the wait for the engine
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Source:
@@ -102,7 +102,7 @@ class Source:
             self._timer.cancel()
 
     async def next(self) -> bytes:
-        """Return the next piece, which is empty at the end. Raises BrokenOffError."""
+        """Return the next piece; an empty one is the end. Raises BrokenOffError."""
         while True:
             self._since = time.monotonic()
             try:
@@ -120,14 +120,14 @@ class Source:
 
     @property
     def ended(self) -> bool:
-        """Whether the piece that was returned last is the last one."""
+        """Whether the last returned piece is the final one."""
         return self._content.at_eof() and not self._lines.holds
 
     def _look_in(self, seconds: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
 
     def _look(self) -> None:
-        """End the answer if the engine has stalled, or look again when it may have."""
+        """End the response if the engine has stalled, otherwise check again when it might have."""
         silent_s = 0.0 if self._since is None else time.monotonic() - self._since
         if silent_s < self._stall_s:
             self._look_in(self._stall_s - silent_s)
@@ -140,8 +140,8 @@ class Source:
 async def relay(
     source: Source, first: bytes, target: web.StreamResponse, tokens: Callable[[int], None]
 ) -> None:
-    """Forward an answer whose first piece has been read. The caller ends the answer, unless the end
-    went out with the last piece, which saves a packet.
+    """Forward a response whose first piece has been read. The caller ends the response, unless the
+    end was sent with the last piece, which saves a packet.
 
     ``tokens`` gets the number of data events in each piece; an engine sends about one per token.
     Raises BrokenOffError or ClientGoneError.

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Remote prefill: prompts that other engines prefill first, by a rule, through a queue per model.
+"""Remote prefill: other engines prefill prompts first, by a rule, through a queue per model.
 
-The request goes to its decode engine when its KV is in the pool, or when the prefill took too long:
-no worker took it in the time that the decode engine would need, or the worker that took it was not
-done in ``Prefill.wait_s``. Then the decode engine prefills, as it would without this module.
+The request is sent to its decode engine when its KV is in the pool, or when the prefill took too
+long: no worker claimed it in the time that the decode engine would need, or the worker that claimed
+it did not finish within ``Prefill.wait_s``. In that case the decode engine prefills, as it would
+without this module.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class Remote:
         metrics: Metrics,
         estimator: CostEstimator,
     ) -> Remote:
-        """Connect to the queues of the prompts for which ``decision`` decides. ``load_of`` raises
-        NoWorkersError for a decode engine that has left. ``estimator`` returns how long a decode
-        engine prefills.
+        """Connect to the queues of the models for which ``decision`` decides. ``load_of`` raises
+        NoWorkersError for a removed decode engine. ``estimator`` returns how long a decode engine
+        prefills.
 
         Raises QueueError.
         """
@@ -64,8 +65,8 @@ class Remote:
         return remote
 
     async def prefill(self, parsed: ParsedRequest, choice: Choice) -> None:
-        """Have a prompt prefilled and wait for it, if its model has a queue and the rule says
-        so.
+        """Request the prefill of a prompt and wait for it, if its model has a queue and the rule
+        allows it.
         """
         prefiller = self._prefillers.get(parsed.model or "")
         if prefiller is None or parsed.path not in PATHS or not parsed.body:
@@ -105,13 +106,13 @@ class Remote:
     def _decode_load(self, worker: Worker) -> Load | None:
         try:
             return self._load_of(worker)
-        except NoWorkersError:  # the worker has left meanwhile
+        except NoWorkersError:  # the worker was removed meanwhile
             return None
 
 
 def _prefill_load(size: QueueSize, sent: int) -> Load:
-    """Estimate the load of the worker that would get a prompt. It is unknown which one takes the
-    task. So this is a worker's share of the ``sent`` tokens of this router, if each busy worker has
-    one task.
+    """Estimate the load of the worker that would get a prompt. It is not known which worker claims
+    the task. So this is a worker's share of the ``sent`` tokens of this router, assuming one task
+    per busy worker.
     """
     return Load(active_prefill_tokens=sent // max(size.claimed, 1))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Reports of engines: their own metrics, read after every health check, as the figures that
-Dynamo's workers publish. This poll is the gateway's aggregator.
+"""Reports of engines: their own metrics, read after every health check, in the format that Dynamo's
+workers publish. This polling replaces a metrics aggregator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 ANSWER_MAX = 16 * MIB  # bytes of an engine's metrics
 _UNREAD = (
-    "its /metrics cannot be read, so its load is guessed from the requests that this router "
+    "its /metrics cannot be read, so its load is estimated from the requests that this router "
     "sends it"
 )
 _HOW = "SGLang needs --enable-metrics"
@@ -39,8 +39,8 @@ class Reports:
         learn: Callable[[int], object],
         restarted: Callable[[Engine], None] = lambda _: None,
     ) -> None:
-        """``learn`` gets the block sizes that engines tell, and ``restarted`` an engine that has
-        begun anew.
+        """``learn`` gets the block sizes that engines report, and ``restarted`` each restarted
+        engine.
         """
         self._client = client
         self._tracker = tracker
@@ -49,15 +49,15 @@ class Reports:
         self._timeout = aiohttp.ClientTimeout(total=limits.health_timeout_s)
 
     async def read(self, engine: Engine) -> None:
-        """Read one engine's metrics, which replace its earlier ones. What keeps them from being
-        read is noted as the engine's ``load_problem``; an engine that is down has none.
+        """Read one engine's metrics, which replace its earlier ones. The reason of a failure is
+        stored as the engine's ``load_problem``; an engine that is down has none.
         """
         metrics, problem = None, ""
         try:
             if engine.health is Health.UP:
                 report = read_load(await self._page(engine))
                 if report is None:
-                    raise RouterError(f"it has no figures of its load ({_HOW})")
+                    raise RouterError(f"it reports no load ({_HOW})")
                 if report.metrics is None and (engine.kind or not _should_have_told(engine)):
                     engine.load_problem = ""
                     return
@@ -71,18 +71,18 @@ class Reports:
 
     def _taken(self, engine: Engine, report: LoadReport) -> WorkerMetrics:
         if report.metrics is None:
-            raise RouterError(f"it tells of no iteration ({_HOW_TRT})")
+            raise RouterError(f"it reports no iteration ({_HOW_TRT})")
         engine.kind = report.engine
         engine.ranks = report.ranks
         if report.started_s is not None:
             if engine.started_s not in (None, report.started_s):
-                log.info("%s has begun anew", engine.url)
+                log.info("%s has restarted", engine.url)
                 self._restarted(engine)
             engine.started_s = report.started_s
         if report.space is not None:
             engine.space = report.space
-        # SGLang's default is a page of one token: too small to hash prompts by. Its KV events say
-        # so, too, where they are named.
+        # SGLang's default is a page of one token, which is too small for hashing prompts. Its KV
+        # events also report the size, if they are configured.
         if report.block_size > 1:
             engine.block_size = report.block_size
             self._learn(report.block_size)
@@ -93,7 +93,7 @@ class Reports:
         url = f"{engine.url}/metrics"
         async with self._client.get(url, timeout=self._timeout) as answer:
             if answer.status != 200:
-                raise RouterError(f"it answers {answer.status} ({_HOW})")
+                raise RouterError(f"it returned {answer.status} ({_HOW})")
             body = bytearray()
             async for part in answer.content.iter_any():
                 body += part
@@ -103,5 +103,5 @@ class Reports:
 
 
 def _should_have_told(engine: Engine) -> bool:
-    """Return whether an engine that tells of no iteration has computed something."""
+    """Return whether an engine without a reported iteration has computed something."""
     return engine.prompt_tokens > 0 and engine.inflight == 0

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The running gateway: it assembles the parts, opens the listeners, and drains at the end."""
+"""The running gateway: assembles the parts, opens the listeners, and drains at the end."""
 
 from __future__ import annotations
 
@@ -53,16 +53,17 @@ log = logging.getLogger(__name__)
 
 _IDLE_CONNECTION_S = 4.0  # vLLM's server closes an idle connection after 5 s
 _POLL_S = 0.02
-_HEADER_SIZE_MAX = 1 << 16  # bytes; keys and cookies may be longer than aiohttp's default, 8190
-_HEADERS_MAX = 256  # as vLLM's
+_HEADER_SIZE_MAX = 1 << 16  # bytes; API keys and cookies may exceed aiohttp's default, 8190
+_HEADERS_MAX = 256  # same as vLLM's
 _ADMIN_BODY_MAX = 1 << 16  # bytes
 
 
 class Service:
-    """One router as a context manager. It serves inside. At the end it drains: it takes no new
-    requests, running ones have ``Limits.drain_s`` to end, and those that remain are broken off.
+    """One router as a context manager. At the end it drains: it accepts no new requests, running
+    ones have ``Limits.drain_s`` to finish, and the rest is aborted.
 
-    ``address`` and ``admin_address`` say where it listens. Entering raises RouterError or OSError.
+    ``address`` and ``admin_address`` are its listening addresses. Entering raises RouterError or
+    OSError.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -158,8 +159,8 @@ class Service:
     async def _open_handlers(
         self, stack: contextlib.AsyncExitStack, client: aiohttp.ClientSession
     ) -> None:
-        """Open the parts that serve clients, and those that watch the engines. Then the engines
-        join: the files that they need are not the clients'.
+        """Open the parts that serve clients and watch the engines. Engines join afterwards, so that
+        their files do not count as the clients'.
         """
         settings = self._settings
         reports = Reports(
@@ -216,7 +217,7 @@ class Service:
         )
 
     async def _join(self, stack: contextlib.AsyncExitStack) -> None:
-        """Add the workers that are known at the start."""
+        """Add the workers configured at the start."""
         for spec in self._settings.engines:
             self.fleet.add(spec)
         if self._settings.workers_file is not None:
@@ -225,7 +226,9 @@ class Service:
             task = asyncio.get_running_loop().create_task(watched.watch())
             stack.push_async_callback(end_tasks, [task])
         elif not self._settings.engines and self._settings.admin is None:
-            raise RouterError("no worker is named, and no file and no admin API to name one later")
+            raise RouterError(
+                "no worker is configured; give one, or a file or an admin API to add one later"
+            )
 
     async def _listen(
         self,
@@ -234,7 +237,7 @@ class Service:
         app: web.Application,
         share: Share,
     ) -> Address:
-        """Serve an application. Returns the real address. Raises OSError."""
+        """Serve an application. Returns the actual address. Raises OSError."""
         app.on_response_prepare.append(share.close_if_crowded)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
         await runner.setup()
@@ -242,7 +245,7 @@ class Service:
         options = {
             "access_log": None,
             "logger": http_log,
-            "auto_decompress": False,  # bodies pass unchanged, with their Content-Encoding
+            "auto_decompress": False,  # bodies are forwarded unchanged, with their Content-Encoding
             "max_field_size": _HEADER_SIZE_MAX,
             "max_line_size": _HEADER_SIZE_MAX,
             "max_headers": _HEADERS_MAX,
@@ -253,8 +256,8 @@ class Service:
         return acceptor.address
 
     async def drain(self) -> None:
-        """Take no new requests, and wait until the running ones have ended, at most
-        ``Limits.drain_s``.
+        """Accept no new requests, and wait up to ``Limits.drain_s`` until the running ones have
+        ended.
         """
         self._handlers.stopping = True
         loop = asyncio.get_running_loop()
@@ -265,7 +268,7 @@ class Service:
             log.warning("%d requests had not ended after %g s", left, self._settings.limits.drain_s)
 
     def loads(self) -> Mapping[Worker, Load]:
-        """Return the load of each worker, from the router's own account and the worker's
+        """Return the load of each worker, from the router's own tracking and the worker's
         metrics.
         """
         return self._router.tracker.loads
@@ -278,11 +281,11 @@ class Service:
     def index(self) -> PredictiveIndexer:
         """Return the index of caches. Raises RouterError if the policy ignores caches."""
         if self._cache.index is None:
-            raise RouterError(f"policy {self._settings.policy} looks at no caches")
+            raise RouterError(f"the policy {self._settings.policy} does not use caches")
         return self._cache.index
 
     def pending(self) -> int:
-        """Return how many requests wait for a worker."""
+        """Return the number of requests that wait for a worker."""
         return len(self._wait_queue)
 
     def _scrape(self) -> None:
@@ -296,17 +299,17 @@ class Service:
 
 
 def _session() -> aiohttp.ClientSession:
-    """Return the session of requests to engines."""
+    """Return the HTTP client session for engines."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
             limit=0, keepalive_timeout=_IDLE_CONNECTION_S, ttl_dns_cache=30
         ),
-        # A stream must come uncompressed to be forwarded as events, and metrics to be read.
+        # Streams must be uncompressed to be forwarded as events, and metrics to be read.
         headers={"Accept-Encoding": "identity"},
         auto_decompress=False,
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=False,
-        # More than the listener takes: engines send some of a client's headers back.
+        # More than the listener's limit: engines return some of a client's headers.
         max_field_size=2 * _HEADER_SIZE_MAX,
         max_line_size=2 * _HEADER_SIZE_MAX,
         max_headers=2 * _HEADERS_MAX,
@@ -314,8 +317,8 @@ def _session() -> aiohttp.ClientSession:
 
 
 def _connections(engine: Engine) -> int:
-    """Return how many connections to an engine stay open beside its requests: one for its checks,
-    and those of its KV events.
+    """Return how many connections to an engine stay open in addition to its requests: one for
+    checks, and those of its KV events.
     """
     return 1 + sum(1 + (replay is not None) for _, replay in engine.spec.feeds)
 
@@ -349,4 +352,4 @@ async def serve(settings: Settings, started: Callable[[Service], None]) -> None:
         await told.wait()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)  # a second signal ends the process at once
-        log.info("stopping; requests under way have %g s", settings.limits.drain_s)
+        log.info("stopping; running requests have %g s", settings.limits.drain_s)

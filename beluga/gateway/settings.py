@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 
 class Address(NamedTuple):
-    """The address of a listener. Port 0 lets the system choose a port."""
+    """The address of a listener. Port 0 means any free port."""
 
     host: str
     port: int
@@ -39,7 +39,7 @@ class Address(NamedTuple):
 
     @property
     def url(self) -> str:
-        """The address as a URL, which has an IPv6 address in brackets."""
+        """The address as a URL, with brackets around an IPv6 address."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
@@ -50,11 +50,11 @@ _ADMIN = Address("127.0.0.1", GATEWAY_ADMIN_PORT)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """An engine that gets requests.
+    """The settings of an engine.
 
-    ``models`` are those that it serves; without any, its ``/v1/models`` lists them. ``events`` is
-    the ZMQ endpoint of its KV events, ``replay`` that of their replay. ``other_ranks`` has both for
-    each of its further data-parallel ranks that has an endpoint of its own.
+    ``models`` are its models; by default those in its ``/v1/models``. ``events`` is the ZMQ
+    endpoint of its KV events, ``replay`` that of their replay. ``other_ranks`` has both for each of
+    its further data-parallel ranks that has an endpoint of its own.
     """
 
     url: str
@@ -75,27 +75,27 @@ class Limits:
     """Limits of waits and sizes. Times are in seconds, sizes in bytes."""
 
     connect_s: float = 5.0
-    stall_s: float = 600.0  # an engine that sends no byte for so long has stalled
+    stall_s: float = 600.0  # an engine that sends no byte for this long has stalled
     health_interval_s: float = 2.0
     health_timeout_s: float = 5.0
-    cool_down_max_s: float = 60.0  # a longer Retry-After of an engine is cut to this
-    queue_s: float = 60.0  # the longest wait of a request for a worker with a free place
+    cool_down_max_s: float = 60.0  # upper bound of an engine's Retry-After
+    queue_s: float = 60.0  # longest wait of a request for a worker with a free slot
     drain_s: float = 30.0  # after SIGTERM, for running requests
     retries: int = 2  # other workers tried before the first byte
     body_size_max: int = 64 * MIB
-    bodies_size_max: int = 256 * MIB  # of all requests whose engine has not begun to answer
+    bodies_size_max: int = 256 * MIB  # of all requests whose engine has not started to respond
     body_s: float = 120.0  # for a client to send a request's body
     inflight_max: int = 0  # requests per worker; 0 for no limit
-    queued_max: int = 1024  # requests that may wait; more are refused
+    queued_max: int = 1024  # requests that may wait; further ones are refused
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Callers:
-    """Whom the listeners answer."""
+    """The callers that the listeners accept."""
 
-    hosts: tuple[str, ...] = ()  # further names of this router in Host headers; * for all
-    origins: tuple[str, ...] = ()  # sites whose pages may send forms without a key
-    admin_token: Token | None = None  # that operators must show
+    hosts: tuple[str, ...] = ()  # additional names of this router in Host headers; * for all
+    origins: tuple[str, ...] = ()  # sites whose pages may send forms without an API key
+    admin_token: Token | None = None  # required from operators
     tls: ssl.SSLContext | None = None  # of both listeners
 
     @classmethod
@@ -124,7 +124,7 @@ class Prefill:
     queues: tuple[tuple[str, str], ...] = ()  # pairs of a model and the address of its queue
     rule: str = "isl-bounding"  # current Dynamo's rule
     thresholds: tuple[tuple[str, float], ...] = ()  # of the rule, instead of its defaults
-    wait_s: float = 60.0  # the longest wait for a prefill that a worker has taken
+    wait_s: float = 60.0  # longest wait for a claimed prefill
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -133,21 +133,21 @@ class Settings:
 
     policy: str = DEFAULT_POLICY
     policy_settings: PolicySettings = dataclasses.field(default_factory=PolicySettings)
-    # The settings that were given, whatever their values: the policy must have each of them.
+    # The explicitly given settings: the policy must support each of them.
     policy_settings_named: frozenset[str] = frozenset()
     estimator: CostEstimator = dataclasses.field(default_factory=CostEstimator)  # of times
     engines: tuple[EngineSpec, ...] = ()
-    pool_events: str = ""  # ENDPOINT,REPLAY of a pool's server; empty: nobody announces the pool
+    pool_events: str = ""  # ENDPOINT,REPLAY of a pool's server; empty: no pool events
     workers_file: Path | None = None
     listen: Address = _LISTEN
     admin: Address | None = _ADMIN
     tokenizer: Path | None = None
     chat_template: Path | None = None  # instead of the tokenizer's own
     trust_request_chat_template: bool = False  # a request may bring one
-    block_size: int = 0  # tokens in a block of the engines; 0: the engines tell
-    index_ranks: int = Indexer.WORKERS  # for how many ranks of all engines the index has room
+    block_size: int = 0  # tokens per block of the engines; 0: reported by the engines
+    index_ranks: int = Indexer.WORKERS  # limit of all engines' ranks in the index
     queue: str = "fcfs"  # the order of waiting requests
-    # Requests wait while every worker has more batches of prefill; 0 for never.
+    # Requests wait while every worker has more batches of prefill; 0: never.
     queue_threshold: float = 16.0
     seed: int | None = None
     limits: Limits = Limits()
@@ -158,25 +158,26 @@ class Settings:
 
     @property
     def costs(self) -> costs_module.ModelCosts:
-        """The costs of the model, by which times are estimated."""
+        """The costs of the model, for time estimates."""
         return self.estimator.costs
 
 
 def read_url(text: str) -> str:
-    """Return an engine's base URL without a slash at its end. Raises RouterError."""
+    """Parse an engine's base URL, without a trailing slash. Raises RouterError."""
     try:
         parts = urlsplit(text.strip())
         makes_sense = bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:  # a port that is none, or half of an address
+    except ValueError:  # an invalid port, or an incomplete address
         makes_sense = False
     if not makes_sense or parts.scheme not in _SCHEMES:
         raise RouterError(f"'{text}' is not an engine's URL; it looks like http://HOST:PORT")
-    if "@" in parts.netloc:  # not repeated here: the error is shown
+    if "@" in parts.netloc:  # not repeated in the message, which is displayed
         raise RouterError(
-            "an engine's URL has no user and password; clients' own Authorization reaches engines"
+            "an engine's URL must not have a user and password; engines receive the clients' own "
+            "Authorization"
         )
     if parts.query or parts.fragment:
-        raise RouterError(f"'{text}': an engine's URL has no query and no fragment")
+        raise RouterError(f"'{text}': an engine's URL must not have a query or fragment")
     path = parts.path.rstrip("/").removesuffix("/v1")
     return f"{parts.scheme}://{parts.netloc}{path}"
 
@@ -184,7 +185,7 @@ def read_url(text: str) -> str:
 def read_engines(
     workers: Iterable[str], models: Iterable[str] = (), events: Iterable[str] = ()
 ) -> tuple[EngineSpec, ...]:
-    """Read the engines of a command line from texts ``URL``, ``MODEL=URL,URL``, and
+    """Parse the engines of a command line from ``URL``, ``MODEL=URL,URL``, and
     ``URL=ENDPOINT[,REPLAY]`` for KV events, one for each endpoint of an engine. Raises RouterError.
     """
     served: dict[str, list[str]] = {read_url(url): [] for url in workers}
@@ -202,37 +203,38 @@ def read_engines(
         endpoint, _, replay = endpoints.partition(",")
         announced.setdefault(read_url(url), []).append((endpoint, replay or None))
     if unknown := announced.keys() - served.keys():
-        raise RouterError(f"KV events are named for {min(unknown)}, which is not a worker")
+        raise RouterError(f"KV events are configured for {min(unknown)}, which is not a worker")
     return tuple(_spec(url, names, announced.get(url, ())) for url, names in served.items())
 
 
 def _spec(url: str, models: Iterable[str], feeds: Sequence[tuple[str, str | None]]) -> EngineSpec:
-    """Return an engine whose ranks announce their blocks at these endpoints. Raises RouterError."""
+    """Return an engine whose ranks publish their blocks at these endpoints. Raises RouterError."""
     endpoints = [endpoint for endpoint, _ in feeds]
     for endpoint in endpoints:
         if endpoints.count(endpoint) > 1:
             raise RouterError(
-                f"the KV events of {url} at {endpoint} are named twice; name each rank's endpoint"
+                f"the KV events of {url} at {endpoint} are configured twice; give each rank's "
+                "endpoint once"
             )
     events, replay = feeds[0] if feeds else (None, None)
     return EngineSpec(url, tuple(models), events, replay, tuple(feeds[1:]))
 
 
 def read_queues(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Read the prefill queues of a command line from texts ``MODEL=QUEUE``. Raises RouterError."""
+    """Parse the prefill queues of a command line from ``MODEL=QUEUE``. Raises RouterError."""
     queues: dict[str, str] = {}
     for text in texts:
         model, equals, url = text.partition("=")
         if not equals or not model or not url:
             raise RouterError(f"'{text}' is not MODEL=QUEUE; a queue is pool, or nats://HOST:PORT")
         if model in queues:
-            raise RouterError(f"model {model} has two prefill queues; name one")
+            raise RouterError(f"the model {model} has two prefill queues; give one")
         queues[model] = url
     return tuple(queues.items())
 
 
 def read_thresholds(texts: Iterable[str]) -> tuple[tuple[str, float], ...]:
-    """Read the thresholds of a rule from texts ``NAME=NUMBER``. Raises RouterError."""
+    """Parse the thresholds of a rule from ``NAME=NUMBER``. Raises RouterError."""
     found: dict[str, float] = {}
     for text in texts:
         name, _, number = text.partition("=")
@@ -256,11 +258,11 @@ def workers_text(path: Path) -> str:
 
 def read_workers(text: str, path: Path) -> tuple[EngineSpec, ...] | None:
     """Read the engines in the text of a file. Each line is ``URL [model=NAME]... [events=ENDPOINT
-    [replay=ENDPOINT]]...``; a comment begins with ``#``. The single line ``none`` is an empty list.
+    [replay=ENDPOINT]]...``; a comment starts with ``#``. The single line ``none`` is an empty list.
     Returns None if there is no line at all. Raises RouterError.
     """
     found: dict[str, EngineSpec] = {}
-    none = 0  # the number of the line "none"
+    none = 0  # line number of "none"
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
         if not words:
@@ -273,10 +275,12 @@ def read_workers(text: str, path: Path) -> tuple[EngineSpec, ...] | None:
         except RouterError as error:
             raise RouterError(f"{path}, line {number}: {error}") from None
         if spec.url in found:
-            raise RouterError(f"{path}, line {number}: {spec.url} is named twice")
+            raise RouterError(f"{path}, line {number}: {spec.url} occurs twice; remove one line")
         found[spec.url] = spec
     if none and found:
-        raise RouterError(f"{path}, line {none}: 'none' stands beside workers; remove one of them")
+        raise RouterError(
+            f"{path}, line {none}: 'none' cannot be combined with workers; remove one of them"
+        )
     return tuple(found.values()) if found or none else None
 
 
@@ -291,8 +295,8 @@ def _spec_of(words: list[str]) -> EngineSpec:
             feeds.append((value, None))
         elif key == "replay" and value:
             if not feeds or feeds[-1][1] is not None:
-                raise RouterError(f"'{word}' is not behind the events= that it replays")
+                raise RouterError(f"'{word}' must follow the events= that it replays")
             feeds[-1] = (feeds[-1][0], value)
         else:
-            raise RouterError(f"'{word}' is none of model=, events=, replay=")
+            raise RouterError(f"'{word}' is not one of model=, events=, replay=")
     return _spec(read_url(words[0]), models, feeds)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The engines' tokenizer. With it the router counts and hashes the same tokens as the engines.
+"""The engines' tokenizer, with which the router counts and hashes the same tokens as the engines.
 
 The package ``tokenizers`` reads a file (``tokenizer.json``). ``transformers`` reads a model's
-directory, whose chat template is needed for a conversation's tokens. Neither package is required.
+folder, whose chat template is needed for conversations. Neither package is required.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from beluga.text import read_text
 
 
 class Tokenizer(Protocol):
-    """Computes the tokens that an engine would have."""
+    """Computes the tokens that an engine would compute."""
 
     def text(self, text: str, *, special_tokens: bool = True) -> list[int]:
-        """Return the tokens of a completion's prompt. ``special_tokens`` says whether the tokenizer
-        adds its own.
+        """Return the tokens of a completion's prompt. ``special_tokens``: the tokenizer adds its
+        own.
         """
         ...
 
@@ -34,16 +34,16 @@ class Tokenizer(Protocol):
 
     @property
     def problem(self) -> str:
-        """Why the tokens of conversations cannot be computed, or nothing."""
+        """Why the tokens of conversations cannot be computed, or ""."""
         ...
 
 
 def load_tokenizer(path: Path, template: Path | None = None, *, trusted: bool = False) -> Tokenizer:
-    """Load a ``tokenizer.json`` or the tokenizer of a model's directory, with the chat template of
-    a file, or else its own. ``trusted`` requests may bring another one. Raises RouterError.
+    """Load a ``tokenizer.json`` or the tokenizer of a model's folder, with the chat template from a
+    file, or its own. ``trusted`` requests may bring another one. Raises RouterError.
     """
     if template is not None and not path.is_dir():
-        raise RouterError("--chat-template needs --tokenizer with a model's directory")
+        raise RouterError("--chat-template needs --tokenizer with a model's folder")
     try:
         own = None if template is None else read_text(template)
         return _Directory(path, own, trusted=trusted) if path.is_dir() else _File(path)
@@ -51,7 +51,7 @@ def load_tokenizer(path: Path, template: Path | None = None, *, trusted: bool = 
         name = error.name or "tokenizers"
         raise RouterError(f"--tokenizer {path} needs the package {name}; pip install it") from None
     except Exception as error:  # the packages raise any type
-        raise RouterError(f"no tokenizer can be read from {path}: {error}") from None
+        raise RouterError(f"the tokenizer {path} cannot be read: {error}") from None
 
 
 class _File:
@@ -64,8 +64,8 @@ class _File:
         return list(self._loaded.encode(text, add_special_tokens=special_tokens).ids)
 
     problem = (
-        "a tokenizer.json alone has no chat template, so conversations are hashed as text; "
-        "name the model's directory with --tokenizer"
+        "a tokenizer.json alone has no chat template, so conversations are hashed as text; give "
+        "the model's folder with --tokenizer"
     )
 
     def chat(self, conversation: Conversation) -> list[int]:
@@ -84,9 +84,9 @@ class _Directory:
         if not self._loaded.chat_template:
             self.problem = (
                 "the tokenizer has no chat template, so conversations are hashed as text; give "
-                "the engines' by --chat-template"
+                "the engines' with --chat-template"
             )
-        else:  # this needs jinja2 and raises now if it is missing
+        else:  # requires jinja2, and raises now if it is missing
             looks_at_parts(self._template(None, None))
 
     def _template(self, own: str | None, tools: object) -> str:
@@ -99,7 +99,7 @@ class _Directory:
 
     def chat(self, conversation: Conversation) -> list[int]:
         if conversation.template is not None and not self._trusted:
-            raise ValueError("requests' own chat templates are not trusted")
+            raise ValueError("chat templates in requests are not trusted")
         try:
             template = self._template(conversation.template, conversation.given.get("tools"))
             messages = for_template(conversation.messages, as_parts=looks_at_parts(template))
@@ -109,6 +109,6 @@ class _Directory:
                 messages,
                 **{**conversation.given, "chat_template": template, "tokenize": False},
             )
-        except Exception as error:  # the template's own errors, of jinja's types
-            raise ValueError(f"the chat template fails: {error}") from error
+        except Exception as error:  # the template's own errors, of jinja2's types
+            raise ValueError(f"the chat template failed: {error}") from error
         return self.text(rendered, special_tokens=conversation.special_tokens)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The wait queue: requests wait there, in a line for each model, while every suitable worker is
-full. Those that only one worker can take, because it made the response that they are about, have a
-line of their own for each worker.
+"""The wait queue: requests wait in a line per model while every suitable worker is full. Requests
+that only one worker can take, because they refer to its response, wait in a line per worker.
 
 The next request in a line, by the chosen order, is tried whenever a request has ended or an engine
 has come up or cooled down. No later request of its line overtakes it. So a request that many
-workers could take does not keep out one that few can take. The line whose turn is longest ago goes
+workers can take does not block one that few can take. The line that was served least recently goes
 first.
 """
 
@@ -28,19 +27,19 @@ PlacedT = TypeVar("PlacedT")
 class _Waiter(Generic[PlacedT]):
     query: Query
     overlap: int  # blocks
-    arrived: float  # seconds of time.monotonic()
+    arrived: float  # time.monotonic()
     attempt: Callable[[], PlacedT | None]
     placed: asyncio.Future[PlacedT]
 
 
 class WaitQueue(Generic[PlacedT]):
-    """Waiting requests, limited in number. All calls run on one event loop."""
+    """Waiting requests, limited in number. Used by one event loop only."""
 
     def __init__(
         self, queued_max: int, *, order: str, give_back: Callable[[PlacedT], None]
     ) -> None:
-        """``order`` is one of RouterQueue's. ``give_back`` gets the placement of a request that has
-        gone meanwhile. Raises RouterError.
+        """``order`` is one of RouterQueue's. ``give_back`` gets the placement of a request that was
+        cancelled meanwhile. Raises RouterError.
         """
         RouterQueue[_Waiter[PlacedT]](order)  # raises if the order is unknown
         self._queued_max = queued_max
@@ -65,14 +64,14 @@ class WaitQueue(Generic[PlacedT]):
         overlap: int,
         patience_s: float,
     ) -> PlacedT:
-        """Wait in a line until ``attempt`` returns something, and return that. ``overlap`` is how
-        many of the request's blocks a worker holds.
+        """Wait in a line until ``attempt`` returns a result, and return it. ``overlap`` is the
+        number of the request's blocks that a worker holds.
 
-        Raises what ``attempt`` raises, and Refusal if the wait is too long or too many requests
+        Raises the errors of ``attempt``, and Refusal if the wait is too long or too many requests
         wait.
         """
         if len(self) >= self._queued_max:
-            text = f"every worker is busy, and {self._queued_max} requests wait already"
+            text = f"every worker is busy, and {self._queued_max} requests are waiting already"
             raise Refusal(503, text, retry_after_s=1)
         loop = asyncio.get_running_loop()
         waiter = _Waiter(query, overlap, time.monotonic(), attempt, loop.create_future())
@@ -94,7 +93,7 @@ class WaitQueue(Generic[PlacedT]):
         return placed
 
     def look(self) -> None:
-        """Try the next requests, because something has changed."""
+        """Try the next requests after a change."""
         for name, line in list(self._lines.items()):
             served = False
             while (waiter := line.pop(time.monotonic())) is not None:
@@ -103,10 +102,10 @@ class WaitQueue(Generic[PlacedT]):
                     break
                 served = True
             if served and self._lines.get(name) is line:
-                self._lines[name] = self._lines.pop(name)  # the others go first next time
+                self._lines[name] = self._lines.pop(name)  # the other lines go first next time
 
     def look_in(self, seconds: float) -> None:
-        """Call :meth:`look` after so many seconds, or sooner."""
+        """Call :meth:`look` after this many seconds, or sooner."""
         loop = asyncio.get_running_loop()
         when = loop.time() + seconds
         if self._timer is None or self._timer.when() > when:
@@ -120,7 +119,7 @@ class WaitQueue(Generic[PlacedT]):
 
 
 def _push(line: RouterQueue[_Waiter[PlacedT]], waiter: _Waiter[PlacedT]) -> None:
-    """Put a request into a line by its arrival. One that is put back gets its old place."""
+    """Add a request to a line by its arrival, so that a returned one gets its old position."""
     line.push(waiter, waiter.query, waiter.arrived, overlap=waiter.overlap)
 
 
@@ -141,5 +140,5 @@ def _settled(waiter: _Waiter[PlacedT]) -> bool:
 
 def _give_up(waiter: _Waiter[PlacedT], patience_s: float) -> None:
     if not waiter.placed.done():
-        text = f"every worker is busy, or asked to be left alone, for {patience_s:g} s"
+        text = f"every worker has been busy, or requested a pause, for {patience_s:g} s"
         waiter.placed.set_exception(Refusal(503, text, retry_after_s=1))

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A file of workers that is read repeatedly: workers that are added to it join, and those that are
-removed drain. A worker whose new settings do not work keeps its former ones.
+"""A file of workers that is read repeatedly: workers added to it join, and removed ones are
+drained. A worker whose new settings do not work keeps its old ones.
 
-Nobody has to write the file in one step. A look may see it cut, because another program truncates
-it and writes it anew. So a new whole line counts at once, but what is missing or changed counts
-only when the file has been the same for ``SETTLED_LOOKS`` looks. A file that cannot be read, is not
-valid, or has no line changes nothing: the line ``none`` removes all workers.
+The file need not be written atomically. A read may find it truncated, because another program is
+rewriting it. So a new complete line counts at once, but removed or changed lines count only when
+the file has been unchanged for ``SETTLED_LOOKS`` reads. A file that is unreadable, invalid or has
+no line changes nothing: the line ``none`` removes all workers.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 1.0
 SETTLED_LOOKS = 3
-"""After so many further looks that saw the same text, no writer is expected to be at work."""
+"""Further reads with the same text after which the writer is assumed to be done."""
 
 
 class WorkersFile:
-    """Follows a file. It drains only workers that the file itself has named."""
+    """Applies a file. It drains only workers that came from the file."""
 
     def __init__(self, path: Path, fleet: Fleet) -> None:
         self._path = path
         self._fleet = fleet
         self._specs: tuple[EngineSpec, ...] = ()
         self._text = ""
-        self._looks = 0  # how many looks in a row have seen this text again
+        self._looks = 0  # consecutive reads of the same text
         self._complained = ""
 
     def read(self) -> None:
-        """Look at the file and apply its content. Raises RouterError."""
+        """Read the file and apply it. Raises RouterError."""
         specs = self._wanted()
         failed = self._fleet.follow(specs, self._specs)
         kept = [old for old in self._specs if any(new.url == old.url for new in failed)]
@@ -48,19 +48,19 @@ class WorkersFile:
             raise RouterError(f"{self._path}: {'; '.join(texts)}")
 
     def _wanted(self) -> tuple[EngineSpec, ...]:
-        """Return the workers that are to be followed now. Raises RouterError."""
+        """Return the workers to follow now. Raises RouterError."""
         text = workers_text(self._path)
         self._looks = self._looks + 1 if text == self._text else 0
         self._text = text
-        if not self._specs:  # nobody can be lost
+        if not self._specs:  # there are no workers to lose
             return read_workers(text, self._path) or ()
         settled = self._looks >= SETTLED_LOOKS
-        # A last line without its end may be the beginning of another one.
+        # A last line without a line end may be incomplete.
         specs = read_workers(text if settled else text[: text.rfind("\n") + 1], self._path)
         if settled and specs is None:
             raise RouterError(
-                f"{self._path} names no worker, so the former ones stay; "
-                "write the line 'none' to remove them all"
+                f"{self._path} has no worker, so the present ones stay; write the line 'none' to "
+                "remove them all"
             )
         if settled and specs is not None:
             return specs

@@ -90,7 +90,7 @@ def test_a_request_that_a_living_engine_broke_off_is_done_by_nobody_else(
         async with routed(*engines) as site:
             status, body = await site.completed()
             assert status == 502
-            assert b"may have done the request" in body
+            assert b"may have executed the request" in body
             assert sum(site.counts()) == 1
 
     run(scenario)

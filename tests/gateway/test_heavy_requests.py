@@ -191,7 +191,7 @@ def test_a_body_that_does_not_come_is_not_waited_for_without_end() -> None:
             )
             answer = await asyncio.wait_for(reader.readuntil(b"}}"), 20)
             assert answer.startswith(b"HTTP/1.1 408 ")
-            assert b"has not come whole in 0.2 s" in answer
+            assert b"has not arrived within 0.2 s" in answer
             assert b"Connection: close" in answer
             await asyncio.wait_for(reader.read(), 60)  # the connection ends
             writer.close()
@@ -255,6 +255,6 @@ def test_clients_load_no_adapters() -> None:
                 asked = {"lora_name": "a", "lora_path": "/b"}
                 async with site.client.post(f"{site.base}/v1/{name}", json=asked) as answer:
                     assert answer.status == 404
-                    assert "ask that engine itself" in await answer.text()
+                    assert "send it to that engine" in await answer.text()
 
     run(scenario)

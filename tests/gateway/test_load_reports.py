@@ -81,8 +81,8 @@ def test_a_page_of_one_token_is_no_block_size() -> None:
 @pytest.mark.parametrize(
     ("metrics", "text"),
     [
-        (None, "answers 404 (SGLang needs --enable-metrics)"),
-        ("up 1\n", "has no figures of its load"),
+        (None, "returned 404 (SGLang needs --enable-metrics)"),
+        ("up 1\n", "reports no load"),
         ("vllm:num_requests_running x\n", "vllm:num_requests_running is 'x'"),
         ("\udcff", "invalid start byte"),
         ("[{}]", "not an iteration of TensorRT-LLM"),

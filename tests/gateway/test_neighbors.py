@@ -243,7 +243,7 @@ def test_an_engine_that_was_down_begins_anew() -> None:
     engine = up()
     engine.busy("one", 60)
     engine.broke_off("two", "cut")
-    engine.fail("/health answers 503")  # the check after it
+    engine.fail("/health returned 503")  # the check after it
     assert not engine.suspected
     assert engine.passed(2)
     assert not (engine.avoided_by("one") or engine.avoided_by("two"))

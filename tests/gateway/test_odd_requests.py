@@ -65,7 +65,7 @@ def test_a_request_that_cannot_be_sent_is_no_engines_failure(
                 patched.setattr("beluga.gateway.proxy._target", lambda _: "x:y")
                 status, answer = await ask(site, "/v1/completions")
             assert status == 400
-            assert b"cannot be passed on" in answer
+            assert b"cannot be forwarded" in answer
             await until(lambda: engine.inflight == 0)
             assert (engine.serving, engine.failures) == (True, 0)
 
@@ -95,7 +95,7 @@ def test_an_empty_name_of_a_model_is_none() -> None:
         async with routed(FakeEngine("a"), FakeEngine("b")) as site:
             status, body = await site.completed(model="", stream=False)
             assert status == 400
-            assert b"several models are served here; name one" in body
+            assert b"several models are served here; set the field model" in body
 
     run(scenario)
 

@@ -116,7 +116,7 @@ def test_blocks_of_another_model_never_count(
         assert worker.hit_tokens == 16 * blocks
         await until(lambda: ("pool" in worker.problems) == (space is None))
         if space is None:
-            assert "does not say which of the pool's blocks" in worker.problems["pool"]
+            assert "does not report which of the pool's blocks" in worker.problems["pool"]
 
     play(tmp_path, scenario, engine)
 
@@ -193,7 +193,7 @@ def test_a_pool_whose_server_is_silent_is_told(
 
     async def scenario(site: Site, server: Announcer) -> None:
         [worker] = site.service.fleet
-        await until(lambda: "tells what the pool has" in worker.problems.get("pool", ""))
+        await until(lambda: "publishes the pool's blocks" in worker.problems.get("pool", ""))
         assert (await pool_of(site))["up_to_date"] is False
         await followed(site, server)
         await until(lambda: "pool" not in worker.problems)

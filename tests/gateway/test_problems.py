@@ -93,8 +93,8 @@ def test_the_block_size_is_learned_from_the_engine(tmp_path: Path, metrics: str)
 def test_a_wrong_block_size_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
         of_128(announcer)
-        await said(site, "events", "has blocks of 128 tokens, the router of 16")
-        await said(site, "block_size", "it has blocks of 128 tokens, the router of 16")
+        await said(site, "events", "has blocks of 128 tokens, but the router has 16")
+        await said(site, "block_size", "it has blocks of 128 tokens, but the router has 16")
         text = await site.text("/metrics")
         assert 'applied{event_type="message",status="unreadable"} 1.0' in text
 
@@ -107,7 +107,7 @@ def test_a_wrong_block_size_is_said(tmp_path: Path, caplog: pytest.LogCaptureFix
 def test_events_that_cannot_be_read_are_said(tmp_path: Path) -> None:
     async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
         announcer.publish([{"type": "Nonsense"}])
-        await said(site, "events", "1 KV events could not be read; the last: there is no KV event")
+        await said(site, "events", "1 KV events are malformed; the last: there is no KV event")
 
     play(tmp_path, scenario)
 
@@ -117,7 +117,7 @@ def test_an_engine_that_computes_and_announces_nothing_is_named(tmp_path: Path) 
         [worker] = site.service.fleet
         await until(lambda: not worker.problems)  # an idle engine has nothing to announce
         await site.completed(prompt=TOKENS)
-        await said(site, "events", "announced no KV event")
+        await said(site, "events", "published no KV event")
         announcer.stored(TOKENS, 100)
         await until(lambda: not worker.problems)
 
@@ -154,8 +154,8 @@ class Letters:
 @pytest.mark.parametrize(
     ("more", "engines_template", "kind", "text"),
     [
-        ("x", "", "tokenizer", "it makes other tokens of a text"),
-        ("", "<user>", "template", "it makes other tokens of a conversation"),
+        ("x", "", "tokenizer", "it computes other tokens for a text"),
+        ("", "<user>", "template", "it computes other tokens for a conversation"),
     ],
 )
 def test_an_engine_that_makes_other_tokens_is_named(  # noqa: PLR0917
@@ -211,7 +211,7 @@ def test_an_engine_that_fails_to_tokenize_is_checked_on(
         engine.faults.healthy = False
         await until(lambda: worker.health is Health.DOWN)
         engine.faults.healthy, engine.tokenized = True, None
-        await said(site, "tokenizer", "it makes other tokens of a text")
+        await said(site, "tokenizer", "it computes other tokens for a text")
 
     play(tmp_path, scenario, tokenizer=tmp_path)
 
@@ -230,7 +230,7 @@ def test_prompts_of_text_without_a_tokenizer_are_said(tmp_path: Path) -> None:
 def test_caches_that_are_guessed_are_said_and_blind_policies_have_no_problem() -> None:
     async def scenario() -> None:
         async with routed(FakeEngine(), policy="linear") as site:
-            await said(site, "events", "no KV events are named")
+            await said(site, "events", "there are no KV events")
         async with routed(FakeEngine(), policy="least-tokens") as site:
             assert [worker["problems"] for worker in await site.workers()] == [{}]
 

@@ -51,7 +51,7 @@ def test_cases_behave_as_straight_to_the_engine() -> None:
                 print(f"{name}\n  straight {expected}\n  gateway  {found}")
             # Forms are refused before an engine sees them, by 415; vLLM answers 400.
             assert sorted(different) == ["raw_other_kind", "raw_text_kind"]
-            assert "say Content-Type: application/json" in str(different)
+            assert "send Content-Type: application/json" in str(different)
             await until(lambda: engine.under_way == 0)
             await until(lambda: site.inflight() == 0 and site.loads() == [(0, 0)])
 

@@ -102,12 +102,12 @@ def test_a_file_has_a_worker_a_line(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("http://a\nnonsense\n", "line 2: 'nonsense'"),
-        ("http://a weight=3\n", "line 1: 'weight=3' is none of"),
-        ("http://a\nhttp://a/\n", "line 2: http://a is named twice"),
+        ("http://a weight=3\n", "line 1: 'weight=3' is not one of"),
+        ("http://a\nhttp://a/\n", "line 2: http://a occurs twice"),
         ("\x00", "line 1"),
-        ("http://a replay=tcp://a:6", "line 1: 'replay=tcp://a:6' is not behind the events="),
-        ("http://a events=b replay=c replay=d", "'replay=d' is not behind the events="),
-        ("http://a events=b events=b", "the KV events of http://a at b are named twice"),
+        ("http://a replay=tcp://a:6", "line 1: 'replay=tcp://a:6' must follow the events="),
+        ("http://a events=b replay=c replay=d", "'replay=d' must follow the events="),
+        ("http://a events=b events=b", "the KV events of http://a at b are configured twice"),
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused(tmp_path: Path, text: str, said: str) -> None:
@@ -225,7 +225,7 @@ def test_a_size_of_blocks_that_no_engine_has_is_neither_taken_nor_learned() -> N
             metrics=Metrics(),
         )
 
-    with pytest.raises(RouterError, match="at most 65536 tokens, not 65537"):
+    with pytest.raises(RouterError, match="block_size is 65537, but must be at most 65536"):
         cache(65537)
     learning = cache(0)
     assert learning.learn(10**15) is None

@@ -279,5 +279,5 @@ def test_a_tokenizer_without_a_template_is_told(
 
 
 def test_a_template_needs_a_models_directory(tmp_path: Path) -> None:
-    with pytest.raises(RouterError, match="needs --tokenizer with a model's directory"):
+    with pytest.raises(RouterError, match="needs --tokenizer with a model's folder"):
         load_tokenizer(tmp_path / "tokenizer.json", tmp_path / "template")

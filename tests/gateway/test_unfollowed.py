@@ -223,7 +223,7 @@ def ranks(count: int) -> str:
 def test_ranks_without_an_endpoint_are_told(tmp_path: Path) -> None:
     async def scenario(site: Site, announcers: list[Announcer]) -> None:
         announcers[0].stored(TOKENS, 100)
-        await said(site, "it has 2 data-parallel ranks, and the KV events of 1 are named")
+        await said(site, "it has 2 data-parallel ranks, but KV events of 1 are configured")
         by_rank(announcers[0], 1, stored(1))  # an endpoint may speak for several
         by_rank(announcers[0], 0, stored(2))
         [worker] = site.service.fleet

@@ -382,11 +382,11 @@ def other_template(site: Site) -> Any:
 @pytest.mark.parametrize(
     ("wrong", "kind", "text"),
     [
-        (no_events, "events", "no KV events are named"),
+        (no_events, "events", "there are no KV events"),
         (silent_events, "events", "nobody publishes KV events"),
-        (other_blocks, "block_size", "it has blocks of 128 tokens, the router of 16"),
+        (other_blocks, "block_size", "it has blocks of 128 tokens, but the router has 16"),
         (no_template, "template", "no chat template"),
-        (other_template, "template", "it makes other tokens of a conversation"),
+        (other_template, "template", "it computes other tokens for a conversation"),
     ],
 )
 def test_an_operator_is_told_what_is_wrong(
