@@ -53,7 +53,7 @@ static void bl_declare_one(bl_server *server, uint64_t nonce, uint64_t heartbeat
     };
 }
 
-/* Collect all nonces that the pool names, in both halves; some may be long gone. */
+/* Collect all nonces in the pool, in both halves; some may be of processes that ended long ago. */
 static int bl_declare_all(void *context)
 {
     bl_server *server = context;

@@ -23,15 +23,15 @@
 #include "coherence/crash_point.h"
 
 enum {
-    BL_ELECT_BALLOTS = 256,             /* ballots begun before giving up */
+    BL_ELECT_BALLOTS = 256,             /* attempts before giving up */
     BL_ELECT_NAP_NS = 20 * 1000         /* times a random number that grows with the failures */
 };
 
 /* The state of an epoch's election, from all lines. */
 typedef struct bl_ballots {
-    uint64_t epoch_max;         /* the latest epoch that any host asked for */
-    uint64_t ballot_max;        /* greatest ballot begun for this one */
-    bl_candidate_line accepted; /* the line with the greatest accepted ballot for this one */
+    uint64_t epoch_max;         /* the latest epoch that any host requested */
+    uint64_t ballot_max;        /* greatest ballot number of this epoch */
+    bl_candidate_line accepted; /* the line with the greatest accepted ballot of this epoch */
 } bl_ballots;
 
 static uint64_t bl_candidate_offset(uint32_t host)
@@ -49,8 +49,9 @@ static void bl_candidate_write(const bl_server *server, bl_candidate_line *line)
     bl_fence_full(memory); /* SYNC candidate: written before the others' lines are read */
 }
 
-/* Look at every host's line: 0, -BL_ERROR_EPOCH_DAMAGED, or a clash: this host's line is not as
- * this host, its one writer, has written it. own is that line; NULL before it was written. */
+/* Read every host's line. Returns 0, -BL_ERROR_EPOCH_DAMAGED, or -BL_ERROR_HOST_CLASH: this host's
+ * line is not what this host, its only writer, has written. own is that line; NULL before it was
+ * written. */
 static int bl_candidates_read(const bl_server *server, uint64_t epoch,
                               const bl_candidate_line *own, bl_ballots *out)
 {
@@ -88,8 +89,8 @@ static int bl_elect_late(bl_candidate_line *own, const bl_ballots *seen)
     return -ESTALE;
 }
 
-/* Hold one ballot: 0 and the owner; -EAGAIN: disturbed; -ESTALE: the epoch is history; or
- * damage. */
+/* Run one ballot. Returns 0 and the owner; -EAGAIN: another ballot interfered; -ESTALE: there is a
+ * later epoch; or -BL_ERROR_EPOCH_DAMAGED. */
 static int bl_ballot(const bl_server *server, uint64_t epoch, bl_candidate_line *own)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -130,7 +131,7 @@ int bl_elect(const bl_server *server, uint64_t epoch, bl_candidate_line *owner)
     int status = bl_register_read(memory, bl_candidate_offset(server->host), server->host, owner);
     if (status < 0)
         return status;
-    if (owner->epoch != epoch) /* nothing was said of this epoch yet */
+    if (owner->epoch != epoch) /* no line has this epoch yet */
         *owner = (bl_candidate_line){0};
     for (uint64_t tries = 1; tries <= BL_ELECT_BALLOTS; tries++) {
         status = bl_ballot(server, epoch, owner);

@@ -25,7 +25,7 @@ enum {
     BL_SWEEP_MAX = 64           /* liveness locks without a session removed together */
 };
 
-/* These are longer than an int can say in nanoseconds. */
+/* In nanoseconds, these exceed the range of int. */
 #define BL_SWEEP_PERIOD_NS 10000000000ull
 #define BL_HEARTBEAT_LOST_NS 5000000000ull
 
@@ -76,7 +76,7 @@ static void bl_live_remove(bl_server *server, uint32_t number)
     server->live_count = kept;
 }
 
-/* Publish what a host's lobby reply says of it now. */
+/* Publish a host's current lobby reply. */
 static void bl_lobby_publish(bl_server *server, uint32_t host)
 {
     bl_lobby_reply *reply = &server->lobby[host];
@@ -110,27 +110,27 @@ int bl_lane_has_devices(const bl_server *server, uint32_t number)
             bl_liveness_has_devices(&server->pool->memory, lane->liveness_lock));
 }
 
-/* End a lane's session in this server's counts and those of the layers above it. */
+/* End a lane's session in this server's state and in that of the layers above it. */
 static void bl_lane_over(bl_server *server, uint32_t number, enum bl_end end)
 {
     bl_lane *lane = &server->lanes[number];
     int inherited = lane->epoch != server->epoch;
     if (lane->state == BL_SESSION_LIVE)
         bl_live_remove(server, number);
-    bl_job_end(server, lane); /* nobody waits for it: its place is free for another call */
+    bl_job_end(server, lane); /* no client waits for it: its place is free for another call */
     if (!inherited)
         server->hooks.ended(server->hooks.context, number, end);
     else if (end == BL_END_GONE && bl_lane_has_devices(server, number))
         server->inherited_devices = 1;
     lane->state = end == BL_END_GONE ? BL_SESSION_FREE : BL_SESSION_SUSPECT;
-    lane->since_ns = server->housekeeping_ns; /* a moment ago */
+    lane->since_ns = server->housekeeping_ns; /* the time of this housekeeping is close enough */
     server->stat.end_count++;
     if (end == BL_END_GONE && inherited && --server->inherited_count == 0)
         server->hooks.settled(server->hooks.context);
 }
 
-/* The liveness lock goes after the line that says so, and only while this server speaks for the
- * pool: a successor that has read the line as it was needs the lock. */
+/* The liveness lock is removed after the session line is written, and only while this server is the
+ * pool's current server: a successor that has read the earlier line needs the lock. */
 int bl_housekeeping_end(bl_server *server, uint32_t number, enum bl_end end)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -141,7 +141,7 @@ int bl_housekeeping_end(bl_server *server, uint32_t number, enum bl_end end)
     bl_housekeeping_write(server, number);
     bl_crash_point("end.written");
     if (end == BL_END_GONE) {
-        status = bl_server_still(server); /* SYNC session.line: written before this look */
+        status = bl_server_still(server); /* SYNC session.line: written before this check */
         bl_liveness_end(memory, server->directory, lane->nonce, lane->liveness_lock, status == 0);
         lane->liveness_lock = -1;
         if (server->pidfds)
@@ -161,9 +161,9 @@ static int64_t bl_lane_of(const bl_server *server, uint64_t nonce)
     return -1;
 }
 
-/* Check a session whose host number is used under another boot: 0 if it was of an earlier boot, and
- * is over; -BL_ERROR_HOST_CLASH if it lives, so its machine is another one; -EAGAIN if its
- * heartbeat has not been watched for long enough. */
+/* Check a session whose host number is used under another boot. Returns 0 if it was of an earlier
+ * boot and has ended; -BL_ERROR_HOST_CLASH if it is alive, so it runs on another machine; -EAGAIN
+ * if its heartbeat has not been watched for long enough. */
 static int bl_lane_rebooted(const bl_server *server, const bl_lane *lane, uint64_t now_ns)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -180,7 +180,7 @@ static int bl_lane_rebooted(const bl_server *server, const bl_lane *lane, uint64
 }
 
 /* Check for another boot under this host number: either another machine, or an earlier boot whose
- * sessions are over. 0, -BL_ERROR_HOST_CLASH, -EAGAIN as above, or -BL_ERROR_DEPOSED. */
+ * sessions have ended. Returns 0, -BL_ERROR_HOST_CLASH, -EAGAIN as above, or -BL_ERROR_DEPOSED. */
 static int bl_lobby_clash_check(bl_server *server, const bl_lobby_request *request, uint64_t now_ns)
 {
     for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++) {
@@ -202,7 +202,7 @@ static int bl_lane_watched(const bl_lane *lane)
     return lane->state != BL_SESSION_FREE && !lane->broken;
 }
 
-/* Note whether a session's heartbeat moves. The first look says nothing. */
+/* Record whether a session's heartbeat advances. The first reading proves nothing. */
 static void bl_lane_watch(bl_lane *lane, uint64_t count, uint64_t now_ns)
 {
     if (count <= lane->heartbeat_count)
@@ -212,8 +212,9 @@ static void bl_lane_watch(bl_lane *lane, uint64_t count, uint64_t now_ns)
     lane->heartbeat_count = count;
 }
 
-/* Is a session of an earlier epoch over, because an operator declared it gone, or because this
- * server has its host number under another boot and no heartbeat shows another machine? */
+/* Return 1 if a session of an earlier epoch has ended, because an operator declared it gone, or
+ * because this server has its host number under another boot and no heartbeat shows another
+ * machine; else 0. */
 static int bl_lane_of_old(const bl_server *server, const bl_lane *lane, uint64_t now_ns)
 {
     if (lane->epoch == server->epoch)
@@ -223,9 +224,9 @@ static int bl_lane_of_old(const bl_server *server, const bl_lane *lane, uint64_t
             bl_lane_rebooted(server, lane, now_ns) == 0);
 }
 
-/* Look at all sessions: end those that said farewell or are proven gone, and suspect those whose
- * heartbeat stands still. The caller checks afterwards whether this server still speaks for the
- * pool. */
+/* Check all sessions: end those that detached or are proven gone, and mark those whose heartbeat
+ * has stopped as suspect. The caller checks afterward whether this server is still the pool's
+ * current server. */
 static void bl_housekeeping_watch(bl_server *server, uint64_t now_ns)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -263,7 +264,7 @@ static void bl_housekeeping_watch(bl_server *server, uint64_t now_ns)
     }
 }
 
-/* Return a lane that nobody has, or -BL_ERROR_NO_LANE. */
+/* Return a free lane, or -BL_ERROR_NO_LANE. */
 static int64_t bl_lane_free(const bl_server *server)
 {
     for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++)
@@ -272,8 +273,8 @@ static int64_t bl_lane_free(const bl_server *server)
     return -BL_ERROR_NO_LANE;
 }
 
-/* Give a nonce a lane: its number, or an error; -EAGAIN: ask again. A second request gets the same
- * lane. */
+/* Assign a lane to a nonce. Returns its number, or an error; -EAGAIN: retry. A second request gets
+ * the same lane. */
 static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request, uint64_t now_ns)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -287,7 +288,7 @@ static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request,
     int64_t known = bl_lane_of(server, request->nonce);
     if (known >= 0 && server->lanes[known].state == BL_SESSION_LIVE)
         return known;
-    if (known >= 0) { /* an earlier server gave it a lane, and died before it could say so */
+    if (known >= 0) { /* an earlier server assigned a lane and died before it replied */
         bl_lane_over(server, (uint32_t)known, BL_END_GONE);
         bl_housekeeping_write(server, (uint32_t)known); /* a nonce has one lane */
         bl_liveness_end(memory, server->directory, request->nonce,
@@ -298,7 +299,7 @@ static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request,
     if (status < 0)
         return status;
     if (bl_lane_free(server) < 0)
-        bl_housekeeping_watch(server, now_ns); /* a session may have ended meanwhile */
+        bl_housekeeping_watch(server, now_ns); /* a session may have ended in the meantime */
     int64_t found = bl_lane_free(server);
     if (found < 0)
         return found;
@@ -322,13 +323,13 @@ static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request,
     server->live[server->live_count++] = number;
     server->stat.attach_count++;
     bl_crash_point("give.taken");
-    bl_housekeeping_write(server, number); /* a successor must know of it before the client does */
+    bl_housekeeping_write(server, number); /* a successor must know of it before the client knows */
     bl_crash_point("give.written");
-    status = bl_server_still(server); /* SYNC session.line: written before this look */
+    status = bl_server_still(server); /* SYNC session.line: written before this check */
     return status < 0 ? status : found;
 }
 
-/* Serve one request of the lobby: 1, or 0: it cannot be answered yet. */
+/* Serve one request in the lobby. Returns 1, or 0 if it cannot be answered yet. */
 static int bl_lobby_serve(bl_server *server, const bl_lobby_request *request, uint64_t now_ns)
 {
     int64_t lane = -BL_ERROR_BAD_REQUEST;
@@ -342,7 +343,7 @@ static int bl_lobby_serve(bl_server *server, const bl_lobby_request *request, ui
     if (lane == -EAGAIN)
         return 0;
     if (lane == -BL_ERROR_DEPOSED)
-        return 1; /* a successor has seen the lane: let the successor answer */
+        return 1; /* a successor has seen the lane and will answer */
     if (lane < 0 && server->pidfds)
         bl_pidfds_forget(server->pidfds, request->nonce);
     bl_lobby_reply *reply = &server->lobby[request->host];
@@ -358,7 +359,7 @@ static int bl_lobby_serve(bl_server *server, const bl_lobby_request *request, ui
     return 1;
 }
 
-/* Look into the lobby: return how many requests cannot be answered yet. */
+/* Serve the requests in the lobby. Returns the number of requests that cannot be answered yet. */
 static uint32_t bl_lobby_look(bl_server *server, uint64_t now_ns)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -376,7 +377,7 @@ static uint32_t bl_lobby_look(bl_server *server, uint64_t now_ns)
             request.host != host)
             continue;
         bl_believe(memory, bl_lobby_request_offset(host));
-        /* The client may have asked another server; but a detachment holds for all servers. */
+        /* The request may be to another server; but a detachment is valid for all servers. */
         int mine = bl_verify(memory, request.epoch == server->epoch ||
                                          request.operation == BL_LOBBY_DETACH);
         if (!mine || bl_lobby_serve(server, &request, now_ns))
@@ -387,7 +388,8 @@ static uint32_t bl_lobby_look(bl_server *server, uint64_t now_ns)
     return waiting;
 }
 
-/* Does anybody need the liveness lock of this nonce: for a lane, to take over, or to be elected? */
+/* Return 1 if the liveness lock of this nonce is still needed: for a lane, a takeover or an
+ * election; else 0. */
 static int bl_liveness_needed(const bl_server *server, uint64_t nonce)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -405,9 +407,9 @@ static int bl_liveness_needed(const bl_server *server, uint64_t nonce)
     return bl_lane_of(server, nonce) >= 0;
 }
 
-/* Remove the liveness locks of processes that died without a lane. The order matters: they are
- * dead; all that they asked for is known; no successor has given them anything, since this server
- * still serves. */
+/* Remove the liveness locks of processes that died without a lane. The order matters: the processes
+ * are dead; all their requests are known; and no successor has assigned them a lane, because this
+ * server still serves. */
 static int bl_housekeeping_sweep(bl_server *server, uint64_t now_ns)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -416,7 +418,7 @@ static int bl_housekeeping_sweep(bl_server *server, uint64_t now_ns)
     if (count <= 0)
         return 0;
     if (bl_lobby_look(server, now_ns) > 0)
-        return 0; /* one of these processes may still be given a lane */
+        return 0; /* one of these processes may still get a lane */
     int status = bl_server_still(server);
     for (int i = 0; i < count && status == 0; i++)
         if (!bl_liveness_needed(server, nonces[i]))

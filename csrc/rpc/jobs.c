@@ -13,7 +13,7 @@
 
 #include "base/host_atomic.h"
 
-/* Return a copy of bytes, in whole lines, or NULL. */
+/* Return a copy of bytes, padded to whole lines, or NULL. */
 static uint8_t *bl_job_bytes(const uint8_t *bytes, uint32_t size)
 {
     uint64_t lines = (uint64_t)size / BL_LINE_SIZE + 1;
@@ -41,7 +41,7 @@ static bl_job *bl_job_free(bl_jobs *jobs)
     return NULL;
 }
 
-/* The status counts only if the lane has no job then. */
+/* The status is used only if the lane has no job afterward. */
 int bl_function_handler(void *context, bl_call *call)
 {
     bl_server *server = context;
@@ -77,16 +77,17 @@ void bl_job_end(const bl_server *server, bl_lane *lane)
     lane->job = 0;
     if (bl_host_swap(&job->state, BL_JOB_RUNNING, BL_JOB_DROPPED))
         return; /* its thread clears it */
-    if (bl_host_swap(&job->state, BL_JOB_WAITING, BL_JOB_DONE)) { /* no thread takes it now */
+    if (bl_host_swap(&job->state, BL_JOB_WAITING, BL_JOB_DONE)) { /* no thread takes it from now
+                                                                   * on */
         bl_job_clear(job);
         return;
     }
-    /* it was taken, or was finished, between the two looks */
+    /* it was taken or finished between the two swaps */
     if (!bl_host_swap(&job->state, BL_JOB_RUNNING, BL_JOB_DROPPED))
         bl_job_clear(job);
 }
 
-/* Take the oldest job that waits, or return NULL. */
+/* Take the oldest waiting job, or return NULL. */
 static bl_job *bl_job_oldest(bl_jobs *jobs)
 {
     for (;;) {
@@ -132,7 +133,7 @@ int bl_function_take(bl_server *server, bl_function_call *out)
             return -errno;
         bl_job *job = bl_job_oldest(jobs);
         if (job == NULL)
-            continue; /* its session has ended, or this is the end */
+            continue; /* its session has ended, or the server stops */
         *out = (bl_function_call){
             .request = job->bytes,
             .nonce = job->nonce,

@@ -27,7 +27,7 @@ enum bl_job_state {
 };
 
 typedef struct bl_job {
-    uint64_t state;             /* shared; what follows is its owner's: see above */
+    uint64_t state;             /* shared; the other fields belong to its owner: see above */
     uint64_t ticket;            /* the oldest job is taken first */
     uint64_t nonce;             /* of the session */
     uint64_t ticks;             /* when the request was found in its lane */
@@ -39,23 +39,23 @@ typedef struct bl_job {
 } bl_job;
 
 typedef struct bl_jobs {
-    uint64_t posted;            /* tickets so far */
+    uint64_t posted;            /* tickets issued */
     uint32_t count;
-    uint32_t last;              /* where the last free job was found */
-    int wake;                   /* an eventfd that counts the jobs that wait */
+    uint32_t last;              /* index of the last free job found */
+    int wake;                   /* an eventfd that counts the waiting jobs */
     bl_job list[];
 } bl_jobs;
 
 /* Return the lane's job if it is done, else NULL. */
 bl_job *bl_job_done(const bl_server *server, const bl_lane *lane);
 
-/* The lane's job is over: its reply was sent, or its session has ended. */
+/* End the lane's job: its reply was sent, or its session has ended. */
 void bl_job_end(const bl_server *server, bl_lane *lane);
 
 /* Wake every thread that waits for a job; a signal handler may call it. */
 void bl_jobs_wake(const bl_server *server);
 
-/* Close in a forked child what it has of the parent's. */
+/* Close a forked child's copies of the parent's descriptors. */
 void bl_jobs_forked(const bl_server *server);
 
 void bl_jobs_free(bl_server *server);

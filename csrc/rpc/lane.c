@@ -17,11 +17,11 @@
 
 enum {
     BL_SEND_BATCH = 32,
-    BL_EPOCH_LOOK_NS = 2 * 1000 * 1000  /* after waiting so long: does our server still serve? */
+    BL_EPOCH_LOOK_NS = 2 * 1000 * 1000  /* after this wait: check whether the server still serves */
 };
 
-/* A batch is sent in three passes: a wide load of what was just stored in narrow pieces waits until
- * the pieces have left the store buffer, so other lines come in between. */
+/* A batch is sent in three passes: a wide load of data that was just stored in narrow pieces waits
+ * until the pieces have left the store buffer, so other lines are handled in between. */
 void bl_lane_send(bl_session *session, uint32_t method, uint32_t flags, const void *payloads,
                   uint32_t size, uint32_t count)
 {
@@ -60,7 +60,7 @@ void bl_lane_send(bl_session *session, uint32_t method, uint32_t flags, const vo
     }
 }
 
-/* Take the replies that have arrived, oldest first: their number, at most count. */
+/* Take the replies that have arrived, oldest first. Returns their number, at most count. */
 static uint32_t bl_lane_take(bl_session *session, bl_reply *replies, uint32_t count)
 {
     const bl_memory *memory = &session->pool->memory;
@@ -96,7 +96,7 @@ static uint32_t bl_lane_take(bl_session *session, bl_reply *replies, uint32_t co
     return taken;
 }
 
-/* Has another server taken over, or has ours stopped? */
+/* Return 1 if another server has taken over, or this session's server has stopped; else 0. */
 static int bl_session_stale(const bl_session *session)
 {
     bl_epoch_line epoch;
@@ -104,8 +104,8 @@ static int bl_session_stale(const bl_session *session)
            (epoch.epoch != session->epoch || !bl_epoch_serving(&epoch));
 }
 
-/* Has our server given this session up? Until then, from before it told us of the lane, the
- * session's line stands as it is. */
+/* Return 1 if the server has ended this session; else 0. The server writes the session's line
+ * before it announces the lane, and does not change it until it ends the session. */
 static int bl_session_given_up(const bl_session *session)
 {
     const bl_memory *memory = &session->pool->memory;
@@ -130,7 +130,7 @@ int bl_lane_wait(bl_session *session, bl_reply *replies, uint32_t count, bl_wait
             looked = wait->waited_ns;
             if (bl_session_stale(session))
                 return 0;
-            if (bl_session_given_up(session)) /* it has done what it answered before that */
+            if (bl_session_given_up(session)) /* the replies before that are valid */
                 return (int)bl_lane_take(session, replies, count);
         }
     }
@@ -152,13 +152,14 @@ int bl_bulk_send(bl_session *session, const void *request, uint32_t size, bl_bul
         bl_stream_line(memory, offset + whole, tail);
     }
     bl_crash_point("call.bulk_streamed");
-    bl_fence_store(memory); /* SYNC lane.bulk_in: out before the line that names these bytes */
+    bl_fence_store(memory); /* SYNC lane.bulk_in: in memory before the line that describes these
+                             * bytes */
     bl_crash_point("call.bulk_fenced");
     *bulk = (bl_bulk){size, bl_crc32c(0, request, size)};
     return 0;
 }
 
-/* Copy a reply's bytes to the caller: return its status, or an error. */
+/* Copy a reply's bytes to the caller. Returns its status, or an error. */
 static int bl_reply_decode(bl_session *session, const bl_reply *reply, void *target,
                            uint32_t capacity, uint32_t *size)
 {
@@ -180,7 +181,7 @@ static int bl_reply_decode(bl_session *session, const bl_reply *reply, void *tar
     if (bulk.size > capacity)
         return -EMSGSIZE;
     uint64_t offset = bl_bulk_out_offset(g, session->lane, session->half);
-    bl_refetch(memory, offset, bulk.size); /* after the look at the line, before the copy */
+    bl_refetch(memory, offset, bulk.size); /* after reading the line, before the copy */
     /* SYNC lane.bulk_out: pairs with bl_bulk_answer() */
     bl_fetch(memory, offset, target, bulk.size);
     bl_crash_point("call.bulk_fetched");
@@ -203,7 +204,7 @@ int bl_lane_call(bl_session *session, const bl_message *message, bl_wait *wait)
             return status;
         bl_lane_send(session, message->method, BL_MESSAGE_BULK, &bulk, sizeof bulk, 1);
     }
-    bl_fence_store(&session->pool->memory); /* out now, since the server waits for it */
+    bl_fence_store(&session->pool->memory); /* in memory now, because the server waits for it */
     bl_crash_point("call.sent");
     sequence = session->sent;
     while (session->answered != sequence) {

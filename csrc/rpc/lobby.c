@@ -21,7 +21,8 @@
 #include "coherence/guard.h"
 #include "rpc/session_state.h"
 
-/* Read the reply line of this session's host in the half that serves now: 1 if it is whole. */
+/* Read the reply line of this session's host in the half of the current server. Returns 1 if it is
+ * whole. */
 static int bl_lobby_reply_read(const bl_session *session, uint32_t half, bl_lobby_reply *out)
 {
     const bl_memory *memory = &session->pool->memory;
@@ -32,7 +33,7 @@ static int bl_lobby_reply_read(const bl_session *session, uint32_t half, bl_lobb
                                  out->check == bl_message_check(out, 0));
 }
 
-/* Return what stands in this host's request line. */
+/* Return this host's request line. */
 static bl_lobby_request bl_lobby_line(const bl_session *session)
 {
     const bl_memory *memory = &session->pool->memory;
@@ -40,11 +41,12 @@ static bl_lobby_request bl_lobby_line(const bl_session *session)
     uint64_t offset = bl_lobby_request_offset(session->host);
     bl_refetch(memory, offset, BL_LINE_SIZE); /* another process may have streamed it */
     bl_load_line(memory, offset, &line);
-    bl_rely(memory, offset, BL_LINE_SIZE); /* its former writer had the lock that we hold now */
+    bl_rely(memory, offset, BL_LINE_SIZE); /* its former writer held the lock that this process
+                                            * holds now */
     return line;
 }
 
-/* Ask as the nonce: return the request's sequence. */
+/* Write a request of this nonce. Returns the request's sequence number. */
 static uint32_t bl_lobby_ask(const bl_session *session, uint32_t operation, uint64_t nonce,
                              uint64_t epoch)
 {
@@ -62,13 +64,13 @@ static uint32_t bl_lobby_ask(const bl_session *session, uint32_t operation, uint
     line.check = bl_message_check(&line, 0);
     uint64_t offset = bl_lobby_request_offset(session->host);
     bl_crash_line("ask.line", &session->pool->memory, offset, &line);
-    /* SYNC lobby.request: pairs with the server's look into the lobby */
+    /* SYNC lobby.request: pairs with bl_lobby_look() */
     bl_publish_line(&session->pool->memory, offset, &line);
     bl_crash_point("ask.out");
     return sequence;
 }
 
-/* Does another machine use this host number? */
+/* Return 1 if another machine uses this host number; else 0. */
 static int bl_lobby_clash(const bl_session *session, const bl_epoch_line *epoch)
 {
     bl_lobby_reply reply;
@@ -87,13 +89,13 @@ typedef struct bl_lobby_turn {
     uint32_t open;              /* requests that a server may have granted without our knowledge */
 } bl_lobby_turn;
 
-/* Ask, and wait for the answer of the server that serves; the caller holds the host's lock. */
+/* Write a request and wait for the current server's reply; the caller holds the host's lock. */
 static int bl_lobby_exchange(bl_lobby_turn *turn)
 {
     bl_session *session = turn->session;
     const bl_memory *memory = &session->pool->memory;
     bl_lobby_reply *reply = &turn->reply;
-    uint64_t asked = 0; /* epoch that the request was made to */
+    uint64_t asked = 0; /* epoch of the server that the request was sent to */
     uint32_t sequence = 0;
     for (;;) {
         bl_epoch_line epoch;
@@ -105,7 +107,7 @@ static int bl_lobby_exchange(bl_lobby_turn *turn)
         if (serving && bl_epoch_second_host(session->pool, &epoch, session->host,
                                             session->boot_id)) {
             if (epoch.host == session->host && bl_wait_turn(memory, turn->wait))
-                continue; /* perhaps of an earlier boot of this host; a successor will come */
+                continue; /* perhaps of an earlier boot of this host; a successor will follow */
             return -BL_ERROR_SECOND_HOST;
         }
         if (serving && epoch.epoch != asked) {
@@ -136,8 +138,8 @@ static int bl_lobby_exchange(bl_lobby_turn *turn)
     }
 }
 
-/* Settle an attempt of this host that ran out of time and is remembered in its line, before the
- * line says something else. 0, or why no server can be asked now. */
+/* Settle an attempt of this host that timed out and is still in its line, before the line is
+ * overwritten. Returns 0, or an error if no server can be reached now. */
 static int bl_lobby_settle(const bl_lobby_turn *turn)
 {
     const bl_session *session = turn->session;
@@ -151,7 +153,7 @@ static int bl_lobby_settle(const bl_lobby_turn *turn)
     if (bl_epoch_read(session->pool, &epoch) == 0 &&
         bl_lobby_reply_read(session, epoch.epoch % BL_HALF_COUNT, &reply) &&
         reply.epoch == epoch.epoch && reply.sequence == line.sequence)
-        return 0; /* the server that serves has read it */
+        return 0; /* the current server has read it */
     bl_lobby_turn again = {turn->session, turn->wait, .nonce = line.nonce,
                            .operation = BL_LOBBY_DETACH};
     return bl_lobby_exchange(&again);
@@ -164,13 +166,14 @@ static int bl_lobby_guarded(void *context)
     return status < 0 ? status : bl_lobby_exchange(turn);
 }
 
-/* Do the same; if a device fails, the host's lock stays with the caller. */
+/* As bl_lobby_settle() and bl_lobby_exchange(); if a device fails, the caller keeps the host's
+ * lock. */
 static int bl_lobby_visit(bl_lobby_turn *turn)
 {
     return bl_guarded(&turn->session->pool->memory, bl_lobby_guarded, turn);
 }
 
-/* Withdraw the request: no server that reads it may give this nonce a lane any more. */
+/* Withdraw the request: no server that reads it may assign a lane to this nonce any more. */
 static int bl_lobby_withdraw(void *context)
 {
     const bl_session *session = context;
@@ -179,7 +182,7 @@ static int bl_lobby_withdraw(void *context)
     return 0;
 }
 
-/* Take the lock under which this host's processes take turns: a descriptor or a negative error. */
+/* Take the lock that serializes this host's processes. Returns a descriptor or a negative error. */
 static int bl_lobby_lock(const bl_session *session, bl_wait *wait)
 {
     char name[32];
@@ -236,7 +239,7 @@ int bl_lobby_attach(bl_session *session, uint64_t timeout_ns)
     session->attached = status == 0;
     if (session->attached)
         session->old_nonce = 0;
-    if (!session->attached) { /* a lane given too late is found to be ownerless */
+    if (!session->attached) { /* a lane assigned too late is found to have no owner */
         bl_session_rest(session);
         bl_liveness_end(memory, session->directory, session->nonce, session->liveness_lock,
                         refused);

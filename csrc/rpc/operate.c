@@ -29,7 +29,7 @@ void bl_server_drain(bl_server *server, int draining)
         bl_operate_apply(server);
 }
 
-/* Fill the buckets of all sessions: nobody filled them while calls were not limited. */
+/* Fill the buckets of all sessions: they are not filled while calls are not limited. */
 static void bl_operate_fill(bl_server *server)
 {
     const bl_allowance full = {

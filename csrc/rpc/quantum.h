@@ -34,9 +34,8 @@ typedef struct bl_work {
     uint64_t keys;
 } bl_work;
 
-/* Return at least as many keys as the request has, as far as a handler accepts it, before any of it
- * is done. The request's own size is believed only so far: whatever it says, it counts as one
- * key. */
+/* Return an upper bound for the keys of a request, as far as a handler accepts it, before any of it
+ * is handled. The size in the request is not trusted: a request counts as at least one key. */
 static inline uint64_t bl_quantum_keys(const bl_request *request)
 {
     uint32_t size = request->size;
@@ -49,13 +48,14 @@ static inline uint64_t bl_quantum_keys(const bl_request *request)
     return keys < BL_QUANTUM_KEYS ? keys : BL_QUANTUM_KEYS;
 }
 
-/* Does a turn have room for so many more keys, or must they wait for the lane's next turn? */
+/* Return 1 if a turn has room for this number of keys; 0 if they must wait for the lane's next
+ * turn. */
 static inline int bl_quantum_fits(const bl_work *turn, uint64_t keys)
 {
     return turn->requests < BL_QUANTUM_REQUESTS && turn->keys + keys <= BL_QUANTUM_KEYS;
 }
 
-/* Raise each number of most to at least the given one. */
+/* Raise each number of most to at least the given value. */
 static inline void bl_work_raise(bl_work *most, uint64_t requests, uint64_t keys)
 {
     most->requests = requests > most->requests ? requests : most->requests;

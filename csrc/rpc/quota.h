@@ -13,8 +13,8 @@
 #define BL_QUOTA_H
 
 
-/* Tokens are counted in billionths: a nanosecond brings calls_per_s of them. A bucket holds what
- * a second brings. */
+/* Tokens are counted in billionths: a nanosecond adds calls_per_s of them. A bucket holds the
+ * tokens of one second. */
 #define BL_TOKEN INT64_C(1000000000)
 
 typedef struct bl_allowance {
@@ -37,7 +37,7 @@ static inline int bl_call_gives(uint32_t method)
            method == BL_METHOD_RELEASE || method == BL_METHOD_LOWER_TELL;
 }
 
-/* Pay for a call: 1, or 0 if it must be refused. */
+/* Take the token of one call. Returns 1, or 0 if the call must be refused. */
 static inline int bl_allowance_take(bl_allowance *allowance, uint32_t calls_per_s,
                                     uint32_t method)
 {

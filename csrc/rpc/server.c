@@ -57,7 +57,8 @@ static bl_work bl_lane_gather(bl_server *server, uint32_t number)
         if (request->sequence != sequence)
             break;
         if (!bl_verify(memory, bl_request_whole(request, key))) {
-            server->stat.torn_count++; /* half arrived, or a former session's: look again later */
+            server->stat.torn_count++; /* partly arrived, or of a former session: read again
+                                        * later */
             break;
         }
         uint64_t keys = bl_quantum_keys(request);
@@ -72,7 +73,7 @@ static bl_work bl_lane_gather(bl_server *server, uint32_t number)
     return turn;
 }
 
-/* Copy the bytes of a long request once: 0 or an error. */
+/* Copy the bytes of a long request once. Returns 0 or an error. */
 static int bl_bulk_take(bl_server *server, uint32_t lane, const bl_request *request, bl_call *call)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -83,19 +84,19 @@ static int bl_bulk_take(bl_server *server, uint32_t lane, const bl_request *requ
     if (bulk.size > server->pool->geometry.bulk_size)
         return -BL_ERROR_BAD_REQUEST;
     uint64_t offset = bl_bulk_in_offset(&server->pool->geometry, lane);
-    bl_refetch(memory, offset, bulk.size); /* after the look at the line, before the copy */
+    bl_refetch(memory, offset, bulk.size); /* after reading the line, before the copy */
     bl_fetch(memory, offset, server->bulk_in, bulk.size); /* SYNC lane.bulk_in */
     bl_crash_point("serve.bulk_fetched");
     if (!bl_verify(memory, bl_crc32c(0, server->bulk_in, bulk.size) == bulk.check))
         return -BL_ERROR_BAD_REQUEST;
-    /* Their check proves them. There is no bl_rely(): a server that was deposed without noticing
-     * may see the same bytes being sent again, to its successor. */
+    /* Their checksum verifies them. There is no bl_rely(): a server that was deposed without
+     * noticing may read the same bytes while they are sent again, to its successor. */
     call->request = server->bulk_in;
     call->request_size = bulk.size;
     return 0;
 }
 
-/* Put a handler's long answer into the lane's bulk area. */
+/* Copy a handler's long reply into the lane's bulk area. */
 static void bl_bulk_answer(bl_server *server, uint32_t lane, const bl_call *call, bl_reply *reply)
 {
     uint32_t lines = (call->reply_size + BL_LINE_SIZE - 1) / BL_LINE_SIZE;
@@ -110,7 +111,7 @@ static void bl_bulk_answer(bl_server *server, uint32_t lane, const bl_call *call
     memcpy(reply->payload, &bulk, sizeof bulk);
 }
 
-/* Make the reply to a call that has its status. */
+/* Fill in the reply to a call that has its status. */
 static void bl_call_answer(bl_server *server, bl_call *call, int status, bl_reply *reply)
 {
     bl_trace_end(&server->trace, call, status);
@@ -141,7 +142,7 @@ static void bl_call_begin(bl_server *server, uint32_t lane, uint32_t method, uin
     bl_trace_begin(&server->trace, &known);
 }
 
-/* Run one request's handler and make its reply, unless the lane has a job then. */
+/* Run one request's handler and fill in its reply, unless the request became a job. */
 static void bl_server_handle(bl_server *server, uint32_t lane, const bl_request *request,
                              bl_reply *reply)
 {
@@ -180,16 +181,18 @@ static void bl_server_handle(bl_server *server, uint32_t lane, const bl_request 
         bl_call_answer(server, &call, status, reply);
 }
 
-/* Send the first replies to a lane's next requests. */
+/* Send the first ready replies to a lane's next requests. */
 static void bl_lane_reply(bl_server *server, uint32_t number, uint32_t ready)
 {
     const bl_memory *memory = &server->pool->memory;
     bl_lane *lane = &server->lanes[number];
     uint64_t key = bl_message_key(lane->nonce, server->epoch);
     bl_crash_point("serve.handled");
-    for (uint32_t i = 0; i < ready; i++) /* apart from what fills a line: see bl_lane_send() */
+    for (uint32_t i = 0; i < ready; i++) /* in a separate pass from filling the lines: see
+                                          * bl_lane_send() */
         bl_message_seal(&server->replies[i], lane->next + i, key);
-    bl_fence_store(memory); /* entries, extents and bulk are out before a reply speaks of them */
+    bl_fence_store(memory); /* entries, extents and bulk bytes are in memory before a reply
+                             * refers to them */
     bl_crash_point("serve.fenced");
     bl_crash_line("serve.line", memory,
                   bl_reply_offset(&server->pool->geometry, number, server->half,
@@ -201,14 +204,14 @@ static void bl_lane_reply(bl_server *server, uint32_t number, uint32_t ready)
                                        bl_server_slot(server, lane->next + i)),
                        &server->replies[i]); /* SYNC lane.reply: pairs with bl_lane_take() */
     bl_crash_point("serve.replies_streamed");
-    bl_fence_store(memory); /* send them now, since a client waits */
+    bl_fence_store(memory); /* in memory now, because a client waits */
     bl_crash_point("serve.replied");
     lane->next += ready;
     lane->call_count += ready;
 }
 
-/* Serve what bl_lane_gather() found. A request that becomes a job ends the turn: what follows it in
- * the lane is looked at when it is answered. */
+/* Serve the requests that bl_lane_gather() found. A request that becomes a job ends the turn: the
+ * requests after it in the lane are read again when it is answered. */
 static void bl_lane_answer(bl_server *server, uint32_t number, bl_work turn)
 {
     bl_lane *lane = &server->lanes[number];
@@ -222,12 +225,13 @@ static void bl_lane_answer(bl_server *server, uint32_t number, bl_work turn)
         ready += !lane->job;
     }
     bl_lane_reply(server, number, ready);
-    server->done.requests += ready + !!lane->job; /* what became a job was work, too */
+    server->done.requests += ready + !!lane->job; /* a request that became a job also counts as
+                                                   * work */
     server->done.keys += turn.keys;
     lane->answered = server->done;
 }
 
-/* Answer a call that a thread has done: 1, or 0: it is not done yet. */
+/* Send the reply of a call that a thread has handled. Returns 1, or 0 if it is not done yet. */
 static uint64_t bl_lane_finish(bl_server *server, uint32_t number)
 {
     bl_lane *lane = &server->lanes[number];
@@ -249,8 +253,8 @@ static uint64_t bl_lane_finish(bl_server *server, uint32_t number)
     return 1;
 }
 
-/* Count how much others have had done since this lane may have begun to wait: its request was not
- * there when its last turn ended, or when the round before this one began. */
+/* Record the work done for other lanes since this lane may have begun to wait: its request was not
+ * there when its last turn ended, or when the previous round began. */
 static void bl_lane_waited(bl_server *server, const bl_lane *lane, bl_work turn)
 {
     bl_work since = lane->answered;
@@ -260,7 +264,7 @@ static void bl_lane_waited(bl_server *server, const bl_lane *lane, bl_work turn)
     bl_work_raise(&server->most_taken, turn.requests, turn.keys);
 }
 
-/* Look at a lane: return the number of requests that were taken, or answered. */
+/* Serve one lane. Returns the number of requests that were taken or answered. */
 static uint64_t bl_lane_turn(bl_server *server, uint32_t number)
 {
     bl_lane *lane = &server->lanes[number];
@@ -312,8 +316,8 @@ static uint64_t bl_idle_nap_ns(uint64_t idle_ns)
     return nap_ns < BL_IDLE_NAP_NS ? nap_ns : BL_IDLE_NAP_NS;
 }
 
-/* Does a device fault at this offset lie in a lane that was not broken before? Then the lane is
- * marked as broken: 1. */
+/* If a device fault at this offset is in a lane that was not broken before, mark the lane as broken
+ * and return 1; else return 0. */
 static int bl_lane_breaks(bl_server *server, uint64_t offset)
 {
     const bl_geometry *g = &server->pool->geometry;
@@ -325,8 +329,8 @@ static int bl_lane_breaks(bl_server *server, uint64_t offset)
     return news;
 }
 
-/* The last round may have been left in the middle: list the live lanes again, and end the sessions
- * of those that broke. 0, or -BL_ERROR_DEPOSED. */
+/* Recover from a fault in the middle of a round: list the live lanes again, and end the sessions of
+ * those that broke. Returns 0, or -BL_ERROR_DEPOSED. */
 static int bl_server_mend(bl_server *server)
 {
     int status = 0;
@@ -369,8 +373,8 @@ static int bl_server_loop(void *context)
     return 0;
 }
 
-/* A server that serves no more stops its heartbeat; else clients would wait, and no standby would
- * follow. */
+/* A server that no longer serves stops its heartbeat; otherwise clients would wait, and no standby
+ * would take over. */
 int bl_server_run(bl_server *server)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -393,7 +397,7 @@ int bl_server_handle_method(bl_server *server, uint32_t method, bl_handler handl
     if (method >= BL_METHOD_COUNT)
         return -EINVAL;
     server->handlers[method].context = context;
-    bl_store_fence_now(); /* the poll loop may run: it never sees a handler without its context */
+    bl_store_fence_now(); /* the poll loop may run: it must not see a handler without its context */
     server->handlers[method].run = handler;
     return 0;
 }

@@ -36,7 +36,7 @@ typedef struct bl_lane {
     uint64_t boot_id[2];
     uint64_t epoch;             /* the epoch whose server attached the session */
     uint64_t heartbeat_count;
-    uint64_t heartbeat_seen_ns; /* when heartbeat_count was last seen to move */
+    uint64_t heartbeat_seen_ns; /* when heartbeat_count last changed */
     uint32_t host;
     uint32_t state;
     uint32_t next;              /* sequence of the next request */
@@ -50,26 +50,26 @@ typedef struct bl_lane {
     uint64_t call_count;        /* calls that were answered */
     bl_work answered;           /* what the server had done when its last turn ended */
     bl_allowance allowance;
-    int liveness_lock;          /* descriptor; or a negative error: one that passes is tried again,
+    int liveness_lock;          /* descriptor, or a negative error: a temporary one is retried,
                                  * with another this host cannot prove anything */
 } bl_lane;
 
-/* How certain it is that a session that ended writes nothing any more. */
+/* How certain it is that an ended session no longer writes. */
 enum bl_end { BL_END_GONE = 1, BL_END_SUSPECT = 2 };
 
 typedef struct bl_server_hooks {
     void *context;
-    /* Take over, after the new epoch is published: copy what the predecessor committed and has open
-     * from its half into the own half. old_epoch, which wrote that half, is 0 for a new pool.
-     * suspect: sessions of earlier epochs may still write. 0 or an error. */
+    /* Take over, after the new epoch is published: copy the predecessor's committed and open state
+     * from its half into this server's half. old_epoch, which wrote that half, is 0 for a new pool.
+     * suspect: sessions of earlier epochs may still write. Returns 0 or an error. */
     int (*recover)(void *context, uint64_t old_epoch, int suspect);
-    /* A session of this epoch ended. After SUSPECT, GONE may follow, or nothing ever. */
+    /* A session of this epoch ended. After SUSPECT, GONE may or may not follow. */
     void (*ended)(void *context, uint32_t lane, enum bl_end end);
-    /* Every session of earlier epochs is proven gone. */
+    /* All sessions of earlier epochs are proven gone. */
     void (*settled)(void *context);
 } bl_server_hooks;
 
-/* What an operator asked for, by any thread (rpc/operate.c). */
+/* An operator's requests, from any thread (rpc/operate.c). */
 typedef struct bl_asked {
     uint64_t serial;            /* counts the changes */
     uint64_t bytes;             /* the words of a bl_quota */
@@ -81,17 +81,18 @@ typedef struct bl_asked {
 
 /* The server that a standby watches (rpc/standby.c). */
 typedef struct bl_watch {
-    uint64_t nonce;             /* nonce of that server; 0: none yet */
-    uint64_t count;             /* count of its heartbeat */
-    uint64_t looked_ns;         /* of the last look */
-    uint64_t silent_ns;         /* for which its heartbeat has stood still */
-    uint64_t gap_ns;            /* the longest silence of this pool's servers that ended, fading */
+    uint64_t nonce;             /* its nonce; 0: none yet */
+    uint64_t count;             /* its heartbeat count */
+    uint64_t looked_ns;         /* time of the last check */
+    uint64_t silent_ns;         /* time since its heartbeat last changed */
+    uint64_t gap_ns;            /* the longest gap between heartbeats of this pool's servers,
+                                 * decaying */
     int liveness_lock;          /* descriptor, or negative: this host cannot prove anything */
 } bl_watch;
 
-/* A silence that a standby may follow (rpc/standby.c). */
+/* A stopped heartbeat after which a standby may take over (rpc/standby.c). */
 typedef struct bl_silence {
-    uint64_t nonce;             /* of the silent server; 0: there is none */
+    uint64_t nonce;             /* of the silent server; 0: none */
     uint64_t ns;
     int alive;                  /* 1: its process is proven alive */
 } bl_silence;
@@ -103,12 +104,13 @@ struct bl_server {
     uint64_t nonce;
     uint64_t epoch;             /* 0 before take */
     uint32_t half;
-    uint32_t state;             /* bl_server_state, as the epoch line says; 0 before take */
+    uint32_t state;             /* bl_server_state as in the epoch line; 0 before take */
     uint32_t host;
-    int lock;                   /* of one server of a pool on this host; or negative */
-    int liveness_lock;          /* the server's own */
-    struct bl_declared *declared; /* what an operator declared gone; NULL: nothing */
-    bl_silence silence;         /* that a standby has seen */
+    int lock;                   /* the lock for the pool's only server on this host; or negative */
+    int liveness_lock;          /* this server's liveness lock */
+    struct bl_declared *declared; /* sessions and servers that an operator declared gone; NULL:
+                                   * none */
+    bl_silence silence;         /* seen by a standby */
     bl_watch watch;
     bl_pidfds *pidfds;          /* the pidfd watch of this host; NULL: not available */
     bl_heartbeat heartbeat;
@@ -116,7 +118,7 @@ struct bl_server {
     struct {
         bl_handler run;
         void *context;
-        bl_calls calls;         /* beside what each call reads anyway */
+        bl_calls calls;         /* next to the fields that each call reads anyway */
     } handlers[BL_METHOD_COUNT];
     bl_lane *lanes;
     uint32_t *live;             /* numbers of the live lanes: the one that waited longest is
@@ -133,22 +135,22 @@ struct bl_server {
     bl_work most_waited;        /* the most by others, while a lane's oldest request was there */
     bl_quota quota;
     bl_asked asked;
-    uint64_t applied;           /* the serial of what the poll loop has applied */
+    uint64_t applied;           /* the serial that the poll loop has applied */
     bl_trace trace;
     bl_request *requests;       /* BL_QUANTUM_REQUESTS private copies */
     bl_reply *replies;
     uint8_t *bulk_in, *bulk_out; /* bulk_size each: private copies */
-    uint64_t housekeeping_ns;   /* when the last housekeeping was */
-    uint64_t liveness_ns;       /* when liveness locks were last looked at */
-    uint64_t sweep_ns;          /* when liveness locks that nobody needs were last removed */
-    uint64_t heartbeat_lost_ns; /* a heartbeat that stands still for so long is lost; 0: default */
-    struct bl_jobs *jobs;       /* calls that threads answer (rpc/jobs.h); NULL: none can be */
+    uint64_t housekeeping_ns;   /* time of the last housekeeping */
+    uint64_t liveness_ns;       /* when liveness locks were last checked */
+    uint64_t sweep_ns;          /* when unneeded liveness locks were last removed */
+    uint64_t heartbeat_lost_ns; /* a heartbeat without a change for this long is lost; 0: default */
+    struct bl_jobs *jobs;       /* calls that threads handle (rpc/jobs.h); NULL: not available */
     uint64_t stop;              /* shared with the thread that stops the server */
     bl_server_stat stat;
     uint64_t reported[BL_REPORT_KINDS][BL_REPORT_FIGURES];
 };
 
-/* Count a call for what the exporter shows. Unknown methods count as the last one. */
+/* Count a call for the exporter. Unknown methods count as the last one. */
 static inline void bl_server_count(bl_server *server, uint32_t method, int status)
 {
     bl_calls *calls = &server->handlers[method < BL_METHOD_COUNT ? method : BL_METHOD_COUNT - 1]
@@ -161,54 +163,56 @@ static inline void bl_server_count(bl_server *server, uint32_t method, int statu
 /* Apply what an operator asked for: the poll loop calls it between two rounds. */
 void bl_operate_apply(bl_server *server);
 
-/* Learn the pid of a session whose process has connected to this server. */
+/* Set the pid of a session whose process has connected to this server. */
 void bl_operate_name(const bl_server *server, bl_lane *lane);
 
-/* Do the housekeeping: look into the lobby, at heartbeats, liveness locks and the epoch. 0, or
+/* Do the housekeeping: check the lobby, heartbeats, liveness locks and the epoch. Returns 0, or
  * -BL_ERROR_DEPOSED. */
 int bl_housekeeping_keep(bl_server *server, uint64_t now_ns);
 
-/* Stop serving a lane's session: 0, or -BL_ERROR_DEPOSED: a successor decides. */
+/* Stop serving a lane's session. Returns 0, or -BL_ERROR_DEPOSED: a successor decides. */
 int bl_housekeeping_end(bl_server *server, uint32_t lane, enum bl_end end);
 
-/* Become the owner of one epoch, or learn its owner (rpc/elect.c): 0 and the owner (nonce, boot_id,
- * host); -ESTALE: a host asks for a later one, owner->epoch; -EAGAIN: disturbed for too long; or
- * -BL_ERROR_EPOCH_DAMAGED. The server has its nonce. One process of a host calls it at a time. */
+/* Become the owner of an epoch, or find its owner (rpc/elect.c). Returns 0 and the owner (nonce,
+ * boot_id, host); -ESTALE: a host requests a later one, owner->epoch; -EAGAIN: other ballots
+ * interfered for too long; or -BL_ERROR_EPOCH_DAMAGED. The server has its nonce. One process of a
+ * host calls it at a time. */
 int bl_elect(const bl_server *server, uint64_t epoch, bl_candidate_line *owner);
 
-/* May a device have written what was granted to a session of this host? Its writes may lie in this
- * host's cache (transfer/device_range.h). A session of another host ends only by its own word,
- * which it gives when it has flushed, or with that host's caches: then there is nothing to flush
- * here. */
+/* Return 1 if a device may have written to grants of a session of this host; else 0. The device's
+ * writes may be in this host's cache (transfer/device_range.h). A session of another host ends only
+ * when it detaches, after it has flushed, or with that host's caches: then there is nothing to
+ * flush here. */
 int bl_lane_has_devices(const bl_server *server, uint32_t lane);
 
-/* Write a lane's session line in the server's own half. */
+/* Write a lane's session line in this server's half. */
 void bl_housekeeping_write(bl_server *server, uint32_t lane);
 
-/* Become the server, with the next epoch. 0, or as bl_server_serve_lanes(), or what a hook
+/* Become the server, with the next epoch. Returns 0, or as bl_server_serve_lanes(), or what a hook
  * returned. */
 int bl_server_take(bl_server *server, const bl_server_hooks *hooks);
 
 /* Return the error for another machine that uses this host number. */
 int bl_server_clash(const bl_server *server);
 
-/* Note in the server's figures whom it follows, and why: line is the newest epoch line before its
- * own (rpc/reason.c). */
+/* Record in the server's statistics which server it took over from, and why: line is the newest
+ * epoch line before its own (rpc/reason.c). */
 void bl_reason_note(bl_server *server, const bl_epoch_line *line);
 
-/* Did an operator declare the server or session of this nonce gone? (rpc/declare.c) */
+/* Return 1 if an operator declared the server or session of this nonce gone (rpc/declare.c); else
+ * 0. */
 int bl_declared(const bl_server *server, uint64_t nonce);
 
-/* Do all heartbeats that were declared gone stand still? 0, or -BL_ERROR_SERVER_ALIVE,
- * _SESSION_ALIVE. */
+/* Check that no heartbeat of a process that was declared gone advances. Returns 0, or
+ * -BL_ERROR_SERVER_ALIVE, _SESSION_ALIVE. */
 int bl_declared_check(bl_server *server);
 
-/* Look once at all live lanes: return the number of requests served. */
+/* Serve all live lanes once. Returns the number of requests served. */
 uint32_t bl_server_round(bl_server *server);
 
-/* Does this server still speak for the pool? A full fence comes first: what the server wrote is in
- * memory before it looks, so either it or a successor sees the other. 0, -BL_ERROR_DEPOSED, or
- * -BL_ERROR_EPOCH_DAMAGED: it cannot know. */
+/* Check whether this server is still the pool's current server. A full fence comes first: what the
+ * server wrote is in memory before it reads the epoch lines, so either it or a successor sees the
+ * other. Returns 0, -BL_ERROR_DEPOSED, or -BL_ERROR_EPOCH_DAMAGED: it cannot be determined. */
 int bl_server_still(const bl_server *server);
 
 void bl_watch_end(bl_server *server);

@@ -31,7 +31,8 @@ int bl_session_open(const bl_pool *pool, const char *directory, uint32_t host, u
     session->pool = pool;
     session->host = host;
     session->liveness_lock = -1;
-    *out = session; /* a fork during the attachment finds the session and its lock */
+    * out = session; /* after a fork during the attachment, the child finds the session and its
+    * lock */
     strcpy(session->directory, directory);
     session->parent = mmap(NULL, BL_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
                            -1, 0);
@@ -78,7 +79,7 @@ void bl_session_describe(const bl_session *session, bl_session_stat *out)
     out->nonce = session->nonce;
 }
 
-/* Is this session usable by this process, and attached? 0 or an error. */
+/* Check that this process can use the session, and attach it. Returns 0 or an error. */
 static int bl_session_ready(bl_session *session, uint64_t timeout_ns)
 {
     if (*session->parent == 0)
@@ -88,8 +89,8 @@ static int bl_session_ready(bl_session *session, uint64_t timeout_ns)
     return bl_lobby_attach(session, timeout_ns);
 }
 
-/* Give the nonce up in its heartbeat line, for the server that serves next; a call that attaches
- * under a new nonce says so, too, and need not wait until the server looks at heartbeats. */
+/* Publish in the heartbeat line that the nonce has ended, for the next server; a call that attaches
+ * under a new nonce also reports this, and does not wait until the server reads heartbeats. */
 static void bl_session_drop(bl_session *session)
 {
     bl_heartbeat_end(&session->heartbeat);
@@ -110,13 +111,13 @@ int bl_session_devices(bl_session *session)
     if (!session->devices && session->attached)
         status = bl_liveness_devices(&session->pool->memory, session->liveness_lock, 1);
     if (status == 0)
-        session->devices = 1; /* of the sessions that follow this one, too */
+        session->devices = 1; /* also for the sessions that follow this one */
     return status;
 }
 
 void bl_session_leave(bl_session *session)
 {
-    bl_heartbeat_stop(&session->heartbeat); /* one per session: the next nonce's */
+    bl_heartbeat_stop(&session->heartbeat); /* one per session: the next nonce starts another */
     session->old_nonce = 0;
     session->attached = 0; /* the lock's descriptor stays open: only this process's end frees it */
     session->stat.reattach_count++;
@@ -129,8 +130,8 @@ typedef struct bl_session_task {
     uint64_t timeout_ns;
 } bl_session_task;
 
-/* Run a call. A request that was under way when a device failed may still be answered, so nobody
- * may listen on this nonce any more. */
+/* Run a call. A request that was in flight when a device failed may still be answered, so this
+ * nonce must not be used any more. */
 static int bl_session_run(bl_session *session, bl_guarded_run run, bl_session_task *task)
 {
     int status = bl_guarded(&session->pool->memory, run, task);
@@ -156,7 +157,7 @@ static int bl_session_ask(void *context)
             return status;
         }
         if (session->attached)
-            bl_session_drop(session); /* a late reply must find nobody on this nonce */
+            bl_session_drop(session); /* a late reply must not be taken for that of a later call */
         if (status == -BL_ERROR_TIMEOUT || bl_wait_left_ns(memory, &wait) == 0)
             return -BL_ERROR_TIMEOUT;
     }

@@ -27,9 +27,9 @@ struct bl_session {
     char directory[BL_PATH_SIZE];   /* the pool's runtime directory on this host */
     uint64_t boot_id[2];
     uint64_t nonce;
-    uint64_t old_nonce;             /* given up, but the server may not know that yet; or 0 */
+    uint64_t old_nonce;             /* has ended, but the server may not know that yet; or 0 */
     uint64_t epoch;
-    uint32_t half;                  /* half of the server that gave the lane */
+    uint32_t half;                  /* half of the server that assigned the lane */
     uint32_t host;
     uint32_t lane;
     uint32_t sent;                  /* sequence of the last request */
@@ -44,26 +44,26 @@ struct bl_session {
     bl_session_stat stat;
 };
 
-/* Ask the lobby for a lane: 0 or a negative error. The session has a directory, host and
+/* Request a lane in the lobby. Returns 0 or a negative error. The session has a directory, host and
  * boot_id. */
 int bl_lobby_attach(bl_session *session, uint64_t timeout_ns);
 
-/* Give the lane back. 0, or an error if no server took notice: a server will find the liveness lock
- * free. */
+/* Give back the lane. Returns 0, or an error if no server has confirmed it: a server will find the
+ * liveness lock free. */
 int bl_lobby_detach(bl_session *session, uint64_t timeout_ns);
 
-/* Announce that from now on a device may write what is granted to this session: its process is then
- * believed dead by pidfd alone, and what it had been granted is flushed at that time (D15). Call it
- * before the grants are asked for. 0 or -errno. */
+/* Announce that from now on a device may write to this session's grants: only a pidfd then proves
+ * that its process is dead, and its grants are flushed at that time (D15). Call it before
+ * requesting the grants. Returns 0 or -errno. */
 int bl_session_devices(bl_session *session);
 
-/* Announce that this session's devices write nothing more that was granted to it, and that what
- * they wrote is in memory: from now on its lock alone tells whether it is gone. Call it before a
- * session that lives gives its grants back. */
+/* Announce that this session's devices no longer write to its grants, and that what they wrote is
+ * in memory: from now on its lock alone shows whether it is gone. Call it before a live session
+ * returns its grants. */
 void bl_session_rest(const bl_session *session);
 
-/* Leave the nonce as it is, with its grants, until this process is proven gone: something may still
- * be written under it. The server is told nothing; the next call attaches under a new nonce. */
+/* Abandon the nonce, with its grants, until this process is proven gone: something may still be
+ * written under it. The server is not notified; the next call attaches under a new nonce. */
 void bl_session_leave(bl_session *session);
 
 /* Return the slot of a sequence number's message in the lane. */
@@ -76,16 +76,16 @@ static inline uint32_t bl_slot_of(const bl_session *session, uint32_t sequence)
 enum { BL_WINDOW_MAX = 128 };
 
 /* Stream count requests of one method, each of size bytes: at most BL_MESSAGE_INLINE_SIZE. There is
- * no fence; that many slots are free. */
+ * no fence; the caller has ensured that count slots are free. */
 void bl_lane_send(bl_session *session, uint32_t method, uint32_t flags, const void *payloads,
                   uint32_t size, uint32_t count);
 
-/* Wait for at least one reply: return their number (at most count), 0 if the server was replaced or
- * has given the session up, or -BL_ERROR_TIMEOUT. */
+/* Wait for at least one reply. Returns their number (at most count), 0 if the server was replaced
+ * or has ended the session, or -BL_ERROR_TIMEOUT. */
 int bl_lane_wait(bl_session *session, bl_reply *replies, uint32_t count, bl_wait *wait);
 
-/* Make one call on the lane as it is: its status; -BL_ERROR_SESSION_LOST if the server was replaced
- * or has given the session up, and will not answer. */
+/* Make one call on the current lane. Returns its status; -BL_ERROR_SESSION_LOST if the server was
+ * replaced or has ended the session, and will not reply. */
 int bl_lane_call(bl_session *session, const bl_message *message, bl_wait *wait);
 
 /* Stream a long request's bytes into the lane's bulk area and describe them in bulk. */

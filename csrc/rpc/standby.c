@@ -29,9 +29,9 @@
 enum {
     BL_STANDBY_LOOK_NS = 2 * 1000 * 1000,
     BL_STANDBY_LATE_NS = 20 * 1000 * 1000,
-    BL_STANDBY_ALIVE = 15,      /* 30 s where another host's server has 2 s */
+    BL_STANDBY_ALIVE = 15,      /* 30 s, where the limit for another host's server is 2 s */
     BL_STANDBY_GAPS = 4,
-    BL_STANDBY_FADE = 16384     /* a gap counts half after ten minutes of heartbeats */
+    BL_STANDBY_FADE = 16384     /* a gap's weight halves in ten minutes of heartbeats */
 };
 
 void bl_watch_end(bl_server *server)
@@ -42,7 +42,7 @@ void bl_watch_end(bl_server *server)
     *watch = (bl_watch){.gap_ns = watch->gap_ns, .liveness_lock = -1};
 }
 
-/* Watch a server that was not there at the last look. */
+/* Start watching a server that was not there at the last check. */
 static void bl_watch_begin(bl_server *server, const bl_epoch_line *line, uint64_t now_ns)
 {
     bl_watch_end(server);
@@ -53,24 +53,24 @@ static void bl_watch_begin(bl_server *server, const bl_epoch_line *line, uint64_
                                                         line->nonce);
 }
 
-/* Return how long the heartbeat of the watched server may stand still. */
+/* Return how long the heartbeat of the watched server may be unchanged. */
 static uint64_t bl_watch_bound_ns(const bl_watch *watch, uint64_t lost_ns)
 {
     uint64_t most_ns = bl_least(lost_ns, UINT64_MAX / BL_STANDBY_ALIVE) * BL_STANDBY_ALIVE;
-    if (watch->liveness_lock >= 0) /* alive: one that is gone was noticed before */
+    if (watch->liveness_lock >= 0) /* alive: a gone one was noticed before */
         return most_ns;
     return bl_least(bl_most(lost_ns, watch->gap_ns * BL_STANDBY_GAPS), most_ns);
 }
 
-/* Return whether a server's heartbeat has stood still for too long, or an error: the heartbeat
- * moves, and belongs to another machine that uses this host number. */
+/* Return 1 if a server's heartbeat has been unchanged for too long, 0 if not, or an error: the
+ * heartbeat advances and belongs to another machine that uses this host number. */
 static int bl_watch_silent(bl_server *server, const bl_epoch_line *line, uint64_t lost_ns,
                            uint64_t now_ns)
 {
     const bl_memory *memory = &server->pool->memory;
     bl_watch *watch = &server->watch;
     uint64_t offset = bl_server_heartbeat_offset(line->epoch % BL_HALF_COUNT);
-    bl_invalidate(memory, offset, BL_LINE_SIZE); /* no fence: an old heartbeat is looked at again */
+    bl_invalidate(memory, offset, BL_LINE_SIZE); /* no fence: a stale heartbeat is read again */
     uint64_t count = bl_heartbeat_read(memory, offset, line->nonce);
     uint64_t passed_ns = now_ns - watch->looked_ns;
     watch->looked_ns = now_ns;
@@ -92,7 +92,8 @@ typedef struct bl_watch_look {
     uint64_t lost_ns;
 } bl_watch_look;
 
-/* Take one look: is it time to try? What the look opens is stored in the server at once. */
+/* Check once whether to try a takeover. Descriptors that this opens are stored in the server at
+ * once. */
 static int bl_watch_look_guarded(void *context)
 {
     const bl_watch_look *look = context;
@@ -134,6 +135,7 @@ int bl_server_watch(bl_server *server, uint64_t lost_ns, uint64_t timeout_ns)
            !bl_shared_load(&server->stop) && bl_wait_left_ns(memory, &wait) > 0)
         bl_nap(memory, BL_STANDBY_LOOK_NS);
     if (status != 0)
-        bl_watch_end(server); /* a watch that has the liveness lock keeps it from others */
+        bl_watch_end(server); /* a watch that has the liveness lock prevents others from taking
+                               * it */
     return status;
 }

@@ -32,17 +32,17 @@
 #include "coherence/guard.h"
 #include "pool/boot.h"
 
-/* Which epoch to take, and whose halves are involved. */
+/* The epoch to take, and the epoch lines involved. */
 typedef struct bl_takeover {
     uint64_t epoch;
-    bl_epoch_line before;       /* the last writer of the own half: proven gone */
-    bl_epoch_line source;       /* the server whose half holds the truth; epoch 0: none ever
-                                 * served */
-    bl_epoch_line newest;       /* the server that is followed, or tried to become one */
-    int asked;                  /* an election may name this server, whatever its result */
+    bl_epoch_line before;       /* the last writer of this server's half: proven gone */
+    bl_epoch_line source;       /* the server whose half has the current state; epoch 0: none
+                                 * ever served */
+    bl_epoch_line newest;       /* the server that is taken over from, or that tried to take over */
+    int asked;                  /* an election may have chosen this server, even if it failed */
 } bl_takeover;
 
-/* Does the heartbeat of a server of this epoch move? */
+/* Return 1 if the heartbeat of a server of this epoch advances; else 0. */
 static int bl_server_heartbeats(const bl_server *server, uint64_t epoch, uint64_t nonce)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -58,9 +58,9 @@ static int bl_server_heartbeats(const bl_server *server, uint64_t epoch, uint64_
     return 0;
 }
 
-/* Is this server, or owner of an epoch, proven unable to write? 1, 0, or an error: it belongs to
- * another machine under this host number. Another boot was an earlier one only if its heartbeat
- * stands still. One process of a host asks at a time. */
+/* Return 1 if this server, or owner of an epoch, is proven unable to write, 0 if not, or an error:
+ * it belongs to another machine with this host number. Another boot was an earlier one only if its
+ * heartbeat has stopped. One process of a host calls this at a time. */
 static int bl_server_gone(const bl_server *server, uint64_t epoch, uint32_t host,
                           const uint64_t boot_id[2], uint64_t nonce)
 {
@@ -74,11 +74,12 @@ static int bl_server_gone(const bl_server *server, uint64_t epoch, uint32_t host
     }
     int liveness_lock = bl_liveness_watch(memory, server->directory, nonce);
     int gone = liveness_lock >= 0 && bl_liveness_gone(memory, liveness_lock);
-    bl_liveness_end(memory, server->directory, nonce, liveness_lock, 0); /* N + 1 will ask again */
+    bl_liveness_end(memory, server->directory, nonce, liveness_lock, 0); /* N + 1 will check
+                                                                          * again */
     return gone;
 }
 
-/* Is the server of an epoch line gone? It may have said so as its last word. */
+/* Return 1 if the server of an epoch line is gone, also by its own last line; else 0. */
 static int bl_epoch_gone(const bl_server *server, const bl_epoch_line *line)
 {
     uint64_t offset = bl_epoch_offset(line->epoch % BL_HALF_COUNT);
@@ -88,8 +89,8 @@ static int bl_epoch_gone(const bl_server *server, const bl_epoch_line *line)
     return bl_server_gone(server, line->epoch, line->host, line->boot_id, line->nonce);
 }
 
-/* May the server of the newest epoch be followed? It must be gone or silent; and in a pool of
- * hardware coherence, only its own host may follow. 0 or an error. */
+/* Check that a takeover from the server of the newest epoch is allowed. It must be gone or silent;
+ * and in a pool with hardware coherence, only its own host may take over. Returns 0 or an error. */
 static int bl_takeover_follow(const bl_server *server, const bl_epoch_line *line)
 {
     int gone = bl_epoch_gone(server, line);
@@ -104,8 +105,8 @@ static int bl_takeover_follow(const bl_server *server, const bl_epoch_line *line
     return 0;
 }
 
-/* Which epoch may this server ask for? 0, -BL_ERROR_SERVER_ALIVE, _HOST_CLASH, _SECOND_HOST,
- * _RUNTIME_DIR or _EPOCH_DAMAGED. */
+/* Determine the epoch that this server may request. Returns 0, -BL_ERROR_SERVER_ALIVE, _HOST_CLASH,
+ * _SECOND_HOST, _RUNTIME_DIR or _EPOCH_DAMAGED. */
 static int bl_takeover_plan(const bl_server *server, bl_takeover *plan)
 {
     bl_epoch_line line[BL_HALF_COUNT];
@@ -120,7 +121,7 @@ static int bl_takeover_plan(const bl_server *server, bl_takeover *plan)
     plan->source = line[served ? newest : 1 - newest];
     plan->before = line[served ? 1 - newest : newest];
     plan->epoch = line[newest].epoch + (served ? 1 : 2);
-    for (uint32_t half = 0; half < BL_HALF_COUNT; half++) /* its locks are in another place */
+    for (uint32_t half = 0; half < BL_HALF_COUNT; half++) /* its locks are in another directory */
         if (!bl_declared(server, line[half].nonce) &&
             bl_runtime_elsewhere(server->pool, server->directory, server->boot_id, &line[half]))
             return -BL_ERROR_RUNTIME_DIR;
@@ -129,10 +130,10 @@ static int bl_takeover_plan(const bl_server *server, bl_takeover *plan)
     return gone == 0 ? -BL_ERROR_SERVER_ALIVE : gone < 0 ? gone : 0;
 }
 
-/* Become the one owner of an epoch: 0, with what to take, or an error. */
+/* Become the only owner of an epoch. Returns 0 and the plan, or an error. */
 static int bl_takeover_claim(const bl_server *server, bl_takeover *plan)
 {
-    uint64_t next = 0; /* an epoch before it has an owner that never came */
+    uint64_t next = 0; /* the owner of an epoch before it never took over */
     for (;;) {
         bl_candidate_line owner;
         int status = bl_takeover_plan(server, plan);
@@ -153,10 +154,10 @@ static int bl_takeover_claim(const bl_server *server, bl_takeover *plan)
             break;
         case -ESTALE:
             if (owner.epoch <= next)
-                return -BL_ERROR_SERVER_ALIVE; /* looked twice: a server is about to begin */
+                return -BL_ERROR_SERVER_ALIVE; /* checked twice: a server is about to begin */
             next = owner.epoch;
             break;
-        case -EAGAIN: /* undecided: owner means nothing */
+        case -EAGAIN: /* undecided: owner is not valid */
             return -BL_ERROR_SERVER_ALIVE;
         default:
             return status;
@@ -164,9 +165,9 @@ static int bl_takeover_claim(const bl_server *server, bl_takeover *plan)
     }
 }
 
-/* Does a session line say that nobody has the lane? The line of a free lane has no nonce, and
- * clearing that is one store: a line whose writer died in the middle names the session that may use
- * the lane, which is the one before it or the one after, or nobody. */
+/* Return 1 if a session line shows a free lane; else 0. The line of a free lane has no nonce, and
+ * clearing the nonce is one store: a line whose writer died in the middle has the nonce of the
+ * session that may use the lane, which is the one before or the one after, or no nonce. */
 static int bl_session_over(const bl_server *server, const bl_session_line *line, uint32_t lane)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -174,8 +175,8 @@ static int bl_session_over(const bl_server *server, const bl_session_line *line,
            (bl_verify(memory, bl_table_whole(line, lane)) && line->state == BL_SESSION_FREE);
 }
 
-/* Inherit the sessions of earlier epochs: nobody knows what they still write, until they are proven
- * gone. The own half then says so, or that nobody has the lane. */
+/* Inherit the sessions of earlier epochs: they may still write until they are proven gone. This
+ * server's half then has them, or free lanes. */
 static void bl_takeover_inherit(bl_server *server, int inherits)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -190,7 +191,7 @@ static void bl_takeover_inherit(bl_server *server, int inherits)
         /* SYNC session.line: pairs with bl_housekeeping_write() */
         bl_load_line(memory, bl_session_offset(g, i, half), &line);
         bl_ordered(memory, bl_session_offset(g, i, half), bl_epoch_offset(server->half));
-        if (inherits) /* also that nobody has the lane */
+        if (inherits) /* also for a free lane */
             bl_believe(memory, bl_session_offset(g, i, half));
         if (inherits && !bl_session_over(server, &line, i)) {
             int earlier = line.epoch != 0 && line.epoch < server->epoch; /* no, if damaged */
@@ -228,8 +229,8 @@ static void bl_takeover_publish(bl_server *server, uint32_t state)
     server->state = state;
 }
 
-/* Do the pass over the predecessor's half, with all that comes before and after it. 0 or what a
- * hook returned. */
+/* Recover from the predecessor's half, with all steps before and after it. Returns 0 or what a hook
+ * returned. */
 static int bl_takeover_pass(bl_server *server, const bl_takeover *plan)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -242,7 +243,8 @@ static int bl_takeover_pass(bl_server *server, const bl_takeover *plan)
         bl_register_mend(memory, bl_epoch_offset(server->half), &plan->before);
     bl_takeover_publish(server, BL_SERVER_TAKING);
     bl_crash_point("take.published");
-    bl_liveness_end(memory, server->directory, plan->before.nonce, -1, 1); /* its line is gone */
+    bl_liveness_end(memory, server->directory, plan->before.nonce, -1, 1); /* its line is
+                                                                            * overwritten */
     bl_crash_point("take.liveness_removed");
     bl_takeover_inherit(server, plan->source.epoch != 0);
     bl_crash_point("take.inherited");
@@ -251,15 +253,15 @@ static int bl_takeover_pass(bl_server *server, const bl_takeover *plan)
     if (status < 0)
         return status;
     bl_crash_point("take.recovered");
-    bl_fence_store(memory); /* the own half is whole before the epoch line says so */
+    bl_fence_store(memory); /* this server's half is complete before the epoch line says SERVING */
     bl_crash_point("take.fenced");
     bl_takeover_publish(server, BL_SERVER_SERVING);
     bl_crash_point("take.serving");
     return 0;
 }
 
-/* Take this host's server lock, unless a silent server keeps it, and a liveness lock: 0 or an
- * error. */
+/* Take this host's server lock, unless a silent server holds it, and a liveness lock. Returns 0 or
+ * an error. */
 static int bl_takeover_enter(bl_server *server)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -296,7 +298,7 @@ typedef struct bl_take {
     const bl_server_hooks *hooks;
 } bl_take;
 
-/* If a device fails, bl_server_destroy() gives back what this holds, or the end of the process. */
+/* If a device fails, bl_server_destroy() or the end of the process releases what this holds. */
 static int bl_take_guarded(void *context)
 {
     const bl_take *take = context;
@@ -334,7 +336,7 @@ int bl_server_take(bl_server *server, const bl_server_hooks *hooks)
         return -BL_ERROR_SERVER_ALIVE;
     int status = bl_guarded(&server->pool->memory, bl_take_guarded, &take);
     if (status < 0 && server->epoch != 0)
-        bl_heartbeat_stop(&server->heartbeat); /* nobody serves: no client is to wait for it */
+        bl_heartbeat_stop(&server->heartbeat); /* it does not serve: clients must not wait for it */
     return status;
 }
 
@@ -401,8 +403,8 @@ void bl_server_forked(bl_server *server)
     bl_jobs_forked(server);
 }
 
-/* Write the server's last word, that it writes nothing more, into the line that is still its own
- * though a successor may have taken over: 1, or 0 if it cannot be written. */
+/* Write as the server's last line that it writes nothing more. The line is still its own, although
+ * a successor may have taken over. Returns 1, or 0 if it cannot be written. */
 static int bl_takeover_farewell(void *context)
 {
     bl_server *server = context;

@@ -27,14 +27,14 @@ static uint64_t bl_trace_clock(clockid_t clock)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Create a file that has room for the ring: a descriptor, or -errno. */
+/* Create a file with space for the ring. Returns a descriptor, or -errno. */
 static int bl_trace_file(const char *path)
 {
-    unlink(path); /* of a server that died while it made it */
+    unlink(path); /* of a server that died while it created the file */
     int descriptor = open(path, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0640);
     if (descriptor < 0)
         return -errno;
-    (void)!fchmod(descriptor, 0640); /* the directory says who may read, not the umask */
+    (void)!fchmod(descriptor, 0640); /* the directory's mode controls access, not the umask */
     int error = posix_fallocate(descriptor, 0, BL_TRACE_SIZE);
     if (error == 0)
         return descriptor;
@@ -81,7 +81,7 @@ int bl_trace_open(bl_trace *trace, const char *directory, uint64_t epoch,
     return status;
 }
 
-/* A reader that sees a mark half written sees times that are wrong by the time between two. */
+/* A reader of a partly written mark gets times that are wrong by the interval between two marks. */
 void bl_trace_mark(const bl_trace *trace)
 {
     if (!trace->head)
@@ -105,7 +105,7 @@ void bl_trace_close(bl_trace *trace)
 
 #else
 
-/* The simulator's servers have no trace: their worlds are repeated instead. */
+/* The simulator's servers have no trace: their runs can be repeated. */
 int bl_trace_open(bl_trace *trace, const char *directory, uint64_t epoch,
                   const bl_followed *followed)
 {

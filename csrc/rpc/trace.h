@@ -22,29 +22,29 @@
 typedef struct bl_trace {
     bl_trace_head *head;
     bl_trace_entry *entries;
-    uint64_t sequence;          /* of the call that began last */
-    uint64_t ticks;             /* when a call ended, or was found in its lane */
+    uint64_t sequence;          /* of the last call that began */
+    uint64_t ticks;             /* when a call ended, or was found in its lane, last */
 } bl_trace;
 
-/* Begin a new ring in this directory, and keep the last one as "trace.1": 0, or -errno: there is no
- * ring, which nothing depends on. */
+/* Begin a new ring in this directory, and keep the last one as "trace.1". Returns 0, or -errno:
+ * there is no ring, and nothing depends on it. */
 int bl_trace_open(bl_trace *trace, const char *directory, uint64_t epoch,
                   const bl_followed *followed);
 
-/* Note what clocks of the kernel say of the ticks; called every few milliseconds. */
+/* Record the kernel's clocks at the current tick count; called every few milliseconds. */
 void bl_trace_mark(const bl_trace *trace);
 
-/* End the ring; the file stays, and says that its server ended in order. */
+/* End the ring; the file remains and records that its server ended in order. */
 void bl_trace_close(bl_trace *trace);
 
-/* Note that requests were found whose handling begins now. */
+/* Record that requests were found and are handled next. */
 static inline void bl_trace_found(bl_trace *trace)
 {
     if (trace->head)
         trace->ticks = bl_ticks();
 }
 
-/* Note that the handling of a request begins: what the entry does not know yet is 0. */
+/* Record that the handling of a request begins: fields that are not known yet are 0. */
 static inline void bl_trace_begin(bl_trace *trace, const bl_trace_entry *known)
 {
     if (!trace->head)
@@ -67,7 +67,7 @@ static inline void bl_trace_begin(bl_trace *trace, const bl_trace_entry *known)
     bl_host_store(&entry->sequence, sequence);
 }
 
-/* The call that began last is not answered now: forget it. */
+/* Remove the entry of the last call that began: it is not answered now. */
 static inline void bl_trace_undo(bl_trace *trace)
 {
     if (!trace->head)
@@ -76,7 +76,7 @@ static inline void bl_trace_undo(bl_trace *trace)
     trace->sequence--;
 }
 
-/* Return how many keys a request has: those of other methods have none. */
+/* Return the number of keys of a request; other methods have none. */
 static inline uint16_t bl_trace_keys(const bl_call *call)
 {
     bl_block_request head;
@@ -88,7 +88,7 @@ static inline uint16_t bl_trace_keys(const bl_call *call)
     return head.count <= BL_CALL_KEYS_MAX ? (uint16_t)head.count : 0;
 }
 
-/* Note that the call that began last has its status. */
+/* Record the status of the last call that began. */
 static inline void bl_trace_end(bl_trace *trace, const bl_call *call, int status)
 {
     if (!trace->head)
