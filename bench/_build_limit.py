@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Builds the limit loops and the stopwatch that times them; ``setup.py`` names ``limit``."""
+"""Builds the limit loops and the stopwatch that times them; ``setup.py`` refers to ``limit``."""
 
 from __future__ import annotations
 

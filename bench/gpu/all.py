@@ -3,7 +3,7 @@
 """``scripts/gpu bench``: write the rows of all benchmarks that have rows of a GPU into one file.
 
 Of ``copy`` and ``bandwidth`` only the GPU's rows are measured; ``coherence`` and ``latency`` are
-measured whole, because their GPU rows stand beside the CPU's. The file is written anew after each
+measured whole, because their GPU rows are compared with the CPU's. The file is rewritten after each
 benchmark, so that measured rows are kept if the time runs out.
 """
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""cuMemcpyBatchAsync, a peer and no part of Beluga: many copies in one call.
+"""cuMemcpyBatchAsync, a peer that Beluga does not use: many copies in one call.
 
 It is called by ctypes, with the signature of CUDA 12.8, whose symbol drivers keep.
 """
@@ -46,7 +46,7 @@ class MemcpyBatch:
         self._attributes, self._first = _Attributes(order=_IN_STREAM_ORDER), ctypes.c_size_t(0)
 
     def start(self, stream: int) -> None:
-        """Put them on a stream that is not the default one. Raises DriverError."""
+        """Enqueue them on a stream other than the default one. Raises DriverError."""
         failed = ctypes.c_size_t(0)
         status = self._call(
             self._targets,

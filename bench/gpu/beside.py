@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Measure what copies cost the computing on the same GPU: a matrix product alone, and beside
+"""Measure how much copies slow down computation on the same GPU: a matrix product alone, and during
 copies.
 
-The limit of these rows of ``copy`` is the product alone. A ratio of 0.95 says that copies slowed it
-by 5 %, the most that issue 5 of the project allows. Products are given to the GPU many at a time,
-and copies one ahead, without the CPU's cache maintenance: both keep the GPU busy.
+The limit of these rows of ``copy`` is the product alone. A ratio of 0.95 means that copies slowed
+it by 5 %, the project's limit. Products are enqueued on the GPU many at a time, and copies one
+ahead, without the CPU's cache maintenance: both keep the GPU busy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .copy import BLOCK_SIZE, CASES, FRAGMENT_SIZE, FRAGMENTS
 _ORDER = 8192
 _AT_A_TIME = 20  # products: 30 ms of an H200
 _BLOCKS = 4  # of a copy
-_SWITCH_S = 1e-4  # Python's threads switch often, so that neither makes the other's GPU work wait
+_SWITCH_S = 1e-4  # Python's threads switch often, so that neither delays the other's GPU work
 _WINDOW_SIZE = 64 << 20
 _SETTLE_S = 120.0
 

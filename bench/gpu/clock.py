@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Measure how long a GPU works: the time between two events of a stream, without the host's time.
+"""Measure GPU time: the time between two events of a stream, without the host's time.
 
-The measured work is put on the stream behind ballast, copies within the GPU's memory that are still
-under way when the last of the work has been put there. If they are not, the ballast is doubled, and
+The measured work is enqueued behind other copies within the GPU's memory (the ballast), which are
+still running when all of the work has been enqueued. If they are not, the ballast is doubled, and
 the measurement starts again.
 """
 
@@ -29,10 +29,10 @@ _SAMPLES = 5  # behind each speed
 
 
 class StreamClock:
-    """A clock of a stream of its own.
+    """A clock with its own stream.
 
-    ``exposed`` counts the samples for which the most ballast was too little: they hold some of the
-    host's time.
+    ``exposed`` counts the samples for which the maximum ballast was not enough: they include some
+    of the host's time.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -85,7 +85,7 @@ class StreamClock:
         return {**copies(found, size), **percentiles((np.array(times) * 1e9).astype(np.uint64))}
 
     def close(self) -> None:
-        """Free the memory; nothing is under way."""
+        """Free the memory; no copy is in flight."""
         for event in (self._first, self._last):
             self._driver.free_event(event)
         self._driver.end_stream(self.stream)

@@ -4,8 +4,9 @@
 
 The GPU's work is timed, between two events: the tables' upload, the launches, the copies. The
 host's work (plans, and the CPU's cache maintenance) is in ``coherence`` and ``latency``. The limit
-is one large copy of as many bytes by a copy engine between pinned memory and the GPU, in turns with
-ours. The speed of that copy in the pool's own memory is a row, too. Without a GPU the rows say so.
+is one large copy of the same number of bytes by a copy engine between pinned memory and the GPU,
+interleaved with ours. The speed of that copy in the pool's own memory is also a row. Without a GPU
+the rows have a note.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class _Bench:
         return [self._row(case, plan, note, FRAGMENTS * blocks) for plan in plans for case in CASES]
 
     def close(self) -> None:
-        """Free the memory; nothing is under way."""
+        """Free the memory; no copy is in flight."""
         self._clock.close()
         self._driver.unpin(self._pinned)
         self._driver.free(self._memory)
@@ -143,8 +144,8 @@ class _Bench:
         )
 
     def _sparse(self, model: Model) -> Plan:
-        """Return a plan of 16 tokens' rows of as many blocks as a batch has; most rows stand
-        alone.
+        """Return a plan of 16 tokens' rows of as many blocks as a batch has; most rows have no
+        neighbor.
         """
         blocks = self._batches[-1]
         tokens = selection(0, blocks * model.block_tokens)
@@ -176,7 +177,7 @@ class _Bench:
         return lambda stream: self._driver.copy(*pair, size, stream)
 
     def _of_pool(self, case: str) -> Row:
-        """Measure the same copy in the pool's memory: what its registered pages allow."""
+        """Measure the same copy in the pool's memory: the limit of its registered pages."""
         write, plan = case == "gather_write", self._dense(self._batches[-1], 0)
         runs = self._engine.runs(plan)
 

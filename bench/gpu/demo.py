@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``scripts/demo-gpu``: two workers with GPU memory, one pool, and a router that knows no caches.
+"""``scripts/demo-gpu``: two workers with GPU memory, one pool, and a router that ignores caches.
 
 A conversation goes to the worker with the fewest outstanding tokens, whichever worker served its
 last turn. Each worker has GPU memory for some blocks, which its block manager offloads to the pool
-and onboards from there. The CUDA kernels move the blocks, and every byte is checked. Without a GPU
-the kernels compiled for this CPU do it, and the output says so.
+and onboards from there. The CUDA kernels move the blocks, and every byte is checked. Without a GPU,
+kernels compiled for this CPU are used, and the output reports it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .demo_worker import BLOCK_SIZE, Closing, Served, work
 
 POLICY = "least-tokens"
 _WORKERS = 2
-_OUTSTANDING = 2 * _WORKERS  # requests that are under way at a time
+_OUTSTANDING = 2 * _WORKERS  # requests in flight
 _DEVICES, _DEVICE_SIZE = ("a", "b"), 96 << 20
 _BLOCK_TOKENS = 16
 _START_S = 300.0  # a first start compiles the kernels
@@ -45,7 +45,7 @@ class Report:
 
     ``crossed`` counts the blocks that came from the pool where the other worker had put them;
     ``requests`` counts by worker. ``engine_blocks`` is the size of a worker's GPU memory, where
-    ``blocks_in_engines`` were found and from which ``blocks_evicted`` made room for others.
+    ``blocks_in_engines`` were found and from which ``blocks_evicted`` were evicted.
     """
 
     gpu: bool
@@ -68,10 +68,10 @@ class Report:
 
 
 def run(shape: Conversations, engine_blocks: int | None = None) -> Report:
-    """Run the demo in a pool of its own, which is removed afterwards. ``engine_blocks`` is the size
+    """Run the demo in a temporary pool. ``engine_blocks`` is the size
     of each worker's GPU memory, by default that of the longest request.
 
-    Raises BelugaError if that does not hold the longest request, or a worker fails or dies.
+    Raises BelugaError if that cannot hold the longest request, or a worker fails or dies.
     """
     requests = make_workload(shape)
     longest = max(len(request.hash_ids) for request in requests)

@@ -3,9 +3,9 @@
 """A worker of ``scripts/demo-gpu``: an engine's paged memory on a GPU, which a block manager fills
 from the pool and offloads to it.
 
-In place of computed data the worker writes bytes that follow from a block's id, so that each byte
-that comes out of the pool can be checked. Without a GPU, the kernels compiled for this CPU move the
-blocks between the pool and memory that stands in for a GPU's.
+Instead of computed data the worker writes bytes derived from a block's id, so that each byte read
+from the pool can be checked. Without a GPU, kernels compiled for this CPU move the blocks between
+the pool and ordinary memory.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Closing:
 
 
 def work(connection: Connection, devices: list[str], capacity: int) -> None:
-    """Serve lists of block ids until None comes; then send the closing. An error is a line of
-    text.
+    """Serve lists of block ids until None arrives; then send the last message. An error is a line
+    of text.
     """
     try:
         with Pool.open(devices) as pool, Client(pool) as client:
@@ -184,7 +184,7 @@ class _Worker:
         return Served(len(keys), device_hits, ids[device_hits:hits].tolist(), wrong, stored)
 
     def evicted_count(self) -> int:
-        """Return how many blocks made room for others in GPU memory."""
+        """Return how many blocks were evicted from GPU memory."""
         counter = REGISTRY.counter("beluga_kvbm_evicted_blocks_total", "")
         return int(counter.value(tier=self._device.name))
 

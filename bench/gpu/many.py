@@ -3,8 +3,8 @@
 """Measure several GPUs at once against one device of the pool, and against one NUMA node's own
 memory: the GPU's rows of ``bandwidth`` (the GPUs of the paper's Fig. 6, which also has NICs).
 
-Each GPU has a thread, which lets its copy engine move runs of a stripe one after the other. This is
-what the path carries, whichever engine copies. ``threads`` of a row is the number of GPUs.
+Each GPU has a thread, whose copy engine moves runs of a stripe one after the other. This is the
+path's bandwidth, whichever engine copies. ``threads`` of a row is the number of GPUs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A GPU that copies nothing measures what a link and a cache leave of its speed.
+"""A GPU that copies nothing, to measure the overhead of link and cache.
 
-Each of its copies ends bytes / 52 GB/s after the one before, in real time. So whatever it does not
-reach is time that planning, the link scheduler and the cache leave it without work. A
+Each of its copies ends bytes / 52 GB/s after the previous one, in real time. So the difference to
+52 GB/s is time in which planning, the link scheduler and the cache leave it idle. A
 :class:`~beluga.kvcache.KVCache` of default settings drives it: alone, and from two processes that
 share the link. The other process runs ``null_worker.py``.
 """
@@ -38,7 +38,7 @@ FRAGMENT, FRAGMENTS = 32 << 10, 128  # of Qwen3-32B's block
 BLOCK = FRAGMENT * FRAGMENTS
 BLOCKS, SMOKE_BLOCKS = 512, 4  # of a put or get: 8192 tokens
 NAMESPACE = "beluga-null-gpu"
-_BESIDE = 32 << 20  # of a pool: its blocks do not lie there
+_BESIDE = 32 << 20  # of a pool: the part without blocks
 _ROOM = BLOCK + BLOCK // 16  # of a block, with its checksums and the waste of its extent
 _PROCESSES = 2
 _RUNS = 5
@@ -71,7 +71,7 @@ class NullGpu:
         self._free_ns = 0
 
     def gather_write(self, plan: Plan) -> NullTransfer:
-        """Let the bytes of a plan take their time."""
+        """Return a transfer that ends after the simulated copy time."""
         return self._start(plan.size)
 
     scatter_read = gather_write
@@ -98,7 +98,7 @@ def digests(count: int) -> list[bytes]:
 
 
 def blocks_of(count: int) -> Run:
-    """Return so many blocks at addresses of a GPU: each layer's fragments lie side by side."""
+    """Return blocks at addresses of a GPU: each layer's fragments are adjacent."""
     layers = (1 << 40) + np.arange(FRAGMENTS) * (1 << 30)
     fragments = np.empty((count, FRAGMENTS, 2), np.uint64)
     fragments[:, :, 0] = layers + np.arange(count)[:, None] * FRAGMENT
@@ -170,7 +170,7 @@ def _alone(options: Options, once: Callable[[int], float], count: int) -> list[f
 
 
 def _together(options: Options, link: Link) -> float:
-    """Return the bytes per second that all processes were admitted for."""
+    """Return the bytes per second of all processes that the link admitted."""
     start, before = time.perf_counter(), link.bytes_of(TransferClass.ONBOARD)[0]
     time.sleep(_duration_s(options))
     moved = link.bytes_of(TransferClass.ONBOARD)[0] - before

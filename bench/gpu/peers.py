@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Measure what one would do with CUDA alone: cudaMemcpyAsync for each fragment, or all in one
+"""Measure plain CUDA for comparison: cudaMemcpyAsync for each fragment, or all in one
 cudaMemcpyBatchAsync.
 
-The peers copy between pinned memory and the GPU, without pool, flush and checksum. Ours beside them
-is the CUDA engine without its cache maintenance. Both are timed from the call in Python until its
-completion has been seen. ``ratio_to_peer`` is ours / the peer's speed.
+The peers copy between pinned memory and the GPU, without pool, flush and checksum. They are
+compared with the CUDA engine without its cache maintenance. Both are timed from the call in Python
+until its completion is observed. ``ratio_to_peer`` is ours / the peer's speed.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 # Copyright The Beluga Authors
 """Measure single copies by a GPU: rows of ``coherence`` and of ``latency``.
 
-The time runs from the call in Python until its completion has been seen and the case's launch,
-event and flush are done. Without a GPU the rows say so; the kernels compiled for a CPU say nothing
-of a GPU, so only tests measure them.
+The time is from the call in Python until its completion is observed and the case's launch, event
+and flush are done. Without a GPU the rows have a note; kernels compiled for a CPU do not represent
+a GPU, so only tests measure them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def gpu_latency(
     """Return the rows of the paper's Exp 2: reads by kernel and by memcpy, writes by kernel, of
     each size.
 
-    The first of each notes from which size on it beats ``cpu``, the rows of the CPU.
+    The note of the first of each has the size from which it is faster than ``cpu``, the rows of the
+    CPU.
     """
     rows = []
     for verb, beside in (("read", "read"), ("memcpy", "read"), ("write", "write")):

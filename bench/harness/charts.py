@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The charts of each benchmark's rows, for pages and pictures alike."""
+"""The charts of each benchmark's rows, for pages and pictures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def charts(rows: Sequence[Row]) -> list[page.Chart]:
 
 
 def remark(rows: Sequence[Row]) -> str:
-    """Return what has to be said beside every figure of these rows, or nothing."""
+    """Return the warning to show with every figure of these rows, or nothing."""
     said = []
     if any(map(is_smoke, rows)):
         said.append("SMOKE RUN, not a measurement")

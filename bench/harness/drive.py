@@ -127,7 +127,7 @@ class Driver:
         return self._run(count, start_ns, int(duration_s * 1e9), samples)
 
     def stop(self) -> None:
-        """End the run that is under way after its present operation. Later runs do nothing."""
+        """End the current run after its current operation. Later runs do nothing."""
         lib.drive_stop(self._plan)
 
     @property
@@ -153,7 +153,7 @@ class Driver:
 
 class CallDriver(Driver):
     """A driver that makes one call of a session, again and again. The caller holds the session's
-    lock meanwhile.
+    lock during the run.
     """
 
     def __init__(self, session: core.bl_session, message: core.bl_message, timeout_ns: int) -> None:
@@ -183,7 +183,7 @@ def together(
 ) -> float:
     """Run the drivers concurrently, each on its own CPU. Returns operations per second of all.
 
-    Ctrl-C stops them: when it is raised, none of them touches the memory any more.
+    Ctrl-C stops them: when KeyboardInterrupt is raised, none of them accesses the memory any more.
     """
     start_ns = now_ns() + _LEAD_NS * (1 + len(drivers))
     speeds = [0.0] * len(drivers)

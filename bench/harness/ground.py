@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The pool of a benchmark: a temporary one, or the user's."""
+"""The pool of a benchmark: a temporary one, or one that the user names."""
 
 from __future__ import annotations
 

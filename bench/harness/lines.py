@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The bare exchange of lines (``limit.c``), laid out like a lane: the same pool, strides and
+"""The bare exchange of lines (``limit.c``), with the layout of a lane: the same pool, strides and
 distances.
 """
 

@@ -55,7 +55,7 @@ def version() -> str:
 
 @cache
 def commit_date(commit: str) -> str | None:
-    """Return the day of a commit, or None where this is no checkout that has it."""
+    """Return the day of a commit, or None if this is not a checkout that has it."""
     here = Path(__file__).resolve().parent
     name = commit.removesuffix("-dirty")
     if not name.isalnum():
@@ -69,7 +69,7 @@ def commit_date(commit: str) -> str | None:
 
 
 def facts() -> dict[str, str]:
-    """Return what is known about this machine, for people."""
+    """Return a description of this machine for readers."""
     system = platform.uname()
     found = {
         "CPU": cpu_model(),
@@ -97,7 +97,7 @@ def memory_of(pool: Pool) -> str:
 
 
 def _numbers(text: str) -> list[int]:
-    """Parse a list of the kernel: "0-3,8" is 0 1 2 3 8."""
+    """Parse a CPU or node list of the kernel: "0-3,8" is 0 1 2 3 8."""
     found: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")

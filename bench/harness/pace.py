@@ -3,7 +3,7 @@
 """Pacing: devices that are slower than this machine's memory, as in
 ``device=22.5GB/s,latency=650ns``.
 
-File devices share one memory controller, so spreading over them brings no gain. When paced, each
+File devices share one memory controller, so interleaving has no effect. When paced, each
 has its own token clock (``drive.c``): an operation queues for its device's bandwidth, then waits
 for the latency. Only the benchmarks do this; such rows have the memory "paced".
 """

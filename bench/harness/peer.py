@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The other process of a benchmark: it is pinned to its own core and takes commands in lines of
+"""The other process of a benchmark: it is pinned to its own core and reads commands as lines of
 JSON.
 
 It sends ``{"ready": true}`` before it begins, and its result when it has ended.

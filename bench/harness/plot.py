@@ -31,7 +31,7 @@ def plot(rows: Iterable[Row], directory: Path) -> list[Path]:
 
 
 def title(bench: str, rows: list[Row]) -> str:
-    """Return a title that says what must not be overlooked, and where the figures are from."""
+    """Return a title with the warnings and the origin of the figures."""
     said = remark(rows)
     what = f"{bench} ({said})" if said else bench
     return f"{what}\n{rows[0]['machine']}, {rows[0]['commit']}"

@@ -31,7 +31,7 @@ def rate(once: Once, count: int) -> float:
 class Ratio:
     """``ratio`` is the median over the pairs of ours / limit, both speeds; 1 is the limit.
 
-    ``ratio_q1`` and ``ratio_q3`` are its quartiles. ``noisy`` says that the limit itself was not
+    ``ratio_q1`` and ``ratio_q3`` are its quartiles. ``noisy`` means that the limit itself was not
     steady.
     """
 

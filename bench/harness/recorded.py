@@ -25,7 +25,7 @@ _LONGEST = 400  # rows of a table that a page shows
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A report of another command, as it lies in a file."""
+    """A recorded report of another command."""
 
     name: str
     content: Mapping[str, Any]
@@ -69,7 +69,7 @@ def _number(value: Any) -> float:
 
 
 def recorded_peers() -> list[Recorded]:
-    """Return the recorded results of peers, where this is a checkout that has them."""
+    """Return the recorded results of peers, if this is a checkout that has them."""
     found = load(_FOLDER / _PEERS) if (_FOLDER / _PEERS).is_file() else []
     return [found] if isinstance(found, Recorded) else []
 
@@ -108,7 +108,7 @@ def _origin(content: Mapping[str, Any]) -> str:
 
 
 def _peer_chart(content: Mapping[str, Any]) -> page.BarChart | None:
-    """Return the times to first token of engines with Beluga and with peers, where they are."""
+    """Return the recorded times to first token of engines with Beluga and with peers."""
     found = content.get("peers")
     if not isinstance(found, dict) or not isinstance(content.get("ttft_hit_s"), int | float):
         return None

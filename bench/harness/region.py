@@ -25,7 +25,7 @@ _HOT_PART = 4  # The hot set is the first quarter: half of the first of two devi
 class Region:
     """The pool's data from its first stripe on: ``span`` bytes of the linear range.
 
-    The limit knows no interleaving. It gets the addresses of the same offsets, or, for operations
+    The limit does not interleave. It gets the addresses of the same offsets, or, for operations
     larger than a stripe, offsets in the ``piece`` bytes that are contiguous at ``base``.
     ``pace_file`` holds the clocks of paced devices.
     """

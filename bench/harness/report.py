@@ -47,8 +47,8 @@ _COLUMNS: dict[str, tuple[str, Callable[..., str]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """What a page shows. ``source`` says where the rows come from, ``machine`` has facts about the
-    machine that ran them, and ``missing`` the reasons for which benchmarks have no rows.
+    """The content of a page. ``source`` is the origin of the rows, ``machine`` has facts about the
+    machine that ran them, and ``missing`` the reasons why benchmarks have no rows.
     """
 
     rows: Sequence[Row]
@@ -81,7 +81,7 @@ def report(results: Results) -> str:
 
 
 def _sorted(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of each benchmark beside each other, in the order of the first ones."""
+    """Return the rows grouped by benchmark, in the order of their first rows."""
     order = list(dict.fromkeys(row["bench"] for row in rows))
     return sorted(rows, key=lambda row: order.index(row["bench"]))
 
@@ -163,7 +163,7 @@ def _judged(row: Row) -> str:
 
 
 def _bench(name: str, rows: Sequence[Row]) -> str:
-    """Return the part of one benchmark. Runs on different machines or commits stand apart."""
+    """Return the section of one benchmark. Runs on different machines or commits are separate."""
     runs: dict[tuple[object, object], list[Row]] = {}
     for row in rows:
         runs.setdefault((row["machine"], row["commit"]), []).append(row)
@@ -187,7 +187,7 @@ def _run(name: str, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _origin(rows: Sequence[Row]) -> str:
-    """Say which machine, commits, days and commands the rows come from."""
+    """Return the machine, commits, days and commands of the rows."""
     runs = dict.fromkeys(
         (str(row["machine"]), str(row["commit"]), _date(row), str(row["command"])) for row in rows
     )

@@ -30,7 +30,7 @@ FIELDS = (
     "fragment_bytes",  # the size of each fragment of an operation
     "fragments",
     "bytes",  # the size of each operation
-    "depth",  # operations under way at a time
+    "depth",  # operations in flight
     "threads",
     "memory",  # devdax, tmpfs/DRAM (emulated), DRAM (private), paced, ...
     "coherence",
@@ -60,12 +60,12 @@ FIELDS = (
 
 
 def is_smoke(row: Row) -> bool:
-    """Return whether a row is of a run of seconds, which shows only that the benchmark works."""
+    """Return whether a row is from a smoke run, which shows only that the benchmark works."""
     return "--smoke" in str(row.get("command")).split()
 
 
 def is_emulated(row: Row) -> bool:
-    """Return whether a row's memory stands for a CXL memory that it is not."""
+    """Return whether a row's memory only emulates CXL memory."""
     memory = str(row.get("memory"))
     return memory == "paced" or memory.endswith(" file") or memory in EMULATED
 
@@ -99,7 +99,7 @@ class Recorder:
         return row
 
     def skipped(self, case: str, why: str, **values: object) -> Row:
-        """Make a row that says why it has no figures."""
+        """Make a row without figures, with the reason."""
         return self.row(case, note=f"skipped: {why}", **values)
 
 

@@ -15,8 +15,8 @@ from beluga.errors import BelugaError
 from .options import Options
 from .row import Bench, Row
 
-# About how many measurements each benchmark reports, on two cores without a GPU or a DSA. One that
-# reports more raises its own count.
+# The approximate number of measurements of each benchmark, on two cores without a GPU or a DSA. One
+# that reports more raises its own count.
 STEPS = {
     "coherence": 6,
     "latency": 12,
@@ -39,8 +39,8 @@ STEPS = {
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run has: the rows that were finished, the reason for each benchmark that is not whole,
-    and the interruption that ended the run, if one did.
+    """The result of a run: the finished rows, the reason for each incomplete benchmark, and the
+    interruption that ended the run, if any.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Outcome:
 
 
 class _Steps:
-    """Adds to each line of progress its number, how many there are, and the time that is left."""
+    """Adds to each line of progress its number, the total number, and the remaining time."""
 
     def __init__(self, names: Sequence[str], tell: Callable[[str], None]) -> None:
         self._tell = tell

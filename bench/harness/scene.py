@@ -4,7 +4,7 @@
 them.
 
 Engine memory has the layout of real engines: a tensor per layer and K or V, with pages in it. A
-block's fragments lie far apart, at least a block's length. In the pool a block is one run.
+block's fragments are at least a block's length apart. In the pool a block is one run.
 """
 
 from __future__ import annotations

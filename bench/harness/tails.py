@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The 99th percentile of an operation's time beside other work, compared with that of the same
+"""The 99th percentile of an operation's time during other work, compared with that of the same
 operation alone.
 """
 
@@ -26,8 +26,8 @@ def tails_row(
     work: str,
     **fields: object,
 ) -> Row:
-    """Make a row of pairs of times, alone and beside some ``work``. Its ratio is that of the 99th
-    percentiles: 0.5 says that the slow operations take twice as long beside it.
+    """Make a row of pairs of times, alone and during some ``work``. Its ratio is that of the 99th
+    percentiles: 0.5 means that the slow operations take twice as long during the work.
     """
     found = compare([(1e9 / _p99(alone), 1e9 / _p99(beside)) for alone, beside in pairs])
     alone, beside = (np.concatenate([pair[side] for pair in pairs]) for side in (0, 1))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Threads that work on their caller's memory. The caller waits for them whatever happens, since it
-unmaps that memory next.
+"""Threads that work on their caller's memory. The caller always waits for them, because it unmaps
+that memory next.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from beluga.threads import wait_for
 def run_together(works: Sequence[Callable[[], None]], stop: Callable[[], None]) -> None:
     """Run each work on its own thread, until all of them have ended.
 
-    Ctrl-C in the meantime calls ``stop``. From then on, a work that is under way has to end soon,
-    and one that has not begun must not touch the caller's memory.
+    Ctrl-C in the meantime calls ``stop``. After that, a running work has to end soon, and one that
+    has not begun must not access the caller's memory.
     """
     threads = [threading.Thread(target=work) for work in works]
     try:

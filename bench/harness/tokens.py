@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The tokens that a sparse attention reads, and in what runs they lie (the paper's Table 6, Exp
-10).
-"""
+"""The tokens that sparse attention reads, and their runs (the paper's Table 6, Exp 10)."""
 
 from __future__ import annotations
 

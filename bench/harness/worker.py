@@ -120,8 +120,8 @@ def _serve_tiers(  # noqa: PLR0913  a command's fields, by name
 def _flood(
     pool: Pool, ends: list[Callable[[], None]], *, block_size: int, count: int, period_s: float
 ) -> None:
-    """Store new blocks until the process ends, one each ``period_s``, on all cores. After so many
-    of them, the first ones are removed and stored again.
+    """Store new blocks until the process ends, one every ``period_s``, on all cores. After the last
+    one, the first ones are removed and stored again.
     """
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
     cache = KVCache(pool, namespace="flood", timeout_s=30)
@@ -145,20 +145,20 @@ def _flood(
 
 
 def _outside_loop_ns() -> int:
-    """Return the CPU time that this process has spent outside of the server's loop."""
+    """Return the CPU time that this process has spent outside the server's loop."""
     loops = [one.ident for one in threading.enumerate() if one.name == "beluga-server"]
     clocks = [time.pthread_getcpuclockid(ident) for ident in loops if ident is not None]
     return time.process_time_ns() - sum(map(time.clock_gettime_ns, clocks))
 
 
 def _spent(_: object, __: object, *, since_ns: int) -> None:
-    """Tell the CPU time that this process has spent outside of the server's loop."""
+    """Send the CPU time that this process has spent outside the server's loop."""
     _say(ready=True)
     _say(outside_loop_ns=_outside_loop_ns() - since_ns)
 
 
 def _follow(_: object, __: object, *, endpoint: str) -> None:
-    """Read the messages that are published until the process ends."""
+    """Read the published messages until the process ends."""
     import zmq
 
     context = zmq.Context()
@@ -175,7 +175,7 @@ def _follow(_: object, __: object, *, endpoint: str) -> None:
 
 
 def _answer(pool: Pool, _: object, **lines: int) -> None:
-    """Answer a bare exchange of lines."""
+    """Run the replying side of a bare exchange of lines."""
     _say(ready=True)
     _say(status=lib.limit_answer(lines_of(pool, **lines)))
 
@@ -216,7 +216,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def main() -> None:
-    """Do what standard input asks, until it ends."""
+    """Execute the commands of standard input, until it ends."""
     os.sched_setaffinity(0, {int(sys.argv[1])})
     ends: list[Callable[[], None]] = []
     with Pool.open(sys.argv[2:]) as pool:

@@ -3,10 +3,10 @@
 """The benchmark of many concurrent operations (the paper's Exp 3, skewed access, and Exp
 4, background load).
 
-Threads on separate cores read or write all over the region, or mostly in a hot set, which lies on
-the first device unless the pool is interleaved. Then one thread works while another process keeps a
-fixed rate on the same device, in the same or the opposite direction. Then several GPUs, if there
-are any, use one device and one NUMA node (Fig. 6).
+Threads on separate cores read or write in the whole region, or mostly in a hot set, which is on the
+first device unless the pool is interleaved. Then one thread works while another process keeps a
+fixed rate on the same device, in the same or the opposite direction. Then several GPUs, if
+available, use one device and one NUMA node (Fig. 6).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Setting:
 
 
 def bench_bandwidth(options: Options) -> list[Row]:
-    """Return rows with and without interleaving, or for the user's pool; then those beside another
+    """Return rows with and without interleaving, or for the user's pool; then those with another
     process.
     """
     rows: list[Row] = []
@@ -129,7 +129,7 @@ def _sampled(drivers: list[Driver], size: int, run_s: float) -> Row:
 
 
 def _opposed(setting: _Setting) -> list[Row]:
-    """Measure one thread alone, and beside another process that reads or writes the same device."""
+    """Measure one thread alone, and while another process reads or writes the same device."""
     cpus = cores()
     if len(cpus) < 2:
         return [setting.recorder.skipped("beside another process", "needs two cores")]
@@ -173,6 +173,6 @@ def _opposed(setting: _Setting) -> list[Row]:
 
 
 def _period_ns(region: Region, verb: str, places: Offsets, run_s: float) -> int:
-    """Return the time between the other process's operations that gives it its share."""
+    """Return the time between the other process's operations for its share of the bandwidth."""
     driver = region.ours(verb, places, _OPPONENT_SIZE)
     return int(1e9 / (_OPPONENT_SHARE * together([driver], cores(), run_s)))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The benchmark of ways to write and read 16 KiB (the paper's Table 4).
+"""The benchmark of methods to write and read 16 KiB (the paper's Table 4).
 
-It measures stores followed by each kind of flush, streamed stores, a read after a flush, and a
+It measures stores followed by each kind of flush, streaming stores, a read after a flush, and a
 cached read. On devdax, as root, it also measures plain stores and loads through an uncacheable
 mapping, and copies by DSA and by a GPU if there is one.
 """
@@ -41,7 +41,7 @@ _MEMORY = Path("/dev/mem")
 
 
 def bench_coherence(options: Options) -> list[Row]:
-    """Return one row for each way. Beluga's own ways are compared with the limit."""
+    """Return one row for each method. Beluga's own methods are compared with the limit."""
     if options.pace is not None:
         raise BelugaError("coherence measures instructions; leave --pace out")
     with pinned(cores()[0]), ground(options, devices=1) as pool:
@@ -98,7 +98,7 @@ def _ours(recorder: Recorder, region: Region, case: str, verb: str, paper: str) 
 
 
 def _uncacheable(recorder: Recorder, region: Region) -> list[Row]:
-    """Measure stores and loads that bypass all caches, or say why that is impossible."""
+    """Measure stores and loads that bypass all caches, or return a row with the reason."""
     cases = {"store uncacheable": "store", "load uncacheable": "load"}
     try:
         with _uncacheable_mapping(region.pool) as base:

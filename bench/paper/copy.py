@@ -3,9 +3,9 @@
 """Measure copies of blocks between an engine's scattered memory and the pool (the paper's Exp 9 and
 10).
 
-Dense blocks are gathered and scattered, and some tokens of some blocks are read, each beside the
-limit loop of as many threads. Fragment sizes and counts are mapped out. Peers, written as one would
-in Python, do the same work in the same run; their results end in memory as ours do.
+Dense blocks are gathered and scattered, and some tokens of some blocks are read, each compared with
+the limit loop with the same number of threads. A map covers fragment sizes and counts. Peers,
+written in usual Python, do the same work in the same run; their results also end in memory.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def cuda_rows(setting: Setting) -> list[Row]:
 
 
 OWN: dict[str, Callable[[Setting], list[Row]]] = {"cpu": cpu_rows, "cuda": cuda_rows}
-"""The engines that have rows of their own; all others have the same."""
+"""The engines with separate rows; all others share the same ones."""
 
 
 def engine_rows(setting: Setting, engine: CopyEngine, threads: int) -> list[Row]:
@@ -131,7 +131,7 @@ def engine_rows(setting: Setting, engine: CopyEngine, threads: int) -> list[Row]
 
 
 def map_rows(setting: Setting, engine: CopyEngine) -> list[Row]:
-    """Return the rows of fragment sizes and counts, as many as there is room for."""
+    """Return the rows of fragment sizes and counts, as many as there is space for."""
     rows = []
     shapes = [(size, count) for size in MAP_SIZES for count in MAP_COUNTS]
     for fragment, count in shapes[:2] if setting.options.smoke else shapes:
@@ -143,7 +143,7 @@ def map_rows(setting: Setting, engine: CopyEngine) -> list[Row]:
 
 
 def _write(engine: CopyEngine, work: Work) -> None:
-    """Write all blocks of a work, so that their checksums are known."""
+    """Write all blocks of a work, and thereby compute their checksums."""
     for plan in work.plans:
         engine.gather_write(plan).wait()
 
@@ -192,7 +192,7 @@ def _row(
 
 
 def _peer_rows(setting: Setting) -> list[Row]:
-    """Return the rows of the peers: Python code of one thread, beside the CPU engine."""
+    """Return the rows of the peers: single-threaded Python code, compared with the CPU engine."""
     rows = []
     engine = CpuEngine(setting.scene.pool, threads=1)
     with pinned(cores()[0]):

@@ -2,9 +2,9 @@
 # Copyright The Beluga Authors
 """Measure single copies by Intel DSA: rows of ``coherence`` and of ``latency``.
 
-The time runs from submission until the completion has been seen and the case's work is done.
-Without a device the rows say so: the software queue is a thread that copies, and its speed says
-nothing of a DSA.
+The time is from submission until the completion is observed and the case's work is done. Without a
+device the rows have a note: the software queue is a thread that copies, and its speed does not
+represent a DSA.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def dsa_latency(
     """Return the rows of the paper's Exp 2: one per verb and size, with the safe row of the policy
     around each copy.
 
-    The first of each verb notes from which size on it beats ``cpu``, the rows of the CPU.
+    The note of the first of each verb has the size from which it is faster than ``cpu``, the rows
+    of the CPU.
     """
     rows = []
     try:
@@ -83,7 +84,7 @@ def dsa_latency(
 
 
 def crossover(cpu: dict[int, float], device: dict[int, float]) -> str:
-    """Return from which size on the device is faster, at every size measured; costs are by size."""
+    """Return the size from which the device is faster at every size measured; costs are by size."""
     ahead: int | None = None
     for size in sorted(cpu.keys() & device.keys(), reverse=True):
         if device[size] >= cpu[size]:

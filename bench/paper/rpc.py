@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The benchmark of calls through the pool's lanes (the paper's Exp 11), beside a bare exchange of
-the same lines.
+"""The benchmark of calls through the pool's lanes (the paper's Exp 11), compared with a bare
+exchange of the same lines.
 
 The server, and the process that answers the bare lines, run on one core; the client runs on
 another. While the bare exchange runs, the server's process is stopped.
@@ -93,7 +93,7 @@ class _Calls:
         self._request = bytes(range(self._size))
 
     def pump_at(self, depth: int) -> Caller:
-        """Return a caller from C to C with ``depth`` calls under way at a time."""
+        """Return a caller from C to C with ``depth`` calls in flight."""
 
         def call(count: int, samples: npt.NDArray[np.uint64] | None = None) -> float:
             self._pump(depth, 4 * depth, None)
@@ -134,8 +134,8 @@ class _Calls:
 
 
 def bench_rpc(options: Options) -> list[Row]:
-    """Return rows: depth 1 beside a ping-pong of lines, greater depths beside the better bare
-    exchange.
+    """Return rows: depth 1 is compared with a ping-pong of lines, greater depths with the better
+    bare exchange.
     """
     if len(cpus := cores()) < 2:
         return [Recorder("rpc", options, {}).skipped("c", "needs two cores")]

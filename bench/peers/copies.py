@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Copies as one would write them in Python; the engines are compared with them.
+"""Copies in usual Python, with which the engines are compared.
 
 Each ends as an engine's copy does: a write's bytes are flushed to memory and fenced, and a read
-comes after this host's copies were dropped.
+follows the invalidation of this host's cached copies.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ Operation = tuple[Callable[[int], None], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A peer: ``make`` gives an operation over a work's blocks; ``missing`` says why it cannot."""
+    """A peer: ``make`` returns an operation over a work's blocks; ``missing`` has the reason if it
+    cannot.
+    """
 
     name: str
     make: Callable[[Scene, Work], Operation]

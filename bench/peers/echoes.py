@@ -3,7 +3,7 @@
 """Echoes by other libraries, with which calls through a pool are compared.
 
 Server and client are two processes of one machine, both in Python. A reply is the request's bytes,
-and the client ends with bytes of its own, as ``Client.call`` does.
+and the client ends with its own copy of them, as ``Client.call`` does.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from beluga.threads import wait_for
 Call = Callable[[bytes], bytes]
 
 METHOD = 192
-"""The number of the echo in Python that a server of a pool has."""
+"""The method number of a pool server's echo in Python."""
 
 _PATH = "/beluga.Bench/Echo"
 _SEGMENTS = Path("/dev/shm")  # noqa: S108  where iceoryx2 makes them
 _STOP_S = 5.0
-_POLLS = 1000  # between two looks at whether the server shall end
+_POLLS = 1000  # between two checks for the server's end
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class Echo:
 
 @contextmanager
 def place() -> Iterator[str]:
-    """Yield a folder for the servers' sockets and files. Nothing of it is left, nor of the segments
-    that iceoryx2 names after it, which it leaves if a process is killed.
+    """Yield a folder for the servers' sockets and files. It is removed afterward, with the segments
+    that iceoryx2 names after it, which remain if a process is killed.
     """
     with tempfile.TemporaryDirectory(prefix="beluga-bench-") as folder:
         try:

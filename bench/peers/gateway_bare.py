@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The bare proxy: the least that a proxy of two engines must do on aiohttp and the gateway's event
-loop. It is the limit of ``gateway``.
+"""The bare proxy: the minimum that a proxy of two engines must do with aiohttp and the gateway's
+event loop. It is the limit of ``gateway``.
 
 ``python -m beluga_bench.peers.gateway_bare PORT ENGINE ENGINE``. It uses the engines in turn,
 without models, accounts, retries or metrics.

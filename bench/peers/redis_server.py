@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A redis-server of a benchmark's own, on loopback, which keeps everything in memory."""
+"""A temporary redis-server on loopback, which keeps everything in memory."""
 
 from __future__ import annotations
 

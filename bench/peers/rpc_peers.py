@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An echo through the pool's lanes beside the same echo by gRPC, ZeroMQ and iceoryx2.
+"""An echo through the pool's lanes, compared with the same echo by gRPC, ZeroMQ and iceoryx2.
 
 Every server is a process on one core, the client is on another. In each round all of them are
-measured in turns, each while the others' servers are stopped.
+measured in turn, each while the others' servers are stopped.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _SMOKE_RUN_S = 0.005
 _WARM = 20  # calls
 
 Sample = Callable[[int], NDArray[np.uint64]]
-"""Makes so many calls. Returns the nanoseconds of each."""
+"""Makes this number of calls. Returns the nanoseconds of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Arm:
-    """What is compared. ``server`` answers; it is stopped while another arm is measured."""
+    """One arm of the comparison. ``server`` replies; it is stopped while another is measured."""
 
     case: str
     server: Peer
@@ -54,7 +54,7 @@ class _Arm:
 
 
 def bench_rpc_peers(options: Options) -> list[Row]:
-    """Return a row for each way to call, and each size."""
+    """Return a row for each type of call and each size."""
     if len(cpus := cores()) < 2:
         return [Recorder("rpc-peers", options, {}).skipped("C to C", "needs two cores")]
     rows: list[Row] = []
@@ -75,7 +75,7 @@ def bench_rpc_peers(options: Options) -> list[Row]:
 
 @contextmanager
 def _arms(pool: Pool, cpu: int, size: int) -> Iterator[list[_Arm]]:
-    """Yield all that can be measured. Every server is stopped."""
+    """Yield all arms that can be measured. Every server is stopped."""
     with ExitStack() as stack:
         folder = stack.enter_context(place())
         server = stack.enter_context(Peer(pool, cpu))

@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Computed results: routing and eviction policies on traces, and what grows with the rack."""
+"""Computed results: routing and eviction policies on traces, and growth with the rack."""

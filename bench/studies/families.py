@@ -4,11 +4,11 @@
 
 ``python -m beluga_bench.studies.families FIRST END OUT``.
 
-A family of traces has random properties that follow from its number: one to three classes of
-requests, each with its lengths, its reuse and its answers, and bursts. Two traces of each family
-are run with all policies on the pool, at loads around the family's knee. So the results say how
-good the default is on traces for which nobody chose it. Results are computed, not measured, and
-deterministic. ``--smoke`` as OUT runs two small families and prints the summary.
+A family of traces has random properties derived from its number: one to three classes of requests,
+each with its lengths, reuse and answers, and bursts. Two traces of each family are run with all
+policies on the pool, at loads around the family's knee. So the results show how good the default is
+on traces that it was not tuned for. Results are computed, not measured, and deterministic.
+``--smoke`` as OUT runs two small families and prints the summary.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ SEEDS = 2  # traces of each family
 SHARES = (0.5, 0.75, 0.9, 1.0, 1.1, 1.3)  # loads, as shares of the knee
 _KNEE = 4.0  # at the knee, the best mean TTFT of some policies is this many times that without load
 _AT_KNEE = ("linear", "lmetric", "min-ttft", "least-cost")
-_AT_ONCE = 1000.0  # a load at which all requests come at once; a small trace may have no knee
+_AT_ONCE = 1000.0  # a load at which all requests arrive at once; a small trace may have no knee
 _SATURATED = 10.0  # above saturation it is this many times that of the first load
 _BOUND, _BOUND_SATURATED = 1.02, 1.05
 _LONGEST = 440  # blocks of a prompt; a worker's HBM has 470
 _CLASS_IDS = 100_000_000  # ids of blocks in each class
 
-# A class makes the blocks of its next prompt, at a time.
+# A class of requests returns the blocks of its next prompt at a given time.
 Blocks = Callable[[float], list[int]]
 
 
@@ -86,7 +86,7 @@ class _Ids:
 
 
 def family_trace(family: int, seed: int, requests: int = REQUESTS) -> Trace:
-    """Make a trace of a family. Its properties follow from the family, its course from the seed."""
+    """Make a trace with a family's properties and with requests that derive from the seed."""
     made, chance = _random(f"family {family}"), _random(f"family {family} seed {seed}")
     burst = made.choice((1, 1, 1, 4, 15))
     kinds = (_tenants, _tenants, _sessions, _unique, _documents)
@@ -109,7 +109,7 @@ def family_trace(family: int, seed: int, requests: int = REQUESTS) -> Trace:
 
 
 def _random(name: str) -> Random:
-    return Random(name)  # noqa: S311  a made-up trace, not secrets
+    return Random(name)  # noqa: S311  a synthetic trace, not secrets
 
 
 def _answers(made: Random, chance: Random) -> Callable[[], int]:
@@ -124,7 +124,7 @@ def _answers(made: Random, chance: Random) -> Callable[[], int]:
 
 
 def _tenants(made: Random, chance: Random, ids: _Ids) -> Blocks:
-    """Prompts of tenants with a prefix each; some tenants ask more often than others."""
+    """Prompts of tenants with a prefix each; some tenants send more requests than others."""
     shortest, longest = made.choice((2, 10, 30)), made.choice((40, 60, 90))
     count = made.choice((1, 4, 8, 12, 20, 40, 100))
     prefixes = [ids.take(chance.randint(shortest, longest)) for _ in range(count)]
@@ -138,12 +138,12 @@ def _tenants(made: Random, chance: Random, ids: _Ids) -> Blocks:
 
 
 def _sessions(made: Random, chance: Random, ids: _Ids) -> Blocks:
-    """Prompts of sessions, which grow with each turn, behind a common beginning."""
+    """Prompts of sessions, which grow with each turn, with a common prefix."""
     system = ids.take(made.choice((0, 0, 4, 16)))
     shortest, longest = made.choice((1, 4, 20)), made.choice((21, 40, 80))
     growth, top = made.choice((1, 2, 4, 8)), made.choice((40, 80, 120, 200))
     turns, pause = made.choice((5, 15, 40)), made.choice((12, 32, 120))
-    waiting: list[tuple[float, list[int]]] = []  # when a session goes on, and its last prompt
+    waiting: list[tuple[float, list[int]]] = []  # when a session continues, and its last prompt
 
     def blocks(now: float) -> list[int]:
         ready = [session for session in waiting if session[0] <= now]
@@ -161,14 +161,14 @@ def _sessions(made: Random, chance: Random, ids: _Ids) -> Blocks:
 
 
 def _unique(made: Random, chance: Random, ids: _Ids) -> Blocks:
-    """Prompts of which nothing comes twice. Most are short in some families."""
+    """Prompts without reuse. Most are short in some families."""
     least, most = made.choice((0, 1, 4, 20)), made.choice((21, 60, 150))
     long = made.choice((1.0, 0.2))  # the share of prompts that are not of the least length
     return lambda _: ids.take(chance.randint(least, most) if chance.random() < long else least)
 
 
 def _documents(made: Random, chance: Random, ids: _Ids) -> Blocks:
-    """Prompts with documents, of which some are more popular. What comes first changes the rest."""
+    """Prompts with documents, some more popular. A document's blocks depend on those before it."""
     size, most = made.choice((3, 6, 12)), made.choice((2, 4, 6))
     alpha, count = made.choice((0.8, 1.1, 1.5)), made.choice((50, 400))
     known: dict[tuple[int, ...], list[int]] = {}
@@ -227,12 +227,12 @@ def run(family: int, requests: int = REQUESTS) -> list[Cell]:
 
 
 def summary(cells: Sequence[Cell]) -> dict[str, Mapping[str, object]]:
-    """Return the verdict: the default's ratios at each load and at all, in how many cells each
+    """Return the summary: the default's ratios at each load and overall, in how many cells each
     policy is within the bounds (2 % of the best mean TTFT, 5 % above saturation), and how much of
-    that is chance.
+    that is due to chance.
 
-    For the last, the traces of a cell are taken one by one. An oracle knows the policy, other than
-    the default, that is the best on the next trace of the same family at the same load.
+    For the last, the traces of a cell are compared one by one. An oracle uses the policy, other
+    than the default, that is the best on the next trace of the same family at the same load.
     """
     return {
         "loads": {

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The growth table: what fills up first as hosts and pools are added. ``python -m
+"""The growth table: which resource is exhausted first as hosts and pools are added. ``python -m
 beluga_bench.studies.growth`` prints the table of docs/understand/benchmarks.md.
 
 The costs of a call for the pool's server and for the router are measured here. The speeds of links
@@ -112,7 +112,7 @@ def _least_s(do: Callable[[], object]) -> float:
 
 
 def table(work: Work, found: Measured) -> list[tuple[str, float, float, str]]:
-    """Return for each resource what 128 GPUs use of it, what it provides, and the unit."""
+    """Return for each resource how much 128 GPUs use, how much it provides, and the unit."""
     rate = work.requests_per_s * GPUS
     read = rate * work.hit_rate * work.bytes / 1e9
     write = rate * (1 - work.hit_rate) * work.bytes / 1e9

@@ -8,11 +8,11 @@ Results are computed, not measured. The command writes the results, the tables o
 its two markers) and a plot for each trace in ``images/`` beside it. ``--smoke`` instead of TRACES
 runs a small generated trace. A load is a multiple of the trace's own speed. With ``--again`` before
 TRACES, the rows of OUT.json are kept, and only the default policy and what is missing are run. This
-is enough after a change of the default policy alone, as simulations are deterministic.
+is enough after a change of only the default policy, because simulations are deterministic.
 
-Generated traces test what recorded ones do not have. One of them, long answers, showed that
-least-cost has to count the steps of decoding, so it is no longer unseen. The last three came from
-an audit of least-cost. They showed that later requests do not find the space that is free now.
+Generated traces have properties that the recorded ones lack. One of them, long answers, showed that
+least-cost has to count decode steps, so it is no longer a held-out trace. The last three are from
+an audit of least-cost. They showed that space that is free now is not free for later requests.
 """
 
 from __future__ import annotations
@@ -108,17 +108,17 @@ def long_sessions(sessions: int = 60, turns: int = 25) -> Trace:
 
 
 def without_reuse(requests: int = 2000) -> Trace:
-    """Make a trace in which no block comes twice, with prompts of 1 to 60 blocks."""
+    """Make a trace without reuse, with prompts of 1 to 60 blocks."""
     return _arriving("without reuse", requests, 3.0, shared=0, own=(1, 60), answer=(20, 600))
 
 
 def hot_prefix(requests: int = 3000) -> Trace:
-    """Make a trace in which all requests share 32 blocks, and nothing else comes twice."""
+    """Make a trace in which all requests share 32 blocks, without other reuse."""
     return _arriving("one hot prefix", requests, 9.0, shared=32, own=(1, 8), answer=(50, 350))
 
 
 def bursts(requests: int = 2000) -> Trace:
-    """Make a trace of prompts that come up to 40 at once; a half of them share 8 blocks."""
+    """Make a trace of prompts that arrive up to 40 at once; half of them share 8 blocks."""
     chance = _chance(2)
     now, number = 0.0, 0
     prompts: list[TraceEntry] = []
@@ -139,7 +139,9 @@ def long_answers(requests: int = 2000) -> Trace:
 
 
 def tenant_prefixes(requests: int = 700, tenants: int = 12, seed: int = 13) -> Trace:
-    """Make a trace of tenants with a prefix each, of 30 to 85 blocks. The first ones ask most."""
+    """Make a trace of tenants with a prefix each, of 30 to 85 blocks. The first are the most
+    active.
+    """
     chance = _chance(seed)
     now, prompts = 0.0, []
     for number in range(requests):
@@ -172,7 +174,7 @@ def documents(requests: int = 700, seed: int = 11) -> Trace:
 
 
 def long_and_short(requests: int = 700, seed: int = 12) -> Trace:
-    """Make a trace in which no block comes twice: a tenth of the prompts have 60 to 150 blocks and
+    """Make a trace without reuse: a tenth of the prompts have 60 to 150 blocks and
     short answers, the others at most 3 blocks and long answers.
     """
     chance = _chance(seed)
@@ -210,14 +212,14 @@ def _arriving(  # noqa: PLR0913  a trace's particulars, by name
 
 
 def _chance(seed: int) -> Random:
-    return Random(seed)  # noqa: S311  a made-up trace, not secrets
+    return Random(seed)  # noqa: S311  a synthetic trace, not secrets
 
 
 def run(
     case: Case, load: float, memory: str, policies: Sequence[str], known: Known
 ) -> dict[str, Result]:
-    """Run policies at one load, but those that are known. On the pool those near the best get more
-    seeds for the check.
+    """Run policies at one load, except those with known results. On the pool, those near the best
+    run with more seeds, for the check.
     """
 
     def result(policy: str, seeds: int) -> Result:
@@ -292,7 +294,7 @@ def check(results: Sequence[Result]) -> list[dict[str, object]]:
 def check_goodput(
     results: Sequence[Result], objectives: dict[str, float]
 ) -> list[dict[str, object]]:
-    """Compare the default's goodput with the best one on the pool. None is less than each load."""
+    """Compare the default's goodput with the best one on the pool. None: below the lowest load."""
     rows: list[dict[str, object]] = []
     for trace, objective_s in objectives.items():
         found: dict[str, list[tuple[float, float]]] = {}
@@ -414,7 +416,7 @@ def write_page(path: Path, text: str) -> None:
 
 
 def _kept(path: Path) -> tuple[Known, str]:
-    """Return the recorded results but the default's, and the commit that they are from."""
+    """Return the recorded results except the default's, and their commit."""
     recorded = msgspec.json.decode(path.read_bytes())
     rows = [Result(**row) for row in recorded["rows"] if row["policy"] != DEFAULT_POLICY]
     commit = recorded.get("kept_from") or recorded["commit"]

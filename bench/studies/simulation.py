@@ -54,7 +54,7 @@ class Case(NamedTuple):
 
 
 def cases(trace: Trace) -> Iterator[Case]:
-    """Yield the cases that test the claim, and those in which it should fail."""
+    """Yield the cases that test the claim, and those in which it is expected to fail."""
     yield Case("judged 2x", trace, Options(speed=2.0), POLICIES, MEMORIES, 5)
     yield Case("judged 2.5x", trace, Options(speed=2.5), (*_FEW, "lmetric"), MEMORIES, 5)
     for speed, seeds in ((2.0, 3), (2.5, 3), (1.0, 1)):

@@ -4,18 +4,17 @@
 
 ``python -m beluga_bench.studies.tiers_policy TRACES OUT``.
 
-Requests of a trace run one after another through a pool and a disk below it. What evicts is the C
-code of the server (csrc/index/evict.h), what admits is the code of beluga/tiers. Results are
-computed, not measured. ``--smoke`` instead of TRACES runs a small generated trace.
+Requests of a trace run one after another through a pool and a disk below it. Eviction is the
+server's C code (csrc/index/evict.h), admission is the code of beluga/tiers. Results are computed,
+not measured. ``--smoke`` instead of TRACES runs a small generated trace.
 
-A request's hits are its leading blocks, in the pool as far as they go, then on the disk as far as
-they go, and so on. Then all its blocks
-are in the pool; those that neither had are offered to the disk, which evicts by the same policy.
+A request's hits are its leading blocks that are in the pool or on the disk. Then all its blocks are
+in the pool; those that were in neither are offered to the disk, which evicts by the same policy.
 
 The bound is Belady's MIN for one memory of the pool's and the disk's blocks together, which may
-refuse blocks. It is exact for prefixes: a request that asks for a block asks for its parent, too,
-so a parent's next use is never later than its child's, and with the deeper block first among equals
-MIN never evicts a parent before its child. So every block hit is a hit of the prefix.
+refuse blocks. It is exact for prefixes: a request that uses a block also uses its parent, so a
+parent's next use is never later than its child's, and with the deeper block first among equals MIN
+never evicts a parent before its child. So every block hit is a hit of the prefix.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class Result(NamedTuple):
 
 
 def without_reuse(requests: int = 33_000) -> Trace:
-    """Make a trace in which no block comes twice."""
+    """Make a trace without reuse."""
     chance = Random(0)  # noqa: S311  lengths, not secrets
     first, prompts = 0, []
     for number in range(requests):
@@ -79,7 +78,7 @@ def without_reuse(requests: int = 33_000) -> Trace:
 
 
 def shared_prompt(requests: int = 2000) -> Trace:
-    """Make a trace in which all requests share 32 blocks, and nothing else comes twice."""
+    """Make a trace in which all requests share 32 blocks, without other reuse."""
     prompts = []
     for number in range(requests):
         own = range(1000 + 40 * number, 1040 + 40 * number)
@@ -88,7 +87,7 @@ def shared_prompt(requests: int = 2000) -> Trace:
 
 
 def conversations(users: int = 60, turns: int = 10) -> Trace:
-    """Make a small trace of conversations that go on at random."""
+    """Make a small trace of conversations that continue at random."""
     chance = Random(0)  # noqa: S311  an order, not secrets
     length = [0] * users
     prompts = []
@@ -119,7 +118,7 @@ def bound(trace: Trace, capacity: int) -> float:
         heapq.heappush(farthest, rank)
         while len(inside) > capacity:
             rank = heapq.heappop(farthest)
-            if inside.get(rank[2]) == rank:  # else it was asked for since
+            if inside.get(rank[2]) == rank:  # otherwise it was used since
                 del inside[rank[2]]
     return hits / count
 
@@ -179,7 +178,7 @@ class _Hierarchy:
             self._offer(self.trace.ids[missed])
 
     def _has(self, at: int) -> bool:
-        """Return whether a tier has a block behind the leading ones."""
+        """Return whether a tier has a block after the leading ones."""
         block = self._base + at
         return bool(self.pool.lead(block, 1) or self.disk.lead(block, 1))
 
@@ -219,8 +218,8 @@ def compare(
 
 
 def judge(results: list[Result]) -> list[dict[str, object]]:
-    """Return, for each trace, the default's mean hit rate beside that of the best pair of policies,
-    and the case where it is worst off.
+    """Return, for each trace, the default's mean hit rate and that of the best pair of policies,
+    and the default's worst case.
     """
     rows = []
     for trace in dict.fromkeys(result.trace for result in results):

@@ -37,7 +37,7 @@ class _Ground:
         self._chains = 0
 
     def timed(self, step: str, call: Callable[[], object]) -> None:
-        """Call, and keep the time among the samples of a step."""
+        """Call, and add the time to the samples of a step."""
         start_ns = time.perf_counter_ns()
         call()
         self.samples.setdefault(step, []).append(time.perf_counter_ns() - start_ns)

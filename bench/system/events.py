@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What publishing the pool's events costs: the same puts of named blocks at a server that announces
-them and at one that does not, in interleaved pairs.
+"""The cost of publishing the pool's events: the same puts of named blocks to a server that
+publishes events and to one that does not, in interleaved pairs.
 
 The server is another process. A third one reads the events, as a router does. Each sample has a new
-server, so that no idle one takes time. The pool is full, so each block that is stored evicts one;
-a pool of more than 1 GiB that is named is not filled before.
+server, so that no idle one uses CPU time. The pool is full, so each block that is stored evicts
+one; a user's pool of more than 1 GiB is not filled first.
 
-*in the server's loop* is the time that the loop handles the calls of one put, by the server's own
-trace: the loop has a core of its own, and the publisher runs on the client's. Both servers are
-given short runs of puts and equal pauses between them, in which the publisher works. Without them
-the publisher would stop the client in the middle, and the first calls after any stop take twice as
-long, whatever the client's core did. *put, with pauses* is the time of one put, during which no
-message is made; *put, without pauses* is the rate if the server, the one that publishes and the
-reader share the machine's cores. *the publisher's CPU time* is that of the server's process outside
-of its loop, per change that it publishes.
+*in the server's loop* is the time in which the loop handles the calls of one put, from the server's
+own trace: the loop has its own core, and the publisher runs on the client's. Both servers get short
+runs of puts with equal pauses between them, in which the publisher works. Without the pauses the
+publisher would interrupt the client in a run, and the first calls after any interruption take twice
+as long. *put, with pauses* is the time of one put, during which no message is made; *put, without
+pauses* is the rate if the server, the one that publishes and the reader share the machine's cores.
+*the publisher's CPU time* is that of the server's process outside its loop, per change that it
+publishes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Case:
 
 @dataclass(slots=True)
 class _Ground:
-    """Where samples are taken, and what those with events have shown."""
+    """The place of the samples, and results of those with events."""
 
     pool: Pool
     endpoints: list[str]
@@ -111,12 +111,12 @@ class _Ground:
 
     @staticmethod
     def _spent_ns(server: Peer, since_ns: int) -> int:
-        """Return the CPU time of the server's process outside of its loop."""
+        """Return the CPU time of the server's process outside its loop."""
         server.start("spent", since_ns=since_ns)
         return int(server.result()["outside_loop_ns"])
 
     def _loop_ns(self) -> float:
-        """Return how long the server's loop took for the calls of a put, in the median."""
+        """Return the median time of the server's loop for the calls of a put."""
         trace = read_trace(self.pool.runtime_dir)
         return (
             sum(

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The benchmark of ``beluga gateway``: the time that it adds to a request, beside a bare proxy on
-the same library.
+"""The benchmark of ``beluga gateway``: the time that it adds to a request, compared with a bare
+proxy on the same library.
 
 Two engines without a model stream at a fixed pace (``gateway_engine.py``). The same requests, 100
-per second at random times, go through the bare proxy (``gateway_bare.py``) and through ours in
-turn, and to an engine directly. Each of these is a separate process.
+per second at random times, are sent through the bare proxy (``gateway_bare.py``) and through ours
+in turn, and directly to an engine. Each of these is a separate process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An engine without a model, to measure what is in front of it. It streams ``max_tokens`` events at
-a fixed pace.
+"""An engine without a model, to measure the proxies in front of it. It streams ``max_tokens``
+events at a fixed pace.
 
 ``python -m beluga_bench.system.gateway_engine PORT``.
 """
@@ -42,7 +42,7 @@ async def _models(_: web.Request) -> web.Response:
 
 
 async def _complete(request: web.Request) -> web.StreamResponse:
-    """Send events at times that are fixed from the start, so that a late one delays no other."""
+    """Send events at times fixed at the start, so that a late one does not delay the others."""
     loop = asyncio.get_running_loop()
     started = loop.time()
     count = msgspec.json.decode(await request.read())["max_tokens"]

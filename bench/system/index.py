@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The benchmark of the block index: calls of 256 random keys, of a pool that is full of blocks,
-beside a bare index of the same keys in C.
+"""The benchmark of the block index: calls of 256 random keys in a pool that is full of blocks,
+compared with a bare index of the same keys in C.
 
-Calls go from C to the server's thread, which has a core of its own. No bytes are moved. ``lookup``
-finds present keys. ``reserve_commit`` stores new ones, for each of which the coldest block goes;
-the bare index removes as many keys and inserts others.
+Calls are made from C to the server's thread, which has its own core. No bytes are moved. ``lookup``
+finds present keys. ``reserve_commit`` stores new ones, for each of which the coldest block is
+evicted; the bare index removes the same number of keys and inserts others.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ KEYS = 256  # of a call
 
 _SMOKE_SIZES = (1_000,)
 _CALLS, _SMOKE_CALLS = 400, 20
-_BLOCK_SIZE = 4096  # the least that a block takes
-_LENGTH = 64  # of a payload that nobody writes
+_BLOCK_SIZE = 4096  # the minimum space of a block
+_LENGTH = 64  # of a payload that is not written
 _MEMORY_PER_BLOCK = 2 * 2 * 64 + 400  # two lines in each half of the table; server and bare index
 _TIMEOUT_NS = TIMEOUT_S * 10**9
 
@@ -60,7 +60,7 @@ Call = Callable[[Keys], int]
 
 
 def bench_index(options: Options) -> list[Row]:
-    """Return a row of lookups and one of stores for each number of blocks."""
+    """Return a row for lookups and one for stores for each number of blocks."""
     if options.pool is not None or options.pace is not None:
         raise BelugaError("index makes its own pools; leave --pool and --pace out")
     rows: list[Row] = []
@@ -80,7 +80,7 @@ def bench_index(options: Options) -> list[Row]:
 
 @contextmanager
 def _pool(options: Options, size: int) -> Iterator[Pool]:
-    """Yield a pool of so many blocks, in sparse files. Raises NoRoomError."""
+    """Yield a pool of this number of blocks, in sparse files. Raises NoRoomError."""
     parent, room = place(needed := size * _MEMORY_PER_BLOCK)
     if room < needed:
         raise NoRoomError(f"{needed >> 20} MiB of memory are needed, {room >> 20} are there")
@@ -124,7 +124,7 @@ def _new(rng: np.random.Generator, count: int) -> Keys:
 
 
 def _row(recorder: Recorder, case: str, keys: Callable[[], Keys], limit: Call, ours: Call) -> Row:
-    """Race calls with the limit, both by the median call of each run."""
+    """Compare calls with the limit, both by the median call of each run."""
     options = recorder.options
     found = race(
         lambda: _keys_per_s(_each(limit, keys())),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The benchmark of the index of KV events: lookups beside a bare hash table and a dictionary,
-events, and decisions.
+"""The benchmark of the index of KV events: lookups compared with a bare hash table and a
+dictionary, events, and decisions.
 
 The index has one million blocks, each held by 16 workers. A lookup is of a whole path of 1,000
 blocks. Paths are looked up in random order, so blocks are as cold as the machine's caches leave
@@ -132,7 +132,7 @@ def _in_c(recorder: Recorder, ground: _Ground) -> Row:
 
 
 def _in_python(recorder: Recorder, ground: _Ground) -> Row:
-    """Measure Indexer.find_matches of a list of integers beside the same lookups in a
+    """Measure Indexer.find_matches of a list of integers, compared with the same lookups in a
     dictionary.
     """
     options, table = recorder.options, ground.table

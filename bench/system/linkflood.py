@@ -23,7 +23,7 @@ _BATCH = 4  # blocks in a put
 
 
 def main(directory: str | None, number: int, paths: list[str]) -> None:
-    """Put until the input ends. Each block is removed afterwards, so that there is always space."""
+    """Put until the input ends. Each block is removed afterward, so that there is always space."""
     blocks = np.ones((_BATCH, BLOCK), np.uint8)
     ends = sys.stdin.fileno()
     os.set_blocking(ends, False)

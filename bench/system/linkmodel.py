@@ -2,9 +2,9 @@
 # Copyright The Beluga Authors
 """A link in virtual time, and orders in which blocks are admitted to it.
 
-The link shares its bandwidth evenly among the copies that are under way, as Dynamo's own mock of
-one does. Onboards arrive at random, with a share of what it can carry; offloads never end. Nothing
-sleeps and no clock is read, so a run is the same on every machine.
+The link shares its bandwidth evenly among the copies in flight, like Dynamo's own mock of a link.
+Onboards arrive at random and use a share of its bandwidth; offloads are continuous. Nothing sleeps
+and no clock is read, so a run is the same on every machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 ONBOARD, OFFLOAD = 1, 2
 BLOCK = 5 << 19  # 2.5 MiB: 16 tokens of a 32B model
 PIECE = 256 << 10
-BACKLOG = 16  # blocks of offload that always wait
+BACKLOG = 16  # offload blocks that always wait
 
 NEVER = 1 << 62
 
@@ -43,22 +43,22 @@ class Order(Protocol):
         ...
 
     def finish(self, piece: Piece, now_ns: int) -> None:
-        """Take note that a piece has been copied."""
+        """Record that a piece has been copied."""
         ...
 
     @property
     def wait_ns(self) -> int:
-        """Return when to ask again although nothing has ended."""
+        """Return when to call :meth:`next` again although no copy has ended."""
         ...
 
 
 class Shared:
-    """A link that all copies under way share evenly."""
+    """A link that all copies in flight share evenly."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self._bytes_per_ns = bytes_per_s / 1e9
         self._now = 0.0
-        self._served = 0.0  # bytes that each copy under way has had so far
+        self._served = 0.0  # bytes that each copy in flight has transferred
         self._active: list[tuple[float, int, Piece]] = []
         self._count = 0
         self.busy_ns = 0.0
@@ -112,7 +112,7 @@ def run(  # noqa: PLR0913  what a run is made of
     seed: int = 1,
     regular: bool = False,
 ) -> Outcome:
-    """Run an order; onboards ask for ``onboard_share`` of the link.
+    """Run an order; onboards use ``onboard_share`` of the link.
 
     They arrive at random, or evenly if ``regular``.
     """

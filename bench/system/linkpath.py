@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The benchmark of onboards beside offloads on the product's own path: one pool and several
-processes, each with a KVCache.
+"""The benchmark of onboards during offloads with the real product: one pool and several processes,
+each with a KVCache.
 
-This process gets blocks at random times while others put without end. It does so over a link that
-is declared slow, with classes and with one class for all, and over this machine's memory, with the
-host's default link and without a link. The other processes run ``linkflood.py``.
+This process gets blocks at random times while others put continuously: over a link that is declared
+slow, with classes and with one class for all, and over this machine's memory, with the host's
+default link and without a link. The other processes run ``linkflood.py``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from .throttlers import Queue
 
 FLOODS = 2  # processes that put
 SHARE = 0.3  # the share of the slow link that gets use
-SLOW = Speed(500_000_000)  # The link, not a busy machine, must be the bottleneck.
+SLOW = Speed(500_000_000)  # The bottleneck must be the link, not the machine.
 NAMESPACE = "beluga-bench"
 _PIECE = 4096  # the plan for measuring the cost of pieces
 _STAY = 1 << 62
@@ -69,7 +69,7 @@ class _Case:
 
 
 def path_rows(options: Options, pool: Pool) -> list[Row]:
-    """Return a row for each case. Its note has the figures of gets without offloads."""
+    """Return a row for each case. Its note has the times of gets without offloads."""
     slow = LinkSettings(read=SLOW, write=SLOW, device=None, duplex=False)
     slow_mean_s = BLOCK / SLOW.bytes_per_s / SHARE
     onboard, offload = TransferClass.ONBOARD, TransferClass.OFFLOAD
@@ -173,7 +173,7 @@ def _flood(pool: Pool, directory: Path | None, number: int) -> Iterator[subproce
 
 def decision_rows(options: Options, pool: Pool) -> list[Row]:
     """Measure the cost of a piece that is acquired in C, as the difference to the same copy without
-    a link: when a process is alone, and beside another engine. And measure what waiting costs.
+    a link: when a process is alone, and with another engine. Also measure the cost of waiting.
     """
     recorder = Recorder("scheduler", options, {"memory": memory_of(pool), "threads": 1})
     size = (1 if options.smoke else 8) << 20
@@ -195,7 +195,7 @@ def decision_rows(options: Options, pool: Pool) -> list[Row]:
         direction = link.directions[Direction.READ]
         for case in ("in C, alone", "in C, beside another"):
             other = Queue(direction, now_ns=lib.bl_io_queue_now_ns())
-            if case != "in C, alone":  # The other one demands the same but does not take it.
+            if case != "in C, alone":  # The other one requests the same but does not use it.
                 member = next(s for s in direction.handle.members if s.owner and not s.demand)
                 member.demand, member.until_ns = 1 << TransferClass.ONBOARD, _STAY
             costs, seconds = [], []

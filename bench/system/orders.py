@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The orders of pieces on a shared link in ``linkmodel.py``: ours, and those of other systems.
+"""Scheduling orders of pieces on a shared link in ``linkmodel.py``: ours and other systems'.
 
-Except for Dynamo's, two pieces are under way, so that the link never waits for the next one.
+Except in Dynamo's, two pieces are in flight, so that the link is never idle.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from beluga.transfer.iosched.fair import LinkDirection
 from .linkmodel import BLOCK, NEVER, ONBOARD, PIECE, Order, Piece
 from .throttlers import Queue, Rovers
 
-DEPTH = 2  # pieces under way
+DEPTH = 2  # pieces in flight
 SHARES = (8, 1)
 
 
@@ -26,9 +26,7 @@ def pieces(kind: int, block: int) -> Iterator[Piece]:
 
 
 class Fair:
-    """Our order: a fair queue before a token bucket, in one process or with each class in its
-    own.
-    """
+    """Our order: a fair queue and a token bucket, in one process or with each class in its own."""
 
     def __init__(
         self,
@@ -75,7 +73,7 @@ class Fair:
 
 
 class Fifo:
-    """Pieces in the order in which their blocks came. With ``strict``, onboards precede all
+    """Pieces in the order in which their blocks arrived. With ``strict``, onboards precede all
     others.
     """
 
@@ -101,7 +99,7 @@ class Fifo:
 
 
 class Counter:
-    """A bare shared counter of the pieces under way (the rovers of generation 1, without a fair
+    """A bare shared counter of the pieces in flight (the rovers of generation 1, without a fair
     queue). Each class has its own process, which takes a ticket for its next piece.
     """
 
@@ -131,7 +129,7 @@ class Counter:
 
 class CopyFirst:
     """Dynamo's order: a transfer starts its copy, then waits in a queue to be finished. The queue
-    holds four of a kind, so the next of that kind waits only when four others are under way.
+    holds four of a kind, so the next of that kind waits only when four others are in flight.
     """
 
     wait_ns = NEVER

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The benchmark of a restart: the recovery of a block table, beside a plain scan with the same
-inserts.
+"""The benchmark of a restart: the recovery of a block table, compared with a plain scan with the
+same inserts.
 
-The table describes 8 TiB of 4 MiB blocks in sparse files, of which only the metadata is ever
-touched. Each run opens the pool again, as a starting server does, so both sides pay for their page
+The table describes 8 TiB of 4 MiB blocks in sparse files, of which only the metadata is accessed.
+Each run opens the pool again, as a starting server does, so both sides include the setup of page
 tables. The limit reads the predecessor's entries once and puts their keys into Beluga's own index.
 """
 
@@ -37,7 +37,7 @@ BLOCK_SIZE = 4 << 20
 BLOCK_COUNT = 2_000_000
 SMOKE_COUNT = 10_000
 LINE = 64
-MARK_BLOCKS = 512  # what the mark of an extent of several stripes counts
+MARK_BLOCKS = 512  # blocks that the mark of an extent of several stripes covers
 EPOCH = 1  # the epoch of the server whose table is recovered, which uses half 1
 
 _METADATA_PER_BLOCK = 2 * LINE * (2 + BLOCK_SIZE // STRIPE_SIZE)  # entry, name, marks
@@ -191,7 +191,7 @@ def _fill(pool: Pool, count: int, seed: int) -> None:
 
 
 def _seal(lines: Lines, keys: Lines) -> None:
-    """Put the check value of ``csrc/format/line.h`` into lines that end with it."""
+    """Compute the check value of ``csrc/format/line.h`` at the end of each line."""
     total = (keys + np.uint64(0x9E3779B97F4A7C15)) * np.uint64(0xDA942042E4DD58B5)
     for column, (add, times) in enumerate(zip(_ADD, _TIMES, strict=True)):
         total += (lines[:, column] ^ np.uint64(add)) * np.uint64(times)

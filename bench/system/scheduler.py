@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The benchmark of the link scheduler: how long onboards wait for a link that offloads fill, in our
-order and in others.
+"""The benchmark of the link scheduler: how long onboards wait for a link that offloads saturate, in
+our order and in others.
 
-In virtual time first (``linkmodel.py``), so that the orders alone differ; then really, by several
-processes' caches (``linkpath.py``); and what one decision costs.
+First in virtual time (``linkmodel.py``), so that only the orders differ; then in real time, with
+several processes' caches (``linkpath.py``); and the cost of one decision.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .linkpath import decision_rows, path_rows
 from .orders import orders
 from .throttlers import Queue
 
-RATE = 26_000_000_000  # bytes per second: a GPU's way from the pool, in the paper
-SHARE = 0.3  # of the link, asked for by onboards
+RATE = 26_000_000_000  # bytes per second: between a GPU and the pool, in the paper
+SHARE = 0.3  # of the link, used by onboards
 
 
 def bench_scheduler(options: Options) -> list[Row]:
-    """Orders in virtual time, caches really, and the cost of a decision."""
+    """Return the rows: orders in virtual time, caches in real time, and the cost of a decision."""
     if options.pace is not None:
         raise BelugaError("scheduler says itself how fast its link is; leave --pace out")
     rows = _virtual(options)
@@ -101,7 +101,7 @@ def _over(loaded: Row, idle: Row) -> float:
 
 
 def _decision(options: Options) -> Row:
-    """Measure in C: choose a piece of two classes, admit it, and note its end."""
+    """Measure in C: choose a piece of two classes, admit it, and complete it."""
     direction = LinkDirection(limit=2000, capped=True, now_ns=lib.bl_io_queue_now_ns())
     nodes = [direction.add(shares) for shares in (8, 1)]
     queue = Queue(direction, now_ns=lib.bl_io_queue_now_ns())

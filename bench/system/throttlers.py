@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The link scheduler's parts by themselves, in virtual time, and the generation before them.
+"""The link scheduler's parts in isolation, in virtual time, and the previous generation.
 
-The product uses the token bucket and the queues from C. Here they are driven from Python, and all
-times are passed in, in nanoseconds (``csrc/iosched/``).
+The product uses the token bucket and the queues from C (``csrc/iosched/``). Here they are driven
+from Python, and all times, in nanoseconds, are arguments.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Rovers:
 
 
 class TokenBucket:
-    """Generation 2: a token bucket that time fills; if capped, completed work makes room in it.
+    """Generation 2: a token bucket that time fills; if capped, completed work returns tokens.
 
-    ``rate`` is in tokens per second. ``limit`` and ``threshold`` are tokens: the most that may lie
-    unused (and, if capped, be in use), and the fewest that are replenished. Raises OSError (EINVAL)
+    ``rate`` is in tokens per second. ``limit`` and ``threshold`` are tokens: the maximum that may
+    be unused (and, if capped, in use), and the minimum that is replenished. Raises OSError (EINVAL)
     for a rate of 0, or one that would overflow in an hour, and for a limit of 0.
     """
 
@@ -58,15 +58,15 @@ class TokenBucket:
         return int(lib.bl_tokens_grab(self.handle, tokens))
 
     def lacks(self, ticket: int) -> int:
-        """Return the tokens that are still to come before the ticket may be used."""
+        """Return the tokens that are still missing before the ticket may be used."""
         return int(lib.bl_tokens_lacks(self.handle, ticket))
 
     def replenish(self, now_ns: int) -> None:
-        """Add the tokens that time has given since the last call."""
+        """Add the tokens of the time since the last call."""
         lib.bl_tokens_replenish(self.handle, now_ns)
 
     def refund(self, tokens: int) -> None:
-        """Give back unused tokens."""
+        """Return unused tokens to the bucket."""
         lib.bl_tokens_refund(self.handle, tokens)
 
     def release(self, tokens: int) -> None:
@@ -74,7 +74,7 @@ class TokenBucket:
         lib.bl_tokens_release(self.handle, tokens)
 
     def duration_ns(self, tokens: int) -> int:
-        """Return how long the bucket takes to give these tokens."""
+        """Return how long the bucket takes to fill with these tokens."""
         return int(lib.bl_tokens_duration_ns(self.handle, tokens))
 
 
@@ -101,7 +101,7 @@ class Queue:
         self._devices: list[TokenBucket] = []
 
     def close(self) -> None:
-        """Give back what the queue holds and forget its pieces. A second call does nothing."""
+        """Release the queue's tokens and its pieces. A second call does nothing."""
         lib.bl_queue_destroy(self._handle)
         self._handle = ffi.NULL
 
@@ -113,7 +113,7 @@ class Queue:
         return self._handle
 
     def add_device(self, device: TokenBucket) -> None:
-        """Add a memory device behind the link, whose tokens pieces take as well."""
+        """Add a memory device behind the link, whose tokens pieces also use."""
         raise_for_status(lib.bl_queue_add_device(self.handle, device.handle), "adding a device")
         self._devices.append(device)
 
@@ -148,7 +148,7 @@ class Queue:
         raise_for_status(lib.bl_queue_plug(self.handle, node, plugged), "plugging a class")
 
     def poll(self, now_ns: int) -> Admission | None:
-        """Return the piece that may start now; if it is None, :attr:`wait_ns` says when to ask
+        """Return the piece that may start now; if it is None, :attr:`wait_ns` is when to call
         again.
         """
         status = lib.bl_queue_poll(self.handle, now_ns, self._admission, self._wait)
@@ -156,11 +156,11 @@ class Queue:
         return self._admitted() if status == 0 else None
 
     def rest(self) -> None:
-        """The engine is busy: its waiting pieces delay no other engine."""
+        """Report that the engine is busy: its waiting pieces then do not delay other engines."""
         lib.bl_queue_rest(self.handle)
 
     def complete(self, handle: int, now_ns: int) -> None:
-        """End a piece: it has been copied, or will not be."""
+        """Complete a piece: it has been copied, or will not be."""
         lib.bl_queue_complete(self.handle, handle, now_ns)
 
     def stat(self) -> QueueStat:

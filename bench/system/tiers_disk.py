@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The disk tier beside fio: blocks read and written in the same file, with the same size, depth and
-engine, in interleaved pairs; and the rebuild of the index beside a plain read of its bytes.
+"""The disk tier compared with fio: blocks read and written in the same file, with the same size,
+depth and engine, in interleaved pairs; and the rebuild of the index, compared with a plain read of
+its bytes.
 
-A load compares the checksum of every block, and a save computes it, writes the index and makes all
-durable; fio moves bytes, and syncs where a save does. Both have large pages.
+A load compares the checksum of every block, and a save computes it, writes the index and syncs; fio
+moves bytes, and syncs where a save does. Both use large pages.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _ENGINES = {"uring": "io_uring", "threads": "psync"}  # ours and fio's
 _CALL_BYTES = 128 * _MIB  # read by each load
 _SAVE_BYTES = 512 * _MIB
 _SAVE_CALL_BYTES = 32 * _MIB  # written by each save, as the service of the tiers does
-_AFTER_READS_S = 1.1  # until the gate of writes has forgotten earlier reads (csrc/disk/disk.c)
+_AFTER_READS_S = 1.1  # until earlier reads no longer delay writes (csrc/disk/disk.c)
 _SINGLE_CALLS = 100
 _REBUILD_COUNT = 1_000_000
 _ENTRY = 64
@@ -69,7 +70,7 @@ class _Case:
 
 
 def bench_tiers_disk(options: Options) -> list[Row]:
-    """Run the benchmark, in a folder of its own inside ``options.disk``."""
+    """Run the benchmark, in a temporary folder inside ``options.disk``."""
     recorder = _recorder(options)
     if shutil.which("fio") is None:
         return [recorder.skipped("random read", _NO_FIO)]
@@ -155,7 +156,7 @@ def _read(recorder: Recorder, path: Path, space: int, keys: NDArray[np.uint64], 
 
 
 def _save(recorder: Recorder, path: Path, space: int, keys: NDArray[np.uint64], case: _Case) -> Row:
-    """Measure saves of blocks that are not there, into a file that has all its space."""
+    """Measure saves of new blocks, into a file whose space is allocated."""
     fields = {"bytes": case.size, "depth": case.depth, "engine": case.engine}
     try:
         tier = DiskTier(path, space, smallest_block=case.size, io=case.engine, depth=case.depth)
@@ -181,7 +182,7 @@ def _save(recorder: Recorder, path: Path, space: int, keys: NDArray[np.uint64], 
         return count / spent
 
     def limit() -> float:
-        tier.remove(keys[:count])  # its bytes are fio's now
+        tier.remove(keys[:count])  # fio has overwritten its bytes
         return _fio(path / "blocks", tier.data_offset, count, case)
 
     with closing(tier):
@@ -201,7 +202,7 @@ def _save(recorder: Recorder, path: Path, space: int, keys: NDArray[np.uint64], 
 def _flood(
     recorder: Recorder, path: Path, space: int, keys: NDArray[np.uint64], size: int
 ) -> Iterator[Row]:
-    """Measure loads while others save, with either engine."""
+    """Measure loads during saves, with either engine."""
     for engine in _ENGINES:
         recorder.options.say(f"load beside saves, {size >> 10} KiB, {engine}")
         try:
@@ -214,7 +215,7 @@ def _flood(
 
 
 def _times(once: Callable[[], object], count: int = _SINGLE_CALLS) -> NDArray[np.uint64]:
-    """Return how long each of some calls took."""
+    """Return how long each call took."""
     times = []
     for _ in range(count):
         before = time.perf_counter_ns()
@@ -224,8 +225,8 @@ def _times(once: Callable[[], object], count: int = _SINGLE_CALLS) -> NDArray[np
 
 
 def _rebuild(recorder: Recorder, path: Path) -> Row:
-    """Measure opening a tier with many blocks beside reading its index. A block's bytes are not
-    looked at, so none are written.
+    """Measure opening a tier with many blocks, compared with reading its index. The blocks' bytes
+    are not read, so none are written.
     """
     count = _REBUILD_COUNT // 50 if recorder.options.smoke else _REBUILD_COUNT
     space = count * (PAGE + 2 * _ENTRY) + 16 * _MIB
@@ -279,7 +280,7 @@ def _fio(file: Path, offset: int, count: int, case: _Case) -> float:
         f"--size={each}",
         f"--io_size={each}",
         "--direct=1",
-        f"--iomem_align={2 * _MIB}",  # else few buffers have no large page, and fio half its speed
+        f"--iomem_align={2 * _MIB}",  # otherwise fio has half its speed
         "--thread",
         "--group_reporting",
         "--randrepeat=0",

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Loads of single blocks from the disk tier while another thread saves as fast as it may, beside
-the same loads alone, in interleaved pairs.
+"""Loads of single blocks from the disk tier while another thread saves as fast as possible,
+compared with the same loads alone, in interleaved pairs.
 
-Loads come at intervals of 2 ms and of 30 ms: between the latter, the tier lets more writes pass.
+Loads arrive at intervals of 2 ms and of 30 ms: between the latter, the tier admits more writes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FLOOD_CALLS = 8  # different blocks that the flood saves, in calls
 
 
 class _Flood:
-    """Saves blocks again and again, on a thread of its own, while it is let."""
+    """Saves blocks repeatedly on its own thread, until it is stopped."""
 
     def __init__(self, tier: DiskTier, keys: NDArray[np.uint64], size: int) -> None:
         self.written = 0
@@ -61,7 +61,7 @@ class _Flood:
             time.sleep(_SETTLE_S)
 
     def stop(self) -> None:
-        """End after the save that is under way."""
+        """End after the current save."""
         self._stopping = True
         self._let.set()
         wait_for([self._thread])
@@ -91,7 +91,7 @@ class _Flood:
 def flood_rows(
     recorder: Recorder, tier: DiskTier, keys: NDArray[np.uint64], size: int, engine: str
 ) -> Iterator[Row]:
-    """Measure loads beside a flood of saves; the tier has blocks of these keys. The flood saves
+    """Measure loads during a flood of saves; the tier has blocks of these keys. The flood saves
     some of them, and the others are loaded.
     """
     count = min(len(keys) // 2, _FLOOD_CALLS * max(1, _SAVE_BYTES // size))

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a client of a pool waits for while the tiers below it work or hang, in interleaved pairs.
+"""The waiting times of a pool's client while the tiers below the pool are busy or hang, in
+interleaved pairs.
 
 *onboard beside offloads*: gets of single blocks that only the disk has, while another process
 stores new blocks in the pool, each of which is saved on the disk; and the same gets alone. *hit
-beside a stopped store*: gets of single blocks that the pool has, and now and then a put of one,
-while the remote store below it is stopped (SIGSTOP), and while it answers.
+beside a stopped store*: gets of single blocks that the pool has, with an occasional put of one,
+while the remote store below it is stopped (SIGSTOP), and while it responds.
 
 The server, its tiers, the client and the other process share all cores.
 """
@@ -39,17 +40,17 @@ _MIB = 1 << 20
 _SIZE = 2560 << 10
 _POOL_SIZE, _POOL_SIZE_SMOKE = 192 * _MIB, 64 * _MIB
 _DISK_BLOCKS, _DISK_BLOCKS_SMOKE = 400, 60  # that are onboarded
-_FLOOD_BLOCKS, _FLOOD_BLOCKS_SMOKE = 400, 20  # that the other process stores, again and again
+_FLOOD_BLOCKS, _FLOOD_BLOCKS_SMOKE = 400, 20  # that the other process stores repeatedly
 _GETS, _GETS_SMOKE = 100, 5  # of each half of a pair
 _INTERVAL_S = 0.005  # between two gets
-_SETTLE_S = 0.3  # after work beside has begun or ended
+_SETTLE_S = 0.3  # after the other work has begun or ended
 _SAVED_S = 60.0
 _PUT_EACH = 10  # gets to a put
-_FLOODS_MB_PER_S = (200, 0)  # 0: as fast as it may
+_FLOODS_MB_PER_S = (200, 0)  # 0: as fast as possible
 
 
 def bench_tiers_pool(options: Options) -> list[Row]:
-    """Run the benchmark, with the disk tier in a folder of its own inside ``options.disk``."""
+    """Run the benchmark, with the disk tier in a temporary folder inside ``options.disk``."""
     recorder = Recorder("tiers-pool", options, {"bytes": _SIZE, "crc": True})
     size = _POOL_SIZE_SMOKE if options.smoke else _POOL_SIZE
     with (
@@ -61,7 +62,7 @@ def bench_tiers_pool(options: Options) -> list[Row]:
 
 @contextmanager
 def _serving(pool: Pool, **tiers: object) -> Iterator[KVCache]:
-    """Serve the pool and tiers below it by another process, on all cores."""
+    """Serve the pool and tiers below it with another process, on all cores."""
     with Peer(pool, cores()[-1]) as server:
         server.start("serve_tiers", block_size=_SIZE, **tiers)
         with KVCache(pool, namespace="bench", timeout_s=30) as cache:
@@ -99,7 +100,7 @@ def _onboard_rows(recorder: Recorder, pool: Pool, folder: Path) -> Iterator[Row]
 
 
 def _save(cache: KVCache, digests: list[bytes]) -> None:
-    """Put blocks, and again those that were evicted before they were saved, until the disk has
+    """Put blocks, and put those again that were evicted before they were saved, until the disk has
     them.
     """
     rng = np.random.default_rng(0)
@@ -167,7 +168,7 @@ def _stopped_row(recorder: Recorder, pool: Pool) -> Row:
 
 
 def _hits(cache: KVCache, digests: list[bytes], fresh: Iterator[bytes], options: Options) -> Times:
-    """Get blocks that the pool has, and now and then put one."""
+    """Get blocks that the pool has, with an occasional put of one."""
     target = np.zeros((1, _SIZE), np.uint8)
     times: list[int] = []
     while len(times) < (_GETS_SMOKE if options.smoke else 10 * _GETS):

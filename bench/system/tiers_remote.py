@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Remote tiers beside the bare clients of their stores, on loopback: blocks loaded and saved with
-as many threads, in interleaved pairs.
+"""Remote tiers compared with the bare clients of their stores, on loopback: blocks loaded and saved
+with the same number of threads, in interleaved pairs.
 
-A tier makes and checks a header and a checksum for each block, and asks before a save whether the
-store has it; the bare client moves bytes only. A folder is measured as its page cache has it.
+A tier creates and checks a header and a checksum for each block, and checks before a save whether
+the store has it; the bare client only moves bytes. A folder is measured as its page cache has it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The arms of the comparison: an arm is a way for one engine to find what another one has computed.
+"""The arms of the comparison: an arm is a method for one engine to reuse KV that another one has
+computed.
 
-This module has the two arms without other projects' packages; ``peers`` has the rest. An arm is a
+This module has the two arms without packages of other projects; ``peers`` has the rest. An arm is a
 context manager: what it needs (a pool, a server) runs inside.
 """
 
@@ -205,7 +206,7 @@ def _wait_for_save(
 
 
 def wait_a_while(engine: Engine, _before: Mapping[str, float], _tokens: int) -> None:
-    """Wait a moment, for connectors that do not report when they have saved."""
+    """Wait briefly, for connectors that do not report when they have saved."""
     for _ in range(10):
         engine.ask("idle")
         time.sleep(0.1)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Arms with a tier below their memory, a disk or a Redis: ours, and LMCache with its own.
+"""Arms with a tier below their memory, on disk or in Redis: ours, and LMCache with its own.
 
-Both disks are read with direct I/O, and both memories are emptied of a prompt before it is asked
-for again: ours by the prompts that were stored since, LMCache's by its own interface. That a prompt
-really came from below is counted outside of both: in the bytes that the server's process has read
-from a disk, and in those that Redis has sent.
+Both disks are read with direct I/O, and a prompt is removed from both memories before it is sent
+again: from ours by the prompts that were stored since, from LMCache's by its own interface.
+Counters outside both show that a prompt was really read from below: the bytes that the server's
+process has read from a disk, and those that Redis has sent.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DISK_BYTES = 8 << 30
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """What lies below. ``wrote`` and ``read`` count the bytes that went into it and came out."""
+    """The lower tier. ``wrote`` and ``read`` count the bytes written to it and read from it."""
 
     wrote: Callable[[], int]
     read: Callable[[], int]
@@ -40,7 +40,7 @@ class Medium:
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """An arm, what lies below it, and how its memory forgets all prompts but the last."""
+    """An arm, its lower tier, and how to remove all prompts except the last from its memory."""
 
     arm: Arm
     medium: Medium
@@ -56,12 +56,12 @@ class Below:
 
 
 def _nothing() -> None:
-    """Do nothing: the pool forgets by itself."""
+    """Do nothing: the pool evicts them by itself."""
 
 
 @contextmanager
 def beluga_disk(setting: Setting, folder: Path) -> Iterator[Below]:
-    """Yield our pool with a disk tier, which lies in ``folder``."""
+    """Yield our pool with a disk tier in ``folder``."""
     place = folder / "beluga"
     place.mkdir()
     options = ("--disk", str(place), "--disk-bytes", str(_DISK_BYTES))
@@ -98,7 +98,7 @@ def lmcache_redis(setting: Setting, folder: Path) -> Iterator[Below]:
 
 
 def _disk(child: Child) -> Medium:
-    """Return the bytes that a process has moved to and from disks, which a page cache is not."""
+    """Return the bytes that a process has moved to and from disks, without the page cache."""
 
     def count(name: str) -> int:
         for line in Path(f"/proc/{child.pid}/io").read_text().splitlines():

@@ -3,10 +3,10 @@
 """The command ``scripts/vllm-bench``: the Beluga paper's experiments 5 to 8 with real engines, at a
 smaller scale.
 
-Long contexts with several questions each go through vLLM alone, through vLLM with our pool, and
-through the pools of other projects, in turn: in two passes, then at several rates. Then they go
-through blocks of other sizes and a pool that is not interleaved. The exit status is 1 if our second
-pass did not find all blocks.
+Long contexts with several questions each are sent to vLLM alone, to vLLM with our pool, and with
+the pools of other projects, in turn: in two passes, then at several rates. Then block sizes are
+varied, and a pool without interleaving is measured. The exit status is 1 if our second pass did not
+find all blocks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Charts of a run as PNG files. Without matplotlib there are none, and a line says so."""
+"""Charts of a run as PNG files. Without matplotlib there are none, and a message reports it."""
 
 from __future__ import annotations
 

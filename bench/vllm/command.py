@@ -26,7 +26,7 @@ def say(line: str) -> None:
 def run_in_folder(name: str, body: Callable[[Path], bool]) -> NoReturn:
     """Run ``body`` with a temporary folder for logs. The process exits with 0 if it returns true.
 
-    ``body``'s contexts are left before the process ends, whatever happens, even after Ctrl-C.
+    ``body``'s contexts are always exited before the process ends, even after Ctrl-C.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))

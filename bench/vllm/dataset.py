@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """The data set: questions about long texts, in the form of LV-Eval, made of random tokens.
 
-Several questions are asked about a context. Each time the prompt begins with the same part of it,
+Each context has several questions. Each prompt begins with the same part of the context,
 followed by the question's own passages, distracting passages, and the question itself. The common
 part is so long that about 30 % of all whole blocks repeat earlier ones.
 """
@@ -27,7 +27,8 @@ _TOKENS = 33 << 10  # the approximate number of tokens in all prompts of one len
 def cut(length: int) -> int:
     """Return the length of prompts for about ``length`` tokens: whole blocks, and one token.
 
-    With this length, blocks of every size leave one token to compute when everything else is found.
+    With this length, one token remains to be computed with every block size when all blocks are
+    found.
     """
     return max(1, length // _ROUND) * _ROUND + 1
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The command ``scripts/vllm-demo``: what a second vLLM process gains from what the first one has
-computed.
+"""The command ``scripts/vllm-demo``: how much faster a second vLLM process is with KV that the
+first one has computed.
 
-No process and no file in memory is left behind, whatever happens, even after Ctrl-C.
+No process and no file in memory is left behind, even after Ctrl-C.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Measure prefill and decode on two ``vllm serve`` with a pool between them, beside one engine that
-does both.
+"""Measure prefill and decode on two ``vllm serve`` with a pool between them, compared with one
+engine that does both.
 
 ::
 
     python -m beluga_bench.vllm.disagg [--model SIZE] [--tokens N] [--requests N]
 
 in vLLM's environment. The queue is the pool's own. All engines share this machine's cores, so
-splitting the work cannot make more of it: what is measured is what the way through queue and pool
-costs, and that decode engines compute none of the prompts.
+splitting the work cannot increase throughput: the measurement shows the overhead of queue and pool,
+and that decode engines compute none of the prompts.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _REST_S = 0.001  # as EngineCoreProc of vLLM 0.32 does
 
 
 def main() -> None:
-    """Answer until standard input ends, which also happens when the parent ends."""
+    """Execute commands until standard input ends, which also happens when the parent ends."""
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # vLLM's prints belong in the log
 
@@ -91,7 +91,8 @@ class Engine:
         at_once: int = 1,
         max_tokens: int = 8,
     ) -> Reply:
-        """Run prompts as they come: each ``due_s`` after the first, or always ``at_once`` of them.
+        """Run prompts as they arrive: each ``due_s`` after the first, or always ``at_once`` of
+        them.
 
         For each prompt ``outputs`` has its tokens, how many were cached, and the seconds to the
         first token and between two tokens. ``figures`` has the connector's counts during the call.
@@ -143,7 +144,7 @@ class Engine:
 
 
 def _override_kernels() -> None:
-    """Let vLLM replace its Triton kernels now, and not again when its worker starts.
+    """Make vLLM replace its Triton kernels now, and not again when its worker starts.
 
     vLLM searches all loaded modules and fails at objects of numba, which some connectors import. If
     engine and worker share a process, the connector is imported before the worker starts.
@@ -155,8 +156,9 @@ def _override_kernels() -> None:
 
 
 def _rest_as_in_a_process(core: Any) -> None:
-    """Let the engine's loop rest where that of vLLM's own engine process does: after a step that
-    computed nothing. Otherwise a request that waits for its cache would take a core from the cache.
+    """Make the engine's loop sleep where that of vLLM's own engine process does: after a step that
+    computed nothing. Otherwise a request that waits for its cache would use a core that the cache
+    needs.
     """
     step = core.step_fn
 

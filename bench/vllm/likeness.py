@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The comparison of answers: whether a hit gives the right answer, and why a prompt was not found
-whole.
+"""The comparison of answers: whether a hit gives the right answer, and why a prompt was not a full
+hit.
 
-In bfloat16 an answer depends on the shapes of the computed chunks: what a hit leaves to compute is
-rounded differently than the whole prompt. So a hit is compared with an answer that was computed in
-the same steps: a hit of all blocks with the engine's own cache, and no hit with the miss. A partial
-hit cannot be compared.
+In bfloat16 an answer depends on the shapes of the computed chunks: the rest of a prompt after a hit
+is rounded differently than the whole prompt. So a hit is compared with an answer that was computed
+in the same steps: a hit of all blocks with the engine's own cache, and no hit with the miss. A
+partial hit cannot be compared.
 """
 
 from __future__ import annotations

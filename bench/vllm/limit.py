@@ -3,7 +3,7 @@
 """The limit of a load: how long the machine's copy loop takes for its bytes, from shared memory on
 one core.
 
-The source is not the pool but a file of the same kind and length beside it, because the engine
+The source is not the pool but a file of the same kind and length next to it, because the engine
 would otherwise find in a cache what the loop has just read. All memory is touched before any
 measurement.
 """

@@ -4,7 +4,7 @@
 
 The first pass fills the pool, and the second one finds everything there. Between the passes and
 before each rate every engine's own prefix cache is emptied. So vLLM alone computes each prompt, and
-an arm with a pool loads it. What several requests have in common is computed or loaded once.
+an arm with a pool loads it. A prefix that several requests share is computed or loaded once.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 """The demonstration's measurements: misses and hits of every arm in each repetition, and their
 medians.
 
-In a repetition a new prompt goes through every arm. Engine A has never seen it and computes it.
+In a repetition a new prompt is sent to every arm. Engine A has not seen it before and computes it.
 Engine B, another process, finds it in the pool, and then again in its own prefix cache. The first
 arm changes from one repetition to the next, so that other load slows all equally.
 """
@@ -67,7 +67,7 @@ class Sample:
 
 
 class Pair:
-    """The engines of an arm: A computes, B finds. An arm without a pool has one engine for both."""
+    """The engines of an arm: A computes, B loads. An arm without a pool has one engine for both."""
 
     def __init__(self, arm: Arm, engines: Sequence[Engine]) -> None:
         self.arm = arm
@@ -127,9 +127,8 @@ def run(
 ) -> tuple[dict[str, list[Sample]], list[float]]:
     """Run ``count`` repetitions. Returns the samples of every arm, and the seconds of ``limit``.
 
-    Caches give up when a machine is too busy. The time of a hit that is not of the whole prompt
-    means nothing, so the arm runs another prompt, up to :data:`TRIES` in a repetition. The last try
-    counts in any case.
+    Caches time out when a machine is too busy. The time of a partial hit cannot be compared, so the
+    arm runs another prompt, up to :data:`TRIES` in a repetition. The last try counts in any case.
     """
     samples: dict[str, list[Sample]] = {pair.name: [] for pair in pairs}
     limits = []

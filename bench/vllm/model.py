@@ -8,7 +8,7 @@
 
 This needs torch, transformers and tokenizers.
 
-A size always has the same weights, whoever makes it and wherever.
+A size always has the same weights, on every machine.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Child:
             time.sleep(0.05)
 
     def failed(self, what: str) -> ChildError:
-        """Return an error that says what happened and how the log ends."""
+        """Return an error with the event and the end of the log."""
         lines = self.log().splitlines()[-_TAIL_LINES:]
         return ChildError("\n    ".join([f"{self.name}: {what}; its log ends:", *lines]))
 

@@ -6,8 +6,8 @@
 
     python -m beluga_bench.vllm.routed [--model SIZE] [--conversations N] [--turns N]
 
-in vLLM's environment. Conversations grow turn by turn and go to whichever engine has the least to
-do: what a turn finds of those before it, it finds in that engine or in the pool.
+in vLLM's environment. Conversations grow turn by turn, and each turn is sent to the least loaded
+engine: it finds the KV of earlier turns in that engine or in the pool.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Play:
         raise BelugaError(f"the router does not have {count} engines up")
 
     def begin(self, count: int, seed: int) -> None:
-        """Begin so many conversations that have nothing in common."""
+        """Begin this number of conversations without a common prefix."""
         self._texts = [prompt(self._step, seed + i) for i in range(count)]
 
     async def turn(self, number: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ _VARIABLE = "BELUGA_PEERS_PYTHON"
 
 
 class PeerUnavailableError(BelugaError):
-    """A peer is not available here. The text says why."""
+    """A peer is not available here. The text has the reason."""
 
 
 def peers_python(module: str) -> str:
