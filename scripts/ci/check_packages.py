@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""check_packages.py WHEEL SDIST: check what is in both, as for an upload (``scripts/release``).
+"""check_packages.py WHEEL SDIST: check the contents of both before an upload (``scripts/release``).
 
-Prints what is wrong, one line each; the exit status is 1 then.
+Prints each error on one line; the exit status is then 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PLACES = [str(folder).encode() for folder in (ROOT, Path(sys.base_prefix))]
 
 
 def wrong_in_wheel(path: Path) -> Iterator[str]:
-    """Yield what is wrong in a wheel."""
+    """Yield the errors in a wheel."""
     if "-cp310-abi3-manylinux_" not in path.name:
         yield f"{path.name} is for one Python or one Linux; build it by scripts/wheels"
     with zipfile.ZipFile(path) as wheel:
@@ -39,7 +39,7 @@ def wrong_in_wheel(path: Path) -> Iterator[str]:
 
 
 def wrong_in_sdist(path: Path) -> Iterator[str]:
-    """Yield what is wrong in a source distribution."""
+    """Yield the errors in a source distribution."""
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     for name in MEMBERS:

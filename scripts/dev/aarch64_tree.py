@@ -4,8 +4,8 @@
 """Copies the sources to TREE and compiles the C core there for aarch64 (scripts/dev/setup-aarch64).
 
 Arguments: TREE, the folder of Python's headers, and the root with the C library. A file is copied
-only if it differs, and a file that is gone is removed. An extension is compiled only if its sources
-differ from those that it was compiled from.
+only if it differs, and a file without a source is removed. An extension is compiled only if its
+sources have changed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ FLAGS = ("-shared", "-fPIC", "-DPy_LIMITED_API=0x030a0000", "-Werror")
 
 
 def names() -> list[str]:
-    """Return the files that git knows or would add."""
+    """Return the files that git tracks or would add."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout.decode()
     return [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
 
 
 def copy(tree: Path) -> None:
-    """Make the tree's files those of the sources."""
+    """Make the tree's files equal to the sources."""
     wanted = set(names())
     for path in [path for path in tree.rglob("*") if path.is_file()]:
         name = str(path.relative_to(tree))
@@ -58,7 +58,7 @@ def copy(tree: Path) -> None:
 
 
 def compile_all(tree: Path, headers: Path, root: Path) -> None:
-    """Compile what is not compiled from these very sources."""
+    """Compile each extension whose sources have changed."""
     for name, ffi in EXTENSIONS.items():
         made = tree / "build" / f"{Path(name).name}.c"
         made.parent.mkdir(exist_ok=True)

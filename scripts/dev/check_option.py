@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """The command line of scripts that write files: ``--check`` compares them instead, and ``--help``
-prints what the script is for.
+prints the script's purpose.
 """
 
 from __future__ import annotations

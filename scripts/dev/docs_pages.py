@@ -3,8 +3,8 @@
 """A hook of mkdocs: pages of the site that are files elsewhere, and links to files outside docs/.
 
 In a checkout every link is a path to a file, so a code browser can follow it. The site has some of
-those files as pages; a link to any other file becomes the file's name. A link to a file that does
-not exist is a warning, which ``strict`` makes an error.
+those files as pages; a link to any other file is replaced by the file's name. A link to a file that
+does not exist is a warning, which ``strict`` makes an error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger("mkdocs.plugins.docs_pages")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are files elsewhere."""
+    """Add the pages whose files are outside docs/."""
     for page, source in ELSEWHERE.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=text))
@@ -43,7 +43,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The page's text with its links as the site needs them; code blocks stay as they are."""
+    """Return the page's text with its links as the site needs them, except in code blocks."""
     name = page.file.src_uri
     source = ELSEWHERE.get(name, f"docs/{name}")
     parts, end = [], 0

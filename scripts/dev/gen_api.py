@@ -4,7 +4,7 @@
 """Writes docs/reference/api.md, the reference of the Python API, from the docstrings and
 annotations of the classes and functions below and from the examples in docs/api/.
 
-With ``--check`` nothing is written; the exit code says whether the page is fresh.
+With ``--check`` nothing is written; the exit status is 1 if the page is not up to date.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ INTRODUCTION = """\
 
 Generated from the sources by `scripts/dev/gen_api.py`; do not edit.
 
-The names of `beluga` itself, and the classes and functions that come with them, by subject.
+The names of `beluga` itself, and the related classes and functions, by subject.
 Sizes are in bytes and times in seconds unless a name ends in another unit (`_ns`, `_ms`). Every
-error is a `BelugaError`, whose text is one line that names the mend; [Errors](errors.md) has the
-tree. Importing `beluga` needs numpy and cffi alone. The package is typed: the examples pass
+error is a `BelugaError`, whose text is one line that includes what to do; [Errors](errors.md) has
+the tree. Importing `beluga` needs only numpy and cffi. The package is typed: the examples pass
 `mypy --strict`, and a test runs them.
 
-## A whole program
+## A complete program
 
 Pool, server, blocks from numpy and torch, calls, copies out of an engine's layout, and the router:
 """
 
 
 class Subject(NamedTuple):
-    """A part of the page. ``names`` has, for each module, its classes and functions; a name that an
-    example is for has ``=EXAMPLE`` behind it.
+    """A section of the page. ``names`` has, for each module, its classes and functions; a name with
+    an example has ``=EXAMPLE`` after it.
     """
 
     title: str
@@ -134,7 +134,7 @@ SUBJECTS = (
     ),
 )
 
-# What is public for other parts of Beluga alone; "__init__": a program does not make it itself.
+# Names that are public only for other parts of Beluga; "__init__": programs do not create it.
 INTERNAL = {
     "Pool": "__init__ using handle has_runtime_dir raise_for_status refuse_in_use refuse_removed "
     "run_near host_number reserve before_close",
@@ -173,7 +173,7 @@ class Entry(NamedTuple):
 
 
 def entries(subject: Subject) -> Iterator[Entry]:
-    """Yield what a subject has, in order."""
+    """Yield a subject's classes and functions, in order."""
     for module, names in subject.names.items():
         for word in names.split():
             name, _, example = word.partition("=")
@@ -225,7 +225,7 @@ def signature(name: str, value: Any, *, bound: bool = False) -> str:
 
 
 class _Text:
-    """A default that is shown as this text."""
+    """A default value that is shown as this text."""
 
     def __init__(self, text: str) -> None:
         self._text = text

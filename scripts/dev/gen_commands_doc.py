@@ -3,7 +3,7 @@
 # Copyright The Beluga Authors
 """Writes docs/reference/commands.md from the parsers of ``beluga`` and ``cxl-rpc``.
 
-With ``--check`` nothing is written; the exit code says whether the file is fresh.
+With ``--check`` nothing is written; the exit status is 1 if the file is not up to date.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ INTRODUCTION = """\
 
 Generated from the command-line parsers by `scripts/dev/gen_commands_doc.py`; do not edit.
 
-`beluga` works on pools with the block index; `cxl-rpc` makes calls over the lanes of a pool
-without it. Every command has `-h` and `--help`. `beluga --install-completion` teaches your shell
-(bash, zsh or fish) to complete commands and options, `--show-completion` prints what it would
-install. Results go to standard output, everything else to standard error; `--json` prints JSON,
-and for commands that go on running one object on each line. [Errors](errors.md#exit-codes) lists
-the exit codes.
+`beluga` works on pools with the block index; `cxl-rpc` makes calls over the lanes of a pool without
+it. Every command has `-h` and `--help`. `beluga --install-completion` installs completion of
+commands and options for your shell (bash, zsh or fish), `--show-completion` prints the script.
+Results go to standard output, everything else to standard error; `--json` prints JSON, and for
+commands that run continuously one object on each line. [Errors](errors.md#exit-codes) lists the
+exit codes.
 
 Defaults of options come from [`beluga.toml`](settings.md), if there is one. `--config`,
-`--log-level` and `--log-format` stand before the command, as in `beluga --log-level debug ping`.
+`--log-level` and `--log-format` are given before the command, as in `beluga --log-level debug
+ping`.
 
 Without `--pool` a command uses the pool that `BELUGA_POOL=PATH:PATH` names, else that of
 `beluga.toml`, else the pool that `beluga mount` remembered, else the emulated pool in `/dev/shm`.
@@ -120,7 +121,7 @@ def _spelled(option: Any, hints: dict[str, Any]) -> str:
 
 
 def _value_of(hint: Any) -> str:
-    """Return the word that stands for a value of this type."""
+    """Return the placeholder for a value of this type."""
     kinds = set(typing.get_args(hint)) or {hint}
     kinds |= {kind for inner in kinds for kind in typing.get_args(inner)}
     words = {int: "N", float: "X", Path: "PATH"}

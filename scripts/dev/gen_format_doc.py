@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Writes csrc/FORMAT.md from csrc/format/pool_format.h: sizes and offsets are cffi's.
+"""Writes csrc/FORMAT.md from csrc/format/pool_format.h; sizes and offsets are from cffi.
 
-With ``--check`` nothing is written; the exit code says whether the file is fresh.
+With ``--check`` nothing is written; the exit status is 1 if the file is not up to date.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ def _struct(ffi: FFI, name: str, why: str, body: str) -> list[str]:
 
 
 def _comment(text: str) -> str:
-    """Return a C comment's words, without its stars."""
+    """Return a C comment's text, without its asterisks."""
     return "\n".join(re.sub(r"^ \* ?", "", line) for line in text.splitlines()).strip()
 
 
 def _fenced(text: str) -> list[str]:
-    """Return a comment with its drawing kept."""
+    """Return a comment, including its diagram."""
     return ["```text", *text.splitlines(), "```", ""] if text else []
 
 

@@ -4,7 +4,8 @@
 """Render the Helm chart into ``docs/deploy/kubernetes``, for clusters without Helm.
 
 Usage: ``gen_manifests.py [FOLDER]``. The renderer is ``helm`` if it is on PATH, else Helm's own
-library in the package helm-python-sdk (extra ``helm``). The exit status is 77 if neither is here.
+library in the package helm-python-sdk (extra ``helm``). The exit status is 77 if neither is
+available.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ metadata:
 
 
 class NoHelmError(Exception):
-    """There is nothing here that renders a chart."""
+    """No renderer for charts is available."""
 
 
 def render(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return what each template of the chart becomes, by the template's name.
+    """Return the rendered templates of the chart, by the template's name.
 
-    Raises NoHelmError, and RuntimeError with Helm's words if it refuses the values.
+    Raises NoHelmError, and RuntimeError with Helm's message if it refuses the values.
     """
     if shutil.which("helm") is not None:
         return _by_program(values)

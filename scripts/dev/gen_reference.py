@@ -5,8 +5,8 @@
 from the command-line parsers and beluga/config.py, and of docs/reference/errors.md (the classes),
 from beluga/errors.py.
 
-With ``--check`` nothing is written; the exit code says whether the pages are fresh. It is 1, too,
-when a class of errors does not say what to do about it.
+With ``--check`` nothing is written; the exit status is 1 if a page is not up to date. It is also 1
+if a class of errors has no advice.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def settings_part() -> str:
 
 def environment() -> list[str]:
     """Return the table of ``beluga/config.py``."""
-    text = re.sub(r"\n {12,}", " ", config.__doc__ or "")  # a meaning that goes on
+    text = re.sub(r"\n {12,}", " ", config.__doc__ or "")  # a meaning of several lines
     rows = re.findall(r"^([A-Z_]+_?) {2,}(.+)$", text, re.MULTILINE)
     escaped = "\\|"
     cells = [
@@ -64,22 +64,22 @@ def errors_part() -> str:
 
 
 def meanings() -> dict[str, str]:
-    """Return what each class means, in the order of the tree."""
+    """Return the meaning of each class, in the order of the tree."""
     return dict(re.findall(r"── (\w+Error) *(.*)$", errors.__doc__ or "", re.MULTILINE))
 
 
 def advice(name: str) -> str:
-    """Return what to do about a class of errors: its docstring."""
+    """Return the advice for a class of errors: its docstring."""
     return " ".join((vars(getattr(errors, name)).get("__doc__") or "").split())
 
 
 def cell(text: str) -> str:
-    """Return text that Markdown shows as it is."""
+    """Return the text, escaped for Markdown."""
     return re.sub(r"([|<>*\[\]])", r"\\\1", " ".join(text.split()))
 
 
 def pages() -> Iterator[tuple[Path, str]]:
-    """Return each page and its text, with the part that is written by hand as it is."""
+    """Return each page and its text, with the handwritten part unchanged."""
     for name, part in (("settings", settings_part()), ("errors", errors_part())):
         path = ROOT / f"docs/reference/{name}.md"
         by_hand = path.read_text().partition(MARK)[0]

@@ -4,8 +4,8 @@
 """Writes the type stubs of the C extensions from the headers that cffi compiles them from.
 
 ``beluga/_core.pyi`` and ``bench/_limit.pyi`` give every function, constant and structure its type,
-so that mypy checks what Python gives to C. With ``--check`` nothing is written; the exit code says
-whether the files are fresh.
+so that mypy checks what Python passes to C. With ``--check`` nothing is written; the exit status is
+1 if a file is not up to date.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ _METHODS = """\
 
 @dataclass
 class Declarations:
-    """The names that a text of C declares, in its order."""
+    """The names that C declarations declare, in their order."""
 
     structs: dict[str, c_ast.Struct] = field(default_factory=dict)
     functions: dict[str, c_ast.FuncDecl] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Declarations:
 
 
 def parse(text: str) -> Declarations:
-    """Return the declarations of a text that cffi reads."""
+    """Return the declarations in text for cffi."""
     text = re.sub(r"/\*.*?\*/", " ", text, flags=re.DOTALL).replace('extern "Python"', " ")
     known = "".join(f"typedef int {name};\n" for name in (*_INTEGERS[1:], *_ADDRESSES))
     found = Declarations()
@@ -148,7 +148,7 @@ def _viewed(of: str, result: str) -> str:
 
 
 class Stub:
-    """Makes the text of a stub."""
+    """Generates the text of a stub."""
 
     def __init__(self, found: Declarations) -> None:
         self._found = found
@@ -196,7 +196,7 @@ class Stub:
         return " | ".join(kinds)
 
     def _copied(self, name: str) -> list[str]:
-        """Return the type that cffi makes an array of for a call that only reads it."""
+        """Return the type that cffi converts to an array for a call that only reads it."""
         if name in ("void", "char", "uint8_t"):
             return ["bytes"]
         if name not in self._found.structs:

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Writes the bundled trace, beluga/replay/conversations.jsonl, which commands read if no trace is
-named.
+"""Writes the bundled trace, beluga/replay/conversations.jsonl, which commands use by default.
 
-Its 1,200 requests are the turns of 120 made-up conversations (beluga/replay/workload.py): nobody
-sent them. It has Mooncake's format, and its first line names its origin. With ``--check`` nothing
-is written; the exit code says whether the file is fresh.
+Its 1,200 requests are the turns of 120 synthetic conversations (beluga/replay/workload.py). It has
+Mooncake's format, and its first line has its origin. With ``--check`` nothing is written; the exit
+status is 1 if the file is not up to date.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ ORIGIN = "made up by Beluga's scripts/dev/gen_trace.py; nobody sent these reques
 
 
 def requests() -> list[TraceRequest]:
-    """Return the trace. It is the same whenever it is made."""
+    """Return the trace. It is always the same."""
     answers = Random(1)  # noqa: S311  a workload, not a secret
     shape = Conversations(block_tokens=BLOCK_TOKENS, turn_interval_ms=TURN_INTERVAL_MS)
     return [

@@ -1,5 +1,5 @@
-# Sourced by each script before it does anything: with -h or --help among its arguments, the script
-# prints the comment that it begins with, and ends.
+# Sourced by each script first: with -h or --help among its arguments, the script prints its first
+# comment and exits.
 for word in "$@"; do
     case $word in
     -h | --help)

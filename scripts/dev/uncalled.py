@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Lists the functions, methods and classes of ``beluga/`` that nothing but tests uses.
+"""Lists the functions, methods and classes of ``beluga/`` that only tests use.
 
 A use is the name in the code of ``beluga/``, ``bench/`` or ``scripts/``, or in a Python example of
 the documents, or the name of a class, alone or with a method, in their text; an import, an entry of
-``__all__`` and the definition itself are none. Free of the rule is the API of
-docs/reference/api.md, and what others call: methods with a leading and trailing ``__``, overrides
-of classes that are not ours, and functions that a decorator registers. The rule compares names, not
-objects: what is listed has no caller, and what is not listed may have none. C is judged by
+``__all__`` and the definition itself are not uses. Exempt are the API of docs/reference/api.md and
+what others call: methods with leading and trailing ``__``, overrides of classes of other packages,
+and functions that a decorator registers. The rule compares names, not objects: a listed name has no
+caller, but a name that is not listed may also have none. C is judged by
 ``tests/repo/test_rooms.py``, with what Python calls of it. Exit status 1 if something is listed.
 """
 
@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-# Decorators that leave a function to its callers. Any other may register it.
+# Decorators that do not register a function. Any other decorator may.
 PLAIN = {
     *("property", "cached_property", "staticmethod", "classmethod", "abstractmethod", "setter"),
     *("cache", "lru_cache", "contextmanager", "asynccontextmanager", "dataclass", "overload"),
     *("wraps", "total_ordering", "final"),
 }
-# Bases of which nobody calls a method that a subclass defines.
+# Base classes that do not call methods that a subclass defines.
 BASES = {"object", "Protocol", "NamedTuple", "Exception", "ABC", "Generic", "Enum"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -59,7 +59,7 @@ def uncalled(root: Path) -> list[str]:
 
 
 def code(root: Path) -> Iterator[Path]:
-    """Yield the Python of the project that is no test."""
+    """Yield the project's Python files that are not tests."""
     for folder in ("beluga", "bench", "scripts"):
         for path in sorted((root / folder).rglob("*")):
             if path.suffix == ".py" or (path.is_file() and path.suffix == "" and is_python(path)):
@@ -114,7 +114,7 @@ def our_classes(root: Path) -> set[str]:
 
 
 def definitions(path: Path, root: Path, ours: set[str]) -> Iterator[Definition]:
-    """Yield what a file defines and what the rule judges."""
+    """Yield the definitions in a file to which the rule applies."""
     place = path.relative_to(root)
     tree = parsed(path)
     known = (ours | BASES) - of_others(tree)
@@ -145,7 +145,7 @@ def of_others(tree: ast.Module) -> set[str]:
 
 
 def base_of(node: ast.expr) -> str:
-    """Return a base class's name. One that is written with its module is not ours."""
+    """Return a base class's name. A name with its module is from another package."""
     node = node.value if isinstance(node, ast.Subscript) else node
     return ast.unparse(node)
 
