@@ -39,6 +39,13 @@ from lmcache.v1.storage_backend.storage_manager import StorageManager as EngineS
 
 POOL, TIMEOUT_MS = sys.argv[1], int(sys.argv[2])
 COUNT, LONG_S = 8, 60.0
+SPARSE = 130  # chunks of a hybrid model's prompt
+# By object group: the last chunks that a prefix needs (-1: all), and the chunks that there are.
+GROUPS = {
+    0: (-1, range(SPARSE)),
+    1: (2, (88, 89, SPARSE - 2, SPARSE - 1)),
+    2: (1, (89, SPARSE - 1)),
+}
 SHAPE = torch.Size([2, 4, 16, 64])
 
 
@@ -124,6 +131,55 @@ class Server:
     def load_other_layout(self) -> dict[str, Any]:
         """Load the same keys with as many bytes but another shape."""
         return self.load(MemoryLayoutDesc([torch.Size([2, 4, 64, 16])], [torch.bfloat16]))
+
+    def sparse_keys(self, group: int) -> list[ObjectKey]:
+        rank = ObjectKey.ComputeKVRank(2, 0, 2, 0)
+        names = [(1000 + number).to_bytes(32, "big") for number in range(SPARSE)]
+        return [ObjectKey(name, "org/model", rank, group) for name in names]
+
+    def store_sparse(self) -> int:
+        """Write a hybrid model's prompt: a group of full attention, a window, and states. Returns
+        how many more bytes L2 has.
+        """
+        wanted, before = 0, int(self.manager.get_l2_usages()[0][0])
+        for group, (_, numbers) in GROUPS.items():
+            keys = [self.sparse_keys(group)[number] for number in numbers]
+            memories = self.manager.reserve_write(keys, self.layout)
+            for number, key in zip(numbers, keys, strict=True):
+                memories[key].tensor.copy_(content(1000 * group + number))
+            self.manager.finish_write(keys)
+            wanted += len(keys) * SHAPE.numel() * 2
+        end, stored = time.monotonic() + LONG_S, 0
+        while stored < wanted and time.monotonic() < end:
+            stored = int(self.manager.get_l2_usages()[0][0]) - before
+            time.sleep(0.02)
+        return stored
+
+    def load_sparse(self) -> dict[str, Any]:
+        """Prefetch that prompt. Returns which chunks of each group came from L2, from the last to
+        the first, at most three of each; and how many were whole.
+        """
+        rows = [
+            GroupedObjectKeys(self.sparse_keys(group), group, self.layout, window)
+            for group, (window, _) in GROUPS.items()
+        ]
+        handle = self.manager.submit_prefetch_task(PrefetchTaskSpec(rows))
+        start = time.monotonic()
+        while (result := self.manager.query_prefetch_status(handle)) is None:
+            if time.monotonic() - start > LONG_S:
+                return {"hits": "no answer"}
+            time.sleep(0.01)
+        found, whole = [], 0
+        for group, bitmap in enumerate(result.l2_hit_cells):
+            numbers = [number for number in range(SPARSE) if bitmap.test(number)]
+            keys = [self.sparse_keys(group)[number] for number in numbers]
+            if keys:
+                with self.manager.read_prefetched_results(keys) as memories:
+                    for number, memory in zip(numbers, memories or [], strict=False):
+                        whole += same(memory, 1000 * group + number)
+                self.manager.finish_read_prefetched(keys)
+            found.append([len(numbers), numbers[:-4:-1]])
+        return {"hits": found, "whole": whole}
 
     def clear(self) -> bool:
         """Empty L1."""

@@ -108,6 +108,26 @@ def test_lmcache_loads_what_another_lmcache_has_stored(
     second.end()
 
 
+def test_lmcache_finds_the_windows_and_states_of_a_hybrid_model(
+    pool: Pool, start: Callable[..., Role]
+) -> None:
+    """Behind more than 64 chunks that are not there."""
+    with MetaServer(pool):
+        first = start("lmcache_role.py", "20000")
+        assert first.ask("store_sparse") == (130 + 4 + 2) * 16384
+        assert first.ask("close")
+        assert first.ask("engine_close")
+        first.end()
+        second = start("lmcache_role.py", "20000")
+        assert second.ask("load_sparse") == {
+            "hits": [[130, [129, 128, 127]], [2, [129, 128]], [1, [129]]],
+            "whole": 133,
+        }
+        assert second.ask("engine_close")
+        assert second.ask("close")
+        second.end()
+
+
 def test_sglang_calls_our_methods_and_gets_its_pages_back(
     server: MetaServer, start: Callable[..., Role]
 ) -> None:
