@@ -72,9 +72,10 @@ class Blocks(Protocol):
     def loads(self, request: Any, first: int, last: int, table: Any) -> list[BlockRange]:
         """Return what is loaded where, so that a request resumes behind block ``last``."""
 
-    def hold(self, request: Any, tokens: int, loaded: range, offers: Sequence[Offer]) -> None:
+    def hold(self, request: Any, tokens: int, loaded: range, offers: Sequence[Offer]) -> int:
         """Keep what a step of so many tokens computes until it is saved. The pool has the
-        ``loaded`` blocks.
+        ``loaded`` blocks. Returns the first place up to which there is something new, in tokens,
+        or 0.
         """
 
     def saves(self, request: Any, first: int, last: int, table: Any) -> list[BlockRange]:
@@ -137,8 +138,9 @@ class OneGroup:
         digests = self._lookups.digests(request, first, last)
         return [BlockRange(request.request_id, b"".join(digests), list(table[first:last]))]
 
-    def hold(self, request: Any, tokens: int, loaded: range, offers: Sequence[Offer]) -> None:
+    def hold(self, request: Any, tokens: int, loaded: range, offers: Sequence[Offer]) -> int:
         """Do nothing: the table keeps the blocks."""
+        return 0
 
     def saves(self, request: Any, first: int, last: int, table: Sequence[int]) -> list[BlockRange]:
         """Return one range, and announce it."""

@@ -219,6 +219,19 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
         """Do as :meth:`request_finished`, with the blocks of each group."""
         return self.request_finished(request, self._table(block_ids))
 
+    def register_finished_partial_tail(
+        self,
+        request: Any,
+        block_ids: tuple[list[int], ...],
+        partial_tail_offloads: list[tuple[int, int, int]],
+    ) -> bool:
+        """Note the states at the end of a request's prompt. Returns False: they are pinned, so that
+        the request's blocks need not stay.
+        """
+        with self._timed("hook_s", "save_hook_s"):
+            self._schedule.offered(request, partial_tail_offloads)
+        return False
+
     def has_pending_block_frees(self) -> bool:
         """Return whether blocks become free soon that are pinned for saves."""
         return self._schedule.saving
@@ -445,6 +458,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
             table_of=self._block_ids_of,
             pool=lambda: self._manager().block_pool,
             extra_keys_of=self._extra_keys_of,
+            counters=self._counters,
             announcements=self._announcements,
         )
 

@@ -28,6 +28,7 @@ NAMES: dict[str, str] = {
     "save_bytes": "bytes saved",
     "save_states": "of these, states of recurrent layers",
     "save_state_bytes": "bytes of these states",
+    "save_states_left": "states not saved: no request is likely to resume there",
     "save_s": "seconds of saving, beside the engine",
     "save_cpu_s": "processor seconds of saving",
     "save_present_blocks": "blocks not saved: the pool had them",

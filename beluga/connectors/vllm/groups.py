@@ -6,9 +6,11 @@ A request resumes only where every group can: full attention needs the whole pre
 blocks before that place, a recurrent layer the one block with its state there. vLLM's rules name
 these blocks, for hits, for loads and for saves; its coordinator for a store of keys has
 them, and is used as it is. Here a block of the prefix is as long as the least common multiple of
-the groups' blocks, which is where vLLM resumes.
+the groups' blocks, which is where vLLM resumes. With ``--prefix-match-unit`` it resumes inside
+blocks, too, and a block of the prefix is one unit.
 
-A block is saved under the hash of its prefix and the number of its group. vLLM takes the blocks of
+A block is saved under the hash of its prefix, which may end inside it, and the number of its
+group. vLLM takes the blocks of
 windows and states back while the request still runs. So the blocks that a step computes are pinned
 in that step, and freed when the workers have saved them.
 """
@@ -23,6 +25,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.coordinator imp
     ExternalCachedBlockPool,
     MooncakeStoreCoordinator,
 )
+from vllm.v1.core.kv_cache_coordinator import replay_boundaries
 from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 
 from beluga.connectors.vllm.blocks import PinnedPrefix
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from beluga.connectors.vllm.blocks import Offer
+    from beluga.connectors.vllm.counters import ConnectorCounters
     from beluga.connectors.vllm.events import Announcements
     from beluga.connectors.vllm.lookups import Lookups
 
@@ -46,10 +50,12 @@ _POOL = 1  # the bit of the pool among the tiers
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PinnedBlock:
-    """A block that is pinned until it is saved: its group, its number there, its id."""
+    """A block that is pinned until it is saved: its group, the tokens up to its end or up to the
+    place in it where a request resumes, its id.
+    """
 
     group: int
-    number: int
+    end: int
     block: int
 
 
@@ -80,19 +86,21 @@ class Groups:
         table_of: Callable[[str], Any],
         pool: Callable[[], Any],
         extra_keys_of: Callable[[Any, int, int, int], Sequence[Sequence[Any] | None]],
+        counters: ConnectorCounters,
         announcements: Announcements | None = None,
     ) -> None:
-        self.block_size, self._unit = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
-        # Without an alignment of hits, these end where all groups have whole blocks.
-        aligned = dataclasses.replace(kv_cache_config, cache_hit_alignment_tokens=None)
+        self._whole, self._unit = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
         self._rules = MooncakeStoreCoordinator.from_kv_cache_config(
-            aligned, vllm_config, self.block_size, self._unit
+            kv_cache_config, vllm_config, self._whole, self._unit
         )
+        self._splits = bool(self._rules.enable_partial_hash_hits)
+        self.block_size = self._unit if self._splits else self._whole
         self._specs = [group.kv_cache_spec for group in self._rules.kv_cache_groups]
         self._sizes = [int(spec.block_size) for spec in self._specs]
         self._rows: tuple[int, ...] = kv_cache_config.prefix_cacheable_group_ids
         self._lookups, self._table_of, self._pool = lookups, table_of, pool
         self._extra_keys_of, self._announcements = extra_keys_of, announcements
+        self._counters = counters
         self._holdings: dict[str, Holding] = {}
         self._tickets: dict[int, tuple[list[int], int]] = {}  # blocks, and ranks that save them
         self._issued = 0
@@ -111,12 +119,12 @@ class Groups:
         if limit <= start:
             return None
         masks = self._rules.lookup_mask(limit)
-        parts = list(self._parts(masks, start, limit))
+        parts = [*self._parts(masks, start, limit), *self._inside(start, limit)]
         asked = [digest for group, part in parts for digest in self._digests(request, group, part)]
         tiers = self._lookups.tiers(asked)
         if tiers is None:
             return PinnedPrefix([], 0)
-        names = [(group, number) for group, part in parts for number in part]
+        names = [(group, end) for group, part in parts for end in part]
         in_pool = self._found(request, local, limit, names, (tiers & _POOL).astype(bool))
         if not (tiers > _POOL).any():
             return in_pool
@@ -140,39 +148,34 @@ class Groups:
         ranges = []
         for group, part in self._needed(request, first, last):
             digests = b"".join(self._digests(request, group, part))
-            ids = [table[self._rows[group]][number] for number in part]
+            ids = [table[self._rows[group]][self._number(group, end)] for end in part]
             if _NULL in ids:
                 return [BlockRange(request.request_id, b"", [])]
             ranges.append(BlockRange(request.request_id, digests, ids, group=group))
         return ranges
 
-    def hold(self, request: Any, tokens: int, loaded: range, offers: Sequence[Offer]) -> None:
+    def hold(self, request: Any, tokens: int, loaded: range, offers: Sequence[Offer]) -> int:
         """Pin what the step completes, as far as vLLM's rules keep it, and the states that it
-        offers.
+        offers. Returns the first place up to which there is something new, or 0.
         """
         holding = self._holdings.setdefault(request.request_id, Holding())
         after = min(request.num_computed_tokens + tokens, self.hashed(request) * self.block_size)
-        after = after // self.block_size * self.block_size
+        after = after // self._whole * self._whole
         new: list[PinnedBlock] = []
         if after > holding.tokens:
-            table = self._table_of(request.request_id)
             masks = self._rules.store_mask(after, holding.tokens, request.num_prompt_tokens)
             parts = dict(self._parts(masks, holding.tokens, after))
             for group, part in self._junction(request, holding.tokens, after):
                 parts[group] = sorted({*parts.get(group, ()), *part})
             for group, part in sorted(parts.items()):
-                row = table[self._rows[group]]
-                new += [PinnedBlock(group, n, row[n]) for n in part if n < len(row)]
+                new += self._of_table(request, group, part)
             holding.tokens = after
-        for row_number, block, boundary in offers:
-            if row_number in self._rows and boundary % self.block_size == 0:
-                group = self._rows.index(row_number)
-                new.append(PinnedBlock(group, boundary // self._sizes[group] - 1, block))
+        new += self._states(request, offers)
         for held in new:
-            end = (held.number + 1) * self._sizes[held.group]
-            if held.block != _NULL and -(-end // self.block_size) - 1 not in loaded:
-                holding.blocks[end].append(held)
+            if held.block != _NULL and -(-held.end // self.block_size) - 1 not in loaded:
+                holding.blocks[held.end].append(held)
                 self._pin(held.block)
+        return min((held.end for held in new), default=0)
 
     def saves(self, request: Any, first: int, last: int, table: Any) -> list[BlockRange]:
         """Return a range for each group with blocks that are held in this part of the prefix."""
@@ -188,7 +191,7 @@ class Groups:
                 by_group[held.group].append(held)
         ranges = []
         for group, blocks in sorted(by_group.items()):
-            digests = self._digests(request, group, [held.number for held in blocks])
+            digests = self._digests(request, group, [held.end for held in blocks])
             self._announce(request, group, dict(zip(digests, blocks, strict=True)))
             ids = [held.block for held in blocks]
             self._issued += 1
@@ -233,8 +236,9 @@ class Groups:
         """Return the blocks of all groups."""
         found: list[int] = []
         for row, size in zip(self._rows, self._sizes, strict=True):
-            each = self.block_size // size
-            part = table[row][first * each : None if last is None else last * each]
+            start = first * self.block_size // size
+            stop = None if last is None else -(-last * self.block_size // size)
+            part = table[row][start:stop]
             found += [block for block in part if block != _NULL]
         return found
 
@@ -259,15 +263,10 @@ class Groups:
         """Return what resumes the longest prefix of which these blocks are present, beside those
         that the engine has.
         """
-        hashes = [self._rules.block_hashes_for_spec(request.block_hashes, s) for s in self._specs]
-        exists = {
-            (group, bytes(hashes[group][number]))
-            for (group, number), there in zip(names, present, strict=True)
-            if there
-        }
+        there = [name for name, one in zip(names, present, strict=True) if one]
         for group, size in enumerate(self._sizes):
-            for number in range(local * self.block_size // size):
-                exists.add((group, bytes(hashes[group][number])))
+            there += [(group, end) for end in range(size, local * self.block_size + 1, size)]
+        exists = {(group, self._hash(request, end)) for group, end in there}
         store = ExternalCachedBlockPool(self._unit, exists)
         _, tokens = self._rules.find_longest_cache_hit(request.block_hashes, limit, store)
         last = tokens // self.block_size
@@ -281,28 +280,67 @@ class Groups:
         masks = self._rules.load_mask(request.block_hashes, tokens)
         for group, mask in enumerate(masks):
             start = first * self.block_size // self._sizes[group]
-            part = [number for number, wanted in enumerate(mask) if wanted and number >= start]
-            if part:
-                yield group, part
+            numbers = [number for number, wanted in enumerate(mask) if wanted and number >= start]
+            if numbers:
+                yield group, [min(self._end(group, number), tokens) for number in numbers]
+
+    def _states(self, request: Any, offers: Sequence[Offer]) -> list[PinnedBlock]:
+        """Return the states of offers at places where later requests are likely to resume: the end
+        of this one's prompt, and where its prompt leaves that of another one. A state is as large
+        as the KV of thousands of tokens, so no other is saved, whatever vLLM keeps itself. With a
+        state inside a block goes what the other groups have between it and their last whole block.
+        """
+        found, inside = list[PinnedBlock](), set[int]()
+        likely = self._likely(request) if offers else set()
+        for row, block, place in offers:
+            if row not in self._rows or place not in likely:
+                self._counters.add(save_states_left=1)
+                continue
+            found.append(PinnedBlock(self._rows.index(row), place, block))
+            if place % self._whole:
+                inside.add(place)
+        for place in inside:
+            for group, size in enumerate(self._sizes):
+                if not hasattr(self._specs[group], "mamba_cache_mode"):
+                    start = place // self._whole * self._whole
+                    ends = [*range(start + size, place, size), place]
+                    found += self._of_table(request, group, ends)
+        return found
+
+    def _likely(self, request: Any) -> set[int]:
+        eagle = bool(self._rules.eagle_group_ids)
+        ends = replay_boundaries(request.num_prompt_tokens, self._whole, use_eagle=eagle)
+        places = *ends, request.shared_prefix_boundary
+        size = self.block_size
+        return {place // size * size for place in places} | {
+            place // self._whole * self._whole for place in places
+        }
+
+    def _of_table(self, request: Any, group: int, ends: Sequence[int]) -> list[PinnedBlock]:
+        """Return blocks that a request has now."""
+        row = self._table_of(request.request_id)[self._rows[group]]
+        numbers = [(end, self._number(group, end)) for end in ends]
+        return [PinnedBlock(group, end, row[n]) for end, n in numbers if n < len(row)]
 
     def _junction(self, request: Any, start: int, stop: int) -> Iterator[tuple[int, list[int]]]:
         """Yield what of tokens [start, stop) resumes a request where this one's prompt leaves that
         of another one, which vLLM keeps, too. States are offered instead.
         """
-        tokens = request.shared_prefix_boundary // self.block_size * self.block_size
+        tokens = request.shared_prefix_boundary // self._whole * self._whole
         if tokens <= start:
             return
         for group, mask in enumerate(self._rules.load_mask(request.block_hashes, tokens)):
             size = self._sizes[group]
             part = [n for n in range(start // size, min(len(mask), stop // size)) if mask[n]]
             if part and not hasattr(self._specs[group], "mamba_cache_mode"):
-                yield group, part
+                yield group, [self._end(group, number) for number in part]
 
     def _parts(
         self, masks: Sequence[list[bool] | None], start: int, stop: int
     ) -> Iterator[tuple[int, list[int]]]:
-        """Yield each group's blocks of tokens [start, stop) that its mask has. A mask begins with
-        the block at ``start`` or with the prefix, as its length shows, or is None for all.
+        """Yield the ends of each group's blocks of tokens [start, stop) that its mask has. A mask
+        begins with the block at ``start`` or with the prefix, as its length shows, or is None for
+        all.
         """
         for group, mask in enumerate(masks):
             size = self._sizes[group]
@@ -314,15 +352,34 @@ class Groups:
             else:
                 part = list(numbers)
             if part:
-                yield group, part
+                yield group, [self._end(group, number) for number in part]
 
-    def _digests(self, request: Any, group: int, numbers: Sequence[int]) -> list[bytes]:
-        hashes = self._rules.block_hashes_for_spec(request.block_hashes, self._specs[group])
+    def _inside(self, start: int, stop: int) -> Iterator[tuple[int, list[int]]]:
+        """Yield the places inside each group's blocks of tokens [start, stop) where a request may
+        resume.
+        """
+        for group, size in enumerate(self._sizes if self._splits else ()):
+            ends = [end for end in range(start + self._unit, stop + 1, self._unit) if end % size]
+            if ends:
+                yield group, ends
+
+    def _end(self, group: int, number: int) -> int:
+        return (number + 1) * self._sizes[group]
+
+    def _number(self, group: int, end: int) -> int:
+        """Return which of a group's blocks has the token before ``end``."""
+        return -(-end // self._sizes[group]) - 1
+
+    def _hash(self, request: Any, end: int) -> bytes:
+        """Return vLLM's hash of the prefix up to ``end``."""
+        return bytes(request.block_hashes[end // self._unit - 1])
+
+    def _digests(self, request: Any, group: int, ends: Sequence[int]) -> list[bytes]:
         return self._lookups.some_digests(
             request,
-            [bytes(hashes[number]) for number in numbers],
-            numbers,
-            size=self._sizes[group],
+            [self._hash(request, end) for end in ends],
+            [end // self._unit - 1 for end in ends],
+            size=self._unit,
             group=group,
         )
 
@@ -338,9 +395,10 @@ class Groups:
             self._rules.block_hashes_for_spec(request.block_hashes, self._specs[group]),
         )
         for digest, held in blocks.items():
-            if private is None or held.number < private:
-                (keys,) = self._extra_keys_of(request, held.number, held.number + 1, size)
-                self._announcements.ordered(digest, request, held.number, keys, group=named)
+            number, rest = divmod(held.end, size)
+            if rest == 0 and (private is None or number <= private):
+                (keys,) = self._extra_keys_of(request, number - 1, number, size)
+                self._announcements.ordered(digest, request, number - 1, keys, group=named)
 
     def _pin(self, block: int) -> None:
         pool = self._pool()

@@ -63,6 +63,7 @@ class Tracked:
     onboarding: LookupWait | None = None  # while blocks may come from below the pool
     failed: bool = False  # a load from the pool failed
     starting: bool = False  # it was asked for, and gets blocks next
+    held: bool = False  # it has blocks, and no step has computed with them
     cached: int = 0  # leading blocks that the engine's own cache had at the start
     scheduled: int = 0  # tokens (not blocks) of the steps since the start
     loaded: range = range(0)  # blocks that were loaded, which the pool has
@@ -77,7 +78,7 @@ class Tracked:
 
     def start(self) -> None:
         """Forget the blocks that it had before it was preempted."""
-        self.starting, self.scheduled = False, 0
+        self.starting, self.held, self.scheduled = False, True, 0
         self.loaded, self.loaded_ids = range(0), frozenset()
         self.saved, self.sound = 0, None
 
@@ -175,6 +176,11 @@ class Schedule:
         """
         tracked = self._track(request)
         local = computed_tokens // self._block_size
+        if tracked.held:
+            # vLLM takes unused blocks back only after a load that failed, ours or another
+            # connector's. It then reserves the request's blocks, and would wait for ever for a
+            # second load beside the forwards if it has not twice as many.
+            tracked.failed, tracked.held = True, False
         tracked.starting, tracked.cached = True, local
         if not tracked.begun and not self._begin(tracked):
             return None, False
@@ -235,6 +241,9 @@ class Schedule:
         orders = Orders(self._loads, [], list(preempted), self._lookups.weights, self._hinted)
         self._loads, self._hinted = [], []
         self._pauses.began()
+        for name in (*scheduled_tokens, *preempted):
+            if name in self._requests:
+                self._requests[name].held = False
         if not self._saves_at_all:
             return orders
         for one in self._ended:
@@ -252,9 +261,7 @@ class Schedule:
                 self._due[name] = found
                 self._inspect(found)
                 found.scheduled += tokens
-                if found.begun and found.shared and self._lookups.ready:
-                    offered = offers.get(name, ()) if offers else ()
-                    self._blocks.hold(found.request, tokens, found.loaded, offered)
+                self._hold(found, tokens, offers.get(name, ()) if offers else ())
         return orders
 
     def reported(self, report: StepReport | None, invalid_block_ids: set[int]) -> None:
@@ -294,6 +301,12 @@ class Schedule:
         tracked.failed = True
         tracked.loaded, tracked.loaded_ids = range(0), frozenset()
         return 0
+
+    def offered(self, request: Any, offers: Sequence[Offer]) -> None:
+        """Note states that a request which ends now leaves behind."""
+        tracked = self._requests.get(request.request_id)
+        if self._saves_at_all and tracked is not None:
+            self._hold(tracked, 0, offers)
 
     def finished(self, request: Any, block_ids: Any) -> bool:
         """Note that a request has ended. Returns whether its blocks must stay until the workers
@@ -447,6 +460,16 @@ class Schedule:
             tracked.sound = None  # vLLM has gone back to valid blocks: the rest is computed anew
         else:
             self._doubts.mark(self._blocks.ids(ids, tracked.sound, None))
+
+    def _hold(self, tracked: Tracked, tokens: int, offers: Sequence[Offer]) -> None:
+        """Keep what a step computes until it is saved. A state may be offered after the blocks
+        beside it were.
+        """
+        if not (tracked.begun and tracked.shared and self._lookups.ready):
+            return
+        place = self._blocks.hold(tracked.request, tokens, tracked.loaded, offers)
+        if place:
+            tracked.saved = min(tracked.saved, (place - 1) // self._block_size)
 
     def _last_save(self, one: FinishedRequest) -> list[BlockRange]:
         """Return the last orders of a request. The workers report its end after at least one."""

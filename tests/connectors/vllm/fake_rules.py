@@ -37,7 +37,6 @@ class KVCacheConfig:
     """vLLM's configuration of these groups, with scratch memory before the state's group."""
 
     num_blocks: int = 64
-    cache_hit_alignment_tokens: int | None = UNIT
     prefix_cacheable_group_ids: tuple[int, ...] = (0, 1, 3)
 
 
@@ -54,9 +53,12 @@ class Rules:
         self.kv_cache_groups = [SimpleNamespace(kv_cache_spec=one) for one in SPECS]
 
     @classmethod
-    def from_kv_cache_config(cls, config: Any, _: Any, step: int, unit: int) -> Rules:
-        assert (config.cache_hit_alignment_tokens, step, unit) == (None, STEP, UNIT)
+    def from_kv_cache_config(cls, _config: Any, _vllm: Any, step: int, unit: int) -> Rules:
+        assert (step, unit) == (STEP, UNIT)
         return cls()
+
+    eagle_group_ids: frozenset[int] = frozenset()
+    enable_partial_hash_hits = False
 
     def align_lookup_length(self, tokens: int) -> int:
         return tokens // STEP * STEP
@@ -96,6 +98,39 @@ class Rules:
         return (), 0
 
 
+class FineRules(Rules):
+    """Those of a model without a window that resumes inside blocks, after any unit: full attention
+    and a state, with blocks of STEP tokens.
+    """
+
+    enable_partial_hash_hits = True
+
+    def __init__(self) -> None:
+        specs = Spec("full", STEP), StateSpec("state", STEP)
+        self.kv_cache_groups = [SimpleNamespace(kv_cache_spec=one) for one in specs]
+
+    def align_lookup_length(self, tokens: int) -> int:
+        return tokens // UNIT * UNIT
+
+    def lookup_mask(self, tokens: int) -> Any:
+        return None, None
+
+    def load_mask(self, _: Any, tokens: int) -> Any:
+        blocks = -(-tokens // STEP)
+        return [True] * blocks, [place == blocks - 1 for place in range(blocks)]
+
+    def store_mask(self, tokens: int, start: int, prompt: int) -> Any:
+        return None, [False] * (tokens // STEP - start // STEP)
+
+    def find_longest_cache_hit(self, hashes: list[bytes], limit: int, store: Store) -> Any:
+        for tokens in range(limit, 0, -UNIT):
+            ends = [*range(STEP, tokens, STEP), tokens]
+            names = {(0, hashes[end // UNIT - 1]) for end in ends}
+            if names | {(1, hashes[tokens // UNIT - 1])} <= store.exists:
+                return (), tokens
+        return (), 0
+
+
 class BlockPool:
     """vLLM's blocks, with the number of their users."""
 
@@ -122,6 +157,9 @@ def modules() -> dict[str, dict[str, Any]]:
         "distributed.kv_transfer.kv_connector.v1.mooncake.store.coordinator": {
             "ExternalCachedBlockPool": Store,
             "MooncakeStoreCoordinator": Rules,
+        },
+        "v1.core.kv_cache_coordinator": {
+            "replay_boundaries": lambda tokens, _, *, use_eagle: (tokens - 1 - use_eagle * STEP,)
         },
         "v1.core.kv_cache_utils": {
             "resolve_kv_cache_block_sizes": lambda _config, _vllm: (STEP, UNIT)

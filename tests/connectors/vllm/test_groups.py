@@ -14,7 +14,7 @@ from typing import Any
 import fakes
 import numpy as np
 import pytest
-from fake_rules import NULL, STEP, UNIT, BlockPool, KVCacheConfig, modules
+from fake_rules import NULL, STEP, UNIT, BlockPool, FineRules, KVCacheConfig, modules
 from vllm_parts import no_extra_keys, request
 
 from beluga import KVCache, MetaServer, Namespace
@@ -37,7 +37,9 @@ LONG_S = 60.0
 class Engine:
     """A schedule for two ranks, with the engine's tables in four groups, one of them scratch."""
 
-    def __init__(self, pool_name: str, **changes: Any) -> None:
+    def __init__(
+        self, pool_name: str, kv_cache: KVCacheConfig | None = None, **changes: Any
+    ) -> None:
         module = importlib.import_module("beluga.connectors.vllm.groups")
         settings = VllmSettings(
             pool=pool_name, timeout_ms=500, retry_s=0.05, load="async", **changes
@@ -51,11 +53,12 @@ class Engine:
         self.tables: dict[str, tuple[list[int], ...]] = {}
         groups = module.Groups(
             None,
-            KVCacheConfig(),
+            kv_cache or KVCacheConfig(),
             self.lookups,
             table_of=self.tables.__getitem__,
             pool=lambda: self.pool,
             extra_keys_of=lambda _, first, last, size: [(size,)] * (last - first),
+            counters=self.counters,
             announcements=self.announcements,
         )
         self.schedule = Schedule(
@@ -186,6 +189,20 @@ def test_what_two_prompts_have_in_common_can_be_resumed(engine: Engine, sub_bloc
         *((WINDOW, block) for block in (22, 23, 24, 25)),
         (STATE, 41),
     }
+
+
+def test_states_where_nobody_is_likely_to_resume_are_left_out_and_counted(engine: Engine) -> None:
+    """vLLM offers them with prefix_cache_retention_interval."""
+    made = request("r", TOKENS)
+    engine.start(made)
+    saves: list[BlockRange] = []
+    for number in range(3):
+        saves += engine.step(made, STEP, [(3, 40 + number, (number + 1) * STEP)]).saves
+    saves += engine.step(made, 1, [(3, 43, 3 * STEP + UNIT), (2, 60, 3 * STEP)]).saves
+    saves += engine.step(made, 0).saves
+    states = [block for one in saves if one.group == STATE for block in one.block_ids]
+    assert states == [42]
+    assert engine.counters.take()["save_states_left"] == 4
 
 
 def announced(engine: Engine, saves: list[BlockRange]) -> list[Any]:
@@ -364,3 +381,49 @@ def test_a_place_without_a_block_fails_the_load(engine: Engine, caches: list[KVC
     assert shape(engine.step(made, 0).loads) == [(FULL, [])]
     engine.schedule.reported(StepReport({"r": Loaded(2, 0)}), set())
     assert engine.schedule.matched_tokens(made, 0) == (0, False)
+
+
+@pytest.fixture
+def fine(server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """An engine that resumes inside blocks."""
+    for name, module in fakes.modules("vllm", modules()).items():
+        monkeypatch.setitem(sys.modules, name, module)
+        if hasattr(module, "MooncakeStoreCoordinator"):
+            module.MooncakeStoreCoordinator = FineRules  # type: ignore[attr-defined]
+    monkeypatch.delitem(sys.modules, "beluga.connectors.vllm.groups", raising=False)
+    engine = Engine(pool_name, KVCacheConfig(prefix_cacheable_group_ids=(0, 3)))
+    assert engine.connection.wait(LONG_S)
+    yield engine
+    engine.connection.close()
+
+
+@pytest.mark.parametrize("last", ["copied", "at its end"])
+def test_a_state_inside_a_block_is_saved_with_what_the_others_have_up_to_it(
+    fine: Engine, pool: Any, last: str
+) -> None:
+    """vLLM copies the state in the step after the one that makes it, or a request ends before."""
+    place = 2 * STEP + UNIT
+    made = request("first", TOKENS[: place + 1])
+    fine.start(made)
+    saves = [*fine.step(made, STEP).saves, *fine.step(made, STEP).saves]
+    saves += fine.step(made, UNIT).saves
+    if last == "copied":
+        saves += fine.step(made, 1, [(3, 50, place)]).saves
+        saves += fine.step(made, 0).saves
+    else:
+        fine.schedule.offered(made, [(3, 50, place)])
+        assert fine.schedule.finished(made, fine.tables["first"])
+        saves += fine.schedule.orders({}, []).saves
+    assert sorted(shape(saves)) == [(0, [1]), (0, [2]), (0, [3]), (1, [50])]
+    rank_caches = [KVCache(pool, namespace=rank) for rank in RANKS]
+    store(rank_caches, saves)
+    again = request("again", TOKENS[: place + 1])
+    assert fine.start(again) == place
+    loads = fine.schedule.orders({}, []).loads
+    assert shape(loads) == [(0, [1, 2, 3]), (1, [42])]
+    longer = request("longer", TOKENS)
+    assert fine.start(longer) == place
+    another = request("another", [*TOKENS[: place - 1], 7, 8, 9])
+    assert fine.schedule.matched_tokens(another, 0) == (0, False)
+    for cache in rank_caches:
+        cache.close()

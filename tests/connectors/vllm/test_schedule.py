@@ -509,10 +509,30 @@ def test_a_request_that_was_loaded_is_looked_up_anew_when_it_starts_again(
     assert engine.start(made) == 5 * BLOCK_TOKENS
     engine.loaded("r")
     assert pinned(caches) == 0
+    engine.schedule.orders({"r": 1}, [])
     assert engine.schedule.matched_tokens(made, BLOCK_TOKENS) == (4 * BLOCK_TOKENS, False)
     assert pinned(caches) == 4 * len(RANKS)
     engine.schedule.allocated(made, engine.blocks["r"], 0)  # the engine takes nothing after all
     assert pinned(caches) == 0
+
+
+@pytest.mark.parametrize("load", ["sync", "async"])
+def test_a_request_whose_load_failed_in_another_connector_is_not_loaded(
+    server: MetaServer, pool_name: str, caches: list[KVCache], load: str
+) -> None:
+    """vLLM would wait for ever for blocks that it has reserved for the same request."""
+    other = Engine(pool_name, load=load)
+    assert other.connection.wait(60)
+    made = request("r", TOKENS)
+    store(caches, made, 5, 5)
+    found = (5 * BLOCK_TOKENS, load == "async")
+    assert other.schedule.matched_tokens(made, 0) == found
+    assert other.schedule.matched_tokens(made, 0) == found  # it waits for blocks meanwhile
+    other.schedule.allocated(made, other.blocks.setdefault("r", [1, 2, 3, 4, 5]), 0)
+    other.schedule.orders({}, [])
+    assert other.schedule.matched_tokens(made, 0) == (0, False)
+    assert pinned(caches) == 0
+    other.connection.close()
 
 
 def test_a_request_for_which_the_engine_takes_nothing_lets_go(
