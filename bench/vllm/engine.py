@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,7 @@ class Engine:
         self.commands: dict[str, Callable[..., Reply]] = {
             "generate": self.generate,
             "stream": self.stream,
+            "interrupt": self.interrupt,
             "figures": lambda: {"figures": self.figures()},
             "settle": self.settle,
             "reset": self.reset,
@@ -65,18 +67,28 @@ class Engine:
         }
 
     def generate(
-        self, prompts: list[list[int]], max_tokens: int = 8, salt: str | None = None
+        self,
+        prompts: list[list[int]],
+        max_tokens: int = 8,
+        salt: str | None = None,
+        adapter: str | None = None,
     ) -> Reply:
-        """Run prompts of token ids at once, greedily. For each prompt ``outputs`` has its tokens,
-        the logprobs of the candidates for its first token, how many tokens were cached, and the
-        seconds to the first token. ``figures`` has the connector's counts during the call.
+        """Run prompts of token ids at once, greedily, with the LoRA adapter of a folder if there
+        is one. For each prompt ``outputs`` has its tokens, the logprobs of the candidates for its
+        first token, how many tokens were cached, and the seconds to the first token. ``figures``
+        has the connector's counts during the call.
         """
         asked: list[dict[str, Any]] = [{"prompt_token_ids": tokens} for tokens in prompts]
         for prompt in asked if salt else []:
             prompt["cache_salt"] = salt
         before = self.figures()
         started = time.perf_counter()
-        results = self._llm.generate(asked, _sampling(max_tokens, logprobs=5), use_tqdm=False)
+        results = self._llm.generate(
+            asked,
+            _sampling(max_tokens, logprobs=5),
+            use_tqdm=False,
+            lora_request=_adapter(adapter),
+        )
         elapsed_s = time.perf_counter() - started
         return {
             "outputs": [_output(result) for result in results],
@@ -100,6 +112,40 @@ class Engine:
         before = self.figures()
         reply = stream(self._llm.llm_engine, _sampling(max_tokens), prompts, due_s, at_once)
         return reply | {"figures": self._since(before)}
+
+    def interrupt(
+        self, prompts: list[list[int]], steps: int, how: str, max_tokens: int = 8
+    ) -> Reply:
+        """Start prompts at once and interrupt them after so many steps: "abort" ends them, "reset"
+        empties the engine's own prefix cache under them, and "reset_connector" resets the
+        connector, too. For each prompt that goes on ``tokens`` has its tokens. vLLM refuses to
+        empty its cache while a connector has blocks of it; ``done`` is false then.
+        """
+        engine, before = self._llm.llm_engine, self.figures()
+        names = [f"interrupted-{number}" for number in range(len(prompts))]
+        for name, tokens in zip(names, prompts, strict=True):
+            prompt = {"prompt_token_ids": tokens}
+            engine.add_request(name, prompt, _sampling(max_tokens))
+        for _ in range(steps):
+            engine.step()
+        done = True
+        if how == "abort":
+            engine.abort_request(names)
+        else:
+            try:
+                self._llm.reset_prefix_cache(True, how == "reset_connector")
+            except RuntimeError:
+                done = False
+        found = {}
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.finished:
+                    found[output.request_id] = list(output.outputs[0].token_ids)
+        return {
+            "done": done,
+            "tokens": [found.get(name, []) for name in names],
+            "figures": self._since(before),
+        }
 
     def figures(self) -> dict[str, float]:
         """Return the connector's counters since the start; they are empty if it has none."""
@@ -182,6 +228,14 @@ def _sampling(max_tokens: int, logprobs: int | None = None) -> Any:
         ignore_eos=True,
         detokenize=False,
     )
+
+
+def _adapter(folder: str | None) -> Any:
+    if folder is None:
+        return None
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(folder, 1 + zlib.crc32(folder.encode()), folder)
 
 
 def _output(result: Any) -> Reply:

@@ -141,6 +141,29 @@ def make(folder: Path, name: str) -> None:
     file.write_text(json.dumps(saved | {"architectures": fields["architectures"]}))
 
 
+def make_adapters(model: Path) -> None:
+    """Save two LoRA adapters of a model's keys, in folders beside its own."""
+    import torch
+    from safetensors.torch import save_file
+
+    config = json.loads((model / "config.json").read_text())
+    width, rank = config["num_key_value_heads"] * config["head_dim"], 8
+    for number in (1, 2):
+        torch.manual_seed(number)
+        weights = {}
+        for layer in range(config["num_hidden_layers"]):
+            name = f"base_model.model.model.layers.{layer}.self_attn.k_proj"
+            weights[f"{name}.lora_A.weight"] = torch.randn(rank, config["hidden_size"])
+            weights[f"{name}.lora_B.weight"] = torch.randn(width, rank)
+        made = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["k_proj"]}
+        folder = model.with_name(f"{model.name}-adapter-{number}")
+        folder.mkdir()
+        save_file(weights, folder / "adapter_model.safetensors")
+        (folder / "adapter_config.json").write_text(json.dumps({**made, "bias": "none"}))
+
+
 if __name__ == "__main__":
     for name in sys.argv[2:]:
         make(Path(sys.argv[1]) / name, name)
+        if name == "gemma3":
+            make_adapters(Path(sys.argv[1]) / name)

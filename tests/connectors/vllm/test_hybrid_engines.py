@@ -9,9 +9,10 @@ small models rarely the tokens.
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,74 @@ def test_damaged_blocks_and_a_killed_server_cost_time_only(
     site.kill_server()
     assert answer(b.generate(tokens)) == answer(cold)
     site.serve()
+
+
+@pytest.mark.parametrize("name", ["granitemoehybrid", "qwen3_next"])
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_prompt_is_resumed_inside_a_block(
+    fine: Callable[[str], Engine], site: Site, name: str, count: int
+) -> None:
+    """With --prefix-match-unit vLLM keeps a copy of the state there. A request of one token ends
+    before vLLM copies it.
+    """
+    engine, tokens = fine(name), made(name, seed=20 + count)
+    assert engine.generate(tokens, max_tokens=count)["cached_tokens"] == 0
+    local = engine.generate(tokens)
+    assert local["cached_tokens"] == 1024
+    forget(engine)
+    far = engine.generate(tokens)
+    assert far["cached_tokens"] == 1024
+    assert answer(far) == answer(local)
+    forget(engine)
+    shorter = engine.generate(tokens[: HITS[name][0] + 1])
+    assert shorter["cached_tokens"] in (0, HITS[name][0])
+    wait_until(lambda: site.pinned() == 0, SAVED_S, "all pins to go")
+
+
+@pytest.fixture(scope="module")
+def fine(site: Site, models: Path) -> Iterator[Callable[[str], Engine]]:
+    """A function that starts an engine which matches prefixes by units of 128 tokens."""
+    made: dict[str, Engine] = {}
+
+    def start_once(name: str) -> Engine:
+        if name not in made:
+            made[name] = start(site, models / name, f"{name}-fine", prefix_match_unit=128)
+            made[name].ready()
+        return made[name]
+
+    yield start_once
+    for engine in made.values():
+        engine.kill()
+
+
+def test_each_adapter_has_a_hybrid_s_blocks_of_its_own(site: Site, models: Path) -> None:
+    engine = start(site, models / "gemma3", "adapters", enable_lora=True, max_lora_rank=8)
+    tokens = made("gemma3", seed=14)
+    try:
+        engine.ready()
+        answers = []
+        for adapter in (None, *(str(models / f"gemma3-adapter-{number}") for number in (1, 2))):
+            shared = functools.partial(_hits, engine, adapter)
+            wait_until(shared, SAVED_S, "the adapter's identity")
+            forget(engine)
+            assert engine.generate(tokens, adapter=adapter)["cached_tokens"] == 0
+            local = engine.generate(tokens, adapter=adapter)
+            forget(engine)
+            far = engine.generate(tokens, adapter=adapter)
+            assert (far["cached_tokens"], far["figures"]["load_blocks"]) == HITS["gemma3"][:2]
+            assert answer(far) == answer(local)
+            answers.append(answer(far))
+        assert answers[0] != answers[1] != answers[2] != answers[0]
+    finally:
+        engine.kill()
+
+
+def _hits(engine: Engine, adapter: str | None) -> bool:
+    """Return whether blocks of an adapter are shared."""
+    tokens = made("gemma3", seed=15)
+    engine.generate(tokens, adapter=adapter)
+    forget(engine)
+    return bool(engine.generate(tokens, adapter=adapter)["cached_tokens"])
 
 
 def made(name: str, seed: int) -> list[int]:

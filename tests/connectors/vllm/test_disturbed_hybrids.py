@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Real engines with hybrid models that are disturbed: few blocks and preemptions, aborts, resets,
+other connectors before and behind ours, a full pool, a disk below it. None of it ends an engine,
+changes an answer or leaves a block pinned.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from beluga import KVCache, Namespace, Pool
+from beluga.kvcache import known_namespaces
+from tests.connectors.vllm.conftest import HERE, Site, wait_until
+from tests.connectors.vllm.test_engines import check_hashes, forget
+from tests.connectors.vllm.test_hybrid_engines import SAVED_S, answer, made, saved, start
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+# By model: the blocks of an engine that has too few for six prompts at once.
+BLOCKS = {
+    "gemma3": 30,
+    "gpt_oss": 22,
+    "lfm2": 24,
+    "granitemoehybrid": 16,
+    "qwen3_next": 14,
+}
+STATES = ("lfm2", "granitemoehybrid", "qwen3_next")
+POOL_BYTES = 8 << 20  # of each of two devices
+# How near log-probabilities are that were computed in chunks of several shapes. vLLM's short
+# convolution on CPUs differs as much by what else is in a batch, without any connector, and
+# recurrent layers are computed in bfloat16 only.
+NEAR = dict.fromkeys(("lfm2", "granitemoehybrid", "qwen3_next"), 0.3)
+
+
+class Scene:
+    """An engine with a few blocks and two siblings of our connector, and one without disturbance.
+    Both have the same model.
+    """
+
+    def __init__(self, site: Site, model: Path, name: str) -> None:
+        self.site, self.name, self._asked = site, name, 0
+        self.siblings = site.folder / f"{name}-siblings"
+        self.load()
+        dtype = "bfloat16" if name in STATES else "float32"
+        self.calm = start(site, model, f"{name}-calm", dtype=dtype)
+        pool = {"pool": ":".join(map(str, site.paths)), "timeout_ms": 2000, "retry_s": 0.2}
+        children = [
+            {
+                "kv_connector": "DictConnector",
+                "kv_connector_extra_config": {"place": "first"},
+            },
+            {"kv_connector": "HashingConnector", "kv_connector_extra_config": pool},
+            {
+                "kv_connector": "DictConnector",
+                "kv_connector_extra_config": {"place": "last"},
+            },
+        ]
+        both = {"kv_role": "kv_both", "kv_connector_module_path": "hybrid_siblings"}
+        self.tight = start(
+            site,
+            model,
+            f"{name}-tight",
+            connector=None,
+            dtype=dtype,
+            environment={"BELUGA_TEST_SIBLINGS": str(self.siblings)},
+            max_model_len=1536,
+            scheduler_reserve_full_isl=False,  # requests start that do not fit, and are preempted
+            num_gpu_blocks_override=BLOCKS[name],
+            kv_transfer_config={
+                **both,
+                "kv_connector": "MultiConnector",
+                "kv_connector_extra_config": {"connectors": [one | both for one in children]},
+            },
+        )
+        self.engines = (self.calm, self.tight)
+
+    def load(self, **modes: str) -> None:
+        """Say what the siblings do."""
+        self.siblings.write_text(json.dumps(modes))
+
+    def right(self, tokens: list[int]) -> dict[int, Any]:
+        """Return the answers without the pool, by the tokens that come from the engine's cache."""
+        self._asked += 1
+        replies = [self.calm.generate(tokens, salt=f"alone {self._asked}") for _ in range(2)]
+        return {reply["cached_tokens"]: answer(reply) for reply in replies}
+
+    def check(self) -> None:
+        """Check that the engines hold nothing and have loaded what was saved."""
+        for engine in self.engines:
+            forget(engine)
+        check_hashes(self.site, salted=True)
+        wait_until(lambda: self.site.pinned() == 0, SAVED_S, "all pins to go")
+
+
+@pytest.fixture(scope="module")
+def models(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hybrids")
+    command = [vllm_python, HERE / "hybrid_models.py", folder, *BLOCKS]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def small_site(memory_root: Path, vllm_python: str, tiny_model: Path) -> Iterator[Site]:
+    folder = Path(tempfile.mkdtemp(prefix="beluga-vllm-test-", dir=memory_root))
+    devices = [folder / "a", folder / "b"]
+    Pool.create(devices, device_size=POOL_BYTES, lane_count=32, block_bytes=8 << 10).close()
+    site = Site(folder, devices, vllm_python, tiny_model)
+    disk = folder / "disk"
+    disk.mkdir()
+    try:
+        site.serve("--disk", str(disk), "--disk-bytes", "256M", "--offload", "wait")
+        yield site
+    finally:
+        site.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module", params=BLOCKS)
+def scene(request: pytest.FixtureRequest, small_site: Site, models: Path) -> Iterator[Scene]:
+    scene = Scene(small_site, models / request.param, request.param)
+    try:
+        for engine in scene.engines:
+            engine.ready()
+        yield scene
+    finally:
+        for engine in scene.engines:
+            engine.kill()
+
+
+def distance(reply: dict[str, Any], right: dict[int, Any]) -> float:
+    """Return the largest difference between log-probabilities of the first token's candidates."""
+    ours, theirs = reply["logprobs"], right[0][1]
+    both = ours.keys() & theirs.keys()
+    return max(abs(ours[key] - theirs[key]) for key in both) if len(both) > 2 else float("inf")
+
+
+def prompts(scene: Scene, seed: int, count: int) -> list[list[int]]:
+    """Return prompts of several lengths, some of which begin alike."""
+    chance = random.Random(seed)
+    shared = made(scene.name, seed=seed)
+    found = [made(scene.name, seed=seed + 1 + number) for number in range(count // 2)]
+    found += [shared[: chance.randint(600, 900)] + one[:200] for one in found]
+    return [one[: chance.randint(700, len(one))] for one in found]
+
+
+def test_other_connectors_change_no_answer(scene: Scene) -> None:
+    tokens = made(scene.name, seed=20)
+    right = scene.right(tokens)
+    modes = [
+        {"first": "off", "last": "off"},
+        {"first": "async"},
+        {"last": "async"},
+        {"first": "fail"},
+        {"last": "fail"},
+    ]
+    if scene.name not in STATES:  # a state that vLLM loads before a forward is too late for it
+        modes += [{"first": "sync"}, {"last": "sync"}]
+    assert scene.tight.generate(tokens)["cached_tokens"] == 0
+    loads = 0
+    for mode in modes:
+        forget(scene.tight)
+        scene.load(**mode)
+        reply = scene.tight.generate(tokens)
+        assert answer(reply) == right[reply["cached_tokens"]], mode
+        loads += reply["figures"]["sibling_loads"]
+        if "last" in mode or mode["first"] == "off":
+            assert reply["figures"]["load_blocks"] > 0
+    assert loads >= 2
+    scene.load()
+    reply = scene.calm.generate(tokens)
+    assert reply["figures"]["load_blocks"] > 0
+    assert answer(reply) == right[reply["cached_tokens"]]
+    scene.check()
+
+
+def test_what_another_connector_has_loaded_is_saved_right(scene: Scene) -> None:
+    first, second = prompts(scene, 30, 2)
+    scene.tight.generate(first)
+    forget(scene.tight)
+    forget_pool(scene)
+    scene.load(first="async")
+    assert scene.tight.generate(first + second[:300])["figures"]["sibling_loads"] == 1
+    scene.load()
+    forget(scene.tight)
+    longer = first + second[:300]
+    right = scene.right(longer)
+    reply = scene.calm.generate(longer)
+    assert distance(reply, right) < NEAR.get(scene.name, 1e-3)
+    scene.check()
+
+
+def test_preempted_requests_are_saved_and_answered_right(scene: Scene) -> None:
+    asked = prompts(scene, 40, 8)
+    before = scene.tight.ask("figures")["figures"]["preempted"]
+    for _ in range(2):
+        forget(scene.tight)
+        replies = scene.tight.ask("generate", prompts=asked, max_tokens=24)
+        assert len(replies["outputs"]) == len(asked)
+    assert scene.tight.ask("figures")["figures"]["preempted"] > before
+    for tokens in asked[:4]:
+        right = scene.right(tokens)
+        forget(scene.tight)
+        reply = scene.tight.generate(tokens)
+        assert distance(reply, right) < NEAR.get(scene.name, 1e-3)
+    scene.check()
+
+
+@pytest.mark.parametrize("how", ["abort", "reset", "reset_connector"])
+def test_interrupted_requests_leave_nothing_behind(scene: Scene, how: str) -> None:
+    asked = prompts(scene, {"abort": 50, "reset": 60, "reset_connector": 70}[how], 4)
+    right = scene.right(asked[0])
+    for steps in (1, 2, 3, 5):  # while it computes or loads
+        found = scene.tight.ask("interrupt", prompts=asked, steps=steps, how=how)
+        assert all(found["tokens"]) == (how != "abort")
+        reply = scene.tight.generate(asked[0])
+        assert distance(reply, right) < NEAR.get(scene.name, 1e-3)
+        forget(scene.tight)
+    scene.check()
+
+
+def test_a_prompt_that_sank_to_a_disk_comes_back(scene: Scene) -> None:
+    tokens = made(scene.name, seed=90)
+    right = scene.right(tokens)
+    scene.calm.generate(tokens)
+    forget(scene.calm)
+    sink(scene, 91)
+    reply = scene.calm.generate(tokens)
+    assert reply["cached_tokens"] == max(right)
+    assert reply["figures"]["load_blocks"] > 0
+    assert answer(reply) == right[reply["cached_tokens"]]
+    scene.check()
+
+
+def test_a_full_pool_costs_time_only(scene: Scene) -> None:
+    tokens = made(scene.name, seed=95)
+    right = scene.right(tokens)
+    with Pool.open(scene.site.paths) as pool, KVCache(pool, namespace=Namespace({"f": 1})) as cache:
+        fill(cache)
+        for _ in range(2):
+            reply = scene.calm.generate(tokens)
+            assert answer(reply) == right[reply["cached_tokens"]]
+            forget(scene.calm)
+        assert scene.calm.ask("figures")["figures"]["save_skipped_blocks"] > 0
+    scene.calm.generate(tokens)
+    forget(scene.calm)
+    reply = scene.calm.generate(tokens)
+    assert reply["cached_tokens"] == max(right)
+    assert answer(reply) == right[reply["cached_tokens"]]
+    scene.check()
+
+
+def forget_pool(scene: Scene) -> None:
+    """Remove all blocks from the pool and the disk, whoever's they are."""
+    digests = list(dict.fromkeys(saved(scene.site)))
+    with Pool.open(scene.site.paths) as pool:
+        for one in known_namespaces(pool.runtime_dir):
+            with KVCache(pool, namespace=Namespace(one.fields)) as cache:
+                cache.remove(digests)
+
+
+def sink(scene: Scene, seed: int) -> None:
+    """Have other prompts saved until the pool has evicted all that it has."""
+    before = scene.site.stat()
+    for number in range(40):
+        scene.calm.generate(made(scene.name, seed=1000 * seed + number))
+        forget(scene.calm)
+        if scene.site.stat().evict_count >= before.evict_count + before.block_count:
+            return
+    raise AssertionError("the pool has space for 40 prompts")
+
+
+def fill(cache: KVCache) -> None:
+    """Fill the pool with blocks that are pinned, so that none is evicted."""
+    for size in (256 << 10, 16 << 10):
+        for number in range(1000):
+            key = number.to_bytes(16, "big") + size.to_bytes(16, "big")
+            result = cache.put([key], [np.zeros(size, np.uint8)])
+            if result.refused:
+                break
+            cache.pin([key])
