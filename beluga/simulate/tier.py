@@ -57,6 +57,20 @@ class SimulatedTier:
         """Add blocks. Returns how many are new."""
         return int(lib.bl_tier_put(self.handle, ids, count))
 
+    def hint(self, ids: core.uint32_p, count: int, level: int, budget: int) -> NDArray[np.bool_]:
+        """Give blocks that are here a hint (``bl_level``), of which ``budget`` blocks may be
+        favored. Returns which got it.
+        """
+        given = np.zeros(count, np.bool_)
+        out = ffi.from_buffer("uint8_t[]", given.view(np.uint8), require_writable=True)
+        if lib.bl_tier_hint(self.handle, ids, count, level, budget, out) < 0:
+            raise SimulateError(f"no memory for the hints of {count} blocks")
+        return given
+
+    def cool(self, ids: core.uint32_p, count: int) -> None:
+        """End hints whose time is over: their blocks go next, the last one first."""
+        lib.bl_tier_cool(self.handle, ids, count)
+
     def hold(self, ids: core.uint32_p, count: int) -> None:
         """Hold blocks: while they are in use they are not evicted."""
         lib.bl_tier_hold(self.handle, ids, count)

@@ -381,10 +381,11 @@ int64_t bl_hint_blocks(bl_session *session, const uint64_t *keys, uint32_t count
                        uint32_t ttl_ms, uint32_t *refused, uint64_t timeout_ns)
 {
     uint32_t batch = bl_meta_fit(session, 2 * sizeof *keys), found = 0;
+    int favors = level == BL_LEVEL_HIGH || level == BL_LEVEL_PINNED;
     *refused = 0;
-    for (uint32_t left = count; left > 0;) { /* last first, as the server does */
-        uint32_t part = left < batch ? left : batch;
-        bl_meta_ask ask = {BL_METHOD_HINT, 2 * sizeof *keys, keys + 2 * (size_t)(left - part),
+    for (uint32_t left = count; left > 0;) { /* first first for a budget, else as they go */
+        uint32_t part = left < batch ? left : batch, first = favors ? count - left : left - part;
+        bl_meta_ask ask = {BL_METHOD_HINT, 2 * sizeof *keys, keys + 2 * (size_t)first,
                            {.count = part, .flags = level, .length = ttl_ms}, 0};
         bl_block_reply reply;
         const uint8_t *none;

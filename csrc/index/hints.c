@@ -246,16 +246,22 @@ static uint64_t bl_hint_budget(const bl_meta *meta, uint32_t share)
     return bl_part_of(meta->shares[share].bytes, meta->hint_part);
 }
 
-/* Return 1 if the block at this level would exceed the budget of its share. */
-static int bl_hint_exceeds(const bl_meta *meta, const bl_block *block, uint32_t level)
+/* Return 1 if the block at this level, beside asked bytes that are favored next, would exceed the
+ * budget of its share; else add its bytes to them. */
+static int bl_hint_exceeds(const bl_meta *meta, const bl_block *block, uint32_t level,
+                           uint64_t *asked)
 {
-    uint32_t share = bl_block_share(block);
+    uint32_t share = bl_block_share(block), size = bl_space_size(block);
     if (!bl_level_favors(level) || bl_level_favors(bl_block_level(block)))
         return 0;
-    return meta->hints->favored_bytes[share] + bl_space_size(block) > bl_hint_budget(meta, share);
+    if (meta->hints->favored_bytes[share] + asked[share] + size > bl_hint_budget(meta, share))
+        return 1;
+    asked[share] += size;
+    return 0;
 }
 
-/* Set a block's hint, in place of an earlier one. Returns 0 if it is refused. */
+/* Set a block's hint that its budget allows, in place of an earlier one. Returns 0 if it is
+ * refused. */
 static int bl_hint_give(bl_meta *meta, uint32_t lane, uint32_t number, uint32_t level,
                         uint64_t ttl_ns)
 {
@@ -264,8 +270,7 @@ static int bl_hint_give(bl_meta *meta, uint32_t lane, uint32_t number, uint32_t 
     int is_hint = level != BL_LEVEL_NORMAL || ttl_ns != 0;
     const bl_hint *before = bl_hint_of(meta, number);
     int is_own = before && before->owner == lane + 1;
-    if (bl_hint_exceeds(meta, block, level) ||
-        (is_hint && !is_own && meta->hints->count[lane] >= BL_HINTS_PER_SESSION))
+    if (is_hint && !is_own && meta->hints->count[lane] >= BL_HINTS_PER_SESSION)
         return 0;
     if (meta->orders[order] == NULL &&
         bl_evict_create(&meta->orders[order], meta->pool->geometry.block_count_max, BL_EVICT_LRU))
@@ -284,26 +289,40 @@ static int bl_hint_give(bl_meta *meta, uint32_t lane, uint32_t number, uint32_t 
     return 1;
 }
 
+/* Return the number of the block that a call has a hint for, or -1. */
+static int64_t bl_hint_target(const bl_meta *meta, const uint8_t *keys, uint32_t place)
+{
+    uint64_t key[2];
+    memcpy(key, keys + place * sizeof key, sizeof key);
+    int64_t number = bl_index_find(meta->index, key);
+    return number >= 0 && meta->blocks[number].state == BL_NUMBER_COMMITTED &&
+           meta->blocks[number].task == 0
+        ? number : -1;
+}
+
 int bl_handle_hint(void *context, bl_call *call)
 {
     bl_meta *meta = context;
     bl_block_request head;
     uint32_t given = 0, refused = 0;
+    uint8_t exceeds[BL_CALL_KEYS_MAX];
+    uint64_t asked[BL_SHARE_COUNT] = {0};
     const uint8_t *keys = bl_meta_items(call, 2 * sizeof(uint64_t), &head);
     if (keys == NULL || head.flags >= BL_LEVEL_COUNT)
         return -BL_ERROR_BAD_REQUEST;
     if (meta->hints == NULL && bl_hints_create(meta) < 0)
         return -ENOMEM;
     bl_hints_expire(meta);
+    for (uint32_t i = 0; i < head.count; i++) { /* first first: nobody finds a child alone */
+        int64_t number = bl_hint_target(meta, keys, i);
+        exceeds[i] = number >= 0 && bl_hint_exceeds(meta, &meta->blocks[number], head.flags, asked);
+    }
     for (uint32_t i = head.count; i-- > 0;) { /* last first: a parent is newer than its child */
-        uint64_t key[2];
-        memcpy(key, keys + i * sizeof key, sizeof key);
-        int64_t number = bl_index_find(meta->index, key);
-        if (number < 0 || meta->blocks[number].state != BL_NUMBER_COMMITTED ||
-            meta->blocks[number].task != 0)
+        int64_t number = bl_hint_target(meta, keys, i);
+        if (number < 0)
             continue;
-        int done = bl_hint_give(meta, call->lane, (uint32_t)number, head.flags,
-                                head.length * BL_NS_PER_MS);
+        int done = !exceeds[i] && bl_hint_give(meta, call->lane, (uint32_t)number, head.flags,
+                                               head.length * BL_NS_PER_MS);
         given += done;
         refused += !done;
     }

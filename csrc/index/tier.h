@@ -21,6 +21,7 @@ typedef struct bl_tier_stat {
     uint32_t held;      /* of these, blocks in use */
     uint32_t reserved;  /* reserved slots */
     uint32_t evicted;   /* blocks evicted so far */
+    uint32_t favored;   /* blocks that hints favor or pin */
 } bl_tier_stat;
 
 enum bl_tier_order {
@@ -49,6 +50,14 @@ uint32_t bl_tier_put(bl_tier *tier, const uint32_t *id, uint32_t count);
 /* Hold ids: they are present, beyond the capacity if necessary, until they are dropped as often. */
 void bl_tier_hold(bl_tier *tier, const uint32_t *id, uint32_t count);
 void bl_tier_drop(bl_tier *tier, const uint32_t *id, uint32_t count);
+
+/* Set a hint, a bl_level, of the ids that are present, as the pool's index does (index/hints.h). At
+ * most budget blocks are favored. Writes which got it to given, and returns how many, or -ENOMEM. */
+int64_t bl_tier_hint(bl_tier *tier, const uint32_t *id, uint32_t count, uint32_t level,
+                     uint32_t budget, uint8_t *given);
+
+/* End the hints of ids, whose time is over: they are the coldest, the last one first of all. */
+void bl_tier_cool(bl_tier *tier, const uint32_t *id, uint32_t count);
 
 /* Reserve count slots, and evict for them. Returns 0, or -ENOSPC with nothing done. */
 int bl_tier_reserve(bl_tier *tier, uint32_t count);

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from support.blocks import eventually, held, keys
@@ -127,6 +128,32 @@ def test_a_budget_is_that_of_the_blocks_tenant(pool: Pool) -> None:
         for number in range(9000, 9000 + room(server)):
             put(meta, number, FLOOD)
         assert held(meta, own) == set(own), "pins of one tenant cost another one blocks"
+
+
+def test_a_budget_goes_to_the_leading_blocks_because_nobody_finds_a_child_alone(
+    pool: Pool,
+) -> None:
+    with serving(pool, budget=0.25) as (server, meta):
+        big = range(room(server))
+        for number in big:
+            put(meta, number)
+        most = server.shares()[0].hint_bytes // MIB
+        assert meta.hint(keys(big), level=HIGH) == (most, len(big) - most)
+        for number in range(10_000, 10_000 + 2 * room(server)):
+            put(meta, number)
+        assert held(meta, big) == set(big[:most])
+
+
+def test_a_budget_goes_to_the_leading_blocks_of_many_calls(shm: Path) -> None:
+    pool = Pool.create([shm / "a"], device_size=64 << 20, sparse=True, max_blocks=2000)
+    with pool, serving(pool, budget=0.03) as (server, meta):
+        for number in range(1000):
+            put(meta, number, length=4096)
+        most = server.shares()[0].hint_bytes // 4096
+        assert lib.BL_CALL_KEYS_MAX < most < 1000 - lib.BL_CALL_KEYS_MAX
+        assert meta.hint(keys(range(1000)), level=PINNED) == (most, 1000 - most)
+        meta.hint(keys(range(most, 1000)), level=NORMAL)
+        assert server.hints().favored_bytes == most * 4096, "none of the last was favored"
 
 
 def test_a_small_share_has_a_budget_too(pool: Pool) -> None:
