@@ -88,7 +88,7 @@ static void request_say(uint32_t bulk_size)
     const bl_lane *lane = &server->lanes[rude];
     uint64_t key = bl_message_key(lane->nonce, server->epoch);
     uint32_t sequence = lane->next + fuzz_byte() % 3;
-    bl_request request = {.method = fuzz_byte() % (BL_METHOD_LOWER_TELL + 1),
+    bl_request request = {.method = fuzz_byte() % (BL_METHOD_HINT + 1),
                           .size = (uint8_t)fuzz_number(), .epoch = (uint32_t)server->epoch};
     if (bulk_size > 0) {
         uint8_t bytes[BL_PAGE_SIZE];
@@ -193,6 +193,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (uint32_t i = 0; i < FUZZ_STEPS && fuzz_left > 0; i++)
         step();
     prey_size = 0;
+    bl_hint_stat hints;
+    bl_meta_hints(meta, &hints);
+    fuzz_must(hints.favored_bytes <= meta->shares[0].bytes / 4, "hints keep to their budget");
     fuzz_must(bl_pins_count(meta->pins[polite]) == 1, "the polite session's pin");
     fuzz_must(meta->holds[polite].grant_count == 1, "the polite session's grant");
     for (uint32_t lane = 0; lane < pool->geometry.lane_count; lane++)
@@ -200,6 +203,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             bl_housekeeping_end(server, lane, BL_END_GONE);
     fuzz_must(server->live_count == 1, "the polite session is left");
     fuzz_must(meta->stat.grant_count == 1, "no other grant is left");
+    bl_meta_hints(meta, &hints);
+    fuzz_must(hints.hint_count == 0 && hints.favored_bytes == 0, "no hint is left");
     fuzz_must(meta->stat.pinned_count == 1, "no other pin is left");
     return 0;
 }
