@@ -27,20 +27,20 @@ from tests.connectors.vllm.test_hybrid_engines import SAVED_S, answer, made, sav
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
-# By model: the blocks of an engine that has too few for six prompts at once.
+# By model: the blocks of an engine that has too few for six prompts at once. vLLM's Mamba 2 on CPUs
+# fails for some lengths of a prompt (an index error), so Granite is in test_hybrid_engines.py alone.
 BLOCKS = {
     "gemma3": 30,
     "gpt_oss": 22,
     "lfm2": 24,
-    "granitemoehybrid": 16,
     "qwen3_next": 14,
 }
-STATES = ("lfm2", "granitemoehybrid", "qwen3_next")
+STATES = ("lfm2", "qwen3_next")
 POOL_BYTES = 8 << 20  # of each of two devices
 # How near log-probabilities are that were computed in chunks of several shapes. vLLM's short
 # convolution on CPUs differs as much by what else is in a batch, without any connector, and
 # recurrent layers are computed in bfloat16 only.
-NEAR = dict.fromkeys(("lfm2", "granitemoehybrid", "qwen3_next"), 0.3)
+NEAR = dict.fromkeys(STATES, 0.3)
 
 
 class Scene:
