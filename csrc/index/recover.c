@@ -145,7 +145,8 @@ static int bl_recover_tomb(bl_meta *meta, uint32_t number, const bl_entry *entry
 }
 
 /* Copy the committed blocks' entries into the own half, which is overwritten as a whole, and list
- * the blocks. Returns their number. */
+ * the blocks. Returns their number. Numbers behind the last one in use count as fresh, so their
+ * memory is not touched: a pool of 1 TiB has 400 MiB of it. */
 static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
 {
     const bl_memory *memory = &meta->pool->memory;
@@ -175,6 +176,7 @@ static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
                 .task = entry.flags & BL_ENTRY_KEPT, /* replaced by the task's slot below */
                 .named = (entry.flags & BL_ENTRY_NAMED) != 0,
             };
+            meta->fresh_number = number + 1;
             if (meta->blocks[number].named)
                 bl_recover_name(meta, number, entry.generation, &names);
             recovered[count++] = (bl_recovered){entry.generation, number};
@@ -184,8 +186,10 @@ static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
             continue;
         }
         int below = entry.state == BL_ENTRY_REMOVED || entry.state == BL_ENTRY_TIER;
-        if (whole && below && bl_recover_tomb(meta, number, &entry))
+        if (whole && below && bl_recover_tomb(meta, number, &entry)) {
+            meta->fresh_number = number + 1;
             continue;
+        }
         meta->stat.damaged_count += bl_line_used((uint64_t *)&entry) &&
                                     (!whole || entry.state == BL_ENTRY_COMMITTED);
         bl_entry_clear(meta, number); /* from two epochs ago */
@@ -293,14 +297,9 @@ int bl_recover(void *context, uint64_t old_epoch, int suspect)
     bl_crash_point("recover.extents_done");
     bl_recover_blocks(meta, bl_recovered_sort(recovered, recovered + count_max, count), count);
     bl_lazy_unmap(recovered, size);
-    meta->fresh_number = count_max;
-    uint64_t rest = count_max - meta->stat.block_count - bl_tombs_count(meta) -
-                    bl_tombs_tier_count(meta); /* unused numbers */
-    for (uint32_t number = count_max; rest > 0 && number-- > 0;)
-        if (meta->blocks[number].state == BL_NUMBER_FREE) {
+    for (uint32_t number = meta->fresh_number; number-- > 0;)
+        if (meta->blocks[number].state == BL_NUMBER_FREE)
             bl_number_give(meta, number);
-            rest--;
-        }
     bl_crash_point("recover.numbers_done");
     if (suspect)
         bl_recover_hold(meta);

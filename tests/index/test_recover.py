@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A restart finds the order in which blocks were committed, wherever they lie."""
+"""A restart finds the order in which blocks were committed, wherever they lie, and costs little
+memory.
+"""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 from support.blocks import held, keys, put
 
@@ -40,3 +45,42 @@ def test_after_restarts_the_oldest_blocks_go_first(pool: Pool) -> None:
             if server.meta_stat().evict_count == GONE:
                 break
         assert held(meta, order) == set(order[GONE:])
+
+
+def numbers(meta: MetaClient, names: list[int]) -> set[int]:
+    return {meta.lookup(keys([name])).hits[0].block for name in names}
+
+
+def test_after_a_restart_new_blocks_fill_the_holes_and_then_go_behind_the_last(pool: Pool) -> None:
+    with MetaServer(pool), Client(pool) as client:
+        meta = MetaClient(client)
+        put(meta, range(COUNT))
+        first = numbers(meta, [*range(COUNT)])
+        meta.remove(keys([3, 7]))
+    kept = [name for name in range(COUNT) if name not in (3, 7)]
+    with MetaServer(pool), Client(pool) as client:
+        meta = MetaClient(client)
+        put(meta, [103, 107])
+        assert numbers(meta, [*kept, 103, 107]) == first
+        put(meta, [200, 201])
+        assert numbers(meta, [200, 201]) == {max(first) + 1, max(first) + 2}
+
+
+def anonymous() -> int:
+    """Return the bytes of memory of its own that this process has."""
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) << 10
+
+
+def test_a_restart_takes_no_memory_for_numbers_that_nobody_uses(shm: Path) -> None:
+    """The table of 64 GiB has 24 MiB of numbers; nearly all of it is empty."""
+    taken = []
+    with Pool.create([shm / "a"], device_size=64 << 30, sparse=True) as pool:
+        for _ in range(3):
+            before = anonymous()
+            with MetaServer(pool), Client(pool) as client:
+                put(MetaClient(client), [len(taken)])
+                taken.append(anonymous() - before)
+    first, *later = taken
+    assert max(later) < first + (12 << 20)
