@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import inspect
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,7 @@ from beluga.cli.options import HELP
 from beluga.errors import BelugaError
 
 _PACKAGE = "beluga.cli"
+_DOCSTRING = re.compile(r':\n    ("""(?:[^"\\]|\\.|"(?!""))*""")', re.DOTALL)
 
 
 class Inner:
@@ -181,13 +183,19 @@ def _help_of(place: str | Inner) -> str:
     if isinstance(place, Inner):
         return place.text
     module, _, function = place.partition(":")
-    return _docstrings(module).get(function, "")
+    return _docstring(_source(module), function)
 
 
 @cache
-def _docstrings(module: str) -> dict[str, str]:
-    """Return the docstrings of a module's functions, by name, without importing the module."""
+def _source(module: str) -> str:
     spec: Any = find_spec(f"{_PACKAGE}.{module}")
-    tree = ast.parse(spec.loader.get_source(spec.name) or "")
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    return {one.name: ast.get_docstring(one) or "" for one in functions}
+    return spec.loader.get_source(spec.name) or ""
+
+
+def _docstring(source: str, function: str) -> str:
+    """Return the docstring of a module's function, without parsing the rest of the module, which
+    takes a hundred times as long.
+    """
+    _, _, rest = source.partition(f"\ndef {function}(")
+    found = _DOCSTRING.search(rest.partition("\ndef ")[0])
+    return inspect.cleandoc(ast.literal_eval(found[1])) if found else ""
