@@ -11,6 +11,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from http import HTTPStatus
 from pathlib import Path
 
@@ -176,6 +177,36 @@ def test_a_further_connection_gets_the_place_of_the_slowest(make: Make, tmp_path
     finally:
         for peer in peers:
             peer.close()
+
+
+def test_a_client_that_waits_for_its_answer_keeps_its_place(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside, going_on = threading.Event(), threading.Event()
+
+    def hang(_: AdminRequest) -> Answer:
+        inside.set()
+        going_on.wait()
+        return Answer(b"done")
+
+    monkeypatch.setitem(ROUTES, ("GET", "/hang"), hang)
+    make().claim()
+    with ExitStack() as stack:
+        stack.callback(going_on.set)
+
+        def connected() -> socket.socket:
+            peer = stack.enter_context(socket.socket(socket.AF_UNIX))
+            peer.settimeout(30)
+            peer.connect(str(tmp_path / "admin.sock"))
+            return peer
+
+        asked = connected()
+        asked.sendall(b"GET /hang HTTP/1.1\r\n\r\n")
+        inside.wait()
+        silent = [connected() for _ in range(endpoint._CONNECTIONS_MAX + 5)]
+        assert silent[0].recv(1) == b""  # the slowest, although the other came before
+        going_on.set()
+        assert asked.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_client_that_lags_too_long_is_closed(
