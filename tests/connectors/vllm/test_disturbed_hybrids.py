@@ -28,7 +28,7 @@ from tests.connectors.vllm.test_hybrid_engines import SAVED_S, answer, made, sav
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 # By model: the blocks of an engine that has too few for six prompts at once. vLLM's Mamba 2 on CPUs
-# fails for some lengths of a prompt (an index error), so Granite is in test_hybrid_engines.py alone.
+# fails for some lengths of a prompt (an index error): Granite is in test_hybrid_engines.py alone.
 BLOCKS = {
     "gemma3": 30,
     "gpt_oss": 22,
