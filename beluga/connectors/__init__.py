@@ -2,13 +2,10 @@
 # Copyright The Beluga Authors
 """Connectors of inference engines to the pool. Only an engine's own connector imports its package.
 
-``connection``  a session with the pool that comes and goes: whatever fails is a miss
-``era``         how a cache that several processes share is cleared
-``releases``    which releases of engines they are for
-``settings``    what a user may say of the pool in an engine's own configuration
-``vllm``        vLLM's KV connector
-``lmcache``     LMCache's storage plugins
-``sglang``      SGLang's HiCache storage backend
+``connection``  a session with the pool that reconnects; every failure is a miss ``era``         how
+a cache that several processes share is cleared ``releases``    the supported releases of engines
+``settings``    the pool's settings in an engine's own configuration ``vllm`` vLLM's KV connector
+``lmcache``     LMCache's storage plugins ``sglang``      SGLang's HiCache storage backend
 """
 
 from beluga.connectors.releases import RELEASES, Releases

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A connection: a session with the pool that comes and goes. Every failure is a miss.
+"""A connection: a session with the pool that reconnects. Every failure is a miss.
 
-An engine must start, run and stop whether or not its pool is available. A Connection attaches in
-its own thread, again and again; while it is not attached, every attempt fails at once. A failed
-attempt detaches: the engine has waited for that one call, at most ``timeout_ms``, and waits for no
-other call until the thread has attached again. (A server that is replaced within that time is not a
-failure, because the session finds its successor within the call.)
+An engine must start, run and stop whether or not its pool is available. A Connection attaches on
+its own thread, repeatedly; while it is not attached, every attempt fails at once. A failed attempt
+detaches: the engine has waited up to ``timeout_ms`` for that one call, and waits for no other call
+until the thread has attached again. (A server that is replaced within that time is not a failure,
+because the session finds its successor within the call.)
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SETTLE_S = 10.0  # the longest wait of an engine that starts
+SETTLE_S = 10.0  # longest wait of a starting engine
 
 
 class Attachment:
-    """A pool, a session, its caches and their handle at the host's link, from attaching to the
+    """A pool, a session, its caches and their I/O handle at the host's link, from attaching to the
     first failure. ``read_class`` is the class of gets on the link.
     """
 
@@ -64,7 +64,7 @@ class Attachment:
         paths = [path for path in (settings.pool or "").split(":") if path]
         self.pool = Pool.open(paths) if paths else Pool.mount()
         try:
-            # the selection that the caches need is stored
+            # Store the selection that the caches need.
             choose(self.pool, settings.engine, self._threads).close()
             self.client = Client(self.pool, host=settings.host, timeout_s=timeout_s)
         except BaseException:
@@ -74,29 +74,29 @@ class Attachment:
         self.place = self._placed(logger or logging.getLogger(__name__))
 
     def _placed(self, logger: logging.Logger) -> IoHandle | None:
-        """Register with the host's link. Returns None if the link cannot be used: copies must be
-        fast, so none waits for it.
+        """Register with the host's link. Returns None if the link cannot be used, because copies
+        must never wait for it.
         """
         if self._settings.link == LINK_OFF:
             return None
         try:
             return IoHandle(host_link(self.pool, settings_said(self._settings.link)))
         except (TransferError, PoolError, OSError) as error:
-            logger.warning("beluga: copies are not scheduled: %s", error)
+            logger.warning("beluga: copies are not throttled: %s", error)
             return None
 
     @property
     def onboard_s(self) -> float:
-        """How long a request waits for blocks that a tier below the pool has."""
+        """How long a request waits for blocks from a lower tier, in seconds."""
         return self._settings.onboard_ms / 1000
 
     def carried(self) -> dict[TransferClass, TransferStats]:
-        """Return what the link admitted for this session, by class."""
+        """Return what the link scheduler admitted for this session, by class."""
         if self.place is None:
             return {}
         found = {kind: self.place.carried(kind) for kind in TransferClass}
         for cache in self._caches.values():
-            more = cache.carried(own=True)  # copies by engines, which have their own handles
+            more = cache.carried(own=True)  # copies by engines with their own handles
             found = {kind: found[kind].plus(more[kind]) for kind in TransferClass}
         return found
 
@@ -104,7 +104,7 @@ class Attachment:
         self, namespace: Namespace, engine: Callable[[Pool], CopyEngine | None] = lambda _: None
     ) -> KVCache:
         """Return the cache of a namespace on this session. ``engine`` is called with the pool and
-        makes the copy engine, or returns None if the blocks lie in host memory.
+        returns a copy engine, or None for blocks in host memory.
         """
         found = self._caches.get(namespace.digest)
         if found is None:
@@ -124,7 +124,7 @@ class Attachment:
         return found
 
     def close(self) -> None:
-        """End the session and unmap the pool. It waits for a call that is under way."""
+        """End the session and unmap the pool, after the running call."""
         self.pool.close()
         for cache in self._caches.values():
             cache.close()
@@ -134,15 +134,15 @@ class Attachment:
 
 
 class Connection:
-    """Attaches to the pool, stays attached, and returns None where it cannot. One thread uses it.
+    """Attaches to the pool, stays attached, and returns None on failures. For one thread only.
 
-    ``name`` appears in warnings. ``prefault`` touches the whole pool after attaching, in the
+    ``name`` appears in warnings. ``prefault`` touches the whole pool after attaching, on the
     connection's thread, so that the first copies are as fast as later ones. ``read_class`` is the
-    class of gets on the host's link to the pool. ``engine`` is the kind of client that the server's
-    exporter counts it as, one of :data:`beluga.rpc.KINDS`.
+    class of gets on the host's link to the pool. ``engine`` is the kind of client in the server's
+    metrics, one of :data:`beluga.rpc.KINDS`.
     """
 
-    def __init__(  # noqa: PLR0913  all but the first named
+    def __init__(  # noqa: PLR0913  keyword-only but the first
         self,
         settings: PoolSettings,
         *,
@@ -156,9 +156,7 @@ class Connection:
         self._settings, self._engine = settings, engine
         self._name, self._logger, self._prefault = name, logger, prefault
         self._read_class = read_class
-        self._carried = {
-            kind: TransferStats() for kind in TransferClass
-        }  # of sessions that have ended
+        self._carried = {kind: TransferStats() for kind in TransferClass}  # of ended sessions
         self._attachment: Attachment | None = None
         self._broken: list[Attachment] = []  # the thread closes these, because closing may wait
         self._lock = threading.Lock()
@@ -171,17 +169,15 @@ class Connection:
 
     @property
     def attached(self) -> bool:
-        """Whether an attempt would be made now."""
+        """Whether the connection is attached now."""
         return self._attachment is not None
 
     def has(self, attachment: Attachment) -> bool:
-        """Whether an attempt would use this attachment."""
+        """Whether this attachment is the current one."""
         return self._attachment is attachment
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the connection is attached. Returns False after ``timeout_s`` seconds without
-        success.
-        """
+        """Wait until the connection is attached. Returns False after ``timeout_s`` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: self._attachment is not None, timeout_s)
 
@@ -189,21 +185,21 @@ class Connection:
         """Wait until the first attempt to attach has ended, at most SETTLE_S seconds. Returns
         whether the connection is attached.
 
-        An engine calls this when it starts, so that its first prompt is no miss for want of a
-        session. A server that does not answer costs ``timeout_ms``.
+        An engine calls this at its start, so that its first prompt does not miss because the
+        session is not there yet. A server that does not reply costs ``timeout_ms``.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._attachment is not None or self._tried, SETTLE_S)
             return self._attachment is not None
 
     def attempt(self, doing: str, call: Callable[[Attachment], T]) -> T | None:
-        """Return what ``call`` returns, or None if the pool is not available or ``call`` failed.
+        """Return the result of ``call``, or None if the pool is not available or ``call`` failed.
 
-        ``doing`` appears in the warning, which is logged with the reason and the time that the call
-        took: the first of each kind at once, then at most one in a minute. Only an error of the
-        pool detaches. No other one leaves here either, such as torch's for an accelerator without
-        free memory: the engine can compute what it does not get, but not go on without the thread
-        that asks.
+        ``doing`` appears in the warning, which has the reason and the duration of the call: the
+        first of each kind is logged at once, then at most one per minute. Only an error of the pool
+        detaches. Other exceptions, such as torch's when an accelerator has no free memory, are not
+        raised either: the engine can compute what it does not get, but cannot continue without the
+        calling thread.
         """
         attachment = self._attachment
         if attachment is None:
@@ -222,8 +218,8 @@ class Connection:
         return None
 
     def carried(self) -> dict[TransferClass, TransferStats]:
-        """Return what the host's link admitted for this session and earlier ones, by class, and how
-        long the pieces waited.
+        """Return what the link scheduler admitted for this session and earlier ones, by class, and
+        how long the pieces waited.
         """
         with self._lock:
             now = {} if self._attachment is None else self._attachment.carried()
@@ -237,7 +233,7 @@ class Connection:
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """Stop copies meanwhile: one that is under way ends at its next piece and none begins. Each
+        """Stop copies in the meantime: a running one ends at its next piece and none starts. Each
         raises TransferCancelledError.
         """
         attachment = self._attachment
@@ -252,7 +248,7 @@ class Connection:
             place.resume()
 
     def close(self) -> None:
-        """Give the session back."""
+        """End the session."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -271,9 +267,7 @@ class Connection:
         )  # fmt: skip
 
     def _keep(self) -> None:
-        """Attach, wait until the attachment has failed, and repeat. This is the thread's
-        function.
-        """
+        """Attach, wait until the attachment has failed, and repeat. The thread's function."""
         while not self._closing:
             self._end_broken()
             started_s = time.monotonic()
@@ -306,7 +300,7 @@ class Connection:
     def _end_broken(self) -> None:
         while self._broken:
             ended = self._broken[-1]
-            ended.pool.close()  # no thread copies after this
+            ended.pool.close()  # no thread copies any more
             with self._lock:
                 for kind, carried in ended.carried().items():
                     self._carried[kind] = self._carried[kind].plus(carried)

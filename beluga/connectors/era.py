@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The era: it clears a cache that several processes share, at once and with any content.
+"""The era: clears a cache that several processes share, at once and whatever its content.
 
-The names of all blocks begin with the era, which is a random number in a record in the pool. Every
-process reads it before each call. Removing the record ends the era, and the next call begins a new
-one. A put that began before the end has the ended era in its names, so nobody finds its blocks. An
-eviction of the record ends the era, too: then blocks are missed that exist, but no block is found
-that should not be.
+The names of all blocks start with the era, which is a random number in a record in the pool. Every
+process reads it before each call. Removing the record ends the era, and the next call starts a new
+one. A put that started before the end uses the old era in its names, so its blocks are never found.
+An eviction of the record ends the era, too: existing blocks then miss, but no block is found that
+should not be.
 
-An era that has ended does not return, although a tier below the pool may still have the record: it
-may have been down, or refuse deletes. So a second record says that this era has ended. It has its
-own name, is never removed, and sinks to the same tiers. Whoever reads an era for the first time
-looks for it.
+An ended era must not return, although a lower tier may still have the record: the tier may have
+been down, or refuse deletes. So a second record marks the era as ended. It has its own name, is
+never removed, and is offloaded to the same tiers. It is looked up whenever an era is read for the
+first time.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 SIZE = 16
 _RECORD = hash_keys(["era"])
-_ATTEMPTS = 4  # each but the first follows an era that another process ended meanwhile
+_ATTEMPTS = 4  # each but the first follows an era that another process has ended meanwhile
 
 
 class Era:
-    """The era of all users of the same ``namespace``. Several threads may use it."""
+    """The era of all users of one ``namespace``. Thread-safe."""
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = Namespace({"era of": namespace.digest})
@@ -51,16 +51,16 @@ class Era:
         return self._clears != self._cleared
 
     def clear(self) -> None:
-        """End the era, at the next :meth:`now` at the latest."""
+        """End the era, at the latest at the next :meth:`now`."""
         with self._lock:
             self._clears += 1
 
     def now(self, attachment: Attachment) -> bytes:
-        """Return the current era. Raises what a cache raises, and CacheError while another process
-        begins an era or it is not certain which era it is.
+        """Return the current era. Raises the errors of a cache, and CacheError while another
+        process starts an era or the current era is uncertain.
         """
         if self.pending:
-            with self._lock:  # one thread ends it, once
+            with self._lock:  # only one thread ends it, once
                 self._end(attachment)
         era = records.read(attachment, self._namespace, _RECORD, SIZE) or self._begin(attachment)
         for _ in range(_ATTEMPTS):
@@ -69,11 +69,11 @@ class Era:
             if records.read(attachment, self._namespace, _end_of(era), SIZE) is None:
                 self._began = era
                 return era
-            # A lower tier brought back the record of an era that has ended. The new one is written
-            # at once, because the tier may have the old one for ever.
+            # A lower tier returned the record of an ended era. Write the new one at once, because
+            # the tier may keep the old one forever.
             records.remove(attachment, self._namespace, _RECORD)
             era = self._begin(attachment)
-        raise CacheError("eras of this cache end faster than they begin; clear it less often")
+        raise CacheError("eras of this cache end faster than they start; clear it less often")
 
     def _begin(self, attachment: Attachment) -> bytes:
         return records.write(attachment, self._namespace, _RECORD, os.urandom(SIZE))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A get for engines, which also removes a block whose bytes are not what was stored.
+"""A get for engines, which also removes damaged blocks.
 
-A damaged block that stayed would be found, miss, and be present when the engine stores it again,
-forever.
+A damaged block would otherwise be found, miss, and count as present when the engine stores it
+again, forever.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def fetch(
     *,
     records: NDArray[np.void] | None = None,
 ) -> GetResult:
-    """Fetch the leading blocks that the pool has undamaged. ``records`` says where another session
-    has pinned them. Raises what the cache raises.
+    """Fetch the leading blocks that the pool has undamaged. ``records`` are the locations of blocks
+    that another session has pinned. Raises the errors of the cache.
     """
     result = cache.get(keys, targets, records=records)
     if result.mismatches and result.hits < len(keys):

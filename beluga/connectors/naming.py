@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """The namespace of an engine that calls a storage plugin.
 
-The keys of such an engine name the tokens and little more. Everything else that changes the bytes
-must be in the namespace. If the engine does not pass it to its plugins, the user adds it
+The keys of such an engine identify the tokens and little else. Everything else that changes the
+bytes must be in the namespace. If the engine does not pass it to its plugins, the user adds it
 (``variant``).
 """
 
@@ -20,8 +20,8 @@ Fields: TypeAlias = "dict[str, str | int | bytes]"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings(PoolSettings):
-    """The settings of a plugin. ``variant`` is any text for what changes the bytes but is not
-    passed to plugins.
+    """The settings of a plugin. ``variant`` is any text for properties that change the bytes but
+    are not passed to plugins.
 
     Examples are a model's revision, and fp8_e4m3 against fp8_e5m2, which both appear as bytes.
     """
@@ -30,7 +30,7 @@ class EngineSettings(PoolSettings):
 
 
 def major(version: str) -> str:
-    """Return the part of a version whose change may change layouts; for 0.x.y it includes x."""
+    """Return the part of a version whose change may change layouts; for 0.x.y this includes x."""
     parts = version.partition("+")[0].split(".")
     return ".".join(parts[: 2 if parts[0] == "0" else 1])
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Small records in the pool, by which several processes agree. The first that is written counts.
+"""Small records in the pool, with which several processes agree. The first one written counts.
 
-A record is a block; its key is one row of :func:`beluga.kvcache.hash_keys`. It is not enough that a
-get misses it: another process may be writing it, or a tier below the pool may have it. A record
-counts as absent only when the server's index has nothing of it.
+A record is a block; its key is one row of :func:`beluga.kvcache.hash_keys`. A missed get does not
+prove its absence: another process may be writing it, or a lower tier may have it. A record counts
+as absent only if the server's index has no trace of it.
 """
 
 from __future__ import annotations
@@ -30,31 +30,32 @@ def read(
 ) -> bytes | None:
     """Return the record's ``size`` bytes, or None if it does not exist.
 
-    Waits for tiers below the pool, at most the session's time limit without progress. Raises
-    CacheError while it is not certain that there is none, and what a cache raises. Without
-    ``sure`` it returns None instead, and waits no longer than for a block.
+    Waits for lower tiers, at most the session's timeout without progress. Raises CacheError while
+    its absence is uncertain, and the errors of a cache. Without ``sure``, it then returns None
+    instead, and waits no longer than for a block.
     """
     cache, record = attachment.cache(namespace), bytearray(size)
     if fetch(cache, key, [record]).hits:
         return bytes(record)
     if not sure:
         return None
-    # The engine's own limit (``onboard_ms``) is for blocks, which may be computed instead.
+    # The engine's own limit (``onboard_ms``) is for blocks, which it could compute instead.
     if cache.onboard(key, wait_s=cache.client.timeout_s) and fetch(cache, key, [record]).hits:
         return bytes(record)
     if MetaClient(cache.client).lookup(cache.keys(key)).state == BlockState.MISS:
         return None
     raise CacheError(
-        "a record of the connectors is being written, or a tier below the pool has not answered; "
-        "the call is a miss, and the next one looks again"
+        "a record of the connectors is being written, or a lower tier has not replied; the call "
+        "is a miss, and the next one checks again"
     )
 
 
 def write(attachment: Attachment, namespace: Namespace, key: Key, content: bytes) -> bytes:
-    """Write the record unless it exists. Returns the bytes that count, which may be another's.
+    """Write the record unless it exists. Returns the bytes that count, which another process may
+    have written.
 
-    Raises CacheError if there is none afterwards (the pool has no space), and what :func:`read`
-    raises.
+    Raises CacheError if there is none afterwards (the pool has no space), and the errors of
+    :func:`read`.
     """
     attachment.cache(namespace).put(key, [content])
     found = read(attachment, namespace, key, len(content))
@@ -66,5 +67,5 @@ def write(attachment: Attachment, namespace: Namespace, key: Key, content: bytes
 
 
 def remove(attachment: Attachment, namespace: Namespace, key: Key) -> None:
-    """Remove the record wherever it is."""
+    """Remove the record from the pool and all tiers."""
     attachment.cache(namespace).remove(key)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The releases of the engines that the connectors are written for and tested with."""
+"""The supported and tested releases of the engines."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ _RELEASE = re.compile(r"(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?(\.?(?:dev|a|b|rc))?
 
 @dataclass(frozen=True, slots=True)
 class Releases:
-    """The releases of one engine: from ``first`` up to, but without, ``end``; None is no end."""
+    """The releases of one engine: from ``first`` up to, but not including, ``end``; None means no
+    end.
+    """
 
     engine: str
     first: Release
     end: Release | None
-    refused: bool  # the connector refuses others, instead of perhaps failing in them
+    refused: bool  # whether the connector rejects others, in which it would possibly fail
 
     @property
     def requirement(self) -> str:
-        """What to install, in pip's words."""
+        """The requirement in pip's syntax."""
         end = "" if self.end is None else f",<{_shown(self.end)}"
         return f"{self.engine}>={_shown(self.first)}{end}"
 
     def has(self, version: str) -> bool | None:
-        """Return whether ``version`` is one of them; None if it is no version."""
+        """Whether ``version`` is one of them; None if it is not a version."""
         found = _RELEASE.match(version)
         if found is None:
             return None

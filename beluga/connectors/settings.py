@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The settings for the pool in an engine's own configuration; all engines share them."""
+"""The settings for the pool in an engine's own configuration, common to all engines."""
 
 from __future__ import annotations
 
@@ -21,25 +21,23 @@ LINK_OFF = "off"
 class PoolSettings:
     """The pool's settings: which pool to use, and how long the engine waits for it.
 
-    * ``pool``: device paths joined by ``:``; None is the default pool.
-    * ``host``: this machine's number, for devdax.
-    * ``timeout_ms``: the limit of every wait of the engine for the pool's server.
-    * ``retry_s``: after a failure the pool is not used for this long, and every lookup is a miss.
-    * ``onboard_ms``: how long a request waits for blocks that a tier below the pool has
-      (``beluga serve --disk``); 0 waits for none.
-    * ``identity``: the operator's word for the model's weights, in place of their bytes: any text
-      that engines have in common only if they have loaded the same weights.
-    * ``salt``: a tenant's secret. Only engines with the same salt share blocks.
-    * ``tenant``: the tenant's name, by which ``beluga serve --share`` knows its blocks. Only
+    * ``pool``: device paths joined by ``:``; None is the default pool. * ``host``: this machine's
+    number, for devdax. * ``timeout_ms``: the limit of every wait of the engine for the pool's
+    server. * ``retry_s``: how long the pool is not used after a failure; every lookup is then a
+    miss. * ``onboard_ms``: how long a request waits for blocks from a lower tier
+      (``beluga serve --disk``); 0 means no wait.
+    * ``identity``: an operator's name for the model's weights, instead of a digest of their bytes:
+    any text that two engines share only if they have loaded the same weights. * ``salt``: a
+    tenant's secret. Only engines with the same salt share blocks. * ``tenant``: the tenant's name,
+    which selects its share (``beluga serve --share``). Only
       engines with the same tenant share blocks.
-    * ``check_checksums``: check the checksums of every loaded byte.
-    * ``load_threads``: how many threads share the copying of a load; None means one per core, at
-      most 4. Saves are not urgent and take one thread.
-    * ``link``: all engine processes of this host admit loads to its link to the pool before saves.
-      ``auto`` assumes the usual speed of such memory; a number is a speed in GB/s (``20``, or
-      ``46.2/33`` for loads and saves); ``off`` schedules nothing.
-    * ``engine``: what copies blocks in host memory: ``auto``, the CPU and other engines that this
-      machine has for what they copy faster; or the name of one (``cpu``, ``dsa``). A GPU copies the
+    * ``check_checksums``: check the checksums of every loaded byte. * ``load_threads``: the number
+    of threads that copy a load; None means one per core, at most 4. Saves are not urgent and use
+    one thread. * ``link``: the link scheduler, which gives loads of all engine processes of this
+    host priority over saves. ``auto`` assumes the usual speed of such memory; a number is a speed
+    in GB/s (``20``, or ``46.2/33`` for loads and saves); ``off`` disables it. * ``engine``: the
+    copy engine for blocks in host memory: ``auto`` (CPU, or another one where it is faster),
+    ``cpu`` or ``dsa``. A GPU copies the
       blocks in its own memory.
     """
 
@@ -85,7 +83,7 @@ def settings_of(kind: type[T], given: Mapping[str, Any]) -> T:
     wanted = typing.get_type_hints(kind)
     if unknown := sorted(given.keys() - wanted.keys()):
         raise ConnectorError(
-            f"beluga knows no setting {', '.join(unknown)}; there are {', '.join(wanted)}"
+            f"beluga has no setting {', '.join(unknown)}; choose from {', '.join(wanted)}"
         )
     for name, value in given.items():
         allowed = typing.get_args(wanted[name]) or (wanted[name],)

@@ -204,7 +204,7 @@ def test_an_engine_outlives_an_error_of_another_library(
 
 def test_settings_are_checked() -> None:
     assert settings_of(PoolSettings, {"timeout_ms": 7, "retry_s": 2}).timeout_ms == 7
-    with pytest.raises(ConnectorError, match="knows no setting tiemout_ms"):
+    with pytest.raises(ConnectorError, match="has no setting tiemout_ms"):
         settings_of(PoolSettings, {"tiemout_ms": 7})
     with pytest.raises(ConnectorError, match="check_checksums is 'yes'; it must be bool"):
         settings_of(PoolSettings, {"check_checksums": "yes"})
@@ -299,7 +299,7 @@ def test_copies_go_unscheduled_where_the_link_is_off_or_cannot_be_used(
         assert attachment.carried() == {}
         attachment.close()
     assert [record.message for record in caplog.records] == [
-        "beluga: copies are not scheduled: made up"
+        "beluga: copies are not throttled: made up"
     ]
 
 

@@ -223,7 +223,7 @@ def test_objects_are_identified_by_their_store(
     assert at(stored(), stored("a/README.md")) in found
     (empty / "config.json").write_bytes(b"{1}")
     assert at(stored()) not in found
-    with pytest.raises(ConnectorError, match="no version and no ETag"):
+    with pytest.raises(ConnectorError, match="neither a version nor an ETag"):
         at(stored(e_tag=None))
     with pytest.raises(ConnectorError, match="no weights at"):
         at(stored("a/config.json"))
@@ -413,7 +413,7 @@ def test_an_identity_comes_later_and_is_reported(
     assert identity.known == "" and not told
     go.set()
     assert identity.wait(LONG_S) == told[0]
-    assert "hashing the model: 0.0 of 0.0 GB; until then lookups are misses" in caplog.text
+    assert "hashing the model: 0.0 of 0.0 GB; until then lookups miss" in caplog.text
     assert "the model is identified" in caplog.text
 
 

@@ -3,11 +3,11 @@
 """The identity that two engines must share to share blocks, and how it is determined.
 
 ``canonical``  an engine's whole configuration as a digest, without the fields of a reviewed table
-``files``      digests of files: all bytes, on several threads, remembered between runs
-``models``     where a model's weights come from, and the digest that identifies them
+``files``      digests of files: all bytes, on several threads, cached between runs ``models`` where
+a model's weights come from, and the digest that identifies them
 
 Each engine has one table of fields that cannot change the bytes of a block (``vllm/fields.py``,
-``sglang/fields.py``, ``lmcache/fields.py``). A field that is in no table counts. A model that
+``sglang/fields.py``, ``lmcache/fields.py``). Fields that are not in the table count. A model that
 cannot be identified is rejected, unless the operator vouches for it by the setting ``identity``.
 """
 

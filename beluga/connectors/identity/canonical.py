@@ -3,8 +3,8 @@
 """A configuration in a canonical form: equal values have equal forms, in every process and host.
 
 Every field counts, except those of the engine's table. A value without a stable form (a function,
-or an object whose ``repr`` is an address) is rejected and never skipped: otherwise two engines that
-differ in it would share blocks.
+or an object whose ``repr`` is an address) is rejected rather than skipped: otherwise two engines
+that differ in it would share blocks.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Table: TypeAlias = Mapping[str, Mapping[str, str]]
 DEPTH_MAX = 40  # a deeper configuration is assumed to be cyclic
 
 _TORCH_NAMES = ("dtype", "device", "Size", "layout", "memory_format")
-# A model's configuration as transformers keeps it; to_dict() leaves out its caches.
+# Classes of model configurations in transformers; to_dict() leaves out their caches.
 _TRANSFORMERS = ("PretrainedConfig", "PreTrainedConfig")
 
 
 def canonical(value: Any, table: Table, *, path: str = "", vouched: str = "") -> Any:
-    """Return ``value`` in a form that :mod:`json` writes the same way everywhere.
+    """Convert ``value`` to a form that :mod:`json` writes the same way everywhere.
 
-    ``path`` is the value's name in errors. With ``vouched``, the operator's ``identity``, that text
-    replaces values without a stable form. Otherwise such a value raises :class:`ConnectorError`.
+    ``path`` is the value's name in errors. ``vouched``, the operator's setting ``identity``,
+    replaces values without a stable form. Without it such a value raises :class:`ConnectorError`.
     """
     return _Form(table, vouched).of(value, path, 0)
 
@@ -62,7 +62,7 @@ class _Form:
     def __init__(self, table: Table, vouched: str) -> None:
         self._table, self._vouched = table, vouched
 
-    def of(self, value: Any, path: str, depth: int) -> Any:  # noqa: PLR0911  one for each kind
+    def of(self, value: Any, path: str, depth: int) -> Any:  # noqa: PLR0911  one per kind
         if depth > DEPTH_MAX:
             return self._refused(path, "refers to itself")
         if isinstance(value, enum.Enum):
@@ -93,7 +93,8 @@ class _Form:
 
     def fields(self, value: Any) -> Iterable[tuple[str, Any]]:
         """Yield the fields of an object that count. Raises TypeError for an object without
-        fields."""
+        fields.
+        """
         out = self._left_out(type(value))
         return ((name, one) for name, one in _fields_of(value) if name not in out)
 

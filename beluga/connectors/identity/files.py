@@ -35,7 +35,7 @@ THREADS_MAX = 8
 NICENESS = 10  # the engine's own threads come first
 ENTRIES_MAX = 4096  # cached files; the oldest are dropped first
 MEMORY_BYTES_MAX = 4 << 20
-LOCK_WAIT_S = 1800.0  # for another process of this user that hashes; after that both hash
+LOCK_WAIT_S = 1800.0  # for another process of this user that hashes; afterwards both hash
 LOCK_POLL_S = 0.05
 # A change within the resolution of a file system's clock does not change the times.
 SETTLED_NS = 2_000_000_000
@@ -144,7 +144,7 @@ class FileDigests:
         return {key: one for key, one in entries.items() if _is_digest(one)}
 
     def _remember(self, new: dict[str, str]) -> None:
-        """Add digests and drop the oldest. An unwritable folder is skipped."""
+        """Add digests and drop the oldest. Does nothing if the folder is not writable."""
         if not new:
             return
         entries = self._remembered()
@@ -163,8 +163,9 @@ class FileDigests:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Exclude other processes of this user, so that they do not hash the same files
-        meanwhile."""
+        """Exclude other processes of this user, so that they do not hash the same files at the same
+        time.
+        """
         fd = -1
         try:
             with contextlib.suppress(OSError):
@@ -185,7 +186,7 @@ class FileDigests:
 
 
 class _Hashing:
-    """Hashes the pieces of files in threads that end with the process, however large the files."""
+    """Hashes the pieces of files on threads that end with the process, however large the files."""
 
     def __init__(self, root: Path, files: Sequence[tuple[str, FileState]], hashed: Hashed) -> None:
         self._files = [(root / name if name else root, state) for name, state in files]
@@ -260,12 +261,12 @@ def _check(path: Path, found: os.stat_result, state: FileState) -> None:
 
 
 def _settled(state: FileState) -> bool:
-    """Return whether a later change would change the times. The clock may be the file server's."""
+    """Return whether a later change would change the times. The clock may be a file server's."""
     return max(state.ctime_ns, state.mtime_ns) < time.time_ns() - SETTLED_NS
 
 
 def _private(found: os.stat_result) -> bool:
-    """Return whether only this user can write it."""
+    """Return whether only this user can write the file."""
     return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 

@@ -4,12 +4,11 @@
 
 * Files on this host (a folder, a file, or the hub's snapshot of a known commit): all of their
 bytes. A path or a name does not suffice: two hosts may store one model in different places, and
-different models in the same place.
-* A commit of the hub, if the engine has resolved one and has no files here.
-* Objects in a store (``s3://``): the versions or ETags of the store.
-* Otherwise, the operator's declaration (the setting ``identity``).
+different models in the same place. * A commit of the hub, if the engine has resolved one and has no
+files here. * Objects in a store (``s3://``): the versions or ETags of the store. * Otherwise, the
+operator's declaration (the setting ``identity``).
 
-There are no guesses. A name without a commit, a folder without files, files that changed after the
+Beluga does not guess. A name without a commit, a folder without files, files that changed after the
 engine began to load, or a loader that reads from elsewhere is rejected.
 """
 
@@ -39,8 +38,8 @@ if TYPE_CHECKING:
 
 WEIGHTS = "weights"  # the field of a namespace
 
-# Files of a model that cannot change the bytes of a block, each with its reason. All others count:
-# weights, configurations, side files of quantization, and the code of the model.
+# Files of a model that cannot change the bytes of a block, with the reasons. All others count:
+# weights, configurations, files of quantization, and the code of the model.
 FILES_LEFT_OUT = {
     "tokenizer.json": "a block's name covers token ids, whatever text they come from",
     "tokenizer.model*": "part of the tokenizer",
@@ -57,7 +56,7 @@ FILES_LEFT_OUT = {
     "*.md": "documentation",
     "LICENSE*": "documentation",
     "NOTICE*": "documentation",
-    ".*": "what tools keep beside the files (.git, .cache, .gitattributes)",
+    ".*": "files of tools (.git, .cache, .gitattributes)",
     "__pycache__": "made of the .py files, which count",
     "*.lock": "kept while files are downloaded",
 }
@@ -74,7 +73,7 @@ VOUCH = "vouch for it by beluga's setting identity (any text that only this mode
 class Model:
     """An engine's model: its name or path, as in the engine's configuration.
 
-    ``url`` is where an object store has the weights, if ``name`` is a folder that lacks them.
+    ``url`` is the location of the weights in an object store, if ``name`` is a folder without them.
     ``commit`` is the hub's commit if the engine has resolved it. ``cache`` is the hub's cache of
     the engine; None is the default. ``since_ns`` is a time before the engine began to load.
     """
@@ -88,20 +87,21 @@ class Model:
 
 
 class WeightsSource(Protocol):
-    """Something that identifies weights."""
+    """A source of weights that identifies them."""
 
     @property
     def size(self) -> int:
-        """The bytes that are read."""
+        """The number of bytes to read."""
 
     def digest(self, hashed: Callable[[int], None]) -> str:
         """Return the identity. Raises OSError or ConnectorError."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Told:
-    """An identity without reading files: an operator's declaration, a commit, or the seed of dummy
-    weights."""
+class Declared:
+    """An identity that needs no files: an operator's declaration, a commit, or the seed of dummy
+    weights.
+    """
 
     text: str
     size: int = 0
@@ -129,7 +129,7 @@ class Files:
         changed = [name for name, state in self._files if self._late(name, state, since_ns)]
         if changed:
             raise ConnectorError(
-                f"{path / changed[0]} has changed since the engine began to load it; restart the "
+                f"{path / changed[0]} has changed since the engine started to load it; restart the "
                 f"engine, or {VOUCH}"
             )
         self.size = sum(state.size for _, state in self._files)
@@ -158,8 +158,8 @@ class Objects:
             import obstore  # noqa: F401
         except ImportError:
             raise ConnectorError(
-                f"the weights at {_shown(url)} cannot be identified without obstore "
-                f"(pip install beluga-kv[tiers]); install it, or {VOUCH}"
+                f"the weights at {_shown(url)} cannot be identified without obstore; install it "
+                f"(pip install beluga-kv[tiers]), or {VOUCH}"
             ) from None
         self._url = url
 
@@ -185,7 +185,8 @@ class Objects:
             mark = one.get("version") or one.get("e_tag")
             if not mark:
                 raise ConnectorError(
-                    f"the store of {shown} gives {name} no version and no ETag; {VOUCH}"
+                    f"the store of {shown} reports neither a version nor an ETag for {name}; "
+                    f"{VOUCH}"
                 )
             found.append((str(one["path"]), int(one["size"]), str(mark)))
         if not any(_matches(name, WEIGHT_FILES) for name, _, _ in found):
@@ -214,8 +215,8 @@ def counts(name: str) -> bool:
 
 
 def source_of(model: Model, digests: FileDigests | None = None) -> WeightsSource:
-    """Return the identifying source of a model. Raises ConnectorError, with a hint to the setting
-    ``identity``, for a model that cannot be identified.
+    """Return the source that identifies a model. Raises ConnectorError, with a hint to the setting
+    ``identity``, if there is none.
     """
     digests = digests or FileDigests()
     url = model.url or (model.name if _URL.match(model.name) else "")
@@ -231,11 +232,11 @@ def source_of(model: Model, digests: FileDigests | None = None) -> WeightsSource
     snapshot = _repository(model) / "snapshots" / commit
     if snapshot.is_dir():
         return Files(snapshot, model.since_ns, digests)
-    return Told(f"hub {model.name}@{commit}")
+    return Declared(f"hub {model.name}@{commit}")
 
 
 class _Beside(Files):
-    """The files of a folder without the weights, which the engine has created from a store."""
+    """The files of a folder without weights, which the engine created from a store."""
 
     def __init__(self, path: Path, digests: FileDigests) -> None:
         self._path, self._digests = path, digests
@@ -268,8 +269,8 @@ def _commit_of(model: Model) -> str:
         raise refused from None
     if not _COMMIT.fullmatch(commit) or commit not in snapshots:
         raise refused
-    # The client rewrites the reference when it moves. A reference that has not moved since before
-    # the engine loaded is the loaded commit, and so is the only existing snapshot.
+    # The hub's client rewrites the reference when it moves. A reference that has not moved since
+    # before the engine started to load is the loaded commit, and so is the only snapshot.
     moved = not model.since_ns or changed_ns > model.since_ns
     if moved and len(snapshots) > 1:
         raise refused
@@ -278,14 +279,14 @@ def _commit_of(model: Model) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Identified:
-    """The result of an identification: a digest, or why there is none."""
+    """The result of an identification: a digest, or the reason of a failure."""
 
     digest: str = ""
     refusal: str = ""
 
 
 class ModelIdentity:
-    """Identifies weights in a thread, so that an engine starts meanwhile. Thread-safe."""
+    """Identifies weights on a thread, while the engine starts. Thread-safe."""
 
     def __init__(
         self,
@@ -295,7 +296,7 @@ class ModelIdentity:
         then: Callable[[str], None] | None = None,
         hashed: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """``then`` is called once, with the digest, in this thread or in the identifying one."""
+        """``then`` is called once, with the digest, on this thread or on the identifying one."""
         self._source, self._logger, self._then = source, logger, then
         self._count = hashed
         self._lock = threading.Lock()
@@ -303,7 +304,7 @@ class ModelIdentity:
         self._closing = False
         self._ended = threading.Event()
         self.outcome: Identified | None = None
-        if isinstance(source, Told):
+        if isinstance(source, Declared):
             self._end(Identified(source.text))
             return
         self._thread = Thread(target=self._work, name="beluga-identity", daemon=True)
@@ -311,7 +312,7 @@ class ModelIdentity:
 
     @property
     def known(self) -> str:
-        """The digest, or "" while it is unknown or if there is none."""
+        """The digest, or "" if it is not known yet or there is none."""
         return self.outcome.digest if self.outcome is not None else ""
 
     def wait(self, timeout_s: float | None = None) -> str:
@@ -365,8 +366,8 @@ class ModelIdentity:
         self._count(count)
         if report:
             self._logger.info(
-                "beluga: hashing the model: %.1f of %.1f GB; until then lookups are misses and "
-                "nothing is saved",
+                "beluga: hashing the model: %.1f of %.1f GB; until then lookups miss and nothing "
+                "is saved",
                 self._done_bytes / 1e9,
                 self._source.size / 1e9,
             )

@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """The identity of LMCache's models, which it passes only by name, and of its metadata.
 
-A model with a path is identified by its files. A name of the hub is not sufficient, because LMCache
-does not pass the revision that its engine has loaded: such a model is rejected unless the operator
+A model with a path is identified by its files. A hub name is not sufficient, because LMCache does
+not pass the revision that its engine has loaded: such a model is rejected unless the operator
 vouches for it (``identity``).
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from beluga.connectors.identity import Model, ModelIdentity, Table, digest_of, source_of
-from beluga.connectors.identity.models import VOUCH, Told
+from beluga.connectors.identity.models import VOUCH, Declared
 from beluga.connectors.naming import Fields
 from beluga.connectors.process import engine_start_ns
 from beluga.errors import ConnectorError
@@ -22,7 +22,7 @@ from beluga.errors import ConnectorError
 if TYPE_CHECKING:
     import logging
 
-MODELS_MAX = 1024  # models of one server; further ones are misses
+MODELS_MAX = 1024  # models of one server; further ones miss
 
 # LMCache adds this to the name of a model whose context is spread over ranks.
 _DECORATION = "##lmcache-"
@@ -32,7 +32,7 @@ _KEY = "LMCache's key of a chunk has it"
 
 LEFT_OUT: Table = {
     "LMCacheMetadata": {
-        "model_name": "the weights' own identity has their bytes, and the key has the name",
+        "model_name": "the identity of the weights covers their bytes, and the key has the name",
         "served_model_name": "a name for clients",
         "world_size": _KEY,
         "worker_id": _KEY,
@@ -57,13 +57,13 @@ class Models:
         self._found: dict[str, ModelIdentity | None] = {}  # None: rejected
 
     def check(self, name: str) -> None:
-        """Begin to identify a model. Raises ConnectorError if it cannot be identified."""
+        """Start to identify a model. Raises ConnectorError if that is impossible."""
         identity = self._identify(name)
         with self._lock:
             self._found[name] = identity
 
     def digest(self, name: str) -> str:
-        """Return the digest of a model's weights, or "" while it is unknown or if there is none."""
+        """Return the digest of a model's weights, or "" if it is not known yet or there is none."""
         found = self._of(name)
         return "" if found is None else found.known
 
@@ -92,12 +92,13 @@ class Models:
 
     def _identify(self, name: str) -> ModelIdentity:
         if self._word:
-            return ModelIdentity(Told(f"vouched {self._word}"), logger=self._logger)
+            return ModelIdentity(Declared(f"vouched {self._word}"), logger=self._logger)
         path = Path(name.partition(_DECORATION)[0])
         if not path.is_absolute() or not path.exists():
             raise ConnectorError(
-                f"LMCache passes the model's name {name!r} only, which does not say which weights "
-                f"its engine has loaded; start the engine with the path of a folder, or {VOUCH}"
+                f"LMCache passes only the model's name {name!r}, which does not identify the "
+                "weights that its engine has loaded; start the engine with the path of a folder, "
+                f"or {VOUCH}"
             )
         source = source_of(Model(str(path), since_ns=engine_start_ns()))
         return ModelIdentity(source, logger=self._logger)

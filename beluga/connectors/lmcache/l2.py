@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The L2 adapter of ``lmcache server`` (MP mode, type "plugin"): the pool behind its L1.
+"""The L2 adapter of ``lmcache server`` (MP mode, type "plugin"): the pool below its L1.
 
-Stores and deletes have their own thread and session, so that no load waits behind one. A namespace
-consists of the model, ranks, layer group and salt of LMCache's key. The name of an object is the id
-of its layout, which is stored in the pool for all processes, and its chunk's hash: the same key
-with another layout is another block.
+Stores and deletes have their own thread and session, so that loads never wait for them. A namespace
+consists of the model, ranks, layer group and salt of LMCache's key. An object's name is the id of
+its layout, which is stored in the pool for all processes, and its chunk's hash: the same key with
+another layout is another block.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class _Results:
-    """Results by task, each of which is taken once, and the file descriptor that signals them."""
+    """Results by task, each returned once, and the file descriptor that signals them."""
 
     def __init__(self) -> None:
         self.notifier = create_event_notifier()
@@ -103,24 +103,24 @@ class BelugaL2Adapter(L2AdapterInterface):
         self._writer.connection.settle()
 
     def carried(self) -> dict[TransferClass, TransferStats]:
-        """Return the admissions of the host's link, by class, with their waiting times."""
+        """Return what the link scheduler admitted, by class, with the waiting times."""
         read, written = self._reader.connection.carried(), self._writer.connection.carried()
         return {kind: read[kind].plus(written[kind]) for kind in TransferClass}
 
     def get_store_event_fd(self) -> int:
-        """Return a descriptor that is readable when stores have ended."""
+        """Return a descriptor that becomes readable when stores have ended."""
         return int(self._stores.notifier.fileno())
 
     def get_lookup_and_lock_event_fd(self) -> int:
-        """Return a descriptor that is readable when lookups have ended."""
+        """Return a descriptor that becomes readable when lookups have ended."""
         return int(self._lookups.notifier.fileno())
 
     def get_load_event_fd(self) -> int:
-        """Return a descriptor that is readable when loads have ended."""
+        """Return a descriptor that becomes readable when loads have ended."""
         return int(self._loads.notifier.fileno())
 
     def submit_store_task(self, keys: list[Any], objects: list[Any]) -> int:
-        """Store objects. The caller keeps their memory until the task has ended."""
+        """Store objects. The caller keeps their memory alive until the task has ended."""
         return self._submit(
             self._writer, self._stores, L2StoreResult(False, 0), self._store, keys, objects
         )
@@ -132,7 +132,7 @@ class BelugaL2Adapter(L2AdapterInterface):
     def submit_lookup_and_lock_task(
         self, keys: list[Any], group_layout_descs: Mapping[int, Any]
     ) -> int:
-        """Look objects up and pin those that exist."""
+        """Look up objects and pin those that exist."""
         layouts = {
             group: layout_of(desc.shapes, desc.dtypes) for group, desc in group_layout_descs.items()
         }
@@ -145,7 +145,7 @@ class BelugaL2Adapter(L2AdapterInterface):
         return self._lookups.take(task_id)
 
     def submit_unlock(self, keys: list[Any]) -> None:
-        """Drop the pins of a lookup. A lost session has already lost its pins."""
+        """Release the pins of a lookup. A lost session has already lost its pins."""
         self._pins.drop(keys)
         self._reader.submit(self._pins.release)
 
@@ -161,15 +161,15 @@ class BelugaL2Adapter(L2AdapterInterface):
         """Remove objects in all their layouts, for all users of the pool, after earlier stores.
         Listeners are called for those that existed.
 
-        If the pool is not available now, the objects are misses for this adapter, which removes
-        them when the pool is available; listeners are called then.
+        If the pool is not available now, the objects miss in this adapter, which removes them and
+        calls listeners once the pool is available.
         """
         keys = list(dict.fromkeys(keys))
         if not keys:
             return
 
         def delete(connection: Connection) -> None:
-            self._owed.add(keys)  # again: an earlier store may have settled it
+            self._owed.add(keys)  # again, because an earlier store may have settled it
             self._settle(connection)
 
         self._owed.add(keys)
@@ -188,7 +188,7 @@ class BelugaL2Adapter(L2AdapterInterface):
         }
 
     def close(self) -> None:
-        """Finish the submitted tasks and end both sessions. Tasks that are submitted later fail."""
+        """Finish the submitted tasks and end both sessions. Later tasks fail."""
         self._models.close()
         self._writer.submit(self._settle)
         self._writer.close()
@@ -280,8 +280,8 @@ class BelugaL2Adapter(L2AdapterInterface):
             placed = [(i, item) for i, item in enumerate(items) if item is not None]
             if len(placed) < len(items):
                 logger.warning(
-                    "beluga: the pool has objects of this model in %d layouts, and stores no more; "
-                    "give each kind of engine its own `variant`",
+                    "beluga: the pool has objects of this model in %d layouts, and stores no "
+                    "more; give each kind of engine its own `variant`",
                     LAYOUTS_MAX,
                 )
             done = objects.store(
@@ -304,7 +304,7 @@ class BelugaL2Adapter(L2AdapterInterface):
         return L2StoreResult(BlockState.REFUSED not in states, sum(sizes[i] for i in new))
 
     def _stored(self, keys: list[Any], sizes: list[int]) -> None:
-        """Note new objects, and call the listeners."""
+        """Record new objects, and call the listeners."""
         if not keys:
             return
         self._gone([key for key in keys if key in self._ledger])  # they were evicted
@@ -312,19 +312,19 @@ class BelugaL2Adapter(L2AdapterInterface):
         self._notify_keys_stored(keys, sizes)
 
     def _gone(self, keys: list[Any]) -> None:
-        """Record that objects are not in the pool any more, and call the listeners."""
+        """Record that objects are no longer in the pool, and call the listeners."""
         if keys:
             self._notify_keys_deleted(keys, self._ledger.take(keys))
 
     def _note_evictions(self, attachment: Attachment) -> None:
-        """Drop objects from the ledger that are neither in the pool nor in a tier below it."""
+        """Drop objects from the ledger that neither the pool nor a lower tier has."""
         keys = list(self._ledger)
         there = self._existing(attachment, keys)
         self._gone([key for key in keys if key not in there])
         self._ledger.checked()
 
     def _existing(self, attachment: Attachment, keys: Sequence[Any]) -> set[Any]:
-        """Return the keys whose objects the pool, or a tier below it, has in any layout."""
+        """Return the keys whose objects the pool or a lower tier has in any layout."""
         ids = self._all_ids(attachment, keys)
         every = [(key, self._item(key, one)) for key in keys for one in ids[key.model_name]]
         there = objects.exist(attachment, [item for _, item in every])
@@ -332,7 +332,8 @@ class BelugaL2Adapter(L2AdapterInterface):
 
     def _settle(self, connection: Connection) -> bool:
         """Execute pending deletions, on the writer's thread. Returns whether none is pending
-        now."""
+        now.
+        """
         if not self._owed:
             return True
         keys, models = self._owed.all()
@@ -370,7 +371,7 @@ class BelugaL2Adapter(L2AdapterInterface):
                     items = [tries[i][depth] for i in some]
                     hits = zip(some, objects.find(attachment, items, pin=True), strict=True)
                     found |= {i: hit for i, hit in hits if hit is not None}
-            except (CacheError, QuotaError):  # the session continues, so its pins would remain
+            except (CacheError, QuotaError):  # the session continues, and so do its pins
                 pinned = [hit.grant for hit in found.values() if hit.pinned]
                 objects.release(attachment, pinned)
                 raise

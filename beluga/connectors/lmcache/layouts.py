@@ -3,13 +3,13 @@
 """The layouts in which the pool has a model's objects, for all processes that use the pool.
 
 LMCache's key of an object has no layout: it deletes, and may look up, an object without one. But
-the same key with another layout is another object, which must never be loaded for this one. So each
-layout has a random id in the pool, which is a part of the objects' names, and a lookup with only
-the key tries the names of all ids.
+the same key with another layout is another object, which must never be loaded instead. So each
+layout has a random id in the pool, which is part of the objects' names, and a lookup with only the
+key tries the names of all ids.
 
 The ids are a chain of records: the name of each is derived from the id before it. A record is
-written once. If one is lost, it and its successors are unreachable: the objects under their ids are
-misses from then on, permanently.
+written once. If one is lost, it and its successors are unreachable: the objects under their ids
+miss permanently.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Layout: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
 """A shape and a dtype for each tensor of an object."""
 
-LAYOUTS_MAX = 64  # of one model; objects of others are not stored
+LAYOUTS_MAX = 64  # of one model; objects with further layouts are not stored
 
 _ID_SIZE = _DIGEST_SIZE = 16
 _SIZE = _ID_SIZE + _DIGEST_SIZE
@@ -87,11 +87,11 @@ class Layouts:
     def _walk(
         self, attachment: Attachment, wanted: set[bytes] | None, *, add: bool
     ) -> dict[bytes, bytes]:
-        """Follow the chain until it has all ``wanted`` digests, or to its end for None. Returns ids
-        by digest.
+        """Follow the chain until all ``wanted`` digests are found, or to its end if None. Returns
+        ids by digest.
         """
         found: dict[bytes, bytes] = {}
-        sure = add or wanted is None  # otherwise the objects are misses
+        sure = add or wanted is None  # otherwise uncertain objects miss
         key = _FIRST
         while len(found) < LAYOUTS_MAX and (wanted is None or wanted - found.keys()):
             record = records.read(attachment, self._namespace, key, _SIZE, sure=sure)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An L2 adapter's state in LMCache's accounts: stored objects, and pending deletions.
+"""An L2 adapter's bookkeeping: stored objects, and pending deletions.
 
-LMCache's quotas count by calls of its listeners. The pool evicts without them, so the ledger is
-compared with the pool whenever it has doubled: evicted objects are deleted for LMCache, too, and
-the pool's content bounds the ledger.
+LMCache's quotas count calls of its listeners. The pool evicts without them, so the ledger is
+compared with the pool whenever it has doubled: evicted objects are then reported as deleted to
+LMCache, and the ledger's size is bounded by the pool's content.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OWED_MAX = 1 << 16  # keys
 
 
 class Ledger:
-    """Objects that this adapter stored, with their sizes in bytes. One thread uses it."""
+    """Objects that this adapter stored, with their sizes in bytes. For one thread only."""
 
     def __init__(self) -> None:
         self._sizes: dict[Any, int] = {}
@@ -36,20 +36,20 @@ class Ledger:
         return iter(self._sizes)
 
     def add(self, keys: Iterable[Any], sizes: Iterable[int]) -> None:
-        """Note objects that were stored."""
+        """Add stored objects."""
         self._sizes.update(zip(keys, sizes, strict=True))
 
     def take(self, keys: Iterable[Any]) -> list[int]:
-        """Remove objects. Returns the size of each, and 0 for objects of other adapters."""
+        """Remove objects. Returns the size of each, or 0 for objects of other adapters."""
         return [self._sizes.pop(key, 0) for key in keys]
 
     def checked(self) -> None:
-        """Note that all objects of the ledger exist."""
+        """Record that all objects of the ledger were found to exist."""
         self._check_at = max(CHECK_MIN, 2 * len(self._sizes))
 
 
 class Owed:
-    """Pending deletions. Several threads may use it.
+    """Pending deletions. Thread-safe.
 
     It has keys, and models with so many pending keys that all of their objects are removed instead.
     """
@@ -68,7 +68,7 @@ class Owed:
             return bool(self._keys or self._models)
 
     def add(self, keys: Iterable[Any]) -> None:
-        """Note deletions that were requested."""
+        """Add requested deletions."""
         with self._lock:
             self._keys.update(dict.fromkeys(keys))
             if len(self._keys) > OWED_MAX:
@@ -81,7 +81,7 @@ class Owed:
             return list(self._keys), list(self._models)
 
     def done(self, keys: Iterable[Any], models: Iterable[str]) -> None:
-        """Note that deletions are done."""
+        """Remove completed deletions."""
         with self._lock:
             for key in keys:
                 self._keys.pop(key, None)

@@ -46,25 +46,25 @@ def bytes_of(memory: Any) -> memoryview:
     """
     raw = memory.raw_tensor
     if raw is None or raw.device.type != "cpu":
-        raise LayoutError("an object of LMCache is not in CPU memory")
+        raise LayoutError("an object of LMCache is not in CPU memory; pass one that is")
     try:
         view: memoryview = memory.byte_array
     except (RuntimeError, TypeError, ValueError) as error:
         raise LayoutError(
-            f"an object of LMCache has no memory ({error}); pass one that is allocated"
+            f"an object of LMCache has no memory ({error}); pass an allocated one"
         ) from error
     return view
 
 
 def find(attachment: Attachment, items: Sequence[Item], *, pin: bool) -> list[Hit | None]:
-    """Find each object; the result is None for a miss. With ``pin``, hits are pinned if the
-    session's quota allows it. Objects that only a tier below the pool has are onboarded first.
+    """Find each object; a miss is None. With ``pin``, hits are pinned if the session's quota allows
+    it. Objects that only a lower tier has are onboarded first.
     """
     meta = MetaClient(attachment.client)
     found: list[Hit | None] = [None] * len(items)
     try:
         _find(attachment, meta, items, found, pin=pin)
-    except (CacheError, QuotaError):  # The session continues, so its pins would remain.
+    except (CacheError, QuotaError):  # the session continues, and so do its pins
         if pin:
             meta.release([hit.grant for hit in found if hit is not None and hit.pinned])
         raise
@@ -91,9 +91,8 @@ def _find(
 class _Row:
     """The objects of one namespace in a batch.
 
-    A row of a hybrid model's window or state is nearly all misses. After the first miss, the index
-    therefore returns for each key whether the pool or a tier has it, and only runs of such keys are
-    looked up.
+    Most objects of a hybrid model's window or state are misses. So after the first miss, the index
+    is queried for which keys the pool or a tier has, and only runs of such keys are looked up.
     """
 
     def __init__(
@@ -146,7 +145,7 @@ def _runs(places: NDArray[np.intp]) -> Iterator[tuple[int, int]]:
 
 
 def release(attachment: Attachment, grants: Sequence[Grant]) -> int:
-    """Drop the pins of grants. Returns how many were dropped."""
+    """Release the pins of grants. Returns how many were released."""
     return MetaClient(attachment.client).release(grants)
 
 
@@ -178,13 +177,13 @@ def store(
 
 
 def hint(attachment: Attachment, items: Sequence[Item], given: RequestHint) -> None:
-    """Give objects that the pool has a hint."""
+    """Give a hint to objects in the pool."""
     for namespace, _, digests in _spans(items):
         given.give(attachment.cache(namespace), digests)
 
 
 def exist(attachment: Attachment, items: Sequence[Item]) -> list[bool]:
-    """Return whether the pool or a tier below it has each object. Unlike :func:`find` it does not
+    """Return whether the pool or a lower tier has each object. Unlike :func:`find`, this does not
     count as a use, and does not query remote tiers.
     """
     meta, there = MetaClient(attachment.client), list[bool]()

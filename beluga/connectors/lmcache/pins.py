@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The pins that LMCache's locks and lookups hold, by key. A key may have several.
+"""The pins of LMCache's locks and lookups, by key. A key may have several.
 
-LMCache does not always unlock its locks: an aborted request may leave pins. They are released after
-PIN_S seconds, as LMCache does with the pins of its own memory.
+LMCache does not always release its locks: an aborted request may leave pins behind. They are
+released after PIN_S seconds, as LMCache does with its own memory.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class _Pin(NamedTuple):
 
 
 class ConnectionPins:
-    """Pins of one connection. Several threads may call it, one at a time uses the connection."""
+    """Pins of one connection. Thread-safe, but only one thread at a time may use the connection."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # in the order of each key's newest pin
+        # In the order of each key's newest pin.
         self._pins: collections.OrderedDict[Hashable, list[_Pin]] = collections.OrderedDict()
         self._unheld: list[_Pin] = []  # to be released
 
@@ -44,7 +44,7 @@ class ConnectionPins:
             return sum(map(len, self._pins.values()))
 
     def hold(self, key: Hashable, owner: Attachment, hit: Hit) -> None:
-        """Record the pin of a hit, if it is pinned."""
+        """Record the pin of a hit, if it has one."""
         if not hit.pinned:
             return
         with self._lock:
@@ -66,8 +66,8 @@ class ConnectionPins:
         return count
 
     def release(self, connection: Connection) -> None:
-        """Release dropped and expired pins. The next call retries failures, unless the session has
-        ended.
+        """Release dropped and expired pins. After a failure the next call retries, unless the
+        session has ended.
         """
         with self._lock:
             oldest_s = time.monotonic() - PIN_S

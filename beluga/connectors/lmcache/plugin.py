@@ -2,9 +2,9 @@
 # Copyright The Beluga Authors
 """The storage plugin of LMCache inside an engine (``storage_plugins``): whole chunks in the pool.
 
-The number of tokens of a chunk follows from its length, so the last, shorter chunk of a request is
-returned as it was stored. The rest of its layout is in the namespace. Its name begins with the
-model's era, so that all chunks can be cleared.
+The number of tokens of a chunk follows from its length, so the shorter last chunk of a request is
+returned as it was stored. The namespace has the rest of the layout. Names start with the model's
+era, so that all chunks can be cleared.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from beluga.transfer import TransferClass, TransferStats
 logger = init_logger(__name__)
 T = TypeVar("T")
 
-PREFIX = "beluga."  # the prefix of our settings in LMCache's extra_config
+PREFIX = "beluga."  # prefix of our settings in LMCache's extra_config
 HINT = (
     f"lmcache.{NAME}"  # of a request's kv_transfer_params LMCache passes on what it calls its own
 )
@@ -64,9 +64,13 @@ class BelugaBackend(StoragePluginInterface):
     ) -> None:
         super().__init__(dst_device, config, metadata, local_cpu_backend, loop)
         if config is None or metadata is None or local_cpu_backend is None:
-            raise ConnectorError("beluga's storage plugin needs a worker's memory (local_cpu)")
+            raise ConnectorError(
+                "beluga's storage plugin needs a worker's memory (local_cpu); enable it"
+            )
         if config.use_layerwise:
-            raise ConnectorError("beluga's storage plugin stores whole chunks, not layers")
+            raise ConnectorError(
+                "beluga's storage plugin stores whole chunks; disable layer-wise storing"
+            )
         extra = (config.extra_config or {}).items()
         given = {name.removeprefix(PREFIX): v for name, v in extra if name.startswith(PREFIX)}
         self._settings = settings_of(EngineSettings, given)
@@ -82,7 +86,7 @@ class BelugaBackend(StoragePluginInterface):
         self._lock = threading.Lock()
         self._pins = ConnectionPins()
         self._hints = HintReader(logger)
-        self._reading = threading.Lock()  # one thread at a time may use a connection
+        self._reading = threading.Lock()  # only one thread at a time may use a connection
         self._writer = JobWorker(self._settings, name="lmcache-put", logger=logger)
         self._reader = Connection(
             self._settings, name="lmcache-get", engine="lmcache", logger=logger
@@ -101,13 +105,13 @@ class BelugaBackend(StoragePluginInterface):
         return {kind: read[kind].plus(written[kind]) for kind in TransferClass}
 
     def contains(self, key: Any, pin: bool = False) -> bool:
-        """Return whether the pool has a chunk now. With ``pin`` it stays until :meth:`unpin`, if
-        the session's quota of pins allows it.
+        """Return whether the pool has a chunk now. With ``pin`` it is pinned until :meth:`unpin`,
+        if the session's quota of pins allows it.
         """
         return self.batched_contains([key], pin) == 1
 
     def batched_contains(self, keys: list[Any], pin: bool = False) -> int:
-        """Return how many leading chunks the pool has. With ``pin`` these stay until
+        """Return how many leading chunks the pool has. With ``pin`` they are pinned until
         :meth:`unpin`, if the session's quota of pins allows it.
         """
 
@@ -129,11 +133,11 @@ class BelugaBackend(StoragePluginInterface):
     async def batched_async_contains(
         self, lookup_id: str, keys: list[Any], pin: bool = False
     ) -> int:
-        """Do :meth:`batched_contains` off the event loop."""
+        """Like :meth:`batched_contains`, but off the event loop."""
         return await asyncio.to_thread(self.batched_contains, keys, pin)
 
     def exists_in_put_tasks(self, key: Any) -> bool:
-        """Return whether a chunk is being put."""
+        """Return whether a chunk is being stored."""
         with self._lock:
             return self._storing[key] > 0
 
@@ -144,8 +148,8 @@ class BelugaBackend(StoragePluginInterface):
         transfer_spec: Any = None,
         on_complete_callback: Callable[[Any], None] | None = None,
     ) -> None:
-        """Put chunks in the background. Their memory is held until then. The callback is called
-        for each chunk that the pool has afterwards. After :meth:`close` nothing is put.
+        """Store chunks in the background. Their memory is kept until then. The callback is called
+        for each chunk that the pool has afterwards. After :meth:`close` nothing is stored.
         """
         keys = list(keys)
         with self._lock:
@@ -156,7 +160,7 @@ class BelugaBackend(StoragePluginInterface):
         def end() -> None:
             with self._lock:
                 self._storing.subtract(keys)
-                self._storing = +self._storing  # without zeros
+                self._storing = +self._storing  # drops zeros
             for memory in objs:
                 memory.ref_count_down()
 
@@ -197,8 +201,8 @@ class BelugaBackend(StoragePluginInterface):
         return found[:hits]
 
     def pin(self, key: Any) -> bool:
-        """Keep a chunk in the pool until :meth:`unpin`, or for PIN_S seconds. Returns False if the
-        pool does not have it, or the session's quota of pins is used up.
+        """Pin a chunk until :meth:`unpin`, or for PIN_S seconds. Returns False if the pool does not
+        have it, or the session's quota of pins is used up.
         """
 
         def find(attachment: Attachment) -> bool:
@@ -213,8 +217,8 @@ class BelugaBackend(StoragePluginInterface):
             return self._reader.attempt("pinning", find) or False
 
     def unpin(self, key: Any) -> bool:
-        """Drop a pin of a chunk, if it has one. Returns False if the pool does not have the chunk,
-        as LMCache's own backends do.
+        """Release a pin of a chunk, if it has one. Returns False if the pool does not have the
+        chunk, as LMCache's own backends do.
         """
         dropped = self._pins.drop([key])
         with self._reading:
@@ -227,7 +231,7 @@ class BelugaBackend(StoragePluginInterface):
 
     def batched_remove(self, keys: list[Any], force: bool = True) -> int:
         """Remove chunks for all users. Returns how many existed. A chunk that this backend is
-        putting is removed after the put.
+        storing is removed afterwards.
         """
         keys = list(dict.fromkeys(keys))
 
@@ -240,7 +244,7 @@ class BelugaBackend(StoragePluginInterface):
 
     def clear(self) -> int:
         """Remove all chunks of this model for all users, and return 0. If the pool is not available
-        now, this engine finds no chunk until they are removed. LMCache sums tokens, which this
+        now, this engine finds no chunk until they are removed. LMCache sums up tokens, which this
         backend does not count.
         """
         self._era.clear()
@@ -276,7 +280,7 @@ class BelugaBackend(StoragePluginInterface):
         layout = layout_of(self.metadata.get_shapes(), self.metadata.get_dtypes())
         weights = self._models.digest(self._model)  # "": there are no stored chunks
         namespace = self._namespaces.get((weights, layout))
-        # layer groups are known only after the engine has registered its tensors
+        # Layer groups are known only after the engine has registered its tensors.
         if namespace is None:
             fields: Fields = {
                 "form": "plugin",
@@ -297,7 +301,9 @@ class BelugaBackend(StoragePluginInterface):
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in pairs)
 
     def _put(self, connection: Connection, keys: Sequence[Any], memories: list[Any]) -> list[Any]:
-        """Put the chunks that have the format of a get. Returns the keys that the pool has now."""
+        """Store the chunks that have the format of a get. Returns the keys that the pool now
+        has.
+        """
         if not self._models.digest(self._model):
             return []
         pairs = zip(keys, memories, strict=True)
@@ -330,16 +336,14 @@ class BelugaBackend(StoragePluginInterface):
         return NO_HINT if given is None else self._hints.read(given) or NO_HINT
 
     def _give(self, connection: Connection, keys: list[Any], hint: RequestHint | None) -> None:
-        """Give chunks that the pool has a hint, if it has one for them."""
+        """Give a request's hint to chunks in the pool, if there is one."""
         if keys and hint is not None:
             connection.attempt(
                 "giving hints", lambda a: objects.hint(a, self._items(a, keys), hint)
             )
 
     def _allocate(self, hit: Hit | None) -> Any:
-        """Allocate memory for a chunk of the length that the pool has. Returns None if it
-        cannot.
-        """
+        """Allocate memory for a chunk of the stored length. Returns None if that is impossible."""
         size = self._token_size()
         if hit is None or hit.grant.length % size != 0:
             return None

@@ -16,7 +16,7 @@ from beluga.connectors.identity import (
     source_of,
     values_under,
 )
-from beluga.connectors.identity.models import VOUCH, Several, Told, WeightsSource
+from beluga.connectors.identity.models import VOUCH, Declared, Several, WeightsSource
 from beluga.connectors.naming import Fields
 from beluga.connectors.process import engine_start_ns
 from beluga.connectors.sglang.fields import LEFT_OUT
@@ -76,7 +76,7 @@ def identify(
     identified.
     """
     if identity:
-        return ModelIdentity(Told(f"vouched {identity}"), logger=logger, then=then)
+        return ModelIdentity(Declared(f"vouched {identity}"), logger=logger, then=then)
     sources = list(_sources(found))
     source = sources[0] if len(sources) == 1 else Several(sources)
     return ModelIdentity(source, logger=logger, then=then)
@@ -95,13 +95,13 @@ def _sources(found: Mapping[str, Any]) -> Iterator[WeightsSource]:
     # that are loaded later have random ids.
     adapters = [(str(one.lora_name), str(one.lora_path)) for one in found.get("lora_paths") or ()]
     for name, place in sorted(adapters):
-        yield Several([Told(name), source_of(Model(place, since_ns=engine_start_ns()))])
+        yield Several([Declared(name), source_of(Model(place, since_ns=engine_start_ns()))])
 
 
 def _source(found: Mapping[str, Any], path: str, revision: Any, form: Any) -> WeightsSource:
     form = str(getattr(form, "value", form) or "auto")
     if form == "dummy":
-        return Told(f"dummy {found.get('random_seed')}")
+        return Declared(f"dummy {found.get('random_seed')}")
     remote = found.get("custom_weight_loader") or found.get("modelexpress_config")
     if form not in READ_FROM_MODEL or remote:
         raise ConnectorError(

@@ -4,8 +4,8 @@
 
 SGLang identifies them by its ``weight_version``, and pages of one version are not used for another.
 An update without a version, or one that keeps the KV of the old weights (``flush_cache=False``),
-leaves pages of unknown origin. From then on the pool is neither read nor written, until an update
-that has a version and flushes.
+leaves pages of unknown origin. The pool is then neither read nor written until an update with a
+version and a flush.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     vllm serve MODEL --kv-transfer-config '{"kv_connector": "BelugaConnector",
         "kv_role": "kv_both"}'
 
-How a block travels::
+The path of a block::
 
     scheduler process                        worker process, one per rank
     -----------------                        ----------------------------
@@ -20,22 +20,22 @@ How a block travels::
 
 Files of the KV connector:
 
-* ``connector`` implements vLLM's interface and only forwards calls; ``plugin`` makes it known.
-* ``settings``, ``identity`` (the namespace) and ``layout`` (where a block's bytes lie) are shared.
+* ``connector`` implements vLLM's interface and only forwards calls; ``plugin`` registers it. *
+``settings``, ``identity`` (the namespace) and ``layout`` (where a block's bytes lie) are shared.
   ``parts`` names a rank's part of a block, and ``cuts`` finds it in blocks of other engines.
-* ``policy`` makes vLLM compute what was not loaded; ``pauses`` says which loads it waits for.
-* ``cachegroup`` has the groups of layers. ``blocks`` defines a block of a prefix: one block of
+* ``policy`` makes vLLM compute blocks that were not loaded; ``pauses`` decides which loads it waits
+for. * ``cachegroup`` has the groups of layers. ``blocks`` defines a block of a prefix: one block of
   the engine, or in a hybrid model parts in several groups, by vLLM's rules (``groups``).
 * ``lookups``, ``schedule`` and ``doubts`` are the scheduler's side, ``worker``, ``loads``,
   ``saves``, ``staging`` and ``device`` the workers' side; ``steps`` has the messages between them.
-* ``hints`` reads what requests hold for the worth of their blocks.
-* ``events`` and ``stats`` report to the outside; ``amx`` asks for the processor's tiles.
+* ``hints`` reads the hints in requests. * ``events`` and ``stats`` are the reports; ``amx``
+requests the CPU's tiles.
 
 Only ``connector``, ``groups``, ``stats`` and ``plugin`` import vLLM.
 
 A block is saved only after the step that computes it, and every load that it rests on, are known to
-have succeeded: on every rank, and for every connector beside this one (see ``schedule``). This
-keeps garbage out of the pool.
+have succeeded: on every rank, and for every other connector (see ``schedule``). This keeps wrong KV
+out of the pool.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = ["BelugaConnector", "figures"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "BelugaConnector":  # vLLM is imported only when vLLM asks for the connector
+    if name == "BelugaConnector":  # vLLM is imported only when the connector is accessed
         from beluga.connectors.vllm.connector import BelugaConnector
 
         return BelugaConnector

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""LoRA adapters: the bytes that the workers have loaded, not their names.
+"""LoRA adapters: identifies the bytes that the workers have loaded, not just their names.
 
-vLLM loads an adapter when it is added, or when the first request needs it, and again when it was
-pushed out of the workers' memory. It does not report which bytes it has read. So the state of the
-files is taken before the load, and compared at each use: as long as nothing has changed, the
-workers have loaded these bytes. An adapter whose files have changed is not shared until vLLM loads
-it again (``load_inplace``, or unload and load).
+vLLM loads an adapter when it is added, or when the first request needs it, and again after it was
+evicted from the workers' memory. It does not report which bytes it has read. So the state of the
+files is recorded before the load, and compared at each use: while nothing has changed, the workers
+have loaded these bytes. Blocks of an adapter whose files have changed are not shared until vLLM
+loads it again (``load_inplace``, or unload and load).
 
-vLLM's prefix cache identifies an adapter by its name and path. After other bytes came under both,
-it still has blocks of the former ones, and what is computed on those is not shared either, until
-that cache is reset.
+vLLM's prefix cache identifies an adapter by its name and path. After other bytes were loaded under
+both, the cache still has blocks of the old ones; requests that use them are not shared until that
+cache is reset.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _State: TypeAlias = "tuple[Path, Signature]"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter as a request uses it: ``key`` tells its blocks apart, and ``files`` are those that
+    """An adapter in use by a request: ``key`` distinguishes its blocks, and ``files`` are the files
     it was loaded from. Without an adapter both are empty.
     """
 
@@ -44,7 +44,7 @@ class Adapter:
 
     @property
     def unchanged(self) -> bool:
-        """Whether the files are still what they were when the request began."""
+        """Whether the files are unchanged since the request started."""
         return not self.key or _state_of(self.path) == (self.path, self.files)
 
 
@@ -52,13 +52,13 @@ NONE = Adapter()
 
 
 class Adapters:
-    """The adapters of one engine. Only the scheduler's thread uses it."""
+    """The adapters of one engine. Used by the scheduler's thread only."""
 
     def __init__(self, logger: logging.Logger, digests: FileDigests | None = None) -> None:
         self._logger, self._digests = logger, digests or FileDigests()
-        self._loaded: dict[int, _State | None] = {}  # by vLLM's number; None is unknown for ever
+        self._loaded: dict[int, _State | None] = {}  # by vLLM's number; None: permanently unknown
         self._identities: dict[_State, ModelIdentity] = {}
-        self._names: dict[str, str] = {}  # the bytes that vLLM's own cache has under a name
+        self._names: dict[str, str] = {}  # the bytes behind a name in vLLM's own cache
         self._warned: set[str] = set()
 
     def of(self, lora: Any) -> Adapter | None:
@@ -86,7 +86,7 @@ class Adapters:
             return None
         if not outcome.digest:
             raise ConnectorError(
-                f"the adapter {lora.lora_name} was not read ({outcome.refusal}); load it again"
+                f"the adapter {lora.lora_name} could not be read ({outcome.refusal}); load it again"
             )
         if self._names.setdefault(lora.lora_name, outcome.digest) != outcome.digest:
             raise ConnectorError(
@@ -97,7 +97,7 @@ class Adapters:
         return Adapter(key.digest(), *state)
 
     def loads(self, lora: Any) -> None:
-        """Take the state of an adapter that vLLM is about to load."""
+        """Record the state of an adapter that vLLM is about to load."""
         state = self._load(lora, again=bool(getattr(lora, "load_inplace", False)))
         if state is not None and len(self._identities) < ADAPTERS_MAX:
             self._start(state)
@@ -110,18 +110,18 @@ class Adapters:
             self._loaded[number] = None
 
     def removed(self, number: int) -> None:
-        """Forget an adapter that vLLM no longer has."""
+        """Drop an adapter that vLLM has removed."""
         self._loaded.pop(number, None)
 
     def flushed(self) -> None:
-        """Note that vLLM's own cache is empty."""
+        """Record that vLLM's own cache is empty."""
         self._names.clear()
 
     def warn(self, error: ConnectorError) -> None:
         """Log why an adapter is not shared, once."""
         if str(error) not in self._warned and len(self._warned) < ADAPTERS_MAX:
             self._warned.add(str(error))
-            self._logger.warning("beluga: %s; its blocks are not shared until then", error)
+            self._logger.warning("beluga: %s; until then its blocks are not shared", error)
 
     def _load(self, lora: Any, *, again: bool) -> _State | None:
         state, number = _state_of(Path(lora.lora_path)), _number(lora)
@@ -137,19 +137,19 @@ class Adapters:
         found = self._identities.get(state)
         if found is None:
             if len(self._identities) >= ADAPTERS_MAX:
-                self._identities.clear()  # they are hashed again, or remembered
+                self._identities.clear()  # they are hashed again, or come from the cache
             source = Files(state[0], 0, self._digests)
             found = self._identities[state] = ModelIdentity(source, logger=self._logger)
         return found
 
 
 def _number(lora: Any) -> int:
-    """Return vLLM's number of an adapter, which must be unique and which the workers go by."""
+    """Return vLLM's number of an adapter, which must be unique and which the workers use."""
     return int(getattr(lora, "lora_int_id", 0))
 
 
 def _state_of(path: Path) -> _State | None:
-    """Return the files of an adapter now, or None if they cannot be read."""
+    """Return the present files of an adapter, or None if they cannot be read."""
     try:
         return (path, signature(path, counts)) if path.exists() else None
     except OSError:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a block is: what the schedule asks for the blocks of a prefix, and the answers for a model
+"""The interface between the schedule and the blocks of a prefix, and its implementation for models
 with one group of layers.
 
-The schedule counts the blocks of a prefix. In a model with one group of full attention such a block
-is one block of the engine, and its hits are those of the leading digests. In a hybrid model it has
-parts in several groups; see ``groups``.
+The schedule counts the blocks of a prefix. In a model with one group of full attention, such a
+block is one block of the engine, and its hits are those of the leading digests. In a hybrid model
+it has parts in several groups; see ``groups``.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ ExtraKeys: TypeAlias = "Callable[[Any, int, int], Sequence[Sequence[Any] | None]
 the form of vLLM's BlockStored."""
 
 Offer: TypeAlias = "tuple[int, int, int]"
-"""A state that a step makes: its group, the engine's block, and the tokens that it covers."""
+"""A state that a step produces: its group, the engine's block, and the tokens that it covers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PinnedPrefix:
-    """What a lookup pins: the digests in their order, and how many blocks of the prefix they serve.
-    With ``whole`` they serve these or none. ``otherwise`` is the next best if they serve none.
+    """What a lookup pins: digests in order, and how many blocks of the prefix they serve. With
+    ``whole`` they serve all of these or none. ``otherwise`` is the next best if they serve none.
     """
 
     digests: list[bytes]
@@ -42,7 +42,7 @@ class PinnedPrefix:
     otherwise: PinnedPrefix | None = None
 
     def reach(self, count: int) -> int:
-        """Return how many blocks of the prefix so many leading digests serve."""
+        """Return how many blocks of the prefix this many leading digests serve."""
         if self.whole:
             return self.blocks if count == len(self.digests) else 0
         return count
@@ -55,22 +55,22 @@ class Blocks(Protocol):
 
     @property
     def whole(self) -> bool:
-        """Whether a request's load succeeds as a whole or not at all."""
+        """Whether a request's load can only succeed or fail as a whole."""
 
     @property
     def saving(self) -> bool:
-        """Whether blocks are pinned for saves that have not ended."""
+        """Whether blocks are pinned for unfinished saves."""
 
     def find(self, request: Any, local: int) -> PinnedPrefix | None:
-        """Return what serves the prefix beyond ``local`` blocks; None if nothing does."""
+        """Return what serves the prefix beyond ``local`` blocks, or None."""
 
     def digests(self, request: Any, first: int, last: int) -> list[bytes]:
-        """Return the digests of what a request that resumes behind block ``last`` reads of blocks
-        [first, last).
+        """Return the digests within blocks [first, last) that a request needs to resume after block
+        ``last``.
         """
 
     def loads(self, request: Any, first: int, last: int, table: Any) -> list[BlockRange]:
-        """Return what is loaded where, so that a request resumes behind block ``last``."""
+        """Return what to load where, so that a request can resume after block ``last``."""
 
     def hold(self, request: Any, tokens: int, loaded: range, offers: Sequence[Offer]) -> int:
         """Keep what a step of so many tokens computes until it is saved. The pool has the
@@ -79,30 +79,30 @@ class Blocks(Protocol):
         """
 
     def saves(self, request: Any, first: int, last: int, table: Any) -> list[BlockRange]:
-        """Return what is saved of blocks [first, last)."""
+        """Return what to save of blocks [first, last)."""
 
     def drop(self, request: Any) -> None:
-        """Keep nothing more of a request, but for saves that are ordered."""
+        """Keep nothing more of a request, except for ordered saves."""
 
     def ended(self, tickets: Mapping[int, int]) -> None:
-        """Note on how many ranks saves have ended."""
+        """Record on how many ranks saves have ended."""
 
     def hashed(self, request: Any) -> int:
-        """Return how many blocks have a name."""
+        """Return how many blocks have a hash."""
 
     def room(self, table: Any) -> int:
-        """Return how many tokens a table may have."""
+        """Return the capacity of a table in tokens."""
 
     def ids(self, table: Any, first: int, last: int | None) -> Sequence[int]:
-        """Return the engine's blocks of some blocks of the prefix."""
+        """Return the engine's block ids for blocks of the prefix."""
 
     def place(
         self, table: Any, last: int | None, find: Callable[[Sequence[int]], int | None]
     ) -> int | None:
-        """Return the first block, before ``last``, of which ``find`` finds a part."""
+        """Return the first block before ``last`` for which ``find`` finds a part."""
 
     def copied(self, table: Any) -> Any:
-        """Return a table that the engine does not change."""
+        """Return a copy of a table, which the engine cannot change."""
 
 
 class OneGroup:
@@ -124,7 +124,7 @@ class OneGroup:
         self._announcements, self._names = announcements, names
 
     def find(self, request: Any, local: int) -> PinnedPrefix:
-        """Return all blocks but the last token's."""
+        """Return all blocks except that of the last token."""
         last = (request.num_tokens - 1) // self._size
         digests = self._lookups.digests(request, local, last)
         return PinnedPrefix(digests, len(digests))
@@ -159,13 +159,13 @@ class OneGroup:
         return [BlockRange(request.request_id, b"".join(digests), ids, names)]
 
     def drop(self, request: Any) -> None:
-        """Do nothing: nothing is held."""
+        """Do nothing: nothing is kept."""
 
     def ended(self, tickets: Mapping[int, int]) -> None:
-        """Do nothing: nothing is held."""
+        """Do nothing: nothing is kept."""
 
     def hashed(self, request: Any) -> int:
-        """Return how many blocks are full and known."""
+        """Return how many blocks are full and hashed."""
         return len(request.block_hashes)
 
     def room(self, table: Sequence[int]) -> int:
@@ -186,5 +186,5 @@ class OneGroup:
         return find(table[:last])
 
     def copied(self, table: Sequence[int]) -> list[int]:
-        """Return a list of it."""
+        """Return a copy as a list."""
         return list(table)

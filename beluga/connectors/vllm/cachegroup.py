@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The engine's groups of KV cache layers: their contents, or why they are refused.
+"""The engine's groups of KV cache layers: their contents, or why they are rejected.
 
-A model whose layers are alike has one group. A hybrid model has several, with block ids of their
-own: full attention beside layers with a window, or beside recurrent layers, whose blocks are
-states. Groups lie over each other in the same memory, so each has a layout of its own.
+A model with uniform layers has one group. A hybrid model has several with their own block ids: full
+attention combined with windowed layers, or with recurrent layers, whose blocks are states. Groups
+share memory, so each has its own layout.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from beluga.connectors.vllm.cuts import HeadCuts
     from beluga.connectors.vllm.parts import BlockPart
 
-# Kinds of layers whose blocks, once computed, serve every request with the same tokens.
+# Kinds of layers whose computed blocks serve every request with the same tokens.
 KINDS = ("FullAttentionSpec", "MLAAttentionSpec")
-# Kinds that serve a request only where its prefix ends: a window before that, or a state there.
+# Kinds whose blocks serve a request only at the end of its prefix: a window before it, or a state.
 BOUNDARY_KINDS = (
     *("SlidingWindowSpec", "SlidingWindowMLASpec", "ChunkedLocalAttentionSpec", "MambaSpec"),
 )
@@ -42,8 +42,8 @@ class LayerGroup:
         )
         if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
             raise ConnectorError(
-                "calculate_kv_scales gives each engine scales of its own, which a shared block "
-                "does not carry; start vLLM without it"
+                "calculate_kv_scales gives each engine its own scales, which are not part of a "
+                "shared block; start vLLM without it"
             )
 
     def refuse_others(self, kinds: Sequence[str]) -> None:
@@ -51,8 +51,8 @@ class LayerGroup:
         for name, one in self.specs.items():
             if type(one).__name__ not in kinds:
                 raise ConnectorError(
-                    f"{name} has a {type(one).__name__}; beluga serves "
-                    f"{', '.join(kinds[:-1])} and {kinds[-1]}"
+                    f"{name} has a {type(one).__name__}, which is not supported; use a model with "
+                    f"{', '.join(kinds[:-1])} and {kinds[-1]} only"
                 )
 
     def layout(self, tensors: Mapping[str, Any]) -> GroupLayout:
@@ -112,8 +112,8 @@ class CacheGroup(LayerGroup):
         if len(groups) != 1:
             kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups})
             raise ConnectorError(
-                f"this model's KV cache has {len(groups)} groups of layers ({', '.join(kinds)}); "
-                "beluga serves models with one here. Serve this model by the BelugaConnector"
+                f"this model's KV cache has {len(groups)} groups of layers ({', '.join(kinds)}), "
+                "but only one is supported here; serve this model with the BelugaConnector"
             )
         super().__init__(vllm_config, kv_cache_config, 0)
         self.refuse_others(KINDS)
@@ -137,7 +137,7 @@ class CacheGroups:
             one = CacheGroup(vllm_config, kv_cache_config)
             self.groups, self.block_size = [one], one.block_size
             return
-        # Others are scratch memory of a request, which nobody else can use.
+        # Others are scratch memory of a request, which no other request can use.
         numbers = kv_cache_config.prefix_cacheable_group_ids
         self.groups = [LayerGroup(vllm_config, kv_cache_config, number) for number in numbers]
         if not self.groups:
@@ -158,7 +158,9 @@ class CacheGroups:
         ]
 
     def cuts(self, layout: GroupLayout, part: BlockPart) -> HeadCuts | None:
-        """Return what else of the pool a rank can read, if parts are named by heads."""
+        """Return the parts of other engines' blocks that a rank can read, if parts are named by
+        heads.
+        """
         order = self.groups[0].order
         return None if self.hybrid else head_cuts(layout, part, order, self.groups[0].page_sizes())
 
@@ -181,13 +183,13 @@ class CacheGroups:
 
 
 def _check_hybrid(vllm_config: Any, groups: Sequence[LayerGroup]) -> None:
-    """Refuse a hybrid model where its blocks cannot serve another engine."""
+    """Raise for a hybrid model whose blocks cannot serve another engine."""
     parallel = vllm_config.parallel_config
     for name in ("pipeline", "decode_context", "prefill_context"):
         if getattr(parallel, f"{name}_parallel_size") > 1:
             raise ConnectorError(
-                f"{name}_parallel_size is {getattr(parallel, f'{name}_parallel_size')}; with "
-                "several groups of layers beluga serves 1"
+                f"{name}_parallel_size is {getattr(parallel, f'{name}_parallel_size')}, but with "
+                "several groups of layers only 1 is supported; set it to 1"
             )
     modes = {
         str(spec.mamba_cache_mode)
@@ -197,8 +199,8 @@ def _check_hybrid(vllm_config: Any, groups: Sequence[LayerGroup]) -> None:
     }
     if modes - {"align"}:
         raise ConnectorError(
-            f"mamba_cache_mode is {', '.join(sorted(modes))}, which keeps no state for others; "
-            "start vLLM with --enable-prefix-caching"
+            f"mamba_cache_mode is {', '.join(sorted(modes))}, which keeps no state for other "
+            "requests; start vLLM with --enable-prefix-caching"
         )
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The implementation of vLLM's connector interface. It only forwards calls and decides nothing."""
+"""Implements vLLM's connector interface. It only forwards calls and decides nothing."""
 
 from __future__ import annotations
 
@@ -53,25 +53,25 @@ if TYPE_CHECKING:
 
     from beluga.connectors.vllm.groups import Groups
 
-logger = init_logger(f"vllm.{__name__}")  # vLLM shows the logs below its own name
+logger = init_logger(f"vllm.{__name__}")  # vLLM shows only the logs below its own name
 
 
 class StepMetadata(KVConnectorMetadata):
-    """The scheduler's orders in vLLM's wrapper."""
+    """The scheduler's orders as vLLM's metadata."""
 
     def __init__(self, orders: Orders) -> None:
         self.orders = orders
 
 
 class RankMetadata(KVConnectorHandshakeMetadata):
-    """A rank's handshake in vLLM's wrapper."""
+    """A rank's handshake as vLLM's metadata."""
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
 
 
 class ReportMetadata(KVConnectorWorkerMetadata):
-    """The workers' report in vLLM's wrapper, which vLLM adds up."""
+    """The workers' report as vLLM's metadata, which vLLM aggregates."""
 
     def __init__(self, report: StepReport) -> None:
         self.report = report
@@ -93,14 +93,14 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
             kv_role=getattr(transfer, "kv_role", None) or "kv_both",
         )
         self._groups = CacheGroups(vllm_config, kv_cache_config)
-        if self._groups.hybrid:  # a state that is loaded before a forward is too late for it
+        if self._groups.hybrid:  # loading a state before a forward is too late
             self._settings = dataclasses.replace(self._settings, load="async")
         check_hashing(vllm_config.cache_config.prefix_caching_hash_algo)
         if recompute_failed_loads(vllm_config) and role == KVConnectorRole.SCHEDULER:
             logger.info("beluga: kv_load_failure_policy is recompute, for all connectors")
         self._counters = ConnectorCounters()
-        self._space = 0  # of the names of our blocks, as it was last reported to routers
-        self._introduced = False  # this rank, to the scheduler's side
+        self._space = 0  # of the names of our blocks, as last reported to routers
+        self._introduced = False  # whether this rank has sent its handshake to the scheduler's side
         self._worker: RankWorker | None = None
         self._namespace: Any = None
         self._connection: Connection | None = None
@@ -146,17 +146,17 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """False: this is a cache, so a block that is not saved is only a later miss."""
+        """False: this is a cache, so an unsaved block is only a later miss."""
         return False
 
-    # ---- the scheduler's side
+    # ---- Scheduler side
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """Take all ranks' namespaces, in rank order. Lookups then use the keys that these ranks
+        """Receive all ranks' namespaces, in rank order. Lookups then use the keys that these ranks
         load. Requests come next, so this waits for the session.
 
-        ``MultiConnector`` passes on the handshake of one connector to all. If it is another one's,
-        the ranks' first reports have the namespaces.
+        ``MultiConnector`` passes the handshake of one connector to all. If it is another
+        connector's, the ranks' first reports have the namespaces.
         """
         given = [metadata[place] for place in sorted(metadata)]
         if all(isinstance(one, RankMetadata) for one in given):
@@ -165,7 +165,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
             self._connection.settle()
 
     def on_new_request(self, request: Any) -> None:
-        """Note that a request waits for its turn."""
+        """Record that a request waits in vLLM's queue."""
         with self._timed("hook_s"):
             self._schedule.queued(request)
 
@@ -179,7 +179,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
             return self._schedule.matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Note that the engine has allocated blocks for the tokens."""
+        """Record that the engine has allocated blocks for the tokens."""
         with self._timed("hook_s"):
             table = self._table(blocks.get_block_ids())
             self._schedule.allocated(request, table, num_external_tokens)
@@ -197,7 +197,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
             )
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """Take the workers' report after the step."""
+        """Process the workers' report after the step."""
         carried = connector_output.kv_connector_worker_meta
         report = carried.report if carried is not None else None
         self._schedule.reported(report, connector_output.invalid_block_ids)
@@ -209,14 +209,14 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
                 self._announcements.reported(report)
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
-        """Note that a request has ended. Returns whether its blocks are still being saved."""
+        """Record that a request has ended. Returns whether its blocks are still being saved."""
         with self._timed("hook_s", "save_hook_s"):
             return self._schedule.finished(request, block_ids), None
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Do as :meth:`request_finished`, with the blocks of each group."""
+        """Like :meth:`request_finished`, with the blocks of each group."""
         return self.request_finished(request, self._table(block_ids))
 
     def register_finished_partial_tail(
@@ -233,7 +233,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
         return False
 
     def has_pending_block_frees(self) -> bool:
-        """Return whether blocks become free soon that are pinned for saves."""
+        """Return whether blocks pinned for saves will soon be freed."""
         return self._schedule.saving
 
     def has_pending_push_work(self) -> bool:
@@ -243,7 +243,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
         return self._schedule.pending
 
     def take_events(self) -> Iterable[Any]:
-        """Return events for the blocks that are new in the pool since the last call."""
+        """Return events for the blocks that were stored since the last call."""
         if self._announcements is None:
             return ()
         return map(self._event, self._announcements.take())
@@ -256,10 +256,10 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
         logger.info("beluga: reset; this engine's blocks are its own from now on")
         return True
 
-    # ---- the worker's side
+    # ---- Worker side
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """Take the engine's memory. Blocks can move from now on."""
+        """Register the engine's memory. Blocks can be moved from now on."""
         from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
         layout, *others = self._groups.layouts(kv_caches)
@@ -308,20 +308,20 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker.settle()
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        """Return where this rank keeps its part of each block, for the scheduler's side."""
+        """Return this rank's namespace of its part of each block, for the scheduler's side."""
         if self._namespace is None:
             return None
         return RankMetadata(self._itself)
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
-        """Queue the saves of a step, before its forward. They are of earlier steps' blocks."""
+        """Queue the saves of a step, before its forward. They belong to earlier steps' blocks."""
         super().bind_connector_metadata(connector_metadata)
         if self._worker is not None:
             with self._timed("hook_s", "save_hook_s"):
                 self._worker.save(connector_metadata.orders)
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
-        """Stop reading the blocks that are taken from preempted requests."""
+        """Stop reading blocks that preempted requests lose."""
         if self._worker is not None:
             with self._timed("hook_s", "save_hook_s"):
                 self._worker.preempt(kv_connector_metadata.orders)
@@ -341,7 +341,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
         """Do nothing: all layers of a block are saved together, with the next step."""
 
     def wait_for_save(self) -> None:
-        """Do nothing: nothing of this step is saved before vLLM has taken its output."""
+        """Do nothing: blocks of this step are saved after vLLM has processed its output."""
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Return the requests whose saves have ended, and those whose loads have arrived."""
@@ -352,7 +352,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
             return sent or None, self._worker.loads.arrived() or None
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Return what :meth:`get_finished` does, and the requests whose loads have failed."""
+        """Return the result of :meth:`get_finished`, and the requests whose loads have failed."""
         sent, arrived = self.get_finished(finished_req_ids)
         failed = self._worker.loads.spoiled(arrived or set()) if self._worker is not None else set()
         return KVConnectorTransferResults(
@@ -381,7 +381,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
             self._connection.close()
             self._connection = None
 
-    # ---- both
+    # ---- Both
 
     def get_kv_connector_stats(self) -> Any:
         """Return the counts since the last call, with the space of our blocks."""
@@ -408,7 +408,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
         return BelugaMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def _meet(self, ranks: list[Rank]) -> None:
-        """Begin to look blocks up for these ranks."""
+        """Start to look up blocks for these ranks."""
         parallel = self._vllm_config.parallel_config
         self._lookups.meet(
             [one.namespace for one in ranks],
@@ -426,7 +426,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
 
     @contextlib.contextmanager
     def _timed(self, *names: str) -> Iterator[None]:
-        """Count how long the engine waited."""
+        """Count the time that the engine waited."""
         started = time.perf_counter()
         try:
             yield
@@ -443,13 +443,13 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
         return self._table(self._manager().get_block_ids(request_id))
 
     def _table(self, block_ids: tuple[list[int], ...]) -> Any:
-        """Return a request's blocks as the schedule takes them."""
+        """Convert a request's blocks for the schedule."""
         return block_ids if self._groups.hybrid else list(block_ids[0])
 
     def _made_hybrid(self, vllm_config: Any, kv_cache_config: Any) -> Groups | None:
         if not self._groups.hybrid:
             return None
-        from beluga.connectors.vllm.groups import Groups  # models with one group need none of it
+        from beluga.connectors.vllm.groups import Groups  # only hybrid models need it
 
         return Groups(
             vllm_config,
@@ -498,6 +498,6 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
 
 
 def _kv_heads(model_config: Any) -> int:
-    """Return how many KV heads the model has, or 0 if vLLM does not say."""
+    """Return the number of the model's KV heads, or 0 if vLLM does not report it."""
     asked = getattr(model_config, "get_total_num_kv_heads", None)
     return int(asked()) if asked is not None else 0

@@ -23,7 +23,7 @@ NAMES: dict[str, str] = {
     "load_bytes": "bytes loaded",
     "load_s": "seconds of loading",
     "load_failed_blocks": "blocks that were found but not loaded; their tokens are computed",
-    "mismatches": "blocks whose bytes or entry were not what was stored, on first look",
+    "mismatches": "blocks whose bytes or entry differed from the stored ones at the first read",
     "save_blocks": "blocks saved",
     "save_bytes": "bytes saved",
     "save_states": "of these, states of recurrent layers",
@@ -31,17 +31,17 @@ NAMES: dict[str, str] = {
     "save_states_left": "states not saved: no request is likely to resume there",
     "save_s": "seconds of saving, beside the engine",
     "save_cpu_s": "processor seconds of saving",
-    "save_present_blocks": "blocks not saved: the pool had them",
+    "save_present_blocks": "blocks not saved because the pool already had them",
     "save_skipped_blocks": "blocks not saved: no room, no server, a full queue, or preempted",
     "save_hook_s": "seconds the engine waited in hooks that save",
     "hook_s": "seconds the engine waited in hooks of the connector, loads included",
-    "hinted_blocks": "hints that blocks were given for requests",
+    "hinted_blocks": "hints given to blocks of requests",
     "hint_refused_blocks": "hints that the tenant's budget refused",
-    "hint_skipped_blocks": "hints not given: no server, or too many waited",
+    "hint_skipped_blocks": "hints not given: no server, or too many waiting",
     "hints_ignored": "requests whose hint was malformed",
-    "unidentified": "lookups not made, because the model's files were not hashed yet",
+    "unidentified": "lookups skipped because the model's files were not hashed yet",
     "identity_bytes": "bytes of the model's files that were hashed",
-    "lookup_failures": "lookups that failed or had no session with the pool: taken for misses",
+    "lookup_failures": "lookups that failed or had no session with the pool: counted as misses",
     "load_failures": "loads that failed as a whole or had no session with the pool",
     "save_failures": "saves that ended early: a call failed, or no session with the pool",
     "link_onboard_pieces": "pieces of loads that the host's link admitted",
@@ -65,7 +65,7 @@ def metric_name(name: str) -> str:
 
 
 class ConnectorCounters:
-    """The sums of one connector, with the names of :data:`NAMES`. Any thread may add."""
+    """The counters of one connector, with the names of :data:`NAMES`. Thread-safe."""
 
     def __init__(self) -> None:
         self._since: defaultdict[str, float] = defaultdict(float)
@@ -85,14 +85,14 @@ class ConnectorCounters:
 
 
 class LinkFigures:
-    """Adds the figures of a link's pieces to the counters. The copying thread uses it."""
+    """Adds the link's counts of pieces to the counters. Used by the copying thread."""
 
     def __init__(self, connection: Connection, counters: ConnectorCounters) -> None:
         self._connection, self._counters = connection, counters
         self._before = {kind: TransferStats() for kind in TransferClass}
 
     def add(self) -> None:
-        """Add what changed since the last call."""
+        """Add the difference since the last call."""
         now = self._connection.carried()
         for kind, name in ((TransferClass.ONBOARD, "onboard"), (TransferClass.OFFLOAD, "offload")):
             new, old = now[kind], self._before[kind]
@@ -110,6 +110,6 @@ class LinkFigures:
 
 
 def figures() -> dict[str, float]:
-    """Return everything that connectors of this process have counted since it started, by name."""
+    """Return all counters of this process's connectors since its start, by name."""
     with _lock:
         return {name: _process[name] for name in NAMES}

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Blocks that engines with another number of ranks have stored, cut to the heads of this rank.
+"""Reads blocks that engines with another number of ranks have stored, cut to the heads of this
+rank.
 
 A part of a block in the pool has the heads of one rank of the engine that stored it. A rank of
-another engine reads the parts in which its heads are. What it reads of other heads goes to a
-scratch buffer: the checksums of a block are those of whole chunks.
+another engine reads the parts that contain its heads. Bytes of other heads go to a scratch buffer,
+because checksums cover whole chunks.
 
-vLLM registers a layer as a tensor with the axes blocks, heads, tokens and content, and names their
-order in memory. A layer whose memory contradicts that name is not cut.
+vLLM registers a layer as a tensor with the axes blocks, heads, tokens and content, and a name for
+their order in memory. A layer whose memory contradicts that name is not cut.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ if TYPE_CHECKING:
     from beluga.connectors.vllm.layout import GroupLayout
     from beluga.connectors.vllm.parts import BlockPart
 
-_PARTS_MAX = 16  # of a block; larger engines' blocks are not looked for
+_PARTS_MAX = 16  # parts of a block; blocks of engines with more ranks are not searched
 _AXES = "BHNC"  # of a tensor: blocks, heads, tokens, content
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cut:
-    """One part of a block of another engine: how many heads its parts have, its number and its name
-    there, and where its bytes go here.
+    """One part of another engine's block: the heads per part, its number and name there, and the
+    targets of its bytes here.
     """
 
     split: int
@@ -88,7 +89,7 @@ class HeadCuts:
         self._scratch, self._scratch_start = _buffer(layout, longest)
 
     def all(self) -> list[Cut]:
-        """Return the cuts of all splits that may be found, without this engine's own."""
+        """Return the cuts of all supported splits, except this engine's own."""
         heads, own = self._part.heads, self._part.count
         found = []
         for split in range(1, heads + 1):
@@ -146,7 +147,7 @@ def _page(tensor: Any, inner: list[str], heads: int, block_count: int) -> _Page 
     strides = dict(zip(_AXES, (stride * item for stride in tensor.stride()), strict=False))
     if len(tensor.shape) != len(_AXES) or sizes["H"] != heads or sizes["B"] % block_count:
         return None
-    ratio = sizes["B"] // block_count  # blocks of a kernel that are a block
+    ratio = sizes["B"] // block_count  # kernel blocks per block
     after = inner[inner.index("H") + 1 :]
     run = item
     for axis in reversed(after):

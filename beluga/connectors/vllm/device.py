@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The engine's blocks in a GPU's memory. The CUDA engine copies them without an extra copy.
+"""The engine's blocks in GPU memory, which the CUDA engine copies directly.
 
 Blocks are given by their GPU addresses. Kernels gather them into the pool and scatter them out of
 it, on the connector's own stream, concurrently with the engine's. Until the pool's windows are
-registered (in the background) the CUDA engine bounces; no request waits for that. A stored block is
-published after the CPU has done the cache maintenance that the policy table demands for a GPU's
-writes.
+registered (in the background), the CUDA engine uses bounce buffers; no request waits for that. A
+stored block is published after the CPU has done the cache maintenance that the policy table
+requires for a GPU's writes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class DeviceSource(BlockSource):
-    """Blocks that the CUDA engine can reach. With ``urgent`` its stream has priority over others.
+    """Blocks that the CUDA engine can access. With ``urgent``, its stream has priority over others.
     With ``beside`` a load waits for what the engine had queued at the last :meth:`mark`; otherwise
     it waits for everything queued when the load begins. The source closes ``driver``.
     """
@@ -53,14 +53,14 @@ class DeviceSource(BlockSource):
         self._driver.record(self._marked, engine_stream(self._device))
 
     def read(self, block_ids: Sequence[int], group: int = 0) -> Run:
-        """Return where the blocks lie. A copy from there follows the mark."""
+        """Return the blocks' addresses. A copy from there waits for the mark."""
         self._driver.follow(self._stream, self._marked)
         return super().read(block_ids, group)
 
     @contextlib.contextmanager
     def write(self, block_ids: Sequence[int], group: int = 0) -> Iterator[Run]:
-        """Yield where the blocks lie. A copy to there follows everything that the engine still does
-        with them.
+        """Yield the blocks' addresses. A copy to there waits for everything that the engine still
+        does with them.
         """
         if not self._beside:
             self.mark()
@@ -68,14 +68,14 @@ class DeviceSource(BlockSource):
         yield self.layouts[group].run(block_ids)
 
     def close(self) -> None:
-        """Free the stream and the event. No copy runs any more, and the pools are closed."""
+        """Free the stream and the event. No copy may be running, and the pools must be closed."""
         self._driver.free_event(self._marked)
         self._driver.end_stream(self._stream)
         self._driver.close()
 
 
 def engine_stream(device: object) -> int:
-    """Return the stream on which the engine computes, in the calling thread."""
+    """Return the stream on which the engine computes, on the calling thread."""
     from torch.cuda import current_stream
 
     return int(current_stream(device).cuda_stream)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The engine's blocks that may hold wrong KV: what rests on a load that failed, and what was
-computed before a reset.
+"""Tracks the engine's blocks that may hold wrong KV: blocks based on a failed load, or computed
+before a reset.
 
 vLLM leaves such blocks in its own prefix cache while the request that loads them computes them
-again. Another request that finds them there meanwhile, or after the first one was aborted, computes
-on wrong KV. Nothing of that may be saved. A block leaves this set when a request has computed it
-from right ones.
+again. Another request that finds them meanwhile, or after the first one was aborted, computes on
+wrong KV. None of that may be saved. A block leaves this set when a request has computed it from
+valid ones.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Doubts:
         self._doubted[:] = self._any = True
 
     def clear(self, block_ids: Sequence[int]) -> None:
-        """Take blocks out that hold right KV."""
+        """Remove blocks that hold valid KV."""
         if self._any and block_ids:
             self._doubted[block_ids] = False
             self._any = bool(self._doubted.any())
 
     def first(self, block_ids: Sequence[int]) -> int | None:
-        """Return the place of the first of these blocks that is in the set."""
+        """Return the position of the first of these blocks in the set."""
         if not self._any or not block_ids:
             return None
         places = np.flatnonzero(self._doubted[block_ids])

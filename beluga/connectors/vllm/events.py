@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""KV events in vLLM's schema: a block is announced when it is new in the pool, on all ranks.
+"""KV events in vLLM's schema: a block is announced when all ranks have stored it in the pool.
 
 A hybrid model's blocks are those of its groups of layers: each event has the number of its group.
-The medium is SHARED, which routers (Dynamo's among them) take for a store that no single worker
-owns. There are no events for evictions, because engines do not learn of them.
+The medium is SHARED, which routers (including Dynamo's) treat as a store that no single worker
+owns. There are no events for evictions, because engines are not notified of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from beluga.connectors.vllm.steps import StepReport
 
 MEDIUM = "SHARED"
-PENDING_MAX = 1 << 16  # blocks that are being saved; older ones are forgotten without an event
+PENDING_MAX = 1 << 16  # blocks being saved; older ones are dropped without an event
 
 
 @dataclasses.dataclass(slots=True)
@@ -65,8 +65,8 @@ class Announcements:
         *,
         group: GroupBlocks | None = None,
     ) -> None:
-        """Note that block number ``block`` of a request will be saved under ``digest``. ``group``
-        has the block, by default the model's only one.
+        """Record that block number ``block`` of a request will be saved under ``digest``. ``group``
+        has the block (default: the model's only group).
         """
         group = group or GroupBlocks(0, self._block_size, request.block_hashes)
         size, hashes = group.size, group.hashes
@@ -82,7 +82,7 @@ class Announcements:
             self._pending.popitem(last=False)
 
     def reported(self, report: StepReport) -> None:
-        """Take the ranks' report of what they have stored."""
+        """Process the ranks' report of stored blocks."""
         for digest, stored in report.stored.items():
             one = self._pending.get(digest)
             if one is None:
@@ -95,6 +95,6 @@ class Announcements:
                     self._ready.append(one)
 
     def take(self) -> list[Announcement]:
-        """Return the blocks that are new in the pool since the last call."""
+        """Return the blocks that were stored since the last call."""
         ready, self._ready = self._ready, []
         return ready

@@ -3,7 +3,7 @@
 """The fields of vLLM's configuration that cannot change the bytes of a block, with the reasons.
 
 The table is for :mod:`beluga.connectors.identity.canonical`: class -> field -> reason. Everything
-else that a ``VllmConfig`` contains counts, also what a later release adds. A test walks the real
+else in a ``VllmConfig`` counts, including fields that a later release adds. A test walks the real
 classes and fails for a name that does not exist.
 
 Rounding does not count. The kernels and shapes of a step depend on what else the step computes, so

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What the scheduler's side does when the weights or an adapter of its engine change."""
+"""Handles changes of the engine's weights and adapters on the scheduler's side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class EngineUpdates:
-    """Listens to the updates of one engine. ``manager()`` returns vLLM's manager of its own cache,
+    """Handles the updates of one engine. ``manager()`` returns vLLM's manager of its own cache,
     once vLLM has bound it.
     """
 
@@ -32,7 +32,7 @@ class EngineUpdates:
         follow(self)
 
     def updated(self, method: str) -> None:
-        """Use no block of former weights, and save none as one of the new weights."""
+        """Stop using blocks of the old weights, and saving them as blocks of the new ones."""
         self._lookups.era.updated(method, clean=_is_empty(self._manager()))
         self._schedule.doubt_all()
 
@@ -41,7 +41,7 @@ class EngineUpdates:
         self._lookups.era.named(version)
 
     def flushed(self, manager: Any) -> None:
-        """Use the pool again, because no request can build on blocks of former weights."""
+        """Use the pool again, because no request can use blocks of the old weights."""
         if manager is not self._manager():
             return
         if not self._lookups.era.known:
@@ -50,7 +50,7 @@ class EngineUpdates:
         self._lookups.adapters.flushed()
 
     def adapter_loads(self, lora: Any) -> None:
-        """Take the state of an adapter's files before the workers read them."""
+        """Record the state of an adapter's files before the workers read them."""
         self._lookups.adapters.loads(lora)
 
     def adapter_loaded(self, lora: Any) -> None:
@@ -58,7 +58,7 @@ class EngineUpdates:
         self._lookups.adapters.loaded(lora)
 
     def adapter_removed(self, number: int) -> None:
-        """Forget the state of an adapter's files."""
+        """Drop the state of an adapter's files."""
         self._lookups.adapters.removed(number)
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from beluga.connectors.vllm.events import Announcements
     from beluga.connectors.vllm.lookups import Lookups
 
-_NULL = 0  # the block in tables where a group has none
+_NULL = 0  # the block id in tables for a missing block
 _POOL = 1  # the bit of the pool among the tiers
 
 
@@ -77,7 +77,7 @@ class Groups:
 
     whole = True
 
-    def __init__(  # noqa: PLR0913  all but the first three named
+    def __init__(  # noqa: PLR0913  keyword-only but the first three
         self,
         vllm_config: Any,
         kv_cache_config: Any,
@@ -107,7 +107,7 @@ class Groups:
 
     @property
     def saving(self) -> bool:
-        """Whether the workers have not yet saved everything that they were asked to."""
+        """Whether the workers have unfinished saves."""
         return bool(self._tickets)
 
     def find(self, request: Any, local: int) -> PinnedPrefix | None:
@@ -208,7 +208,7 @@ class Groups:
         return ranges
 
     def drop(self, request: Any) -> None:
-        """Free what is held and not ordered to be saved."""
+        """Free what is kept and not ordered to be saved."""
         holding = self._holdings.pop(request.request_id, None)
         if holding is not None:
             self._free([held.block for many in holding.blocks.values() for held in many])
@@ -223,7 +223,7 @@ class Groups:
                 self._free(ids)
 
     def hashed(self, request: Any) -> int:
-        """Return how many blocks are full and known."""
+        """Return how many blocks are full and hashed."""
         return int(len(request.block_hashes) * self._unit // self.block_size)
 
     def room(self, table: Any) -> int:
@@ -405,7 +405,7 @@ class Groups:
         pool.touch([pool.blocks[block]])
 
     def _free(self, ids: list[int]) -> None:
-        """Free blocks, the last of a prefix first, because it is evicted first."""
+        """Free blocks, the last of a prefix first, so that it is evicted first."""
         if ids:
             pool = self._pool()
             pool.free_blocks([pool.blocks[block] for block in reversed(ids)])

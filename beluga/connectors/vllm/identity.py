@@ -3,10 +3,10 @@
 """The identity of a vLLM engine: the namespaces of its ranks, and its model.
 
 vLLM's block hashes cover tokens, LoRA names, images and cache salts. The namespace has everything
-else that changes the bytes of a block: the engine's whole configuration (but for the reviewed
-fields of :mod:`~beluga.connectors.vllm.fields`), the layout and packing, the rank, the engine, and
-the weights. The workers make their namespaces without the weights. The scheduler identifies those
-once for all ranks, in a thread, and adds their digest to its orders.
+else that changes the bytes of a block: the engine's whole configuration (except the reviewed fields
+of :mod:`~beluga.connectors.vllm.fields`), the layout and packing, the rank, the engine, and the
+weights. The workers build their namespaces without the weights. The scheduler identifies the
+weights once for all ranks, on a thread, and adds their digest to its orders.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from beluga.connectors.identity import (
     source_of,
     values_under,
 )
-from beluga.connectors.identity.models import VOUCH, Several, Told, WeightsSource
+from beluga.connectors.identity.models import VOUCH, Declared, Several, WeightsSource
 from beluga.connectors.naming import major
 from beluga.connectors.process import engine_start_ns
 from beluga.connectors.vllm.fields import LEFT_OUT
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 
     from beluga.connectors.vllm.layout import GroupLayout
 
-PART = "tp"  # the field of a namespace that names the rank's part of a block
+PART = "tp"  # the namespace field with the rank's part of a block
 
-HASHES = ("sha256", "sha256_cbor")  # each process seeds the others
+HASHES = ("sha256", "sha256_cbor")  # the others are seeded per process
 
 # Kinds of rotary embeddings that compute the same for every max_model_len. Others (longrope) choose
 # their factors by it.
 ROPES_OF_ANY_LENGTH = {"default", "linear", "llama3", "yarn", "mrope", "dynamic", "proportional"}
-# Models that choose something else by it (Llama 4: the temperature of its attention).
+# Models in which something else depends on it (Llama 4: the temperature of its attention).
 MODELS_BY_LENGTH = {"llama4", "llama4_text"}
 
-# Load formats that read the weights from the model's folder or URL. Others read from a place that
-# only their own settings name.
+# Load formats that read the weights from the model's folder or URL. The location of others is only
+# in their own settings.
 READ_FROM_MODEL = {
     *("auto", "hf", "safetensors", "pt", "npcache", "mistral", "fastsafetensors", "instanttensor"),
     *("gguf", "bitsandbytes", "sharded_state", "runai_streamer", "runai_streamer_sharded"),
@@ -58,12 +58,12 @@ def check_hashing(algorithm: str) -> None:
     """Raise ConnectorError if other processes hash the same tokens differently."""
     if algorithm not in HASHES:
         raise ConnectorError(
-            f"prefix_caching_hash_algo is {algorithm}: no other process would find a block; "
+            f"prefix_caching_hash_algo is {algorithm}, with which no other process finds a block; "
             "start vLLM with --prefix-caching-hash-algo sha256 (or sha256_cbor)"
         )
 
 
-def namespace(  # noqa: PLR0913  all named
+def namespace(  # noqa: PLR0913  keyword-only
     config: Any,
     *,
     version: str,
@@ -147,7 +147,9 @@ def identify(
     cannot be identified.
     """
     if identity:
-        return ModelIdentity(Told(f"vouched {identity}"), logger=logger, then=then, hashed=hashed)
+        return ModelIdentity(
+            Declared(f"vouched {identity}"), logger=logger, then=then, hashed=hashed
+        )
     sources = [_source(config, model, load) for model, load in _models(config)]
     source = sources[0] if len(sources) == 1 else Several(sources)
     return ModelIdentity(source, logger=logger, then=then, hashed=hashed)
@@ -167,7 +169,7 @@ def _models(config: Any) -> Iterator[tuple[Any, Any]]:
 def _source(config: Any, model: Any, load: Any) -> WeightsSource:
     form = str(getattr(load.load_format, "value", load.load_format))
     if form == "dummy":
-        return Told(f"dummy {model.seed}")
+        return Declared(f"dummy {model.seed}")
     if form not in READ_FROM_MODEL:
         raise ConnectorError(
             f"beluga does not know where the load format {form} finds the weights of "
@@ -188,7 +190,9 @@ def _source(config: Any, model: Any, load: Any) -> WeightsSource:
 
 
 def _check_code(model: Any) -> None:
-    """Refuse a model whose code comes from another repository, whose commit vLLM does not keep."""
+    """Raise for a model whose code comes from another repository, whose commit vLLM does not
+    record.
+    """
     if not getattr(model, "trust_remote_code", False):
         return
     code = values_under(model.hf_config.to_dict(), "auto_map")
@@ -201,8 +205,8 @@ def _check_code(model: Any) -> None:
 
 
 def _began_ns(config: Any) -> int:
-    """Return a time before the engine began to load: when its configuration was made, or else when
-    its process began.
+    """Return a time before the engine started to load: when its configuration was made, otherwise
+    when its process started.
     """
     made = str(getattr(config, "instance_id", ""))
     now = time.time_ns()

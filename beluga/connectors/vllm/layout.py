@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The layout of a block: where its bytes lie in the engine's tensors, and a name for that
+"""The layout of a block: where its bytes are in the engine's tensors, and a name for that
 arrangement.
 
 An engine registers one tensor per layer. One of its axes counts blocks, or the smaller blocks of
-its kernels; the rest, for one block, is a *page*, which lies in memory as one run of bytes or a few
-(K apart from V). A block in the pool is all layers' pages end to end, in the order in which the
-engine names its layers. Nothing is guessed from a shape alone: an ambiguous tensor is refused when
-the engine starts.
+its kernels; the rest, for one block, is a *page*, which is one contiguous run of bytes or a few
+(separate K and V). A block in the pool is the concatenation of all layers' pages, in the engine's
+order of layers. An ambiguous tensor is rejected when the engine starts, rather than guessed from
+its shape.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-RUNS_PER_PAGE_MAX = 64  # a layout with more runs is surely misunderstood
+RUNS_PER_PAGE_MAX = 64  # more runs indicate a misinterpreted layout
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class Piece:
 
 
 class Pieces:
-    """Where the bytes of blocks lie: the pieces of each block, in their order in the pool.
-    ``owners`` keeps the memory alive. Sizes are in bytes.
+    """The location of blocks: the pieces of each block, in their order in the pool. ``owners``
+    keeps the memory alive. Sizes are in bytes.
     """
 
     states = False  # whether a block is a state of recurrent layers
@@ -73,8 +73,12 @@ class Pieces:
         Raises :class:`ConnectorError` for a block that the engine does not have.
         """
         ids = np.asarray(block_ids, dtype=np.int64)
-        if len(ids) and (ids.min() < 0 or ids.max() >= self.block_count):
-            raise ConnectorError(f"block {ids.max()} of {self.block_count} blocks")
+        wrong = ids[(ids < 0) | (ids >= self.block_count)]
+        if len(wrong):
+            raise ConnectorError(
+                f"block id {wrong[0]} is out of range: the engine has {self.block_count} blocks "
+                f"(0-{self.block_count - 1})"
+            )
         fragments = np.empty((len(ids), len(self.pieces), 2), dtype=np.uint64)
         fragments[:, :, 0] = self._table[:, 0] + ids.astype(np.uint64)[:, None] * self._table[:, 1]
         fragments[:, :, 1] = self._table[:, 2]
@@ -94,7 +98,9 @@ class GroupLayout(Pieces):
         Raises :class:`~beluga.errors.ConnectorError` for tensors that are not understood.
         """
         if not tensors:
-            raise ConnectorError("the engine has registered no KV cache")
+            raise ConnectorError(
+                "the engine has registered no KV cache; give it at least one layer"
+            )
         parts: list[tuple[Any, Piece]] = []
         declared: list[list[Any]] = []
         seen: set[int] = set()
@@ -158,8 +164,8 @@ class _Page:
         ]
         if len(places) > RUNS_PER_PAGE_MAX:
             raise ConnectorError(
-                f"{name}: a page lies in {len(places)} places (shape {tuple(tensor.shape)}, "
-                f"strides {tuple(tensor.stride())}); this layout is not known to beluga"
+                f"{name}: a page is in {len(places)} separate runs (shape {tuple(tensor.shape)}, "
+                f"strides {tuple(tensor.stride())}); this layout is not supported"
             )
         self.pieces = [Piece(self.start + place, strides[axis], run) for place in places]
         self.size = run * len(places)
@@ -167,8 +173,8 @@ class _Page:
             raise ConnectorError(f"{name}: blocks overlap: strides {tuple(tensor.stride())}")
         if declared not in (None, self.size):
             raise ConnectorError(
-                f"{name}: a block's page has {self.size} bytes where the engine says {declared}; "
-                "this layout is not known to beluga"
+                f"{name}: a block's page has {self.size} bytes, but the engine declares "
+                f"{declared}; this layout is not supported"
             )
 
 
@@ -186,8 +192,8 @@ def _block_axis(name: str, shape: tuple[int, ...], block_count: int) -> int:
     if len(shape) >= 3 and shape[0] == 2 and shape[1] == block_count != 2:
         return 1
     raise ConnectorError(
-        f"{name}: a KV cache of shape {shape} for {block_count} blocks is not known to beluga "
-        "(blocks are counted by the first axis, or by the second after K and V)"
+        f"{name}: a KV cache of shape {shape} for {block_count} blocks is not supported (the first "
+        "axis must count blocks, or the second after K and V)"
     )
 
 

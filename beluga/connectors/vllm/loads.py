@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Loading: one get for a request's blocks, before the forward that needs them or in a thread.
+"""Loads a request's blocks with one get, before the forward that needs them or on a thread.
 
-The scheduler's side has found and pinned the blocks, and its orders say where they lie. A load asks
-the server only for those that are not there any more.
+The scheduler's side has found and pinned the blocks, and its orders have their locations. A load
+calls the server only for blocks that are no longer there.
 
 Blocks that are not loaded are reported by their ids, and the engine computes them (its
 ``kv_load_failure_policy`` is set to "recompute"). With several groups of layers a block's id does
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Loads:
-    """Loads in the caller's thread, and keeps the results until they are reported. ``part`` is the
+    """Loads on the caller's thread, and keeps the results until they are reported. ``part`` is the
     number of this rank's part of a block; ``cuts`` are the parts of blocks of other engines that it
     reads, each with the number of its layout in the source. With ``whole`` a request's load fails
     as a whole.
@@ -47,7 +47,7 @@ class Loads:
 
     _beside = False
 
-    def __init__(  # noqa: PLR0913  the last two named
+    def __init__(  # noqa: PLR0913  the last two are keyword-only
         self,
         source: BlockSource,
         namespace: Namespace,
@@ -127,7 +127,7 @@ class Loads:
             add_loaded(self._loaded, name, Loaded(1, blocks, time.perf_counter() - started))
 
     def _leave(self, ranges: list[BlockRange]) -> None:
-        """Note that the ranges behind one that failed are not loaded."""
+        """Record that the ranges after a failed one are not loaded."""
         if not self._whole:
             left = [block for one in ranges for block in one.block_ids]
             self._counters.add(load_failed_blocks=len(left))
@@ -181,13 +181,11 @@ def _by_request(ranges: list[BlockRange]) -> Iterator[list[BlockRange]]:
 
 
 class AsyncLoads(Loads):
-    """Loads in a thread. The engine runs other requests meanwhile and polls for loads that
-    arrived.
-    """
+    """Loads on a thread. The engine runs other requests meanwhile and polls for completed loads."""
 
     _beside = True
 
-    def __init__(  # noqa: PLR0913  the last two named
+    def __init__(  # noqa: PLR0913  the last two are keyword-only
         self,
         source: BlockSource,
         namespace: Namespace,
@@ -243,8 +241,8 @@ class AsyncLoads(Loads):
 
 
 class SplitLoads:
-    """Loads before a forward and loads beside it, as the orders ask. Each kind has its own session,
-    so that a forward never waits for the others.
+    """Loads before a forward and loads concurrent with forwards, according to the orders. Each kind
+    has its own session, so that a forward never waits for the others.
     """
 
     def __init__(self, before: Loads, beside: AsyncLoads) -> None:

@@ -52,8 +52,8 @@ class Elsewhere:
 
 
 class Lookups:
-    """Looks blocks up. The ranks' namespaces come with their handshake, and the identity of the
-    weights when it is known; before both, every lookup misses and nothing may be saved.
+    """Looks up blocks. The ranks' namespaces come with their handshake, and the identity of the
+    weights once it is known; before both, every lookup misses and nothing may be saved.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class Lookups:
 
     @property
     def met(self) -> bool:
-        """Whether the namespaces of the ranks are there, perhaps without the weights."""
+        """Whether the ranks' namespaces are known, possibly without the weights."""
         return bool(self._bases)
 
     @property
     def ready(self) -> bool:
-        """Whether the names of blocks are known, so that they may be saved."""
+        """Whether the names of blocks are known, so that blocks may be saved."""
         return bool(self.ranks) and self.era.known
 
     @property
@@ -104,7 +104,7 @@ class Lookups:
 
     @property
     def worker_count(self) -> int:
-        """How many ranks load and save."""
+        """The number of ranks that load and save."""
         return max(self._workers, len(self.ranks))
 
     def meet(
@@ -126,7 +126,7 @@ class Lookups:
             self._join()
 
     def identified(self, weights: str) -> None:
-        """Take the identity of the weights. Any thread may call this."""
+        """Set the identity of the weights. Thread-safe."""
         with self._meeting:
             self.weights = weights
             self._join()
@@ -148,7 +148,7 @@ class Lookups:
         self.era.reset()
 
     def begin(self, request: Any) -> bool | None:
-        """Find out what a request computes with. Returns whether its blocks may be shared, or None
+        """Determine what a request computes with. Returns whether its blocks may be shared, or None
         while its adapter's bytes are being hashed.
         """
         try:
@@ -163,11 +163,11 @@ class Lookups:
         return True
 
     def unchanged(self, request: Any) -> bool:
-        """Return whether a request still computes with what it has begun with."""
+        """Return whether a request still computes with the same adapter."""
         return self._using.get(request.request_id, NONE).unchanged
 
     def end(self, request: Any) -> None:
-        """Forget a request."""
+        """Drop a request."""
         self._using.pop(request.request_id, None)
 
     def private_from(self, request: Any) -> int | None:
@@ -198,7 +198,7 @@ class Lookups:
         """
         adapter = self._using.get(request.request_id, NONE)
         key, private = adapter.key, private_from(request, size)
-        if request.lora_request is not None and not key:  # not begun: nobody knows its bytes
+        if request.lora_request is not None and not key:  # not begun: its bytes are unknown
             private = 0
         shared = len(hashes) if private is None else bisect.bisect_left(numbers, private)
         return [
@@ -301,7 +301,7 @@ class Lookups:
         return together
 
     def prefetch(self, digests: list[bytes]) -> None:
-        """Ask the tiers below the pool for leading blocks that are wanted soon."""
+        """Start to fetch leading blocks from lower tiers, with low priority."""
         if not digests or not self.ready:
             return
         keys = self._keys(digests)
@@ -310,7 +310,7 @@ class Lookups:
         )
 
     def onboard(self, digests: list[bytes]) -> int:
-        """Ask the tiers below the pool for leading blocks. Returns how many come, or are there."""
+        """Start to fetch leading blocks from lower tiers. Returns how many arrive, or are there."""
         keys = self._keys(digests)
 
         def ask(attachment: Attachment) -> int:

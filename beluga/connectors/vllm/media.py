@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Media: which blocks rest on a hash of contents, and which on a name that a client chose.
+"""Media: distinguishes blocks that depend on a hash of contents from those that depend on a name
+chosen by a client.
 
 vLLM names an image by the hash of its contents, or by the ``uuid`` that its client sends. Both are
 text in the hashes of blocks, and a client may choose a name that looks like a hash. So the process
@@ -21,7 +22,7 @@ _PROCESSOR = ("vllm.v1.engine.input_processor", "InputProcessor", "_get_mm_ident
 
 
 class ContentHash(str):
-    """A name that this process has made of contents. It never leaves the process as such."""
+    """A hash of contents made by this process. Its type never leaves the process."""
 
     __slots__ = ()
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The names of a request's blocks, for those who follow what the pool has (beluga/events).
+"""The names of a request's blocks, for subscribers of the pool's events (beluga/events).
 
-The scheduler's side makes them, because only it knows hashes, parents and tokens. Each rank adds
-its number when it stores its part of the blocks.
+The scheduler's side builds them, because only it has hashes, parents and tokens. Each rank adds its
+number when it stores its part of the blocks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class BlockNames:
-    """Names blocks as the router hashes them."""
+    """Builds block names with the router's hashes."""
 
     def __init__(self, lookups: Lookups, *, block_size: int) -> None:
         self._lookups, self._block_size = lookups, block_size
@@ -54,7 +54,7 @@ class BlockNames:
 
 
 def _short(block_hash: bytes) -> int:
-    """Return the 64 bits by which vLLM's own events call a block."""
+    """Return the 64 bits that vLLM's own events use for a block."""
     return int.from_bytes(bytes(block_hash)[-8:], "big")
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Requests that wait for blocks from tiers below the pool. vLLM asks again meanwhile."""
+"""Requests that wait for blocks from lower tiers, while vLLM polls."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _ASSUMED_BLOCKS_PER_S = 1e9  # so that the first blocks are fetched, and measure
 
 
 class Worth:
-    """Whether blocks below the pool come sooner than they are computed, by what earlier ones took.
-    ``block_tokens`` is the size of a block in tokens.
+    """Decides whether fetching blocks from lower tiers is faster than computing them, based on
+    earlier fetches. ``block_tokens`` is the size of a block in tokens.
     """
 
     def __init__(self, settings: VllmSettings, block_tokens: int) -> None:
@@ -34,37 +34,37 @@ class Worth:
         self._speed = MeasuredBandwidth(_ASSUMED_BLOCKS_PER_S)  # in blocks
 
     def pays(self, cached: int, new: int) -> bool:
-        """Return whether to fetch ``new`` blocks behind ``cached`` ones."""
+        """Return whether to fetch ``new`` blocks after ``cached`` ones."""
         tokens = self._tokens
         return self._rule.pays(cached * tokens, new * tokens, new, self._speed.bytes_per_s)
 
     def compute_s(self, cached: int, new: int) -> float:
-        """Return how long ``new`` blocks behind ``cached`` ones take to compute; 0 if the settings
-        do not say.
+        """Return how long computing ``new`` blocks after ``cached`` ones takes; 0 if the settings
+        do not include it.
         """
         tokens = self._tokens
         return self._prefill.compute_s(cached * tokens, new * tokens)
 
     def took(self, count: int, seconds: float) -> None:
-        """Note that so many blocks came in so many seconds."""
+        """Record that a fetch of ``count`` blocks took this long."""
         self._speed.note(count, seconds)
 
 
 class LookupWait:
-    """The wait of one request: it begins with the first lookup that stops at a block that a lower
-    tier has, and ends when the blocks are there, or after ``limit_s`` seconds.
+    """The wait of one request: it starts with the first lookup that stops at a block in a lower
+    tier, and ends when the blocks have arrived, or after ``limit_s`` seconds.
     """
 
     def __init__(self, lookups: Lookups, limit_s: float, worth: Worth) -> None:
         self._lookups, self._limit_s, self._worth = lookups, limit_s, worth
         self._since_s: float | None = None
-        self._count = 0  # blocks that were promised
+        self._count = 0  # blocks being fetched
 
     def waits(self, pins: Pins | None, cached: int, rest: Callable[[], list[bytes]]) -> bool:
-        """Return whether the request shall wait.
+        """Return whether the request should wait.
 
-        ``pins`` are those of a lookup just now, ``cached`` counts the blocks before those that it
-        did not find, and ``rest`` returns the digests of these.
+        ``pins`` are those of a lookup just now, ``cached`` is the number of blocks before the ones
+        that it did not find, and ``rest`` returns the digests of these.
         """
         if pins is None or self._limit_s == 0:
             return False

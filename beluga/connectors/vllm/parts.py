@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The part of a block that a rank has, and which ranks have the same one.
+"""The part of a block on a rank, and the ranks with the same part.
 
 Tensor parallelism divides the KV heads among ranks. If there are more ranks than heads, several
 have the same head; multi-head latent attention has one "head", which is the same on all ranks. A
 part is named by its heads, so equal bytes have one name whatever the number of ranks, and ranks
-with the same part share the work of storing it. Where vLLM does not say which heads a layer has, a
-part belongs to its rank alone.
+with the same part share the work of storing it. If vLLM does not report a layer's heads, a part
+belongs to a single rank.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class BlockPart:
     count: int = 0
 
     def stores(self, digests: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Return which blocks this rank stores for all that have the part: each is stored by one of
-        them. ``digests`` has shape (count, size).
+        """Return which blocks this rank stores, because each is stored by only one of the ranks
+        with the part. ``digests`` has shape (count, size).
         """
         chosen: NDArray[np.bool_] = digests[:, 0] % self.copies == self.copy
         return chosen

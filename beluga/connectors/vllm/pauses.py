@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Which loads the engine waits for: short ones, before a forward. Longer ones run beside forwards.
+"""Decides which loads the engine waits for: short ones, before a forward. Longer ones run
+concurrently with forwards.
 
 A load before the forward gives the fastest first token, but no request decodes meanwhile. With the
-setting ``load`` "auto" the loads before one forward take at most ``LIMIT_S`` together, estimated
+setting ``load`` "auto", the loads before one forward take at most ``LIMIT_S`` in total, estimated
 from their bytes and the speed of earlier loads.
 """
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 LIMIT_S = 0.004  # of the loads before one forward
 _ASSUMED_BYTES_PER_S = 8e9  # before the first load
-_TELLING_BYTES = 4 << 20  # a smaller load is mostly calls and waits, and shows no speed
+_TELLING_BYTES = 4 << 20  # a smaller load is mostly overhead, and does not show the speed
 
 
 class Pauses:
@@ -32,21 +33,21 @@ class Pauses:
         self._planned_s = 0.0  # before the next forward
 
     def beside(self, blocks: int) -> bool:
-        """Return whether a load of so many blocks runs beside the forwards."""
+        """Return whether a load of this many blocks runs concurrently with forwards."""
         if self._load != "auto":
             return self._load == "async"
         return self._planned_s + self._takes_s(blocks) > LIMIT_S
 
     def planned(self, blocks: int) -> None:
-        """Note that the next forward waits for a load."""
+        """Record that the next forward waits for a load."""
         self._planned_s += self._takes_s(blocks)
 
     def began(self) -> None:
-        """Note that the workers have their orders for the next forward."""
+        """Record that the workers have their orders for the next forward."""
         self._planned_s = 0.0
 
     def took(self, blocks: int, seconds: float) -> None:
-        """Note that so many blocks were loaded in so many seconds, on the slowest rank."""
+        """Record that a load of this many blocks took this long on the slowest rank."""
         size = blocks * self._block_bytes()
         if size >= _TELLING_BYTES:
             self._speed.note(size, seconds)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The plugin that makes ``"kv_connector": "BelugaConnector"`` known to every vLLM of its
+"""The plugin that registers ``"kv_connector": "BelugaConnector"`` with every vLLM of its
 environment.
 
-The entry point ``vllm.general_plugins`` calls :func:`register` in each of vLLM's processes.
+vLLM calls :func:`register` in each of its processes, by the entry point ``vllm.general_plugins``.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""vLLM's policy for loads that fail is made "recompute": a load from the pool that fails is a miss.
+"""Sets vLLM's policy for failed loads to "recompute", so that a failed load from the pool is a
+miss.
 
 vLLM's default fails the request. Its scheduler reads the policy right after it has made its
 connector, from the engine's configuration. A connector inside ``MultiConnector`` gets a copy of
 that, with a transfer configuration of its own, and no interface leads from there to the original.
-But the original is an argument of the functions that are making the connector, so it is found on
-the stack.
+But the original is an argument of the functions that construct the connector, so it is found on the
+stack.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Saving beside the engine: a queue, and a low-priority thread that puts the queued blocks.
+"""Saves concurrently with the engine: a queue, and a low-priority thread that stores the queued
+blocks.
 
 Saving is best effort: if the queue or the pool is full or there is no server, a block is not saved.
-Hints for blocks are given beside the engine, too.
-The engine keeps a request's blocks until :meth:`Saves.ended` names it. It waits only when it takes
-blocks from a request that it preempts, and then only for the piece that is being copied (256 KiB;
-without a link, for the batch).
+Hints for blocks are given beside the engine, too. The engine keeps a request's blocks until
+:meth:`Saves.ended` names it. It waits only when it takes blocks from a request that it preempts,
+and then only for the piece that is being copied (256 KiB; without a link, for the batch).
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from beluga.connectors.vllm.staging import BlockSource
     from beluga.kvcache import HintResult, Namespace, PutResult
 
-BATCH_BLOCKS = 16  # put in one call
-HINTS_MAX = 1024  # that wait to be given; more are skipped
+BATCH_BLOCKS = 16  # blocks per call
+HINTS_MAX = 1024  # waiting hints; more are skipped
 NICENESS = 10  # the engine's threads get about ten times the CPU share
 
 
 class Saves:
     """The queue and its thread. ``source`` provides the engine's blocks as runs of bytes."""
 
-    def __init__(  # noqa: PLR0913  the last two named
+    def __init__(  # noqa: PLR0913  the last two are keyword-only
         self,
         source: BlockSource,
         namespace: Namespace,
@@ -62,7 +62,7 @@ class Saves:
         self._hints: deque[HintedBlocks] = deque()
         self._waiting: Counter[str] = Counter()  # ranges of each request that are not done
         self._known: set[str] = set()  # requests with an ordered save
-        self._finished: set[str] = set()  # known requests that the engine has ended
+        self._finished: set[str] = set()  # finished ones among them
         self._stored: dict[bytes, StoredCounts] = {}
         self._tickets: Counter[int] = Counter()  # of ranges that have ended
         self._copying = ""  # the request whose blocks are being read
@@ -142,13 +142,13 @@ class Saves:
         return ended
 
     def stored(self) -> dict[bytes, StoredCounts]:
-        """Return the blocks that these saves put in the pool since the last call."""
+        """Return the blocks that these saves stored in the pool since the last call."""
         with self._changed:
             stored, self._stored = self._stored, {}
         return stored
 
     def tickets(self) -> Counter[int]:
-        """Return the tickets of saves that have ended since the last call, in whatever way."""
+        """Return the tickets of saves that have ended since the last call, successfully or not."""
         with self._changed:
             ended, self._tickets = self._tickets, Counter()
         return ended
@@ -161,7 +161,7 @@ class Saves:
         self._thread.join()
 
     def _own(self, one: BlockRange) -> BlockRange:
-        """Return what this rank stores of a range."""
+        """Return the blocks of a range that this rank stores."""
         if self._part.copies == 1 or not one.block_ids:
             return one
         return one.some(np.flatnonzero(self._part.stores(one.packed())))
@@ -239,7 +239,7 @@ class Saves:
                 self._give(one.hint.for_found(), digests[~new])
 
     def _give(self, hint: RequestHint | None, digests: NDArray[np.uint8]) -> None:
-        """Give a hint to blocks, if it has one for them."""
+        """Give a hint to blocks, if there is one."""
         if hint is None or not len(digests):
             return
 

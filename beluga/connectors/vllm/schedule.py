@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(slots=True)
 class Tracked:
-    """The state of one request. Numbers count blocks."""
+    """The state of one request. Numbers are counts of blocks."""
 
     request: Any
     hint: RequestHint = NO_HINT
@@ -59,8 +59,8 @@ class Tracked:
     hits: int = 0  # further blocks in the pool
     pins: Pins | None = None
     elsewhere: Elsewhere | None = None  # the last of the hits, if other ranks stored them
-    beside: bool = False  # they load beside forwards
-    onboarding: LookupWait | None = None  # while blocks may come from below the pool
+    beside: bool = False  # they load concurrently with forwards
+    onboarding: LookupWait | None = None  # while blocks may arrive from lower tiers
     failed: bool = False  # a load from the pool failed
     starting: bool = False  # it was asked for, and gets blocks next
     held: bool = False  # it has blocks, and no step has computed with them
@@ -69,11 +69,11 @@ class Tracked:
     loaded: range = range(0)  # blocks that were loaded, which the pool has
     loaded_ids: frozenset[int] = frozenset()
     saved: int = 0  # leading blocks that were offered or need no save
-    sound: int | None = None  # leading blocks that rest on nothing in doubt; None: all do
-    begun: bool = False  # it is known what the request computes with
-    asked_s: float = 0.0  # when that was asked first
-    shared: bool = True  # its blocks have names that others may find
-    ordered: bool = False  # a save was ordered; the workers report when it has ended
+    sound: int | None = None  # leading blocks that depend on nothing in doubt; None: all
+    begun: bool = False  # whether it is known what the request computes with
+    asked_s: float = 0.0  # time of the first attempt to find out
+    shared: bool = True  # its blocks have names that other processes can find
+    ordered: bool = False  # a save was ordered; the workers report its end
     hinted: bool = False  # the blocks that it found have its hint
 
     def start(self) -> None:
@@ -110,7 +110,7 @@ class Schedule:
     groups of layers. ``hints`` reads the hints of requests.
     """
 
-    def __init__(  # noqa: PLR0913  all but the first three named
+    def __init__(  # noqa: PLR0913  keyword-only but the first three
         self,
         settings: VllmSettings,
         lookups: Lookups,
@@ -143,7 +143,7 @@ class Schedule:
         )
         self._requests: dict[str, Tracked] = {}
         self._loads: list[BlockRange] = []  # for the next step
-        self._due: dict[str, Tracked] = {}  # scheduled, and not looked at for saves since
+        self._due: dict[str, Tracked] = {}  # scheduled, and not yet checked for saves
         self._ended: list[FinishedRequest] = []
         self._doubts = Doubts(block_count)
         self._load_reports: dict[str, Loaded] = {}
@@ -192,8 +192,8 @@ class Schedule:
         return tracked.hits * self._block_size, tracked.beside
 
     def allocated(self, request: Any, block_ids: Any, tokens: int) -> None:
-        """Note that the engine has blocks for a request and wants ``tokens`` from the pool in
-        them.
+        """Record that the engine has allocated blocks for a request, with ``tokens`` to load from
+        the pool.
         """
         tracked = self._track(request)
         if tracked.starting:
@@ -255,7 +255,8 @@ class Schedule:
             orders.saves += self._save(tracked, tracked.settled_tokens(), None)
             if tracked.request.num_in_flight_tokens == 0:
                 del self._due[name]
-        for name, tokens in scheduled_tokens.items():  # in this order vLLM gave them their blocks
+        # In the order in which vLLM allocated their blocks
+        for name, tokens in scheduled_tokens.items():
             found = self._requests.get(name)
             if found is not None:
                 self._due[name] = found
@@ -327,15 +328,15 @@ class Schedule:
         return tracked.ordered
 
     def reset(self) -> None:
-        """Forget the pool. Its blocks, and what the engine has computed, may belong to weights that
-        it no longer uses.
+        """Drop all state of the pool. Its blocks, and what the engine has computed, may belong to
+        weights that are no longer in use.
         """
         self._lookups.reset()
         self.doubt_all()
 
     def doubt_all(self) -> None:
         """Neither load nor save what the engine has computed, because it may belong to weights that
-        it no longer uses.
+        are no longer in use.
         """
         self._doubts.mark_all()
         for tracked in self._requests.values():
@@ -352,8 +353,8 @@ class Schedule:
         return tracked
 
     def _begin(self, tracked: Tracked) -> bool:
-        """Find out what a new request computes with. Returns False while that takes time, which a
-        request waits for as long as for blocks from a lower tier.
+        """Determine what a new request computes with. Returns False while that takes time; the
+        request then waits as for blocks from a lower tier.
         """
         shared = self._lookups.begin(tracked.request)
         if shared is None:
@@ -415,7 +416,7 @@ class Schedule:
         self._lookups.release(other.pins if other else None)
 
     def _failed_loads(self, invalid_block_ids: set[int]) -> None:
-        """Take blocks that were not loaded, and everything that rests on them, for wrong."""
+        """Mark blocks that were not loaded, and everything based on them, as wrong."""
         holders = [(one, self._block_ids_of(name)) for name, one in self._requests.items()]
         holders += [(one.tracked, one.block_ids) for one in self._ended]
         for tracked, ids in holders:
@@ -432,14 +433,14 @@ class Schedule:
             pass
 
     def _doubt(self, tracked: Tracked, ids: Any, place: int) -> None:
-        """Take a request's blocks from ``place`` on for wrong."""
+        """Mark a request's blocks from ``place`` on as wrong."""
         tracked.sound = place if tracked.sound is None else min(place, tracked.sound)
         tracked.saved = min(tracked.saved, place)
         self._doubts.mark(self._blocks.ids(ids, place, None))
 
     def _inherits(self, tracked: Tracked, ids: Any) -> bool:
-        """Look at the blocks that a request found in the engine's own cache. Returns whether more
-        of its blocks are in doubt now.
+        """Check the blocks that a request found in the engine's own cache. Returns whether more of
+        its blocks are now in doubt.
         """
         place = self._blocks.place(ids, tracked.cached, self._doubts.first)
         if place is None or (tracked.sound is not None and tracked.sound <= place):
@@ -448,7 +449,7 @@ class Schedule:
         return True
 
     def _inspect(self, tracked: Tracked) -> None:
-        """Note what a request computes on in the next step."""
+        """Record what a request computes on in the next step."""
         if tracked.sound is None and not self._doubts:
             return
         ids = self._block_ids_of(tracked.request.request_id)
@@ -480,7 +481,7 @@ class Schedule:
         return orders if tracked.ordered else [BlockRange(tracked.request.request_id, b"", [])]
 
     def _save(self, tracked: Tracked, tokens: int, block_ids: Any) -> list[BlockRange]:
-        """Return orders for the blocks of so many leading tokens that were not offered yet."""
+        """Return orders for those blocks of this many leading tokens that were not yet offered."""
         request = tracked.request
         if not (tracked.begun and tracked.shared and self._lookups.ready):
             return []
@@ -508,14 +509,14 @@ class Schedule:
         return orders
 
     def _unsaved(self, tracked: Tracked, tokens: int) -> list[slice]:
-        """Return which blocks of so many leading tokens are right and not in the pool."""
+        """Return which blocks of this many leading tokens are valid and not in the pool."""
         first, last, loaded = tracked.saved, self._last(tracked, tokens), tracked.loaded
         before, after = (loaded.start, loaded.stop) if loaded else (last, last)
         parts = slice(first, min(last, before)), slice(max(first, after), last)
         return [part for part in parts if part.start < part.stop]
 
     def _last(self, tracked: Tracked, tokens: int) -> int:
-        """Return how many blocks so many leading tokens fill with what is right."""
+        """Return how many blocks this many leading tokens fill with valid KV."""
         full = min(tokens // self._block_size, self._blocks.hashed(tracked.request))
         return full if tracked.sound is None else min(full, tracked.sound)
 

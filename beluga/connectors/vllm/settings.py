@@ -18,13 +18,14 @@ class VllmSettings(PoolSettings):
     """The pool's settings, and those of vLLM's connector.
 
     ``load`` "sync" loads before the forward that needs the blocks, which gives the fastest first
-    token; "async" loads beside the forwards of other requests; "auto" decides for each request, so
-    that no forward waits for more than a few milliseconds. ``save`` is false for an engine that
-    only reads. ``save_queue`` is how many blocks may wait to be saved; more are skipped.
+    token; "async" loads concurrently with forwards of other requests; "auto" decides per request,
+    so that no forward waits for more than a few milliseconds. ``save`` is false for an engine that
+    only reads. ``save_queue`` is the largest number of blocks that wait to be saved; further ones
+    are skipped.
 
-    ``prefill_b_ms`` and ``prefill_c_ms`` say how long a prefill takes for each token, and for each
-    pair of tokens (:class:`beluga.tiers.BreakEven`). With them, blocks below the pool are fetched
-    only if they come sooner than they are computed; without them, they always are.
+    ``prefill_b_ms`` and ``prefill_c_ms`` are the prefill time per token, and per pair of tokens
+    (:class:`beluga.tiers.BreakEven`). With them, blocks below the pool are fetched only if they
+    come sooner than they are computed; without them, they always are.
     """
 
     load: str = "auto"

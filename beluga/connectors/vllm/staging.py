@@ -38,10 +38,10 @@ class BlockSource:
         self.layouts = layouts
 
     def mark(self) -> None:
-        """Note that a step was given to the device. Copies from now on wait for its end."""
+        """Record that a step was given to the device. Later copies wait for its end."""
 
     def engine(self, pool: Pool) -> CopyEngine | None:
-        """Make the engine that copies between the runs and this pool; None means the CPU."""
+        """Create the engine that copies between the runs and this pool; None means the CPU."""
         del pool
         return None
 
@@ -55,7 +55,7 @@ class BlockSource:
         yield self.layouts[group].run(block_ids)
 
     def close(self) -> None:
-        """Free what belongs to the device. No copy runs any more."""
+        """Free the device's resources. No copy may be running."""
 
 
 class StagedSource(BlockSource):

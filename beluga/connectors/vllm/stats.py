@@ -17,12 +17,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 
 from beluga.connectors.vllm.counters import NAMES, PREFIX, metric_name
 
-SPACE = "space"  # the one entry that is no count: 16 hexadecimal digits
+SPACE = "space"  # the only entry that is not a count: 16 hexadecimal digits
 
 
 def forget_collectors() -> None:
-    """Unregister the metrics of an earlier engine of this process. vLLM does so with its own, which
-    it knows by the colon in their names.
+    """Unregister the metrics of an earlier engine of this process. vLLM does so only with its own
+    ones, which have a colon in their names.
     """
     for collector in list(REGISTRY._collector_to_names):
         if getattr(collector, "_name", "").startswith(PREFIX):
@@ -83,7 +83,7 @@ class BelugaMetrics(KVConnectorPromMetrics):
         self._labels = per_engine_labelvalues
         self._space = metric_types[PrometheusGauge](
             name=f"{PREFIX}space_info",
-            documentation="Beluga: the space of the names of this engine's blocks in the pool.",
+            documentation="Beluga: the space of this engine's block names in the pool.",
             labelnames=[*labelnames, SPACE],
         )
 

@@ -108,12 +108,12 @@ class Loaded:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rank:
-    """What a worker tells of itself: the namespace in which it keeps its part of every block."""
+    """A worker's handshake: the namespace of its part of every block."""
 
     namespace: Namespace
     block_bytes: int
     heads: int = 0  # of the model, if parts are named by heads
-    splits: tuple[int, ...] = ()  # the heads of parts of other engines that it can read
+    splits: tuple[int, ...] = ()  # heads per part of other engines that it can read
 
 
 @dataclasses.dataclass(slots=True)

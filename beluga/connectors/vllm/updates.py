@@ -3,9 +3,9 @@
 """Updates of the weights in a running engine, and the era of its blocks.
 
 vLLM's connectors are not notified of ``update_weights``, ``reload_weights``, ``sleep`` at level 2,
-or a method that a trainer calls in the workers. All of them pass ``collective_rpc`` of the executor
-in the scheduler's process, so that is watched: a call of anything that is not known to leave the
-weights alone counts as an update.
+or a method that a trainer calls in the workers. All of them go through ``collective_rpc`` of the
+executor in the scheduler's process, so this is observed: a call of any method that is not known to
+preserve the weights counts as an update.
 
 After an update the engine's blocks are its own: no other engine's blocks are found and no other
 engine finds these, until ``set_weight_version`` names the weights (``POST /finish_weight_update``
@@ -45,7 +45,7 @@ HARMLESS = frozenset(
 
 
 class UpdateListener(Protocol):
-    """What is notified of an engine's updates."""
+    """Receives notifications of an engine's updates."""
 
     instance_id: str
 
@@ -86,7 +86,7 @@ class WeightsEra:
         self.name = os.urandom(32)
 
     def updated(self, method: str, *, clean: bool) -> None:
-        """Begin an era of new weights. ``clean`` says that vLLM's own cache is empty."""
+        """Start an era of new weights. ``clean``: vLLM's own cache is empty."""
         self._updated, self.known = True, clean
         self.reset()
         if not clean:
@@ -104,7 +104,7 @@ class WeightsEra:
             self.name = key.digest()
 
     def flushed(self) -> None:
-        """Note that vLLM's own cache has no block of former weights."""
+        """Record that vLLM's own cache has no block of old weights."""
         self.known = True
 
 
@@ -112,7 +112,7 @@ _listeners: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def follow(listener: UpdateListener) -> None:
-    """Notify a listener from now on of what happens to its engine, in the scheduler's process."""
+    """Notify a listener of the updates of its engine, in the scheduler's process."""
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor.abstract import Executor

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The worker's side, one per rank: it carries out the scheduler's orders and reports."""
+"""The worker's side, one per rank: executes the scheduler's orders and reports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RankWorker:
     blocks that it reads; with ``whole`` a request's load fails as a whole.
     """
 
-    def __init__(  # noqa: PLR0913  the last three named
+    def __init__(  # noqa: PLR0913  the last three are keyword-only
         self,
         settings: VllmSettings,
         layout: GroupLayout,
@@ -103,7 +103,7 @@ class RankWorker:
             connection.settle()
 
     def load(self, orders: Orders) -> None:
-        """Load before the forward, or beside it."""
+        """Load before the forward, or concurrently with it."""
         self.identify(orders.weights)
         self.loads.load(orders.loads)
 
@@ -133,7 +133,7 @@ class RankWorker:
         return StepReport(self.loads.loaded(), self.saves.stored(), ended=self.saves.tickets())
 
     def close(self) -> None:
-        """Finish what runs, and end the sessions."""
+        """Finish running work, and end the sessions."""
         self.loads.close()
         self.saves.close()
         for connection in self._connections:

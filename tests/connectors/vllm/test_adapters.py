@@ -171,4 +171,4 @@ def test_no_more_than_so_many_are_followed(
 def test_a_reason_is_logged_once(engine: Adapters, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         engine.warn(ConnectorError("the adapter a is gone"))
-    assert caplog.text.count("the adapter a is gone; its blocks are not shared until then") == 1
+    assert caplog.text.count("the adapter a is gone; until then its blocks are not shared") == 1
