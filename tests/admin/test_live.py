@@ -208,7 +208,7 @@ def test_whoever_asks_within_a_second_gets_the_same_snapshot(
     assert watched.snapshot() is watched.snapshot()
 
 
-def test_a_stopped_server_and_a_standby_say_so(server: MetaServer, pool: Pool) -> None:
+def test_a_stopped_server_and_a_standby_are_reported(server: MetaServer, pool: Pool) -> None:
     standby = MetaServer(pool)
     assert Observer(standby, pool).snapshot().server.state == "standby"
     standby.stop()

@@ -56,7 +56,7 @@ def no_gpu() -> HostDriver:
     raise EngineUnavailableError("there is no usable GPU here: made up")
 
 
-def test_without_a_gpu_every_row_says_why(shm: Path) -> None:
+def test_without_a_gpu_every_row_has_the_reason(shm: Path) -> None:
     with Pool.create([shm / "a"], device_size=32 << 20, sparse=True) as pool:
         recorder = Recorder("coherence", Options(smoke=True), dict(FIXED))
         rows = gpu_coherence(recorder, region_of(pool), 16384, no_gpu)
@@ -258,7 +258,7 @@ def test_rows_are_kept_when_a_stage_fails(
     ("given", "status", "words"),
     [(["all"], 1, "no part or option 'all'"), (["--out"], 1, "--out needs a value"), ([], 77, "")],
 )
-def test_the_script_says_what_it_lacks(given: list[str], status: int, words: str) -> None:
+def test_the_script_reports_missing_tools(given: list[str], status: int, words: str) -> None:
     if status == 77 and shutil.which("nvidia-smi"):
         pytest.skip("there is an NVIDIA driver here")
     found = subprocess.run(

@@ -93,7 +93,7 @@ def test_every_line_of_an_exchange_is_answered(
     assert sorted(last) == list(range(305, 321))
 
 
-def test_an_exchange_with_nobody_ends(memory: np.ndarray) -> None:
+def test_an_exchange_without_a_peer_ends(memory: np.ndarray) -> None:
     alone = lines(memory, depth=1, batch=1, count=1, timeout_ns=10**6)
     assert lib.limit_ask(alone) < 0
 

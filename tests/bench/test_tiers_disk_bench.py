@@ -27,7 +27,7 @@ def test_both_engines_stand_beside_fio(smoke: Callable[[str], list[Row]]) -> Non
     assert rows[-1]["case"] == "index rebuild"
 
 
-def test_without_fio_a_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_fio_a_row_has_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     (row,) = BENCHES["tiers-disk"](Options(smoke=True))
     assert "apt-get install fio" in str(row["note"])

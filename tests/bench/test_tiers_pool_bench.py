@@ -33,7 +33,7 @@ def test_gets_beside_the_tiers_work_stand_beside_the_same_gets_alone(
 
 
 @pytest.mark.long
-def test_without_a_server_a_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_server_a_row_has_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("redis")
     monkeypatch.setenv("PATH", "/nowhere")
     rows = BENCHES["tiers-pool"](Options(smoke=True))

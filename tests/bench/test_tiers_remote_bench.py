@@ -30,7 +30,7 @@ def test_each_store_stands_beside_its_bare_client(smoke: Callable[[str], list[Ro
             assert 0 < row["ratio_q1"] <= row["ratio_to_limit"] <= row["ratio_q3"]
 
 
-def test_without_a_server_a_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_server_a_row_has_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("redis")
     monkeypatch.setenv("PATH", "/nowhere")
     rows = BENCHES["tiers-remote"](Options(smoke=True))

@@ -92,7 +92,7 @@ def test_where_a_result_goes_is_looked_at_first(arguments: list[str], said: str)
 
 
 @pytest.mark.parametrize("closed", [long("<&-"), long(">&-"), long("2>&-"), "<&- >&- 2>&-"])
-def test_closed_streams_hurt_nobody(pool: list[str], closed: str) -> None:
+def test_closed_streams_cause_no_failure(pool: list[str], closed: str) -> None:
     """The next file that is opened must not get a stream's number, or it would be written to."""
     code = "from beluga.cli.main import main; main()"
     command = f'exec "$0" -c "$1" pool info --json {" ".join(pool)} {closed}'

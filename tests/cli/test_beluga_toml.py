@@ -223,7 +223,9 @@ def test_where_the_file_is_looked_for(
     assert settings.find(None) in (None, Path("/etc/beluga/beluga.toml"))
 
 
-def test_the_current_folder_has_no_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_current_folder_is_not_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("BELUGA_CONFIG", os.devnull)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "beluga.toml").write_text("nonsense = 1")

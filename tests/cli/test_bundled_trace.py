@@ -38,7 +38,9 @@ def test_its_format_is_recognized() -> None:
         (("size",), 1200),
     ],
 )
-def test_commands_read_it_and_say_so(run: Run, command: tuple[str, ...], requests: int) -> None:
+def test_commands_read_the_file_and_report_it(
+    run: Run, command: tuple[str, ...], requests: int
+) -> None:
     done = run(*command, "--json")
     assert done.returncode == 0, done.stderr
     assert f"no trace is given; using the bundled {BUNDLED.name}" in done.stderr

@@ -175,7 +175,7 @@ def test_a_server_in_the_background_has_handlers(ask: Ask, pool: list[str]) -> N
         ask("stop", *pool, entry="main")
 
 
-def test_a_server_without_handlers_says_how_they_are_given(
+def test_a_server_without_handlers_returns_an_error_with_a_fix(
     begin: Begin, ask: Ask, pool: list[str]
 ) -> None:
     serves(begin("serve", *pool))

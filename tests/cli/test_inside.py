@@ -125,7 +125,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     return made
 
 
-def test_a_server_serves_until_it_is_told(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_serves_until_a_signal(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
     server: Any = Server()
     serve.serve_until_told(server)
     assert server.did == ["start", "stop"]
@@ -135,7 +135,7 @@ def test_a_server_serves_until_it_is_told(told: Told, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_tell_it(told: Told, number: int) -> None:
+def test_signals_stop_it(told: Told, number: int) -> None:
     server: Any = Server()
     start = server.start
     server.start = lambda: (start(), told.handlers[number]())  # type: ignore[attr-defined]
@@ -219,7 +219,7 @@ def served(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> list[Served]:
     return found
 
 
-def test_a_server_has_no_quotas_and_no_lease_unless_told(served: list[Served]) -> None:
+def test_a_server_has_no_quotas_and_no_lease_by_default(served: list[Served]) -> None:
     assert beluga("serve").exit_code == 0
     assert served == [
         Served({"host": None, "declared_gone": False, "quota": Quota(), "eviction": "lru",
@@ -420,7 +420,7 @@ def test_a_digest_is_16_to_64_bytes_in_hex() -> None:
 @pytest.mark.parametrize(
     ("counts", "state"), [((1, 0), "stored"), ((0, 1), "present"), ((0, 0), "pending")]
 )
-def test_put_says_what_became_of_the_block(
+def test_put_prints_the_outcome(
     opened: Opened,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -497,7 +497,7 @@ def replayed(monkeypatch: pytest.MonkeyPatch, **change: Any) -> list[tuple[int, 
     return asked
 
 
-def test_a_replay_is_as_it_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_replay_follows_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = replayed(monkeypatch)
     write_trace(make_workload(Conversations(conversation_count=1, turn_count=3)), tmp_path / "t")
     beluga("replay")
@@ -584,7 +584,7 @@ def test_benchmarks_get_their_options_and_show_what_any_row_has(
 # ---- gateway and prefill-worker
 
 
-def test_a_router_is_set_up_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_router_follows_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("aiohttp")
     service_module = pytest.importorskip("beluga.gateway")
     made: list[Any] = []
@@ -623,7 +623,7 @@ def test_a_router_is_set_up_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> No
         (Address("::1", 2), "; admin on http://[::1]:2"),
     ],
 )
-def test_a_router_says_where_it_is(
+def test_a_router_prints_its_address(
     capsys: pytest.CaptureFixture[str], admin: Any, text: str
 ) -> None:
     service: Any = SimpleNamespace(
@@ -721,7 +721,7 @@ def test_a_command_ends_with_a_line_or_well(
         (KeyboardInterrupt(), 130),
     ],
 )
-def test_what_can_not_be_imported_is_told(
+def test_import_errors_are_reported(
     monkeypatch: pytest.MonkeyPatch, raised: BaseException, status: object
 ) -> None:
     def import_module(name: str) -> None:

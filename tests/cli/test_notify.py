@@ -80,7 +80,9 @@ def launch(pool: list[str], heard: Heard, tmp_path: Path) -> Iterator[Start]:
         child.wait(timeout=WAIT_S)
 
 
-def test_a_server_says_that_it_is_ready_lives_and_stops(launch: Start, heard: Heard) -> None:
+def test_a_server_notifies_its_manager_of_ready_alive_and_stopping(
+    launch: Start, heard: Heard
+) -> None:
     server = launch(WATCHDOG_USEC="200000")
     assert heard.next() == f"READY=1\nMAINPID={server.pid}\nSTATUS=serving, epoch 1"
     assert [heard.next() for _ in range(3)] == ["WATCHDOG=1"] * 3
@@ -109,7 +111,7 @@ def test_a_standby_that_finds_no_server_is_ready_when_it_serves(
     assert heard.next().endswith("STATUS=serving, epoch 1")
 
 
-def test_a_watchdog_for_another_process_hears_nothing(launch: Start, heard: Heard) -> None:
+def test_a_watchdog_for_another_process_is_not_notified(launch: Start, heard: Heard) -> None:
     server = launch(WATCHDOG_USEC="50000", WATCHDOG_PID="1")
     assert heard.next().startswith("READY=1")
     assert heard.next(1.0) == ""
@@ -117,7 +119,7 @@ def test_a_watchdog_for_another_process_hears_nothing(launch: Start, heard: Hear
     assert heard.next().startswith("STOPPING=1")
 
 
-def test_a_server_whose_poll_loop_hangs_is_not_said_to_live(
+def test_a_server_with_a_hanging_poll_loop_is_not_reported_alive(
     launch: Start, pool: list[str], heard: Heard, tmp_path: Path
 ) -> None:
     stuck = tmp_path / "stuck"

@@ -190,7 +190,7 @@ def test_a_size_is_one_or_a_usage_error() -> None:
         options.size("x")
 
 
-def test_what_is_there_is_not_asked_for() -> None:
+def test_present_blocks_are_not_requested() -> None:
     options.need("extra", "json", "typer")
     with pytest.raises(BelugaError, match=r"needs no_such; pip install 'beluga-kv\[extra\]'"):
         options.need("extra", "json", "no_such")

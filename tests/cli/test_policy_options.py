@@ -34,7 +34,7 @@ def test_both_commands_have_every_setting_of_every_policy() -> None:
     assert {name: simulated[name] for name in settings} == {name: routed[name] for name in settings}
 
 
-def test_the_gateway_gets_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gateway_gets_the_given_options(monkeypatch: pytest.MonkeyPatch) -> None:
     service = pytest.importorskip("beluga.gateway", reason="the router's packages are missing")
     seen: list[Any] = []
 

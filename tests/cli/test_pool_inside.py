@@ -81,7 +81,7 @@ def test_a_check_shows_what_it_found_and_fails(
     ]
 
 
-def test_a_repair_tells_what_it_did(did: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repair_reports_its_changes(did: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     class Opened:
         def __enter__(self) -> str:
             return "opened"
@@ -169,12 +169,12 @@ def test_nothing_that_is_mounted_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
          "cpu; dsa (q) from 4 KiB written, from 8 KiB read, as measured"),
     ],
 )  # fmt: skip
-def test_who_copies_is_told_in_a_line(change: dict[str, Any], said: str) -> None:
+def test_the_copy_engine_is_reported_in_a_line(change: dict[str, Any], said: str) -> None:
     known = {"memory": "host", "device": "q", "why_none": None, "written": 4096}
     assert command._engines({"dsa": Crossovers(**known | change)}) == said
 
 
-def test_a_default_size_is_said(
+def test_a_default_size_is_reported(
     did: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Opened(SimpleNamespace):

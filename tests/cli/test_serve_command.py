@@ -37,7 +37,7 @@ def test_ping_measures_round_trips(run: Run, pool: list[str], server: Server) ->
 
 
 @pytest.mark.parametrize("command", [["ping"], ["stat"], ["get", "key"]], ids=lambda c: c[0])
-def test_commands_say_that_nobody_serves(run: Run, pool: list[str], command: list[str]) -> None:
+def test_commands_report_a_missing_server(run: Run, pool: list[str], command: list[str]) -> None:
     refused = run(*command, *pool)
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "no server answers on this pool" in refused.stderr
@@ -230,7 +230,9 @@ def test_a_standby_in_the_background_follows_the_server_there_and_both_are_stopp
     assert "no server was started here" in run("stop", *pool).stderr
 
 
-def test_a_server_that_cannot_start_in_the_background_says_why(run: Run, pool: list[str]) -> None:
+def test_a_server_that_cannot_start_in_the_background_reports_the_reason(
+    run: Run, pool: list[str]
+) -> None:
     refused = run("serve", *pool, "--detach", "--eviction", "none-such")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert run("stop", *pool).returncode == 1
@@ -240,7 +242,7 @@ def test_a_server_that_cannot_start_in_the_background_says_why(run: Run, pool: l
     assert "/dev/null/none" in refused.stderr
 
 
-def test_a_server_that_starts_in_the_background_is_stopped_and_nobody_else(
+def test_only_the_server_started_in_the_background_is_stopped(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, pool: list[str]
 ) -> None:
     """The number of a server that was killed may be another process's now. The one that starts

@@ -80,7 +80,7 @@ def beluga(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["simulate", *map(str, arguments)])
 
 
-def test_what_is_not_said_is_left_to_the_cluster(simulation: Simulation) -> None:
+def test_missing_options_get_the_clusters_defaults(simulation: Simulation) -> None:
     assert beluga("t.jsonl").exit_code == 0
     assert simulation.loaded == (Path("t.jsonl"), None, 1.0, None, None)
     assert simulation.options == Options()
@@ -88,7 +88,7 @@ def test_what_is_not_said_is_left_to_the_cluster(simulation: Simulation) -> None
                                 "courses": False}  # fmt: skip
 
 
-def test_what_is_said_is_simulated(simulation: Simulation) -> None:
+def test_given_options_are_simulated(simulation: Simulation) -> None:
     done = beluga(
         "t", "--policy", "random, linear", "--workers", 3, "--pool-bytes", "2TB",
         "--local", "1.5 gb",
@@ -264,7 +264,7 @@ def test_a_number_out_of_range_is_refused_by_its_option(
     assert option in refused.stderr
 
 
-def test_saturation_is_said(simulation: Simulation) -> None:
+def test_saturation_is_reported(simulation: Simulation) -> None:
     assert "saturated" not in beluga("t").stderr
     late = dataclasses.replace(row("random", 90.0), ttft_p99_s=150.0, throughput_per_s=0.25)
     simulation.rows = [late, row("linear", 1.0)]

@@ -68,6 +68,6 @@ def test_flush_of_nothing_touches_nothing(flush_path: str, choice: str) -> None:
     assert fault_of(choice, 100, 0, lib.bl_cpu_features()) == "no fault"
 
 
-def test_copy_stores_where_it_was_told(copy_path: str) -> None:
+def test_copy_stores_at_the_given_address(copy_path: str) -> None:
     fault = int(fault_of("copy", 128, 64, lib.bl_cpu_features()))
     assert 128 <= fault < 192

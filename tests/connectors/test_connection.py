@@ -314,7 +314,7 @@ def test_a_session_that_is_not_had_leaves_no_pool_mapped(
     assert len(closed) == 1
 
 
-def test_what_was_not_said_is_counted_in_the_next_warning(
+def test_suppressed_messages_are_counted_in_the_next_warning(
     server: MetaServer,
     connection: Connection,
     caplog: pytest.LogCaptureFixture,
@@ -377,7 +377,9 @@ def test_what_was_carried_outlives_the_session_that_carried_it(
         assert bytes_of() == 8 * 4096
 
 
-def test_what_was_carried_is_told_after_the_end(server: MetaServer, connection: Connection) -> None:
+def test_copied_bytes_are_reported_after_the_end(
+    server: MetaServer, connection: Connection
+) -> None:
     assert connection.wait(LONG_S)
     assert connection.attempt("putting", put) == 4
     connection.close()

@@ -395,7 +395,7 @@ def test_a_lookup_without_pins_that_is_refused_is_not_tried_again(
         attachment.close()
 
 
-def test_an_adapter_says_how_it_fares(pool: Pool, adapter: MakeAdapter) -> None:
+def test_an_adapter_reports_its_status(pool: Pool, adapter: MakeAdapter) -> None:
     keys, memories = chunks(2)
     with MetaServer(pool):
         one = adapter(timeout_ms=1000)
@@ -598,7 +598,7 @@ def test_the_plugin_without_a_server_misses(backend: Callable[..., Any]) -> None
     assert eventually(lambda: memory.references == 1)
 
 
-def test_chunks_that_were_cleared_are_found_by_nobody(
+def test_cleared_chunks_are_found_by_no_engine(
     server: MetaServer, backend: Callable[..., Any]
 ) -> None:
     def put(one: Any) -> None:

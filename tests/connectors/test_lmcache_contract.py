@@ -344,7 +344,7 @@ def test_locks_of_requests_that_never_end_do_not_stay_for_ever(
     assert len(one._pins) == 0
 
 
-def test_a_plugin_pins_what_it_is_asked_to_pin(server: MetaServer, backend: Make) -> None:
+def test_a_plugin_pins_the_requested_chunks(server: MetaServer, backend: Make) -> None:
     keys = [ChunkKey(name) for name in "abc"]
     one = backend()
     put(one, keys)

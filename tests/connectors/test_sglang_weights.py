@@ -304,7 +304,7 @@ def test_a_scheduler_whose_updates_cannot_be_seen_is_refused(
         backend()
 
 
-def test_a_change_is_told_once_however_many_backends_there_were(
+def test_a_change_is_reported_once_for_any_number_of_backends(
     server: MetaServer, backend: Make, updater: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend()

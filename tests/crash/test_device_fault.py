@@ -319,7 +319,7 @@ def test_what_is_not_the_pools_still_ends_the_process(paths: list[Path], code: s
     assert ALIVE not in ended.stdout
 
 
-def test_a_server_ends_and_says_why(paths: list[Path]) -> None:
+def test_a_server_ends_with_a_reason(paths: list[Path]) -> None:
     ended = run(SERVER, paths)
     assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
 

@@ -125,7 +125,7 @@ def test_a_silent_session_is_held_back_until_it_speaks(
         assert server.stat().live_count == 1
 
 
-def test_a_client_whose_session_was_given_up_is_told_at_once(
+def test_a_client_with_an_abandoned_session_gets_an_error_at_once(
     pool: Pool, paths: list[Path], tmp_path: Path
 ) -> None:
     with elsewhere(pool, paths, tmp_path / "elsewhere", 0.5) as (server, client):

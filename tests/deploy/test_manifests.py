@@ -153,7 +153,7 @@ def test_manifests_start_what_parses(tmp_path: Path) -> None:
     assert commands == {"serve", "ping", "doctor", "gateway"}
 
 
-def test_a_node_without_a_number_is_told(tmp_path: Path) -> None:
+def test_a_node_without_a_number_is_reported(tmp_path: Path) -> None:
     scripts = [c["args"][0] for c in containers(all_manifests()) if "hosts" in str(c.get("args"))]
     assert len(scripts) >= 3
     for script in scripts:

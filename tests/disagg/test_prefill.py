@@ -273,7 +273,7 @@ def test_a_task_that_no_queue_takes_keeps_no_other_one_out(refused: dict[str, An
     asyncio.run(play())
 
 
-def test_a_full_queue_is_asked_again() -> None:
+def test_a_full_queue_is_retried() -> None:
     class Full(ListQueue):
         asked = 0
 

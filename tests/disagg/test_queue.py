@@ -266,7 +266,7 @@ def test_an_empty_queue_is_waited_at_for_so_long(backend: Backend) -> None:
     asyncio.run(play())
 
 
-def test_a_ticket_that_nobody_redeems_runs_out(backend: Backend) -> None:
+def test_an_unused_ticket_expires(backend: Backend) -> None:
     async def play() -> None:
         async with opened(backend) as queue:
             ticket = await queue.enqueue_task(task("one"))
@@ -326,7 +326,7 @@ def test_queues_of_other_names_are_others(backend: Backend) -> None:
     asyncio.run(play())
 
 
-def test_a_full_queue_says_so(backend: Backend) -> None:
+def test_a_full_queue_raises_a_clear_error(backend: Backend) -> None:
     async def play() -> None:
         async with opened(backend) as queue:
             with pytest.raises(QueueFullError, match="full"):
@@ -394,7 +394,7 @@ def test_a_task_that_cannot_be_read_is_tried_thrice_at_once(
     asyncio.run(play())
 
 
-def test_nobody_there_is_one_clear_line() -> None:
+def test_a_missing_server_is_one_clear_line() -> None:
     with pytest.raises(QueueError, match="is nats-server running"):
         asyncio.run(open_queue("nats://127.0.0.1:1", "q"))
     with pytest.raises(QueueError, match="not a prefill queue"):

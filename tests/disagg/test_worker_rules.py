@@ -248,7 +248,7 @@ def test_clocks_agree_to_a_second(
     assert task(deadline=1000.0).expired is expired
 
 
-def test_a_queue_that_was_away_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_queue_is_retried_later(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     # it does not replace the event loop's clock
     clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
@@ -276,7 +276,7 @@ def test_a_queue_that_was_away_is_asked_again_later(monkeypatch: pytest.MonkeyPa
     asyncio.run(play())
 
 
-def test_what_goes_wrong_is_said_once_a_minute(
+def test_failures_are_logged_once_a_minute(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [100.0]
@@ -300,7 +300,7 @@ def test_what_goes_wrong_is_said_once_a_minute(
     ]
 
 
-def test_a_prefill_that_is_late_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_late_prefill_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     class Taken(ListQueue):
         async def enqueue_task(self, task: PrefillTask) -> Any:
             ticket = await super().enqueue_task(task)

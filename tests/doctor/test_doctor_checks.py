@@ -34,7 +34,7 @@ def test_a_check_that_fails_is_a_warning(tmp_path: Path) -> None:
     assert found.mend
 
 
-def test_what_cannot_be_told_is_a_warning(tmp_path: Path) -> None:
+def test_an_impossible_check_is_a_warning(tmp_path: Path) -> None:
     def blind(machine: Machine) -> Verdict:
         raise CannotTellError("it is dark", "switch the light on")
 

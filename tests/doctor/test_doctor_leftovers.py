@@ -236,9 +236,7 @@ def test_a_pool_that_this_user_cannot_use_is_named(
 
 
 @pytest.mark.usefixtures("shm")
-def test_the_directory_that_was_told_is_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_given_directory_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = tmp_path / "told"
     monkeypatch.setenv("BELUGA_RUNTIME_DIR", str(told))
     assert folders(tmp_path).level == "ok", "it is made when it is needed"

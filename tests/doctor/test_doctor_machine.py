@@ -289,7 +289,7 @@ def test_what_the_environment_says_is_compared(
     assert (found.level, found.mend) == (level, mend), found
 
 
-def test_ddio_that_is_told_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_given_ddio_setting_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BELUGA_DDIO", "off")
     assert finding("ddio", made(tmp_path)).text == "off, as BELUGA_DDIO says"
 

@@ -55,7 +55,7 @@ def test_without_a_pool_all_is_well() -> None:
     assert levels(look()) == ["ok"] * len(NAMES)
 
 
-def test_a_pool_without_a_server_is_told_how_to_get_one(paths: list[Path]) -> None:
+def test_a_pool_without_a_server_raises_an_error_with_a_fix(paths: list[Path]) -> None:
     found = look(*paths)
     assert levels(found) == ["ok", "ok", "ok", "warning", "ok"]
     assert found["pool-server"].mend == f"beluga serve --pool {paths[0]} --pool {paths[1]}"
@@ -71,7 +71,7 @@ def test_a_server_answers_and_keeps_no_lane(paths: list[Path]) -> None:
         assert server.stat().live_count == 0
 
 
-def test_taken_lanes_are_said(paths: list[Path]) -> None:
+def test_taken_lanes_are_reported(paths: list[Path]) -> None:
     with Pool.open(paths) as pool, Server(pool):
         clients = [Client(pool) for _ in range(LANES)]
         found = look(*paths)["pool-server"]
@@ -148,7 +148,7 @@ def test_a_device_that_may_not_be_written_is_an_error(
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_why_there_is_no_session_is_told(
+def test_the_reason_of_a_missing_session_is_reported(
     paths: list[Path], failure: Exception, levels_of: tuple[str, str]
 ) -> None:
     look = PoolLook(tuple(paths))
@@ -182,7 +182,7 @@ def test_another_machine_with_this_hosts_number_is_an_error(
         assert look(path, host=1)["pool-host"].text == "the server knows this machine as host 1"
 
 
-def test_a_host_number_out_of_range_is_told(paths: list[Path]) -> None:
+def test_a_host_number_out_of_range_is_reported(paths: list[Path]) -> None:
     with Pool.open(paths) as pool, Server(pool):
         assert "from 0 to 63" in look(*paths, host=64)["pool-host"].text
 

@@ -196,7 +196,7 @@ def test_dynamos_form(pool: Pool, tmp_path: Path) -> None:
     assert [block["block_hash"] for block in blocks] == [1, 2]
 
 
-def test_an_endpoint_that_cannot_be_is_told(pool: Pool) -> None:
+def test_an_invalid_endpoint_is_reported(pool: Pool) -> None:
     server = MetaServer(pool)
     service = EventService(server, pool, EventSettings("ipc:///nowhere/a", "tcp://127.0.0.1:0"))
     with server, pytest.raises(RouterError, match="no events can be published"):

@@ -97,7 +97,7 @@ def test_objectives_are_of_the_last_interval() -> None:
     ]
 
 
-def test_a_router_says_its_advice(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_router_logs_its_advice(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         engine.metrics = (

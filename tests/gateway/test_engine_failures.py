@@ -32,7 +32,7 @@ def events_of(body: bytes) -> list[Any]:
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_busy_engine_is_left_alone_for_as_long_as_it_says(status: int) -> None:
+def test_a_busy_engine_gets_no_requests_for_the_pause_it_requested(status: int) -> None:
     async def scenario() -> None:
         a, b = FakeEngine(), FakeEngine()
         a.faults.status, a.faults.retry_after = status, "3600"
@@ -46,7 +46,7 @@ def test_a_busy_engine_is_left_alone_for_as_long_as_it_says(status: int) -> None
     run(scenario)
 
 
-def test_a_busy_engine_is_asked_again_when_its_time_has_come() -> None:
+def test_a_busy_engine_is_retried_after_its_pause() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         engine.faults.status, engine.faults.retry_after = 503, "1"
@@ -78,7 +78,7 @@ def test_where_nobody_may_wait_a_busy_engine_is_a_503_that_says_when() -> None:
 
 
 @pytest.mark.parametrize("drop", [{"drop_first": 9}, {"drop_after": 0}])
-def test_a_request_that_a_living_engine_broke_off_is_done_by_nobody_else(
+def test_a_request_aborted_by_a_living_engine_is_not_sent_to_another(
     drop: dict[str, int],
 ) -> None:
     """The engine may go on with it. With ``drop_after`` the headers have been sent by then."""

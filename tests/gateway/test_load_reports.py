@@ -89,7 +89,7 @@ def test_a_page_of_one_token_is_no_block_size() -> None:
         ("#" * 100, "longer than 0 MiB"),
     ],
 )
-def test_what_cannot_be_read_is_told_and_ends(
+def test_unreadable_metrics_are_a_problem_until_they_are_readable(
     metrics: str | None, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report_module, "ANSWER_MAX", 90)

@@ -91,7 +91,7 @@ def test_one_busy_answer_without_a_key_stops_no_later_request(status: int) -> No
     run(scenario)
 
 
-def test_a_request_that_waits_for_its_own_pause_keeps_nobody_out() -> None:
+def test_a_request_that_waits_for_its_own_pause_blocks_no_other() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         engine.faults.limited, engine.faults.retry_after = frozenset({"Bearer greedy"}), "15"
@@ -123,7 +123,7 @@ def test_a_request_whose_worker_asked_for_a_pause_goes_to_one_that_comes_up() ->
     run(scenario)
 
 
-def test_a_prompt_that_breaks_engines_takes_them_from_nobody() -> None:
+def test_a_prompt_that_crashes_engines_does_not_suspend_them_for_other_clients() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         engine.faults.poison = "poison"
@@ -197,7 +197,7 @@ def test_a_success_in_between_says_that_each_client_has_its_own_limit() -> None:
         assert engine.ready
 
 
-def test_a_client_is_kept_away_as_long_as_it_was_asked(clock: Any) -> None:
+def test_a_client_is_kept_away_for_the_requested_pause(clock: Any) -> None:
     standing = Standing()
     standing.busy("one", 60)
     standing.busy("one", 1)
@@ -239,7 +239,7 @@ def test_an_engine_is_suspected_by_one_client_once_a_minute(clock: Any) -> None:
     assert engine.health is Health.DOWN
 
 
-def test_an_engine_that_was_down_begins_anew() -> None:
+def test_an_engine_that_was_down_starts_with_a_clean_standing() -> None:
     engine = up()
     engine.busy("one", 60)
     engine.broke_off("two", "cut")

@@ -172,7 +172,7 @@ def test_the_feed_is_shown(tmp_path: Path) -> None:
     play(tmp_path, scenario, engine)
 
 
-def test_a_pool_of_blocks_of_another_size_is_told(tmp_path: Path) -> None:
+def test_a_pool_with_another_block_size_is_reported(tmp_path: Path) -> None:
     async def scenario(site: Site, server: Announcer) -> None:
         server.publish([stored(OURS, TOKENS, block_size=32)])
         await followed(site, server)
@@ -186,9 +186,7 @@ def test_a_pool_of_blocks_of_another_size_is_told(tmp_path: Path) -> None:
     play(tmp_path, scenario, FakeEngine())
 
 
-def test_a_pool_whose_server_is_silent_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_pool_server_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_listener_module, "BEHIND_S", 0.05)
 
     async def scenario(site: Site, server: Announcer) -> None:

@@ -94,7 +94,7 @@ def test_what_was_sent_before_is_not_prefilled_again_elsewhere(queue: ListQueue)
     run(play)
 
 
-def test_a_prefill_that_nobody_does_costs_time_and_no_request(queue: ListQueue) -> None:
+def test_an_unclaimed_prefill_costs_time_but_no_request(queue: ListQueue) -> None:
     async def play() -> None:
         async with routed(FakeEngine(), prefill=apart(wait_s=0.1)) as site:
             assert (await site.completed(prompt=LONG))[0] == 200
@@ -105,7 +105,7 @@ def test_a_prefill_that_nobody_does_costs_time_and_no_request(queue: ListQueue) 
     run(play)
 
 
-def test_a_prefill_that_nobody_takes_is_withdrawn_in_the_time_of_a_local_one(
+def test_an_unclaimed_prefill_is_withdrawn_after_the_time_of_a_local_one(
     queue: ListQueue,
 ) -> None:
     """The request waits for the estimate of its prompt, here about 0.2 s, and not for 60 s."""

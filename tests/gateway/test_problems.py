@@ -90,7 +90,7 @@ def test_the_block_size_is_learned_from_the_engine(tmp_path: Path, metrics: str)
     play(tmp_path, scenario, metrics=metrics)
 
 
-def test_a_wrong_block_size_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_block_size_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
         of_128(announcer)
         await said(site, "events", "has blocks of 128 tokens, but the router has 16")
@@ -104,7 +104,7 @@ def test_a_wrong_block_size_is_said(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert len(about) == len(set(about)) == 2  # although it was looked at many times
 
 
-def test_events_that_cannot_be_read_are_said(tmp_path: Path) -> None:
+def test_malformed_events_are_reported(tmp_path: Path) -> None:
     async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
         announcer.publish([{"type": "Nonsense"}])
         await said(site, "events", "1 KV events are malformed; the last: there is no KV event")
@@ -216,7 +216,7 @@ def test_an_engine_that_fails_to_tokenize_is_checked_on(
     play(tmp_path, scenario, tokenizer=tmp_path)
 
 
-def test_prompts_of_text_without_a_tokenizer_are_said(tmp_path: Path) -> None:
+def test_text_prompts_without_a_tokenizer_are_reported(tmp_path: Path) -> None:
     async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
         await site.completed(prompt=TOKENS)
         [worker] = site.service.fleet

@@ -54,7 +54,7 @@ async def made(site: Site, *, stream: bool, **more: Any) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_a_response_is_asked_of_the_engine_that_made_it(stream: bool) -> None:
+def test_a_request_for_a_response_goes_to_the_engine_that_made_it(stream: bool) -> None:
     async def scenario() -> None:
         async with routed(*(FakeEngine() for _ in range(3))) as site:
             names = [await made(site, stream=stream) for _ in range(6)]
@@ -75,7 +75,7 @@ def test_a_response_is_asked_of_the_engine_that_made_it(stream: bool) -> None:
     run(scenario)
 
 
-def test_a_response_of_a_dead_engine_is_not_asked_of_another() -> None:
+def test_a_request_for_a_dead_engines_response_goes_to_no_other() -> None:
     async def scenario() -> None:
         first, second = FakeEngine(), FakeEngine()
         async with routed(first, second) as site:

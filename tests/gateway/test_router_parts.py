@@ -87,7 +87,7 @@ def test_headers_of_a_hop_go_no_further() -> None:
 
 
 @pytest.mark.parametrize(("retry_s", "said"), [(None, None), (0.2, "1"), (1.0, "1"), (1.5, "2")])
-def test_a_refusal_says_when_to_come_back(retry_s: float | None, said: str | None) -> None:
+def test_a_refusal_has_a_retry_time(retry_s: float | None, said: str | None) -> None:
     answer = Refusal(503, "no", retry_after_s=retry_s, param="model").response()
     assert answer.status == 503
     assert answer.headers.get("Retry-After") == said
@@ -660,7 +660,7 @@ class Waiting:
         return task
 
 
-def test_nobody_overtakes_who_is_next() -> None:
+def test_no_request_overtakes_the_next_one() -> None:
     async def scenario() -> None:
         waiting = Waiting()
         one, two = await waiting.enter(1), await waiting.enter(2)
@@ -809,9 +809,7 @@ BOTH = ["http://a:8000", "http://b:8000"]
 
 
 @pytest.mark.parametrize("size", range(len(TWO)))
-def test_a_workers_file_that_is_written_anew_in_place_drains_nobody(
-    tmp_path: Path, size: int
-) -> None:
+def test_rewriting_a_workers_file_in_place_drains_no_worker(tmp_path: Path, size: int) -> None:
     slow = [TWO[:size], *[None] * (SETTLED_LOOKS - 1)]
     _, left = follow(tmp_path / "workers", TWO, *slow, TWO, *[None] * SETTLED_LOOKS)
     assert left == [BOTH] * len(left)
@@ -853,7 +851,7 @@ def test_the_line_none_in_a_workers_file_removes_all(tmp_path: Path) -> None:
         WorkersFile(path, Fleet()).read()
 
 
-def test_a_workers_file_that_cannot_be_read_is_told_of_once(
+def test_an_unreadable_workers_file_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "workers"

@@ -106,7 +106,7 @@ def test_a_model_is_read_of_any_request_where_several_are_served() -> None:
     run(play)
 
 
-def test_a_busy_engines_answer_comes_to_a_client_that_nobody_serves() -> None:
+def test_a_busy_engines_response_is_forwarded_if_no_engine_serves_the_client() -> None:
     async def play() -> None:
         engine = OpenAIEngine()
         limits = dataclasses.replace(QUICK, queue_s=0)
@@ -139,7 +139,7 @@ def test_an_engine_that_is_always_busy_is_not_waited_for_without_end() -> None:
     run(play)
 
 
-def test_an_engine_that_breaks_off_and_lives_is_not_asked_again() -> None:
+def test_an_engine_that_aborts_and_lives_gets_no_second_request() -> None:
     """It may have done the request."""
 
     async def play() -> None:

@@ -256,7 +256,7 @@ def test_developers_are_the_system_for_a_template_without_them() -> None:
     assert with_system_first(said[2:]) == [{"role": "system", "content": said[2]["content"]}]
 
 
-def test_a_tokenizer_without_a_template_is_told(
+def test_a_tokenizer_without_a_template_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Plain(Template):

@@ -104,7 +104,7 @@ def warnings(caplog: pytest.LogCaptureFixture, text: str) -> int:
 
 
 @pytest.mark.parametrize("policy", ["linear", "least-cost"])
-def test_blocks_behind_unknown_ones_are_told(
+def test_blocks_after_unknown_ones_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, policy: str
 ) -> None:
     async def scenario(site: Site, announcers: list[Announcer]) -> None:
@@ -163,7 +163,7 @@ def by_rank(announcer: Announcer, rank: int, event: object) -> None:
     announcer._live.send_multipart(frames)
 
 
-def test_more_ranks_than_the_index_has_room_for_are_told(
+def test_more_ranks_than_the_index_has_room_for_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(site: Site, announcers: list[Announcer]) -> None:
@@ -176,7 +176,7 @@ def test_more_ranks_than_the_index_has_room_for_are_told(
     assert warnings(caplog, "exceeds the limit") == 1
 
 
-def test_more_workers_than_the_index_has_room_for_are_told() -> None:
+def test_more_workers_than_the_index_has_room_for_are_reported() -> None:
     async def scenario() -> None:
         async with routed(FakeEngine(), FakeEngine(), policy="least-cost", index_ranks=1) as site:
             for _ in range(4):
@@ -220,7 +220,7 @@ def ranks(count: int) -> str:
     return "".join(f'vllm:num_requests_running{{engine="{n}"}} 0\n' for n in range(count))
 
 
-def test_ranks_without_an_endpoint_are_told(tmp_path: Path) -> None:
+def test_ranks_without_an_endpoint_are_reported(tmp_path: Path) -> None:
     async def scenario(site: Site, announcers: list[Announcer]) -> None:
         announcers[0].stored(TOKENS, 100)
         await said(site, "it has 2 data-parallel ranks, but KV events of 1 are configured")
@@ -324,7 +324,7 @@ def test_a_replay_that_comes_too_late_spoils_no_other(
     play(tmp_path, scenario, replay=True)
 
 
-def test_an_engine_that_comes_back_as_it_was_is_asked_for_all(tmp_path: Path) -> None:
+def test_an_engine_that_returns_unchanged_gets_a_full_replay_request(tmp_path: Path) -> None:
     """Only its connection was lost: it has its blocks, and goes on with its numbers."""
 
     async def scenario(site: Site, announcers: list[Announcer]) -> None:

@@ -89,7 +89,7 @@ def lobby(host: int, line: int) -> int:
     ),
     half=st.integers(0, 1),
 )
-def test_a_reply_to_somebody_else_gives_no_lane(
+def test_a_reply_to_another_client_gives_no_lane(
     target: Target, sequence: int, fields: dict[str, int], half: int
 ) -> None:
     struct = ffi.new("bl_lobby_reply *", fields)

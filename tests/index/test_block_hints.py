@@ -130,7 +130,7 @@ def test_a_budget_is_that_of_the_blocks_tenant(pool: Pool) -> None:
         assert held(meta, own) == set(own), "pins of one tenant cost another one blocks"
 
 
-def test_a_budget_goes_to_the_leading_blocks_because_nobody_finds_a_child_alone(
+def test_a_budget_goes_to_the_leading_blocks_because_a_child_needs_its_parent(
     pool: Pool,
 ) -> None:
     with serving(pool, budget=0.25) as (server, meta):

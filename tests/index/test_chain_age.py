@@ -14,9 +14,7 @@ from support.emulation import PATIENCE
 HERE = Path(__file__).parent
 
 
-def test_keys_that_nobody_has_brought_for_a_minute_are_wanted_no_more(
-    shm: Path, tmp_path: Path
-) -> None:
+def test_requested_keys_expire_after_a_minute(shm: Path, tmp_path: Path) -> None:
     clock = tmp_path / "clock.so"
     command = ["cc", "-shared", "-fPIC", "-o", str(clock), str(HERE / "wound_clock.c")]
     subprocess.run(command, check=True)

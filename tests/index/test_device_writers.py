@@ -152,7 +152,7 @@ def test_the_file_names_the_process_for_a_server_that_has_no_pidfd(
     assert meta.stat().used_bytes == 0
 
 
-def test_a_successor_knows_of_devices_too(
+def test_a_successor_has_the_device_list(
     pool: Pool, paths: list[Path], writer: Callable[[], Writer]
 ) -> None:
     with Process("serve_index", paths) as first:

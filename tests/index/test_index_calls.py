@@ -77,7 +77,7 @@ CALLS: dict[str, Callable[..., object]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_every_call_says_that_nobody_serves(pool: Pool, name: str) -> None:
+def test_every_call_reports_a_missing_server(pool: Pool, name: str) -> None:
     with MetaServer(pool), Client(pool) as client:
         put(MetaClient(client), [1])
         meta = MetaClient(client)

@@ -99,7 +99,7 @@ def test_what_somebody_waits_for_comes_before_prefetches_also_from_a_store(below
     assert below.take(Work.COLD, 4) == [2000, 2001, 1000, 1001]
 
 
-def test_keys_of_a_client_that_ended_are_wanted_by_nobody(below: Below) -> None:
+def test_requests_of_an_ended_client_are_dropped(below: Below) -> None:
     with Client(below.pool) as other:
         MetaClient(other).onboard(keys(*range(50)))
         assert below.server.lower_stat().wanted_count == 50

@@ -166,7 +166,7 @@ def test_the_journal_tells_of_named_blocks_alone(pool: Pool) -> None:
         assert [generations[4], int(rest["generation"][0])] == generations[1:3]
 
 
-def test_an_evicted_block_and_a_pinned_one_are_told(pool: Pool) -> None:
+def test_an_evicted_block_and_a_pinned_one_are_reported(pool: Pool) -> None:
     server = MetaServer(pool)
     server.attach_journal(10_000)
     with server, KVCache(pool, namespace="named") as cache:
@@ -200,7 +200,7 @@ def test_changes_without_room_are_counted(pool: Pool) -> None:
         assert len(server.take_changes(100)[0]) == 2
 
 
-def test_a_server_without_a_journal_tells_nothing(pool: Pool, server: MetaServer) -> None:
+def test_a_server_without_a_journal_reports_no_changes(pool: Pool, server: MetaServer) -> None:
     with KVCache(pool, namespace="named") as cache:
         put(cache, range(2), named(range(2)))
     changes, lost = server.take_changes(10)

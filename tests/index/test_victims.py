@@ -220,7 +220,7 @@ def test_where_all_must_stay_nothing_goes(count: int) -> None:
     assert scene.choose(count) == ([], -1)
 
 
-def test_more_than_there_is_costs_nobody_a_block() -> None:
+def test_a_reservation_above_the_capacity_evicts_no_block() -> None:
     scene = Scene(2)
     scene.age([scene.add(page, 64) for page in range(0, 2 * STRIPE_PAGES, 64)])
     assert scene.choose(2 * STRIPE_PAGES + 1) == ([], -1)

@@ -409,7 +409,7 @@ def test_with_wait_a_full_tier_below_stops_nobody_for_good() -> None:
     assert scene.below.blocks == {}
 
 
-def test_with_drop_eviction_waits_for_nobody() -> None:
+def test_with_drop_eviction_waits_for_no_offload() -> None:
     scene = Scene(device=2, offload="drop")
     for number in range(5):
         scene.device.store([number], "r")
@@ -445,7 +445,7 @@ def test_hot_blocks_that_are_expected_are_prefetched() -> None:
     assert scene.moved("prefetch") == 2
 
 
-def test_a_prefetch_takes_only_room_that_nobody_waits_for() -> None:
+def test_a_prefetch_takes_only_room_that_no_reservation_waits_for() -> None:
     scene = Scene()
     scene.sunk()
     heat_up(scene, 1, 2)

@@ -48,7 +48,7 @@ def target() -> BlockLayout:
         (2, [[1, 0], [2, 0]], [0, 1], "blocks 1 to 2 of 2"),
     ],
 )
-def test_wrong_tokens_are_told_though_nothing_is_there(
+def test_wrong_tokens_are_reported_even_in_an_empty_pool(
     cache: KVCache, target: BlockLayout, count: int, tokens: Any, slots: Any, *, match: str
 ) -> None:
     with pytest.raises(LayoutError, match=match):

@@ -223,7 +223,7 @@ def test_a_block_that_cannot_fit_is_refused_with_its_reason(cache: KVCache) -> N
         result.raise_for_refused()
 
 
-def test_a_block_larger_than_any_pool_takes_is_not_asked_for(cache: KVCache) -> None:
+def test_a_block_above_the_size_limit_is_not_requested(cache: KVCache) -> None:
     with pytest.raises(LayoutError, match=r"takes up to 1073741824"):
         cache.put(digests(1), np.zeros((1, (1 << 30) + 1), dtype=np.uint8))
 

@@ -123,7 +123,7 @@ def test_names_are_what_they_say(pool: Pool, server: MetaServer) -> None:
             KVCache(pool, namespace="test", engine=name)  # type: ignore[arg-type]
 
 
-def test_by_name_the_dsa_copies_alone(
+def test_only_the_dsa_copies_if_it_is_named(
     pool: Pool, server: MetaServer, cache: KVCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in.install(monkeypatch)

@@ -62,7 +62,7 @@ def test_a_client_reports_now_and_then_only(
     assert call_count(server) == 1  # there was nothing to tell
 
 
-def test_a_server_that_knows_no_reports_is_told_none(
+def test_a_server_without_support_gets_no_reports(
     at_once: None, cache: KVCache, server: MetaServer
 ) -> None:
     with server._running() as handle:

@@ -92,7 +92,7 @@ def test_what_was_never_stored_leaves_no_trace(pool: Pool) -> None:
         assert "1 blocks are of namespaces" in why(pool, Namespace({"name": "x"})).text
 
 
-def test_evicted_blocks_are_told_from_removed_ones(pool: Pool) -> None:
+def test_evicted_blocks_are_distinguished_from_removed_ones(pool: Pool) -> None:
     with MetaServer(pool):
         put(pool, Namespace(FIELDS))
         with KVCache(pool, namespace=Namespace(FIELDS)) as cache:

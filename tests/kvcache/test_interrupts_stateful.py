@@ -197,13 +197,13 @@ QUICK = settings(
 )
 
 
-def test_nobody_is_harmed_by_interrupts(compiled: None) -> None:
+def test_interrupts_cause_no_failure(compiled: None) -> None:
     run_state_machine_as_test(Interrupted, settings=QUICK)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_nobody_is_harmed_by_many_interrupts(compiled: None) -> None:
+def test_many_interrupts_cause_no_failure(compiled: None) -> None:
     run_state_machine_as_test(
         Interrupted, settings=settings(QUICK, max_examples=300, stateful_step_count=30)
     )

@@ -89,7 +89,7 @@ def test_gets_have_their_share_beside_puts_without_end(link: Link, process: Star
     assert right == 5, f"not 8 to 1: {seen}"
 
 
-def test_who_is_killed_in_the_midst_holds_nobody_up(link: Link, process: Start) -> None:
+def test_a_process_killed_during_a_copy_blocks_no_other(link: Link, process: Start) -> None:
     getter, putter = process("get"), process("put")
     direction = link.directions[Direction.READ]
     end = time.monotonic() + WAIT_S

@@ -52,7 +52,7 @@ def stored_and_fetched(cache: KVCache, first: int, size: int = SIZE) -> bool:
     return cache.get(names, found).hits == 2 and bool((found == blocks).all())
 
 
-def test_by_name_it_copies(pool: Pool, server: MetaServer) -> None:
+def test_cache_copies_with_the_named_engine(pool: Pool, server: MetaServer) -> None:
     with KVCache(pool, namespace="test", engine="toy") as cache:
         engine = cache.engine
         assert isinstance(engine, ToyEngine)

@@ -119,7 +119,7 @@ def test_locks_of_other_names_are_others(etcd: Etcd) -> None:
     assert other.acquire(0)
 
 
-def test_what_nobody_renews_ends(etcd: Etcd) -> None:
+def test_a_lease_without_renewal_ends(etcd: Etcd) -> None:
     one, other = etcd.lease("silent", ttl_s=2), etcd.lease("silent")
     assert one.acquire(0)
     assert other.acquire(60)  # etcd must notice the end of the first one

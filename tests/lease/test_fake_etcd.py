@@ -186,7 +186,7 @@ def test_what_was_never_held_asks_for_nothing(etcd: Etcd) -> None:
     assert etcd.asked == []
 
 
-def test_a_lease_that_etcd_has_ended_is_asked_for_anew(etcd: Etcd, clock: Clock) -> None:
+def test_a_lease_that_etcd_ended_is_requested_again(etcd: Etcd, clock: Clock) -> None:
     one = lease(etcd, ttl_s=2)
     assert one.acquire(0)
     clock.now_s += 3
@@ -194,7 +194,7 @@ def test_a_lease_that_etcd_has_ended_is_asked_for_anew(etcd: Etcd, clock: Clock)
     assert one.acquire(0)
 
 
-def test_a_refusal_of_etcd_says_why(etcd: Etcd) -> None:
+def test_an_etcd_error_has_the_reason(etcd: Etcd) -> None:
     etcd.status = 401
     with pytest.raises(LeaseError, match="etcd refuses /v3/lease/grant: 401 not now"):
         lease(etcd).acquire(0)
@@ -250,7 +250,7 @@ def test_user_is_authenticated_again_when_the_token_has_ended(
     ("user", "says"),
     [("beluga:wrong", "etcd refuses the user beluga: 400 .*; set ETCDCTL_USER"), ("", "401")],
 )
-def test_wrong_user_is_told_what_to_set(
+def test_the_wrong_user_gets_an_error_with_a_fix(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, user: str, says: str
 ) -> None:
     monkeypatch.setenv("ETCDCTL_USER", user)
@@ -286,7 +286,7 @@ def test_no_redirection_is_followed(etcd: Etcd) -> None:
         lease(etcd).acquire(0)
 
 
-def test_no_proxy_is_asked(etcd: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_proxy_is_used(etcd: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     assert lease(etcd).acquire(0)
 

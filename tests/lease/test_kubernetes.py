@@ -140,7 +140,7 @@ def test_another_client_s_record_without_a_duration_has_ours(
 
 
 @pytest.mark.parametrize("status", [401, 500])
-def test_a_refusal_says_why(api: Api, account: Path, status: int) -> None:
+def test_a_refusal_has_a_reason(api: Api, account: Path, status: int) -> None:
     api.status = status
     with pytest.raises(LeaseError, match=f"to show the lease: {status} not today"):
         lease(api, account).acquire(0)

@@ -33,25 +33,25 @@ def _http(text: str, test: str, *others: Cell) -> tuple[Cell, ...]:
 TABLE: dict[str, tuple[Cell, ...]] = {
     "silent clients": _http(
         "the slowest connection is closed",
-        f"{_SLOW}::test_clients_that_do_not_go_on_keep_nobody_out",
+        f"{_SLOW}::test_stalled_clients_do_not_keep_others_out",
         Cell("libzmq ends a handshake after 30 s; their number has no bound"),
         _CONNECTS,
     ),
     "a byte now and then": _http(
         "counts as silent",
-        f"{_SLOW}::test_clients_that_send_a_byte_now_and_then_keep_nobody_out",
+        f"{_SLOW}::test_slow_clients_do_not_keep_others_out",
         Cell("as silent ones"),
         _CONNECTS,
     ),
     "half-sent bodies": (
         Cell("count as silent", f"{_SLOW}::test_half_sent_bodies_keep_no_request_out"),
-        *[Cell("count as silent", f"{_SLOW}::test_clients_that_do_not_go_on_keep_nobody_out")] * 3,
+        *[Cell("count as silent", f"{_SLOW}::test_stalled_clients_do_not_keep_others_out")] * 3,
         Cell("as silent ones"),
         _CONNECTS,
     ),
     "clients that do not read": _http(
         "the slowest connection is closed",
-        f"{_SLOW}::test_clients_that_do_not_read_keep_nobody_out",
+        f"{_SLOW}::test_clients_that_do_not_read_do_not_keep_others_out",
         Cell(
             "at most 1,000 messages wait; a replay ends after 10 s",
             f"{_SIZES}::test_routers_that_do_not_read_have_few_messages_here",
@@ -124,7 +124,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
             "no engine's address in headers",
             f"{_CALLERS}::test_an_engines_own_address_is_in_no_answer",
         ),
-        *[Cell("shown nowhere", f"{_CALLERS}::test_a_token_is_asked_for_and_shown_nowhere")] * 2,
+        *[Cell("shown nowhere", f"{_CALLERS}::test_a_token_is_required_and_never_printed")] * 2,
         Cell("has none"),
         Cell("has none"),
         Cell("no error shows a password", f"{_QUEUE}::test_no_error_shows_a_queues_password"),
@@ -137,7 +137,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         ),
         Cell(
             "token and TLS if given; reads only",
-            f"{_CALLERS}::test_a_token_is_asked_for_and_shown_nowhere",
+            f"{_CALLERS}::test_a_token_is_required_and_never_printed",
         ),
         Cell("cannot reach it"),
         Cell("neither; listen on a network of its own"),
@@ -150,7 +150,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         "health is answered",
         f"{_SIZES}::test_a_flood_of_valid_requests_leaves_health_answered",
         Cell("delay no event", f"{_SIZES}::test_a_flood_of_replays_delays_no_event"),
-        Cell("1,024 tasks", "../disagg/test_queue.py::test_a_full_queue_says_so"),
+        Cell("1,024 tasks", "../disagg/test_queue.py::test_a_full_queue_raises_a_clear_error"),
     ),
 }
 

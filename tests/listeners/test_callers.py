@@ -160,7 +160,7 @@ def test_operators_on_other_machines_need_a_token(run: Any, tmp_path: Path) -> N
 SECRET = "-".join(["of", "the", "operators"] * 3)
 
 
-def test_a_token_is_asked_for_and_shown_nowhere(start: Start, shm: Path) -> None:
+def test_a_token_is_required_and_never_printed(start: Start, shm: Path) -> None:
     from beluga.pool import Pool
 
     (shm / "token").write_text(SECRET + "\n")
@@ -238,7 +238,7 @@ def test_both_servers_speak_tls(start: Start, shm: Path) -> None:
                 urlopen(url.replace("https", "http"), timeout=30)  # noqa: S310
 
 
-def test_handshakes_that_do_not_go_on_keep_nobody_out(start: Start, shm: Path) -> None:
+def test_stalled_handshakes_do_not_keep_others_out(start: Start, shm: Path) -> None:
     """They have no place yet, and end by themselves after 10 s only."""
     pair, context = certificate(shm)
     gateway = start(

@@ -30,7 +30,7 @@ def made(folder: Path, *secret: str) -> str:
     return f"{folder / 'cert'},{folder / 'key'}"
 
 
-def test_a_token_shows_itself_to_nobody() -> None:
+def test_a_token_is_not_in_its_repr() -> None:
     assert SECRET not in f"{Token(SECRET)!r} {Token(SECRET)} {[Token(SECRET)]}"
 
 

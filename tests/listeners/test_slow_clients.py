@@ -89,12 +89,12 @@ SLOW: dict[str, Callable[[Listener], bytes]] = {
 
 
 @pytest.mark.parametrize("how", SLOW)
-def test_clients_that_do_not_go_on_keep_nobody_out(listener: Listener, how: str) -> None:
+def test_stalled_clients_do_not_keep_others_out(listener: Listener, how: str) -> None:
     with many(listener, SLOW[how](listener)):
         answers_meanwhile(listener)
 
 
-def test_clients_that_send_a_byte_now_and_then_keep_nobody_out(listener: Listener) -> None:
+def test_slow_clients_do_not_keep_others_out(listener: Listener) -> None:
     ending = threading.Event()
 
     def drip(peers: list[socket.socket]) -> None:
@@ -114,7 +114,7 @@ def test_clients_that_send_a_byte_now_and_then_keep_nobody_out(listener: Listene
 
 
 @pytest.mark.long
-def test_clients_that_do_not_read_keep_nobody_out(served: Site, listener: Listener) -> None:
+def test_clients_that_do_not_read_do_not_keep_others_out(served: Site, listener: Listener) -> None:
     served.engine.chunks = 1 << 20
     head = f"GET {listener.large} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
     with many(listener, head * 200):

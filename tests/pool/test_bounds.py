@@ -42,7 +42,7 @@ def slice_of(folder: Path, size: int) -> Device:
     return examine(DeviceSpec.parse(f"{path}@2M+{size}"))
 
 
-def test_a_device_has_as_many_bytes_as_are_asked_for(tmp_path: Path) -> None:
+def test_a_device_has_the_requested_size(tmp_path: Path) -> None:
     small = file_of(tmp_path, "small", 5 * MIB)
     for wanted in (4 * MIB, 6 * MIB):
         assert creation._choose_size([small], wanted) == wanted  # a file grows

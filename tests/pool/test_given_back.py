@@ -63,9 +63,7 @@ def test_no_descriptor_stays_open(paths: list[Path], act: Callable[[list[Path]],
     assert open_files() == before
 
 
-def test_memory_is_unmapped_once_and_when_nobody_uses_it(
-    paths: list[Path], core: WatchedCore
-) -> None:
+def test_memory_is_unmapped_once_when_no_longer_used(paths: list[Path], core: WatchedCore) -> None:
     pool = Pool.open(paths)
     with pool.using():
         core.calls.clear()

@@ -28,7 +28,7 @@ def test_prefault_gives_sparse_files_no_room(shm: Path) -> None:
         assert (shm / "a").stat().st_blocks == before
 
 
-def test_a_file_that_cannot_be_removed_is_said(
+def test_a_file_that_cannot_be_removed_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Pool.create([tmp_path / "a"], device_size=SIZE, sparse=True).close()

@@ -190,7 +190,7 @@ def test_children_report_by_lines(child: Any) -> None:
         ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"),
     ],
 )
-def test_what_ended_a_child_is_told(child: Any, code: str, said: str) -> None:
+def test_the_reason_of_a_childs_end_is_reported(child: Any, code: str, said: str) -> None:
     with pytest.raises(ReplayError, match=said):
         child(code).next_report()
 
@@ -210,7 +210,7 @@ def test_a_child_that_does_not_end_is_killed(child: Any, monkeypatch: pytest.Mon
     assert made._child.returncode == -signal.SIGKILL
 
 
-def test_a_child_without_a_stdin_of_its_own_is_told_to_end(child: Any) -> None:
+def test_a_child_without_its_own_stdin_is_signaled_to_end(child: Any) -> None:
     made = child("print('{\"ready\": 1}', flush=True); import signal; signal.pause()",
                  subprocess.DEVNULL)  # fmt: skip
     assert made.next_report()
@@ -435,7 +435,7 @@ def test_a_block_that_is_written_for_too_long_is_put(cache: Cache) -> None:
     assert 0.1 <= clock.now_s - 1000 + cache.gets / 4096 <= 0.102
 
 
-def test_a_client_tells_its_progress_ten_times_a_second(
+def test_a_client_reports_its_progress_ten_times_a_second(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = []

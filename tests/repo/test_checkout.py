@@ -93,7 +93,7 @@ def test_without_an_installation_one_line_says_what_to_do(checkout: Path) -> Non
     assert python(checkout, "-m", "beluga", "ping") == (1, "", f"beluga: error: {advice}")
 
 
-def test_a_core_that_cannot_be_loaded_is_said(checkout: Path) -> None:
+def test_a_core_that_cannot_be_loaded_is_reported(checkout: Path) -> None:
     (core,) = (ROOT / "beluga").glob("_core*.so")
     (checkout / "beluga" / core.name).write_bytes(b"of another machine")
     status, told, error = python(checkout, "-m", "beluga", "ping")

@@ -130,7 +130,7 @@ def test_the_version_is_that_of_the_distribution() -> None:
 
 
 @pytest.mark.parametrize("name", ["beluga", "cxl-rpc"])
-def test_the_commands_tell_the_version(name: str) -> None:
+def test_the_commands_print_the_version(name: str) -> None:
     program = Path(sys.executable).with_name(name)
     if not program.exists():
         pytest.skip(f"{name} is not installed beside {sys.executable}")

@@ -120,7 +120,7 @@ def test_the_drawn_tree_is_the_tree_of_classes() -> None:
     assert drawn == classes
 
 
-def test_each_class_says_what_to_do() -> None:
+def test_each_class_has_advice() -> None:
     for _, name in drawn_tree():
         said = vars(getattr(errors, name))["__doc__"] or ""
         assert re.fullmatch(r"[A-Z].+\.", said, re.DOTALL), name

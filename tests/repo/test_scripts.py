@@ -62,7 +62,7 @@ def test_all_that_passes_ends_with_the_summary_of_the_tests(tree: Path) -> None:
         assert any(line.startswith(f"ran {name}") for line in lines), name
 
 
-def test_a_failure_is_said_and_is_the_status(tree: Path) -> None:
+def test_a_failure_is_reported_and_sets_the_exit_status(tree: Path) -> None:
     stand_in(tree / "scripts/fuzz", status=1)
     stand_in(tree / "scripts/ci/test-pythons", status=77)
     stand_in(tree / "scripts/mutants", status=124)

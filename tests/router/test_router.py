@@ -114,7 +114,7 @@ def test_demands_are_kept(demand: Constraints, fitting: set[Worker]) -> None:
     assert {found.worker for found in router().candidates(QUERY, demand)} == fitting
 
 
-def test_a_demand_nobody_meets_is_an_error() -> None:
+def test_a_requirement_that_no_worker_meets_is_an_error() -> None:
     with pytest.raises(NoWorkersError):
         router().choose(QUERY, Constraints(pin=Worker(9)))
 

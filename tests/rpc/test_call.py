@@ -135,7 +135,7 @@ def test_ping_measures_a_round_trip(client: Client) -> None:
     assert 0 < client.ping() < 5
 
 
-def test_a_closed_client_says_so(client: Client) -> None:
+def test_a_closed_client_raises_a_clear_error(client: Client) -> None:
     client.close()
     with pytest.raises(RpcError, match="closed"):
         client.call(ECHO)

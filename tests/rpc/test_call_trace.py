@@ -150,7 +150,7 @@ def test_a_call_that_its_server_died_in_is_unfinished(pool: Pool, paths: list[Pa
     assert read(pool).slowest(1) == [last]
 
 
-def test_a_server_without_room_for_its_trace_serves_and_says_so(
+def test_a_server_without_room_for_its_trace_serves_and_logs_it(
     pool: Pool, paths: list[Path]
 ) -> None:
     code = (

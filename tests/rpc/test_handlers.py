@@ -166,7 +166,7 @@ def test_a_nan_stays_one(client: Client) -> None:
     assert math.isnan(found)
 
 
-def test_a_dataclass_is_made_anew_on_both_sides(client: Client) -> None:
+def test_a_dataclass_is_rebuilt_on_both_sides(client: Client) -> None:
     line = Line([Point(1, 2.5), Point(3)], "a", {"m": b"\1"})
     assert client.remote(twice)(line) == twice(line)
     assert client.call("twice", line, returns=Line) == twice(line)
@@ -265,7 +265,7 @@ def test_space_of_an_incomplete_message_is_reused(
         one.close()
 
 
-def test_a_part_without_those_before_it_is_asked_for_anew(client: Client) -> None:
+def test_a_part_without_its_predecessors_is_requested_again(client: Client) -> None:
     for kind, at in ((parts.SEND, 100), (parts.MORE, 0)):
         reply = client.call(FUNCTION, parts._HEAD.pack(kind, 9, at, 200) + b"x")
         assert parts._HEAD.unpack(reply) == (parts.AGAIN, 9, 0, 0)
@@ -454,7 +454,7 @@ def test_handlers_are_described(client: Client) -> None:
     assert str(found["pair"]) == "pair(a: int, b: tuple[str, ...] = ...) -> tuple[int, str]"
 
 
-def test_a_server_without_handlers_says_how_to_start_one(pool: Pool) -> None:
+def test_an_error_shows_how_to_start_a_server_with_handlers(pool: Pool) -> None:
     with Server(pool), Client(pool) as client:
         with pytest.raises(NoMethodError, match=r"no handlers.*--handlers MODULE:NAME"):
             client.call("length", b"")

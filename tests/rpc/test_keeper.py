@@ -125,7 +125,7 @@ def test_while_it_is_not_time_the_lease_is_left_to_others() -> None:
     assert lease.taken_and_given() == ["acquire"]
 
 
-def test_a_lease_that_cannot_be_asked_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lease_is_retried_if_its_server_does_not_reply(caplog: pytest.LogCaptureFixture) -> None:
     away = LeaseError("etcd does not answer")
     server, lease = FakeServer(), FakeLease(acquires=[away, away, LeaseError("no"), True])
     with caplog.at_level(logging.WARNING):

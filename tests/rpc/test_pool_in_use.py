@@ -80,7 +80,7 @@ def test_destroy_succeeds_once_the_pool_is_unused(paths: list[Path]) -> None:
     assert not any(path.exists() for path in paths)
 
 
-def test_a_pool_says_whether_it_is_in_use(paths: list[Path]) -> None:
+def test_a_pool_reports_whether_it_is_in_use(paths: list[Path]) -> None:
     with Pool.create(paths, device_size=SIZE, sparse=True) as pool:
         pool.refuse_in_use()
         with Server(pool):

@@ -174,7 +174,7 @@ def test_a_servers_forked_child_holds_none_of_its_files(pool: Pool) -> None:
     server.stop()
 
 
-def test_serve_forever_ends_when_it_is_asked(pool: Pool) -> None:
+def test_serve_forever_ends_on_request(pool: Pool) -> None:
     server = Server(pool)
     server.handle(METHOD_USER, lambda request: request)
     thread = threading.Thread(target=server.serve_forever)

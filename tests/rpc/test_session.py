@@ -43,7 +43,7 @@ def liveness_locks(pool: Pool) -> int:
     return len(list(pool.runtime_dir.glob("alive-*")))
 
 
-def test_without_a_server_a_client_is_told_at_once(pool: Pool) -> None:
+def test_without_a_server_a_client_gets_an_error_at_once(pool: Pool) -> None:
     start = time.monotonic()
     with pytest.raises(NoServerError, match="beluga serve"):
         Client(pool, timeout_s=60)
@@ -51,7 +51,7 @@ def test_without_a_server_a_client_is_told_at_once(pool: Pool) -> None:
     assert liveness_locks(pool) == 0
 
 
-def test_after_a_server_has_stopped_a_client_is_told_at_once(pool: Pool) -> None:
+def test_a_stopped_server_is_an_error_at_once(pool: Pool) -> None:
     with Server(pool):
         pass
     with pytest.raises(NoServerError):
@@ -225,7 +225,9 @@ def test_a_forked_child_may_close_what_it_inherited(pool: Pool, server: Server) 
         assert client.call(METHOD_USER, b"after") == b"after"
 
 
-def test_a_forked_child_attaches_anew(pool: Pool, server: Server, paths: list[Path]) -> None:
+def test_a_forked_child_attaches_with_its_own_session(
+    pool: Pool, server: Server, paths: list[Path]
+) -> None:
     def attach() -> str:
         with Pool.open(paths) as mine, Client(mine) as client:
             return client.call(METHOD_USER, b"a session of my own").decode()

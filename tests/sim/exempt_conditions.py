@@ -969,7 +969,7 @@ TESTED: Conditions = {
             "g_for_a_while_only"
         ),
         ("session->attached", 0, "true"): (
-            "tests/rpc/test_session.py::test_without_a_server_a_client_is_told_at_once"
+            "tests/rpc/test_session.py::test_without_a_server_a_client_gets_an_error_at_once"
         ),
     },
     ("rpc/lobby.c", "bl_lobby_exchange"): {
@@ -982,17 +982,17 @@ TESTED: Conditions = {
             "_its_number"
         ),
         ("status == 0 && nobody && !session->old_nonce", 0, "false"): (
-            "tests/rpc/test_session.py::test_without_a_server_a_client_is_told_at_once"
+            "tests/rpc/test_session.py::test_without_a_server_a_client_gets_an_error_at_once"
         ),
         ("epoch.epoch != asked", 0, "true"): (
             "tests/index/test_block_calls.py::test_a_block_larger_than_the_pool_is_rejected_"
             "without_an_eviction"
         ),
         ("epoch.epoch == 0", 0, "false"): (
-            "tests/rpc/test_session.py::test_without_a_server_a_client_is_told_at_once"
+            "tests/rpc/test_session.py::test_without_a_server_a_client_gets_an_error_at_once"
         ),
         ("epoch.state == BL_SERVER_STOPPED", 0, "false"): (
-            "tests/rpc/test_session.py::test_after_a_server_has_stopped_a_client_is_told_at_once"
+            "tests/rpc/test_session.py::test_a_stopped_server_is_an_error_at_once"
         ),
         ("serving", 3, "true"): "tests/rpc/test_server.py::test_a_call_without_a_server_ends",
     },
@@ -1132,7 +1132,7 @@ TESTED: Conditions = {
     },
     ("index/client.c", "bl_meta_sum"): {
         ("status < 0", 0, "false"): (
-            "tests/index/test_index_calls.py::test_every_call_says_that_nobody_serves"
+            "tests/index/test_index_calls.py::test_every_call_reports_a_missing_server"
         ),
         ("count - done < batch", 0, "false"): (
             "tests/index/test_block_calls.py::test_a_block_pinned_twice_needs_two_releases"
@@ -1273,7 +1273,7 @@ TESTED: Conditions = {
     },
     ("rpc/takeover.c", "bl_takeover_farewell"): {
         ("status >= 0 && line.epoch <= server->epoch", 0, "false"): (
-            "tests/rpc/test_session.py::test_after_a_server_has_stopped_a_client_is_told_at_once"
+            "tests/rpc/test_session.py::test_a_stopped_server_is_an_error_at_once"
         ),
     },
     ("rpc/takeover.c", "bl_takeover_follow"): {

@@ -221,7 +221,7 @@ def test_a_survivor_fails_the_run(
     assert last == "caught 0 of 1"
 
 
-def test_what_there_was_no_time_for_is_said(
+def test_skipped_work_is_reported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mutants, "known_catches", dict)  # what was caught before is always tried

@@ -44,7 +44,7 @@ def test_soak_says_how_to_replay_a_failure_and_keeps_it(
     assert any(first == f"wrong bytes: scripts/soak --replay {case}" for case in kept())
 
 
-def test_replay_refuses_what_nobody_knows() -> None:
+def test_replay_refuses_unknown_names() -> None:
     assert parse("lane:7") == Case("lane", 7, "software")
     assert parse("lane:7:hardware") == Case("lane", 7, "hardware")
     with pytest.raises(ValueError, match="no scenario"):

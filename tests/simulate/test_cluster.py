@@ -230,7 +230,7 @@ def test_a_prompt_is_in_the_pool_once_it_is_written(paid: bool) -> None:
     assert made.write.copies == []
 
 
-def test_a_serial_worker_says_how_many_wait() -> None:
+def test_a_serial_worker_reports_its_queue_length() -> None:
     made = cluster(*[TraceEntry(0, 100, 1, ())] * 3, engine="serial")
     [engine] = made.engines
     assert (engine.metrics().request_active_slots, engine.metrics().num_requests_waiting) == (0, 0)
@@ -249,7 +249,7 @@ def test_serial_workers_are_busy_from_the_fetch_to_the_first_token() -> None:
     assert ran.requests[1].first_token == pytest.approx(10.210)
 
 
-def test_progress_is_told_after_every_run() -> None:
+def test_progress_is_reported_after_every_run() -> None:
     told: list[tuple[int, int]] = []
     trace = make_trace("small", BLOCK, [TraceEntry(0, 10, 1, ())], 1.0)
     options = Options(workers=1, model=MODEL)

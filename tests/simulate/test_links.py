@@ -71,7 +71,7 @@ def test_links_move_what_they_can_while_they_have_work() -> None:
     )
 
 
-def test_links_say_what_sharing_cost() -> None:
+def test_links_report_the_cost_of_sharing() -> None:
     links = Links([GB])
     ended: list[float] = []
     for _ in range(2):

@@ -83,7 +83,7 @@ def test_hit_rates_count_blocks_and_their_tails() -> None:
     assert (split.hit_rate_pool, split.hit_rate_local) == (0, pytest.approx(3 / 9))
 
 
-def test_a_row_says_what_workers_and_links_did() -> None:
+def test_a_row_has_the_work_of_workers_and_links() -> None:
     found = row(*REQUESTS)
     assert found.load_imbalance == 1.5
     assert (found.link_read_utilisation, found.link_write_utilisation) == (0.5, 0.25)
@@ -188,7 +188,7 @@ def test_saved_prefill_is_the_time_of_what_was_found() -> None:
     )
 
 
-def test_a_report_of_nothing_says_so() -> None:
+def test_an_empty_report_is_marked_as_empty() -> None:
     read = Page(html(Options(), []))
     assert read.texts["p"][0] == "No request was served."
     assert "svg" not in read.count
@@ -201,7 +201,7 @@ def test_names_in_a_page_are_escaped(rows: list[Row]) -> None:
     assert "simulate '<b>'" in read.texts["dd"]
 
 
-def test_a_page_says_what_was_simulated(rows: list[Row]) -> None:
+def test_a_page_describes_the_simulation(rows: list[Row]) -> None:
     options = Options(
         workers=2, hbm=80 * 10**9, pool=3 * 10**12, local=500 * 10**9, bandwidth=7e9, speed=2.0
     )

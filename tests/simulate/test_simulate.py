@@ -67,7 +67,7 @@ def test_every_request_is_served_in_order_and_nothing_is_left(
     assert sum(cluster.network.read.moved[path] for path in paths) == fetched
 
 
-def test_both_memories_are_of_one_size_unless_told() -> None:
+def test_both_memories_have_one_size_by_default() -> None:
     assert OPTIONS.local_bytes * OPTIONS.workers == pytest.approx(OPTIONS.pool_bytes, abs=3)
     assert Options(local=10 * GIB, workers=4).pool_bytes == 40 * GIB
     rows = simulate(TRACE, OPTIONS, policies=["random"])

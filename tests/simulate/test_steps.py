@@ -129,7 +129,7 @@ def test_a_prompt_that_comes_as_a_step_ends_is_in_the_next() -> None:
     assert engine.busy_s == pytest.approx(cluster.end_s)
 
 
-def test_a_worker_says_what_runs_what_waits_and_what_is_in_use() -> None:
+def test_a_worker_reports_running_and_waiting_requests_and_memory_use() -> None:
     options = Options(workers=1, model=MODEL, hbm=20 * BLOCK, slots=2)
     prompts = [TraceEntry(0, 3 * BLOCK, BLOCK, ())] * 4
     cluster = Cluster(make_trace("four", BLOCK, prompts, 1.0), options, policy="random",

@@ -148,7 +148,7 @@ def test_what_is_used_stays() -> None:
     assert tier.stat.present == 0
 
 
-def test_several_tiers_are_asked_at_once() -> None:
+def test_several_tiers_are_queried_at_once() -> None:
     tiers = [SimulatedTier(10, 5) for _ in range(3)]
     tiers[0].put(ids(0, 1), 2)
     tiers[2].put(ids(0), 1)

@@ -195,7 +195,7 @@ def test_many_threads_save_and_load(tier: DiskTier) -> None:
     assert wrong == []
 
 
-def test_the_tier_lists_its_keys_and_tells_what_it_evicts(tier: DiskTier) -> None:
+def test_the_tier_lists_its_keys_and_reports_evictions(tier: DiskTier) -> None:
     lost: set[int] = set()
     tier.on_lost(lambda keys: lost.update(keys[:, 0].tolist()))
     for number in range(0, 40, 4):

@@ -125,7 +125,7 @@ def test_a_bit_that_flips_once_is_read_again(disk: FaultyDisk) -> None:
     assert all(disk.load(range(4)))
 
 
-def test_bytes_that_stay_wrong_are_dropped_and_told(disk: FaultyDisk) -> None:
+def test_bytes_that_stay_wrong_are_dropped_and_reported(disk: FaultyDisk) -> None:
     lost: list[int] = []
     disk.tier.on_lost(lambda keys: lost.extend(keys[:, 0].tolist()))
     assert all(disk.save(range(4)))
@@ -306,7 +306,7 @@ def test_many_damaged_blocks_in_a_row_are_a_failure_of_the_disk() -> None:
     assert not health.allows()
 
 
-def test_a_warning_is_said_once_a_minute(
+def test_a_warning_is_logged_once_a_minute(
     disk: FaultyDisk, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk.engine.write_error = errno.EIO
@@ -320,7 +320,7 @@ def test_a_warning_is_said_once_a_minute(
     assert len(caplog.records) == 2
 
 
-def test_a_file_that_is_removed_is_made_anew(disk: FaultyDisk) -> None:
+def test_a_removed_file_is_created_again(disk: FaultyDisk) -> None:
     lost: list[int] = []
     disk.tier.on_lost(lambda keys: lost.extend(keys[:, 0].tolist()))
     assert all(disk.save(range(4)))

@@ -76,7 +76,7 @@ class Died(Exception):  # noqa: N818  it is no error of the program
 
 
 @pytest.mark.parametrize("when", range(1, 9))
-def test_an_interrupted_format_is_done_anew(
+def test_an_interrupted_format_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: int
 ) -> None:
     calls = 0

@@ -44,7 +44,7 @@ def test_a_tier_that_fails_has_longer_pauses_up_to_a_bound(clock: Clock) -> None
     assert pauses == pytest.approx([0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5], abs=0.02)
 
 
-def test_a_tier_that_removes_again_is_asked_at_once(clock: Clock) -> None:
+def test_a_tier_that_can_remove_again_is_retried_at_once(clock: Clock) -> None:
     retries = Retries()
     for _ in range(5):
         pause_of(retries, clock)

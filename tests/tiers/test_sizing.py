@@ -108,7 +108,7 @@ def test_bytes_of_a_token_follow_from_the_configuration(name: str, tmp_path: Pat
     assert read_model(folder / "config.json") == read_model(folder)
 
 
-def test_a_cache_of_another_type_than_the_model_is_said(tmp_path: Path) -> None:
+def test_the_cache_type_can_differ_from_the_models(tmp_path: Path) -> None:
     folder = written(tmp_path, MODELS["Qwen3-32B"][0])
     assert read_model(folder, "FP8").bytes_per_token == 131_072
     del MODELS["GPT-2"][0]["torch_dtype"]

@@ -216,7 +216,7 @@ def test_a_restarted_server_knows_its_tiers_and_offers_what_was_not_offered(shm:
         assert len(tier.blocks) == MANY
 
 
-def test_a_remote_store_is_asked_for_what_nobody_knows(shm: Path) -> None:
+def test_a_remote_store_is_queried_for_unknown_keys(shm: Path) -> None:
     near, far = MemoryTier("near"), MemoryTier("far", remote=True)
     with serving(shm, [near, far], wait=True) as served:
         served.put_all(range(20))
@@ -448,7 +448,7 @@ def test_a_block_that_is_removed_while_it_is_onboarded_does_not_come(shm: Path, 
         assert not anew or np.array_equal(target, new)
 
 
-def test_a_tier_that_cannot_load_for_a_while_is_asked_again(shm: Path) -> None:
+def test_a_tier_that_cannot_load_for_a_while_is_retried(shm: Path) -> None:
     tier = MemoryTier()
     with serving(shm, [tier], wait=True) as served:
         served.put_all(range(MANY))

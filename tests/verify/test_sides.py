@@ -133,7 +133,7 @@ def test_a_side_that_runs_in_another_process_is_not_run_twice(pool: Pool) -> Non
         (errno.EINVAL, "verifying a pool"),
     ],
 )
-def test_a_side_that_cannot_be_made_says_why(
+def test_a_side_that_cannot_be_created_reports_the_reason(
     pool: Pool, sides: FakeSides, code: int, said: str
 ) -> None:
     sides.created = -code

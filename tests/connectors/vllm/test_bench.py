@@ -70,7 +70,7 @@ def test_every_arm_does_the_same_work(report: dict[str, Any]) -> None:
     assert report["variants"] == []
 
 
-def test_a_result_says_where_it_comes_from(report: dict[str, Any], folder: Path) -> None:
+def test_a_result_names_its_source(report: dict[str, Any], folder: Path) -> None:
     written = json.loads(folder.joinpath("vllm.json").read_text())
     assert written == report
     assert all(report[name] for name in ("machine", "commit", "model", "threads"))

@@ -124,12 +124,12 @@ def test_what_is_not_understood_is_refused(array: np.ndarray, said: str) -> None
         layout_of({"layer": Tensor(array)})
 
 
-def test_two_blocks_after_keys_and_values_cannot_be_told() -> None:
+def test_a_layout_with_two_blocks_after_keys_and_values_is_ambiguous() -> None:
     with pytest.raises(ConnectorError, match="is not supported"):
         GroupLayout({"layer": Tensor(np.zeros((2, 2, 8)))}, block_count=2, page_sizes={})
 
 
-def test_a_page_of_another_size_than_the_engine_says_is_refused() -> None:
+def test_a_page_with_a_size_other_than_declared_is_refused() -> None:
     tensors, _ = layer_major(1, BLOCKS, HEADS, TOKENS, SIZE)
     with pytest.raises(ConnectorError, match="but the engine declares 99"):
         GroupLayout(tensors, block_count=BLOCKS, page_sizes={"layer.0": 99})

@@ -419,7 +419,7 @@ def test_time_and_work_are_counted_for_each_process(
     assert engine.worker.get_kv_connector_stats() is None
 
 
-def test_a_scheduler_says_the_space_of_its_blocks(
+def test_a_scheduler_reports_the_space_of_its_blocks(
     pool: Pool, server: MetaServer, make: Callable[..., Engine]
 ) -> None:
     engine = make()
@@ -454,9 +454,7 @@ def test_reports_of_two_ranks_add_up(server: MetaServer, make: Callable[..., Eng
     assert reports[0].report.loaded == {"b": Loaded(2, 5)}
 
 
-def test_after_the_end_nothing_is_asked_of_it(
-    server: MetaServer, make: Callable[..., Engine]
-) -> None:
+def test_no_call_is_made_after_the_end(server: MetaServer, make: Callable[..., Engine]) -> None:
     engine = make()
     engine.run(request("a", TOKENS), 0, fill=1)
     assert server.stat().live_count == 4  # lookups, saves, and two for loads
@@ -481,7 +479,7 @@ def test_a_hash_that_others_do_not_make_is_refused(
         make()
 
 
-def test_a_vllm_that_binds_no_cache_manager_is_told_so(
+def test_a_vllm_without_a_bound_cache_manager_gets_a_clear_error(
     server: MetaServer, make: Callable[..., Engine]
 ) -> None:
     engine = make()

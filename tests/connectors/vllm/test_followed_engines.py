@@ -389,7 +389,7 @@ def other_template(site: Site) -> Any:
         (other_template, "template", "it computes other tokens for a conversation"),
     ],
 )
-def test_an_operator_is_told_what_is_wrong(
+def test_an_operator_gets_the_reason_of_a_failure(
     site: Site, wrong: Callable[[Site], Any], kind: str, text: str
 ) -> None:
     with wrong(site) as gateway:

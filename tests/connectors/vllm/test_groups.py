@@ -319,7 +319,7 @@ def test_a_block_that_one_rank_lacks_in_any_group_ends_the_hit(
     assert caches[0].stat().pinned_count == 0
 
 
-def test_a_load_that_fails_is_asked_for_no_more(engine: Engine, caches: list[KVCache]) -> None:
+def test_a_failed_load_is_not_repeated(engine: Engine, caches: list[KVCache]) -> None:
     first = request("first", TOKENS)
     engine.start(first)
     store(caches, engine.computed(first))

@@ -81,7 +81,7 @@ def test_a_repetition_computes_then_finds_then_has(tmp_path: Path) -> None:
     assert [sample.hit for sample in samples["plain"]] == [None] * 4
 
 
-def test_the_report_has_what_is_asked_of_it(
+def test_the_report_has_the_requested_parts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     setting = setting_of(tmp_path)

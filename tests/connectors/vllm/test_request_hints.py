@@ -164,7 +164,7 @@ def test_a_session_s_later_request_hints_its_earlier_blocks(
     assert given.take(1) == [(1, "low", None, False)]
 
 
-def test_a_session_that_begins_anew_does_not_own_what_others_stored(
+def test_a_restarted_session_does_not_own_blocks_of_others(
     server: MetaServer, make: Make, given: Given
 ) -> None:
     engine, other = make(), list(range(500, 500 + 5 * BLOCK_TOKENS))

@@ -414,7 +414,7 @@ def test_blocks_are_given_back_at_once_if_nothing_was_to_be_saved(engine: Engine
     assert not engine.schedule.finished(made, engine.blocks["r"])
 
 
-def test_a_preempted_request_starts_anew(engine: Engine, caches: list[KVCache]) -> None:
+def test_a_preempted_request_starts_over(engine: Engine, caches: list[KVCache]) -> None:
     made = request("r", TOKENS)
     engine.start(made)
     engine.step(made, 8)

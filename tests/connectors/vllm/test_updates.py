@@ -228,7 +228,7 @@ def test_an_update_that_fails_counts(
     assert one.hits() == 0
 
 
-def test_routers_hear_of_another_space_after_an_update(server: MetaServer, make: Make) -> None:
+def test_routers_get_another_space_after_an_update(server: MetaServer, make: Make) -> None:
     one = make()
     before = one.scheduler.get_kv_connector_stats().data["space"]
     one.call("reload_weights")

@@ -175,7 +175,7 @@ def test_an_answer_without_figures_is_none(answer: str) -> None:
         ('[{"numActiveRequests": 1, "kvCacheStats": [1]}]', "has no valid maxNumBlocks"),
     ],
 )
-def test_figures_that_cannot_be_read_are_told(answer: str, why: str) -> None:
+def test_unreadable_metrics_are_reported(answer: str, why: str) -> None:
     with pytest.raises(RouterError) as raised:
         read_load(answer)
     assert why in str(raised.value)

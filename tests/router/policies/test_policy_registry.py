@@ -30,7 +30,7 @@ def test_the_same_seed_makes_the_same_choices(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_choice_says_what_the_cache_will_save(name: str) -> None:
+def test_a_choice_has_the_expected_cache_savings(name: str) -> None:
     only = Candidate(Worker(7), Load(), Overlap(device=2, shared=3))
     choice = make_policy(name).choose(QUERY, [only])
     assert choice.worker == Worker(7)

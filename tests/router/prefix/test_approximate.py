@@ -32,7 +32,7 @@ def test_blocks_count_until_their_time_is_up() -> None:
     assert len(index) == 0
 
 
-def test_sending_again_starts_the_time_anew() -> None:
+def test_sending_again_restarts_the_timer() -> None:
     index = ApproximateIndexer(ttl_s=10)
     index.routed(A, [1, 2, 3], 0.0)
     index.routed(A, [1, 2], 5.0)

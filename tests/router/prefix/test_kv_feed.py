@@ -38,7 +38,7 @@ def test_replay_and_live_items_come_out_in_order(seed: int) -> None:
     assert len(out) > 200
 
 
-def test_what_nobody_sends_again_is_lost() -> None:
+def test_messages_without_a_replay_are_lost() -> None:
     feed: Feed[str] = Feed()
     assert feed.offer(2, "c", 1.0).items == []
     assert feed.wanted == 0
@@ -73,7 +73,7 @@ def test_live_repetition_of_what_was_sent_again_is_no_restart() -> None:
     assert feed.offer(0, 0, 8.0).restarted  # what was not taken says nothing of the time
 
 
-def test_a_publisher_that_has_gone_is_followed_anew() -> None:
+def test_a_publisher_that_reconnects_is_followed_again() -> None:
     feed: Feed[int] = Feed()
     assert [feed.offer(number, number, 5.0 + number).items for number in range(3)] == [
         [0],

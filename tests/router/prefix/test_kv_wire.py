@@ -214,7 +214,7 @@ def test_no_batch_is_an_error(form: Any) -> None:
         ([1.0, [], 1 << 16], "of rank 65536"),
     ],
 )
-def test_what_is_wrong_with_a_batch_is_said(form: Any, why: str) -> None:
+def test_errors_of_a_batch_are_reported(form: Any, why: str) -> None:
     with pytest.raises(EventError, match=why):
         decoder().batch(msgspec.msgpack.encode(form))
 
@@ -277,7 +277,7 @@ fields = st.sampled_from(["block_hashes", "parent_block_hash", "token_ids", "blo
         )
     ).map(lambda events: payload(*events))
 )
-def test_junk_harms_nobody(message: bytes) -> None:
+def test_junk_input_causes_no_failure(message: bytes) -> None:
     index = Indexer(workers=2, blocks=10)
     subscription = Subscription(index, decoder(), replay=True)
     subscription.received([b"", (0).to_bytes(8, "big"), message])

@@ -379,7 +379,7 @@ def test_a_plan_that_cannot_be_is_refused_and_moves_nothing(
     assert np.array_equal(memory.content(), content)
 
 
-def test_an_engine_says_its_kind(case: EngineCase, engine: CopyEngine) -> None:
+def test_an_engine_reports_its_kind(case: EngineCase, engine: CopyEngine) -> None:
     kind = engine.name.split("-")[0]
     assert kind in ("reference", "cpu", "dsa", "cuda", "planned")
     assert case.name.startswith(kind)

@@ -64,7 +64,7 @@ def test_a_word_that_is_not_in_the_table_is_refused() -> None:
         policy.row("fpga", "write-back", "on")
 
 
-def test_nothing_told_is_the_safe_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_default_is_the_safe_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("BELUGA_DDIO", raising=False)
     monkeypatch.delenv("BELUGA_MEMORY", raising=False)
     for maker in ("GenuineIntel", "AuthenticAMD"):

@@ -238,7 +238,7 @@ def test_a_piece_that_was_admitted_cannot_be_cancelled() -> None:
     assert fix.tick() == 1
 
 
-def test_an_unplugged_class_waits_and_holds_nobody_up() -> None:
+def test_an_unplugged_class_waits_and_delays_no_other() -> None:
     fix = Fixture()
     group = fix.direction.add(10)
     a, b, c = (

@@ -307,7 +307,7 @@ def test_a_link_to_a_file_is_refused(shm: Path) -> None:
         Link("symbolic", directory=shm)
 
 
-def test_nobody_sees_a_file_half_made(shm: Path) -> None:
+def test_files_are_written_atomically(shm: Path) -> None:
     path = shm / "raced"
 
     def fill(memory: Any) -> None:

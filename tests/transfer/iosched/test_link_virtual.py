@@ -287,7 +287,7 @@ def test_a_link_that_lags_behind_makes_pieces_dearer() -> None:
     assert direction.handle.used == started * 10**8
 
 
-def test_what_an_engine_may_not_take_now_holds_nobody_up() -> None:
+def test_a_request_that_no_engine_can_take_now_blocks_no_other() -> None:
     """Two engines: the one with the better class is busy, so the other goes on."""
     direction = LinkDirection(limit=1000, now_ns=0)
     better, worse = Queue(direction, now_ns=0), Queue(direction, now_ns=0)

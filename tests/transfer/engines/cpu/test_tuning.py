@@ -186,7 +186,7 @@ def test_what_cannot_be_kept_is_not_measured(
     assert not cache.exists()
 
 
-def test_a_word_that_is_neither_on_nor_off_is_told(
+def test_a_word_that_is_neither_on_nor_off_is_an_error(
     pool: Pool, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BELUGA_TUNING", "of")

@@ -92,7 +92,7 @@ def test_a_piece_that_leaves_its_stripe_is_refused(pool: Pool, gpu: Gpu) -> None
     assert gpu.launches == []
 
 
-def test_a_closed_engine_says_so(pool: Pool, gpu: Gpu) -> None:
+def test_a_closed_engine_raises_a_clear_error(pool: Pool, gpu: Gpu) -> None:
     engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
     engine.close()
     with pytest.raises(TransferError, match="closed"):

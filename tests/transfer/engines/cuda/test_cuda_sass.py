@@ -55,7 +55,7 @@ def test_nothing_is_spilled(kernels: dict[str, Kernel]) -> None:
         assert kernel.registers <= REGISTERS_MAX, name
 
 
-def test_hints_are_the_ones_that_were_asked_for(kernels: dict[str, Kernel]) -> None:
+def test_hints_are_the_requested_ones(kernels: dict[str, Kernel]) -> None:
     for name, kernel in kernels.items():
         loads, stores = kernel.named(r"\bLDG\S*\.128\b"), kernel.named(r"\bSTG\S*\.128\b")
         assert all("NA" in text and "CONSTANT" in text for text in loads), name

@@ -242,7 +242,9 @@ REACHES: dict[str, Callable[[random.Random, int], int]] = {
 
 @pytest.mark.parametrize("reach", REACHES)
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_a_batch_left_out_is_asked_for_again(pool: Pool, reach: str, *, fails: bool) -> None:
+def test_keys_omitted_from_a_batch_are_requested_again(
+    pool: Pool, reach: str, *, fails: bool
+) -> None:
     def fate(dice: random.Random, sent: Sent) -> End:
         if fails and dice.random() < 0.4:
             return End(dice.randrange(sent.size + 1), lib.BL_DSA_HW_ERR1)

@@ -309,7 +309,7 @@ def test_a_drain_ends_after_all_before_it() -> None:
         device.close()
 
 
-def test_a_full_queue_says_so() -> None:
+def test_a_full_queue_raises_a_clear_error() -> None:
     delay_s = 0.05
     device = Device(delay_us=int(delay_s * 1e6))
     try:
