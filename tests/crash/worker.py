@@ -154,7 +154,7 @@ class Remover:
         for field in ("key", "generation", "block"):
             notes[field] = records[field]
         notes["removal"] = np.where(records["key"][:, 0] % 2, odd, Removal.DONE)
-        self._work.tell(notes)
+        self._work.report(notes)
 
 
 class Client:

@@ -533,7 +533,7 @@ def test_a_store_without_bounds_leaves_room_for_other_names(shm: Path) -> None:
         notes = np.zeros(count, LOWER_NOTE)
         notes["key"] = np.random.default_rng(0).integers(0, 1 << 64, (count, 2), np.uint64)
         notes["stored"] = 4  # in the second tier
-        served.service.tell(notes)
+        served.service.report(notes)
         served.put_all(range(MANY))
         assert served.offered()
         assert eventually(lambda: len(far.blocks) == MANY)
@@ -626,7 +626,7 @@ def test_only_the_service_may_take_and_tell(shm: Path) -> None:
         with pytest.raises(BadRequestError):
             stranger.take(Work.ONBOARD, 1)
         with pytest.raises(BadRequestError):
-            stranger.tell(np.zeros(1, LOWER_NOTE))
+            stranger.report(np.zeros(1, LOWER_NOTE))
 
 
 def test_what_a_stop_leaves_over_is_not_taken_for_offered(
