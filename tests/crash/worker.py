@@ -98,7 +98,7 @@ def serve(talk: Talk, paths: list[Path], first: Told) -> None:
     if "arm" in first:
         arm(first)
     with Pool.open(paths) as pool:
-        server = MetaServer(pool)
+        server = MetaServer(pool, shares={"killloop": 0.4})
         # A server in between has another tier. Its successors give that one up.
         brings = first.get("brings_tier", False)
         if not brings:
@@ -117,10 +117,18 @@ def serve(talk: Talk, paths: list[Path], first: Told) -> None:
                 remover.stop()
                 server.stop()
             else:
+                check_budgets(server)
                 counters = dataclasses.asdict(server.meta_stat())
                 answer = counters | dataclasses.asdict(server.stat())
                 answer["failure"] = str(server.failure or "")
             told = talk(answer)
+
+
+def check_budgets(server: MetaServer) -> None:
+    """Compare what hints favor with the budget of each share."""
+    for share in server.shares():
+        if share.hinted_bytes > share.hint_bytes:
+            raise AssertionError(f"hints favor {share.hinted_bytes} bytes of {share}")
 
 
 class Remover:
@@ -188,6 +196,7 @@ class Client:
         self._stored, self._checked = set(), 0
         dice = random.Random(told["seed"])
         steps = [self._store, self._fetch, self._doom, self._give_up, self._own_class, self._call]
+        steps.append(self._hint)
         if "churn" in told:
             steps = dice.choices([*steps, self._attach_anew], k=told["churn"])
         else:
@@ -280,6 +289,15 @@ class Client:
         self._right(numbers)
         self._cache.remove(keys(numbers))
         self._gone = True
+
+    def _hint(self, dice: random.Random) -> None:
+        """Hint blocks that others evict, remove and pin; some hints end at once."""
+        numbers, priority = self._chain(dice), dice.choice(["low", "normal", "high"])
+        pin = priority != "low" and dice.random() < 0.5
+        ttl = dice.choice([None, 0.001, 60.0])
+        result = self._cache.hint(keys(numbers), priority=priority, pin=pin, ttl=ttl)
+        if result.given + result.refused + result.absent != len(numbers):
+            raise AssertionError(f"{result} for {len(numbers)} hints")
 
     def _call(self, dice: random.Random) -> None:
         """Call a handler, whose thread the server's death ends, too; the answer is this call's."""
